@@ -1,0 +1,1 @@
+"""⑤ A term added to each score."""

@@ -1,0 +1,64 @@
+"""ALiBi: -m_h · |i - j| added to each score, after the 1/√d scaling and not scaled by it.
+
+Press et al. 2021, "Train Short, Test Long". Slopes are a geometric sequence fixed before training,
+m_h = 2^(-8h/H), h = 1 … H, for H a power of two; otherwise those of the power P below it, then
+every other slope of 2P. Bidirectional models need a way to tell sides (symmetric slopes cannot):
+`future` multiplies the slope of keys ahead, and `offset` is a distance added to keys ahead (0.5 in
+DeepMind's randomized positions).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from longitude.part import Dims, Mistake, Term, Weights, part, positive
+from longitude.parts.bias.distance import by_distance
+
+
+def slopes(heads: int, steepness: float = 8) -> Tensor:
+    """The paper's slopes for any number of heads, in float64."""
+    power = 2 ** math.floor(math.log2(heads))
+    main = 2.0 ** (-steepness * torch.arange(1, power + 1, dtype=torch.float64) / power)
+    rest = 2.0 ** (
+        -steepness * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64) / (2 * power)
+    )
+    return torch.cat([main, rest[: heads - power]])
+
+
+def linear_term(
+    m: Tensor, q: Tensor, q_pos: Tensor, k_pos: Tensor, future: float = 1, offset: float = 0
+) -> Term:
+    """-m_h |i - j|, keys ahead at `future` times the slope and `offset` further away."""
+    m = m.to(q.device, torch.promote_types(q.dtype, torch.float32))
+
+    def value(h: Tensor, r: Tensor) -> Tensor:
+        r = r.to(m.dtype)
+        return -m[h] * torch.where(r < 0, future * (offset - r), r)
+
+    return by_distance(q_pos, k_pos, value)
+
+
+@part("alibi", site="bias", paper="Press et al. 2021, arXiv:2108.12409")
+class Alibi:
+    future: float = 1
+    offset: float = 0
+    steepness: float = 8
+    flat_beyond = None
+
+    def check(self) -> None:
+        positive(self, "steepness")
+        if self.future < 0:
+            raise Mistake(
+                f"alibi: future must not be negative, but got {self.future}: 1 is symmetric."
+            )
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def term(
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+    ) -> Term:
+        return linear_term(
+            slopes(q.shape[1], self.steepness), q, q_pos, k_pos, self.future, self.offset
+        )

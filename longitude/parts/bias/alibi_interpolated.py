@@ -1,0 +1,28 @@
+"""ALiBi with interpolated positions: every slope divided by the factor, m_h / s.
+
+Al-Khateeb et al. 2023, "Position Interpolation Improves ALiBi Extrapolation". Training-free; static
+slopes keep a cache valid.
+"""
+
+import torch
+from torch import Tensor
+
+from longitude.part import Dims, Term, Weights, part, positive
+from longitude.parts.bias.alibi import linear_term, slopes
+
+
+@part("alibi_interpolated", site="bias", paper="Al-Khateeb et al. 2023, arXiv:2310.13017")
+class AlibiInterpolated:
+    factor: float
+    flat_beyond = None
+
+    def check(self) -> None:
+        positive(self, "factor")
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def term(
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+    ) -> Term:
+        return linear_term(slopes(q.shape[1]) / self.factor, q, q_pos, k_pos)

@@ -1,0 +1,1 @@
+"""② Vectors added to, or multiplied into, the embeddings."""

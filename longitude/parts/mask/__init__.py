@@ -1,0 +1,1 @@
+"""⑥ Which keys a query may see."""

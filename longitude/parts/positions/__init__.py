@@ -1,0 +1,1 @@
+"""① A number for each token."""

@@ -1,0 +1,1 @@
+"""③ Queries and keys turned by their positions."""

@@ -1,0 +1,66 @@
+"""Stepped scaling: the factor grows with the query's own position, in steps. Longitude's own.
+
+Queries below `original` see the model's own frequencies; those of band b, from original·(1 +
+(b-1)·step) up to original·(1 + b·step), see those of `kind` with factor 1 + b·step. Each band of
+rows is a region with its own frequencies, so a cache stays valid for ever and decoding equals
+prefill with no length fixed in advance: dynamic scaling without its fault.
+"""
+
+import math
+from dataclasses import field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from longitude.part import Frequencies, Mistake, part, positive
+from longitude.parts.rotary.frequencies.by_parts import ByParts
+from longitude.parts.rotary.frequencies.linear import Linear
+from longitude.parts.rotary.frequencies.ntk import Ntk
+from longitude.parts.rotary.frequencies.ntk_mixed import NtkMixed
+from longitude.parts.rotary.frequencies.unscaled import Unscaled
+from longitude.parts.rotary.frequencies.yarn import Yarn
+from longitude.region import Area
+
+
+@part("stepped", site="frequencies", paper="Longitude")
+class Stepped:
+    kind: Literal["yarn", "linear", "ntk", "ntk_mixed", "by_parts"]
+    original: int = field(kw_only=True)
+    step: float = 1
+    by_length: ClassVar[bool] = False
+
+    def check(self) -> None:
+        positive(self, "original", "step")
+        if self.original * self.step < 1:
+            raise Mistake(
+                f"stepped: a step of {self.step} × {self.original} is less than one position: "
+                f"give a larger step."
+            )
+
+    def band(self, b: int) -> Frequencies:
+        """The frequencies of band b."""
+        factor = 1 + b * self.step
+        if b == 0:
+            return Unscaled()
+        if self.kind in ("yarn", "by_parts"):
+            return {"yarn": Yarn, "by_parts": ByParts}[self.kind](factor, original=self.original)
+        return {"linear": Linear, "ntk": Ntk, "ntk_mixed": NtkMixed}[self.kind](factor)
+
+    def bands(self, reach: int) -> tuple[tuple[Area, Frequencies], ...]:
+        """Rows and their frequencies, for queries below `reach`."""
+        found, top, b = [], None, 0
+        while top is None or top < reach:
+            bottom = math.ceil(self.original * (1 + b * self.step))
+            found.append((Area(top=top, bottom=bottom), self.band(b)))
+            top, b = bottom, b + 1
+        return tuple(found)
+
+    def inv_freq(
+        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """The frequencies that the last query of this length sees."""
+        return self.bands(length)[-1][1].inv_freq(dim, base, length, dtype)
+
+    def gain(self, length: int) -> float:
+        return self.bands(length)[-1][1].gain(length)

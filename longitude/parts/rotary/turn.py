@@ -1,0 +1,63 @@
+"""Turning vectors by angles: the rotation itself, in both pair layouts.
+
+"half" pairs dimension i with i + d/2 (GPT-NeoX, Llama in transformers); "adjacent" pairs 2i with 2i
++ 1 (RoFormer, GPT-J, Meta's Llama weights). The two give equal scores only after permuting the
+weights' rows. Dimensions past the tables' pass through: partial rotary.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Pairs = Literal["half", "adjacent"]
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs = "half") -> Tensor:
+    """x (b h n d) turned by tables (b|1 1 n half), in float32 at least, rounded once to x's
+    dtype."""
+    width = 2 * cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([turn(x[..., :width], cos, sin, pairs), x[..., width:]], -1)
+    wide = x.to(cos.dtype)
+    turned = _turn_adjacent(wide, cos, sin) if pairs == "adjacent" else _turn_half(wide, cos, sin)
+    return turned.to(x.dtype)
+
+
+def _turn_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if (
+        torch.compiler.is_compiling()
+    ):  # the compiler fuses real arithmetic and falls back on complex
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+
+
+def _turn_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return _Half.apply(x, cos, sin)  # type: ignore[no-any-return]
+
+
+class _Half(torch.autograd.Function):
+    """Half pairs written straight into their output; the gradient turns back."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        out = torch.empty(
+            torch.broadcast_shapes(x.shape, (*cos.shape[:-1], x.shape[-1])),
+            dtype=x.dtype,
+            device=x.device,
+        )
+        (a, b), (left, right) = x.chunk(2, -1), out.chunk(2, -1)
+        torch.mul(a, cos, out=left).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=right).addcmul_(a, sin)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Half.apply(grad, cos, -sin), None, None

@@ -1,0 +1,1 @@
+"""④ A factor for each query."""

@@ -1,0 +1,185 @@
+"""Where a pair of positions lies, and which positions its query and key take there.
+
+Every mask and every remap of rotary positions cuts the plane of pairs (i, j) into pieces. A piece
+is a value, not a closure, so that a backend can read it: an `Area` says which pairs, a `Shift` says
+what a position becomes, and a `Region` joins one area with the shifts of its query and its key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from longitude.part import Frequencies
+
+FAR = 2**62  # stands for "no bound" in integer arithmetic; larger than any position
+
+
+def _larger(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else max(a, b)
+
+
+def _smaller(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Pairs whose chunks (of `size` positions) lie `lo <= i//size - j//size < hi` apart."""
+
+    size: int
+    lo: int | None = None
+    hi: int | None = None
+
+
+@dataclass(frozen=True)
+class Area:
+    """Pairs with `lo <= i-j < hi`, `first <= j < last` and `top <= i < bottom`, inside all
+    `chunks`.
+
+    None is no bound. For each query position an area is one interval of key positions.
+    """
+
+    lo: int | None = None
+    hi: int | None = None
+    first: int | None = None
+    last: int | None = None
+    top: int | None = None
+    bottom: int | None = None
+    chunks: tuple[Chunks, ...] = ()
+
+    def __and__(self, other: Area) -> Area:
+        return Area(
+            _larger(self.lo, other.lo),
+            _smaller(self.hi, other.hi),
+            _larger(self.first, other.first),
+            _smaller(self.last, other.last),
+            _larger(self.top, other.top),
+            _smaller(self.bottom, other.bottom),
+            self.chunks + tuple(c for c in other.chunks if c not in self.chunks),
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether no pair can lie here, as far as the bounds alone tell."""
+        bounds = ((self.lo, self.hi), (self.first, self.last), (self.top, self.bottom))
+        if any(a is not None and b is not None and a >= b for a, b in bounds):
+            return True
+        past = self.lo is not None and self.lo >= 0
+        future = self.hi is not None and self.hi <= 1
+        for c in self.chunks:  # a key of a later chunk lies ahead, one of an earlier chunk behind
+            ahead, behind = c.hi is not None and c.hi <= 0, c.lo is not None and c.lo > 0
+            if (past and ahead) or (future and behind):
+                return True
+        return False
+
+    def visible(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether each pair lies here; i and j broadcast."""
+        tests = [*_between(i - j, self.lo, self.hi)] if (self.lo, self.hi) != (None, None) else []
+        tests += [*_between(j, self.first, self.last), *_between(i, self.top, self.bottom)]
+        for c in self.chunks:
+            tests += _between(i // c.size - j // c.size, c.lo, c.hi)
+        seen = torch.ones((), dtype=torch.bool, device=i.device)
+        for test in tests:
+            seen = seen & test
+        return seen.expand(torch.broadcast_shapes(i.shape, j.shape))
+
+    def interval(self, i: Tensor) -> tuple[Tensor, Tensor]:
+        """The key positions start <= j < stop that each query position sees, from position 0 on."""
+        start = torch.full_like(i, max(self.first or 0, 0))
+        stop = torch.full_like(i, FAR if self.last is None else self.last)
+        if self.hi is not None:
+            start = torch.maximum(start, i - self.hi + 1)
+        if self.lo is not None:
+            stop = torch.minimum(stop, i - self.lo + 1)
+        for c in self.chunks:
+            if c.hi is not None:
+                start = torch.maximum(start, (i // c.size - c.hi + 1) * c.size)
+            if c.lo is not None:
+                stop = torch.minimum(stop, (i // c.size - c.lo + 1) * c.size)
+        inside = torch.ones_like(i, dtype=torch.bool)
+        for test in _between(i, self.top, self.bottom):
+            inside = inside & test
+        return start, torch.where(inside, torch.maximum(start, stop), start)
+
+    def ever(self, now: Tensor, j: Tensor) -> Tensor:
+        """Whether a query at `now` or later can still see key j: what a cache must keep."""
+        bounds = [*_between(j, self.first, self.last), *_between(now - j, None, self.hi)]
+        bounds += _between(now, None, self.bottom)
+        bounds += [
+            t for c in self.chunks for t in _between(now // c.size - j // c.size, None, c.hi)
+        ]
+        keep = torch.ones(
+            torch.broadcast_shapes(now.shape, j.shape), dtype=torch.bool, device=j.device
+        )
+        for bound in bounds:
+            keep = keep & bound
+        return keep
+
+
+def _between(x: Tensor, lo: int | None, hi: int | None) -> list[Tensor]:
+    return ([x >= lo] if lo is not None else []) + ([x < hi] if hi is not None else [])
+
+
+def meet(*unions: tuple[Area, ...]) -> tuple[Area, ...]:
+    """The intersection of unions of areas, again a union; disjoint where each union was."""
+    found = (Area(),)
+    for union in unions:
+        found = tuple(both for a, b in product(found, union) if not (both := a & b).empty)
+    return found
+
+
+def visible(areas: tuple[Area, ...], i: Tensor, j: Tensor) -> Tensor:
+    """Whether each pair lies in one of the areas."""
+    seen = torch.zeros((), dtype=torch.bool, device=i.device)
+    for area in areas:
+        seen = seen | area.visible(i, j)
+    return seen.expand(torch.broadcast_shapes(i.shape, j.shape))
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What a position becomes: min((p mod modulo) / divide [floored] + add, least).
+
+    `divide=inf` puts every position at `add`: the constant is the limit of ever larger steps, just
+    as ReRoPE is the limit of leaky ReRoPE.
+    """
+
+    modulo: int | None = None
+    divide: float = 1
+    floor: bool = False
+    add: float = 0
+    least: float | None = None
+
+    def __call__(self, pos: Tensor) -> Tensor:
+        """Positions after the shift, in float64."""
+        p = pos.to(torch.float64)
+        p = p if self.modulo is None else p.remainder(self.modulo)
+        p = p if self.divide == 1 else p / self.divide
+        p = p.floor() if self.floor else p
+        p = p if self.add == 0 else p + self.add
+        return p if self.least is None else p.clamp(max=self.least)
+
+
+SAME = Shift()
+
+
+def at(position: float) -> Shift:
+    """Every position becomes this one."""
+    return Shift(divide=float("inf"), add=position)
+
+
+@dataclass(frozen=True)
+class Region:
+    """One area in which queries and keys turn to shifted positions, perhaps at other
+    frequencies."""
+
+    where: Area = Area()
+    q: Shift = SAME
+    k: Shift = SAME
+    frequencies: Frequencies | None = None
