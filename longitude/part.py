@@ -8,8 +8,6 @@ name in the written form, its site and its paper, and checks its fields.
 from __future__ import annotations
 
 import dataclasses
-import math
-import types
 import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
@@ -18,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from longitude.fields import Mistake, check_field, literal
 from longitude.region import Area, Region
 
 Site = Literal[
@@ -29,10 +28,6 @@ Index = Tensor  # batch, head, query or key indices that broadcast against each 
 Term = Callable[
     [Index, Index, Index, Index], Tensor
 ]  # (b, h, i, j) -> a value to add to each score
-
-
-class Mistake(ValueError):
-    """A user's mistake, told in one sentence: what was wrong, what was given, what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +163,7 @@ def written(part: Any) -> str:
     default."""
     shown = []
     for f in dataclasses.fields(part):
-        value, text = getattr(part, f.name), _literal(getattr(part, f.name))
+        value, text = getattr(part, f.name), literal(getattr(part, f.name))
         if f.default is dataclasses.MISSING:
             shown.append(f"{f.name}={text}" if f.kw_only else text)
         elif value != f.default:
@@ -176,70 +171,12 @@ def written(part: Any) -> str:
     return f"{part.name}({', '.join(shown)})"
 
 
-def _literal(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_literal, value)) + ("," if len(value) == 1 else "") + ")"
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    return repr(value)
-
-
 def _check(self: Any) -> None:
     hints = typing.get_type_hints(type(self))
     for f in dataclasses.fields(self):
-        value = getattr(self, f.name)
-        if not _fits(value, hints[f.name]):
-            raise Mistake(
-                f"{self.name}({f.name}=…) takes {_words(hints[f.name])}, but got {value!r}: "
-                f"write for example {f.name}={_example(f, hints[f.name])}."
-            )
+        check_field(self.name, f.name, getattr(self, f.name), hints[f.name], f.default)
     if check := getattr(self, "check", None):
         check()
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, a) for a in args)
-    if origin is Literal:
-        return value in args and type(value) in {type(a) for a in args}
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(v, args[0]) for v in value)
-    if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    if hint in (int, bool, str, types.NoneType):
-        return type(value) is hint
-    return isinstance(value, hint) and not isinstance(value, type)
-
-
-def _words(hint: Any) -> str:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(a) for a in args)
-    if origin is Literal:
-        return " or ".join(repr(a) for a in args)
-    if origin is tuple:
-        return f"a tuple, each item {_words(args[0])}"
-    plain = {
-        int: "a whole number",
-        float: "a finite number",
-        bool: "True or False",
-        str: "a string",
-    }
-    return (
-        "None" if hint is types.NoneType else plain.get(hint) or f"a {hint.__name__.lower()} part"
-    )
-
-
-def _example(f: Any, hint: Any) -> str:
-    if f.default is not dataclasses.MISSING:
-        return _literal(f.default)
-    args = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return repr(args[0])
-    if typing.get_origin(hint) is tuple:
-        return "(1, 2)"
-    return {int: "4", float: "4.0", bool: "True", str: "'yarn'"}.get(hint, "…")
 
 
 def positive(part: Any, *names: str) -> None:

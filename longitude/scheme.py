@@ -38,7 +38,7 @@ class Scheme:
     """Six slots of parts. `Scheme.of(*parts)` puts each part into its own; without a direction it
     is causal."""
 
-    positions: Positions = Sequential()
+    positions: Positions = Sequential()  # noqa: RUF009 (a part is frozen)
     embed: Embed | None = None
     rotary: Rope | None = None
     bias: tuple[Bias, ...] = ()

@@ -18,6 +18,7 @@ from longitude.parts.embed.multiplicative import Multiplicative as Multiplicativ
 from longitude.parts.embed.sinusoidal import Sinusoidal as Sinusoidal
 from longitude.parts.mask.bidirectional import Bidirectional as Bidirectional
 from longitude.parts.mask.causal import Causal as Causal
+from longitude.parts.mask.chunked import Chunked as Chunked
 from longitude.parts.mask.window import Window as Window
 from longitude.parts.positions.equal_mean import EqualMean as EqualMean
 from longitude.parts.positions.pose import Pose as Pose

@@ -1,0 +1,103 @@
+"""Whether a value fits the type its field is declared with, and the sentence to say if not.
+
+Parts come from text that anybody may have typed, so every field is checked when a part is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+HUGE = 1e300  # past this, arithmetic with a field overflows
+
+
+class Mistake(ValueError):
+    """A user's mistake, told in one sentence: what was wrong, what was given, what to do."""
+
+
+def check_field(owner: str, name: str, value: Any, hint: Any, default: Any) -> None:
+    """Raise unless the value fits its declared type."""
+    if not fits(value, hint):
+        raise Mistake(
+            f"{owner}({name}=…) takes {in_words(hint)}, but got {shown(value)}: "
+            f"write for example {name}={example(hint, default)}."
+        )
+
+
+def check_arguments(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise unless each argument fits the annotation of its parameter."""
+    signature, hints = inspect.signature(call), typing.get_type_hints(call)
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        default = signature.parameters[name].default
+        check_field(call.__name__, name, value, hints[name], default)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether the value is of the declared type: whole numbers pass as numbers, True and False don't."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, a) for a in args)
+    if origin is Literal:
+        return type(value) in {type(a) for a in args} and value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(fits(v, args[0]) for v in value)
+    if hint in (int, float):
+        return type(value) in (int, hint) and abs(value) < HUGE
+    if hint in (bool, str, types.NoneType):
+        return type(value) is hint
+    return isinstance(value, hint) and not isinstance(value, type)
+
+
+def in_words(hint: Any) -> str:
+    """The declared type as a user would say it."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(a) for a in args)
+    if origin is Literal:
+        return " or ".join(repr(a) for a in args)
+    if origin is tuple:
+        return f"a tuple, each item {in_words(args[0])}"
+    plain = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "True or False",
+        str: "a string",
+    }
+    return (
+        "None" if hint is types.NoneType else plain.get(hint) or f"a {hint.__name__.lower()} part"
+    )
+
+
+def example(hint: Any, default: Any) -> str:
+    """A value that would fit, as it would be written."""
+    if fits(default, hint):
+        return literal(default)
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return repr(args[0])
+    if typing.get_origin(hint) is tuple:
+        return "(1, 2)"
+    return {int: "4", float: "4", bool: "True", str: "'yarn'"}.get(hint, "…")
+
+
+def literal(value: Any) -> str:
+    """A value as it is written in a scheme."""
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(literal, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
+
+
+def shown(value: Any) -> str:
+    """What was given, short enough for a sentence."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # a whole number with more digits than Python prints
+        text = "a number with thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "…"
