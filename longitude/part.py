@@ -102,9 +102,11 @@ class Remap(Protocol):
 
 @runtime_checkable
 class Decay(Protocol):
-    """③ The logarithm of the gain of each pair for one step of distance."""
+    """③ The logarithm of each pair's gain for one step of distance, and how far float32 carries it."""
 
     def rate(self, dim: int) -> Float[Tensor, " half"]: ...
+
+    def span(self, dim: int) -> float: ...
 
 
 @runtime_checkable

@@ -8,7 +8,6 @@ tests.
 """
 
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from longitude.part import (
 )
 from longitude.parts.rotary.frequencies.unscaled import Unscaled
 from longitude.parts.rotary.turn import Pairs
-from longitude.region import Region, Shift
+from longitude.region import Region
 
 Tables = tuple[Tensor, Tensor]
 
@@ -75,42 +74,65 @@ class Rope:
         return tuple(r for r in cut if not r.where.empty)
 
 
-def angles(
-    rope: Rope, region: Region, pos: Tensor, head_dim: int, lengths: tuple[int, ...]
-) -> Tensor:
-    """Float64 angles (b|1, n, half) of positions (b|1, n) that are already shifted."""
-    frequencies = region.frequencies or rope.frequencies
-    inv = torch.stack([frequencies.inv_freq(rope.dim(head_dim), rope.base, n) for n in lengths])
-    return pos.to(torch.float64)[..., None] * inv[:, None].to(pos.device)
-
-
 def cos_sin(
-    rope: Rope, region: Region, side: Literal["q", "k"], pos: Pos, head_dim: int, lengths: tuple[int, ...],
-    *, dtype: torch.dtype, device: torch.device, centre: float = 0.0,
-) -> Tables:  # fmt: skip
-    """Tables (b|1, 1, n, half) that turn one side of a region; a query's carry the gain of the
-    score."""
-    make = _made_once if isinstance(pos, range) and not torch.compiler.is_compiling() else _make
-    return make(rope, region, side, pos, head_dim, lengths, dtype, device, centre)
+    rope: Rope,
+    region: Region,
+    side: str,
+    pos: Pos,
+    head_dim: int,
+    length: int | Tensor,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    centre: float = 0.0,
+) -> Tables:
+    """Tables (b|1, 1, n, half) that turn one side of a region: "q", "k", or the whole "pair".
+
+    A query's tables carry the gain of the score. The tables of a pair turn a key for an unturned
+    query: `pos` is then minus the distance, and they carry the gain too. `length` is one number, or
+    one for each sequence or token, (b, n|1). `centre` is where a decay's gain is 1.
+    """
+    fixed = isinstance(pos, range) and not isinstance(length, Tensor)
+    make = _made_once if fixed and not torch.compiler.is_compiling() else _make
+    return make(rope, region, side, pos, head_dim, length, dtype, device, centre)
 
 
 def _make(
-    rope: Rope, region: Region, side: str, pos: Pos, head_dim: int, lengths: tuple[int, ...],
-    dtype: torch.dtype, device: torch.device, centre: float,
-) -> Tables:  # fmt: skip
+    rope: Rope,
+    region: Region,
+    side: str,
+    pos: Pos,
+    head_dim: int,
+    length: int | Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    centre: float,
+) -> Tables:
+    frequencies, dim = region.frequencies or rope.frequencies, rope.dim(head_dim)
+    # made outside inference mode, because a table made once may serve a training step later
     with torch.inference_mode(False), torch.no_grad():
-        shift: Shift = region.q if side == "q" else region.k
-        where = shift(torch.atleast_2d(as_tensor(pos, device)))
-        angle = angles(rope, region, where, head_dim, lengths)
-        size = torch.ones_like(angle)
-        if side == "q":
-            frequencies = region.frequencies or rope.frequencies
-            gains = [frequencies.gain(n) for n in lengths]
-            size = size * torch.tensor(gains, dtype=torch.float64, device=device)[:, None, None]
+        where = (region.q if side == "q" else region.k)(torch.atleast_2d(as_tensor(pos, device)))
+        inv, gain = _of_length(frequencies, dim, rope.base, length)
+        angle = where[..., None] * inv.to(device)
+        size = gain.to(device) if side != "k" else torch.ones_like(gain, device=device)
         if rope.decay:
-            rate = rope.decay.rate(rope.dim(head_dim)).to(device)
-            size = size * (rate * ((where - centre) * (1 if side == "q" else -1))[..., None]).exp()
-        return tuple((f * size).to(dtype)[:, None] for f in (angle.cos(), angle.sin()))  # type: ignore[return-value]
+            away = (where - centre) if side == "q" else (centre - where)
+            size = size * (rope.decay.rate(dim).to(device) * away[..., None]).exp()
+        return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
 
 
 _made_once = lru_cache(maxsize=32)(_make)
+
+
+def _of_length(
+    frequencies: Frequencies, dim: int, base: float, length: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Inverse frequencies (half) or (b, n|1, half) and gains that broadcast with them, in
+    float64."""
+    if not isinstance(length, Tensor):
+        gain = torch.tensor(frequencies.gain(length), dtype=torch.float64)
+        return frequencies.inv_freq(dim, base, length), gain
+    each, which = length.unique(return_inverse=True)
+    inv = torch.stack([frequencies.inv_freq(dim, base, n) for n in each.tolist()])
+    gain = torch.tensor([[frequencies.gain(n)] for n in each.tolist()], dtype=torch.float64)
+    return inv.to(which.device)[which], gain.to(which.device)[which]

@@ -28,5 +28,5 @@ class Xpos:
         return zeta.log() / self.scale_base
 
     def span(self, dim: int) -> float:
-        """The distance over which the fastest pair's gain uses up a quarter of float32's range."""
-        return math.log(2) * 32 / -float(self.rate(dim).min())
+        """The distance over which the fastest pair's gain uses up half of float32's exponents."""
+        return math.log(2) * 64 / -float(self.rate(dim).min())

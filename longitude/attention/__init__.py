@@ -1,0 +1,20 @@
+"""Attention over a scheme: lowered to passes, run by a backend.
+
+The package is callable, so that `from longitude import attention` gives both the function and the
+room it lives in: `attention(scheme, q, k, v, …)` and `attention.terms(…)`.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from longitude.attention.run import attention as attention
+from longitude.attention.run import terms as terms
+
+
+class _Callable(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return attention(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

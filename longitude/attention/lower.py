@@ -1,0 +1,122 @@
+"""From a scheme to passes: which turns of q and k attention needs, and where each holds.
+
+A pass is ordinary attention over one turn of q and k, restricted to some areas; the passes of a
+call are disjoint. Turning waits until a backend asks for the rows and columns it will use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from longitude.attention.problem import Length, Problem
+from longitude.part import Banded, Pos
+from longitude.parts.rotary.rope import Rope, cos_sin
+from longitude.parts.rotary.turn import turn
+from longitude.region import Area, Region, meet, visible
+from longitude.scheme import Scheme
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One turn of q and k, and the disjoint areas where it holds."""
+
+    problem: Problem
+    areas: tuple[Area, ...]
+    region: Region | None = None
+
+    def turned(self, rows: slice = slice(None), cols: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """These rows of q and columns of k, turned for this pass."""
+        p = self.problem
+        q, k = p.q[:, :, rows], p.k[:, :, cols]
+        if self.region is None or p.scheme.rotary is None:
+            return q, k
+        q_pos, k_pos = _cut(p.q_pos, rows), _cut(p.k_pos, cols)
+        centre = _last(q_pos) if p.scheme.rotary.decay else 0.0
+        return (
+            _turn(
+                q, p.scheme.rotary, self.region, "q", q_pos, _cut_length(p.q_length, rows), centre
+            ),
+            _turn(
+                k, p.scheme.rotary, self.region, "k", k_pos, _cut_length(p.k_length, cols), centre
+            ),
+        )
+
+
+def lower(p: Problem) -> tuple[Pass, ...]:
+    """The passes of a call."""
+    rope = p.scheme.rotary
+    reach = _reach(p) if rope and isinstance(rope.frequencies, Banded) else 1
+    return tuple(Pass(p, areas, region) for region, areas in cut(p.scheme, reach))
+
+
+@lru_cache(maxsize=1024)
+def cut(scheme: Scheme, reach: int) -> tuple[tuple[Region | None, tuple[Area, ...]], ...]:
+    """The regions of a scheme with the areas where its masks show them, for queries below
+    `reach`."""
+    if scheme.rotary is None:
+        return ((None, scheme.areas()),)
+    masks = [m.areas() for m in scheme.mask]
+    regions = [(region, meet(*masks, (region.where,))) for region in scheme.rotary.regions(reach)]
+    return tuple((region, areas) for region, areas in regions if areas)
+
+
+def fold(p: Problem) -> Pass:
+    """One pass for a single query: each key turned by its own distance to it, whatever its region.
+
+    This is how decoding runs every remap on plain attention: q stays unturned and key j turns to
+    minus the distance that its region gives the pair, so q·k sees that distance.
+    """
+    rope = p.scheme.rotary
+    passes = lower(p)
+    if rope is None or len(passes) == 1:
+        return passes[0]
+    q_pos, k_pos = p.q_rows, p.k_rows
+    cos, sin = (torch.zeros((), device=p.k.device) for _ in range(2))
+    for one in passes:
+        assert one.region is not None
+        distance = one.region.q(q_pos) - one.region.k(k_pos)
+        whole = Region(frequencies=one.region.frequencies)
+        made = cos_sin(
+            rope, whole, "pair", -distance, p.k.shape[-1], p.k_length,
+            dtype=_wide(p.k), device=p.k.device,
+        )  # fmt: skip
+        here = visible(one.areas, q_pos, k_pos)[:, None, :, None]
+        cos, sin = torch.where(here, made[0], cos), torch.where(here, made[1], sin)
+    turned = replace(p, k=turn(p.k, cos, sin, rope.pairs))
+    return Pass(turned, tuple(area for one in passes for area in one.areas))
+
+
+def _turn(
+    x: Tensor, rope: Rope, region: Region, side: str, pos: Pos, length: Length, centre: float
+) -> Tensor:
+    cos, sin = cos_sin(
+        rope, region, side, pos, x.shape[-1], length, dtype=_wide(x), device=x.device, centre=centre
+    )
+    return turn(x, cos, sin, rope.pairs)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _cut(pos: Pos, part: slice) -> Pos:
+    return pos[part] if isinstance(pos, range) else pos[:, part]
+
+
+def _cut_length(length: Length, part: slice) -> Length:
+    return length[:, part] if isinstance(length, Tensor) and length.shape[1] > 1 else length
+
+
+def _last(pos: Pos) -> float:
+    if isinstance(pos, range):
+        return float(pos[-1]) if pos else 0.0
+    return float(pos.max()) if pos.numel() else 0.0
+
+
+def _reach(p: Problem) -> int:
+    """One past the last query position: how far bands of rows must go."""
+    return int(_last(p.q_pos)) + 1

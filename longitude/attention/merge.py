@@ -1,0 +1,188 @@
+"""Passes run tile by tile and merged exactly by their log-sum-exp, with exact gradients.
+
+Two parts of one softmax join as out = out₁ + σ(lse₂ - lse₁)(out₂ - out₁), lse = ln(e^lse₁ +
+e^lse₂). The gradient of the whole is each tile's own backward, called with the *merged* output and
+log-sum-exp: then e^(score - lse) is the weight in the merged softmax. (Merging with detached
+weights would be wrong by tens of per cent.) A sink's logit is one more part, whose output is
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.operators import Operator, Ran, backward, forward
+from longitude.attention.tiles import Tile, batches
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The kernel, its scale, and for each turned (q, k) the batches of tiles to run on it."""
+
+    operator: Operator
+    scale: float
+    passes: tuple[tuple[tuple[Tile, ...], ...], ...]
+
+    @classmethod
+    def of(cls, operator: Operator, scale: float, passes: list[list[Tile]]) -> Plan:
+        made = tuple(tuple(tuple(batch) for batch in batches(found)) for found in passes)
+        return cls(operator, scale, made)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where one pass's turned q and k lie in the whole call: its first row and column."""
+
+    top: int
+    left: int
+
+
+def merged(plan: Plan, boxes: list[Box], v: Tensor, turned: list[tuple[Tensor, Tensor]],
+           rows: int, sink_logits: Tensor | None) -> Tensor:  # fmt: skip
+    """Attention over every tile of every pass. Rows that no tile covers come out as zeros."""
+    flat = [x for pair in turned for x in pair]
+    return _Merged.apply(plan, boxes, rows, sink_logits, v, *flat)  # type: ignore[no-any-return]
+
+
+class _Merged(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        plan: Plan,
+        boxes: list[Box],
+        rows: int,
+        sinks: Tensor | None,
+        v: Tensor,
+        *qk: Tensor,
+    ) -> Tensor:
+        b, h = qk[0].shape[:2]
+        wide = torch.promote_types(v.dtype, torch.float32)
+        out = torch.zeros(b, h, rows, v.shape[-1], dtype=wide, device=v.device)
+        lse = torch.full((b, h, rows), float("-inf"), dtype=wide, device=v.device)
+        extras = []
+        for batch, box, q, k in _runs(plan, boxes, qk):
+            ran = _forward(plan, batch, box, q, k, v)
+            _join(out, lse, ran, batch, box)
+            extras.append(ran.extra)
+        if sinks is not None:
+            total = torch.logaddexp(lse, sinks.to(wide)[:, None])
+            out, lse = out * (lse - total).exp()[..., None], total
+        ctx.plan, ctx.boxes, ctx.extras = plan, boxes, extras
+        out = out.to(v.dtype)
+        ctx.save_for_backward(v, out, lse, sinks, *qk)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        v, out, lse, sinks, *qk = ctx.saved_tensors
+        grads = [
+            torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (v, *qk)
+        ]
+        for n, (batch, box, q, k) in enumerate(_runs(ctx.plan, ctx.boxes, qk)):
+            which = next(i for i, x in enumerate(qk) if x is q)
+            dq, dk, dv = _backward(
+                ctx.plan, batch, box, q, k, v, grad, Ran(out, lse, ctx.extras[n])
+            )
+            _add(grads[1 + which], dq, [t.top for t in batch])
+            _add(grads[2 + which], dk, [t.left for t in batch])
+            _add(grads[0], dv, [t.left + box.left for t in batch])
+        d_sinks = None
+        if sinks is not None:
+            weight = (sinks.to(lse.dtype)[:, None] - lse).exp()
+            d_sinks = -(weight * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
+        given = [g.to(x.dtype) for g, x in zip(grads, (v, *qk), strict=True)]
+        return None, None, None, d_sinks, *given
+
+
+def _runs(plan: Plan, boxes: list[Box], qk: Any) -> Any:
+    for n, (found, box) in enumerate(zip(plan.passes, boxes, strict=True)):
+        for batch in found:
+            yield batch, box, qk[2 * n], qk[2 * n + 1]
+
+
+def _tiles_of(batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """The batch's rows of q and columns of k and v, stacked; upper triangles reversed."""
+    first, tops, lefts = batch[0], [t.top for t in batch], [t.left for t in batch]
+    parts = [
+        windows(q, tops, first.height),
+        windows(k, lefts, first.width),
+        windows(v, [n + box.left for n in lefts], first.width),
+    ]
+    return [_reverse(x, first).flatten(0, 1) for x in parts]
+
+
+def _reverse(x: Tensor, tile: Tile) -> Tensor:
+    return x.flip(3) if tile.kind == "upper" else x
+
+
+def _forward(plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor) -> Ran:
+    """Outputs (t b h n d) and log-sum-exps (t b h n) of a batch, rows in their own order."""
+    first, parts = batch[0], _tiles_of(batch, box, q, k, v)
+    ran = forward(plan.operator, *parts, first.kind != "full", plan.scale)
+    out, lse = ran.out.unflatten(0, (len(batch), -1)), ran.lse.unflatten(0, (len(batch), -1))
+    return Ran(_reverse(out, first), lse.flip(3) if first.kind == "upper" else lse, ran.extra)
+
+
+def _backward(plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor,
+              grad: Tensor, whole: Ran) -> list[Tensor]:  # fmt: skip
+    """A batch's gradients (t b h n d), from the merged output and log-sum-exp."""
+    first, tops = batch[0], [t.top + box.top for t in batch]
+    rows = [windows(x, tops, first.height) for x in (grad, whole.out, whole.lse[..., None])]
+    dout, out, lse = (_reverse(x, first).flatten(0, 1).contiguous() for x in rows)
+    ran = Ran(out, lse[..., 0], whole.extra)
+    parts = _tiles_of(batch, box, q, k, v)
+    made = backward(plan.operator, dout, *parts, ran, first.kind != "full", plan.scale)
+    return [_reverse(x.unflatten(0, (len(batch), -1)), first) for x in made]
+
+
+def _join(out: Tensor, lse: Tensor, ran: Ran, batch: tuple[Tile, ...], box: Box) -> None:
+    """Merge a batch into the running output, in place."""
+    tops, height = [t.top + box.top for t in batch], batch[0].height
+    if _apart(tops, height):
+        _lerp(
+            windows(out, tops, height),
+            windows(lse[..., None], tops, height)[..., 0],
+            ran.out,
+            ran.lse,
+        )
+        return
+    for n, top in enumerate(tops):  # rows that several tiles share merge one after the other
+        here = slice(top, top + height)
+        _lerp(out[:, :, here], lse[:, :, here], ran.out[n], ran.lse[n])
+
+
+def _lerp(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    more_lse = more_lse.to(lse.dtype)
+    out.lerp_(more.to(out.dtype), torch.sigmoid(more_lse - lse)[..., None])
+    lse.copy_(torch.logaddexp(lse, more_lse))
+
+
+def _add(total: Tensor, parts: Tensor, starts: list[int]) -> None:
+    size = parts.shape[3]
+    if _apart(starts, size):
+        windows(total, starts, size).add_(parts)
+        return
+    for start, one in zip(starts, parts, strict=True):
+        total[:, :, start : start + size].add_(one)
+
+
+def _apart(starts: list[int], size: int) -> bool:
+    """Whether windows of this size are evenly spaced and do not overlap."""
+    steps = {b - a for a, b in pairwise(starts)}
+    return len(steps) == 0 or (len(steps) == 1 and min(steps) >= size)
+
+
+def windows(x: Tensor, starts: list[int], size: int) -> Tensor:
+    """x[:, :, start : start+size] for each start, stacked (t b h size d): a view where evenly
+    spaced."""
+    if not _apart(starts, size):
+        return torch.stack([x[:, :, s : s + size] for s in starts])
+    step = starts[1] - starts[0] if len(starts) > 1 else 0
+    b, h, n, d = x.stride()
+    shape = (len(starts), *x.shape[:2], size, x.shape[3])
+    return x.as_strided(shape, (step * n, b, h, n, d), x.storage_offset() + starts[0] * n)

@@ -1,0 +1,98 @@
+"""`attention`: one function over every scheme, and the choice of the backend that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Literal
+
+from jaxtyping import Bool, Float, Int, Real
+from torch import Tensor
+
+from longitude.attention import eager, native
+from longitude.attention.eager import Scores
+from longitude.attention.prepare import prepare
+from longitude.attention.problem import Problem
+from longitude.part import Mistake, Weights
+from longitude.scheme import Scheme
+
+Backend = Literal["auto", "eager", "native", "flex"]
+BACKENDS = ("eager", "native", "flex")
+
+
+def attention(
+    scheme: Scheme,
+    q: Float[Tensor, "b h nq d"],
+    k: Float[Tensor, "b hkv nk d"],
+    v: Float[Tensor, "b hkv nk dv"],
+    q_pos: range | Real[Tensor, " nq"] | Real[Tensor, "#b nq"],
+    k_pos: range | Real[Tensor, " nk"] | Real[Tensor, "#b nk"],
+    weights: Weights | None = None,
+    *,
+    backend: Backend = "auto",
+    scale: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    key_padding: Bool[Tensor, "b nk"] | None = None,
+    segments: Int[Tensor, "b nk"] | tuple[Int[Tensor, "b nq"], Int[Tensor, "b nk"]] | None = None,
+    sink_logits: Float[Tensor, " h"] | None = None,
+    length: int | Sequence[int] | Int[Tensor, " b"] | None = None,
+) -> Float[Tensor, "b h nq dv"]:
+    """Attention under a scheme. Keys come unturned, with their positions; heads may be grouped.
+
+    Args:
+        q_pos, k_pos: a `range` where positions are contiguous (the fast way), a tensor otherwise.
+        weights: the learned parts' weights, named part.weight, as `scheme.init` makes them.
+        scale: on the logits; 1/√d by default.
+        softcap: logits become softcap · tanh(logits / softcap).
+        key_padding: True where a key is padding and must not be seen.
+        segments: one id a token; tokens see only their own. A pair where queries are not the keys.
+        sink_logits: one more logit a head in the softmax, whose value is nothing.
+        length: what length-dependent frequencies take for the total length, one number or one a
+            sequence; by default each sequence's last position + 1. Fix it for the life of a cache.
+    """
+    p = prepare(
+        scheme, q, k, v, q_pos, k_pos, weights, scale=scale, segments=segments, length=length,
+        dropout=dropout, softcap=softcap, key_padding=key_padding, sink_logits=sink_logits,
+    )  # fmt: skip
+    return module(backend, p).run(p)
+
+
+def terms(
+    scheme: Scheme,
+    q: Float[Tensor, "b h nq d"],
+    k: Float[Tensor, "b hkv nk d"],
+    q_pos: range | Real[Tensor, " nq"] | Real[Tensor, "#b nq"],
+    k_pos: range | Real[Tensor, " nk"] | Real[Tensor, "#b nk"],
+    weights: Weights | None = None,
+    **options: Any,
+) -> Scores:
+    """What every score is made of: content, each bias, their sum, and which pairs are visible.
+
+    `options` are those of `attention` that scores depend on: scale, softcap, key_padding, segments,
+    length.
+    """
+    options = {"scale": None, "segments": None, "length": None, **options}
+    return eager.scores(prepare(scheme, q, k, k, q_pos, k_pos, weights, **options))
+
+
+def module(backend: str, p: Problem) -> Any:
+    """The backend that runs a call: the one asked for, or the fastest that does not refuse."""
+    if backend == "auto":
+        return _auto(p)
+    if backend not in BACKENDS:
+        raise Mistake(f"no backend is called {backend!r}: use auto, {', '.join(BACKENDS)}.")
+    chosen = import_module(f"longitude.attention.{backend}")
+    if why := chosen.refuses(p):
+        raise Mistake(f"{backend} can't run {p.scheme}: {why}; use backend='eager' or 'auto'.")
+    return chosen
+
+
+def _auto(p: Problem) -> Any:
+    if native.refuses(p) is None:
+        return native
+    if p.q.is_cuda:
+        flex = import_module("longitude.attention.flex")
+        if flex.refuses(p) is None:
+            return flex
+    return eager

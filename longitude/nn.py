@@ -1,0 +1,110 @@
+"""The two modules: positions at the input, and attention under a scheme.
+
+Parameters come from the parts' `init`, the math from the parts; nothing here knows an encoding by
+name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from longitude.attention import attention
+from longitude.cache import Cache
+from longitude.part import Dims, Pos, Weights, as_tensor
+from longitude.scheme import Layers, Scheme
+from longitude.text import parse
+
+
+class PositionEmbedding(nn.Module):
+    """Sites ① and ②: draws positions and puts them into embeddings.
+
+    ```python
+    embedding = PositionEmbedding("randomized(2048) + sinusoidal()", dim=64)
+    pos = embedding.positions(128, rng=torch.Generator())   # drawn; without rng the test-time form
+    x = embedding(x, pos)                                    # and the same pos for attention
+    ```
+    """
+
+    def __init__(
+        self, scheme: Scheme | Layers | str, dim: int, rng: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        scheme = parse(scheme) if isinstance(scheme, str) else scheme
+        self.scheme = scheme.layer(0)
+        made = self.scheme.embed.init(Dims(dim, 1, dim), rng) if self.scheme.embed else {}
+        self.weights = _parameters(made)
+
+    def positions(self, n: int, rng: torch.Generator | None = None) -> Pos:
+        """The positions of n tokens: drawn where the scheme draws and `rng` is given."""
+        return self.scheme.positions.ids(n, rng=rng)
+
+    def forward(self, x: Float[Tensor, "b n dim"], pos: Pos) -> Float[Tensor, "b n dim"]:
+        if self.scheme.embed is None:
+            return x
+        return self.scheme.embed.embed(x, as_tensor(pos, x.device), dict(self.weights))
+
+    def extra_repr(self) -> str:
+        return str(self.scheme)
+
+
+class PositionAttention(nn.Module):
+    """Sites ③ to ⑥: attention over q, k and v, which carry no positions yet.
+
+    `layer` of `layers` picks a layer's own scheme where they differ. With a `Cache`, give the new
+    tokens' q, k and v and their positions: keys seen before come from the cache.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme | Layers | str,
+        dims: Dims,
+        *,
+        layer: int = 0,
+        layers: int | None = None,
+        rng: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        scheme = parse(scheme) if isinstance(scheme, str) else scheme
+        self.scheme = scheme.layer(layer, layers)
+        own = Scheme(rotary=self.scheme.rotary, bias=self.scheme.bias, scale=self.scheme.scale)
+        self.weights = _parameters(own.init(dims, rng))
+
+    def cache(self, length: int | None = None) -> Cache:
+        """An empty cache for this layer."""
+        return Cache(self.scheme, length)
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b hkv m d"],
+        v: Float[Tensor, "b hkv m dv"],
+        q_pos: Pos,
+        k_pos: Pos | None = None,
+        *,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "b h n dv"]:
+        """Attention; `options` are those of `longitude.attention`. Keys stand at `k_pos`, or at
+        `q_pos`."""
+        k_pos = q_pos if k_pos is None else k_pos
+        if cache is not None:
+            k, v, k_pos, padding = cache.update(k, v, k_pos, options.pop("key_padding", None))
+            options = {"length": cache.length, **options, "key_padding": padding}
+        return attention(self.scheme, q, k, v, q_pos, k_pos, self._weights(), **options)
+
+    def _weights(self) -> Weights:
+        return {name.replace("/", "."): w for name, w in self.weights.items()}
+
+    def extra_repr(self) -> str:
+        return str(self.scheme)
+
+
+def _parameters(weights: Weights) -> nn.ParameterDict:
+    """Weights as parameters; a parameter's name may not hold a dot."""
+    return nn.ParameterDict(
+        {name.replace(".", "/"): nn.Parameter(w) for name, w in weights.items()}
+    )
