@@ -109,16 +109,24 @@ class Area:
 
     def ever(self, now: Tensor, j: Tensor) -> Tensor:
         """Whether a query at `now` or later can still see key j: what a cache must keep."""
-        bounds = [*_between(j, self.first, self.last), *_between(now - j, None, self.hi)]
-        bounds += _between(now, None, self.bottom)
-        bounds += [
-            t for c in self.chunks for t in _between(now // c.size - j // c.size, None, c.hi)
-        ]
-        keep = torch.ones(
-            torch.broadcast_shapes(now.shape, j.shape), dtype=torch.bool, device=j.device
-        )
-        for bound in bounds:
-            keep = keep & bound
+        # seen from a key, too, an area is one interval, of query positions
+        start, stop = torch.broadcast_tensors(now, torch.full_like(j, FAR))
+        if self.top is not None:
+            start = start.clamp(min=self.top)
+        if self.bottom is not None:
+            stop = stop.clamp(max=self.bottom)
+        if self.lo is not None:
+            start = torch.maximum(start, j + self.lo)
+        if self.hi is not None:
+            stop = torch.minimum(stop, j + self.hi)
+        for c in self.chunks:
+            if c.lo is not None:
+                start = torch.maximum(start, (j // c.size + c.lo) * c.size)
+            if c.hi is not None:
+                stop = torch.minimum(stop, (j // c.size + c.hi) * c.size)
+        keep = start < stop
+        for test in _between(j, self.first, self.last):
+            keep = keep & test
         return keep
 
 
