@@ -1,10 +1,10 @@
 """Sinusoidal positions: PE(p, 2i) = sin(p ω_i), PE(p, 2i+1) = cos(p ω_i), ω_i = base^(-2i/d).
 
 Vaswani et al. 2017. Two layouts and two spacings are in use and are not interchangeable: the paper
-interleaves sin and cos and spaces by 2i/d ("paper"); tensor2tensor, fairseq, Marian and Whisper put
-all sines before all cosines and space by i/(d/2 - 1) ("endpoint", the last wavelength is exactly
-2π·base). PE(p + k) is a linear map of PE(p); PE(p)·PE(r) depends on |p - r| only, so it cannot tell
-direction.
+interleaves sin and cos and spaces by 2i/d ("paper"); tensor2tensor, fairseq and Whisper put all
+sines before all cosines and space by i/(d/2 - 1) ("endpoint", the last wavelength is exactly
+2π·base); transformers' Marian and Pegasus do the first but keep the paper's spacing. PE(p + k) is a
+linear map of PE(p); PE(p)·PE(r) depends on |p - r| only, so it cannot tell direction.
 """
 
 from typing import Literal

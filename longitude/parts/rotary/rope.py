@@ -3,8 +3,8 @@
 Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding". `frequencies` says
 how fast each pair turns, `remap` which positions are turned to, `decay` whether pairs fade with
 distance (xPos). Angles are made in float64 and only then rounded: in float32 the cosine is off by
-0.07 at position one million. `precision="hf"` gives transformers' float32 bits instead, for parity
-tests.
+0.07 at position one million. `hf_precision.hf_cos_sin` gives transformers' float32 bits instead,
+for parity tests.
 """
 
 from functools import lru_cache

@@ -32,7 +32,8 @@ class Proportional:
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
         turning = int(self.share * dim // 2)
-        theta = 1.0 / powers(dim, base, dtype)[:turning]
+        # as many powers as are used: float32's last bit depends on how many are raised at once
+        theta = 1.0 / powers(dim, base, dtype, pairs=turning)
         return torch.cat([theta, theta.new_zeros(dim // 2 - turning)]) / self.factor
 
     def gain(self, length: int) -> float:

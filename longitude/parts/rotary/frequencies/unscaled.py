@@ -12,9 +12,12 @@ from torch import Tensor
 from longitude.part import part
 
 
-def powers(dim: int, base: float | Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """base^(2i/dim): one over the unscaled frequencies."""
-    return base ** (torch.arange(0, dim, 2, dtype=torch.int64).to(dtype) / dim)
+def powers(
+    dim: int, base: float | Tensor, dtype: torch.dtype = torch.float64, pairs: int | None = None
+) -> Tensor:
+    """base^(2i/dim): one over the unscaled frequencies, of every pair or of the first few."""
+    end = dim if pairs is None else 2 * pairs
+    return base ** (torch.arange(0, end, 2, dtype=torch.int64).to(dtype) / dim)
 
 
 @part("unscaled", site="frequencies", paper="Su et al. 2021, arXiv:2104.09864")

@@ -1,0 +1,1 @@
+"""The library beside transformers: the same numbers from tiny random modules, no network."""
