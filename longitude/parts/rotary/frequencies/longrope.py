@@ -29,11 +29,14 @@ class LongRope:
 
     def check(self) -> None:
         positive(self, "original", "factor")
+        if self.original == 1:
+            raise Mistake(
+                "longrope: original must be at least 2, but got 1: its logarithm divides."
+            )
         if len(self.short) != len(self.long) or not self.short or min(self.short + self.long) <= 0:
             raise Mistake(
                 f"longrope: short and long must be as many positive factors, but got "
-                f"{len(self.short)} and "
-                f"{len(self.long)}: give one for each rotary pair."
+                f"{len(self.short)} and {len(self.long)}: give one for each rotary pair."
             )
 
     def inv_freq(
