@@ -102,7 +102,7 @@ class Remap(Protocol):
 
 @runtime_checkable
 class Decay(Protocol):
-    """③ The logarithm of each pair's gain for one step of distance, and how far float32 carries it."""
+    """③ The logarithm of each pair's gain for one step of distance, and float32's reach of it."""
 
     def rate(self, dim: int) -> Float[Tensor, " half"]: ...
 
@@ -188,6 +188,16 @@ def positive(part: Any, *names: str) -> None:
             raise Mistake(
                 f"{part.name}: {name} must be positive, but got {getattr(part, name)!r}: "
                 f"give a {name} above zero."
+            )
+
+
+def not_negative(part: Any, *names: str) -> None:
+    """Raise if any of these fields is below zero."""
+    for name in names:
+        if getattr(part, name) < 0:
+            raise Mistake(
+                f"{part.name}: {name} must not be negative, but got {getattr(part, name)!r}: "
+                f"give 0 or more."
             )
 
 

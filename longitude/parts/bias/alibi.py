@@ -3,8 +3,8 @@
 Press et al. 2021, "Train Short, Test Long". Slopes are a geometric sequence fixed before training,
 m_h = 2^(-8h/H), h = 1 … H, for H a power of two; otherwise those of the power P below it, then
 every other slope of 2P. Bidirectional models need a way to tell sides (symmetric slopes cannot):
-`future` multiplies the slope of keys ahead, and `offset` is a distance added to keys ahead (0.5 in
-DeepMind's randomized positions).
+`future` multiplies the slope of keys ahead, and `offset` is a distance added to keys ahead.
+(DeepMind's randomized positions take 0.5 off keys behind instead, which differs on the diagonal.)
 """
 
 import math
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Term, Weights, part, positive
+from longitude.part import Dims, Term, Weights, not_negative, part, positive
 from longitude.parts.bias.distance import by_distance
 
 
@@ -48,10 +48,7 @@ class Alibi:
 
     def check(self) -> None:
         positive(self, "steepness")
-        if self.future < 0:
-            raise Mistake(
-                f"alibi: future must not be negative, but got {self.future}: 1 is symmetric."
-            )
+        not_negative(self, "future")
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {}

@@ -34,10 +34,10 @@ class Deberta:
 
     def check(self) -> None:
         positive(self, "span")
-        if self.buckets < 0 or (self.buckets and self.buckets // 2 >= self.span - 1):
+        if self.buckets and not 2 <= self.buckets < 2 * (self.span - 1):
             raise Mistake(
-                f"deberta: buckets must be 0 or below twice span={self.span}, but got "
-                f"{self.buckets}: 256 is usual."
+                f"deberta: buckets must be 0, or at least 2 and below {2 * (self.span - 1)} for "
+                f"span={self.span}, but got {self.buckets}: 256 is usual."
             )
 
     @property

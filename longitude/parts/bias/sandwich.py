@@ -9,7 +9,7 @@ position most.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Term, Weights, part
+from longitude.part import Dims, Mistake, Term, Weights, part, positive
 from longitude.parts.bias.distance import by_distance
 
 
@@ -20,6 +20,7 @@ class Sandwich:
     flat_beyond = None
 
     def check(self) -> None:
+        positive(self, "base")
         if self.dim < 2 or self.dim % 2:
             raise Mistake(
                 f"sandwich: dim must be even and positive, but got {self.dim}: 128 is usual."

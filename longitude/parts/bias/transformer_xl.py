@@ -9,7 +9,7 @@ positions.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Index, Mistake, Term, Weights, part
+from longitude.part import Dims, Index, Mistake, Term, Weights, not_negative, part, positive
 from longitude.parts.bias.distance import at
 from longitude.parts.embed.sinusoidal import sinusoid
 
@@ -20,10 +20,8 @@ class TransformerXl:
     base: float = 10000
 
     def check(self) -> None:
-        if self.clamp < 0:
-            raise Mistake(
-                f"transformer_xl: clamp must not be negative, but got {self.clamp}: 0 means never."
-            )
+        not_negative(self, "clamp")
+        positive(self, "base")
 
     @property
     def flat_beyond(self) -> int | None:

@@ -9,7 +9,7 @@ differ; 0.4 is the author's choice.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Weights, part, positive
+from longitude.part import Dims, Mistake, Weights, not_negative, part, positive
 
 
 @part("hierarchical", site="embed", paper="Su 2020, kexue.fm/archives/7947")
@@ -20,6 +20,7 @@ class Hierarchical:
 
     def check(self) -> None:
         positive(self, "length")
+        not_negative(self, "offset")
         if not 0 < self.alpha < 1 or self.alpha == 0.5:
             raise Mistake(
                 f"hierarchical: alpha must lie between 0 and 1 and differ from 0.5, but got "

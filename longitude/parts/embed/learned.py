@@ -7,7 +7,7 @@ past the table. `offset` skips rows that a checkpoint keeps for padding (RoBERTa
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Weights, part, positive
+from longitude.part import Dims, Mistake, Weights, not_negative, part, positive
 
 
 def rows(table: Tensor, pos: Tensor, offset: int = 0) -> Tensor:
@@ -35,6 +35,7 @@ class Learned:
 
     def check(self) -> None:
         positive(self, "length")
+        not_negative(self, "offset")
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         table = torch.randn(self.length + self.offset, dims.dim, generator=rng) * 0.02

@@ -1,6 +1,6 @@
 """Chunked attention: a query sees only its own chunk of `size` positions, i // size = j // size.
 
-Meta 2025, Llama 4: its rotary layers attend within chunks of 8,192, its position-free layers to all.
+Meta 2025, Llama 4: its rotary layers attend within chunks of 8,192, its others to everything.
 """
 
 from longitude.part import part, positive

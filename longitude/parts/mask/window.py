@@ -7,7 +7,7 @@ visible (4 + 1,020: 5.40). The window counts the query itself. Keys keep their t
 `streaming` renumbers them.
 """
 
-from longitude.part import Mistake, part, positive
+from longitude.part import not_negative, part, positive
 from longitude.region import Area
 
 
@@ -22,11 +22,7 @@ class Window:
 
     def check(self) -> None:
         positive(self, "size")
-        if self.sinks < 0:
-            raise Mistake(
-                f"window: sinks must not be negative, but got {self.sinks}: give 0 or more, 4 "
-                f"is usual."
-            )
+        not_negative(self, "sinks")
 
     def areas(self) -> tuple[Area, ...]:
         near = Area(lo=1 - self.size, hi=self.size)

@@ -6,7 +6,7 @@ Meta 2025, Llama 4, on its layers without positions. Ministral 3 uses the same w
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Weights, part, positive
+from longitude.part import Dims, Weights, not_negative, part, positive
 
 
 @part("llama4_temperature", site="scale", paper="Meta 2025, Llama 4; transformers modeling_llama4")
@@ -17,6 +17,7 @@ class Llama4Temperature:
 
     def check(self) -> None:
         positive(self, "floor")
+        not_negative(self, "offset")
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {}
