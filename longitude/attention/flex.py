@@ -25,7 +25,7 @@ def refuses(p: Problem) -> str | None:
         return "Shaw's value side needs the whole row of weights"
     if p.dropout:
         return "flex has no dropout"
-    if any(_quadratic(part) for part in p.scheme.bias):
+    if any(getattr(part, "grows", False) for part in p.scheme.bias):
         return "its table of distances would take memory that grows with n²"
     if p.q.device.type == "cpu" and torch.is_grad_enabled() and _wants_grad(p):
         return "uncompiled flex has no backward on CPU"
@@ -34,11 +34,6 @@ def refuses(p: Problem) -> str | None:
     if p.q.shape[-1] < 16 and p.q.is_cuda:
         return "compiled flex needs heads of at least 16"
     return None
-
-
-def _quadratic(part: Any) -> bool:
-    """Content terms over an unbounded table of distances."""
-    return part.flat_beyond is None and part.name == "transformer_xl"
 
 
 def _wants_grad(p: Problem) -> bool:

@@ -9,6 +9,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -45,8 +46,13 @@ class Box:
 def merged(plan: Plan, boxes: list[Box], v: Tensor, turned: list[tuple[Tensor, Tensor]],
            rows: int, sink_logits: Tensor | None) -> Tensor:  # fmt: skip
     """Attention over every tile of every pass. Rows that no tile covers come out as zeros."""
-    flat = [x for pair in turned for x in pair]
-    return _Merged.apply(plan, boxes, rows, sink_logits, v, *flat)  # type: ignore[no-any-return]
+    flat = [_dense(x) for pair in turned for x in pair]
+    return _Merged.apply(plan, boxes, rows, sink_logits, _dense(v), *flat)  # type: ignore[no-any-return]
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Kernels read the last dimension as contiguous, without asking."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class _Merged(torch.autograd.Function):
@@ -65,8 +71,8 @@ class _Merged(torch.autograd.Function):
         out = torch.zeros(b, h, rows, v.shape[-1], dtype=wide, device=v.device)
         lse = torch.full((b, h, rows), float("-inf"), dtype=wide, device=v.device)
         extras = []
-        for batch, box, q, k in _runs(plan, boxes, qk):
-            ran = _forward(plan, batch, box, q, k, v)
+        for n, batch, box in _runs(plan, boxes):
+            ran = _forward(plan, batch, box, qk[2 * n], qk[2 * n + 1], v)
             _join(out, lse, ran, batch, box)
             extras.append(ran.extra)
         if sinks is not None:
@@ -78,18 +84,17 @@ class _Merged(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        grad = grad_outputs[0]
         v, out, lse, sinks, *qk = ctx.saved_tensors
         grads = [
             torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (v, *qk)
         ]
-        for n, (batch, box, q, k) in enumerate(_runs(ctx.plan, ctx.boxes, qk)):
-            which = next(i for i, x in enumerate(qk) if x is q)
-            dq, dk, dv = _backward(
-                ctx.plan, batch, box, q, k, v, grad, Ran(out, lse, ctx.extras[n])
-            )
-            _add(grads[1 + which], dq, [t.top for t in batch])
-            _add(grads[2 + which], dk, [t.left for t in batch])
+        for (n, batch, box), extra in zip(_runs(ctx.plan, ctx.boxes), ctx.extras, strict=True):
+            q, k = qk[2 * n], qk[2 * n + 1]
+            dq, dk, dv = _backward(ctx.plan, batch, box, q, k, v, grad, Ran(out, lse, extra))
+            _add(grads[1 + 2 * n], dq, [t.top for t in batch])
+            _add(grads[2 + 2 * n], dk, [t.left for t in batch])
             _add(grads[0], dv, [t.left + box.left for t in batch])
         d_sinks = None
         if sinks is not None:
@@ -99,10 +104,11 @@ class _Merged(torch.autograd.Function):
         return None, None, None, d_sinks, *given
 
 
-def _runs(plan: Plan, boxes: list[Box], qk: Any) -> Any:
+def _runs(plan: Plan, boxes: list[Box]) -> Iterator[tuple[int, tuple[Tile, ...], Box]]:
+    """Every batch of tiles, with the number of its pass and where that lies."""
     for n, (found, box) in enumerate(zip(plan.passes, boxes, strict=True)):
         for batch in found:
-            yield batch, box, qk[2 * n], qk[2 * n + 1]
+            yield n, batch, box
 
 
 def _tiles_of(batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:

@@ -24,6 +24,11 @@ class TransformerXl:
         positive(self, "base")
 
     @property
+    def grows(self) -> bool:
+        """Whether the term's table of distances grows with the call: n² numbers without a clamp."""
+        return not self.clamp
+
+    @property
     def flat_beyond(self) -> int | None:
         return self.clamp or None
 

@@ -5,7 +5,7 @@
 weights' rows. Dimensions past the tables' pass through: partial rotary.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,26 +38,20 @@ def _turn_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return _Half.apply(x, cos, sin)  # type: ignore[no-any-return]
+    return _Half.apply(x, cos, sin)  # type: ignore[return-value]
 
 
 class _Half(torch.autograd.Function):
-    """Half pairs written straight into their output; the gradient turns back."""
+    """Half pairs in three passes over whole rows, where loops are long; the gradient turns back."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        out = torch.empty(
-            torch.broadcast_shapes(x.shape, (*cos.shape[:-1], x.shape[-1])),
-            dtype=x.dtype,
-            device=x.device,
-        )
-        (a, b), (left, right) = x.chunk(2, -1), out.chunk(2, -1)
-        torch.mul(a, cos, out=left).addcmul_(b, sin, value=-1)
-        torch.mul(b, cos, out=right).addcmul_(a, sin)
-        return out
+        a, b = x.chunk(2, -1)
+        turned = torch.cat([b, a], -1).mul_(torch.cat([-sin, sin], -1))
+        return turned.addcmul_(x, torch.cat([cos, cos], -1))
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
-        return _Half.apply(grad, cos, -sin), None, None
+        return _Half.apply(grads[0], cos, -sin), None, None

@@ -1,0 +1,23 @@
+"""Shared by all tests: one thread a worker, and the agreement grid's count at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Add up the cells that each agreement test reports, whichever worker ran it."""
+    ran = refused = 0
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", []):
+                ran += value if name == "cells ran" else 0
+                refused += value if name == "cells refused" else 0
+    if ran or refused:
+        terminalreporter.write_line(
+            f"agreement grid: {ran} cells ran, {refused} refused in a sentence"
+        )

@@ -1,0 +1,131 @@
+"""The presets at sizes that bite within 40 tokens, and one small layer to run them in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude import Dims, Layers, Scheme, attention, parse
+from longitude.nn import PositionEmbedding
+from longitude.part import Pos, as_tensor
+from longitude.presets import PRESETS
+
+TOKENS, DIM, HEADS, HEAD_DIM = 40, 64, 4, 16
+FACTORS = (
+    tuple(1 + i / 10 for i in range(HEAD_DIM // 2)),
+    tuple(1.5 + i for i in range(HEAD_DIM // 2)),
+)
+SIZES: dict[str, tuple[Any, ...]] = {
+    "bert": (64,),
+    "gpt2": (64,),
+    "roberta": (64,),
+    "hierarchical_bert": (8,),
+    "multiplied": (64,),
+    "shaw_encoder": (4,),
+    "shaw_decoder": (4,),
+    "dynamic_ntk_llama": (16, 2),
+    "dynamic_interpolation": (16,),
+    "ntk_by_parts": (4, 16),
+    "yarn_llama": (4, 16),
+    "dynamic_yarn_llama": (16,),
+    "stepped_yarn": (12,),
+    "llama31": (8, 16),
+    "longrope_phi3": (*FACTORS, 16, 4),
+    "su_ntk_mixed": (4, 16),
+    "su_rerope": (32,),
+    "su_leaky_rerope": (32, 4),
+    "su_inverse_leaky": (32,),
+    "self_extend_llama": (3, 8),
+    "chunk_llama": (16,),
+    "streaming_llm": (2, 8),
+    "lm_infinite_llama": (12, 3),
+    "entropy_invariant": (16,),
+    "mistral": (8,),
+    "hwfa": (16, 3, 6),
+    "llama4": (500_000, 8),
+    "gemma3": (6, 8),
+    "randomized_rope": (128,),
+    "equal_mean_rope": (40,),
+    "pose_linear": (128,),
+}
+
+
+def schemes() -> dict[str, Scheme]:
+    """Every preset by name, and each distinct layer of those whose layers differ; a few
+    mixtures."""
+    found: dict[str, Scheme] = {}
+    for name, make in PRESETS.items():
+        made = make(*SIZES.get(name, ()))
+        if isinstance(made, Layers):
+            for n, one in enumerate(dict.fromkeys(made.schemes)):
+                found[f"{name}/{n}"] = one
+        else:
+            found[name] = made
+    found["kerple power"] = scheme("kerple_power()")
+    found["leaky + window + logn"] = scheme(
+        "rope(remap=leaky_rerope(6, 3)) + window(20, sinks=3) + logn(16)"
+    )
+    found["dual chunk, bidirectional"] = scheme("rope(remap=dual_chunk(12, 3)) + bidirectional()")
+    found["stepped leaky"] = scheme(
+        "rope(frequencies=stepped('ntk', original=12), remap=leaky_rerope(6, 3), fraction=0.5)"
+    )
+    return found
+
+
+def scheme(text: str) -> Scheme:
+    made = parse(text)
+    assert isinstance(made, Scheme)
+    return made
+
+
+@dataclass
+class Layer:
+    """Positions at the input, random projections, attention: enough for every site to matter."""
+
+    scheme: Scheme
+    kv_heads: int = HEADS
+    dtype: torch.dtype = torch.float64
+
+    def __post_init__(self) -> None:
+        rng = torch.Generator().manual_seed(1)
+        self.embedding = PositionEmbedding(self.scheme, DIM, rng).to(self.dtype)
+        widths = (HEADS, self.kv_heads, self.kv_heads)
+        self.into = [
+            torch.randn(DIM, h * HEAD_DIM, generator=rng, dtype=torch.float64) for h in widths
+        ]
+        made = self.scheme.init(Dims(DIM, HEADS, HEAD_DIM), rng)
+        for w in made.values():  # away from zero and from each other, so that a lost weight shows
+            if w.is_floating_point():
+                w += torch.rand(w.shape, generator=rng) * 0.3
+        self.weights = {name: w.to(self.dtype) for name, w in made.items()}
+
+    def qkv(self, x: Tensor, pos: Pos) -> list[Tensor]:
+        """Projections (b h n d) of tokens (b n dim), which carry the embedding of their
+        positions."""
+        x = self.embedding(x.to(self.dtype), pos)
+        made = [x @ w.to(self.dtype) / DIM**0.5 for w in self.into]
+        return [m.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for m in made]
+
+    def dense(self, x: Tensor, pos: Pos, **options: Any) -> Tensor:
+        """One call over all tokens."""
+        q, k, v = self.qkv(x, pos)
+        return attention(self.scheme, q, k, v, pos, pos, self.weights, **options)
+
+
+def tokens(n: int = TOKENS, batch: int = 1, seed: int = 0) -> Tensor:
+    """Random token vectors (b n dim), rounded to float32 so that every precision sees the same."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, n, DIM, generator=rng).to(torch.float64)
+
+
+def positions(scheme: Scheme, n: int) -> Pos:
+    """The scheme's test-time positions."""
+    return scheme.positions.ids(n)
+
+
+def rows(*pos: Pos) -> Tensor:
+    """Positions of several sequences end to end."""
+    return torch.cat([torch.atleast_1d(as_tensor(p)) for p in pos])
