@@ -1,0 +1,84 @@
+"""Factors on the query, against their formulas."""
+
+import math
+
+import pytest
+import torch
+
+from longitude import Dims, Mistake
+from longitude.parts import Llama4Temperature, LogN, SsMax, Temperature
+
+POS = torch.tensor([[0, 1, 63, 511, 512, 4095, 8190, 8191, 8192, 16383, 10_000_000]])
+SEEN = POS + 1
+
+
+def scale(part, pos=POS, seen=SEEN, weights=None) -> torch.Tensor:
+    made = part.scale(pos, seen, weights or {})
+    assert made.dtype == torch.float64 and made.ndim == 3
+    return made
+
+
+def test_logn_is_log_to_the_trained_length():
+    """log_L n; below L the unclipped factor cools: 2/3 at n = 64, L = 512."""
+    got = scale(LogN(512, clip=False))[0, 0]
+    expected = [math.log(n, 512) for n in SEEN[0].tolist()]
+    assert got.tolist() == pytest.approx(expected, rel=1e-13, abs=1e-15)
+    assert float(got[2]) == pytest.approx(2 / 3, rel=1e-13)
+
+
+def test_logn_clipped_never_cools():
+    got = scale(LogN(512))[0, 0]
+    expected = [max(1.0, math.log(n, 512)) for n in SEEN[0].tolist()]
+    assert got.tolist() == pytest.approx(expected, rel=1e-13)
+    assert got[:4].tolist() == [1.0] * 4 and float(got[4]) > 1
+
+
+def test_logn_counts_keys_and_not_positions():
+    """Bidirectional: n is the number of unpadded keys, the same for every query."""
+    got = scale(LogN(16, clip=False), seen=torch.full_like(POS, 256))
+    assert got[0, 0].tolist() == pytest.approx([2.0] * POS.shape[1], rel=1e-14)
+    assert bool(scale(LogN(16, clip=False), seen=POS * 0).isfinite().all())
+
+
+@pytest.mark.parametrize("train", [1, 0, -4])
+def test_logn_needs_a_length_whose_logarithm_divides(train):
+    with pytest.raises(Mistake, match="at least 2"):
+        LogN(train)
+
+
+@pytest.mark.parametrize("t", [0.5, 1, 3.0])
+def test_temperature_divides_logits(t):
+    assert scale(Temperature(t)).flatten().tolist() == [1 / t]
+
+
+def test_ssmax_is_a_learned_multiple_of_ln_n():
+    s = torch.tensor([0.43, -1.0, 2.0], dtype=torch.float64)
+    got = scale(SsMax(), weights={"s": s})
+    assert got.shape == (1, 3, POS.shape[1])
+    for h in range(3):
+        expected = [float(s[h]) * math.log(n) for n in SEEN[0].tolist()]
+        assert got[0, h].tolist() == pytest.approx(expected, rel=1e-14)
+    assert SsMax(0.7).init(Dims(8, 3, 4), None)["s"].tolist() == pytest.approx([0.7] * 3)
+
+
+def test_llama4_temperature_steps_every_8192():
+    """1 + 0.1 ln(1 + ⌊(pos + 1)/8192⌋)."""
+    got = scale(Llama4Temperature())[0, 0]
+    expected = [1 + 0.1 * math.log(1 + (p + 1) // 8192) for p in POS[0].tolist()]
+    assert got.tolist() == pytest.approx(expected, rel=1e-14)
+    assert got[:7].tolist() == [1.0] * 7 and float(got[7]) == 1 + 0.1 * math.log(2)
+
+
+def test_ministral_counts_from_the_position_itself():
+    """1 + β ln(1 + ⌊pos/L⌋), β = 0.1, L = 16384."""
+    got = scale(Llama4Temperature(16384, offset=0))[0, 0]
+    expected = [1 + 0.1 * math.log(1 + p // 16384) for p in POS[0].tolist()]
+    assert got.tolist() == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("part", [LogN(512), LogN(512, clip=False), Llama4Temperature()], ids=str)
+def test_each_sequence_has_its_own(part):
+    pos = torch.stack([POS[0], POS[0].flip(0)])
+    got = scale(part, pos, pos + 1)
+    assert got.shape == (2, 1, POS.shape[1])
+    assert torch.equal(got[0], got[1].flip(-1))
