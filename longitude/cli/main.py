@@ -1,0 +1,93 @@
+"""`longitude`: the commands, and what becomes of their mistakes.
+
+Nothing here imports torch, so that help answers at once. A mistake is one line on stderr and exit
+code 2; a fault of ours is one line and exit code 1; `--debug` adds the traceback to either.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from longitude import __version__
+from longitude.cli.env import env
+from longitude.cli.schemes import schemes
+from longitude.cli.show import show
+from longitude.fields import Mistake
+
+app = typer.Typer(
+    name="longitude",
+    help="Position encodings for transformers: list them, and see what they do at any length.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(schemes)
+app.command()(show)
+app.command()(env)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"longitude {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which this is.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """The program: runs one command and exits."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: list[str]) -> int:
+    """Run one command; the exit code."""
+    debug = "--debug" in args  # wherever it stands: it is most often added to the end
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without braille gets question marks
+    try:
+        left = [a for a in args if a != "--debug"]
+        code = app(args=left, prog_name="longitude", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:  # the reader had enough; nothing must be flushed to it at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception as e:
+        if debug:
+            traceback.print_exc()
+        sentence, code = _told(e)
+        print(f"longitude: {' '.join(sentence.split())}", file=sys.stderr)
+        return code
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    """The sentence for an error, and the exit code."""
+    if isinstance(error, Mistake):
+        return str(error), 2
+    if hasattr(error, "format_message"):  # a usage error, in whichever place typer keeps its click
+        return f"{error.format_message().rstrip('.')}. See longitude --help.", 2
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename}.", 1
+    return (
+        f"{type(error).__name__}: {error} (a fault of longitude's: run it with --debug and report "
+        "the traceback with the output of `longitude env`).",
+        1,
+    )

@@ -1,0 +1,130 @@
+"""What a scheme adds to scores and multiplies into queries, at fresh weights if any are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.inspect.curves import believed, number, positions, sample
+from longitude.inspect.rows import BiasRow, ScaleRow
+from longitude.part import Dims, Weights
+from longitude.scheme import Scheme
+
+SEED = 0
+HEADS = 4  # drawn of each bias
+
+
+def bias(scheme: Scheme, length: int, dims: Dims) -> tuple[BiasRow, ...]:
+    """What each of a few heads adds to its scores by distance; the query of a scheme that sees
+    ahead stands in the middle."""
+    if not scheme.bias:
+        return ()
+    query = length - 1 if scheme.causal else length // 2
+    ahead = [] if scheme.causal else [-r for r in sample(length - query)[:0:-1]]
+    away = torch.tensor([*ahead, *sample(query + 1)])
+    add = _adder(scheme, length, dims, content(scheme, dims))
+    values = torch.stack([add(query, query - r) for r in away.tolist()])
+    i, j = (positions(scheme, length, t) for t in (torch.tensor(query), query - away))
+    values = values.where(~believed(scheme, i, j).isnan()[:, None], torch.nan)
+    return tuple(
+        BiasRow(h, r, number(v))
+        for h in shown_heads(dims.heads)
+        for r, v in zip(away.tolist(), values[:, h].tolist(), strict=True)
+    )
+
+
+def by_content(scheme: Scheme, length: int, dims: Dims) -> bool:
+    """Whether what is added depends on what query and key say, and not on where they are alone."""
+    q, k = content(scheme, dims)
+    given = _adder(scheme, length, dims, (q, k))(length - 1, 0)
+    blank = _adder(scheme, length, dims, (q * 0, k * 0))(length - 1, 0)
+    return not torch.equal(given, blank)
+
+
+def scale(scheme: Scheme, length: int, dims: Dims) -> tuple[ScaleRow, ...]:
+    """The factor on each query's logits, of the first head where heads differ."""
+    if not scheme.scale:
+        return ()
+    tokens = torch.tensor(sample(length))
+    seen = count_seen(scheme, length, tokens)
+    q_pos = positions(scheme, length, tokens)[None]
+    factor = torch.ones(1, 1, len(tokens), dtype=torch.float64)
+    weights = fresh(scheme, dims)
+    for part in scheme.scale:
+        factor = factor * part.scale(q_pos, seen[None], weights[name(part)])
+    rows = zip(tokens.tolist(), seen.tolist(), factor[0, 0].tolist(), strict=True)
+    return tuple(ScaleRow(*row) for row in rows)
+
+
+def count_seen(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
+    """How many tokens of a sequence each of these queries may see."""
+    ids, where = scheme.positions.ids(length), positions(scheme, length, tokens)
+    seen = torch.zeros_like(tokens)
+    for area in scheme.areas():
+        edges = area.interval(where)
+        if isinstance(ids, range):
+            first, last = (edge.clamp(0, length) for edge in edges)
+        else:
+            first, last = (torch.searchsorted(ids, edge) for edge in edges)
+        seen = seen + (last - first).clamp(min=0)
+    return seen
+
+
+def fresh(scheme: Scheme, dims: Dims) -> dict[str, Weights]:
+    """Fresh weights in float64 by part, the same each time; those at the input are not drawn."""
+    scored = replace(scheme, embed=None)
+    drawn = scored.init(dims, torch.Generator().manual_seed(SEED))
+    found: dict[str, Weights] = {name(p): {} for p in scored.parts}
+    for key, weight in drawn.items():
+        part, _, own = key.partition(".")
+        found[part][own] = weight.double()
+    return found
+
+
+def learned(scheme: Scheme, dims: Dims) -> list[str]:
+    """The names of the parts that were given fresh weights."""
+    return [part for part, weights in fresh(scheme, dims).items() if weights]
+
+
+def name(part: Any) -> str:
+    """A part's name in the written form."""
+    return part.name
+
+
+def shown_heads(heads: int) -> list[int]:
+    """A few heads from the first to the last."""
+    count = min(heads, HEADS)
+    return [round(s * (heads - 1) / max(count - 1, 1)) for s in range(count)]
+
+
+def content(scheme: Scheme, dims: Dims) -> tuple[Tensor, Tensor]:
+    """One random query, scaled as attention scales it, and one random key."""
+    rng = torch.Generator().manual_seed(SEED)
+    shape = (1, dims.heads, 1, dims.head_dim)
+    q, k = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
+    return q * scheme.softmax_scale(dims.head_dim), k
+
+
+def _adder(
+    scheme: Scheme, length: int, dims: Dims, said: tuple[Tensor, Tensor]
+) -> Callable[[int, int], Tensor]:
+    """The sum of the scheme's terms for a query and a key token, a number for each head.
+
+    One pair at a time, because a part may make a table of every distance between those it is given.
+    """
+    weights, scale_by = fresh(scheme, dims), scheme.softmax_scale(dims.head_dim)
+    zero, heads = torch.tensor(0), torch.arange(dims.heads)
+
+    def add(query: int, key: int) -> Tensor:
+        i, j = (positions(scheme, length, torch.tensor([[t]])) for t in (query, key))
+        terms = [p.term(*said, i, j, weights[name(p)], scale_by) for p in scheme.bias]
+        return sum(
+            (t(zero, heads, zero, zero) for t in terms),
+            start=torch.zeros(dims.heads, dtype=torch.float64),
+        )
+
+    return add
