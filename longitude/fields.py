@@ -11,7 +11,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-HUGE = 1e300  # past this, arithmetic with a field overflows
+HUGE = 1e100  # numbers past this, or below its inverse, leave float64 in a formula's powers
+LARGE = 10**15  # whole numbers past this are no exact positions
 
 
 class Mistake(ValueError):
@@ -38,7 +39,7 @@ def check_arguments(
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether the value is of the declared type: whole numbers pass as numbers, True and False don't."""
+    """Whether the value is of the declared type: whole numbers pass as numbers, True doesn't."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, a) for a in args)
@@ -46,11 +47,15 @@ def fits(value: Any, hint: Any) -> bool:
         return type(value) in {type(a) for a in args} and value in args
     if origin is tuple:
         return isinstance(value, tuple) and all(fits(v, args[0]) for v in value)
-    if hint in (int, float):
-        return type(value) in (int, hint) and abs(value) < HUGE
+    if hint is int:
+        return type(value) is int and abs(value) < LARGE
+    if hint is float:
+        return type(value) in (int, float) and (value == 0 or 1 / HUGE < abs(value) < HUGE)
     if hint in (bool, str, types.NoneType):
         return type(value) is hint
-    return isinstance(value, hint) and not isinstance(value, type)
+    # a part fits by its site, because some have the methods of another site's
+    site = getattr(value, "site", None)
+    return isinstance(value, hint) and site in (None, hint.__name__.lower())
 
 
 def in_words(hint: Any) -> str:
@@ -63,7 +68,7 @@ def in_words(hint: Any) -> str:
     if origin is tuple:
         return f"a tuple, each item {in_words(args[0])}"
     plain = {
-        int: "a whole number",
+        int: "a whole number below 10¹⁵",
         float: "a finite number",
         bool: "True or False",
         str: "a string",
@@ -97,7 +102,12 @@ def literal(value: Any) -> str:
 def shown(value: Any) -> str:
     """What was given, short enough for a sentence."""
     try:
-        text = " ".join(repr(value).split())
+        return short(repr(value))
     except ValueError:  # a whole number with more digits than Python prints
-        text = "a number with thousands of digits"
-    return text if len(text) <= 60 else text[:57] + "…"
+        return "a number with thousands of digits"
+
+
+def short(text: str, most: int = 60) -> str:
+    """A text on one line, cut in the middle of what is too long, its last character kept."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 2]}…{text[-1]}"

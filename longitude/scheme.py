@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from longitude.fields import shown
 from longitude.part import (
     PARTS,
     Bias,
@@ -57,7 +58,7 @@ class Scheme:
             if len(slots[site]) > 1:
                 raise Mistake(
                     f"a scheme has one {_NOUN[site]}, but got "
-                    f"{' and '.join(map(str, slots[site]))}: "
+                    f"{' and '.join(map(shown, slots[site][:2]))}: "
                     f"keep one, or give each layer its own with layers(…)."
                 )
         single = {site: slots[site][0] for site in ("positions", "embed", "rotary") if slots[site]}
@@ -158,12 +159,13 @@ def _site(p: Any) -> str:
     site = getattr(p, "site", None)
     if PARTS.get(getattr(p, "name", "")) is not type(p) or site is None:
         raise Mistake(
-            f"a scheme is made of parts, but got {p!r}: see `longitude schemes` for their names."
+            f"a scheme is made of parts, but got {shown(p)}: see `longitude schemes` for their "
+            f"names."
         )
     if site in INSIDE:
         raise Mistake(
-            f"{p} is no part of a scheme by itself: write it inside rope, as in "
-            f"rope({INSIDE[site]}={p})."
+            f"{shown(p)} is no part of a scheme by itself: write it inside rope, as in "
+            f"rope({INSIDE[site]}={shown(p)})."
         )
     return site
 

@@ -17,6 +17,7 @@ import inspect
 import warnings
 from typing import Any
 
+from longitude.fields import short, shown
 from longitude.part import PARTS, Mistake
 from longitude.presets import PRESETS
 from longitude.scheme import Layers, Scheme
@@ -44,21 +45,17 @@ def parse(text: str) -> Scheme | Layers:
         if isinstance(e, Mistake):
             raise
         raise Mistake(
-            f"{_short(text)} is not a scheme ({_reason(e)}): write parts joined by +, as in "
+            f"{shown(text)} is not a scheme ({_reason(e)}): write parts joined by +, as in "
             f"rope() + logn(8192)."
         ) from None
     return value if isinstance(value, Layers) else Scheme.of(*_parts(value))
 
 
 def _reason(error: Exception) -> str:
-    return (
-        error.msg if isinstance(error, SyntaxError) and error.msg else "it can't be read"
-    ).split("\n")[0]
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return repr(text if len(text) <= 60 else text[:57] + "…")
+    """Python's own words for what is wrong with a text or a call, kept short."""
+    if isinstance(error, SyntaxError):
+        return short(error.msg, 120)
+    return short(str(error), 120) if isinstance(error, TypeError) else "it can't be read"
 
 
 def _value(node: ast.expr) -> Any:
@@ -75,19 +72,22 @@ def _value(node: ast.expr) -> Any:
         case ast.Name(id=name):
             return _call(name, [], {})
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            if any(isinstance(a, ast.Starred) for a in args) or any(
-                k.arg is None for k in keywords
-            ):
-                raise Mistake(
-                    f"{name}(…) takes plain arguments, but got a starred one: write them out."
-                )
-            return _call(
-                name, [_value(a) for a in args], {str(k.arg): _value(k.value) for k in keywords}
-            )
+            return _call(name, [_value(a) for a in args], _keywords(name, keywords))
     raise Mistake(
-        f"{_short(ast.unparse(node))} is neither a part nor a number, string or tuple: "
+        f"{shown(ast.unparse(node))} is neither a part nor a number, string or tuple: "
         f"write parts joined by +, as in rope() + logn(8192)."
     )
+
+
+def _keywords(name: str, keywords: list[ast.keyword]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for k in keywords:
+        if k.arg is None:
+            raise Mistake(f"{shown(name)} takes plain arguments, but got **: write them out.")
+        if k.arg in given:
+            raise Mistake(f"{shown(name)} got {shown(k.arg)} twice: give it once.")
+        given[k.arg] = _value(k.value)
+    return given
 
 
 def _parts(value: Any) -> list[Any]:
@@ -107,11 +107,11 @@ def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if make is None:
         near = difflib.get_close_matches(name, [*PARTS, *PRESETS, "layers"], n=3, cutoff=0.5)
         known = " or ".join(near) if near else "one of those that `longitude schemes` lists"
-        raise Mistake(f"no part is called {name!r}: use {known}.")
+        raise Mistake(f"no part is called {shown(name)}: use {known}.")
     try:
         inspect.signature(make).bind(*args, **kwargs)
     except TypeError as e:
-        raise Mistake(f"{name}: {e}: it takes {_signature(make)}.") from None
+        raise Mistake(f"{name}: {_reason(e)}: it takes {_signature(make)}.") from None
     return make(*args, **kwargs)
 
 

@@ -1,5 +1,7 @@
 """Relative positions in the scores: biases and content terms."""
 
+from typing import Literal
+
 from longitude.parts import (
     T5,
     Alibi,
@@ -91,7 +93,7 @@ def alibi_ntk(factor: float = 4) -> Scheme:
 
 
 @preset("Chi et al. 2022, arXiv:2205.09921")
-def kerple(kind: str = "log") -> Scheme:
+def kerple(kind: Literal["log", "power"] = "log") -> Scheme:
     """Learned distance kernels, logarithmic or power."""
     return Scheme.of(KerplePower() if kind == "power" else KerpleLog())
 

@@ -46,7 +46,7 @@ def hwfa(train: int = 512, layers: int = 24, window: int = 16) -> Layers:
 
 @preset("Meta 2025, Llama 4")
 def llama4(base: float = 500_000, chunk: int = 8192) -> Layers:
-    """Three rotary layers that attend within chunks, then one without positions, cooled by position."""
+    """Three rotary layers that attend within chunks, then one that is cooled by position only."""
     local = Scheme.of(Rope(base, pairs="adjacent"), Chunked(chunk))
     return Layers((local, local, local, Scheme.of(Llama4Temperature(chunk))))
 
