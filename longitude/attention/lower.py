@@ -14,7 +14,8 @@ from torch import Tensor
 
 from longitude.attention.problem import Length, Problem
 from longitude.part import Banded, Pos
-from longitude.parts.rotary.rope import Rope, cos_sin
+from longitude.parts.rotary.rope import Rope
+from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
 from longitude.region import Area, Region, meet, visible
 from longitude.scheme import Scheme

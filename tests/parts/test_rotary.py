@@ -8,7 +8,7 @@ import torch
 
 from longitude import Mistake
 from longitude.parts import Linear, LongRope, Proportional, Rerope, Rope, Xpos, Yarn
-from longitude.parts.rotary.rope import cos_sin
+from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
 from longitude.region import Region, Shift, at
 
