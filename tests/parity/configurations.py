@@ -154,7 +154,7 @@ def llama3(draw: st.DrawFn, pairs: int, positions: int) -> Scaling:
 
 def proportional(draw: st.DrawFn, pairs: int, positions: int) -> Scaling:
     factor = draw(st.none() | FACTORS)
-    share = draw(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]) | st.floats(0, 1))
+    share = draw(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]) | st.floats(1e-3, 1))
     return written(partial_rotary_factor=share, factor=factor), partial(
         Proportional, share, factor or 1
     )

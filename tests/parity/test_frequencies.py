@@ -1,6 +1,7 @@
 """Every RoPE type of transformers bit for bit: frequencies, attention factor and tables."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers.models.glm.modeling_glm import GlmRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import Mistake
-from longitude.parts import DynamicNtk, Rerope, Rope, Stepped, Xpos, Yarn
+from longitude.parts import DynamicNtk, Proportional, Rerope, Rope, Stepped, Xpos, Yarn
 from longitude.parts.rotary.hf_precision import hf_cos_sin
 
 from .configurations import SCALINGS, Case, cases
@@ -48,6 +49,18 @@ def test_frequencies_have_the_same_bits(kind: str) -> None:
 
     check()
     assert len(seen) >= EACH
+
+
+@pytest.mark.skipif("proportional" not in KINDS, reason="older transformers")
+@pytest.mark.parametrize("base", [58.0, 10000.0])
+def test_proportional_with_every_number_of_pairs(base: float) -> None:
+    # a power's last bit depends on how many are raised at once, so every number is tried
+    for turning in range(16):
+        parameters = {"rope_type": "proportional", "rope_theta": base}
+        parameters["partial_rotary_factor"] = share = turning / 15
+        case = Case(parameters, 30, 64, 1, partial(Proportional, share))
+        ours = case.rope.frequencies.inv_freq(30, base, 1, dtype=torch.float32)
+        assert torch.equal(ours, case.theirs()[0]), turning
 
 
 MODULES = {  # transformers' tables: halves side by side (Llama, GLM) or each angle twice (Cohere)

@@ -8,8 +8,6 @@ With `buckets` distances beyond buckets/2 are log-spaced up to `span` (v2 and v3
 checkpoint's relative embeddings through its pos_key and pos_query projections: (heads, 2s, d).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -18,10 +16,14 @@ from longitude.parts.bias.distance import at
 
 
 def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
-    """Distances up to buckets/2 as they are, then log-spaced (rounded up) to `span`."""
+    """Distances up to buckets/2 as they are, then log-spaced (rounded up) to `span`.
+
+    Logarithms are float32, both of them, as in the released code: ±(span - 1) lies on an edge.
+    """
     mid = buckets // 2
     size = torch.where((r < mid) & (r > -mid), mid - 1, r.abs())
-    log = torch.ceil(torch.log(size / mid) / math.log((span - 1) / mid) * (mid - 1)) + mid
+    last = torch.full((), (span - 1) / mid, dtype=torch.float32, device=r.device)
+    log = torch.ceil(torch.log(size / mid) / torch.log(last) * (mid - 1)) + mid
     return torch.where(size <= mid, r.to(log.dtype), log * r.sign()).to(torch.int64)
 
 
