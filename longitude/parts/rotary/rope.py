@@ -2,7 +2,7 @@
 
 Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding". `frequencies` says
 how fast each pair turns, `remap` which positions are turned to, `decay` whether pairs fade with
-distance (xPos). `tables` makes its cosines and sines, exact far out; `hf_precision.hf_cos_sin` gives
+distance (xPos). `tables` makes the cosines and sines, exact far out; `hf_precision` gives
 transformers' float32 bits instead, for parity tests.
 """
 
