@@ -13,7 +13,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Add up the cells that each agreement test reports, whichever worker ran it."""
     ran = refused = 0
     for reports in terminalreporter.stats.values():
-        for report in reports:
+        for report in (r for r in reports if getattr(r, "when", "") == "call"):
             for name, value in getattr(report, "user_properties", []):
                 ran += value if name == "cells ran" else 0
                 refused += value if name == "cells refused" else 0

@@ -114,8 +114,13 @@ def packed(scheme: Any, backend: str) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 WAYS: dict[str, Cell] = {
-    "dense": dense, "gqa": gqa, "chunks": chunks, "decode": decode, "padded": padded, "packed": packed,
-}  # fmt: skip
+    "dense": dense,
+    "gqa": gqa,
+    "chunks": chunks,
+    "decode": decode,
+    "padded": padded,
+    "packed": packed,
+}
 
 
 def ways_of(name: str) -> dict[str, Cell]:

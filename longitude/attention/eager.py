@@ -8,7 +8,7 @@ rather than kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from longitude.attention.lower import lower
 from longitude.attention.problem import Problem, in_blocks
 from longitude.region import visible
 
-LARGEST = 2**25  # scores of one block
+LARGEST = 2**23  # scores of one block
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def refuses(p: Problem) -> str | None:
 
 def scores(p: Problem) -> Scores:
     """The terms of every score (b h i j), before the softmax."""
+    p = _wide(p)
     b, h, i, j = p.grid()
     heads = p.q.shape[1] // p.k.shape[1]
     content = p.q.new_zeros(())
@@ -63,7 +64,14 @@ def run(p: Problem) -> Tensor:
     return in_blocks(p, _run, LARGEST)
 
 
-def _run(p: Problem) -> Tensor:
+def _wide(p: Problem) -> Problem:
+    """The call in float32 at least."""
+    wide = torch.promote_types(p.q.dtype, torch.float32)
+    return p if p.q.dtype == wide else replace(p, q=p.q.to(wide), k=p.k.to(wide), v=p.v.to(wide))
+
+
+def _run(given: Problem) -> Tensor:
+    p = _wide(given)
     s = scores(p)
     weights = softmax(s.total, s.visible, p.sink_logits)
     weights = torch.nn.functional.dropout(weights, p.dropout) if p.dropout else weights
@@ -71,7 +79,7 @@ def _run(p: Problem) -> Tensor:
     out = weights @ v
     for part, its in p.value_parts():
         out = out + part.value_term(weights, p.q_rows, p.k_rows, its)  # type: ignore[attr-defined]
-    return out
+    return out.to(given.v.dtype)
 
 
 def softmax(scores: Tensor, seen: Tensor, sink_logits: Tensor | None) -> Tensor:

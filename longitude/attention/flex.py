@@ -14,9 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.attention.blocks import block_mask
 from longitude.attention.lower import Pass, lower
 from longitude.attention.problem import Problem
-from longitude.region import visible
+
+RECOMPILES = (
+    1024  # every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
+)
 
 
 def refuses(p: Problem) -> str | None:
@@ -44,12 +48,11 @@ def run(p: Problem) -> Tensor:
     """Attention, pass by pass."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
+    modify = _score_mod(list(p.terms().values()), p.softcap)
     wide = torch.promote_types(p.v.dtype, torch.float32)
     out, lse = None, None
-    modify = _score_mod(p)
     for one in lower(p):
-        more, more_lse = _pass(p, one, modify)
-        more, more_lse = more.to(wide), more_lse.to(wide)
+        more, more_lse = (x.to(wide) for x in _pass(p, one, modify))
         if out is None or lse is None:
             out, lse = more, more_lse
             continue
@@ -63,61 +66,56 @@ def run(p: Problem) -> Tensor:
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """a - b, with a row that neither part sees counted to the first."""
+    """a - b; a row that neither part sees has zeros to merge, so any weight does."""
     none = torch.isneginf(a) & torch.isneginf(b)
     return torch.where(none, torch.zeros_like(a), a - b)
 
 
 def _pass(p: Problem, one: Pass, modify: Callable[..., Tensor] | None) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.flex_attention import AuxRequest
+
     q, k = one.turned()
-    flex, block_mask = _compiled(p.q.is_cuda)
-    sizes = (p.q.shape[0], None, p.q.shape[2], p.k.shape[2])
-    seen = block_mask(_mask_mod(p, one), *sizes, device=p.q.device)
-    grouped = p.q.shape[1] != p.k.shape[1]
-    return flex(
-        q.contiguous(),
-        k.contiguous(),
-        p.v.contiguous(),
-        modify,
-        seen,
-        p.scale,
-        grouped,
-        return_lse=True,
+    out, aux = _flex(p.q.is_cuda)(
+        *(x.contiguous() for x in (q, k, p.v)),
+        score_mod=modify,
+        block_mask=block_mask(p, one.areas),
+        scale=p.scale,
+        enable_gqa=p.q.shape[1] != p.k.shape[1],
+        return_aux=AuxRequest(lse=True),
     )
+    return out, aux.lse
 
 
-def _mask_mod(p: Problem, one: Pass) -> Callable[..., Tensor]:
-    q_pos, k_pos = p.q_rows, p.k_rows
-    padding, segments = p.key_padding, p.segments
-
-    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        qi = q_pos[0][i] if q_pos.shape[0] == 1 else q_pos[b, i]
-        kj = k_pos[0][j] if k_pos.shape[0] == 1 else k_pos[b, j]
-        seen = visible(one.areas, qi, kj)
-        seen = seen if padding is None else seen & ~padding[b, j]
-        return seen if segments is None else seen & (segments[0][b, i] == segments[1][b, j])
-
-    return mask
-
-
-def _score_mod(p: Problem) -> Callable[..., Tensor] | None:
-    terms = list(p.terms().values())
-    if not terms and not p.softcap:
+def _score_mod(
+    terms: list[Callable[..., Tensor]], softcap: float | None
+) -> Callable[..., Tensor] | None:
+    if not terms and not softcap:
         return None
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         for term in terms:
             score = score + term(b, h, i, j).to(score.dtype)
-        return p.softcap * torch.tanh(score / p.softcap) if p.softcap else score
+        return softcap * torch.tanh(score / softcap) if softcap else score
 
-    return modify
+    # flex counts a function's arguments, which a run-time type checker's wrapper would hide
+    return lambda score, b, h, i, j: modify(score, b, h, i, j)
 
 
 @lru_cache(maxsize=2)
-def _compiled(cuda: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """flex_attention and create_block_mask, compiled on the GPU."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def _flex(cuda: bool) -> Callable[..., Any]:
+    """flex_attention, compiled on the GPU: whole, or with an error, but never silently
+    uncompiled."""
+    from torch.nn.attention.flex_attention import flex_attention
 
     if not cuda:
-        return flex_attention, create_block_mask
-    return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask)
+        return flex_attention
+    import torch._dynamo.config as config
+
+    compiled = torch.compile(flex_attention, fullgraph=True)
+    limits = {"recompile_limit": RECOMPILES, "accumulated_recompile_limit": 8 * RECOMPILES}
+
+    def patient(*args: Any, **kwargs: Any) -> Any:
+        with config.patch(limits):
+            return compiled(*args, **kwargs)
+
+    return patient

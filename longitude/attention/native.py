@@ -21,7 +21,7 @@ from longitude.attention.problem import Problem, in_blocks
 from longitude.attention.tiles import Tile, split, tiles
 from longitude.region import FAR, Area
 
-LARGEST = 2**25  # entries of one block's mask
+LARGEST = 2**23  # entries of one block's mask
 FINEST = 256  # on CPU, triangles up to this size; the kernel there steps through 512 keys at a time
 
 
@@ -33,7 +33,7 @@ def refuses(p: Problem) -> str | None:
         return "Shaw's value side needs the whole row of weights"
     if p.overflows:
         return "the decay over so many queries at once would overflow float32"
-    if _by_mask(p):
+    if by_mask(p):
         several = p.q.shape[2] > 1 and len(lower(p)) > 1
         wanted = "several regions need contiguous positions (ranges), no bias, padding or segments"
         return wanted if several else None
@@ -52,12 +52,12 @@ def run(p: Problem) -> Tensor:
     """Attention by the way that fits the call."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
-    if _by_mask(p):
+    if by_mask(p):
         return in_blocks(p, _masked, LARGEST)
     return _whole(p) if _single(p) else _tiled(p)
 
 
-def _by_mask(p: Problem) -> bool:
+def by_mask(p: Problem) -> bool:
     """Whether visibility or scores depend on more than contiguous positions."""
     return not (p.plain and all(isinstance(x, range) and x.step == 1 for x in (p.q_pos, p.k_pos)))
 
@@ -119,6 +119,8 @@ def _masked(p: Problem) -> Tensor:
     b, h, i, j = p.grid()
     q, k = _passes(p)[0].turned()
     v, shape = p.v, (*q.shape[:3], k.shape[2])
+    if p.scheme.bias:  # a mask has q's type, and a bias in bfloat16 is off by whole units far out
+        q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
     seen = p.visible(b, i, j)
     some = seen.any(-1, keepdim=True)
     mask = (seen | ~some).expand(
@@ -134,7 +136,7 @@ def _masked(p: Problem) -> Tensor:
         sink = p.sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*shape[:3], 1)
         mask = torch.cat([mask, sink], -1)
         k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
-    return _sdpa(q, k, v, mask, p) * some
+    return (_sdpa(q, k, v, mask, p) * some).to(p.v.dtype)
 
 
 def _sdpa(

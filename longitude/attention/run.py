@@ -89,10 +89,10 @@ def module(backend: str, p: Problem) -> Any:
 
 
 def _auto(p: Problem) -> Any:
-    if native.refuses(p) is None:
-        return native
-    if p.q.is_cuda:
+    """Native where kernels read positions; on CUDA flex for what they would need a dense mask
+    for."""
+    if p.q.is_cuda and p.q.shape[2] > 1 and native.by_mask(p):
         flex = import_module("longitude.attention.flex")
         if flex.refuses(p) is None:
             return flex
-    return eager
+    return native if native.refuses(p) is None else eager
