@@ -1,11 +1,9 @@
-"""DeBERTa's disentangled attention: content-to-position and position-to-content terms beside
-content-content.
+"""DeBERTa's disentangled attention: content-to-position and position-to-content beside content.
 
 He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention". Scores are (q_i·k_j +
 q_i·K[δ(i,j)] + k_j·Q[δ(i,j)]) / √(3d), δ = clip(i - j + s, 0, 2s - 1). The paper indexes the last
-term by δ(j,i); the released checkpoints, their code and transformers by δ(i,j), and so does this.
-With `buckets` distances beyond buckets/2 are log-spaced up to `span` (v2 and v3). K and Q are a
-checkpoint's relative embeddings through its pos_key and pos_query projections: (heads, 2s, d).
+term by δ(j,i); released checkpoints and transformers by δ(i,j), as here. `buckets` log-spaces what
+is beyond buckets/2 up to `span` (v2, v3). K and Q (heads, 2s, d) are projected relative embeddings.
 """
 
 import torch
@@ -16,12 +14,10 @@ from longitude.parts.bias.distance import at
 
 
 def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
-    """Distances up to buckets/2 as they are, then log-spaced (rounded up) to `span`.
-
-    Logarithms are float32, both of them, as in the released code: ±(span - 1) lies on an edge.
-    """
+    """Distances up to buckets/2 as they are, then log-spaced (rounded up) to `span`."""
     mid = buckets // 2
     size = torch.where((r < mid) & (r > -mid), mid - 1, r.abs())
+    # both logarithms in float32, as in the released code: ±(span - 1) lies on an edge
     last = torch.full((), (span - 1) / mid, dtype=torch.float32, device=r.device)
     log = torch.ceil(torch.log(size / mid) / torch.log(last) * (mid - 1)) + mid
     return torch.where(size <= mid, r.to(log.dtype), log * r.sign()).to(torch.int64)
@@ -70,17 +66,14 @@ class Deberta:
         self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
     ) -> Term:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        c2p = torch.einsum("bhid,hrd->bhir", q, weights["keys"].to(q.dtype)) if self.c2p else None
-        p2c = (
-            torch.einsum("bhjd,hrd->bhjr", k, weights["queries"].to(k.dtype) * scale)
-            if self.p2c
-            else None
-        )
+        c2p, p2c = (x.new_zeros(()).expand(*x.shape[:3], 2 * self.rows) for x in (q, k))
+        if self.c2p:
+            c2p = torch.einsum("bhid,hrd->bhir", q, weights["keys"].to(q.dtype))
+        if self.p2c:
+            p2c = torch.einsum("bhjd,hrd->bhjr", k, weights["queries"].to(k.dtype) * scale)
 
         def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
             r = self.delta(at(q_pos, b, i) - at(k_pos, b, j))
-            total = torch.zeros((), dtype=q.dtype, device=q.device)
-            total = total if c2p is None else total + c2p[b, h, i, r]
-            return total if p2c is None else total + p2c[b, h, j, r]
+            return c2p[b, h, i, r] + p2c[b, h, j, r]
 
         return term
