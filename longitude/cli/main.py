@@ -6,6 +6,7 @@ code 2; a fault of ours is one line and exit code 1; `--debug` adds the tracebac
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -31,22 +32,21 @@ app.command()(show)
 app.command()(env)
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         typer.echo(f"longitude {__version__}")
         raise typer.Exit
+    return asked
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def options(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which this is.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    """What every command takes; both are dealt with before any of them runs."""
 
 
 def main() -> None:
@@ -58,10 +58,10 @@ def run(args: list[str]) -> int:
     """Run one command; the exit code."""
     debug = "--debug" in args  # wherever it stands: it is most often added to the end
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without braille gets question marks
     try:
-        left = [a for a in args if a != "--debug"]
+        left = [a for a in args if a != "--debug"] or ["--help"]
         code = app(args=left, prog_name="longitude", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -82,8 +82,9 @@ def _told(error: Exception) -> tuple[str, int]:
     """The sentence for an error, and the exit code."""
     if isinstance(error, Mistake):
         return str(error), 2
-    if hasattr(error, "format_message"):  # a usage error, in whichever place typer keeps its click
-        return f"{error.format_message().rstrip('.')}. See longitude --help.", 2
+    usage = getattr(error, "format_message", None)  # click's, wherever this typer keeps its click
+    if usage is not None:
+        return f"{usage().rstrip('.')}. See longitude --help.", 2
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename}.", 1
     return (

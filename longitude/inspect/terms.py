@@ -16,6 +16,7 @@ from longitude.scheme import Scheme
 
 SEED = 0
 HEADS = 4  # drawn of each bias
+APART = 4096  # distances that are asked for at once
 
 
 def bias(scheme: Scheme, length: int, dims: Dims) -> tuple[BiasRow, ...]:
@@ -27,7 +28,7 @@ def bias(scheme: Scheme, length: int, dims: Dims) -> tuple[BiasRow, ...]:
     ahead = [] if scheme.causal else [-r for r in sample(length - query)[:0:-1]]
     away = torch.tensor([*ahead, *sample(query + 1)])
     add = _adder(scheme, length, dims, content(scheme, dims))
-    values = torch.stack([add(query, query - r) for r in away.tolist()])
+    values = torch.cat([add(query, query - r) for r in _near(away.tolist())])
     i, j = (positions(scheme, length, t) for t in (torch.tensor(query), query - away))
     values = values.where(~believed(scheme, i, j).isnan()[:, None], torch.nan)
     return tuple(
@@ -40,8 +41,9 @@ def bias(scheme: Scheme, length: int, dims: Dims) -> tuple[BiasRow, ...]:
 def by_content(scheme: Scheme, length: int, dims: Dims) -> bool:
     """Whether what is added depends on what query and key say, and not on where they are alone."""
     q, k = content(scheme, dims)
-    given = _adder(scheme, length, dims, (q, k))(length - 1, 0)
-    blank = _adder(scheme, length, dims, (q * 0, k * 0))(length - 1, 0)
+    first = torch.tensor([0])
+    given = _adder(scheme, length, dims, (q, k))(length - 1, first)
+    blank = _adder(scheme, length, dims, (q * 0, k * 0))(length - 1, first)
     return not torch.equal(given, blank)
 
 
@@ -61,16 +63,13 @@ def scale(scheme: Scheme, length: int, dims: Dims) -> tuple[ScaleRow, ...]:
 
 
 def count_seen(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
-    """How many tokens of a sequence each of these queries may see."""
-    ids, where = scheme.positions.ids(length), positions(scheme, length, tokens)
+    """How many keys each of these queries may see, counted by positions as attention counts."""
+    where = positions(scheme, length, tokens)
     seen = torch.zeros_like(tokens)
     for area in scheme.areas():
-        edges = area.interval(where)
-        if isinstance(ids, range):
-            first, last = (edge.clamp(0, length) for edge in edges)
-        else:
-            first, last = (torch.searchsorted(ids, edge) for edge in edges)
-        seen = seen + (last - first).clamp(min=0)
+        start, stop = area.interval(where)
+        stop = stop if scheme.causal else stop.clamp(max=length)
+        seen = seen + (stop - start).clamp(min=0)
     return seen
 
 
@@ -111,20 +110,34 @@ def content(scheme: Scheme, dims: Dims) -> tuple[Tensor, Tensor]:
 
 def _adder(
     scheme: Scheme, length: int, dims: Dims, said: tuple[Tensor, Tensor]
-) -> Callable[[int, int], Tensor]:
-    """The sum of the scheme's terms for a query and a key token, a number for each head.
-
-    One pair at a time, because a part may make a table of every distance between those it is given.
-    """
+) -> Callable[[int, Tensor], Tensor]:
+    """The sum of the scheme's terms for a query and some key tokens, (keys, heads)."""
     weights, scale_by = fresh(scheme, dims), scheme.softmax_scale(dims.head_dim)
-    zero, heads = torch.tensor(0), torch.arange(dims.heads)
+    query_says, key_says = said
 
-    def add(query: int, key: int) -> Tensor:
-        i, j = (positions(scheme, length, torch.tensor([[t]])) for t in (query, key))
-        terms = [p.term(*said, i, j, weights[name(p)], scale_by) for p in scheme.bias]
-        return sum(
-            (t(zero, heads, zero, zero) for t in terms),
-            start=torch.zeros(dims.heads, dtype=torch.float64),
-        )
+    def add(query: int, keys: Tensor) -> Tensor:
+        i, j = (positions(scheme, length, t)[None] for t in (torch.tensor([query]), keys))
+        each = key_says.expand(-1, -1, len(keys), -1)
+        at = torch.tensor(0), torch.arange(dims.heads), torch.tensor(0)
+        total = torch.zeros(len(keys), dims.heads, dtype=torch.float64)
+        for p in scheme.bias:
+            term = p.term(query_says, each, i, j, weights[name(p)], scale_by)
+            total = total + term(*at, torch.arange(len(keys))[:, None])
+        return total
 
     return add
+
+
+def _near(numbers: list[int]) -> list[Tensor]:
+    """Rising numbers in groups of neighbours.
+
+    A part may make a table of every distance between those it is given, so they must not be far
+    apart.
+    """
+    groups: list[list[int]] = []
+    for n in numbers:
+        if groups and n - groups[-1][0] < APART:
+            groups[-1].append(n)
+        else:
+            groups.append([n])
+    return [torch.tensor(g) for g in groups]

@@ -1,0 +1,39 @@
+# Every target sets up what it needs; PYTHON chooses the interpreter a fresh .venv is made with.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+DEMO := rope(base=100000, frequencies=yarn(4, original=8192), remap=leaky_rerope(4096, 8)) + logn(8192)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# two test workers share two cores: one thread each
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint check docs-table
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(READY)  ## draw what a telling scheme does, here and in out/demo.html
+	@$(BIN)/longitude show "$(DEMO)" --out out/demo.html
+
+test: $(READY)  ## run the tests, but for the slow ones and those that need an accelerator
+	$(BIN)/python -m pytest -n 2 -m "not slow and not accelerator"
+
+lint: $(READY)  ## check style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+check: lint test  ## everything that has to hold
+
+docs-table: $(READY)  ## write the README's table of parts anew
+	$(BIN)/python docs/parts_table.py
+
+# made once, and again when what is to be installed changes
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or \
+	    sys.exit("longitude needs Python 3.11 to 3.13, not %d.%d: use make PYTHON=python3.12" % sys.version_info[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	@touch $@
