@@ -78,6 +78,18 @@ def test_alibi_for_every_head_count(heads):
     )
 
 
+def test_one_row_of_positions_serves_every_batch():
+    q, k = rand(B, H, 6, D), rand(B, H, 7, D)
+    one, each_its_own = (
+        evaluate(Alibi(), q=q, k=k, q_pos=a, k_pos=b)
+        for a, b in ((Q[:1], K[:1]), (Q[:1].expand(B, -1), K[:1].expand(B, -1)))
+    )
+    assert torch.equal(one, each_its_own[:1])
+    term = Alibi().term(q, k, Q[:1], K[:1], {}, SCALE)
+    second, zero = torch.tensor(1), torch.tensor(0)
+    assert torch.equal(term(second, zero, zero, torch.tensor(5)), one[0, 0, 0, 5])
+
+
 def test_alibi_is_symmetric_by_default():
     same(evaluate(Alibi()), each(lambda b, h, i, j, r: -(2.0 ** (-2 * (h + 1))) * abs(r)))
 
@@ -198,11 +210,23 @@ def test_t5_adds_its_tables_entry(both):
 
 
 @pytest.mark.parametrize(
-    ("buckets", "top", "both"), [(30, 128, True), (1, 9, False), (32, 8, True)]
+    ("buckets", "top", "both"), [(30, 128, True), (1, 9, False), (32, 8, True), (32, 16, False)]
 )
 def test_t5_refuses_buckets_that_cannot_be(buckets, top, both):
     with pytest.raises(Mistake):
         T5(buckets, top, both)
+
+
+def test_fresh_weights_are_as_published():
+    """KERPLE draws r1, p from U(0, 2) and r2, a from U(0, 1); tables start small."""
+    rng, dims = torch.Generator().manual_seed(0), Dims(8, 4000, 2)
+    made = KerpleLog().init(dims, rng) | KerplePower().init(dims, rng)
+    for name, top in (("r1", 2), ("p", 2), ("r2", 1), ("a", 1)):
+        w = made[name]
+        assert float(w.min()) >= 0 and float(w.max()) <= top
+        assert float(w.mean()) == pytest.approx(top / 2, rel=0.05)
+    assert float(T5().init(dims, rng)["table"].std()) == pytest.approx(0.02, rel=0.05)
+    assert float(Deberta().init(Dims(8, 8, 64), rng)["keys"].std()) == pytest.approx(0.02, rel=0.05)
 
 
 def test_kerple_log():

@@ -263,6 +263,26 @@ def test_stepped_gives_each_query_the_factor_of_its_band(kind, step):
         )
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Yarn(4, original=64, fast=2, slow=2),
+        lambda: Yarn(4, original=64, slow=0),
+        lambda: DynamicYarn(64, fast=2, slow=2),
+        lambda: ByParts(4, original=64, low=3, high=3),
+        lambda: Llama3(4, original=64, low=4, high=4),
+        lambda: Linear(0),
+        lambda: Ntk(-1),
+        lambda: DynamicNtk(0),
+        lambda: Proportional(1.1),
+        lambda: Stepped("yarn", original=4, step=0.2),
+    ],
+)
+def test_fields_that_cannot_be(make):
+    with pytest.raises(Mistake):
+        make()
+
+
 EXAMPLES = {
     "unscaled": Unscaled(),
     "linear": Linear(4),

@@ -240,6 +240,15 @@ def test_one_length_for_each_sequence():
 
 
 @pytest.mark.parametrize("pairs", ["half", "adjacent"])
+def test_the_compilers_way_is_the_same_turn(pairs, monkeypatch):
+    """Under torch.compile the turn is written as arithmetic that it can fuse."""
+    x, (cos, sin) = vectors(5, 12), tables(Rope(), range(7, 12), 8)
+    eager = turn(x, cos, sin, pairs)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(turn(x, cos, sin, pairs), eager, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("pairs", ["half", "adjacent"])
 def test_gradients_turn_back(pairs):
     x, weight = vectors(5, 8).requires_grad_(), vectors(5, 8, 3)
     cos, sin = tables(Rope(), range(5), 8)
