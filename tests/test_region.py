@@ -87,6 +87,8 @@ def test_empty_knows_what_lowering_must_drop():
     assert (causal & Area(chunks=(Chunks(4, None, 0),))).empty
     assert not (causal & Area(chunks=(Chunks(4, 0, 1),))).empty
     assert (Area(hi=1) & Area(chunks=(Chunks(4, 1, 2),))).empty
+    assert not (Area(hi=1) & Area(chunks=(Chunks(4, 0, 1),))).empty
+    assert not (causal & Area(chunks=(Chunks(4, None, 1),))).empty
     assert (Area(top=5) & Area(bottom=5)).empty and (Area(first=3) & Area(last=3)).empty
     assert not Area().empty
 

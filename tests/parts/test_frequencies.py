@@ -283,6 +283,10 @@ def test_fields_that_cannot_be(make):
         make()
 
 
+def test_a_step_may_be_one_position():
+    assert len(Stepped("linear", original=4, step=0.25).bands(6)) == 3
+
+
 EXAMPLES = {
     "unscaled": Unscaled(),
     "linear": Linear(4),

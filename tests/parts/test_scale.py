@@ -44,6 +44,7 @@ def test_logn_counts_keys_and_not_positions():
 def test_logn_needs_a_length_whose_logarithm_divides(train):
     with pytest.raises(Mistake, match="at least 2"):
         LogN(train)
+    assert float(scale(LogN(2), seen=POS * 0 + 8)[0, 0, 0]) == pytest.approx(3)
 
 
 @pytest.mark.parametrize("t", [0.5, 1, 3.0])
