@@ -34,9 +34,9 @@ __all__ = ["Cache", "Dims", "Layers", "Mistake", "Scheme", "attention", "dump", 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"longitude has no name {name!r}; it has {', '.join(__all__)}.")
-    value = getattr(import_module(f"longitude.{_HOME[name]}"), name)
-    globals()[name] = value  # a function of the same name as its module must win
-    return value
+    module = import_module(f"longitude.{_HOME[name]}")
+    # `attention` is a room and a function in one: its package can be called
+    return module if name == _HOME[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -6,17 +6,19 @@ name.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.attention import attention
-from longitude.cache import Cache
 from longitude.part import Dims, Pos, Weights, as_tensor
 from longitude.scheme import Layers, Scheme
 from longitude.text import parse
+
+if TYPE_CHECKING:
+    from longitude.cache import Cache
 
 
 class PositionEmbedding(nn.Module):
@@ -54,7 +56,8 @@ class PositionEmbedding(nn.Module):
 class PositionAttention(nn.Module):
     """Sites ③ to ⑥: attention over q, k and v, which carry no positions yet.
 
-    `layer` of `layers` picks a layer's own scheme where they differ. With a `Cache`, give the new
+    `layer` of `layers` picks a layer's own scheme where they differ. With a
+    `Cache(scheme)`, give the new
     tokens' q, k and v and their positions: keys seen before come from the cache.
     """
 
@@ -72,10 +75,6 @@ class PositionAttention(nn.Module):
         self.scheme = scheme.layer(layer, layers)
         own = Scheme(rotary=self.scheme.rotary, bias=self.scheme.bias, scale=self.scheme.scale)
         self.weights = _parameters(own.init(dims, rng))
-
-    def cache(self, length: int | None = None) -> Cache:
-        """An empty cache for this layer."""
-        return Cache(self.scheme, length)
 
     def forward(
         self,

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _flex_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPU flex is for tests: no tracing, no warning that it is slow. On a GPU it compiles."""
+    import torch.nn.attention.flex_attention as flex
+
+    monkeypatch.setattr(
+        flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not torch.cuda.is_available()
+    )
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

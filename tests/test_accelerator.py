@@ -24,10 +24,10 @@ FLEX = [
     "alibi()",
     "t5(bidirectional=True) + bidirectional()",
     "kerple_log()",
-    "fire()",
     "sandwich(dim=16)",
     "shaw(16)",
     "deberta(64) + bidirectional()",
+    "deberta(64, buckets=16) + bidirectional()",
     "transformer_xl(clamp=64)",
     "rope(pairs='adjacent', decay=xpos()) + ssmax()",
 ]
@@ -90,6 +90,17 @@ def test_compiled_flex_and_its_gradients(text: str) -> None:
     got = results(s, 256, torch.float32, "flex")
     want = results(s, 256, torch.float64, "eager")
     assert max(far_apart(got, want)) < 2e-5, far_apart(got, want)
+
+
+def test_fire_runs_on_flex_and_refuses_its_gradient() -> None:
+    s, n = scheme("fire()"), 256
+    with torch.no_grad():
+        x, own = inputs(n, HEADS, 2, torch.float32), weights(s, torch.float32)
+        got = attention(s, *x, range(n), range(n), own, backend="flex").double()
+        want = attention(s, *x, range(n), range(n), own, backend="eager").double()
+    assert max(far_apart([got], [want])) < 2e-5
+    with pytest.raises(Mistake, match="can't differentiate"):
+        results(s, n, torch.float32, "flex")
 
 
 def test_compiled_flex_with_segments_padding_softcap_and_sinks() -> None:

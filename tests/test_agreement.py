@@ -26,13 +26,6 @@ REFUSALS = Path(__file__).with_name("agreement_refusals.txt")
 Cell = Callable[[Any, str], Iterator[tuple[Tensor, Tensor]]]
 
 
-@pytest.fixture(autouse=True)
-def _uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.nn.attention.flex_attention as flex
-
-    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-
-
 def dense(scheme: Any, backend: str, kv_heads: int = HEADS) -> Iterator[tuple[Tensor, Tensor]]:
     x, pos = tokens(batch=2), positions(scheme, TOKENS)
     want = Layer(scheme, kv_heads).dense(x, pos, backend="eager")

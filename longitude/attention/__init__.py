@@ -1,7 +1,7 @@
 """Attention over a scheme: lowered to passes, run by a backend.
 
-The package is callable, so that `from longitude import attention` gives both the function and the
-room it lives in: `attention(scheme, q, k, v, …)` and `attention.terms(…)`.
+The package can be called, so that `longitude.attention` is the function and the room it lives in:
+`attention(scheme, q, k, v, …)` and `attention.terms(…)`, whichever was imported first.
 """
 
 import sys

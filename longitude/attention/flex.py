@@ -31,8 +31,10 @@ def refuses(p: Problem) -> str | None:
         return "flex has no dropout"
     if any(getattr(part, "grows", False) for part in p.scheme.bias):
         return "its table of distances would take memory that grows with n²"
-    if p.q.device.type == "cpu" and torch.is_grad_enabled() and _wants_grad(p):
+    if _wants_grad(p) and p.q.device.type == "cpu":
         return "uncompiled flex has no backward on CPU"
+    if _wants_grad(p) and any(getattr(part, "many_reads", False) for part in p.scheme.bias):
+        return "compiled flex can't differentiate a weight that a term reads several times"
     if p.overflows:
         return "the decay over so many queries at once would overflow float32"
     if p.q.shape[-1] < 16 and p.q.is_cuda:
@@ -41,7 +43,8 @@ def refuses(p: Problem) -> str | None:
 
 
 def _wants_grad(p: Problem) -> bool:
-    return any(t.requires_grad for t in (p.q, p.k, p.v, *p.weights.values()))
+    given = (p.q, p.k, p.v, *p.weights.values())
+    return torch.is_grad_enabled() and any(t.requires_grad for t in given)
 
 
 def run(p: Problem) -> Tensor:

@@ -20,6 +20,7 @@ class Fire:
     threshold: float = 512
     c: float = 0.1
     flat_beyond = None
+    many_reads = True  # its weights are read unit by unit, which compiled flex can't differentiate
 
     def check(self) -> None:
         positive(self, "hidden", "threshold", "c")

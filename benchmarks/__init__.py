@@ -1,0 +1,1 @@
+"""Longitude beside what a user would pick instead, in one run, as ratios. Not timed tests."""
