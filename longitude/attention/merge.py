@@ -111,15 +111,21 @@ def _runs(plan: Plan, boxes: list[Box]) -> Iterator[tuple[int, tuple[Tile, ...],
             yield n, batch, box
 
 
-def _tiles_of(batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+def _tiles_of(
+    batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The batch's rows of q and columns of k and v, stacked; upper triangles reversed."""
     first, tops, lefts = batch[0], [t.top for t in batch], [t.left for t in batch]
-    parts = [
-        windows(q, tops, first.height),
-        windows(k, lefts, first.width),
-        windows(v, [n + box.left for n in lefts], first.width),
-    ]
-    return [_reverse(x, first).flatten(0, 1) for x in parts]
+
+    def stacked(x: Tensor, starts: list[int], size: int) -> Tensor:
+        return _reverse(windows(x, starts, size), first).flatten(0, 1)
+
+    across = [left + box.left for left in lefts]
+    return (
+        stacked(q, tops, first.height),
+        stacked(k, lefts, first.width),
+        stacked(v, across, first.width),
+    )
 
 
 def _reverse(x: Tensor, tile: Tile) -> Tensor:
@@ -141,8 +147,8 @@ def _backward(plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tenso
     rows = [windows(x, tops, first.height) for x in (grad, whole.out, whole.lse[..., None])]
     dout, out, lse = (_reverse(x, first).flatten(0, 1).contiguous() for x in rows)
     ran = Ran(out, lse[..., 0], whole.extra)
-    parts = _tiles_of(batch, box, q, k, v)
-    made = backward(plan.operator, dout, *parts, ran, first.kind != "full", plan.scale)
+    tiled = _tiles_of(batch, box, q, k, v)
+    made = backward(plan.operator, dout, *tiled, ran, first.kind != "full", plan.scale)
     return [_reverse(x.unflatten(0, (len(batch), -1)), first) for x in made]
 
 

@@ -79,8 +79,8 @@ def _group(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     group = q.shape[1] // k.shape[1]
     if group == 1:
         return q, k, v
-    shared = (x.flatten(0, 1)[:, None].expand(-1, group, -1, -1) for x in (k, v))
-    return q.reshape(-1, group, *q.shape[2:]), *shared
+    k, v = (x.flatten(0, 1)[:, None].expand(-1, group, -1, -1) for x in (k, v))
+    return q.reshape(-1, group, *q.shape[2:]), k, v
 
 
 def _heads(x: Tensor, b: int, h: int) -> Tensor:

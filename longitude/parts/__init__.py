@@ -4,8 +4,8 @@ from longitude.parts.bias.alibi import Alibi as Alibi
 from longitude.parts.bias.alibi_interpolated import AlibiInterpolated as AlibiInterpolated
 from longitude.parts.bias.deberta import Deberta as Deberta
 from longitude.parts.bias.fire import Fire as Fire
-from longitude.parts.bias.kerple import KerpleLog as KerpleLog
-from longitude.parts.bias.kerple import KerplePower as KerplePower
+from longitude.parts.bias.kerple_log import KerpleLog as KerpleLog
+from longitude.parts.bias.kerple_power import KerplePower as KerplePower
 from longitude.parts.bias.ntk_alibi import NtkAlibi as NtkAlibi
 from longitude.parts.bias.sandwich import Sandwich as Sandwich
 from longitude.parts.bias.shaw import Shaw as Shaw

@@ -25,7 +25,7 @@ def plane(rule) -> list[list[bool]]:
     return [[bool(rule(a, b)) for b in range(N)] for a in range(N)]
 
 
-@pytest.mark.parametrize(("mask", "rule"), RULES, ids=str)
+@pytest.mark.parametrize(("mask", "rule"), RULES, ids=[str(m) for m, _ in RULES])
 def test_a_mask_shows_what_its_rule_says(mask, rule):
     assert visible(mask.areas(), i, j).tolist() == plane(rule)
 
@@ -35,7 +35,7 @@ def test_areas_of_a_mask_are_disjoint(mask):
     assert int(sum(a.visible(i, j).int() for a in mask.areas()).max()) == 1
 
 
-@pytest.mark.parametrize(("mask", "rule"), RULES, ids=str)
+@pytest.mark.parametrize(("mask", "rule"), RULES, ids=[str(m) for m, _ in RULES])
 def test_a_scheme_is_causal_unless_it_says_bidirectional(mask, rule):
     seen = visible(Scheme.of(mask).areas(), i, j).tolist()
     both = mask == Bidirectional()

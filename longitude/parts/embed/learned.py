@@ -10,20 +10,19 @@ from torch import Tensor
 from longitude.part import Dims, Mistake, Weights, not_negative, part, positive
 
 
-def rows(table: Tensor, pos: Tensor, offset: int = 0) -> Tensor:
+def rows(name: str, table: Tensor, pos: Tensor, offset: int = 0) -> Tensor:
     """The table's rows at these positions, or a sentence about the one that is not there."""
     if pos.is_floating_point():
         raise Mistake(
-            "learned: a table has no row for real-valued positions: use sinusoidal() or rope()."
+            f"{name}: a table has no row for real-valued positions: use sinusoidal() or rope()."
         )
     held = table.shape[0] - offset
     if pos.numel() and not torch.compiler.is_compiling():
         low, high = torch.aminmax(pos)
         if low < 0 or high >= held:
             raise Mistake(
-                f"learned: position {int(high if high >= held else low)} is outside the table "
-                f"of {held} positions: "
-                f"use hierarchical({held}) to read on, up to {held**2}."
+                f"{name}: position {int(high if high >= held else low)} is outside the table "
+                f"of {held} positions: learned ones read on to {held**2} as hierarchical({held})."
             )
     return table[pos + offset]
 
@@ -42,4 +41,4 @@ class Learned:
         return {"table": table}
 
     def embed(self, x: Tensor, pos: Tensor, weights: Weights) -> Tensor:
-        return x + rows(weights["table"], pos, self.offset).to(x.dtype)
+        return x + rows("learned", weights["table"], pos, self.offset).to(x.dtype)

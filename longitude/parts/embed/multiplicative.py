@@ -23,4 +23,4 @@ class Multiplicative:
         return {"table": torch.zeros(self.length, dims.dim)}
 
     def embed(self, x: Tensor, pos: Tensor, weights: Weights) -> Tensor:
-        return x * (1 + rows(weights["table"], pos)).to(x.dtype)
+        return x * (1 + rows("multiplicative", weights["table"], pos)).to(x.dtype)

@@ -1,0 +1,31 @@
+"""KERPLE, logarithmic: -r1 ln(1 + r2 |i - j|), r1 and r2 learned for each head.
+
+Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
+Weights are kept at 0.01 or above where they are read, so gradients stay right and no forward
+changes them.
+"""
+
+import torch
+from torch import Tensor
+
+from longitude.part import Dims, Term, Weights, part
+from longitude.parts.bias.distance import by_distance
+
+LEAST = 0.01
+
+
+@part("kerple_log", site="bias", paper="Chi et al. 2022, arXiv:2205.09921")
+class KerpleLog:
+    flat_beyond = None
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {
+            "r1": torch.rand(dims.heads, generator=rng) * 2,
+            "r2": torch.rand(dims.heads, generator=rng),
+        }
+
+    def term(
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+    ) -> Term:
+        r1, r2 = (weights[name].clamp(min=LEAST) for name in ("r1", "r2"))
+        return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
