@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from longitude.fields import Mistake, check_field, literal
@@ -24,6 +24,13 @@ Site = Literal[
 ]
 Pos = range | Tensor  # a range where positions are contiguous: readable without touching the device
 Weights = dict[str, Tensor]
+Half = Float[Tensor, " half"]  # one number for each rotary pair
+Vectors = Float[Tensor, "*b n dim"]  # embeddings of tokens
+Places = Real[Tensor, "... n"]  # positions of tokens, whole or real
+Rows = Real[Tensor, "#b _"]  # positions, one row for each sequence or one for all
+Factors = Float[Tensor, "#b #h #n"]  # a factor for each query
+Queries = Float[Tensor, "b h nq d"]
+Keys = Float[Tensor, "b hkv nk d"]
 Index = Tensor  # batch, head, query or key indices that broadcast against each other
 Term = Callable[
     [Index, Index, Index, Index], Tensor
@@ -65,7 +72,7 @@ class Learned(Protocol):
 class Embed(Learned, Protocol):
     """② Embeddings with their positions in."""
 
-    def embed(self, x: Tensor, pos: Tensor, weights: Weights) -> Tensor: ...
+    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors: ...
 
 
 @runtime_checkable
@@ -80,7 +87,7 @@ class Frequencies(Protocol):
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Float[Tensor, " half"]: ...
+    ) -> Half: ...
 
     def gain(self, length: int) -> float: ...
 
@@ -104,7 +111,7 @@ class Remap(Protocol):
 class Decay(Protocol):
     """③ The logarithm of each pair's gain for one step of distance, and float32's reach of it."""
 
-    def rate(self, dim: int) -> Float[Tensor, " half"]: ...
+    def rate(self, dim: int) -> Half: ...
 
     def span(self, dim: int) -> float: ...
 
@@ -113,7 +120,7 @@ class Decay(Protocol):
 class Scale(Learned, Protocol):
     """④ A factor for each query; `seen` counts the keys that its mask lets it see."""
 
-    def scale(self, q_pos: Tensor, seen: Tensor, weights: Weights) -> Tensor: ...
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors: ...
 
 
 @runtime_checkable
@@ -127,7 +134,7 @@ class Bias(Learned, Protocol):
     def flat_beyond(self) -> int | None: ...
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term: ...
 
 

@@ -440,3 +440,18 @@ def test_other_biases_never_go_flat():
     other = [p for p in PARTS.values() if p.site == "bias" and p.name not in flat]
     assert other and all(p.flat_beyond is None for p in other)
     assert TransformerXl().flat_beyond is None
+
+
+def test_transformer_xl_clamps_keys_that_all_lie_beyond():
+    dims = Dims(16, 2, 4)
+    s = TransformerXl(clamp=3)
+    weights = s.init(dims, torch.Generator().manual_seed(0))
+    q, k = (torch.randn(1, 2, n, 4, generator=torch.Generator().manual_seed(n)) for n in (2, 5))
+    far, near = torch.tensor([[40, 41]]), torch.arange(5)[None]
+    grid = [
+        torch.arange(n).view(shape)
+        for n, shape in ((1, (-1, 1, 1, 1)), (2, (-1, 1, 1)), (2, (-1, 1)), (5, (-1,)))
+    ]
+    got = s.term(q, k, far, near, weights, 0.5)(*grid)
+    edge = s.term(q, k, torch.tensor([[7, 7]]), near, weights, 0.5)(*grid)  # distances 3 to 7
+    assert torch.allclose(got, edge, atol=1e-6)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Term, Weights, not_negative, part, positive
+from longitude.part import Dims, Keys, Queries, Rows, Term, Weights, not_negative, part, positive
 from longitude.parts.bias.distance import by_distance
 
 
@@ -54,7 +54,7 @@ class Alibi:
         return {}
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         return linear_term(
             slopes(q.shape[1], self.steepness), q, q_pos, k_pos, self.future, self.offset

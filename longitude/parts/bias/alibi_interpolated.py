@@ -5,9 +5,8 @@ slopes keep a cache valid.
 """
 
 import torch
-from torch import Tensor
 
-from longitude.part import Dims, Term, Weights, part, positive
+from longitude.part import Dims, Keys, Queries, Rows, Term, Weights, part, positive
 from longitude.parts.bias.alibi import linear_term, slopes
 
 
@@ -23,6 +22,6 @@ class AlibiInterpolated:
         return {}
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         return linear_term(slopes(q.shape[1]) / self.factor, q, q_pos, k_pos)

@@ -9,7 +9,7 @@ is beyond buckets/2 up to `span` (v2, v3). K and Q (heads, 2s, d) are projected 
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Index, Mistake, Term, Weights, part, positive
+from longitude.part import Dims, Index, Keys, Mistake, Queries, Rows, Term, Weights, part, positive
 from longitude.parts.bias.distance import at
 
 
@@ -63,7 +63,7 @@ class Deberta:
         return (r + self.rows).clamp(0, 2 * self.rows - 1)
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         c2p, p2c = (x.new_zeros(()).expand(*x.shape[:3], 2 * self.rows) for x in (q, k))

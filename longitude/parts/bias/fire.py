@@ -10,7 +10,7 @@ are as a cache grows.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Index, Term, Weights, part, positive
+from longitude.part import Dims, Index, Keys, Queries, Rows, Term, Weights, part, positive
 from longitude.parts.bias.distance import at
 
 
@@ -36,7 +36,7 @@ class Fire:
         }
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         w = weights
         dtype = w["c"].dtype

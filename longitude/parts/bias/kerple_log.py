@@ -6,9 +6,8 @@ changes them.
 """
 
 import torch
-from torch import Tensor
 
-from longitude.part import Dims, Term, Weights, part
+from longitude.part import Dims, Keys, Queries, Rows, Term, Weights, part
 from longitude.parts.bias.distance import by_distance
 
 LEAST = 0.01
@@ -25,7 +24,7 @@ class KerpleLog:
         }
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         r1, r2 = (weights[name].clamp(min=LEAST) for name in ("r1", "r2"))
         return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))

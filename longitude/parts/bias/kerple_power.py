@@ -8,7 +8,7 @@ no forward changes them.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Term, Weights, part
+from longitude.part import Dims, Keys, Queries, Rows, Term, Weights, part
 from longitude.parts.bias.distance import by_distance
 
 LEAST = 0.01
@@ -25,7 +25,7 @@ class KerplePower:
         }
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         a, p = weights["a"].clamp(min=LEAST), weights["p"].clamp(LEAST, 2)
 

@@ -9,7 +9,7 @@ ranks up, and this does not.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Term, Weights, part, positive
+from longitude.part import Dims, Keys, Queries, Rows, Term, Weights, part, positive
 from longitude.parts.bias.alibi import linear_term, slopes
 
 
@@ -33,6 +33,6 @@ class NtkAlibi:
         return {}
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         return linear_term(stretched(slopes(q.shape[1]), self.factor), q, q_pos, k_pos)

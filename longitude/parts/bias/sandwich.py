@@ -9,7 +9,7 @@ position most.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Term, Weights, part, positive
+from longitude.part import Dims, Keys, Mistake, Queries, Rows, Term, Weights, part, positive
 from longitude.parts.bias.distance import by_distance
 
 
@@ -30,7 +30,7 @@ class Sandwich:
         return {}
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         dtype = torch.promote_types(q.dtype, torch.float32)
         heads = q.shape[1]

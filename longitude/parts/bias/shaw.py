@@ -9,7 +9,7 @@ row of weights, so it runs eagerly only. Tables are shared by the heads.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Index, Term, Weights, part, positive
+from longitude.part import Dims, Index, Keys, Queries, Rows, Term, Weights, part, positive
 from longitude.parts.bias.distance import at
 
 
@@ -35,7 +35,7 @@ class Shaw:
         return (j - i).round().clamp(-self.clip, self.clip).to(torch.int64) + self.clip
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         score = torch.einsum("bhid,rd->bhir", q, weights["keys"].to(q.dtype))
 

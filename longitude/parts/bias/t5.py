@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Term, Weights, part
+from longitude.part import Dims, Keys, Mistake, Queries, Rows, Term, Weights, part
 from longitude.parts.bias.distance import by_distance
 
 
@@ -57,7 +57,7 @@ class T5:
         return {"table": torch.randn(self.buckets, dims.heads, generator=rng) * 0.02}
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         table = weights["table"]
 

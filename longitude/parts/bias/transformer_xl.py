@@ -9,7 +9,19 @@ positions.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Index, Mistake, Term, Weights, not_negative, part, positive
+from longitude.part import (
+    Dims,
+    Index,
+    Keys,
+    Mistake,
+    Queries,
+    Rows,
+    Term,
+    Weights,
+    not_negative,
+    part,
+    positive,
+)
 from longitude.parts.bias.distance import at
 from longitude.parts.embed.sinusoidal import sinusoid
 
@@ -41,16 +53,12 @@ class TransformerXl:
         }
 
     def term(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights, scale: float
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
         low, high = self._reach(q_pos, k_pos)
         relative = weights["relative"].to(q.dtype)
-        wave = sinusoid(
-            torch.arange(low, high + 1, device=q.device),
-            relative.shape[-1],
-            self.base,
-            "concatenated",
-        )
+        steps = torch.arange(low, high + 1, device=q.device)
+        wave = sinusoid(steps, relative.shape[-1], self.base, "concatenated")
         keys = torch.einsum("hdm,rm->hrd", relative, wave.to(q.dtype))
         u, v = (weights[name].to(q.dtype) * scale for name in ("u", "v"))
         position = torch.einsum("bhid,hrd->bhir", q + v[:, None], keys)
@@ -66,8 +74,7 @@ class TransformerXl:
     def _reach(self, q_pos: Tensor, k_pos: Tensor) -> tuple[int, int]:
         """The least and greatest distance that the table must hold."""
         if q_pos.is_floating_point() or k_pos.is_floating_point():
-            raise Mistake(
-                "transformer_xl: distances index a table of whole steps: give whole positions."
-            )
+            raise Mistake("transformer_xl: its table is of whole steps: give whole positions.")
         low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
-        return (max(low, -self.clamp), min(high, self.clamp)) if self.clamp else (low, high)
+        most = self.clamp or max(-low, high)
+        return max(min(low, most), -most), max(min(high, most), -most)

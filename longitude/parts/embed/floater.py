@@ -10,7 +10,7 @@ and v in every layer, are not.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Weights, part, positive
+from longitude.part import Dims, Mistake, Places, Vectors, Weights, part, positive
 
 
 @part("floater", site="embed", paper="Liu et al. 2020, arXiv:2003.09229")
@@ -52,7 +52,7 @@ class Floater:
                 points.append(p)
         return torch.stack(points)
 
-    def embed(self, x: Tensor, pos: Tensor, weights: Weights) -> Tensor:
+    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors:
         if pos.is_floating_point() or (pos.numel() and pos.min() < 0):
             raise Mistake(
                 "floater: the flow is read off at whole positions from 0 on: give such positions."

@@ -9,7 +9,7 @@ differ; 0.4 is the author's choice.
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Weights, not_negative, part, positive
+from longitude.part import Dims, Mistake, Places, Vectors, Weights, not_negative, part, positive
 
 
 @part("hierarchical", site="embed", paper="Su 2020, kexue.fm/archives/7947")
@@ -42,5 +42,5 @@ class Hierarchical:
         code = self.alpha * u[pos // n] + (1 - self.alpha) * u[pos % n]
         return torch.where((pos < n)[..., None], table[pos.clamp(max=n - 1)], code)
 
-    def embed(self, x: Tensor, pos: Tensor, weights: Weights) -> Tensor:
+    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors:
         return x + self.rows(weights["table"], pos).to(x.dtype)

@@ -7,7 +7,7 @@ past the table. `offset` skips rows that a checkpoint keeps for padding (RoBERTa
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Weights, not_negative, part, positive
+from longitude.part import Dims, Mistake, Places, Vectors, Weights, not_negative, part, positive
 
 
 def rows(name: str, table: Tensor, pos: Tensor, offset: int = 0) -> Tensor:
@@ -40,5 +40,5 @@ class Learned:
         table = torch.randn(self.length + self.offset, dims.dim, generator=rng) * 0.02
         return {"table": table}
 
-    def embed(self, x: Tensor, pos: Tensor, weights: Weights) -> Tensor:
+    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors:
         return x + rows("learned", weights["table"], pos, self.offset).to(x.dtype)

@@ -6,9 +6,8 @@ from any model.
 """
 
 import torch
-from torch import Tensor
 
-from longitude.part import Dims, Weights, part, positive
+from longitude.part import Dims, Places, Vectors, Weights, part, positive
 from longitude.parts.embed.learned import rows
 
 
@@ -22,5 +21,5 @@ class Multiplicative:
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {"table": torch.zeros(self.length, dims.dim)}
 
-    def embed(self, x: Tensor, pos: Tensor, weights: Weights) -> Tensor:
+    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors:
         return x * (1 + rows("multiplicative", weights["table"], pos)).to(x.dtype)

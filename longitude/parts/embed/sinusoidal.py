@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longitude.part import Dims, Mistake, Weights, part, positive
+from longitude.part import Dims, Mistake, Places, Vectors, Weights, part, positive
 
 Layout = Literal["interleaved", "concatenated"]
 Spacing = Literal["paper", "endpoint"]
@@ -46,5 +46,5 @@ class Sinusoidal:
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {}
 
-    def embed(self, x: Tensor, pos: Tensor, weights: Weights) -> Tensor:
+    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors:
         return x + sinusoid(pos, x.shape[-1], self.base, self.layout, self.spacing).to(x.dtype)

@@ -8,12 +8,18 @@ weights' rows. Dimensions past the tables' pass through: partial rotary.
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 Pairs = Literal["half", "adjacent"]
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs = "half") -> Tensor:
+def turn(
+    x: Float[Tensor, "b h n d"],
+    cos: Float[Tensor, "#b 1 n half"],
+    sin: Float[Tensor, "#b 1 n half"],
+    pairs: Pairs = "half",
+) -> Float[Tensor, "b h n d"]:
     """x (b h n d) turned by tables (b|1 1 n half), in float32 at least, rounded once to x's
     dtype."""
     width = 2 * cos.shape[-1]

@@ -9,9 +9,8 @@ future the gain grows without bound.
 import math
 
 import torch
-from torch import Tensor
 
-from longitude.part import part, positive
+from longitude.part import Half, part, positive
 
 
 @part("xpos", site="decay", paper="Sun et al. 2022, arXiv:2212.10554")
@@ -22,7 +21,7 @@ class Xpos:
     def check(self) -> None:
         positive(self, "gamma", "scale_base")
 
-    def rate(self, dim: int) -> Tensor:
+    def rate(self, dim: int) -> Half:
         """ln ζ_i / σ: the logarithm of each pair's gain for one step of distance."""
         zeta = (torch.arange(0, dim, 2, dtype=torch.float64) / dim + self.gamma) / (1 + self.gamma)
         return zeta.log() / self.scale_base

@@ -4,9 +4,8 @@ Meta 2025, Llama 4, on its layers without positions. Ministral 3 uses the same w
 """
 
 import torch
-from torch import Tensor
 
-from longitude.part import Dims, Weights, not_negative, part, positive
+from longitude.part import Dims, Factors, Rows, Weights, not_negative, part, positive
 
 
 @part("llama4_temperature", site="scale", paper="Meta 2025, Llama 4; transformers modeling_llama4")
@@ -22,6 +21,6 @@ class Llama4Temperature:
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {}
 
-    def scale(self, q_pos: Tensor, seen: Tensor, weights: Weights) -> Tensor:
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         steps = torch.floor((q_pos.to(torch.float64) + self.offset) / self.floor)
         return (1 + self.scale_by * torch.log1p(steps))[:, None]

@@ -9,9 +9,8 @@ bidirectional: the unpadded keys.
 import math
 
 import torch
-from torch import Tensor
 
-from longitude.part import Dims, Mistake, Weights, part
+from longitude.part import Dims, Factors, Mistake, Rows, Weights, part
 
 
 @part(
@@ -33,6 +32,6 @@ class LogN:
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {}
 
-    def scale(self, q_pos: Tensor, seen: Tensor, weights: Weights) -> Tensor:
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         factor = seen.clamp(min=1).to(torch.float64).log() / math.log(self.train)
         return (factor.clamp(min=1) if self.clip else factor)[:, None]

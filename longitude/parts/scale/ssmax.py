@@ -6,9 +6,8 @@ where s starts.
 """
 
 import torch
-from torch import Tensor
 
-from longitude.part import Dims, Weights, part
+from longitude.part import Dims, Factors, Rows, Weights, part
 
 
 @part("ssmax", site="scale", paper="Nakanishi 2025, arXiv:2501.19399")
@@ -18,5 +17,5 @@ class SsMax:
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {"s": torch.full((dims.heads,), float(self.start))}
 
-    def scale(self, q_pos: Tensor, seen: Tensor, weights: Weights) -> Tensor:
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         return weights["s"][None, :, None] * seen.clamp(min=1).to(torch.float64).log()[:, None]

@@ -4,9 +4,8 @@ Hinton et al. 2015. YaRN's own temperature is part of `yarn`; this one is for tr
 """
 
 import torch
-from torch import Tensor
 
-from longitude.part import Dims, Weights, part, positive
+from longitude.part import Dims, Factors, Rows, Weights, part, positive
 
 
 @part("temperature", site="scale", paper="Hinton et al. 2015, arXiv:1503.02531")
@@ -19,5 +18,5 @@ class Temperature:
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {}
 
-    def scale(self, q_pos: Tensor, seen: Tensor, weights: Weights) -> Tensor:
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         return torch.full((1, 1, 1), 1 / self.t, dtype=torch.float64, device=q_pos.device)

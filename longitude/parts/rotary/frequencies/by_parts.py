@@ -11,9 +11,8 @@ from dataclasses import field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import Mistake, part, positive
+from longitude.part import Half, Mistake, part, positive
 from longitude.parts.rotary.frequencies.unscaled import powers
 
 
@@ -35,7 +34,7 @@ class ByParts:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         theta = 1.0 / powers(dim, base, dtype)
         turns = self.original * theta / (2 * math.pi)
         keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)

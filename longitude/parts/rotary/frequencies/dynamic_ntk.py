@@ -8,9 +8,8 @@ would differ from prefill in every layer but the first.
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import part, positive
+from longitude.part import Half, part, positive
 from longitude.parts.rotary.frequencies.ntk import stretched
 from longitude.parts.rotary.frequencies.unscaled import powers
 
@@ -26,7 +25,7 @@ class DynamicNtk:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         grown = (self.factor * max(length, self.original) / self.original) - (self.factor - 1)
         return 1.0 / powers(dim, stretched(base, grown, dim), dtype)
 

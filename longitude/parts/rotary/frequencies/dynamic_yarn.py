@@ -6,9 +6,8 @@ Peng et al. 2023, section 3.3. The length is an input, fixed for the life of a c
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import Mistake, part, positive
+from longitude.part import Half, Mistake, part, positive
 from longitude.parts.rotary.frequencies.yarn import Yarn
 
 
@@ -34,7 +33,7 @@ class DynamicYarn:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         return self.at(length).inv_freq(dim, base, length, dtype)
 
     def gain(self, length: int) -> float:

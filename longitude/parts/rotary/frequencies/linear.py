@@ -7,9 +7,8 @@ kaiokendev. Weak beyond a factor of 2 without fine-tuning.
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import part, positive
+from longitude.part import Half, part, positive
 from longitude.parts.rotary.frequencies.unscaled import powers
 
 
@@ -23,7 +22,7 @@ class Linear:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         return 1.0 / powers(dim, base, dtype) / self.factor
 
     def gain(self, length: int) -> float:

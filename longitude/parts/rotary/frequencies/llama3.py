@@ -10,9 +10,8 @@ from dataclasses import field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import Mistake, part, positive
+from longitude.part import Half, Mistake, part, positive
 from longitude.parts.rotary.frequencies.unscaled import powers
 
 
@@ -34,7 +33,7 @@ class Llama3:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         theta = 1.0 / powers(dim, base, dtype)
         wavelength = 2 * math.pi / theta
         longest, shortest = self.original / self.low, self.original / self.high

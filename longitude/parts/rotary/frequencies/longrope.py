@@ -12,9 +12,8 @@ from dataclasses import field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import Mistake, part, positive
+from longitude.part import Half, Mistake, part, positive
 from longitude.parts.rotary.frequencies.unscaled import powers
 
 
@@ -41,7 +40,7 @@ class LongRope:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         factors = self.long if length > self.original else self.short
         if len(factors) != dim // 2:
             raise Mistake(

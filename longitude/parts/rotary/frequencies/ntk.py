@@ -7,9 +7,8 @@ the factor above the ratio of lengths you need: it is reliable to about half of 
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import Mistake, part, positive
+from longitude.part import Half, Mistake, part, positive
 from longitude.parts.rotary.frequencies.unscaled import powers
 
 
@@ -33,7 +32,7 @@ class Ntk:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         return 1.0 / powers(dim, stretched(base, self.factor, dim), dtype)
 
     def gain(self, length: int) -> float:

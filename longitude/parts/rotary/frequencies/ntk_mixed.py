@@ -8,9 +8,8 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import part, positive
+from longitude.part import Half, part, positive
 from longitude.parts.rotary.frequencies.unscaled import powers
 
 
@@ -25,7 +24,7 @@ class NtkMixed:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         a = math.log(self.factor) / (dim / 2) ** self.power
         i = torch.arange(1, dim // 2 + 1, dtype=dtype)
         return 1.0 / powers(dim, base, dtype) * torch.exp(-a * i**self.power)

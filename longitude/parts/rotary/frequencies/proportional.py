@@ -8,9 +8,8 @@ whole dimension, so the pairs that turn are the fastest ones.
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from longitude.part import Mistake, part, positive
+from longitude.part import Half, Mistake, part, positive
 from longitude.parts.rotary.frequencies.unscaled import powers
 
 
@@ -30,7 +29,7 @@ class Proportional:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         turning = int(self.share * dim // 2)
         # as many powers as are used: float32's last bit depends on how many are raised at once
         theta = 1.0 / powers(dim, base, dtype, pairs=turning)

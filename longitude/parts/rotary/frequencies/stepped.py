@@ -11,9 +11,8 @@ from dataclasses import field
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from longitude.part import Frequencies, Mistake, part, positive
+from longitude.part import Frequencies, Half, Mistake, part, positive
 from longitude.parts.rotary.frequencies.by_parts import ByParts
 from longitude.parts.rotary.frequencies.linear import Linear
 from longitude.parts.rotary.frequencies.ntk import Ntk
@@ -58,7 +57,7 @@ class Stepped:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         """The frequencies that the last query of this length sees."""
         return self.bands(length)[-1][1].inv_freq(dim, base, length, dtype)
 

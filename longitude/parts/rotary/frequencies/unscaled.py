@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from longitude.part import part
+from longitude.part import Half, part
 
 
 def powers(
@@ -26,7 +26,7 @@ class Unscaled:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         return 1.0 / powers(dim, base, dtype)
 
     def gain(self, length: int) -> float:

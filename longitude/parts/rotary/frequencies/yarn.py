@@ -13,9 +13,8 @@ from dataclasses import field
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from longitude.part import Mistake, part, positive
+from longitude.part import Half, Mistake, part, positive
 from longitude.parts.rotary.frequencies.by_parts import ByParts
 from longitude.parts.rotary.frequencies.unscaled import powers
 
@@ -57,7 +56,7 @@ class Yarn:
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Tensor:
+    ) -> Half:
         if self.ramp == "paper":
             mixed = ByParts(self.factor, original=self.original, low=self.slow, high=self.fast)
             return mixed.inv_freq(dim, base, length, dtype)
