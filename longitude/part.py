@@ -17,7 +17,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from longitude.fields import Mistake, check_field, literal
-from longitude.region import Area, Region
+from longitude.region import EVERYWHERE, SAME, Area, Shift
 
 Site = Literal[
     "positions", "embed", "rotary", "frequencies", "remap", "decay", "scale", "bias", "mask"
@@ -65,6 +65,8 @@ class Positions(Protocol):
 class Learned(Protocol):
     """A part with weights: `init` makes fresh ones, {} where nothing is learned."""
 
+    name: ClassVar[str]
+
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights: ...
 
 
@@ -90,6 +92,16 @@ class Frequencies(Protocol):
     ) -> Half: ...
 
     def gain(self, length: int) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """One area where queries and keys turn to shifted positions, perhaps at other frequencies."""
+
+    where: Area = EVERYWHERE
+    q: Shift = SAME
+    k: Shift = SAME
+    frequencies: Frequencies | None = None
 
 
 @runtime_checkable

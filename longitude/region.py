@@ -2,20 +2,16 @@
 
 Every mask and every remap of rotary positions cuts the plane of pairs (i, j) into pieces. A piece
 is a value, not a closure, so that a backend can read it: an `Area` says which pairs, a `Shift` says
-what a position becomes, and a `Region` joins one area with the shifts of its query and its key.
+what a position becomes; a `Region` (part.py) joins one area with the shifts of its query and key.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from longitude.part import Frequencies
 
 FAR = 2**62  # stands for "no bound" in integer arithmetic; larger than any position
 
@@ -130,6 +126,9 @@ class Area:
         return keep
 
 
+EVERYWHERE = Area()
+
+
 def _between(x: Tensor, lo: int | None, hi: int | None) -> list[Tensor]:
     return ([x >= lo] if lo is not None else []) + ([x < hi] if hi is not None else [])
 
@@ -180,14 +179,3 @@ SAME = Shift()
 def at(position: float) -> Shift:
     """Every position becomes this one."""
     return Shift(divide=float("inf"), add=position)
-
-
-@dataclass(frozen=True)
-class Region:
-    """One area in which queries and keys turn to shifted positions, perhaps at other
-    frequencies."""
-
-    where: Area = Area()
-    q: Shift = SAME
-    k: Shift = SAME
-    frequencies: Frequencies | None = None

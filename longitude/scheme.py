@@ -113,7 +113,7 @@ class Scheme:
     def init(self, dims: Dims, rng: torch.Generator | None = None) -> Weights:
         """Fresh weights of every learned part, named part.weight."""
         learned = [p for p in self.parts if isinstance(p, Learned)]
-        return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}  # type: ignore[attr-defined]
+        return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
 
 
 @dataclass(frozen=True, repr=False)

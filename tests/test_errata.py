@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from longitude import Scheme
+from longitude.part import Region
 from longitude.parts import (
     Alibi,
     DynamicNtk,
@@ -23,7 +24,7 @@ from longitude.parts import (
 )
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
-from longitude.region import Region, visible
+from longitude.region import visible
 
 CPU = torch.device("cpu")
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from longitude.part import Region
 from longitude.parts import (
     Alibi,
     DualChunk,
@@ -20,7 +21,7 @@ from longitude.parts import (
 from longitude.parts.bias.t5 import bucket
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
-from longitude.region import Region, Shift
+from longitude.region import Shift
 
 CPU = torch.device("cpu")
 

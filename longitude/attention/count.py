@@ -1,5 +1,4 @@
-"""What has to be counted before attention: the keys each query may see, and how long each sequence
-is.
+"""What is counted before attention: the keys each query may see, and each sequence's length.
 
 Both go by positions, not by what a cache happens to hold, so that decoding counts as prefill does.
 """
@@ -21,7 +20,7 @@ def scaled(p: Problem) -> Tensor:
     q_pos, seen = p.q_rows, _seen(p)
     factor = torch.ones((), dtype=torch.float64, device=p.q.device)
     for part in p.scheme.scale:
-        factor = factor * part.scale(q_pos, seen, weights_of(part.name, p.weights))  # type: ignore[attr-defined]
+        factor = factor * part.scale(q_pos, seen, weights_of(part.name, p.weights))
     wide = torch.promote_types(p.q.dtype, torch.float32)
     return (p.q.to(wide) * factor[..., None].to(wide)).to(p.q.dtype)
 
@@ -29,11 +28,11 @@ def scaled(p: Problem) -> Tensor:
 def _seen(p: Problem) -> Tensor:
     """How many keys each query's mask lets it see, by positions: an evicted key still counts."""
     q_pos = p.q_rows
+    most = torch.full_like(q_pos, FAR) if p.scheme.causal else _keys(p).to(q_pos.dtype)
     total = torch.zeros_like(q_pos)
     for area in p.scheme.areas():
         start, stop = area.interval(q_pos)
-        stop = torch.minimum(stop, _keys(p).to(stop.dtype)) if not p.scheme.causal else stop
-        total = total + (stop - start).clamp(min=0, max=FAR)
+        total = total + (torch.minimum(stop, most) - start).clamp(min=0)
     return total
 
 
@@ -54,9 +53,7 @@ def _by_segment(at: Tensor, ids: Tensor, values: Tensor, how: str) -> Tensor:
     keys = torch.cat([torch.stack([batch.expand_as(x), x], -1).flatten(0, 1) for x in (ids, at)])
     _, index = keys.unique(dim=0, return_inverse=True)
     index, asked = index.split([ids.numel(), at.numel()])
-    found = values.new_zeros(
-        int(index.max()) + 1 if asked.numel() == 0 else int(max(index.max(), asked.max())) + 1
-    )
+    found = values.new_zeros(keys.shape[0])
     found = found.scatter_reduce(0, index, values.flatten(), how, include_self=True)
     return found[asked].view_as(at)
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from longitude.attention.problem import Length, Problem
-from longitude.part import Banded, Pos
+from longitude.part import Banded, Pos, Region
 from longitude.parts.rotary.rope import Rope
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
-from longitude.region import Area, Region, meet, visible
+from longitude.region import Area, meet, visible
 from longitude.scheme import Scheme
 
 
@@ -50,19 +50,27 @@ class Pass:
 def lower(p: Problem) -> tuple[Pass, ...]:
     """The passes of a call."""
     rope = p.scheme.rotary
-    reach = _reach(p) if rope and isinstance(rope.frequencies, Banded) else 1
-    return tuple(Pass(p, areas, region) for region, areas in cut(p.scheme, reach))
+    banded = rope is not None and isinstance(rope.frequencies, Banded)
+    rows = _span(p.q_pos) if banded else None
+    return tuple(Pass(p, areas, region) for region, areas in cut(p.scheme, rows))
 
 
 @lru_cache(maxsize=1024)
-def cut(scheme: Scheme, reach: int) -> tuple[tuple[Region | None, tuple[Area, ...]], ...]:
-    """The regions of a scheme with the areas where its masks show them, for queries below
-    `reach`."""
+def cut(
+    scheme: Scheme, rows: tuple[int, int] | None
+) -> tuple[tuple[Region | None, tuple[Area, ...]], ...]:
+    """The regions of a scheme with the areas where its masks show them.
+
+    Where frequencies change by rows, only those of queries from rows[0] up to rows[1].
+    """
     if scheme.rotary is None:
         return ((None, scheme.areas()),)
     masks = [m.areas() for m in scheme.mask]
-    regions = [(region, meet(*masks, (region.where,))) for region in scheme.rotary.regions(reach)]
-    return tuple((region, areas) for region, areas in regions if areas)
+    if rows is not None:
+        masks.append((Area(top=rows[0], bottom=rows[1]),))
+    regions = scheme.rotary.regions(rows[1] if rows else 1)
+    found = [(region, meet(*masks, (region.where,))) for region in regions]
+    return tuple((region, areas) for region, areas in found if areas)
 
 
 def fold(p: Problem) -> Pass:
@@ -118,6 +126,8 @@ def _last(pos: Pos) -> float:
     return float(pos.max()) if pos.numel() else 0.0
 
 
-def _reach(p: Problem) -> int:
-    """One past the last query position: how far bands of rows must go."""
-    return int(_last(p.q_pos)) + 1
+def _span(pos: Pos) -> tuple[int, int]:
+    """From the first position up to past the last."""
+    if isinstance(pos, range):
+        return (pos[0], pos[-1] + 1) if pos else (0, 1)
+    return (int(pos.min()), int(pos.max()) + 1) if pos.numel() else (0, 1)

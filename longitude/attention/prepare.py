@@ -99,9 +99,9 @@ def _check_hidden(p: Problem) -> None:
 def _check_weights(p: Problem) -> None:
     probe = Dims(1, 1, 1)
     for part in (*p.scheme.bias, *p.scheme.scale):
-        wanted, given = part.init(probe, None), weights_of(part.name, p.weights)  # type: ignore[attr-defined]
+        wanted, given = part.init(probe, None), weights_of(part.name, p.weights)
         if missing := sorted(set(wanted) - set(given)):
-            names = ", ".join(f"{part.name}.{m}" for m in missing)  # type: ignore[attr-defined]
+            names = ", ".join(f"{part.name}.{m}" for m in missing)
             raise Mistake(
                 f"{part} is learned, but weights lack {names}: pass "
                 f"weights=scheme.init(Dims(…)) or a "

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from longitude.part import Index, Pos, Term, Weights, as_tensor
-from longitude.region import visible
+from longitude.parts.bias.distance import at
+from longitude.region import Area, visible
 from longitude.scheme import Scheme
 
 Length = int | Tensor  # one number, or one for each sequence (b, 1) or token (b, n)
@@ -20,8 +21,7 @@ Length = int | Tensor  # one number, or one for each sequence (b, 1) or token (b
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The inputs of one call. Positions are ranges or tensors (b|1, n); q carries the scale of
-    ④."""
+    """The inputs of one call; positions are ranges or tensors (b|1, n)."""
 
     scheme: Scheme
     q: Tensor
@@ -83,14 +83,18 @@ class Problem:
 
     def visible(self, b: Index, i: Index, j: Index) -> Tensor:
         """Whether each pair of indices is visible: the scheme's areas, padding and segments."""
-        q_pos, k_pos = self.q_rows, self.k_rows
-        qi = q_pos[0][i] if q_pos.shape[0] == 1 else q_pos[b, i]
-        kj = k_pos[0][j] if k_pos.shape[0] == 1 else k_pos[b, j]
-        seen = visible(self.scheme.areas(), qi, kj)
-        if self.key_padding is not None:
-            seen = seen & ~self.key_padding[b, j]
-        if self.segments is not None:
-            seen = seen & (self.segments[0][b, i] == self.segments[1][b, j])
+        return self.mask(self.scheme.areas())(b, i, j)
+
+    def mask(self, areas: tuple[Area, ...]) -> Callable[[Index, Index, Index], Tensor]:
+        """Whether pairs of indices lie in these areas and neither padding nor segments hide
+        them."""
+        q_pos, k_pos, padding, segments = self.q_rows, self.k_rows, self.key_padding, self.segments
+
+        def seen(b: Index, i: Index, j: Index) -> Tensor:
+            shown = visible(areas, at(q_pos, b, i), at(k_pos, b, j))
+            shown = shown if padding is None else shown & ~padding[b, j]
+            return shown if segments is None else shown & (segments[0][b, i] == segments[1][b, j])
+
         return seen
 
     def grid(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -108,14 +112,14 @@ class Problem:
             return {}
         q, q_pos, k_pos = self.q * self.scale, self.q_rows, self.k_rows
         return {
-            p.name: p.term(q, self.k, q_pos, k_pos, weights_of(p.name, self.weights), self.scale)  # type: ignore[attr-defined]
+            p.name: p.term(q, self.k, q_pos, k_pos, weights_of(p.name, self.weights), self.scale)
             for p in self.scheme.bias
         }
 
     def value_parts(self) -> list[tuple[object, Weights]]:
         """Biases that also add to the values (Shaw's), with their weights."""
         parts = [p for p in self.scheme.bias if getattr(p, "values", False)]
-        return [(p, weights_of(p.name, self.weights)) for p in parts]  # type: ignore[attr-defined]
+        return [(p, weights_of(p.name, self.weights)) for p in parts]
 
 
 def in_blocks(p: Problem, run: Callable[[Problem], Tensor], largest: int) -> Tensor:

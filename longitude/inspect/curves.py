@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from longitude.inspect.rows import DecayRow, DistanceRow, Grid, WavelengthRow
-from longitude.part import Pos
+from longitude.part import Pos, Region
 from longitude.parts import Rope, Sequential
 from longitude.parts.rotary.frequencies.unscaled import Unscaled
-from longitude.region import Region, visible
+from longitude.region import visible
 from longitude.scheme import Scheme
 
 ROWS = 128  # evenly spaced, and as many again in equal ratios

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from longitude import Mistake
+from longitude.part import Region
 from longitude.parts import Linear, LongRope, Proportional, Rerope, Rope, Xpos, Yarn
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
-from longitude.region import Region, Shift, at
+from longitude.region import Shift, at
 
 CPU = torch.device("cpu")
 WHOLE = Region()

@@ -6,10 +6,9 @@ distance (xPos). `tables` makes the cosines and sines, exact far out; `hf_precis
 transformers' float32 bits instead, for parity tests.
 """
 
-from longitude.part import Banded, Decay, Frequencies, Mistake, Remap, part, positive
+from longitude.part import Banded, Decay, Frequencies, Mistake, Region, Remap, part, positive
 from longitude.parts.rotary.frequencies.unscaled import Unscaled
 from longitude.parts.rotary.turn import Pairs
-from longitude.region import Region
 
 
 @part("rope", site="rotary", paper="Su et al. 2021, arXiv:2104.09864")

@@ -9,9 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from longitude.part import Frequencies, Pos, as_tensor
+from longitude.part import Frequencies, Pos, Region, as_tensor
 from longitude.parts.rotary.rope import Rope
-from longitude.region import Region
 
 Tables = tuple[Tensor, Tensor]
 

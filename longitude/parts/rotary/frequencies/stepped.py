@@ -46,20 +46,29 @@ class Stepped:
             return {"yarn": Yarn, "by_parts": ByParts}[self.kind](factor, original=self.original)
         return {"linear": Linear, "ntk": Ntk, "ntk_mixed": NtkMixed}[self.kind](factor)
 
+    def end(self, b: int) -> int:
+        """The first position past band b."""
+        return math.ceil(self.original * (1 + b * self.step))
+
     def bands(self, reach: int) -> tuple[tuple[Area, Frequencies], ...]:
         """Rows and their frequencies, for queries below `reach`."""
-        found, top, b = [], None, 0
-        while top is None or top < reach:
-            bottom = math.ceil(self.original * (1 + b * self.step))
-            found.append((Area(top=top, bottom=bottom), self.band(b)))
-            top, b = bottom, b + 1
+        found, b = [(Area(bottom=self.end(0)), self.band(0))], 1
+        while self.end(b - 1) < reach:
+            found.append((Area(top=self.end(b - 1), bottom=self.end(b)), self.band(b)))
+            b += 1
         return tuple(found)
+
+    def at(self, length: int) -> Frequencies:
+        """What the last query of this length sees."""
+        b = max(0, int(((length - 1) / self.original - 1) / self.step))
+        while self.end(b) < length:
+            b += 1
+        return self.band(b)
 
     def inv_freq(
         self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
     ) -> Half:
-        """The frequencies that the last query of this length sees."""
-        return self.bands(length)[-1][1].inv_freq(dim, base, length, dtype)
+        return self.at(length).inv_freq(dim, base, length, dtype)
 
     def gain(self, length: int) -> float:
-        return self.bands(length)[-1][1].gain(length)
+        return self.at(length).gain(length)

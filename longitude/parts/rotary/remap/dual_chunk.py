@@ -7,8 +7,8 @@ Qwen2.5-1M). With c = `size` and s = size - local: same chunk i mod s; the chunk
 code takes c = 3L/4, local = L/8.
 """
 
-from longitude.part import Mistake, part, positive
-from longitude.region import Area, Chunks, Region, Shift, at
+from longitude.part import Mistake, Region, part, positive
+from longitude.region import Area, Chunks, Shift, at
 
 
 @part("dual_chunk", site="remap", paper="An et al. 2024, arXiv:2402.17463")

@@ -6,9 +6,8 @@ short with it has seen large distances, and reads long text with plain RoPE, at 
 4,096: w = 128, step 16).
 """
 
-from longitude.part import part, positive
+from longitude.part import Region, part, positive
 from longitude.parts.rotary.remap.leaky_rerope import leak
-from longitude.region import Region
 
 
 @part("inverse_leaky", site="remap", paper="Su 2023, kexue.fm/archives/9728")

@@ -4,8 +4,8 @@ Su 2023 (kexue.fm 9708). A model trained to length L reads L' when w < L and w +
 L; half of L is better (kexue.fm 9731). ReRoPE is the limit of large k.
 """
 
-from longitude.part import part, positive
-from longitude.region import Area, Region, Shift
+from longitude.part import Region, part, positive
+from longitude.region import Area, Shift
 
 
 def leak(window: int, divide: float) -> tuple[Region, ...]:

@@ -6,8 +6,8 @@ Han et al. 2023, "LM-Infinite: Zero-Shot Extreme Length Generalization for Large
 min(i - j, w). The authors use the trained length for the window and 10 to 100 global tokens.
 """
 
-from longitude.part import part, positive
-from longitude.region import Area, Region, at
+from longitude.part import Region, part, positive
+from longitude.region import Area, at
 
 
 @part("lm_infinite", site="remap", paper="Han et al. 2023, arXiv:2308.16137")

@@ -5,8 +5,8 @@ closer than the window turn as ever; beyond it every key stands at distance w. C
 the trained length.
 """
 
-from longitude.part import part, positive
-from longitude.region import Area, Region, at
+from longitude.part import Region, part, positive
+from longitude.region import Area, at
 
 
 @part("rerope", site="remap", paper="Su 2023, kexue.fm/archives/9708")

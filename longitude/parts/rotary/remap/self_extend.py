@@ -7,8 +7,8 @@ unfloored, which gives fractions unless G divides W; the paper's own listing flo
 this.
 """
 
-from longitude.part import part, positive
-from longitude.region import Area, Region, Shift
+from longitude.part import Region, part, positive
+from longitude.region import Area, Shift
 
 
 @part("self_extend", site="remap", paper="Jin et al. 2024, arXiv:2401.01325")

@@ -7,8 +7,8 @@ the cache were all there is. Memory is constant and generation endless; the cont
 what has left is forgotten.
 """
 
-from longitude.part import part, positive
-from longitude.region import Area, Region, Shift
+from longitude.part import Region, part, positive
+from longitude.region import Area, Shift
 
 
 @part("streaming", site="remap", paper="Xiao et al. 2023, arXiv:2309.17453")
