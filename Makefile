@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check docs-table
+.PHONY: help demo test lint check bench docs-table
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,6 +26,11 @@ lint: $(READY)  ## check style, format and types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 check: lint test  ## everything that has to hold
+
+bench: $(READY)  ## time turning and attention beside what one would use instead, as ratios
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
+	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.turn
+	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.attention
 
 docs-table: $(READY)  ## write the README's table of parts anew
 	$(BIN)/python docs/parts_table.py

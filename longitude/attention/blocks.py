@@ -34,7 +34,7 @@ def block_mask(p: Problem, areas: tuple[Area, ...]) -> Any:
     return _made(blocks, mask_mod, p.q.shape[2], p.k.shape[2])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _of_ranges(
     areas: tuple[Area, ...], q: range, k: range, device: torch.device
 ) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ import torch
 from longitude import Mistake
 from longitude.part import Region
 from longitude.parts import Linear, LongRope, Proportional, Rerope, Rope, Xpos, Yarn
+from longitude.parts.rotary.memo import Memo
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
 from longitude.region import Shift, at
@@ -267,3 +268,20 @@ def test_low_precision_is_rounded_once(pairs):
     assert got.dtype == torch.bfloat16
     gap = (got.double() - exact).abs()
     assert bool((gap <= exact.abs() * 2**-8 + 1e-6).all())
+
+
+def test_tables_are_made_once_and_their_memory_is_bounded():
+    made = []
+
+    def make(n):
+        made.append(n)
+        return torch.zeros(n), torch.zeros(n)
+
+    memo = Memo(make, limit=100)
+    assert memo(10)[0] is memo(10)[0] and made == [10]
+    for n in range(20, 60):  # a decoder's growing tables
+        memo(n)
+        assert memo.size <= 100 or len(memo.kept) == 1
+    assert memo.size == sum(2 * t[0].numel() for t in memo.kept.values())
+    memo(10)
+    assert made.count(10) == 2

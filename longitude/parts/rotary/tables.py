@@ -4,15 +4,12 @@ Angles are made in float64 and only then rounded: in float32 the cosine is off b
 one million. Tables for a range of positions are made once and shared by every layer.
 """
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from longitude.part import Frequencies, Pos, Region, as_tensor
+from longitude.parts.rotary.memo import Memo, Tables
 from longitude.parts.rotary.rope import Rope
-
-Tables = tuple[Tensor, Tensor]
 
 
 def cos_sin(
@@ -62,14 +59,13 @@ def _make(
         return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
 
 
-_made_once = lru_cache(maxsize=32)(_make)
+_made_once = Memo(_make, limit=2**26)
 
 
 def _of_length(
     frequencies: Frequencies, dim: int, base: float, length: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Inverse frequencies (half) or (b, n|1, half) and gains that broadcast with them, in
-    float64."""
+    """Inverse frequencies (half) or (b, n|1, half), and gains that broadcast with them."""
     if not isinstance(length, Tensor):
         gain = torch.tensor(frequencies.gain(length), dtype=torch.float64)
         return frequencies.inv_freq(dim, base, length), gain
