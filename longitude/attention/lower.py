@@ -6,7 +6,7 @@ call are disjoint. Turning waits until a backend asks for the rows and columns i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -17,7 +17,7 @@ from longitude.part import Banded, Pos, Region
 from longitude.parts.rotary.rope import Rope
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
-from longitude.region import Area, meet, visible
+from longitude.region import Area, meet
 from longitude.scheme import Scheme
 
 
@@ -73,42 +73,24 @@ def cut(
     return tuple((region, areas) for region, areas in found if areas)
 
 
-def fold(p: Problem) -> Pass:
-    """One pass for a single query: each key turned by its own distance to it, whatever its region.
-
-    This is how decoding runs every remap on plain attention: q stays unturned and key j turns to
-    minus the distance that its region gives the pair, so q·k sees that distance.
-    """
-    rope = p.scheme.rotary
-    passes = lower(p)
-    if rope is None or len(passes) == 1:
-        return passes[0]
-    q_pos, k_pos = p.q_rows, p.k_rows
-    cos, sin = (torch.zeros((), device=p.k.device) for _ in range(2))
-    for one in passes:
-        assert one.region is not None
-        distance = one.region.q(q_pos) - one.region.k(k_pos)
-        whole = Region(frequencies=one.region.frequencies)
-        made = cos_sin(
-            rope, whole, "pair", -distance, p.k.shape[-1], p.k_length,
-            dtype=_wide(p.k), device=p.k.device,
-        )  # fmt: skip
-        here = visible(one.areas, q_pos, k_pos)[:, None, :, None]
-        cos, sin = torch.where(here, made[0], cos), torch.where(here, made[1], sin)
-    turned = replace(p, k=turn(p.k, cos, sin, rope.pairs))
-    return Pass(turned, tuple(area for one in passes for area in one.areas))
-
-
 def _turn(
     x: Tensor, rope: Rope, region: Region, side: str, pos: Pos, length: Length, centre: float
 ) -> Tensor:
     cos, sin = cos_sin(
-        rope, region, side, pos, x.shape[-1], length, dtype=_wide(x), device=x.device, centre=centre
+        rope,
+        region,
+        side,
+        pos,
+        x.shape[-1],
+        length,
+        dtype=wide_type(x),
+        device=x.device,
+        centre=centre,
     )
     return turn(x, cos, sin, rope.pairs)
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def wide_type(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from longitude.attention.lower import Pass, fold, lower
+from longitude.attention.fold import fold
+from longitude.attention.lower import Pass, lower
 from longitude.attention.merge import Box, Plan, merged
 from longitude.attention.operators import operator_for
 from longitude.attention.problem import Problem, in_blocks

@@ -35,11 +35,23 @@ class Tile:
 @lru_cache(maxsize=1024)
 def tiles(areas: tuple[Area, ...], q: range, k: range) -> tuple[Tile, ...]:
     """Disjoint tiles that cover exactly the areas' pairs, in indices of q and k."""
-    return tuple(
+    found = [
         replace(t, top=t.top - q.start, left=t.left - k.start)
         for area in areas
         for t in _area(area, q.start, q.stop, k.start, k.stop)
-    )
+    ]
+    return tuple(_joined(found) if len(q) == 1 else found)
+
+
+def _joined(found: list[Tile]) -> list[Tile]:
+    """A single query's tiles with touching columns as one: decoding is then one plain call."""
+    row: list[Tile] = []
+    for t in sorted((replace(t, kind="full") for t in found), key=lambda t: t.left):
+        if row and row[-1].left + row[-1].width == t.left:
+            row[-1] = replace(row[-1], width=row[-1].width + t.width)
+        else:
+            row.append(t)
+    return row
 
 
 def _area(area: Area, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:

@@ -79,3 +79,10 @@ def test_a_near_band_is_a_batch_of_diagonal_blocks_and_one_of_blocks_before_them
 def test_chunked_prefill_is_a_rectangle_and_a_triangle() -> None:
     found = tiles((Area(lo=0),), range(100, 150), range(150))
     assert set(found) == {Tile(0, 50, 0, 100), Tile(0, 50, 100, 50, "lower")}
+
+
+def test_a_single_query_is_one_row() -> None:
+    near, far = Area(lo=0, hi=64), Area(lo=64)
+    assert tiles((near, far), range(511, 512), range(512)) == (Tile(0, 1, 0, 512),)
+    window = (Area(lo=0, hi=8), Area(lo=8, last=4))
+    assert tiles(window, range(99, 100), range(100)) == (Tile(0, 1, 0, 4), Tile(0, 1, 92, 8))
