@@ -5,11 +5,16 @@ import math
 import pytest
 import torch
 
+from longitude import Cache, Scheme, attention
 from longitude.part import Region
 from longitude.parts import (
     Alibi,
+    ByParts,
     DualChunk,
+    DynamicNtk,
     Hierarchical,
+    LeakyRerope,
+    Linear,
     Llama3,
     LongRope,
     Ntk,
@@ -17,6 +22,7 @@ from longitude.parts import (
     Rope,
     SelfExtend,
     Unscaled,
+    Yarn,
 )
 from longitude.parts.bias.t5 import bucket
 from longitude.parts.rotary.tables import cos_sin
@@ -227,3 +233,61 @@ def test_15_ntk_keeps_the_fastest_pair_and_divides_the_slowest(dim, s):
     got = Ntk(s).inv_freq(dim, 10_000, 1)
     assert float(got[0]) == 1
     assert float(got[-1]) == pytest.approx(10_000 ** (2 / dim - 1) / s, rel=1e-13)
+
+
+def test_1_leaky_rerope_is_two_matrices_is_its_map_is_its_decoding():
+    n, w, k, d = 40, 9, 4, 16
+    rng = torch.Generator().manual_seed(0)
+    q, key, v = (torch.randn(n, d, generator=rng, dtype=torch.float64) for _ in range(3))
+    at = torch.arange(n, dtype=torch.float64)
+    i, j = at[:, None], at[None, :]
+    near = turned(q, at) @ turned(key, at).T
+    far = turned(q, (at + w * (k - 1)) / k) @ turned(key, at / k).T
+    published = torch.where(i - j < w, near, far)
+    r = torch.where(i - j < w, i - j, w + (i - j - w) / k)
+    # q·R(-r)k, pair by pair: the map itself
+    direct = torch.stack([turned(key, -r[t]) @ q[t] for t in range(n)])
+    torch.testing.assert_close(published.tril(), direct.tril(), rtol=0, atol=1e-12)
+    weights = (published / d**0.5).masked_fill(i < j, -torch.inf).softmax(-1)
+    scheme, batched = Scheme.of(Rope(remap=LeakyRerope(w, k))), [x[None, None] for x in (q, key, v)]
+    whole = attention(scheme, *batched, range(n), range(n))
+    torch.testing.assert_close(whole[0, 0], weights @ v, rtol=0, atol=1e-12)
+    for t in range(n):
+        seen = [batched[0][:, :, t : t + 1], *(x[:, :, : t + 1] for x in batched[1:])]
+        one = attention(scheme, *seen, range(t, t + 1), range(t + 1))
+        torch.testing.assert_close(one, whole[:, :, t : t + 1], rtol=0, atol=1e-12)
+
+
+def test_3_yarns_ramp_is_linear_in_the_index():
+    dim, base, original, s = 128, 10000.0, 4096, 16
+    got = Yarn(s, original=original).inv_freq(dim, base, 1)
+    low, high = 20, 46  # methods: floor and ceil of d ln(L / 2πn) / (2 ln b) for n = 32 and 1
+    for t in range(dim // 2):
+        theta, ramp = base ** (-2 * t / dim), min(max((t - low) / (high - low), 0), 1)
+        assert float(got[t]) == pytest.approx(theta / s * ramp + theta * (1 - ramp), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "frequencies",
+    [
+        Unscaled(),
+        Linear(4),
+        Yarn(4, original=32),
+        Llama3(4, original=32),
+        ByParts(4, original=32),
+        DynamicNtk(32, 2),
+        LongRope((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), original=32, factor=2),
+    ],
+    ids=str,
+)
+def test_8_decoding_with_a_cache_is_the_whole_forward_for_every_type(frequencies):
+    """Where transformers' dynamic and longrope types differ by 2.35 and 2.90."""
+    n, scheme = 64, Scheme.of(Rope(frequencies=frequencies))
+    rng = torch.Generator().manual_seed(0)
+    x = [torch.randn(1, 2, n, 8, generator=rng, dtype=torch.float64) for _ in range(3)]
+    whole, cache = attention(scheme, *x, range(n), range(n)), Cache(scheme, length=n)
+    for t in range(n):
+        q, k, v = (y[:, :, t : t + 1] for y in x)
+        kept = cache.update(k, v, range(t, t + 1))
+        one = attention(scheme, q, kept.k, kept.v, range(t, t + 1), kept.pos, length=n)
+        torch.testing.assert_close(one, whole[:, :, t : t + 1], rtol=0, atol=1e-12)

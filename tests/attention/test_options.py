@@ -226,3 +226,31 @@ def unchecked(*args: Any, **kwargs: Any) -> Tensor:
     while hasattr(bare, "__wrapped__"):
         bare = bare.__wrapped__
     return bare(*args, **kwargs)
+
+
+@pytest.mark.parametrize("text", ["rope()", LEAKY, "alibi()"])
+def test_gradients_reach_the_sinks(text: str) -> None:
+    found = []
+    for backend in ("eager", "native"):
+        x = [t.requires_grad_() for t in qkv()]
+        sinks = torch.linspace(-2, 2, HEADS, dtype=torch.float64, requires_grad=True)
+        out = attention(scheme(text), *x, range(N), range(N), backend=backend, sink_logits=sinks)
+        (out * torch.arange(D)).sum().backward()
+        found.append([t.grad for t in (*x, sinks)])
+    for eager, native in zip(*found, strict=True):
+        assert eager is not None and float(eager.abs().max()) > 1e-3
+        assert torch.allclose(eager, native, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rope(frequencies=dynamic_ntk(8, 2))", "rope() + logn(16, clip=False) + bidirectional()"],
+)
+def test_padding_counts_for_nothing_wherever_it_stands(text: str) -> None:
+    """Neither in the length that frequencies see, nor among the keys that logn counts."""
+    s, (q, k, v), pad = scheme(text), qkv(), 11
+    alone = attention(s, *(x[:, :, pad:] for x in (q, k, v)), range(N - pad), range(N - pad))
+    pos = torch.cat([torch.full((pad,), 5000), torch.arange(N - pad)])
+    padding = (torch.arange(N) < pad).expand(2, -1)
+    got = attention(s, q, k, v, pos, pos, key_padding=padding)
+    assert torch.allclose(got[:, :, pad:], alone, atol=1e-12, rtol=0)
