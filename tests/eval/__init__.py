@@ -1,0 +1,1 @@
+"""What scores are taken on, and how."""
