@@ -1,0 +1,1 @@
+"""Hugging Face: the only room that imports transformers, and only when it is called."""
