@@ -1,0 +1,272 @@
+"""Stock transformers loads what the lab trains and computes the same logits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from longitude import Mistake, parse
+from longitude.hf import home
+from longitude.hf.home import Kind, write_home
+from longitude.lab.model import Decoder
+from longitude.lab.shape import Shape
+
+LENGTH = 32
+HOMES: dict[str, tuple[str, Kind]] = {
+    "rope()": ("llama", "llama"),
+    "rope(base=500)": ("llama", "llama"),
+    "layers(rope(), rope())": ("llama", "llama"),
+    "pose(128) + rope()": ("llama", "llama"),
+    "rope(frequencies=linear(2))": ("llama", "llama"),
+    "rope(base=500, frequencies=llama3(8, original=16))": ("llama", "llama"),
+    "rope(base=500, frequencies=yarn(4, original=8, attention_factor=2))": ("llama", "llama"),
+    f"learned({LENGTH})": ("gpt", "gpt2"),
+    "pose(48) + learned(48)": ("gpt", "gpt2"),
+    "alibi()": ("gpt", "bloom"),
+    f"equal_mean({LENGTH}) + alibi()": ("gpt", "bloom"),
+}
+
+
+def shape(scheme: str, heads: int = 6, **given: Any) -> Shape:
+    block, kind = HOMES[scheme]
+    dim = 8 * heads
+    hidden = 4 * dim if kind == "bloom" else 40
+    numbers = {"layers": 2, "dim": dim, "heads": heads, "hidden": hidden, **given}
+    return Shape(scheme, LENGTH, **numbers, block=block, embed_norm=kind == "bloom")
+
+
+def trained(of: Shape, seed: int = 0) -> Decoder:
+    """A decoder whose weights are large enough for every one of them to matter."""
+    torch.manual_seed(seed)
+    model = Decoder(of)
+    with torch.no_grad():
+        for w in model.parameters():
+            if w.dim() > 1:
+                w.copy_(torch.randn_like(w) * 1.3 * w.shape[-1] ** -0.5)
+            else:
+                w.add_(0.3 * torch.randn_like(w))
+    return model.eval()
+
+
+def sizes(of: Shape) -> dict[str, int]:
+    return {name: getattr(of, name) for name in ("layers", "dim", "heads", "hidden", "length")}
+
+
+def write(folder: Path, model: Decoder, **given: Any) -> None:
+    of, weights = model.shape, dict(model.state_dict())
+    write_home(folder, HOMES[of.scheme][1], parse(of.scheme), weights, **{**sizes(of), **given})
+
+
+def load(folder: Path) -> Any:
+    model, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(said.values()), said
+    return model.eval()
+
+
+def tokens(n: int = LENGTH) -> Tensor:
+    """Bytes of every kind, the one that pads among them."""
+    drawn = torch.randint(256, (2, n), generator=torch.Generator().manual_seed(1))
+    drawn[0, n // 2] = 0
+    return drawn
+
+
+def logits(model: Any, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        out = model(ids)
+    return getattr(out, "logits", out)
+
+
+@pytest.mark.parametrize("scheme", HOMES)
+def test_logits_are_the_same(scheme: str, tmp_path: Path, heard: list[str]) -> None:
+    ours = trained(shape(scheme))
+    write(tmp_path / "home", ours)
+    theirs = load(tmp_path / "home")
+    assert theirs.config.model_type == HOMES[scheme][1]
+    torch.testing.assert_close(logits(theirs, tokens()), logits(ours, tokens()), rtol=0, atol=2e-5)
+    assert not heard
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+@pytest.mark.parametrize("scheme", ["rope()", f"learned({LENGTH})", "alibi()"])
+def test_other_shapes(scheme: str, heads: int, tmp_path: Path) -> None:
+    ours = trained(shape(scheme, heads, layers=heads), seed=heads)
+    write(tmp_path, ours)
+    torch.testing.assert_close(
+        logits(load(tmp_path), tokens()), logits(ours, tokens()), rtol=0, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("scheme", ["rope()", f"learned({LENGTH})", "alibi()"])
+def test_norms_of_small_vectors(scheme: str, tmp_path: Path) -> None:
+    ours = trained(shape(scheme, layers=1))
+    with torch.no_grad():  # so small that what the norms add to the variance counts
+        for name, w in ours.named_parameters():
+            w.mul_(0.01 if name.endswith(("tokens.weight", "table", "out.weight")) else 1)
+    write(tmp_path, ours)
+    expected = logits(ours, tokens())
+    apart = logits(load(tmp_path), tokens()) - expected
+    assert apart.abs().max() < 2e-5 * expected.std()
+
+
+@pytest.mark.parametrize("scheme", ["rope()", f"learned({LENGTH})", "alibi()"])
+def test_generation_goes_on_as_ours_does(scheme: str, tmp_path: Path, heard: list[str]) -> None:
+    ours = trained(shape(scheme))
+    write(tmp_path, ours)
+    theirs, tokenizer = load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    start = tokenizer("Where is it?", return_tensors="pt")
+    made = theirs.generate(**start, max_new_tokens=5, do_sample=False)[0]
+    ids = start["input_ids"]
+    for _ in range(5):
+        ids = torch.cat([ids, logits(ours, ids)[:, -1:].argmax(-1)], 1)
+    assert made.tolist() == ids[0].tolist()
+    assert not heard
+
+
+@pytest.mark.parametrize("scheme", ["rope()", f"learned({LENGTH})", "alibi()"])
+def test_bfloat16_rounds_and_says_so(scheme: str, tmp_path: Path) -> None:
+    ours = trained(shape(scheme))
+    write(tmp_path, ours, dtype="bfloat16")
+    theirs = load(tmp_path)
+    assert theirs.dtype == torch.bfloat16
+    rounded = ours.to(torch.bfloat16).float()
+    torch.testing.assert_close(
+        logits(theirs.float(), tokens()), logits(rounded, tokens()), rtol=0, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "hidden"), [("rope()", 512), (f"learned({LENGTH})", 768), ("alibi()", 768)]
+)
+def test_the_tiny_checkpoints_stay_below_5_mb(scheme: str, hidden: int, tmp_path: Path) -> None:
+    of = shape(scheme, dim=192, layers=5, hidden=hidden)
+    write(tmp_path, Decoder(of), dtype="bfloat16")
+    assert 4e6 < sum(f.stat().st_size for f in tmp_path.iterdir()) <= 5e6
+
+
+def test_what_the_files_say(tmp_path: Path) -> None:
+    yarn = "rope(base=500, frequencies=yarn(4, original=8, attention_factor=2))"
+    write(tmp_path, trained(shape(yarn)))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 500
+    assert config["max_position_embeddings"] == LENGTH
+    assert config["tie_word_embeddings"] is True
+    spoken = GenerationConfig.from_pretrained(tmp_path)
+    assert (spoken.bos_token_id, spoken.eos_token_id, spoken.pad_token_id) == (0, 0, 0)
+    assert AutoTokenizer.from_pretrained(tmp_path).model_max_length == LENGTH
+
+
+def test_the_table_of_positions_may_be_longer_than_the_window(tmp_path: Path) -> None:
+    ours = trained(shape("pose(48) + learned(48)"))
+    write(tmp_path, ours)
+    theirs, far = load(tmp_path), tokens(48)
+    assert theirs.config.n_positions == 48
+    torch.testing.assert_close(logits(theirs, far), logits(ours, far), rtol=0, atol=2e-5)
+
+
+class Killed(BaseException):
+    """What no `except Exception` stops."""
+
+
+@pytest.mark.parametrize("step", ["save_file", "_amend"])
+def test_a_kill_leaves_the_checkpoint_that_was_there(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, first, second = tmp_path / "home", trained(shape("rope()")), trained(shape("rope()"), 1)
+    write(folder, first)
+    with monkeypatch.context() as killed, pytest.raises(Killed):
+        killed.setattr(home, step, stopped)
+        write(folder, second)
+    assert torch.equal(load(folder).lm_head.weight, first.tokens.weight)
+    write(folder, second)
+    assert torch.equal(load(folder).lm_head.weight, second.tokens.weight)
+    assert [f.name for f in tmp_path.iterdir()] == ["home"]
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["new", "again"])
+def test_a_kill_while_files_move_leaves_no_folder_that_looks_whole(
+    before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, moves, move = tmp_path / "home", [], Path.replace
+
+    def some(file: Path, target: Path) -> Path:
+        moves.append(target.name)
+        return stopped() if len(moves) == 5 else move(file, target)
+
+    if before:
+        write(folder, trained(shape("rope(base=500)")))
+    with monkeypatch.context() as killed, pytest.raises(Killed):
+        killed.setattr(Path, "replace", some)
+        write(folder, trained(shape("rope()")))
+    assert moves[-1] == "config.json"
+    assert {f.name for f in folder.iterdir()} == {*moves} - {"config.json"}
+    write(folder, trained(shape("rope()")))
+    load(folder)
+
+
+def stopped(*_: Any, **__: Any) -> Any:
+    raise Killed
+
+
+def test_random_numbers_drawn_elsewhere_stay_the_same(tmp_path: Path) -> None:
+    model = trained(shape("rope()"))
+    before = torch.get_rng_state()
+    write(tmp_path, model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def refused(tmp_path: Path, scheme: str, match: str, **given: Any) -> None:
+    model = trained(shape(scheme))
+    with pytest.raises(Mistake, match=match):
+        write(tmp_path / "home", model, **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bloom_of_another_width_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "alibi()", "four times as wide as the model, but got 99", hidden=99)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "rope()", r"embed_tokens.weight should be \(256, 96\), but", dim=96)
+    refused(tmp_path, "rope()", "should be .*, but is missing", layers=3)
+    refused(tmp_path, "rope()", "layers.1.* should be left out, but is", layers=1)
+
+
+def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "rope()", "no home is written in int8", dtype="int8")
+
+
+def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write(Path(), trained(shape("rope()")))
+    load(tmp_path / "here")
+    assert [f.name for f in tmp_path.iterdir()] == ["here"]
+
+
+def test_weights_that_a_home_has_no_place_for_are_refused(tmp_path: Path) -> None:
+    of = shape("rope()")
+    weights = dict(trained(of).state_dict()) | {"blocks.0.attend.at.weights.r1": torch.ones(6)}
+    with pytest.raises(Mistake, match=r"a Llama has no place for the weight blocks\.0\.attend\.at"):
+        write_home(tmp_path / "home", "llama", parse("rope()"), weights, **sizes(of))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme", "match"),
+    [
+        ("bloom", "learned(32)", r"is no BLOOM's: write it as a GPT-2"),
+        ("llama", "alibi()", "no home .* with the llama block"),
+        ("llama", "rope(fraction=0.5)", "a Llama turns whole heads"),
+    ],
+)
+def test_a_scheme_of_another_home_is_refused(
+    kind: Kind, scheme: str, match: str, tmp_path: Path
+) -> None:
+    numbers = {"layers": 1, "dim": 8, "heads": 1, "hidden": 8, "length": 8}
+    with pytest.raises(Mistake, match=match):
+        write_home(tmp_path / "home", kind, parse(scheme), {}, **numbers)
+    assert not list(tmp_path.iterdir())
