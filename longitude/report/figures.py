@@ -31,11 +31,35 @@ STATES = {
     "shortened": PURPLE,
     "still": GREY,
 }
+LOOK = {
+    "font": "system-ui, sans-serif",
+    "background": "white",
+    "padding": 24,
+    "axis": {
+        "gridColor": "#eee",
+        "labelColor": INK,
+        "titleColor": INK,
+        "titleFontWeight": "normal",
+    },
+    "title": {"color": INK, "subtitleColor": "#555", "anchor": "start", "frame": "group"},
+    "view": {"stroke": None},
+}
 Put = Callable[[Any], alt.NamedData]
 
 
 def page_spec(page: Page) -> dict[str, Any]:
     """Every sheet of a page, one under the other, as a Vega-Lite document."""
+
+    def body(put: Put) -> dict[str, Any]:
+        charts = [sheet_chart(sheet, page, put) for sheet in page.sheets]
+        whole = alt.vconcat(*charts, spacing=36).properties(title=_title(page))
+        return inner(whole.resolve_scale(color="independent"))
+
+    return document(body)
+
+
+def document(body: Callable[[Put], dict[str, Any]]) -> dict[str, Any]:
+    """A Vega-Lite document in the house's look; rows that its body puts aside come last."""
     datasets: dict[str, list[dict[str, Any]]] = {}
 
     def put(rows: Any) -> alt.NamedData:
@@ -43,9 +67,13 @@ def page_spec(page: Page) -> dict[str, Any]:
         datasets[name] = plain(tuple(rows))
         return alt.NamedData(name)
 
-    charts = [sheet_chart(sheet, page, put) for sheet in page.sheets]
-    chart = _styled(alt.vconcat(*charts, spacing=36).properties(title=_title(page)))
-    return {**chart.to_dict(validate=False), "datasets": datasets}
+    return {"$schema": alt.SCHEMA_URL, "config": LOOK, **body(put), "datasets": datasets}
+
+
+def inner(chart: Any) -> dict[str, Any]:
+    """A chart as a part of a document, without what a whole one has."""
+    spec = chart.to_dict(validate=False)
+    return {name: spec[name] for name in spec if name not in ("$schema", "config")}
 
 
 def sheet_chart(sheet: Sheet, page: Page, put: Put) -> alt.VConcatChart:
@@ -242,13 +270,3 @@ def _title(page: Page) -> alt.TitleParams:
         "offset": 18,
     }
     return alt.TitleParams(textwrap.wrap(page.written, 84), subtitle=[sizes + trained], **look)
-
-
-def _styled(chart: alt.VConcatChart) -> alt.VConcatChart:
-    return (
-        chart.resolve_scale(color="independent")
-        .configure(font="system-ui, sans-serif", background="white", padding=24)
-        .configure_axis(gridColor="#eee", labelColor=INK, titleColor=INK, titleFontWeight="normal")
-        .configure_title(color=INK, subtitleColor="#555", anchor="start", frame="group")
-        .configure_view(stroke=None)
-    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+import os
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import vl_convert
 
@@ -43,20 +45,32 @@ def check_kind(path: Path) -> None:
 
 
 def write(page: Page, path: Path) -> None:
-    """Write the page as HTML, PNG or SVG."""
+    """Write a scheme's page as HTML, PNG or SVG."""
     check_kind(path)
-    spec = json.dumps(page_spec(page))
+    write_spec(page_spec(page), page.written, path)
+
+
+def write_spec(spec: dict[str, Any], title: str, path: Path) -> None:
+    """Write a Vega-Lite document as HTML, PNG or SVG: the whole file, or the old one stays."""
+    check_kind(path)
+    drawn = _drawn(json.dumps(spec), title, path.suffix.lower())
     path.parent.mkdir(parents=True, exist_ok=True)
-    match path.suffix.lower():
-        case ".html":
-            path.write_text(_html(page.written, spec), encoding="utf-8")
-        case ".png":
-            path.write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
-        case _:
-            path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(drawn)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _drawn(spec: str, title: str, kind: str) -> bytes:
+    if kind == ".png":
+        return vl_convert.vegalite_to_png(spec, scale=2)
+    text = _html(title, spec) if kind == ".html" else vl_convert.vegalite_to_svg(spec)
+    return text.encode()
 
 
 def _html(title: str, spec: str) -> str:
-    inline = spec.replace("</", "<\\/")  # text must not end the script
+    inline = spec.replace("<", "\\u003c")  # text must not end the script, nor open a comment in it
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return PAGE.substitute(title=html.escape(title), script=script, spec=inline)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from rich.console import Group
 from rich.text import Text
 
-from longitude.report.braille import SOLID, Canvas, Pattern, sample
+from longitude.report.braille import DOTTED, SOLID, Canvas, Pattern, sample
 from longitude.report.numbers import gaps, short
 
 MARGIN = 7  # characters for the numbers left of a plot
 HEIGHT = 10
 DIM = "bright_black"
+MARK = "green"
 Point = tuple[float, float | None]
 
 
@@ -53,7 +54,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A titled picture of curves; the axis is shaded where the last one has no y."""
+    """A titled picture of curves; the axis is shaded where the last one has no y.
+
+    `mark` is an x with a name, drawn upright; `y_ends` are numbers that y reaches at the least;
+    `x_ticks` are the numbers below, the first to find room first (else: both ends and the middle).
+    """
 
     title: str
     axes: str
@@ -61,24 +66,31 @@ class Plot:
     x_ratios: bool = False
     y_ratios: bool = False
     notes: Sequence[str] = ()
+    mark: tuple[str, float] | None = None
+    y_ends: Sequence[float] = ()
+    x_ticks: Sequence[int] = ()
+    height: int = HEIGHT
 
 
 def draw(plot: Plot, width: int) -> Group:
     """The plot in `width` characters."""
     x = _axis([p[0] for line in plot.lines for p in line.points], plot.x_ratios)
-    y = _axis([p[1] for line in plot.lines for p in line.points if p[1] is not None], plot.y_ratios)
+    ys = [p[1] for line in plot.lines for p in line.points if p[1] is not None]
+    y = _axis([*ys, *plot.y_ends], plot.y_ratios)
     across = width - MARGIN - 1
-    canvas = Canvas(across, HEIGHT)
+    canvas = Canvas(across, plot.height)
+    _upright(canvas, plot.mark, x)
     for line in plot.lines:
         _stroke(canvas, line, x, y)
-    body = [left(label) + row for label, row in zip(_labels(y), canvas.rows(), strict=True)]
+    labels = _labels(y, plot.height)
+    body = [left(label) + row for label, row in zip(labels, canvas.rows(), strict=True)]
     hidden = gaps(plot.lines[-1].points)
     return Group(
         Text(plot.title, style="bold"),
         Text(plot.axes, style=DIM),
         *body,
         _floor(x, across, hidden),
-        _numbers(x, across),
+        _ticks(x, across, plot.x_ticks) if plot.x_ticks else _numbers(x, across),
         *_legend(plot, bool(hidden)),
     )
 
@@ -100,12 +112,18 @@ def _stroke(canvas: Canvas, line: Line, x: Axis, y: Axis) -> None:
             columns = {}
 
 
-def _labels(y: Axis) -> list[str]:
+def _upright(canvas: Canvas, mark: tuple[str, float] | None, x: Axis) -> None:
+    if mark and x.low <= mark[1] <= x.high:
+        column = round(x.share(mark[1]) * (2 * canvas.width - 1))
+        canvas.line([(column, 0), (column, 4 * canvas.height - 1)], MARK, DOTTED)
+
+
+def _labels(y: Axis, height: int) -> list[str]:
     """Numbers beside the first, the middle and the last row."""
-    middle = y.number(1 - (HEIGHT // 2 + 0.5) / HEIGHT)
+    middle = y.number(1 - (height // 2 + 0.5) / height)
     middle = 0 if abs(middle) < (y.high - y.low) / 100 and y.low < 0 else middle
-    at = {0: y.high, HEIGHT // 2: middle, HEIGHT - 1: y.low}
-    return [short(at[row]) if row in at else "" for row in range(HEIGHT)]
+    at = {0: y.high, height // 2: middle, height - 1: y.low}
+    return [short(at[row]) if row in at else "" for row in range(height)]
 
 
 def left(label: str) -> Text:
@@ -128,6 +146,18 @@ def _numbers(x: Axis, across: int) -> Text:
     return Text(" " * (MARGIN + 1) + left + f"{middle:^{room}}" + right, style=DIM)
 
 
+def _ticks(x: Axis, across: int, ticks: Sequence[int]) -> Text:
+    """Numbers below the places they are for, as far as they don't meet."""
+    line = " " * across
+    for tick in ticks:
+        label = short(tick)
+        at = round(x.share(tick) * (across - 1)) - len(label) // 2
+        at = min(max(at, 0), across - len(label))
+        if not line[max(at - 1, 0) : at + len(label) + 1].strip():
+            line = line[:at] + label + line[at + len(label) :]
+    return Text(" " * (MARGIN + 1) + line, style=DIM)
+
+
 def _legend(plot: Plot, hidden: bool) -> list[Text]:
     """One entry a line: they never wrap, and stay under their own plot."""
     indent = " " * (MARGIN + 1)
@@ -136,5 +166,6 @@ def _legend(plot: Plot, hidden: bool) -> list[Text]:
         for line in plot.lines
         if line.name
     ]
+    entries += [Text(indent) + Text(" ┊ ", MARK) + Text(f" {plot.mark[0]}")] if plot.mark else []
     entries += [Text(f"{indent}░░░ hidden")] if hidden else []
     return [*entries, *(Text(note, style=DIM) for note in plot.notes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -37,7 +37,7 @@ def show(page: Page, console: Console) -> None:
             head = Text(f"{noun} {spans(sheet.layers)}  ", style="bold")
             console.print(head + Text(sheet.written, style="cyan"), soft_wrap=True)
         console.print(parts_table(sheet.parts))
-        for row in _side_by_side(list(pictures(sheet, page)), console.width):
+        for row in side_by_side(list(pictures(sheet, page)), console.width):
             console.print()
             console.print(row)
         for note in sheet.notes:
@@ -167,7 +167,7 @@ def _levels(marks: list[tuple[str, int | None]], wide: float, high: float) -> li
     ]
 
 
-def _side_by_side(pictures: list[Plot | Grid], width: int) -> Iterator[RenderableType]:
+def side_by_side(pictures: Sequence[Plot | Grid], width: int) -> Iterator[RenderableType]:
     """Two pictures a row where the terminal is wide enough."""
     each = (width - GAP) // 2 if width >= 72 else width
     across = 2 if width >= 72 else 1
