@@ -47,7 +47,7 @@ class PositionEmbedding(nn.Module):
     def forward(self, x: Float[Tensor, "b n dim"], pos: Pos) -> Float[Tensor, "b n dim"]:
         if self.scheme.embed is None:
             return x
-        return self.scheme.embed.embed(x, as_tensor(pos, x.device), dict(self.weights))
+        return self.scheme.embed.embed(x, as_tensor(pos, x.device), _named(self.weights))
 
     def extra_repr(self) -> str:
         return str(self.scheme)
@@ -93,10 +93,7 @@ class PositionAttention(nn.Module):
         if cache is not None:
             k, v, k_pos, padding = cache.update(k, v, k_pos, options.pop("key_padding", None))
             options = {"length": cache.length, **options, "key_padding": padding}
-        return attention(self.scheme, q, k, v, q_pos, k_pos, self._weights(), **options)
-
-    def _weights(self) -> Weights:
-        return {name.replace("/", "."): w for name, w in self.weights.items()}
+        return attention(self.scheme, q, k, v, q_pos, k_pos, _named(self.weights), **options)
 
     def extra_repr(self) -> str:
         return str(self.scheme)
@@ -107,3 +104,8 @@ def _parameters(weights: Weights) -> nn.ParameterDict:
     return nn.ParameterDict(
         {name.replace(".", "/"): nn.Parameter(w) for name, w in weights.items()}
     )
+
+
+def _named(parameters: nn.ParameterDict) -> Weights:
+    """The weights again, as parts know them."""
+    return {name.replace("/", "."): w for name, w in parameters.items()}

@@ -5,9 +5,10 @@ ids ─①positions→ p ─②embed→ x ─q,k,v→ ③rotary(q,k) ─④scale
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +28,7 @@ from longitude.part import (
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 from longitude.region import Area, meet
 
+T = TypeVar("T")
 INSIDE = {
     "frequencies": "frequencies",
     "remap": "remap",
@@ -114,6 +116,11 @@ class Scheme:
         """Fresh weights of every learned part, named part.weight."""
         learned = [p for p in self.parts if isinstance(p, Learned)]
         return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
+
+    @torch.compiler.assume_constant_result
+    def settled(self, what: Callable[..., T], *values: Any) -> T:
+        """`what` of this scheme and plain values; a constant to a compiler that traces the call."""
+        return what(self, *values)
 
 
 @dataclass(frozen=True, repr=False)

@@ -38,7 +38,7 @@ def refuses(p: Problem) -> str | None:
         several = p.q.shape[2] > 1 and len(lower(p)) > 1
         wanted = "several regions need contiguous positions (ranges), no bias, padding or segments"
         return wanted if several else None
-    return None if _single(p) else _refuses_tiles(p)
+    return None if single(p) else _refuses_tiles(p)
 
 
 def _refuses_tiles(p: Problem) -> str | None:
@@ -55,7 +55,7 @@ def run(p: Problem) -> Tensor:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     if by_mask(p):
         return in_blocks(p, _masked, LARGEST)
-    return _whole(p) if _single(p) else _tiled(p)
+    return _whole(p) if single(p) else _tiled(p)
 
 
 def by_mask(p: Problem) -> bool:
@@ -67,13 +67,13 @@ def _passes(p: Problem) -> tuple[Pass, ...]:
     return (fold(p),) if p.q.shape[2] == 1 else lower(p)
 
 
-def _single(p: Problem) -> bool:
+def single(p: Problem) -> bool:
     """Whether one SDPA call does it: every pair visible, or all of it causal."""
     passes = 1 if p.q.shape[2] == 1 else len(lower(p))
-    return passes == 1 and p.sink_logits is None and _causal(p, p.scheme.areas()) is not None
+    return passes == 1 and p.sink_logits is None and causal(p, p.scheme.areas()) is not None
 
 
-def _causal(p: Problem, areas: tuple[Area, ...]) -> bool | None:
+def causal(p: Problem, areas: tuple[Area, ...]) -> bool | None:
     """True for causal, False for full, None for any other shape."""
     found = _tiles(p, areas)
     if len(found) != 1 or (found[0].height, found[0].width) != (p.q.shape[2], p.k.shape[2]):
@@ -88,7 +88,7 @@ def _tiles(p: Problem, areas: tuple[Area, ...]) -> tuple[Tile, ...]:
 
 def _whole(p: Problem) -> Tensor:
     q, k = _passes(p)[0].turned()
-    return _sdpa(q, k, p.v, None, p, causal=bool(_causal(p, p.scheme.areas())))
+    return _sdpa(q, k, p.v, None, p, causal=bool(causal(p, p.scheme.areas())))
 
 
 def _tiled(p: Problem) -> Tensor:

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from longitude.attention import eager, native
+from longitude.attention import compiled, eager, native
 from longitude.attention.eager import Scores
 from longitude.attention.prepare import prepare
 from longitude.attention.problem import Problem
-from longitude.part import Mistake, Weights
+from longitude.part import Mistake, Pos, Weights
 from longitude.scheme import Scheme
 
 Backend = Literal["auto", "eager", "native", "flex"]
@@ -51,11 +52,34 @@ def attention(
         length: what length-dependent frequencies take for the total length, one number or one a
             sequence; by default each sequence's last position + 1. Fix it for the life of a cache.
     """
-    p = prepare(
-        scheme, q, k, v, q_pos, k_pos, weights, scale=scale, segments=segments, length=length,
-        dropout=dropout, softcap=softcap, key_padding=key_padding, sink_logits=sink_logits,
-    )  # fmt: skip
+    options = {
+        "scale": scale, "dropout": dropout, "softcap": softcap, "key_padding": key_padding,
+        "segments": segments, "sink_logits": sink_logits, "length": length,
+    }  # fmt: skip
+    if torch.compiler.is_compiling():
+        found = compiled.whole(scheme, q, k, q_pos, k_pos, options) if backend == "auto" else None
+        if found is not None:
+            return compiled.run(found, q, k, v)
+        return _apart(scheme, q, k, v, q_pos, k_pos, weights, backend, options)  # type: ignore[call-issue]
+    return _attention(scheme, q, k, v, q_pos, k_pos, weights, backend, options)
+
+
+def _attention(
+    scheme: Scheme,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_pos: Pos,
+    k_pos: Pos,
+    weights: Weights | None,
+    backend: str,
+    options: dict[str, Any],
+) -> Tensor:
+    p = prepare(scheme, q, k, v, q_pos, k_pos, weights, **options)
     return module(backend, p).run(p)
+
+
+_apart = torch.compiler.disable(_attention)  # outside a graph that is being traced
 
 
 def terms(

@@ -16,19 +16,24 @@ import typer
 
 from longitude import __version__
 from longitude.cli.env import env
+from longitude.cli.lab import lab
 from longitude.cli.schemes import schemes
 from longitude.cli.show import show
+from longitude.cli.train import train
 from longitude.fields import Mistake
+from longitude.record import RecordError
 
 app = typer.Typer(
     name="longitude",
-    help="Position encodings for transformers: list them, and see what they do at any length.",
+    help="Position encodings for transformers: list them, draw them, train and compare them.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command()(schemes)
 app.command()(show)
+app.command()(train)
+app.command()(lab)
 app.command()(env)
 
 
@@ -80,7 +85,7 @@ def run(args: list[str]) -> int:
 
 def _told(error: Exception) -> tuple[str, int]:
     """The sentence for an error, and the exit code."""
-    if isinstance(error, Mistake):
+    if isinstance(error, Mistake | RecordError):
         return str(error), 2
     usage = getattr(error, "format_message", None)  # click's, wherever this typer keeps its click
     if usage is not None:

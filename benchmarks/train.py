@@ -1,0 +1,175 @@
+"""Tokens a second of `longitude train` beside a decoder of the same shape written the usual way:
+nanoGPT's loop, SDPA, and transformers' rotation with its tables in a buffer.
+
+    python -m benchmarks.train [--size tiny] [--length 256] [--batch 16] [--device cuda]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.side_by_side import compare, show
+from longitude.lab.asked import Asked
+from longitude.lab.batch import Batches
+from longitude.lab.model import Decoder
+from longitude.lab.shape import Shape
+from longitude.lab.text import Corpus, Stream, gather, windows
+from longitude.lab.train import optimizer_for, take_step
+from longitude.lab.world import World
+from longitude.text import parse
+
+BASELINE = "nanoGPT-style, rope"
+
+
+def main() -> None:
+    args = options().parse_args()
+    device, corpus = torch.device(args.device), gather()
+    asked = Asked(args.length, args.size, batch=args.batch, steps=10**6, dtype="auto")
+    shape = asked.shape(parse("rope()"))
+    ways = {
+        BASELINE: usual(shape, corpus, args, rotary=True),
+        "nanoGPT-style, learned": usual(shape, corpus, args, rotary=False),
+    }
+    for scheme in args.schemes.split(";"):
+        ways[f"longitude {scheme.strip()}"] = ours(asked, scheme, corpus, device, args.steps)
+    rows = compare(ways, BASELINE, args.rounds, {}, device.type == "cuda")
+    tokens = args.steps * args.batch * args.length
+    for row in rows:
+        row.name += f" ({tokens / row.ms * 1e3:,.0f} tokens/s)"
+    what = f"{args.size}, {args.batch} × {args.length} tokens a step, {args.steps} steps a round"
+    show(f"training on {args.device}: {what}", rows, BASELINE, args.json)
+
+
+def ours(
+    asked: Asked, scheme: str, corpus: Corpus, device: torch.device, steps: int
+) -> Callable[[], None]:
+    """Some steps of our training loop."""
+    world = World(device)
+    run = asked.run(parse(scheme), 0, corpus, world)
+    model = Decoder(run.shape).to(device)
+    if device.type == "cuda":
+        model.compile()
+    optimizer, batches, at = (
+        optimizer_for(model, run),
+        Batches(run, windows(corpus, run.shape.length)),
+        [0],
+    )
+
+    def go() -> None:
+        for _ in range(steps):
+            take_step(model, optimizer, batches.at(at[0]).to(device), run, at[0], world)
+            at[0] += 1
+
+    return go
+
+
+def usual(
+    shape: Shape, corpus: Corpus, args: argparse.Namespace, rotary: bool
+) -> Callable[[], None]:
+    """Some steps of the usual loop."""
+    device = torch.device(args.device)
+    model = Usual(shape, rotary).to(device)
+    run = torch.compile(model) if device.type == "cuda" else model
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if p.dim() != 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
+    tokens = Stream(corpus.train).tokens
+    torch.set_float32_matmul_precision("high")
+
+    def batch() -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(tokens) - args.length, (args.batch,)).tolist()
+        x, y = (
+            torch.stack([tokens[s + k : s + k + args.length] for s in starts]).long()
+            for k in (0, 1)
+        )
+        if device.type == "cuda":
+            x, y = (t.pin_memory().to(device, non_blocking=True) for t in (x, y))
+        return x, y
+
+    def go() -> None:
+        for _ in range(args.steps):
+            x, y = batch()
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = run(x, y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return go
+
+
+class Usual(nn.Module):
+    """A decoder as one writes it: nanoGPT's plan, Llama's block."""
+
+    def __init__(self, shape: Shape, rotary: bool) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(256, shape.dim)
+        self.places = None if rotary else nn.Embedding(shape.length, shape.dim)
+        self.blocks = nn.ModuleList(UsualBlock(shape, rotary) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.dim, eps=1e-5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.tokens(x)
+        if self.places is not None:
+            h = h + self.places(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks:
+            h = block(h)
+        logits = F.linear(self.norm(h), self.tokens.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), y.view(-1))
+
+
+class UsualBlock(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape, rotary: bool) -> None:
+        super().__init__()
+        d, self.heads, self.rotary = shape.dim, shape.heads, rotary
+        self.norm1, self.norm2 = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
+        self.qkv, self.out = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
+        self.gate, self.up = (nn.Linear(d, shape.hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(shape.hidden, d, bias=False)
+        inv = 1e4 ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        angle = torch.outer(torch.arange(shape.length), inv).repeat(1, 2)
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).split(d, dim=2)
+        q, k, v = (t.view(b, n, self.heads, -1).transpose(1, 2) for t in (q, k, v))
+        if self.rotary:
+            q, k = (t * self.cos.to(t.dtype) + _rotated(t) * self.sin.to(t.dtype) for t in (q, k))
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(h.transpose(1, 2).reshape(b, n, d))
+        h = self.norm2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def _rotated(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([-b, a], -1)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="tiny")
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--schemes", default="rope(); alibi(); t5()")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

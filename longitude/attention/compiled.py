@@ -1,0 +1,86 @@
+"""Attention under `torch.compile`: one kind of call a compiler sees whole, all others apart.
+
+A call over contiguous positions that is one pass, full or causal, is a turn and SDPA. What it
+needs of its scheme (is it such a call? which tables?) is settled once, while the compiler traces,
+and enters the graph as constants; the turn then fuses with what stands before it. Every other call
+leaves the graph and runs as it would without a compiler, its own kernels compiled by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from longitude.attention import native
+from longitude.attention.lower import lower
+from longitude.attention.prepare import prepare
+from longitude.part import Pos
+from longitude.parts.rotary.memo import Tables
+from longitude.parts.rotary.tables import cos_sin
+from longitude.parts.rotary.turn import Pairs, turn
+from longitude.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is constant in a call of one pass: its mask, its scale, and the tables that turn it."""
+
+    causal: bool
+    scale: float
+    q: Tables | None = None
+    k: Tables | None = None
+    pairs: Pairs = "half"
+
+
+def whole(
+    scheme: Scheme, q: Tensor, k: Tensor, q_pos: Pos, k_pos: Pos, options: dict[str, Any]
+) -> Whole | None:
+    """The constants of a call that is one pass over contiguous positions, or None."""
+    if any(value for value in options.values()):
+        return None
+    if not (isinstance(q_pos, range) and isinstance(k_pos, range)):
+        return None
+    sizes = (q.shape[2], k.shape[2], q.shape[3])
+    starts = (q_pos.start, q_pos.step, k_pos.start, k_pos.step)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return scheme.settled(_constants, sizes, starts, dtype, q.device)
+
+
+def run(found: Whole, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A turn and SDPA: nothing here but tensors."""
+    if found.q is not None and found.k is not None:
+        q, k = turn(q, *found.q, found.pairs), turn(k, *found.k, found.pairs)
+    grouped = q.shape[1] != k.shape[1]
+    return sdpa(q, k, v, is_causal=found.causal, scale=found.scale, enable_gqa=grouped)
+
+
+def _constants(
+    scheme: Scheme,
+    sizes: tuple[int, int, int],
+    starts: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Whole | None:
+    nq, nk, d = sizes
+    if starts[1] != 1 or starts[3] != 1 or 0 in sizes or scheme.bias or scheme.scale:
+        return None
+    q_pos, k_pos = (range(a, a + n) for a, n in ((starts[0], nq), (starts[2], nk)))
+    q, k = (torch.empty(1, 1, n, d, dtype=dtype, device="meta") for n in (nq, nk))
+    p = prepare(scheme, q, k, k, q_pos, k_pos, None, scale=None, segments=None, length=None)
+    if nq == 1 or p.overflows or not native.single(p):
+        return None
+    causal, region = bool(native.causal(p, scheme.areas())), lower(p)[0].region
+    if scheme.rotary is None or region is None:
+        return Whole(causal, p.scale)
+    centre = float(q_pos[-1]) if scheme.rotary.decay else 0.0
+    tables = [
+        cos_sin(
+            scheme.rotary, region, side, pos, d, length, dtype=dtype, device=device, centre=centre
+        )
+        for side, pos, length in (("q", q_pos, p.q_length), ("k", k_pos, p.k_length))
+    ]
+    return Whole(causal, p.scale, *tables, pairs=scheme.rotary.pairs)
