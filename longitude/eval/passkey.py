@@ -33,8 +33,8 @@ QUESTION = "What is the pass key? The pass key is"
 LARGEST = 50_000
 SHORT_BELOW = 1_024
 SAMPLE = 4 * len(GARBAGE)  # characters from which the tokens a character takes are told
-ROUNDS = 8  # corrections of the first guess, which is a few tokens off at most
-NEARBY = 8  # characters to either side that may fit better: a word cut in two costs more tokens
+ROUNDS = 4  # corrections of the first guess
+NEARBY = 32  # characters to either side of the last: cutting a word in two costs tokens
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,11 @@ def _garbage_for(tokens: Callable[[int], int], length: int) -> int:
             f"a passkey's count must grow with its text, but {SAMPLE} characters more made no "
             f"difference: turn the tokenizer's truncation off."
         )
-    tried = {0: tokens(0)}
     guess = 0
     for _ in range(ROUNDS):
         guess = max(0, guess + round((length - tokens(guess)) / rate))
-        tried[guess] = tokens(guess)
-        if tried[guess] == length:
-            return guess
     around = range(max(0, guess - NEARBY), guess + NEARBY + 1)
-    tried |= {garbage: tokens(garbage) for garbage in around}
-    return max((g for g in tried if tried[g] <= length), key=lambda g: (tried[g], g))
+    near = sorted(around, key=lambda garbage: abs(garbage - guess))
+    exact = next((garbage for garbage in near if tokens(garbage) == length), None)
+    below = (garbage for garbage in [0, *near] if tokens(garbage) < length)
+    return max(below, key=tokens) if exact is None else exact
