@@ -1,0 +1,1 @@
+"""The lab: its text, its tasks, its model and its runs."""
