@@ -40,14 +40,19 @@ def whole(
     scheme: Scheme, q: Tensor, k: Tensor, q_pos: Pos, k_pos: Pos, options: dict[str, Any]
 ) -> Whole | None:
     """The constants of a call that is one pass over contiguous positions, or None."""
-    if any(value for value in options.values()):
+    given = [name for name, value in options.items() if value is not None and name != "dropout"]
+    if scheme.bias or scheme.scale or given or options["dropout"]:
         return None
     if not (isinstance(q_pos, range) and isinstance(k_pos, range)):
         return None
-    sizes = (q.shape[2], k.shape[2], q.shape[3])
-    starts = (q_pos.start, q_pos.step, k_pos.start, k_pos.step)
+    # made anew, a range's ends are constants to a compiler; the sizes of tensors need not be
+    q_pos, k_pos = (range(pos.start, pos.stop, pos.step) for pos in (q_pos, k_pos))
+    if len(q_pos) != q.shape[2] or len(k_pos) != k.shape[2]:
+        return None  # outside, where the sentence is
+    ends = (q_pos.start, q_pos.stop, k_pos.start, k_pos.stop)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    return scheme.settled(_constants, sizes, starts, dtype, q.device)
+    apart = q_pos.step != 1 or k_pos.step != 1 or len(q_pos) < 2 or not k_pos
+    return None if apart else scheme.settled(_constants, ends, q.shape[3], dtype, q.device)
 
 
 def run(found: Whole, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -60,18 +65,15 @@ def run(found: Whole, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _constants(
     scheme: Scheme,
-    sizes: tuple[int, int, int],
-    starts: tuple[int, int, int, int],
+    ends: tuple[int, int, int, int],
+    d: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Whole | None:
-    nq, nk, d = sizes
-    if starts[1] != 1 or starts[3] != 1 or 0 in sizes or scheme.bias or scheme.scale:
-        return None
-    q_pos, k_pos = (range(a, a + n) for a, n in ((starts[0], nq), (starts[2], nk)))
-    q, k = (torch.empty(1, 1, n, d, dtype=dtype, device="meta") for n in (nq, nk))
+    q_pos, k_pos = range(*ends[:2]), range(*ends[2:])
+    q, k = (torch.empty(1, 1, len(pos), d, dtype=dtype, device="meta") for pos in (q_pos, k_pos))
     p = prepare(scheme, q, k, k, q_pos, k_pos, None, scale=None, segments=None, length=None)
-    if nq == 1 or p.overflows or not native.single(p):
+    if p.overflows or not native.single(p):
         return None
     causal, region = bool(native.causal(p, scheme.areas())), lower(p)[0].region
     if scheme.rotary is None or region is None:

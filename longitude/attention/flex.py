@@ -16,7 +16,9 @@ from torch import Tensor
 
 from longitude.attention.blocks import block_mask
 from longitude.attention.lower import Pass, lower
-from longitude.attention.problem import Problem
+from longitude.attention.problem import Problem, contiguous
+from longitude.part import Term
+from longitude.parts.bias.distance import ByDistance
 
 RECOMPILES = (
     1024  # every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
@@ -51,7 +53,7 @@ def run(p: Problem) -> Tensor:
     """Attention, pass by pass."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
-    modify = _score_mod(list(p.terms().values()), p.softcap)
+    modify = _score_mod([_looked_up(term, p) for term in p.terms().values()], p.softcap)
     wide = torch.promote_types(p.v.dtype, torch.float32)
     out, lse = None, None
     for one in lower(p):
@@ -87,6 +89,15 @@ def _pass(p: Problem, one: Pass, modify: Callable[..., Tensor] | None) -> tuple[
         return_aux=AuxRequest(lse=True),
     )
     return out, aux.lse
+
+
+def _looked_up(term: Term, p: Problem) -> Term:
+    """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
+    over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
+    if not isinstance(term, ByDistance) or term.cheap or not contiguous(p.q_pos, p.k_pos):
+        return term
+    table, last = term.table(p.q.shape[1], p.q_pos, p.k_pos), p.k.shape[2] - 1  # type: ignore[arg-type]
+    return lambda b, h, i, j: table[h, i - j + last]
 
 
 def _score_mod(

@@ -18,11 +18,13 @@ from longitude.attention.fold import fold
 from longitude.attention.lower import Pass, lower
 from longitude.attention.merge import Box, Plan, merged
 from longitude.attention.operators import operator_for
-from longitude.attention.problem import Problem, in_blocks
+from longitude.attention.problem import Problem, contiguous, in_blocks
 from longitude.attention.tiles import Tile, split, tiles
+from longitude.part import Term
+from longitude.parts.bias.distance import ByDistance
 from longitude.region import FAR, Area
 
-LARGEST = 2**23  # entries of one block's mask
+LARGEST = {"cpu": 2**23, "cuda": 2**27}  # entries of one block's mask
 FINEST = 256  # on CPU, triangles up to this size; the kernel there steps through 512 keys at a time
 
 
@@ -54,13 +56,13 @@ def run(p: Problem) -> Tensor:
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     if by_mask(p):
-        return in_blocks(p, _masked, LARGEST)
+        return in_blocks(p, _masked, LARGEST.get(p.q.device.type, 2**23))
     return _whole(p) if single(p) else _tiled(p)
 
 
 def by_mask(p: Problem) -> bool:
     """Whether visibility or scores depend on more than contiguous positions."""
-    return not (p.plain and all(isinstance(x, range) and x.step == 1 for x in (p.q_pos, p.k_pos)))
+    return not (p.plain and contiguous(p.q_pos, p.k_pos))
 
 
 def _passes(p: Problem) -> tuple[Pass, ...]:
@@ -117,7 +119,7 @@ def _bounds(spans: list[tuple[int, int]]) -> slice:
 
 def _masked(p: Problem) -> Tensor:
     """One pass with everything else in the mask."""
-    b, h, i, j = p.grid()
+    b, _, i, j = p.grid()
     q, k = _passes(p)[0].turned()
     v, shape = p.v, (*q.shape[:3], k.shape[2])
     if p.scheme.bias:  # a mask has q's type, and a bias in bfloat16 is off by whole units far out
@@ -127,7 +129,7 @@ def _masked(p: Problem) -> Tensor:
     mask = (seen | ~some).expand(
         shape
     )  # a query that sees nothing sees all, and is put to zero below
-    terms = [term(b, h, i, j).to(q.dtype) for term in p.terms().values()]
+    terms = [_dense(term, p).to(q.dtype) for term in p.terms().values()]
     if terms or p.sink_logits is not None:
         bias = sum(terms, q.new_zeros(()))
         mask = bias.expand(shape).masked_fill(~mask, float("-inf"))
@@ -138,6 +140,13 @@ def _masked(p: Problem) -> Tensor:
         mask = torch.cat([mask, sink], -1)
         k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
     return (_sdpa(q, k, v, mask, p) * some).to(p.v.dtype)
+
+
+def _dense(term: Term, p: Problem) -> Tensor:
+    """A term of every pair; one of the distance alone is read off its table."""
+    if isinstance(term, ByDistance) and contiguous(p.q_pos, p.k_pos):
+        return term.dense(p.q.shape[1], p.q_pos, p.k_pos)[None]  # type: ignore[arg-type]
+    return term(*p.grid())
 
 
 def _sdpa(

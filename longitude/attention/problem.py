@@ -122,6 +122,11 @@ class Problem:
         return [(p, weights_of(p.name, self.weights)) for p in parts]
 
 
+def contiguous(*positions: Pos) -> bool:
+    """Whether these are ranges of consecutive positions."""
+    return all(isinstance(pos, range) and pos.step == 1 and len(pos) for pos in positions)
+
+
 def in_blocks(p: Problem, run: Callable[[Problem], Tensor], largest: int) -> Tensor:
     """Run a call in blocks of queries of at most `largest` scores each: memory stays linear.
 

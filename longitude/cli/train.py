@@ -49,7 +49,7 @@ def train(
     """
     from longitude.lab.asked import Asked, How
 
-    asked = Asked(length, size, block, tasks, steps, batch, rate, dtype)  # type: ignore[arg-type]
+    asked = Asked(length, size, block, tasks, steps, batch, rate, dtype)
     how = How(device, every, deterministic, compiled)
     folder = _trained(asked, how, scheme, seed, text, out, resume, weights)
     if folder is not None:

@@ -10,8 +10,8 @@ import torch
 from longitude.fields import Mistake
 from longitude.lab.batch import Batches
 from longitude.lab.policy import check_trainable
-from longitude.lab.run import DType, Run, shares
-from longitude.lab.shape import SIZES, Block, Shape, shape
+from longitude.lab.run import DTYPES, Run, shares
+from longitude.lab.shape import SIZES, Shape, shape
 from longitude.lab.text import Corpus, windows
 from longitude.lab.train import Manner, Progress
 from longitude.lab.whole import home
@@ -26,7 +26,7 @@ class Asked:
 
     length: int = 256
     size: str = "tiny"
-    block: Block = "llama"
+    block: str = "llama"
     tasks: str = "text"
     steps: int | None = None
     batch: int | None = None
@@ -72,9 +72,9 @@ class How:
         return Manner(fast, self.deterministic, self.every, watch)
 
 
-def _dtype(asked: str, device: torch.device) -> DType:
+def _dtype(asked: str, device: torch.device) -> str:
     if asked == "auto":
         return "bfloat16" if device.type == "cuda" else "float32"
-    if asked not in ("float32", "bfloat16"):
+    if asked not in DTYPES:
         raise Mistake(f"--dtype is auto, float32 or bfloat16, but got {asked!r}: use one of them.")
-    return "bfloat16" if asked == "bfloat16" else "float32"
+    return asked

@@ -16,7 +16,7 @@ from typing import Any
 from longitude.fields import Mistake
 from longitude.lab.asked import Asked
 from longitude.lab.checkpoint import Folder
-from longitude.lab.measure import Protocol, Tester
+from longitude.lab.measure import Examiner, Protocol
 from longitude.lab.rows import TEXT, Score, read
 from longitude.lab.run import Run, shares
 from longitude.lab.schemes import chosen
@@ -97,9 +97,9 @@ def compare(
         watch.run(index, run, "testing")
         if world.first:
             model = load(folder.path, device=world.device)
-            tester = Tester(model, corpus, max(plan.lengths), plan.protocol, run.dtype)
+            examiner = Examiner(model, corpus, max(plan.lengths), plan.protocol, run.dtype)
             for key, task, length in missing:
-                store.put(key, tester.score(task, length))
+                store.put(key, examiner.score(task, length))
         world.wait()
     return tuple(scores(plan, store)) if world.first else ()
 

@@ -39,7 +39,7 @@ class Protocol:
         return asdict(self)
 
 
-class Tester:
+class Examiner:
     """Tests one model; what it reads is made once for the greatest length."""
 
     def __init__(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from longitude.fields import Mistake
 from longitude.lab.shape import Shape
 
-DType = Literal["float32", "bfloat16"]
 DTYPES = ("float32", "bfloat16")
 
 
@@ -29,7 +28,7 @@ class Run:
     rate: float
     seed: int = 0
     tasks: tuple[tuple[str, float], ...] = (("text", 1.0),)
-    dtype: DType = "float32"
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "rate"):

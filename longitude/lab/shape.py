@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from longitude.fields import Mistake
 
-Block = Literal["llama", "gpt"]
 BLOCKS = ("llama", "gpt")
 VOCABULARY = 256  # a token is a byte; byte 0 ends a document and pads
 
@@ -22,7 +21,7 @@ class Shape:
     dim: int
     heads: int
     hidden: int
-    block: Block = "llama"
+    block: str = "llama"
     embed_norm: bool = False
 
     def __post_init__(self) -> None:
@@ -59,20 +58,20 @@ class Size:
     steps: int
     batch: int
 
-    def hidden(self, block: Block) -> int:
+    def hidden(self, block: str) -> int:
         """The width of the feed-forward: both blocks then have as many weights."""
         return -(-8 * self.dim // 3 // 64) * 64 if block == "llama" else 4 * self.dim
 
 
-SIZES = {  # weights: 0.9M, for two CPU cores; 2.3M; 14M; 128M
-    "nano": Size(layers=4, dim=128, heads=4, rate=3e-3, steps=600, batch=16),
+SIZES = {  # weights: 0.36M, for two CPU cores; 2.3M; 14M; 128M
+    "nano": Size(layers=3, dim=96, heads=3, rate=3e-3, steps=250, batch=16),
     "tiny": Size(layers=5, dim=192, heads=6, rate=2e-3, steps=2000, batch=32),
     "small": Size(layers=8, dim=384, heads=6, rate=1e-3, steps=5000, batch=64),
     "125m": Size(layers=18, dim=768, heads=12, rate=6e-4, steps=20000, batch=256),
 }
 
 
-def shape(scheme: str, length: int, size: str, block: Block = "llama", **given: Any) -> Shape:
+def shape(scheme: str, length: int, size: str, block: str = "llama", **given: Any) -> Shape:
     """The shape of a named size under a scheme; `given` replaces any of its numbers."""
     if size not in SIZES:
         raise Mistake(f"no size is called {size!r}: use {', '.join(SIZES)}.")

@@ -51,6 +51,11 @@ class Fire:
             share = psi((here - at(k_pos, b, j)).abs()) / (
                 psi(torch.maximum(threshold, here)) + 1e-6
             )
+            # a grid of pairs, the same for every head: all units at once
+            if share.dim() == 4 and share.shape[1] == 1 and h.numel() == h.shape[1]:
+                seen = torch.relu(share[..., None] * w["inward"] + w["inward_bias"])
+                heads = (seen @ w["outward"] + w["outward_bias"])[:, 0].movedim(-1, 1)
+                return heads[:, h.flatten()]
             # unit by unit: indexing heads last keeps the term a scalar function of (b, h, i, j)
             out = w["outward_bias"][h]
             for unit in range(self.hidden):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.part import Dims, Index, Keys, Queries, Rows, Term, Weights, part, positive
-from longitude.parts.bias.distance import at
+from longitude.parts.bias.distance import at, pick
 
 
 @part("shaw", site="bias", paper="Shaw et al. 2018, arXiv:1803.02155")
@@ -40,7 +40,7 @@ class Shaw:
         score = torch.einsum("bhid,rd->bhir", q, weights["keys"].to(q.dtype))
 
         def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
-            return score[b, h, i, self.offset(at(q_pos, b, i), at(k_pos, b, j))]
+            return pick(score, b, h, i, self.offset(at(q_pos, b, i), at(k_pos, b, j)))
 
         return term
 

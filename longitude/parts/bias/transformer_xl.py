@@ -22,7 +22,7 @@ from longitude.part import (
     part,
     positive,
 )
-from longitude.parts.bias.distance import at
+from longitude.parts.bias.distance import at, pick
 from longitude.parts.embed.sinusoidal import sinusoid
 
 
@@ -67,7 +67,7 @@ class TransformerXl:
 
         def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
             r = (at(q_pos, b, i) - at(k_pos, b, j)).clamp(low, high) - low
-            return position[b, h, i, r.to(torch.int64)] + content[b, h, j]
+            return pick(position, b, h, i, r.to(torch.int64)) + content[b, h, j]
 
         return term
 
