@@ -19,7 +19,7 @@ from longitude.lab.batch import Batches
 from longitude.lab.model import Decoder
 from longitude.lab.shape import Shape
 from longitude.lab.text import Corpus, Stream, gather, windows
-from longitude.lab.train import optimizer_for, take_step
+from longitude.lab.train import ahead, optimizer_for, take_step
 from longitude.lab.world import World
 from longitude.text import parse
 
@@ -29,6 +29,8 @@ BASELINE = "nanoGPT-style, rope"
 def main() -> None:
     args = options().parse_args()
     device, corpus = torch.device(args.device), gather()
+    if device.type == "cuda":
+        torch.set_num_threads(1)  # as `longitude train` does; it helps the others as much
     asked = Asked(args.length, args.size, batch=args.batch, steps=10**6, dtype="auto")
     shape = asked.shape(parse("rope()"))
     ways = {
@@ -54,16 +56,13 @@ def ours(
     model = Decoder(run.shape).to(device)
     if device.type == "cuda":
         model.compile()
-    optimizer, batches, at = (
-        optimizer_for(model, run),
-        Batches(run, windows(corpus, run.shape.length)),
-        [0],
-    )
+    optimizer = optimizer_for(model, run)
+    steps_made = enumerate(ahead(Batches(run, windows(corpus, run.shape.length)), 0, device))
 
     def go() -> None:
         for _ in range(steps):
-            take_step(model, optimizer, batches.at(at[0]).to(device), run, at[0], world)
-            at[0] += 1
+            step, batch = next(steps_made)
+            take_step(model, optimizer, batch, run, step, world)
 
     return go
 

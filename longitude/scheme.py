@@ -117,10 +117,12 @@ class Scheme:
         learned = [p for p in self.parts if isinstance(p, Learned)]
         return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
 
-    @torch.compiler.assume_constant_result
     def settled(self, what: Callable[..., T], *values: Any) -> T:
         """`what` of this scheme and plain values; a constant to a compiler that traces the call."""
         return what(self, *values)
+
+    # torch.compiler.assume_constant_result, without importing the compiler
+    settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.problem import Problem
-from longitude.part import as_tensor
+from longitude.attention.problem import Problem, contiguous
 from longitude.region import Area, visible
 
 BLOCK = 128
@@ -23,24 +22,31 @@ STRIP = 2**24  # pairs looked at together
 
 def block_mask(p: Problem, areas: tuple[Area, ...]) -> Any:
     """The block mask of one pass."""
+    if contiguous(p.q_pos, p.k_pos) and not p.hides:
+        return _of_ranges(areas, p.q_pos, p.k_pos, p.q.device)  # type: ignore[arg-type]
     seen = p.mask(areas)
-    # flex counts a function's arguments, which a run-time type checker's wrapper would hide
-    mask_mod = lambda b, h, i, j: seen(b, i, j)  # noqa: E731
     batch = p.q.shape[0] if p.hides else max(p.q_rows.shape[0], p.k_rows.shape[0])
-    if isinstance(p.q_pos, range) and isinstance(p.k_pos, range) and not p.hides:
-        blocks = _of_ranges(areas, p.q_pos, p.k_pos, p.q.device)
-    else:
-        blocks = _blocks(seen, batch, p.q.shape[2], p.k.shape[2], p.q.device)
-    return _made(blocks, mask_mod, p.q.shape[2], p.k.shape[2])
+    return _made(seen, batch, p.q.shape[2], p.k.shape[2], p.q.device)
 
 
-@lru_cache(maxsize=8)
-def _of_ranges(
-    areas: tuple[Area, ...], q: range, k: range, device: torch.device
-) -> tuple[Tensor, ...]:
-    """The blocks of areas over ranges, looked at once for all layers and calls."""
-    q_pos, k_pos = as_tensor(q, device), as_tensor(k, device)
-    return _blocks(lambda b, i, j: visible(areas, q_pos[i], k_pos[j]), 1, len(q), len(k), device)
+@lru_cache(maxsize=32)
+def _of_ranges(areas: tuple[Area, ...], q: range, k: range, device: torch.device) -> Any:
+    """The mask of areas over ranges, made once for all layers and calls."""
+    # where they begin is data, not code: another place must not be another compilation
+    q0, k0 = (torch.tensor(pos.start, device=device) for pos in (q, k))
+    return _made(lambda b, i, j: visible(areas, i + q0, j + k0), 1, len(q), len(k), device)
+
+
+def _made(seen: Callable[..., Tensor], batch: int, nq: int, nk: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    return BlockMask.from_kv_blocks(
+        *_blocks(seen, batch, nq, nk, device),
+        BLOCK_SIZE=BLOCK,
+        # flex counts a function's arguments, which a run-time type checker's wrapper would hide
+        mask_mod=lambda b, h, i, j: seen(b, i, j),
+        seq_lengths=(nq, nk),
+    )
 
 
 def _blocks(
@@ -55,14 +61,6 @@ def _blocks(
     ]
     some, every = (torch.cat(parts, 1) for parts in zip(*strips, strict=True))
     return *_ordered(some & ~every), *_ordered(every)
-
-
-def _made(blocks: tuple[Tensor, ...], mask_mod: Callable[..., Tensor], nq: int, nk: int) -> Any:
-    from torch.nn.attention.flex_attention import BlockMask
-
-    return BlockMask.from_kv_blocks(
-        *blocks, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(nq, nk)
-    )
 
 
 def _strip(

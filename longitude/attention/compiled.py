@@ -18,7 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from longitude.attention import native
 from longitude.attention.lower import lower
 from longitude.attention.prepare import prepare
-from longitude.part import Pos
+from longitude.attention.run import run
+from longitude.part import Pos, Weights
 from longitude.parts.rotary.memo import Tables
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import Pairs, turn
@@ -34,6 +35,27 @@ class Whole:
     q: Tables | None = None
     k: Tables | None = None
     pairs: Pairs = "half"
+
+
+def traced(
+    scheme: Scheme,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_pos: Pos,
+    k_pos: Pos,
+    weights: Weights | None,
+    backend: str,
+    options: dict[str, Any],
+) -> Tensor:
+    """Attention in a graph that is being traced, or beside it."""
+    found = whole(scheme, q, k, q_pos, k_pos, options) if backend == "auto" else None
+    if found is not None:
+        return in_graph(found, q, k, v)
+    return apart(scheme, q, k, v, q_pos, k_pos, weights, backend, options)  # type: ignore[call-issue]
+
+
+apart = torch.compiler.disable(run)
 
 
 def whole(
@@ -55,7 +77,7 @@ def whole(
     return None if apart else scheme.settled(_constants, ends, q.shape[3], dtype, q.device)
 
 
-def run(found: Whole, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def in_graph(found: Whole, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A turn and SDPA: nothing here but tensors."""
     if found.q is not None and found.k is not None:
         q, k = turn(q, *found.q, found.pairs), turn(k, *found.k, found.pairs)

@@ -24,7 +24,8 @@ from longitude.part import Term
 from longitude.parts.bias.distance import ByDistance
 from longitude.region import FAR, Area
 
-LARGEST = {"cpu": 2**23, "cuda": 2**27}  # entries of one block's mask
+LARGEST = 2**23  # entries of one block's mask
+ON_CUDA = 2**27  # and where memory is plenty but every call costs
 FINEST = 256  # on CPU, triangles up to this size; the kernel there steps through 512 keys at a time
 
 
@@ -56,7 +57,7 @@ def run(p: Problem) -> Tensor:
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     if by_mask(p):
-        return in_blocks(p, _masked, LARGEST.get(p.q.device.type, 2**23))
+        return in_blocks(p, _masked, ON_CUDA if p.q.is_cuda else LARGEST)
     return _whole(p) if single(p) else _tiled(p)
 
 
@@ -162,5 +163,6 @@ def _sdpa(
         mask = None if mask is None else mask.reshape(*shape, -1)
         if n > 1:
             k, v = (x.flatten(0, 1)[:, None].expand(-1, h // hkv, -1, -1) for x in (k, v))
-    out = sdpa(q, k, v, attn_mask=mask, dropout_p=p.dropout, is_causal=causal, scale=p.scale)
+    with torch.autocast(q.device.type, enabled=False):  # it would round a wide bias to 8 bits
+        out = sdpa(q, k, v, attn_mask=mask, dropout_p=p.dropout, is_causal=causal, scale=p.scale)
     return out.reshape(b, h, n, -1)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from longitude.attention import compiled, eager, native
+from longitude.attention import eager, native
 from longitude.attention.eager import Scores
 from longitude.attention.prepare import prepare
 from longitude.attention.problem import Problem
@@ -57,14 +57,13 @@ def attention(
         "segments": segments, "sink_logits": sink_logits, "length": length,
     }  # fmt: skip
     if torch.compiler.is_compiling():
-        found = compiled.whole(scheme, q, k, q_pos, k_pos, options) if backend == "auto" else None
-        if found is not None:
-            return compiled.run(found, q, k, v)
-        return _apart(scheme, q, k, v, q_pos, k_pos, weights, backend, options)  # type: ignore[call-issue]
-    return _attention(scheme, q, k, v, q_pos, k_pos, weights, backend, options)
+        from longitude.attention.compiled import traced  # late: it imports the compiler
+
+        return traced(scheme, q, k, v, q_pos, k_pos, weights, backend, options)
+    return run(scheme, q, k, v, q_pos, k_pos, weights, backend, options)
 
 
-def _attention(
+def run(
     scheme: Scheme,
     q: Tensor,
     k: Tensor,
@@ -75,11 +74,9 @@ def _attention(
     backend: str,
     options: dict[str, Any],
 ) -> Tensor:
+    """A call outside any graph that is being traced."""
     p = prepare(scheme, q, k, v, q_pos, k_pos, weights, **options)
     return module(backend, p).run(p)
-
-
-_apart = torch.compiler.disable(_attention)  # outside a graph that is being traced
 
 
 def terms(

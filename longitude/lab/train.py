@@ -95,7 +95,7 @@ def train(
 ) -> tuple[Decoder, Tensor, Progress]:
     """Train, from the folder's state if it has one: the model, the loss of each step, the pace."""
     manner = manner or Manner()
-    with _settings(manner.deterministic):
+    with _settings(manner.deterministic, world.device):
         model = Decoder(run.shape, run.seed).to(world.device)
         if manner.compile:
             model.compile()
@@ -106,7 +106,7 @@ def train(
         progress = Progress(run.steps, run.batch * run.shape.length, first, first)
         keeper = _Keeper(manner.every, world)
         batches = Batches(run, stream, world.rank, world.size)
-        with _asked_to_stop() as asked, closing(_ahead(batches, first, world.device)) as made:
+        with _asked_to_stop() as asked, closing(ahead(batches, first, world.device)) as made:
             for step, batch in enumerate(made, first):
                 losses[step] = take_step(ours, optimizer, batch, run, step, world)
                 progress.saw(step + 1, losses, manner.watch)
@@ -153,7 +153,7 @@ def optimizer_for(model: nn.Module, run: Run) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=run.rate, betas=(0.9, 0.95), fused=True)
 
 
-def _ahead(batches: Batches, first: int, device: torch.device) -> Generator[Batch, None, None]:
+def ahead(batches: Batches, first: int, device: torch.device) -> Generator[Batch, None, None]:
     """The batches from a step on, each made while the one before it is computed with."""
     with ThreadPoolExecutor(1) as pool:
         steps = range(first, batches.run.steps)
@@ -205,9 +205,12 @@ def _asked_to_stop() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _settings(deterministic: bool) -> Iterator[None]:
+def _settings(deterministic: bool, device: torch.device) -> Iterator[None]:
     """Torch's own switches for as long as a run trains."""
     was = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    threads = torch.get_num_threads()
+    if device.type == "cuda":  # what is left to the CPU is small, and threads would get in its way
+        torch.set_num_threads(1)
     if deterministic:  # cuBLAS reads it when it starts
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
@@ -217,3 +220,4 @@ def _settings(deterministic: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(was[0])
         torch.set_float32_matmul_precision(was[1])
+        torch.set_num_threads(threads)
