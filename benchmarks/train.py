@@ -7,6 +7,7 @@ nanoGPT's loop, SDPA, and transformers' rotation with its tables in a buffer.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -19,7 +20,7 @@ from longitude.lab.batch import Batches
 from longitude.lab.model import Decoder
 from longitude.lab.shape import Shape
 from longitude.lab.text import Corpus, Stream, gather, windows
-from longitude.lab.train import ahead, optimizer_for, take_step
+from longitude.lab.train import optimizer_for, take_step
 from longitude.lab.world import World
 from longitude.text import parse
 
@@ -57,12 +58,11 @@ def ours(
     if device.type == "cuda":
         model.compile()
     optimizer = optimizer_for(model, run)
-    steps_made = enumerate(ahead(Batches(run, windows(corpus, run.shape.length)), 0, device))
+    batches, count = Batches(run, windows(corpus, run.shape.length)), itertools.count()
 
     def go() -> None:
-        for _ in range(steps):
-            step, batch = next(steps_made)
-            take_step(model, optimizer, batch, run, step, world)
+        for step in itertools.islice(count, steps):
+            take_step(model, optimizer, batches.at(step).to(device), run, step, world)
 
     return go
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -47,6 +47,7 @@ class Scheme:
     bias: tuple[Bias, ...] = ()
     scale: tuple[Scale, ...] = ()
     mask: tuple[Mask, ...] = (Causal(),)
+    written: ClassVar[str]  # the text of this value; set once it is made
 
     @classmethod
     def of(cls, *parts: Any) -> Scheme:
@@ -72,6 +73,7 @@ class Scheme:
         )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "written", " + ".join(map(str, self.parts)) or str(Causal()))
         if self.rotary and self.rotary.decay and Causal() not in self.mask:
             raise Mistake(
                 f"{self.rotary.decay} grows without bound towards keys ahead, but the scheme is "
@@ -88,7 +90,7 @@ class Scheme:
         return (*first, *single, *self.bias, *self.scale, *masks)
 
     def __repr__(self) -> str:
-        return " + ".join(map(str, self.parts)) or str(Causal())
+        return self.written
 
     def __len__(self) -> int:
         return 1
@@ -117,8 +119,11 @@ class Scheme:
         learned = [p for p in self.parts if isinstance(p, Learned)]
         return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
 
-    def settled(self, what: Callable[..., T], *values: Any) -> T:
-        """`what` of this scheme and plain values; a constant to a compiler that traces the call."""
+    def settled(self, what: Callable[..., T], written: str, *values: Any) -> T:
+        """`what` of this scheme and plain values, which a compiler that traces the call takes for a
+        constant. It watches what it is given, but not `self`: so it is given the text as well, and
+        another scheme is another constant."""
+        assert written == self.written
         return what(self, *values)
 
     # torch.compiler.assume_constant_result, without importing the compiler

@@ -72,9 +72,9 @@ def whole(
     if len(q_pos) != q.shape[2] or len(k_pos) != k.shape[2]:
         return None  # outside, where the sentence is
     ends = (q_pos.start, q_pos.stop, k_pos.start, k_pos.stop)
-    dtype = torch.promote_types(q.dtype, torch.float32)
+    rest = (q.shape[3], torch.promote_types(q.dtype, torch.float32), q.device)
     apart = q_pos.step != 1 or k_pos.step != 1 or len(q_pos) < 2 or not k_pos
-    return None if apart else scheme.settled(_constants, ends, q.shape[3], dtype, q.device)
+    return None if apart else scheme.settled(_constants, scheme.written, ends, *rest)
 
 
 def in_graph(found: Whole, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

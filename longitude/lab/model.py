@@ -34,6 +34,10 @@ class Decoder(nn.Module):
         scheme, rng = parse(shape.scheme), torch.Generator().manual_seed(seed)
         self.tokens = nn.Embedding(VOCABULARY, shape.dim)
         self.positions = PositionEmbedding(scheme, shape.dim, rng)
+        # positions that are not learned are of size one: tokens meet them at √dim times their own
+        # (Vaswani et al. 2017), or they would drown
+        fixed = self.positions.scheme.embed is not None and not len(self.positions.weights)
+        self.size = shape.dim**0.5 if fixed else 1.0
         self.norm_in = _norm(shape) if shape.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(_Block(shape, scheme, i, rng) for i in range(shape.layers))
         self.norm = _norm(shape)
@@ -51,7 +55,7 @@ class Decoder(nn.Module):
         `pos` is what a training step drew; without it the scheme's test-time positions.
         """
         pos = self.positions.positions(tokens.shape[1]) if pos is None else pos
-        x = self.norm_in(self.positions(self.tokens(tokens), pos))
+        x = self.norm_in(self.positions(self.tokens(tokens) * self.size, pos))
         for block in self.blocks:
             x = block(x, pos)
         logits = F.linear(self.norm(x), self.tokens.weight)

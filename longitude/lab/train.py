@@ -12,9 +12,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -106,8 +105,9 @@ def train(
         progress = Progress(run.steps, run.batch * run.shape.length, first, first)
         keeper = _Keeper(manner.every, world)
         batches = Batches(run, stream, world.rank, world.size)
-        with _asked_to_stop() as asked, closing(ahead(batches, first, world.device)) as made:
-            for step, batch in enumerate(made, first):
+        with _asked_to_stop() as asked:
+            for step in range(first, run.steps):
+                batch = batches.at(step).to(world.device)
                 losses[step] = take_step(ours, optimizer, batch, run, step, world)
                 progress.saw(step + 1, losses, manner.watch)
                 if keeper.due(step + 1, asked.is_set()):
@@ -151,18 +151,6 @@ def optimizer_for(model: nn.Module, run: Run) -> torch.optim.Optimizer:
         {"params": [p for name, p in named if name not in decays], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=run.rate, betas=(0.9, 0.95), fused=True)
-
-
-def ahead(batches: Batches, first: int, device: torch.device) -> Generator[Batch, None, None]:
-    """The batches from a step on, each made while the one before it is computed with."""
-    with ThreadPoolExecutor(1) as pool:
-        steps = range(first, batches.run.steps)
-        coming = pool.submit(batches.at, first) if steps else None
-        for step in steps:
-            assert coming is not None
-            batch = coming.result()
-            coming = pool.submit(batches.at, step + 1) if step + 1 in steps else None
-            yield batch.to(device)
 
 
 class _Keeper:

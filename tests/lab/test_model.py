@@ -110,3 +110,14 @@ def test_compiled_is_the_same_and_in_one_graph_where_one_pass_does_it():
 def test_a_shape_that_can_not_be_says_so(given, sentence):
     with pytest.raises(Mistake, match=sentence):
         Shape("rope()", **{**SMALL, **given})
+
+
+def test_tokens_meet_fixed_positions_at_their_size():
+    fixed, learned = (Decoder(Shape(s, **SMALL)) for s in ("sinusoidal()", "learned(32)"))
+    assert (fixed.size, learned.size) == (4.0, 1.0)  # √16
+    seen = []
+    fixed.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    fixed(TOKENS)
+    tokens = 4 * fixed.tokens.weight[TOKENS]
+    waves = fixed.positions(torch.zeros(2, 24, 16), range(24))
+    torch.testing.assert_close(seen[0], tokens + waves)
