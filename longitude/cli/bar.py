@@ -1,58 +1,81 @@
-"""The progress bar of a training run: loss, tokens a second, time left. On stderr."""
+"""The progress of a training run: loss, tokens a second, time left. On stderr.
+
+A bar where someone looks on; in a log, a line now and then.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from longitude.cli.output import say
 
 if TYPE_CHECKING:
     from longitude.lab.train import Progress as Training
 
+PAUSE = 15.0  # seconds between two lines of a log
+
 
 class Bar:
-    """A bar for one run after another; `tell` moves it on."""
+    """Follows one run after another; `tell` moves it on."""
 
-    def __init__(self, progress: Any) -> None:
-        self.progress, self.task = progress, None
+    def __init__(self, progress: Any, drawn: bool) -> None:
+        self.progress, self.drawn = progress, drawn
+        self.name, self.task, self.said = "", None, time.monotonic()
 
     def start(self, name: str) -> None:
         """Begin with the next run."""
+        self.name = name
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = self.progress.add_task(name, total=None, loss="", pace="")
 
     def tell(self, training: Training) -> None:
         """Show how far a run is."""
-        self.progress.update(
-            self.task,
-            total=training.steps,
-            completed=training.step,
-            loss=f"loss {training.loss:.3f}",
-            pace=f"{training.rate:,.0f} tokens/s",
-        )
+        loss, pace = f"loss {training.loss:.3f}", f"{training.rate:,.0f} tokens/s"
+        if self.drawn:
+            steps = {"total": training.steps, "completed": training.step}
+            self.progress.update(self.task, **steps, loss=loss, pace=pace)
+        elif time.monotonic() - self.said >= PAUSE:
+            left = timedelta(seconds=round(training.left))
+            say(f"{self.name}: {training.step}/{training.steps}, {loss}, {pace}, {left} left")
+            self.said = time.monotonic()
+
+
+class Silence(Bar):
+    """For processes that must not speak."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self, name: str) -> None:
+        pass
+
+    def tell(self, training: Training) -> None:
+        pass
 
 
 @contextmanager
-def bar(shown: bool) -> Iterator[Bar]:
-    """A bar where someone looks on; elsewhere nothing is drawn."""
+def bar(speaks: bool) -> Iterator[Bar]:
+    """Progress for the one process that speaks."""
+    if not speaks:
+        yield Silence()
+        return
+    from rich import progress as p
     from rich.console import Console
-    from rich.progress import (  # fmt: skip
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[pace]}"),
-        TimeRemainingColumn(),
-    )
     console = Console(stderr=True, highlight=False)
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
-        yield Bar(progress)
+    columns = (
+        p.TextColumn("{task.description}", markup=False),
+        p.BarColumn(),
+        p.MofNCompleteColumn(),
+        p.TextColumn("{task.fields[loss]}"),
+        p.TextColumn("{task.fields[pace]}"),
+        p.TimeRemainingColumn(),
+    )
+    drawn = console.is_terminal
+    with p.Progress(*columns, console=console, disable=not drawn, transient=True) as progress:
+        yield Bar(progress, drawn)

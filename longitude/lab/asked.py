@@ -41,9 +41,9 @@ class Asked:
         run = Run(
             made,
             corpus.fingerprint,
-            steps=self.steps or named.steps,
-            batch=self.batch or named.batch,
-            rate=self.rate or named.rate,
+            steps=named.steps if self.steps is None else self.steps,
+            batch=named.batch if self.batch is None else self.batch,
+            rate=named.rate if self.rate is None else self.rate,
             seed=seed,
             tasks=shares(self.tasks),
             dtype=_dtype(self.dtype, world.device),

@@ -66,6 +66,8 @@ def plan(
     each = chosen(schemes, asked.length, layers)
     runs = tuple(asked.run(s, seed, corpus, world) for s in each for seed in seeds)
     tasks = tuple(name for name, _ in shares(asked.tasks))
+    if not seeds:
+        raise Mistake("--seeds names none: give some, as in 0,1,2.")
     if min(lengths) < 2:
         raise Mistake(f"--test needs at least two tokens, but got {min(lengths)}: give more.")
     if TEXT in tasks:
@@ -107,15 +109,22 @@ def compare(
 def scores(plan: Plan, store: Store) -> Iterator[Score]:
     """The rows of a plan that the store has."""
     for run in plan.runs:
-        for key, task, length in plan.keys(run):
+        for key, _, _ in plan.keys(run):
             if (value := store.get(key)) is not None:
-                yield read(
-                    {
-                        "scheme": run.shape.scheme, "label": label(run.shape.scheme),
-                        "seed": run.seed, "task": task, "trained": run.shape.length,
-                        "length": length, **value,
-                    }
-                )  # fmt: skip
+                yield _score(key, value)
+
+
+def recorded(store: Store) -> Iterator[Score]:
+    """Every row of a lab that the store has, whatever it was asked for."""
+    return (_score(row.key, row.value) for row in store.rows(kind="lab"))
+
+
+def _score(key: dict[str, Any], value: dict[str, Any]) -> Score:
+    shape = key["run"]["shape"]
+    told = {"scheme": shape["scheme"], "label": label(shape["scheme"]), "trained": shape["length"]}
+    return read(
+        {**told, "seed": key["run"]["seed"], "task": key["task"], "length": key["length"], **value}
+    )
 
 
 def label(scheme: str) -> str:

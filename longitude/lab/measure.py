@@ -34,6 +34,11 @@ class Protocol:
     seed: int = 0
     version: int = 1
 
+    def __post_init__(self) -> None:
+        for name in ("excerpts", "problems"):
+            if getattr(self, name) < 1:
+                raise Mistake(f"--{name} must be at least 1, but got {getattr(self, name)}.")
+
     def plain(self) -> dict[str, Any]:
         """As it stands in a record's key."""
         return asdict(self)

@@ -13,7 +13,7 @@ from longitude import __version__
 
 from .conftest import ROOT, Ran, python
 
-COMMANDS = ("schemes", "show", "env")
+COMMANDS = ("schemes", "show", "train", "lab", "env")
 MISTAKES = [
     ("show", "rop"),
     ("show", "rope() + + +"),

@@ -24,17 +24,19 @@ world.SHARDED_FROM = 0  # small models too
 {ONE}"""
 
 
-def run(folder: Path, out: Path, processes: int, *more: str, program: str) -> None:
+def run(
+    folder: Path, out: Path, processes: int, *more: str, program: str, command: str = "train"
+) -> None:
     """`longitude train` in some processes, begun by a program."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     alone = [sys.executable, "-c", program]
-    command = alone if processes == 1 else [sys.executable, *launch, "--no-python", *alone]
+    begin = alone if processes == 1 else [sys.executable, *launch, "--no-python", *alone]
     settings = [
-        "train", "--length", "32", "--size", "nano", "--steps", "6", "--batch", "8", "--text",
+        command, "--length", "32", "--size", "nano", "--steps", "6", "--batch", "8", "--text",
         str(folder), "--out", str(out), "--device", "cpu", *more,
     ]  # fmt: skip
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *settings], env=env, check=True, timeout=300)
+    subprocess.run([*begin, *settings], env=env, check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +87,16 @@ def test_a_sharded_run_goes_on_from_its_state_however_many_go_on(folder, tmp_pat
     a, b = (load_file(tmp_path / name / MODEL) for name in ("straight", "stopped"))
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=2e-3)
+
+
+def test_a_lab_of_two_processes_has_the_rows_of_one(folder, tmp_path):
+    settings = ("--schemes", "rope(); alibi()", "--test", "32,64", "--excerpts", "2")
+    for name, processes in (("one", 1), ("two", 2)):
+        run(folder, tmp_path / name, processes, *settings, program=ONE, command="lab")
+    one, two = (
+        [json.loads(line) for line in (tmp_path / name / "rows.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    assert [row["key"] for row in one] == [row["key"] for row in two] and len(one) == 4
+    for a, b in zip(one, two, strict=True):
+        assert a["value"]["value"] == pytest.approx(b["value"]["value"], abs=1e-3)
