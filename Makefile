@@ -27,10 +27,11 @@ lint: $(READY)  ## check style, format and types
 
 check: lint test  ## everything that has to hold
 
-bench: $(READY)  ## time turning and attention beside what one would use instead, as ratios
+bench: $(READY)  ## time turning, attention and training beside what one would use instead
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.turn
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.attention
+	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.train --size nano --steps 1
 
 docs-table: $(READY)  ## write the README's table of parts anew
 	$(BIN)/python docs/parts_table.py

@@ -41,7 +41,7 @@ def lab(
     out: Annotated[Path, typer.Option(help="Folder of rows, runs, table and chart.")] = Path(
         "runs/lab"
     ),
-    excerpts: Annotated[int, typer.Option(help="Test excerpts of text.")] = 32,
+    excerpts: Annotated[int, typer.Option(help="Test excerpts of text.")] = 16,
     problems: Annotated[int, typer.Option(help="Test problems of each other task.")] = 64,
     every: o.Every = 60.0,
     deterministic: o.Deterministic = False,

@@ -28,7 +28,7 @@ class Protocol:
     """How models are tested; a part of every record's key. `tail` tokens are scored of each
     excerpt; without it, half the trained window."""
 
-    excerpts: int = 32
+    excerpts: int = 16
     problems: int = 64
     tail: int | None = None
     seed: int = 0
