@@ -19,8 +19,11 @@ from safetensors.torch import load_file
 
 from longitude.fields import Mistake
 from longitude.lab.batch import Batches, counts
+from longitude.lab.chance import generator
 from longitude.lab.checkpoint import HISTORY, MODEL, STATE, Folder
+from longitude.lab.model import Decoder
 from longitude.lab.run import Run, read, shares
+from longitude.lab.tasks import task
 from longitude.lab.text import windows
 from longitude.lab.train import Manner, Stopped, train
 from longitude.lab.whole import load, trained
@@ -41,6 +44,43 @@ def test_it_learns(corpus, tmp_path):
     run = small(corpus, steps=60, batch=8)
     _, losses, _ = train(run, windows(corpus, 32), Folder(tmp_path), CPU)
     assert losses[0] > 5 and losses[-10:].mean() < 3.5
+
+
+def test_steps_are_those_of_adamw_written_out(corpus, tmp_path):
+    """Weighted mean loss, gradients clipped to 1, decay of matrices alone, the rate of the step."""
+    run = small(corpus, "t5()", steps=3, batch=6, tasks=(("text", 1.0), ("copy", 1.0)))
+    model, losses, _ = train(run, windows(corpus, 32), Folder(tmp_path), CPU)
+    ours, stream = Decoder(run.shape, run.seed), windows(corpus, 32)
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in _named(ours)}
+    for step in range(3):
+        text = stream.batch(0, step, 3, 32)
+        rows = task("copy", 32).rows(generator(0, step, "copy"), 3, 32, vary=True)
+        tokens = torch.cat([text, rows.tokens])
+        weights = torch.cat([torch.ones(3, 32), rows.weights])
+        each = torch.nn.functional.cross_entropy(
+            ours(tokens[:, :-1]).transpose(1, 2), tokens[:, 1:], reduction="none"
+        )
+        loss = (each * weights).sum() / weights.sum()
+        torch.testing.assert_close(losses[step], loss.detach())
+        ours.zero_grad()
+        loss.backward()
+        norm = sum(p.grad.pow(2).sum() for _, p in _named(ours)).sqrt()
+        for name, p in _named(ours):
+            grad = p.grad / max(1.0, float(norm))
+            first, second = moments[name]
+            first.lerp_(grad, 0.1)
+            second.lerp_(grad**2, 0.05)
+            tall = first / (1 - 0.9 ** (step + 1))
+            wide = (second / (1 - 0.95 ** (step + 1))).sqrt() + 1e-8
+            decays = p.dim() == 2 and ".at." not in name
+            rate = run.rate_at(step)
+            p.data = p.data * (1 - rate * (0.1 if decays else 0.0)) - rate * tall / wide
+    for (name, p), (_, q) in zip(_named(model), _named(ours), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _named(model: Decoder) -> list[tuple[str, torch.nn.Parameter]]:
+    return list(model.named_parameters())
 
 
 @pytest.mark.parametrize("scheme", ["rope()", "t5()", *POLICIES])
