@@ -25,8 +25,9 @@ from longitude.lab.model import Decoder
 from longitude.lab.run import Run, read, shares
 from longitude.lab.tasks import task
 from longitude.lab.text import windows
-from longitude.lab.train import Manner, Stopped, train
+from longitude.lab.train import Manner, Stopped, take_step, train
 from longitude.lab.whole import load, trained
+from longitude.lab.world import World
 from tests.lab.conftest import CPU, small
 
 POLICIES = ["randomized(64) + rope()", "pose(64) + rope()", "equal_mean(32) + rope()"]
@@ -252,3 +253,31 @@ def test_runs_differ_where_they_differ(corpus):
     for wrong in ({"steps": 0}, {"batch": -1}, {"rate": 0.0}, {"dtype": "float16"}):
         with pytest.raises(Mistake):
             replace(run, **wrong)
+
+
+def test_the_gradients_of_processes_average_to_that_of_the_batch(corpus, monkeypatch):
+    """As DDP and FSDP average them; Adam alone would hide a wrong factor."""
+    monkeypatch.setattr("longitude.lab.train.CLIP", float("inf"))
+    monkeypatch.setattr(World, "total", lambda self, loss: loss)
+    run = small(corpus, batch=6, tasks=(("text", 1.0), ("copy", 1.0)))
+
+    class Catches(torch.optim.Optimizer):
+        """An optimizer that only remembers."""
+
+        def __init__(self, model: Decoder) -> None:
+            super().__init__(model.parameters(), {"lr": 1.0})
+            self.model = model
+
+        def step(self, closure=None) -> None:
+            self.found = [p.grad.clone() for p in self.model.parameters()]
+
+    def gradients(rank: int, size: int) -> list[torch.Tensor]:
+        model = Decoder(run.shape, run.seed)
+        catches = Catches(model)
+        batch = Batches(run, windows(corpus, 32), rank, size).at(0)
+        take_step(model, catches, batch, run, 0, World(torch.device("cpu"), rank, size))
+        return catches.found
+
+    whole, parts = gradients(0, 1), [gradients(rank, 3) for rank in range(3)]
+    for one, *each in zip(whole, *parts, strict=True):
+        torch.testing.assert_close(one, sum(each) / 3)
