@@ -18,8 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from longitude.attention import native
 from longitude.attention.lower import lower
 from longitude.attention.prepare import prepare
-from longitude.attention.run import run
-from longitude.part import Pos, Weights
+from longitude.attention.run import Call, run
+from longitude.part import Pos
 from longitude.parts.rotary.memo import Tables
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import Pairs, turn
@@ -37,22 +37,13 @@ class Whole:
     pairs: Pairs = "half"
 
 
-def traced(
-    scheme: Scheme,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_pos: Pos,
-    k_pos: Pos,
-    weights: Weights | None,
-    backend: str,
-    options: dict[str, Any],
-) -> Tensor:
+def traced(call: Call, backend: str, options: dict[str, Any]) -> Tensor:
     """Attention in a graph that is being traced, or beside it."""
+    scheme, q, k, v, q_pos, k_pos, _ = call
     found = whole(scheme, q, k, q_pos, k_pos, options) if backend == "auto" else None
     if found is not None:
         return in_graph(found, q, k, v)
-    return apart(scheme, q, k, v, q_pos, k_pos, weights, backend, options)  # type: ignore[call-issue]
+    return apart(call, backend, options)  # type: ignore[call-issue]
 
 
 apart = torch.compiler.disable(run)

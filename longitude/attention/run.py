@@ -19,6 +19,7 @@ from longitude.scheme import Scheme
 
 Backend = Literal["auto", "eager", "native", "flex"]
 BACKENDS = ("eager", "native", "flex")
+Call = tuple[Scheme, Tensor, Tensor, Tensor, Pos, Pos, Weights | None]  # what prepare takes
 
 
 def attention(
@@ -56,26 +57,17 @@ def attention(
         "scale": scale, "dropout": dropout, "softcap": softcap, "key_padding": key_padding,
         "segments": segments, "sink_logits": sink_logits, "length": length,
     }  # fmt: skip
+    call = (scheme, q, k, v, q_pos, k_pos, weights)
     if torch.compiler.is_compiling():
         from longitude.attention.compiled import traced  # late: it imports the compiler
 
-        return traced(scheme, q, k, v, q_pos, k_pos, weights, backend, options)
-    return run(scheme, q, k, v, q_pos, k_pos, weights, backend, options)
+        return traced(call, backend, options)
+    return run(call, backend, options)
 
 
-def run(
-    scheme: Scheme,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_pos: Pos,
-    k_pos: Pos,
-    weights: Weights | None,
-    backend: str,
-    options: dict[str, Any],
-) -> Tensor:
+def run(call: Call, backend: str, options: dict[str, Any]) -> Tensor:
     """A call outside any graph that is being traced."""
-    p = prepare(scheme, q, k, v, q_pos, k_pos, weights, **options)
+    p = prepare(*call, **options)
     return module(backend, p).run(p)
 
 

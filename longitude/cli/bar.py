@@ -22,8 +22,8 @@ PAUSE = 15.0  # seconds between two lines of a log
 class Bar:
     """Follows one run after another; `tell` moves it on."""
 
-    def __init__(self, progress: Any, drawn: bool) -> None:
-        self.progress, self.drawn = progress, drawn
+    def __init__(self, progress: Any, drawn: bool, speaks: bool) -> None:
+        self.progress, self.drawn, self.speaks = progress, drawn, speaks
         self.name, self.task, self.said = "", None, time.monotonic()
 
     def start(self, name: str) -> None:
@@ -39,31 +39,15 @@ class Bar:
         if self.drawn:
             steps = {"total": training.steps, "completed": training.step}
             self.progress.update(self.task, **steps, loss=loss, pace=pace)
-        elif time.monotonic() - self.said >= PAUSE:
+        elif self.speaks and time.monotonic() - self.said >= PAUSE:
             left = timedelta(seconds=round(training.left))
             say(f"{self.name}: {training.step}/{training.steps}, {loss}, {pace}, {left} left")
             self.said = time.monotonic()
 
 
-class Silence(Bar):
-    """For processes that must not speak."""
-
-    def __init__(self) -> None:
-        pass
-
-    def start(self, name: str) -> None:
-        pass
-
-    def tell(self, training: Training) -> None:
-        pass
-
-
 @contextmanager
 def bar(speaks: bool) -> Iterator[Bar]:
-    """Progress for the one process that speaks."""
-    if not speaks:
-        yield Silence()
-        return
+    """Progress, told by the one process that speaks."""
     from rich import progress as p
     from rich.console import Console
 
@@ -76,6 +60,6 @@ def bar(speaks: bool) -> Iterator[Bar]:
         p.TextColumn("{task.fields[pace]}"),
         p.TimeRemainingColumn(),
     )
-    drawn = console.is_terminal
+    drawn = speaks and console.is_terminal
     with p.Progress(*columns, console=console, disable=not drawn, transient=True) as progress:
-        yield Bar(progress, drawn)
+        yield Bar(progress, drawn, speaks)
