@@ -34,18 +34,21 @@ def main() -> None:
         torch.set_num_threads(1)  # as `longitude train` does; it helps the others as much
     asked = Asked(args.length, args.size, batch=args.batch, steps=10**6, dtype="auto")
     shape = asked.shape(parse("rope()"))
-    ways = {
-        BASELINE: usual(shape, corpus, args, rotary=True),
-        "nanoGPT-style, learned": usual(shape, corpus, args, rotary=False),
-    }
-    for scheme in args.schemes.split(";"):
-        ways[f"longitude {scheme.strip()}"] = ours(asked, scheme, corpus, device, args.steps)
-    rows = compare(ways, BASELINE, args.rounds, {}, device.type == "cuda")
     tokens = args.steps * args.batch * args.length
-    for row in rows:
-        row.name += f" ({tokens / row.ms * 1e3:,.0f} tokens/s)"
     what = f"{args.size}, {args.batch} × {args.length} tokens a step, {args.steps} steps a round"
-    show(f"training on {args.device}: {what}", rows, BASELINE, args.json)
+    for scheme in map(str.strip, args.schemes.split(";")):
+        # each beside its own baseline: graphs of several schemes get into each other's way, which
+        # a run of `longitude train` never sees
+        torch.compiler.reset()
+        ways = {
+            BASELINE: usual(shape, corpus, args, rotary=True),
+            "nanoGPT-style, learned": usual(shape, corpus, args, rotary=False),
+            f"longitude {scheme}": ours(asked, scheme, corpus, device, args.steps),
+        }
+        rows = compare(ways, BASELINE, args.rounds, {}, device.type == "cuda")
+        for row in rows:
+            row.name += f" ({tokens / row.ms * 1e3:,.0f} tokens/s)"
+        show(f"training on {args.device}: {what}", rows, BASELINE, args.json)
 
 
 def ours(

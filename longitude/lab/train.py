@@ -97,6 +97,7 @@ def train(
     with _settings(manner.deterministic, world.device):
         model = Decoder(run.shape, run.seed).to(world.device)
         if manner.compile:
+            torch.compiler.reset()  # a graph that broke in another model's loop runs apart for all
             model.compile()
         ours = spread(model, world)
         optimizer = optimizer_for(model, run)

@@ -50,7 +50,7 @@ def test_deterministic_runs_go_on_bit_for_bit(corpus, tmp_path, gpu, scheme, com
 
 @pytest.mark.parametrize("scheme", every(64, 2))
 def test_every_encoding_trains_on_a_gpu_as_on_a_cpu(corpus, tmp_path, gpu, scheme):
-    run = small(corpus, scheme, steps=3)
+    run = small(corpus, scheme, steps=3, rate=1e-3)  # at 1e-2 FIRE makes 5e-2 out of TF32's 1e-4
     run = replace(run, shape=replace(run.shape, length=64, dim=64, hidden=128))
     found = [
         train(run, windows(corpus, 64), Folder(tmp_path / name), world, Manner(compiled))[1].cpu()
