@@ -33,8 +33,9 @@ bench: $(READY)  ## time turning, attention and training beside what one would u
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.attention
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.train --size nano --steps 1
 
-docs-table: $(READY)  ## write the README's table of parts anew
+docs-table: $(READY)  ## write the README's table of parts and the results' anew
 	$(BIN)/python docs/parts_table.py
+	$(BIN)/python docs/train_short_test_long.py
 
 # made once, and again when what is to be installed changes
 $(READY): pyproject.toml constraints.txt

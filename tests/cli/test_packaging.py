@@ -1,4 +1,4 @@
-"""What is written about the package: pins, the README's table and example, the worked example."""
+"""What is written about the package: pins, tables, the README's example, the worked example."""
 
 from __future__ import annotations
 
@@ -53,6 +53,11 @@ def test_the_wheel_is_typed_and_licensed() -> None:
 
 def test_the_readmes_table_is_fresh() -> None:
     ran = python("docs/parts_table.py", "--check")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_page_of_results_is_that_of_its_rows() -> None:
+    ran = python("docs/train_short_test_long.py", "--check")
     assert ran.returncode == 0, ran.stderr
 
 
