@@ -1,40 +1,220 @@
-"""A rotation as transformers writes it: the `rope_parameters` of a configuration, since version 5.
+"""A rotation as transformers writes it, read and written: a configuration's `rope_parameters`.
 
 `rope_type` names the frequencies, `rope_theta` is the base, `partial_rotary_factor` the share of a
-head that turns. How pairs lie in a head is the model's own and stands in no configuration.
+head that turns; where layers differ, each type of layer has a dictionary of its own. `ropes` says
+what transformers (5.17 to 5.22) computes from them, whatever they were meant to say. How pairs lie
+in a head is the model's own and stands in no configuration.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from longitude.fields import Mistake, shown
 from longitude.part import Frequencies
-from longitude.parts import Linear, Llama3, Rope, Unscaled, Yarn
+from longitude.parts import (
+    DynamicNtk,
+    Linear,
+    Llama3,
+    LongRope,
+    Ntk,
+    Proportional,
+    Rope,
+    Unscaled,
+    Yarn,
+)
+
+
+def ropes(config: Any) -> dict[str | None, Rope | None]:
+    """The rotation of each type of layer of a transformers configuration, in `pairs="half"`.
+
+    The key is None where there is one for all layers, the value None where nothing turns. Layers
+    that a model leaves unturned one by one (SmolLM3, Cohere 2) don't show here.
+    """
+    config = _of_text(config)
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters or getattr(config, "alibi", False):
+        return {None: None}
+    types = _layer_types(config, parameters)
+    if not types:
+        return {None: _rope(config, parameters, parameters)}
+    return {t: _rope(config, parameters[t], parameters) if parameters[t] else None for t in types}
+
+
+def _of_text(config: Any) -> Any:
+    """The part of a configuration that says how text is read: the whole, or one inside it."""
+    inside = config if getattr(config, "rope_parameters", None) else config.get_text_config()
+    return inside if getattr(inside, "rope_parameters", None) else config
+
+
+def _layer_types(config: Any, parameters: Mapping[str, Any]) -> list[str]:
+    """The keys under which there is a dictionary for a type of layers, as transformers finds
+    them."""
+    labels = getattr(config, "_rope_type_labels", None) or getattr(config, "layer_types", None)
+    return [key for key in parameters if key in (labels or ())]
+
+
+def _rope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> Rope | None:
+    """The rotation of one dictionary; `whole` is the one it lies in, or itself."""
+    if own.get("mrope_section"):
+        raise Mistake(
+            f"this checkpoint turns by several positions at once (M-RoPE, sections "
+            f"{shown(own['mrope_section'])}), which no rope(…) says: use a model of text alone."
+        )
+    fraction = _fraction(config, own)
+    if not fraction:
+        return None
+    return Rope(float(_need(own, "rope_theta")), fraction, "half", _frequencies(config, own, whole))
+
+
+def _fraction(config: Any, own: Mapping[str, Any]) -> float:
+    """The share of a head that turns: a proportional rotation has its share inside."""
+    share = own.get("partial_rotary_factor")
+    share = 1.0 if share is None or _kind(own) == "proportional" else float(share)
+    still, turned = (getattr(config, f"qk_{n}_head_dim", None) for n in ("nope", "rope"))
+    if still is None or turned is None:
+        return share
+    # multi-head latent attention turns a piece of each head, and the share is of that piece
+    return _share(int(turned * share), still + turned)
+
+
+def _share(dim: int, head: int) -> float:
+    """The smallest share of which a head's size, rounded down, makes these dimensions."""
+    share = dim / head
+    return share if int(head * share) == dim else math.nextafter(share, 1)
+
+
+def _kind(own: Mapping[str, Any]) -> str:
+    return own.get("rope_type") or own.get("type") or "default"
+
+
+def _need(own: Mapping[str, Any], key: str) -> Any:
+    if own.get(key) is None:
+        raise Mistake(
+            f"rope_parameters of type {_kind(own)!r} need {key}, but got only "
+            f"{shown(sorted(own))}: add it."
+        )
+    return own[key]
+
+
+def _frequencies(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> Frequencies:
+    match _kind(own):
+        case "default":
+            return Unscaled()
+        case "linear":
+            return Linear(float(_need(own, "factor")))
+        case "dynamic" if own.get("alpha"):  # Hunyuan: a fixed stretch of the base
+            return Ntk(float(own["alpha"]))
+        case "dynamic":  # `original_max_position_embeddings` plays no part in it
+            return DynamicNtk(config.max_position_embeddings, float(_need(own, "factor")))
+        case "proportional":
+            share = own.get("partial_rotary_factor")
+            return Proportional(1.0 if share is None else float(share), _or(own, "factor", 1))
+        case "llama3":
+            return _read_llama3(own, _original(config, own, whole))
+        case "yarn":
+            return _read_yarn(config, own, whole)
+        case "longrope":
+            return _read_longrope(config, own, whole)
+    raise Mistake(
+        f"no rotation is known under rope_type {shown(_kind(own))}: "
+        f"transformers has default, linear, dynamic, yarn, longrope, llama3 and proportional."
+    )
+
+
+def _or(own: Mapping[str, Any], key: str, default: float) -> float:
+    """A number that is taken for left out where it is None or 0, as transformers does."""
+    return float(own.get(key) or default)
+
+
+def _maybe(own: Mapping[str, Any], key: str) -> float | None:
+    return None if own.get(key) is None else float(own[key])
+
+
+def _original(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> int:
+    """The trained length: Phi-3's own entry before the dictionary's, for want of both the
+    maximum."""
+    key = "original_max_position_embeddings"
+    beside = getattr(config, key, None) if own is whole else None
+    return int(beside or own.get(key) or config.max_position_embeddings)
+
+
+def _read_llama3(own: Mapping[str, Any], original: int) -> Llama3:
+    factor, low, high = (
+        float(_need(own, key)) for key in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    return Llama3(factor, original=original, low=low, high=high)
+
+
+def _read_yarn(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> Yarn:
+    original = _original(config, own, whole)
+    factor = _maybe(own, "factor")
+    return Yarn(
+        config.max_position_embeddings / original if factor is None else factor,
+        original=original,
+        fast=_or(own, "beta_fast", 32),
+        slow=_or(own, "beta_slow", 1),
+        truncate=bool(whole.get("truncate", True)),  # transformers never looks inside a layer's own
+        attention_factor=_maybe(own, "attention_factor"),
+        mscale=_maybe(own, "mscale"),
+        mscale_all_dim=_maybe(own, "mscale_all_dim"),
+    )
+
+
+def _read_longrope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> LongRope:
+    original = _original(config, own, whole)
+    factor = _maybe(own, "factor")
+    short, long = (tuple(map(float, _need(own, f"{n}_factor"))) for n in ("short", "long"))
+    return LongRope(
+        short,
+        long,
+        original=original,
+        factor=config.max_position_embeddings / original if factor is None else factor,
+        attention_factor=_maybe(own, "attention_factor"),
+    )
 
 
 def rope_parameters(rope: Rope) -> dict[str, Any]:
-    """The `rope_parameters` under which transformers computes these frequencies."""
+    """The `rope_parameters` under which transformers computes these frequencies.
+
+    Dynamic NTK also needs `max_position_embeddings` at its original length: no key says it.
+    """
     odd = rope.remap or rope.decay
     if odd:
         raise Mistake(f"transformers has no name for {shown(odd)}: leave it out of rope(…).")
-    share = {} if rope.fraction == 1 else {"partial_rotary_factor": float(rope.fraction)}
-    return _scaling(rope.frequencies) | {"rope_theta": float(rope.base)} | share
+    scaling = _scaling(rope.frequencies) | {"rope_theta": float(rope.base)}
+    if rope.fraction == 1:
+        return scaling
+    if "partial_rotary_factor" in scaling:
+        raise Mistake(
+            f"transformers turns no share of a head proportionally, but got {shown(rope)}: "
+            f"leave out its fraction."
+        )
+    return scaling | {"partial_rotary_factor": float(rope.fraction)}
 
 
 def _scaling(frequencies: Frequencies) -> dict[str, Any]:
     match frequencies:
         case Unscaled():
             return {"rope_type": "default"}
-        case Linear():
-            return {"rope_type": "linear", "factor": float(frequencies.factor)}
+        case Linear(factor=factor):
+            return {"rope_type": "linear", "factor": float(factor)}
+        case DynamicNtk(factor=factor):
+            return {"rope_type": "dynamic", "factor": float(factor)}
+        case Proportional(share=share, factor=factor):
+            scaled = {} if factor == 1 else {"factor": float(factor)}
+            return {"rope_type": "proportional", "partial_rotary_factor": float(share), **scaled}
         case Llama3():
             return _llama3(frequencies)
+        case LongRope():
+            return _longrope(frequencies)
         case Yarn(ramp="code"):
             return _yarn(frequencies)
     raise Mistake(
-        f"transformers has no name for {shown(frequencies)}: "
-        f"use unscaled(), linear(…), llama3(…) or yarn(…, ramp='code')."
+        f"transformers has no name for {shown(frequencies)}: use unscaled(), linear(…), "
+        f"dynamic_ntk(…), proportional(…), longrope(…), llama3(…) or yarn(…, ramp='code')."
     )
 
 
@@ -48,9 +228,18 @@ def _llama3(f: Llama3) -> dict[str, Any]:
     }
 
 
+def _longrope(f: LongRope) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "factor": float(f.factor),
+        "original_max_position_embeddings": f.original,
+        "short_factor": list(map(float, f.short)),
+        "long_factor": list(map(float, f.long)),
+        **_given(f, "attention_factor"),
+    }
+
+
 def _yarn(f: Yarn) -> dict[str, Any]:
-    scales = {n: getattr(f, n) for n in ("attention_factor", "mscale", "mscale_all_dim")}
-    given = {name: float(value) for name, value in scales.items() if value is not None}
     return {
         "rope_type": "yarn",
         "factor": float(f.factor),
@@ -58,5 +247,10 @@ def _yarn(f: Yarn) -> dict[str, Any]:
         "beta_fast": float(f.fast),
         "beta_slow": float(f.slow),
         "truncate": f.truncate,
-        **given,
+        **_given(f, "attention_factor", "mscale", "mscale_all_dim"),
     }
+
+
+def _given(f: Frequencies, *names: str) -> dict[str, float]:
+    values = {name: getattr(f, name) for name in names}
+    return {name: float(value) for name, value in values.items() if value is not None}
