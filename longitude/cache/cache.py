@@ -1,0 +1,190 @@
+"""The cache of keys and values: keys with their positions, eviction by the mask.
+
+There is no eviction policy to choose: a key goes when the scheme's mask will never show it to a
+later query. `length` is what length-dependent frequencies see, fixed for the cache's life.
+
+Eviction waits for the next tokens, so that those just added still see all they may, and it keeps
+`slack` tokens more than the mask asks for: assisted decoding adds candidates and takes them back
+with `crop`, and dropping one key a step would copy all of them each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from longitude.attention import attention
+from longitude.cache.columns import Columns, joined, picked
+from longitude.part import Mistake, Pos, Weights, as_tensor
+from longitude.region import Area
+from longitude.scheme import Scheme
+
+
+class Kept(NamedTuple):
+    """What attention reads: everything the new queries may see."""
+
+    k: Tensor
+    v: Tensor
+    pos: Pos
+    padding: Tensor | None
+
+
+class Cache:
+    """One layer's keys and values under a scheme."""
+
+    def __init__(self, scheme: Scheme, length: int | Tensor | None = None, slack: int = 64) -> None:
+        if not scheme.causal:
+            raise Mistake(
+                f"a cache serves decoding, but {scheme} is bidirectional: use a causal scheme."
+            )
+        rope = scheme.rotary
+        if rope and rope.frequencies.by_length and length is None:
+            raise Mistake(
+                f"{rope.frequencies} depends on the total length: give Cache(scheme, length=…), "
+                f"the prompt and what may follow, which stays fixed while the cache lives."
+            )
+        self.scheme, self.length, self.slack = scheme, length, slack
+        self._evicts = all(_bounded(area) for area in scheme.areas())
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.seen = 0  # tokens ever added
+        self._k, self._v, self._padding = Columns(2), Columns(2), Columns(1)
+        self._pos: Pos = range(0)
+        self._order: Pos = range(0)  # which of all tokens ever added each kept one is
+        self._looked = 0  # how many had been seen when the mask was last asked what may go
+        self._floor = 0  # crop reaches back to here: what came before it has lost its past
+
+    def __len__(self) -> int:
+        """Tokens kept."""
+        return len(self._k)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held for keys and values, room to grow included."""
+        return self._k.nbytes + self._v.nbytes
+
+    def update(
+        self,
+        k: Float[Tensor, "b h n d"],
+        v: Float[Tensor, "b h n dv"],
+        pos: Pos,
+        padding: Bool[Tensor, "b n"] | None = None,
+    ) -> Kept:
+        """Add the keys of new tokens; give back all that these tokens' queries may see."""
+        self.add(k, v, pos, padding)
+        return self._kept()
+
+    def add(
+        self,
+        k: Float[Tensor, "b h n d"],
+        v: Float[Tensor, "b h n dv"],
+        pos: Pos,
+        padding: Bool[Tensor, "b n"] | None = None,
+    ) -> None:
+        """Add the keys of new tokens, whose queries may then `attend`."""
+        new = k.shape[2]
+        if (len(pos) if isinstance(pos, range) else pos.shape[-1]) != new:
+            raise Mistake(f"{new} keys came with {pos} for positions: give one a key.")
+        if self._evicts and self.seen - self._looked > self.slack:
+            self._evict()
+        if padding is not None and not len(self._padding):
+            self._padding.append(padding.new_zeros(k.shape[0], len(self)))
+        if padding is not None or len(self._padding):
+            none = torch.zeros(k.shape[0], new, dtype=torch.bool, device=k.device)
+            self._padding.append(none if padding is None else padding)
+        self._pos = joined(self._pos, pos, k.device)
+        self._order = joined(self._order, range(self.seen, self.seen + new))
+        self._k.append(k)
+        self._v.append(v)
+        self.seen += new
+
+    def attend(
+        self,
+        q: Float[Tensor, "b hq nq d"],
+        q_pos: Pos,
+        weights: Weights | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "b hq nq dv"]:
+        """Attention of the tokens just added over all that is kept.
+
+        `options` are those of `longitude.attention`; padding and the length are the cache's own.
+        """
+        kept = self._kept()
+        options = {"length": self.length, **options, "key_padding": kept.padding}
+        return attention(self.scheme, q, kept.k, kept.v, q_pos, kept.pos, weights, **options)
+
+    def crop(self, seen: int) -> None:
+        """Forget all but the first `seen` tokens ever added, as if the others had never come."""
+        if not 0 <= seen <= self.seen:
+            raise Mistake(f"a cache that has seen {self.seen} tokens can't be cropped to {seen}.")
+        if seen < self._floor:
+            raise Mistake(
+                f"this cache can't go back to its first {seen} tokens, because what these could "
+                f"see has been evicted: crop to {self._floor} or more, or give a larger slack."
+            )
+        order = torch.as_tensor(as_tensor(self._order))
+        self._pick((order.flatten() < seen).nonzero()[:, 0])
+        self.seen, self._looked = seen, min(self._looked, seen)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Sequence r becomes what sequence rows[r] was: beam search."""
+        self._each(lambda x: x.index_select(0, rows.to(x.device)))
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sequences: indices, or True for each one to keep."""
+        self.reorder(rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows)
+
+    def repeat(self, times: int) -> None:
+        """Each sequence `times` times, one after the other."""
+        self._each(lambda x: x.repeat_interleave(times, 0))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change the batch of everything that has one."""
+        for columns in (self._k, self._v, self._padding):
+            columns.each(change)
+        if isinstance(self._pos, Tensor) and self._pos.shape[0] > 1:
+            self._pos = change(self._pos)
+        if isinstance(self.length, Tensor) and self.length.dim():
+            self.length = change(self.length)
+
+    def _kept(self) -> Kept:
+        padding = self._padding.view() if len(self._padding) else None
+        return Kept(self._k.view(), self._v.view(), self._pos, padding)
+
+    def _evict(self) -> None:
+        """Drop the columns that no query after the last `slack` tokens can see, of any row."""
+        self._looked = self.seen
+        before = len(self) - self.slack
+        if before <= 0:
+            return
+        device = torch.device("cpu") if isinstance(self._pos, range) else self._pos.device
+        pos = torch.atleast_2d(as_tensor(self._pos, device))[:, :before]
+        now = pos.amax(1, keepdim=True) + 1
+        keep = torch.zeros_like(pos, dtype=torch.bool)
+        for area in self.scheme.areas():
+            keep |= area.ever(now, pos)
+        if len(self._padding):
+            keep = keep & ~self._padding.view()[:, :before].to(device)
+        keep = keep.any(0)
+        if not bool(keep.all()):
+            last = torch.arange(before, len(self), device=device)
+            self._pick(torch.cat([keep.nonzero()[:, 0], last]))
+            self._floor = self.seen - self.slack
+
+    def _pick(self, index: Tensor) -> None:
+        """Keep these columns."""
+        for columns in (self._k, self._v, self._padding):
+            columns.pick(index)
+        self._pos, self._order = picked(self._pos, index), picked(self._order, index)
+
+
+def _bounded(area: Area) -> bool:
+    """Whether keys of this area can ever leave it, as queries move on."""
+    bounds = [area.hi, area.last, area.bottom, *(c.hi for c in area.chunks)]
+    return any(b is not None for b in bounds)
