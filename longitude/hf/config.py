@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
-from longitude.fields import Mistake, shown
+from longitude.fields import Mistake, short, shown
+from longitude.hf.faults import check
+from longitude.hf.stated import code_reads, stated
 from longitude.part import Frequencies
 from longitude.parts import (
     DynamicNtk,
@@ -35,12 +39,31 @@ def ropes(config: Any) -> dict[str | None, Rope | None]:
     """
     config = _of_text(config)
     parameters = getattr(config, "rope_parameters", None)
+    if getattr(config, "position_embedding_type", None) == "rotary" and not parameters:  # ESM
+        return {None: Rope(float(config.rope_theta))}
     if not parameters or getattr(config, "alibi", False):
         return {None: None}
     types = _layer_types(config, parameters)
     if not types:
         return {None: _rope(config, parameters, parameters)}
     return {t: _rope(config, parameters[t], parameters) if parameters[t] else None for t in types}
+
+
+def read(source: str | Path | Mapping[str, Any]) -> dict[str | None, Rope | None]:
+    """The rotations of a config.json: its path, its folder, or what it holds, in the form of
+    transformers 5 or 4. Raises where it leaves open what they are."""
+    raw = stated(source)
+    check(raw)
+    try:
+        from transformers import AutoConfig
+
+        config = AutoConfig.for_model(**deepcopy(raw))  # which writes into what it is given
+    except Exception as error:  # of many kinds, for each model checks its own entries
+        raise Mistake(
+            f"transformers makes no configuration of model_type {shown(raw.get('model_type'))} "
+            f"out of this: {short(str(error), 120)}."
+        ) from error
+    return ropes(config)
 
 
 def _of_text(config: Any) -> Any:
@@ -58,10 +81,11 @@ def _layer_types(config: Any, parameters: Mapping[str, Any]) -> list[str]:
 
 def _rope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> Rope | None:
     """The rotation of one dictionary; `whole` is the one it lies in, or itself."""
-    if own.get("mrope_section"):
+    sections = own.get("mrope_section")
+    if sections or code_reads(type(config), "mrope_section"):
         raise Mistake(
-            f"this checkpoint turns by several positions at once (M-RoPE, sections "
-            f"{shown(own['mrope_section'])}), which no rope(…) says: use a model of text alone."
+            f"a rope(…) turns by one position, but this checkpoint by several at once (M-RoPE, "
+            f"sections {shown(sections or 'of its own')}): use a model of text alone."
         )
     fraction = _fraction(config, own)
     if not fraction:
@@ -72,12 +96,14 @@ def _rope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> Rope
 def _fraction(config: Any, own: Mapping[str, Any]) -> float:
     """The share of a head that turns: a proportional rotation has its share inside."""
     share = own.get("partial_rotary_factor")
-    share = 1.0 if share is None or _kind(own) == "proportional" else float(share)
+    blind = _kind(own) == "default" and not code_reads(type(config), "partial_rotary_factor")
+    share = 1.0 if share is None or blind or _kind(own) == "proportional" else float(share)
     still, turned = (getattr(config, f"qk_{n}_head_dim", None) for n in ("nope", "rope"))
     if still is None or turned is None:
         return share
-    # multi-head latent attention turns a piece of each head, and the share is of that piece
-    return _share(int(turned * share), still + turned)
+    # multi-head latent attention turns a piece of each head, which may be called the head
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return _share(int(head * share), still + turned) if turned else 0.0
 
 
 def _share(dim: int, head: int) -> float:
@@ -105,7 +131,8 @@ def _frequencies(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) 
             return Unscaled()
         case "linear":
             return Linear(float(_need(own, "factor")))
-        case "dynamic" if own.get("alpha"):  # Hunyuan: a fixed stretch of the base
+        case "dynamic" if own.get("alpha") and code_reads(type(config), "alpha"):
+            # Hunyuan: a fixed stretch of the base
             return Ntk(float(own["alpha"]))
         case "dynamic":  # `original_max_position_embeddings` plays no part in it
             return DynamicNtk(config.max_position_embeddings, float(_need(own, "factor")))
@@ -166,14 +193,25 @@ def _read_yarn(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) ->
 def _read_longrope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> LongRope:
     original = _original(config, own, whole)
     factor = _maybe(own, "factor")
-    short, long = (tuple(map(float, _need(own, f"{n}_factor"))) for n in ("short", "long"))
+    factors = (tuple(map(float, _need(own, f"{n}_factor"))) for n in ("short", "long"))
     return LongRope(
-        short,
-        long,
+        *factors,
         original=original,
         factor=config.max_position_embeddings / original if factor is None else factor,
-        attention_factor=_maybe(own, "attention_factor"),
+        attention_factor=_longrope_scaling(own),
     )
+
+
+def _longrope_scaling(own: Mapping[str, Any]) -> float | None:
+    """The factor on q and on k each. Phi-3.5-MoE gives one for short and one for long inputs; its
+    code in transformers never takes the long frequencies, which are read here all the same."""
+    brief, long = _maybe(own, "short_mscale"), _maybe(own, "long_mscale")
+    if brief != long:
+        raise Mistake(
+            f"longrope(…) has one attention factor for every length, but got a short_mscale of "
+            f"{brief} and a long_mscale of {long}: make them equal."
+        )
+    return _maybe(own, "attention_factor") if brief is None else brief
 
 
 def rope_parameters(rope: Rope) -> dict[str, Any]:
