@@ -23,6 +23,8 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "gpt2": (64,),
     "roberta": (64,),
     "hierarchical_bert": (8,),
+    "interpolated_bert": (16, 4),
+    "tiled_bert": (16,),
     "multiplied": (64,),
     "shaw_encoder": (4,),
     "shaw_decoder": (4,),

@@ -14,6 +14,8 @@ from longitude.parts.bias.transformer_xl import TransformerXl as TransformerXl
 from longitude.parts.embed.floater import Floater as Floater
 from longitude.parts.embed.hierarchical import Hierarchical as Hierarchical
 from longitude.parts.embed.learned import Learned as Learned
+from longitude.parts.embed.learned_interpolated import LearnedInterpolated as LearnedInterpolated
+from longitude.parts.embed.learned_tiled import LearnedTiled as LearnedTiled
 from longitude.parts.embed.multiplicative import Multiplicative as Multiplicative
 from longitude.parts.embed.sinusoidal import Sinusoidal as Sinusoidal
 from longitude.parts.mask.bidirectional import Bidirectional as Bidirectional

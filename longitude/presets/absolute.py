@@ -5,6 +5,8 @@ from longitude.parts import (
     Floater,
     Hierarchical,
     Learned,
+    LearnedInterpolated,
+    LearnedTiled,
     Multiplicative,
     Sinusoidal,
 )
@@ -40,6 +42,18 @@ def roberta(length: int = 512) -> Scheme:
 def hierarchical_bert(length: int = 512, alpha: float = 0.4) -> Scheme:
     """A BERT whose table of n rows reaches n² positions."""
     return Scheme.of(Hierarchical(length, alpha), Bidirectional())
+
+
+@preset("Zhu et al. 2024, arXiv:2404.12096")
+def interpolated_bert(length: int = 512, factor: float = 4) -> Scheme:
+    """A BERT whose table is read between its rows."""
+    return Scheme.of(LearnedInterpolated(length, factor), Bidirectional())
+
+
+@preset("Beltagy et al. 2020, arXiv:2004.05150")
+def tiled_bert(length: int = 512) -> Scheme:
+    """A BERT whose table is read over and over, as Longformer starts from it."""
+    return Scheme.of(LearnedTiled(length), Bidirectional())
 
 
 @preset("Liu et al. 2020, arXiv:2003.09229")

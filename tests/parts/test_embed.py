@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from longitude import Dims, Mistake
-from longitude.parts import Floater, Hierarchical, Learned, Multiplicative, Sinusoidal
+from longitude.parts import (
+    Floater,
+    Hierarchical,
+    Learned,
+    LearnedInterpolated,
+    LearnedTiled,
+    Multiplicative,
+    Sinusoidal,
+)
 
 RNG = torch.Generator().manual_seed(0)
 
@@ -98,7 +106,7 @@ def test_learned_has_no_rows_before_or_between(pos):
 
 
 def test_offsets_are_not_negative():
-    for make in (Learned, Hierarchical):
+    for make in (Learned, Hierarchical, LearnedTiled):
         with pytest.raises(Mistake, match="offset"):
             make(10, offset=-1)
 
@@ -142,6 +150,44 @@ def test_hierarchical_refuses_an_alpha_that_mixes_codes_up(alpha):
 def test_hierarchical_ends_at_the_square():
     with pytest.raises(Mistake, match="0 to 35"):
         added(Hierarchical(6), torch.tensor([[36]]), table(6, 4), 4)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+@pytest.mark.parametrize("factor", [4, 2.5])
+def test_interpolated_reads_between_the_rows(factor, offset):
+    """(1 - f) P[a] + f P[a + 1] at t/s = a + f, and P[n - 1] past the last row."""
+    n, w = 6, table(6 + offset, 5)
+    p, reach = w["table"][offset:], int(6 * factor)
+    got = added(LearnedInterpolated(n, factor, offset), torch.arange(reach)[None], w, 5)[0]
+    for t in range(reach):
+        a, f = int(t // factor), t / factor - int(t // factor)
+        expected = (1 - f) * p[a] + f * p[min(a + 1, n - 1)]
+        torch.testing.assert_close(got[t], expected, rtol=0, atol=1e-13)
+
+
+def test_interpolated_by_one_is_the_table_bit_for_bit():
+    w = {"table": torch.randn(64, 8, generator=RNG)}
+    got = LearnedInterpolated(64, 1).embed(torch.zeros(1, 64, 8), torch.arange(64)[None], w)
+    assert torch.equal(got[0], w["table"])
+
+
+@pytest.mark.parametrize("position", [-1, 24])
+def test_interpolated_ends_at_the_factor(position):
+    with pytest.raises(Mistake, match="0 to 23"):
+        added(LearnedInterpolated(6, 4), torch.tensor([[0, position]]), table(6, 4), 4)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_tiled_starts_again_after_the_last_row(offset):
+    w, pos = table(6 + offset, 5), torch.tensor([[0, 5, 6, 11, 12, 6 * 10**9 + 3]])
+    got = added(LearnedTiled(6, offset), pos, w, 5)[0]
+    assert torch.equal(got, w["table"][offset:][[0, 5, 0, 5, 0, 3]])
+
+
+@pytest.mark.parametrize("pos", [torch.tensor([[-1]]), torch.tensor([[0.5]])])
+def test_tiled_has_no_rows_before_or_between(pos):
+    with pytest.raises(Mistake, match="whole positions from 0 on"):
+        added(LearnedTiled(6), pos, table(6, 4), 4)
 
 
 def test_multiplicative_is_one_plus_the_table():

@@ -27,6 +27,11 @@ class Hierarchical:
                 f"{self.alpha}: 0.4 is usual."
             )
 
+    @property
+    def reach(self) -> int:
+        """How many positions there are."""
+        return self.length**2
+
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {"table": torch.randn(self.length + self.offset, dims.dim, generator=rng) * 0.02}
 
