@@ -35,7 +35,7 @@ def hf_cos_sin(
     inv = _inv_freq(rope.frequencies, rope.dim(head_dim), rope.base, length).to(where.device)
     angle = where[..., None].float() * inv
     both = torch.cat([angle] * 2, -1) if rope.pairs == "half" else angle.repeat_interleave(2, -1)
-    scaling = _attention_scaling(rope.frequencies, length)
+    scaling = attention_scaling(rope.frequencies, length)
     return (both.cos() * scaling).to(dtype), (both.sin() * scaling).to(dtype)
 
 
@@ -48,7 +48,7 @@ def _inv_freq(frequencies: Frequencies, dim: int, base: float, length: int) -> T
     return frequencies.inv_freq(dim, base, length, dtype=torch.float32)
 
 
-def _attention_scaling(frequencies: Frequencies, length: int) -> float:
+def attention_scaling(frequencies: Frequencies, length: int) -> float:
     """The factor on q and on k each: as the part has it, for the root of its square may differ."""
     own = getattr(frequencies, "attention", None)
     return own() if own else math.sqrt(frequencies.gain(length))

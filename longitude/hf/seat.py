@@ -1,0 +1,149 @@
+"""The attention of patched models: one function that transformers knows by one name.
+
+transformers hands every attention module's queries and keys to the function registered under its
+configuration's name. Ours looks for the module's seat, which holds its scheme. A module without one
+(cross-attention: its keys have no positions) keeps transformers' own attention. The mask function
+under the same name hands the padding through and leaves the shape to the scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from longitude.attention.run import attention
+from longitude.scheme import Scheme
+
+if TYPE_CHECKING:
+    from longitude.hf.trunk import Trunk
+
+NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
+SEAT = "_longitude"
+# a probe that watches instead: (module, query, key, value, mask) -> what attention gives
+WATCHED: ContextVar[Callable[..., Tensor] | None] = ContextVar("WATCHED", default=None)
+
+
+def register() -> None:
+    """Make transformers know the name, with its mask function: without one, padding is dropped."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, padding)
+
+
+@dataclass(eq=False)
+class Seat:
+    """One attention module's place: its scheme, its layer, where in a head the rotary part is."""
+
+    trunk: Trunk
+    layer: int
+    scheme: Scheme
+    before: int = 0  # dimensions of a head that stand before the rotary ones
+    width: int = 0  # how many those are
+    kept: bool = True  # a cache holds the very keys attention gets: ours can take its place
+    active: bool = True  # until the patch is undone
+
+    def front(self, x: Tensor) -> Tensor:
+        """Heads with their rotary dimensions first, as a scheme has them."""
+        if not self.before:
+            return x
+        a, b = self.before, self.before + self.width
+        return torch.cat([x[..., a:b], x[..., :a], x[..., b:]], -1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        """Attention over what this forward or its cache holds."""
+        trunk, tokens = self.trunk, q.shape[2]
+        q = self.front(q)
+        if trunk.past == 0:  # a static cache hands out its empty places as well
+            k, v = self.front(k)[:, :, :tokens], v[:, :, :tokens]
+            return _by_pieces(self.scheme, q, k, v, trunk, options)
+        store = trunk.store(self.layer)
+        if store is not None:
+            return store.attend(q, trunk.pos, **options)
+        k_pos, hidden = trunk.keys(k.shape[2])
+        options |= {"key_padding": hidden, "length": trunk.length}
+        return attention(self.scheme, q, self.front(k), v, trunk.pos, k_pos, **options)
+
+
+def _by_pieces(
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, trunk: Trunk, options: dict[str, Any]
+) -> Tensor:
+    """Attention of tokens among themselves, run by run."""
+    if trunk.pieces is None:
+        return attention(scheme, q, k, v, trunk.pos, trunk.pos, length=trunk.length, **options)
+    out = q.new_zeros(*q.shape[:3], v.shape[-1])
+    for piece in trunk.pieces:
+        length = trunk.length
+        if isinstance(length, Tensor):
+            length = length[piece.rows]
+        part = attention(
+            *(scheme, piece.of(q), piece.of(k), piece.of(v), piece.pos, piece.pos),
+            **options,
+            length=length,
+        )
+        rows = torch.tensor(piece.rows, device=q.device)[:, None]
+        index = torch.arange(q.shape[2], device=q.device)[piece.tokens]
+        out.transpose(1, 2)[rows, index] = part.transpose(1, 2)
+    return out
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls: heads come in as (b h n d) and go out as (b n h d)."""
+    watched, seat = WATCHED.get(), getattr(module, SEAT, None)
+    if watched is not None:
+        out = watched(module, query, key, value, attention_mask)
+    elif seat is None:
+        return _stock(module, query, key, value, attention_mask, scaling, dropout)
+    else:
+        options = {
+            "scale": scaling, "dropout": dropout, "softcap": more.get("softcap"),
+            "sink_logits": more.get("s_aux"),
+        }  # fmt: skip
+        out = seat.attend(query, key, value, options)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _stock(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+) -> Any:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward(
+        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=False
+    )
+
+
+def padding(*, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:
+    """The mask function: which keys are real (b 1 1 n), or None. The scheme says the rest."""
+    if WATCHED.get() is not None:
+        return _tagged(more)
+    return None if attention_mask is None else attention_mask[:, None, None, :]
+
+
+def _tagged(asked: dict[str, Any]) -> Tensor:
+    """A mask that hides nothing and tells a probe which it would have been."""
+    n = (int(asked["q_length"]), int(asked["kv_length"]))
+    mask = torch.ones(asked["batch_size"], 1, *n, dtype=torch.bool, device=asked.get("device"))
+    mask.shape_asked = (asked["mask_function"], asked.get("local_size"))  # type: ignore[attr-defined]
+    return mask
