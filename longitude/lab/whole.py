@@ -56,6 +56,7 @@ def trained(
 ) -> Progress:
     """Train a run to its end, going on from the state its folder has; `kept` is the type of the
     weights in hf/."""
+    world.wait()  # all have looked at the folder before the first writes to it
     if world.first and folder.run() is None:
         told = {"longitude": __version__, "text": corpus.name}
         write_json(folder.path / CONFIG, {"run": run.plain(), **told})
