@@ -60,8 +60,8 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str | None, Rope | None
         config = AutoConfig.for_model(**deepcopy(raw))  # which writes into what it is given
     except Exception as error:  # of many kinds, for each model checks its own entries
         raise Mistake(
-            f"transformers makes no configuration of model_type {shown(raw.get('model_type'))} "
-            f"out of this: {short(str(error), 120)}."
+            f"transformers refuses a configuration of model_type {shown(raw.get('model_type'))} "
+            f"({short(str(error), 120)}): correct its entries or its type."
         ) from error
     return ropes(config)
 
@@ -73,8 +73,7 @@ def _of_text(config: Any) -> Any:
 
 
 def _layer_types(config: Any, parameters: Mapping[str, Any]) -> list[str]:
-    """The keys under which there is a dictionary for a type of layers, as transformers finds
-    them."""
+    """The types of layers that have a dictionary of their own, as transformers finds them."""
     labels = getattr(config, "_rope_type_labels", None) or getattr(config, "layer_types", None)
     return [key for key in parameters if key in (labels or ())]
 
@@ -85,7 +84,7 @@ def _rope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> Rope
     if sections or code_reads(type(config), "mrope_section"):
         raise Mistake(
             f"a rope(…) turns by one position, but this checkpoint by several at once (M-RoPE, "
-            f"sections {shown(sections or 'of its own')}): use a model of text alone."
+            f"sections {shown(sections) if sections else 'in its code'}): use a model of text."
         )
     fraction = _fraction(config, own)
     if not fraction:
@@ -135,7 +134,7 @@ def _frequencies(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) 
             # Hunyuan: a fixed stretch of the base
             return Ntk(float(own["alpha"]))
         case "dynamic":  # `original_max_position_embeddings` plays no part in it
-            return DynamicNtk(config.max_position_embeddings, float(_need(own, "factor")))
+            return DynamicNtk(_most(config), float(_need(own, "factor")))
         case "proportional":
             share = own.get("partial_rotary_factor")
             return Proportional(1.0 if share is None else float(share), _or(own, "factor", 1))
@@ -160,12 +159,18 @@ def _maybe(own: Mapping[str, Any], key: str) -> float | None:
     return None if own.get(key) is None else float(own[key])
 
 
+def _most(config: Any) -> int:
+    most = getattr(config, "max_position_embeddings", None)
+    if most is None:
+        raise Mistake("these rope_parameters need max_position_embeddings beside them: add it.")
+    return most
+
+
 def _original(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> int:
-    """The trained length: Phi-3's own entry before the dictionary's, for want of both the
-    maximum."""
+    """The trained length: the file's own (Phi-3), or the dictionary's, or else the maximum."""
     key = "original_max_position_embeddings"
     beside = getattr(config, key, None) if own is whole else None
-    return int(beside or own.get(key) or config.max_position_embeddings)
+    return int(beside or own.get(key) or _most(config))
 
 
 def _read_llama3(own: Mapping[str, Any], original: int) -> Llama3:
@@ -179,7 +184,7 @@ def _read_yarn(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) ->
     original = _original(config, own, whole)
     factor = _maybe(own, "factor")
     return Yarn(
-        config.max_position_embeddings / original if factor is None else factor,
+        _most(config) / original if factor is None else factor,
         original=original,
         fast=_or(own, "beta_fast", 32),
         slow=_or(own, "beta_slow", 1),
@@ -197,14 +202,14 @@ def _read_longrope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]
     return LongRope(
         *factors,
         original=original,
-        factor=config.max_position_embeddings / original if factor is None else factor,
+        factor=_most(config) / original if factor is None else factor,
         attention_factor=_longrope_scaling(own),
     )
 
 
 def _longrope_scaling(own: Mapping[str, Any]) -> float | None:
-    """The factor on q and on k each. Phi-3.5-MoE gives one for short and one for long inputs; its
-    code in transformers never takes the long frequencies, which are read here all the same."""
+    """The factor on q and on k each. Phi-3.5-MoE gives two by length, which are equal; that its
+    code in transformers never takes the long frequencies is not repeated here."""
     brief, long = _maybe(own, "short_mscale"), _maybe(own, "long_mscale")
     if brief != long:
         raise Mistake(

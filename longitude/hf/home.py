@@ -23,7 +23,7 @@ from torch import Tensor
 from longitude.fields import Mistake, shown
 from longitude.hf.config import rope_parameters
 from longitude.hf.tokenizer import byte_tokenizer
-from longitude.parts import Alibi, Learned, Rope, Sequential
+from longitude.parts import Alibi, DynamicNtk, Learned, Rope, Sequential
 from longitude.scheme import Layers, Scheme
 
 Kind = Literal["llama", "gpt2", "bloom"]
@@ -124,6 +124,8 @@ def _not_llama(rope: Rope) -> str:
         return "a Llama pairs the halves of a head, as rope(pairs='half') does"
     if rope.fraction != 1:
         return "a Llama turns whole heads, as rope(fraction=1) does"
+    if isinstance(rope.frequencies, DynamicNtk):
+        return "a Llama's dynamic NTK begins at its window, whatever length rope(…) has it begin at"
     try:
         rope_parameters(rope)
     except Mistake as mistake:

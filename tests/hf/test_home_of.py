@@ -39,6 +39,7 @@ def test_a_home_is_told_before_training(scheme: str) -> None:
         ("rope(remap=inverse_leaky(16, 2))", "no name for inverse_leaky"),
         ("rope(decay=xpos())", "no name for xpos"),
         ("rope(frequencies=ntk(4))", "no name for ntk"),
+        ("rope(frequencies=dynamic_ntk(64, 4))", "dynamic NTK begins at its window"),
         ("layers(rope(), causal())", "layers differ"),
         ("randomized(64) + rope()", "read at the positions of randomized(64)"),
     ],
