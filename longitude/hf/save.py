@@ -1,0 +1,123 @@
+"""A model written down with the scheme that was applied to it, so that `load` brings both back.
+
+The weights are the checkpoint's own, untouched; the scheme stands in config.json, as its text under
+the key `longitude`. Where it differs from the checkpoint's in frequencies alone, and transformers
+has a name for them, they are written into `rope_parameters` too, and stock transformers turns by
+them; by any other scheme it goes not at all, and reads the model as it was before.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from longitude import __version__
+from longitude.fields import Mistake, short
+from longitude.hf.config import rope_parameters, ropes
+from longitude.hf.hush import hushed
+from longitude.scheme import Layers, Scheme
+
+STALE = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+
+
+def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
+    """Write a model, its scheme and its tokenizer into a folder that `load` reads.
+
+    A model that is patched for a while only, inside `with patched(…)`, is refused. Files appear
+    whole and config.json last: a folder that has it has everything. A kill leaves at most a folder
+    of the same name, but hidden, which the next call takes away.
+    """
+    path = Path(folder).expanduser().resolve()
+    if path.exists() and not path.is_dir():
+        raise Mistake(f"{path} is a file, but a model is saved into a folder: give another name.")
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        _write(model, part, tokenizer)
+        _move(part, path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write(model: Any, part: Path, tokenizer: Any) -> None:
+    from longitude.hf.patch import without
+
+    entry, parameters = _scheme(model), None
+    if entry is not None:
+        parameters = _named(model)
+    with without(model), hushed(bars=False):
+        try:
+            model.save_pretrained(part)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(part)
+        except (ValueError, RuntimeError, TypeError) as error:
+            said = short(str(error), 160).rstrip(".")
+            raise Mistake(f"transformers can't save this model ({said}): mend it first.") from error
+    if entry is not None:
+        _amend(part / "config.json", entry, parameters)
+
+
+def _scheme(model: Any) -> dict[str, Any] | None:
+    """What was applied to a model for good, as it is written down."""
+    from longitude.hf.patch import PATCH, applied
+
+    text = applied(model)
+    if text is None:
+        return None
+    patch = vars(model)[PATCH]
+    given = {"length": patch.length} if patch.length is not None else {}
+    given |= {"force": True} if patch.force else {}
+    return {"scheme": text, "version": __version__, **given}
+
+
+def _named(model: Any) -> dict[str, Any] | None:
+    """The scheme as `rope_parameters`, if that says all that differs from the checkpoint's own."""
+    from longitude.hf.patch import own_scheme, scheme_of
+
+    config, own, new = model.config, own_scheme(model), scheme_of(model)
+    if not (_alike(own) and _alike(new)) or getattr(config, "rope_parameters", None) is None:
+        return None
+    before, after = own.layer(0), new.layer(0)
+    was, now = before.rotary, after.rotary
+    if was is None or now is None or replace(after, rotary=was) != before:
+        return None
+    if (now.pairs, now.fraction) != (was.pairs, was.fraction):
+        return None
+    try:
+        parameters = rope_parameters(now)
+        trial = copy.deepcopy(config)
+        trial.rope_parameters = parameters
+        read = ropes(trial)  # a length may be taken from elsewhere in the configuration
+    except Mistake:
+        return None
+    rope = read.get(None)  # how pairs lie is the model's own, and not read
+    return parameters if rope and replace(rope, pairs=now.pairs) == now else None
+
+
+def _alike(scheme: Scheme | Layers) -> bool:
+    return all(scheme.layer(i) == scheme.layer(0) for i in range(len(scheme)))
+
+
+def _amend(file: Path, entry: dict[str, Any], parameters: dict[str, Any] | None) -> None:
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    if parameters is not None:  # `load` goes back to the checkpoint's own before it applies
+        entry = entry | {"rope_parameters": raw["rope_parameters"]}
+        raw["rope_parameters"] = parameters
+    raw["longitude"] = entry
+    file.write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _move(part: Path, path: Path) -> None:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").unlink(missing_ok=True)  # an old one does not fit new weights
+    for pattern in STALE:  # one file of old weights would be read before many new ones
+        for file in path.glob(pattern):
+            file.unlink()
+    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
+        file.replace(path / file.name)

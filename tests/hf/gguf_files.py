@@ -1,0 +1,71 @@
+"""Tiny GGUF files, written as llama.cpp's converter writes a Llama's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.layers": "blk",
+}
+
+
+def write_gguf(
+    path: Path, model: Any, keys: dict[str, Any] | None = None, extra: dict[str, Any] | None = None
+) -> Path:
+    """A Llama as a GGUF file; `keys` are added to it, `extra` are further tensors."""
+    config, arch = model.config, "llama"
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for key, value in (keys or {}).items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        add[type(value)](f"{arch}.{key}", value)
+    for name, weight in model.state_dict().items():
+        heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+        for letter, count in heads.items():
+            weight = _permuted(weight, count) if f"{letter}_proj" in name else weight
+        writer.add_tensor(_renamed(name), weight.float().numpy())
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, np.asarray(values, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _renamed(name: str) -> str:
+    for theirs, ours in NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def _permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp pairs neighbours where transformers pairs halves."""
+    halves = weight.unflatten(0, (heads, 2, -1))
+    return halves.transpose(1, 2).flatten(0, 2).contiguous()
