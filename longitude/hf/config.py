@@ -1,9 +1,10 @@
-"""A rotation as transformers writes it, read and written: a configuration's `rope_parameters`.
+"""Rotations as transformers writes them: the `rope_parameters` of a configuration, read.
 
 `rope_type` names the frequencies, `rope_theta` is the base, `partial_rotary_factor` the share of a
 head that turns; where layers differ, each type of layer has a dictionary of its own. `ropes` says
-what transformers (5.17 to 5.22) computes from them, whatever they were meant to say. How pairs lie
-in a head is the model's own and stands in no configuration.
+what transformers (5.17 to 5.22) computes from them, whatever they were meant to say;
+`rope_parameters` writes them. How pairs lie in a head is the model's own and stands in no
+configuration.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 from longitude.fields import Mistake, short, shown
 from longitude.hf.faults import check
-from longitude.hf.stated import code_reads, stated
+from longitude.hf.parameters import rope_parameters as rope_parameters
+from longitude.hf.stated import code_reads, is_number, stated
 from longitude.part import Frequencies
 from longitude.parts import (
     DynamicNtk,
@@ -89,14 +91,14 @@ def _rope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> Rope
     fraction = _fraction(config, own)
     if not fraction:
         return None
-    return Rope(float(_need(own, "rope_theta")), fraction, "half", _frequencies(config, own, whole))
+    return Rope(_number(own, "rope_theta"), fraction, "half", _frequencies(config, own, whole))
 
 
 def _fraction(config: Any, own: Mapping[str, Any]) -> float:
     """The share of a head that turns: a proportional rotation has its share inside."""
-    share = own.get("partial_rotary_factor")
+    share = _maybe(own, "partial_rotary_factor")
     blind = _kind(own) == "default" and not code_reads(type(config), "partial_rotary_factor")
-    share = 1.0 if share is None or blind or _kind(own) == "proportional" else float(share)
+    share = 1.0 if share is None or blind or _kind(own) == "proportional" else share
     still, turned = (getattr(config, f"qk_{n}_head_dim", None) for n in ("nope", "rope"))
     if still is None or turned is None:
         return share
@@ -112,7 +114,7 @@ def _share(dim: int, head: int) -> float:
 
 
 def _kind(own: Mapping[str, Any]) -> str:
-    return own.get("rope_type") or own.get("type") or "default"
+    return str(own.get("rope_type") or own.get("type") or "default")
 
 
 def _need(own: Mapping[str, Any], key: str) -> Any:
@@ -129,15 +131,15 @@ def _frequencies(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) 
         case "default":
             return Unscaled()
         case "linear":
-            return Linear(float(_need(own, "factor")))
+            return Linear(_number(own, "factor"))
         case "dynamic" if own.get("alpha") and code_reads(type(config), "alpha"):
             # Hunyuan: a fixed stretch of the base
-            return Ntk(float(own["alpha"]))
+            return Ntk(_number(own, "alpha"))
         case "dynamic":  # `original_max_position_embeddings` plays no part in it
-            return DynamicNtk(_most(config), float(_need(own, "factor")))
+            return DynamicNtk(_most(config), _number(own, "factor"))
         case "proportional":
-            share = own.get("partial_rotary_factor")
-            return Proportional(1.0 if share is None else float(share), _or(own, "factor", 1))
+            share = _maybe(own, "partial_rotary_factor")
+            return Proportional(1.0 if share is None else share, _or(own, "factor", 1))
         case "llama3":
             return _read_llama3(own, _original(config, own, whole))
         case "yarn":
@@ -150,13 +152,27 @@ def _frequencies(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) 
     )
 
 
-def _or(own: Mapping[str, Any], key: str, default: float) -> float:
-    """A number that is taken for left out where it is None or 0, as transformers does."""
-    return float(own.get(key) or default)
+def _number(own: Mapping[str, Any], key: str) -> float:
+    value = _need(own, key)
+    if not is_number(value):
+        raise Mistake(f"{key} of rope_parameters is a number, but got {shown(value)}: correct it.")
+    return float(value)
 
 
 def _maybe(own: Mapping[str, Any], key: str) -> float | None:
-    return None if own.get(key) is None else float(own[key])
+    return None if own.get(key) is None else _number(own, key)
+
+
+def _or(own: Mapping[str, Any], key: str, default: float) -> float:
+    """A number that is taken for left out where it is None or 0, as transformers does."""
+    return _maybe(own, key) or default
+
+
+def _numbers(own: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    values = _need(own, key)
+    if not isinstance(values, list | tuple) or not all(map(is_number, values)):
+        raise Mistake(f"{key} of rope_parameters is a list, but got {shown(values)}: correct it.")
+    return tuple(map(float, values))
 
 
 def _most(config: Any) -> int:
@@ -170,12 +186,12 @@ def _original(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> 
     """The trained length: the file's own (Phi-3), or the dictionary's, or else the maximum."""
     key = "original_max_position_embeddings"
     beside = getattr(config, key, None) if own is whole else None
-    return int(beside or own.get(key) or _most(config))
+    return int(beside or _maybe(own, key) or _most(config))
 
 
 def _read_llama3(own: Mapping[str, Any], original: int) -> Llama3:
     factor, low, high = (
-        float(_need(own, key)) for key in ("factor", "low_freq_factor", "high_freq_factor")
+        _number(own, key) for key in ("factor", "low_freq_factor", "high_freq_factor")
     )
     return Llama3(factor, original=original, low=low, high=high)
 
@@ -198,9 +214,9 @@ def _read_yarn(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) ->
 def _read_longrope(config: Any, own: Mapping[str, Any], whole: Mapping[str, Any]) -> LongRope:
     original = _original(config, own, whole)
     factor = _maybe(own, "factor")
-    factors = (tuple(map(float, _need(own, f"{n}_factor"))) for n in ("short", "long"))
     return LongRope(
-        *factors,
+        _numbers(own, "short_factor"),
+        _numbers(own, "long_factor"),
         original=original,
         factor=_most(config) / original if factor is None else factor,
         attention_factor=_longrope_scaling(own),
@@ -217,83 +233,3 @@ def _longrope_scaling(own: Mapping[str, Any]) -> float | None:
             f"{brief} and a long_mscale of {long}: make them equal."
         )
     return _maybe(own, "attention_factor") if brief is None else brief
-
-
-def rope_parameters(rope: Rope) -> dict[str, Any]:
-    """The `rope_parameters` under which transformers computes these frequencies.
-
-    Dynamic NTK also needs `max_position_embeddings` at its original length: no key says it.
-    """
-    odd = rope.remap or rope.decay
-    if odd:
-        raise Mistake(f"transformers has no name for {shown(odd)}: leave it out of rope(…).")
-    scaling = _scaling(rope.frequencies) | {"rope_theta": float(rope.base)}
-    if rope.fraction == 1:
-        return scaling
-    if "partial_rotary_factor" in scaling:
-        raise Mistake(
-            f"transformers turns no share of a head proportionally, but got {shown(rope)}: "
-            f"leave out its fraction."
-        )
-    return scaling | {"partial_rotary_factor": float(rope.fraction)}
-
-
-def _scaling(frequencies: Frequencies) -> dict[str, Any]:
-    match frequencies:
-        case Unscaled():
-            return {"rope_type": "default"}
-        case Linear(factor=factor):
-            return {"rope_type": "linear", "factor": float(factor)}
-        case DynamicNtk(factor=factor):
-            return {"rope_type": "dynamic", "factor": float(factor)}
-        case Proportional(share=share, factor=factor):
-            scaled = {} if factor == 1 else {"factor": float(factor)}
-            return {"rope_type": "proportional", "partial_rotary_factor": float(share), **scaled}
-        case Llama3():
-            return _llama3(frequencies)
-        case LongRope():
-            return _longrope(frequencies)
-        case Yarn(ramp="code"):
-            return _yarn(frequencies)
-    raise Mistake(
-        f"transformers has no name for {shown(frequencies)}: use unscaled(), linear(…), "
-        f"dynamic_ntk(…), proportional(…), longrope(…), llama3(…) or yarn(…, ramp='code')."
-    )
-
-
-def _llama3(f: Llama3) -> dict[str, Any]:
-    return {
-        "rope_type": "llama3",
-        "factor": float(f.factor),
-        "original_max_position_embeddings": f.original,
-        "low_freq_factor": float(f.low),
-        "high_freq_factor": float(f.high),
-    }
-
-
-def _longrope(f: LongRope) -> dict[str, Any]:
-    return {
-        "rope_type": "longrope",
-        "factor": float(f.factor),
-        "original_max_position_embeddings": f.original,
-        "short_factor": list(map(float, f.short)),
-        "long_factor": list(map(float, f.long)),
-        **_given(f, "attention_factor"),
-    }
-
-
-def _yarn(f: Yarn) -> dict[str, Any]:
-    return {
-        "rope_type": "yarn",
-        "factor": float(f.factor),
-        "original_max_position_embeddings": f.original,
-        "beta_fast": float(f.fast),
-        "beta_slow": float(f.slow),
-        "truncate": f.truncate,
-        **_given(f, "attention_factor", "mscale", "mscale_all_dim"),
-    }
-
-
-def _given(f: Frequencies, *names: str) -> dict[str, float]:
-    values = {name: getattr(f, name) for name in names}
-    return {name: float(value) for name, value in values.items() if value is not None}

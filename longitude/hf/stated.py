@@ -14,7 +14,7 @@ from pathlib import Path
 from sys import modules
 from typing import Any, TypeGuard
 
-from longitude.fields import Mistake, shown
+from longitude.fields import HUGE, Mistake, shown
 
 ORIGINAL = "original_max_position_embeddings"
 KEYS: dict[str, set[str]] = {  # the types of transformers, and what each of them reads
@@ -53,9 +53,9 @@ class Stated:
         return self.own is not self.whole
 
     @cached_property
-    def kind(self) -> Any:
+    def kind(self) -> str:
         """The name of its frequencies, as the model's configuration will call them."""
-        stated = self.own.get("rope_type") or self.own.get("type") or "default"
+        stated = str(self.own.get("rope_type") or self.own.get("type") or "default")
         first = (
             stated in ("su", "yarn")
             and self.model
@@ -79,9 +79,10 @@ class Stated:
     @property
     def head(self) -> int | None:
         """The size of a head that turns as one, if the file says it."""
-        width, heads, head = map(self.raw.get, ("hidden_size", "num_attention_heads", "head_dim"))
-        found = head or (width // heads if width and heads else None)
-        return None if "qk_rope_head_dim" in self.raw else found
+        names = ("head_dim", "hidden_size", "num_attention_heads")
+        head, width, heads = (n if is_number(n) else 0 for n in map(self.raw.get, names))
+        found = int(head or (width // heads if heads else 0))
+        return None if "qk_rope_head_dim" in self.raw else found or None
 
     @cached_property
     def model(self) -> type | None:
@@ -138,8 +139,8 @@ def rotations(raw: Mapping[str, Any], prefix: str = "") -> Iterator[Stated]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a number, which True is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value is a finite number, which True is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE
 
 
 @lru_cache(maxsize=1024)

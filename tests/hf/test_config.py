@@ -52,8 +52,12 @@ def rope(text: str) -> Rope:
     return made
 
 
-def llama(parameters: dict[str, Any], **entries: Any) -> LlamaConfig:
-    sizes = {"hidden_size": 2 * DIM, "num_attention_heads": 2, "max_position_embeddings": LONGEST}
+def llama(parameters: dict[str, Any], **entries: Any) -> Any:
+    sizes: dict[str, Any] = {
+        "hidden_size": 2 * DIM,
+        "num_attention_heads": 2,
+        "max_position_embeddings": LONGEST,
+    }
     return LlamaConfig(**sizes | entries, rope_parameters=parameters)
 
 
@@ -278,6 +282,13 @@ REFUSED = {
         "low_freq_factor": 1,
     },
     "need short_factor": {"rope_type": "longrope", "rope_theta": 10000.0},
+    "rope_theta of rope_parameters is a number, but got '1e4'": {"rope_theta": "1e4"},
+    "short_factor of rope_parameters is a list, but got 2": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": 2.0,
+        "long_factor": 2.0,
+    },
 }
 
 
