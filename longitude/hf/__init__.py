@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from longitude.hf.patch import scheme_of as scheme_of
     from longitude.hf.patch import undo as undo
     from longitude.hf.save import save as save
+    from longitude.hf.stream import stream as stream
 
 _HOME = {
     "apply": "longitude.hf.patch",
@@ -23,10 +24,10 @@ _HOME = {
     "patched": "longitude.hf.patch",
     "save": "longitude.hf.save",
     "scheme_of": "longitude.hf.patch",
-    "stream": "longitude.stream",
+    "stream": "longitude.hf.stream",
     "undo": "longitude.hf.patch",
 }
-__all__ = ["apply", "load", "patched", "save", "scheme_of", "undo"]
+__all__ = ["apply", "load", "patched", "save", "scheme_of", "stream", "undo"]
 
 
 def __getattr__(name: str) -> Any:
