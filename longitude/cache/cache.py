@@ -18,7 +18,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention import attention
+from longitude.cache import decode
 from longitude.cache.columns import Columns, joined, picked
+from longitude.cache.keys import Keys
 from longitude.part import Mistake, Pos, Weights, as_tensor
 from longitude.region import Area
 from longitude.scheme import Scheme
@@ -48,13 +50,15 @@ class Cache:
                 f"the prompt and what may follow, which stays fixed while the cache lives."
             )
         self.scheme, self.length, self.slack = scheme, length, slack
+        self._turns = decode.suits(scheme, length)
         self._evicts = all(_bounded(area) for area in scheme.areas())
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
         self.seen = 0  # tokens ever added
-        self._k, self._v, self._padding = Columns(2), Columns(2), Columns(1)
+        self._k = Keys(self.scheme.rotary, self.length if isinstance(self.length, int) else 1)
+        self._v, self._padding = Columns(2), Columns(1)
         self._pos: Pos = range(0)
         self._order: Pos = range(0)  # which of all tokens ever added each kept one is
         self._looked = 0  # how many had been seen when the mask was last asked what may go
@@ -62,12 +66,12 @@ class Cache:
 
     def __len__(self) -> int:
         """Tokens kept."""
-        return len(self._k)
+        return len(self._v)
 
     @property
     def nbytes(self) -> int:
         """Memory held for keys and values, room to grow included."""
-        return self._k.nbytes + self._v.nbytes
+        return self._k.columns.nbytes + self._v.nbytes
 
     def update(
         self,
@@ -78,7 +82,7 @@ class Cache:
     ) -> Kept:
         """Add the keys of new tokens; give back all that these tokens' queries may see."""
         self.add(k, v, pos, padding)
-        return self._kept()
+        return Kept(self._k.lend(), self._v.view(), self._pos, self._hidden())
 
     def add(
         self,
@@ -100,7 +104,7 @@ class Cache:
             self._padding.append(none if padding is None else padding)
         self._pos = joined(self._pos, pos, k.device)
         self._order = joined(self._order, range(self.seen, self.seen + new))
-        self._k.append(k)
+        self._k.append(k, pos, padding)
         self._v.append(v)
         self.seen += new
 
@@ -115,9 +119,14 @@ class Cache:
 
         `options` are those of `longitude.attention`; padding and the length are the cache's own.
         """
-        kept = self._kept()
-        options = {"length": self.length, **options, "key_padding": kept.padding}
-        return attention(self.scheme, q, kept.k, kept.v, q_pos, kept.pos, weights, **options)
+        options = {"length": self.length, **options, "key_padding": self._hidden()}
+        v, pos = self._v.view(), self._pos
+        out = None
+        if self._turns:
+            out = decode.attend(self.scheme, self._k, v, q, q_pos, pos, weights, options)
+        if out is None:
+            out = attention(self.scheme, q, self._k.raw(), v, q_pos, pos, weights, **options)
+        return out
 
     def crop(self, seen: int) -> None:
         """Forget all but the first `seen` tokens ever added, as if the others had never come."""
@@ -153,9 +162,8 @@ class Cache:
         if isinstance(self.length, Tensor) and self.length.dim():
             self.length = change(self.length)
 
-    def _kept(self) -> Kept:
-        padding = self._padding.view() if len(self._padding) else None
-        return Kept(self._k.view(), self._v.view(), self._pos, padding)
+    def _hidden(self) -> Tensor | None:
+        return self._padding.view() if len(self._padding) else None
 
     def _evict(self) -> None:
         """Drop the columns that no query after the last `slack` tokens can see, of any row."""

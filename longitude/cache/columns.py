@@ -22,6 +22,7 @@ class Columns:
         self.dim, self.size = dim, 0
         self.room: Tensor | None = None
         self.ours = False
+        self.lent = False  # whether someone holds on to what is held now
 
     def __len__(self) -> int:
         return self.size
@@ -44,8 +45,7 @@ class Columns:
         elif torch.is_grad_enabled() and (self.room.requires_grad or new.requires_grad):
             self.room, self.ours = torch.cat([self.view(), new], self.dim), False
         else:
-            fits = total <= self.room.shape[self.dim]
-            if not (fits and self.ours and self.room.is_inference() == new.is_inference()):
+            if total > self.room.shape[self.dim] or not self._ours_now():
                 self._grow(total, new)
             self.room.narrow(self.dim, self.size, total - self.size).copy_(new)
         self.size = total
@@ -56,7 +56,19 @@ class Columns:
         shape[self.dim] = total + max(total // 4, 64)
         grown = torch.empty(shape, dtype=self.room.dtype, device=like.device)
         grown.narrow(self.dim, 0, self.size).copy_(self.view())
-        self.room, self.ours = grown, True
+        self.room, self.ours, self.lent = grown, True, False
+
+    def own(self) -> None:
+        """Make what is held ours to change."""
+        assert self.room is not None
+        if self.lent or not self._ours_now():
+            self._grow(self.size, self.room)
+
+    def _ours_now(self) -> bool:
+        """Whether we may write: an inference tensor can't be written to outside inference mode."""
+        assert self.room is not None
+        frozen = self.room.is_inference() and not torch.is_inference_mode_enabled()
+        return self.ours and not frozen
 
     def pick(self, index: Tensor) -> None:
         """Keep the columns of these indices, which ascend."""
