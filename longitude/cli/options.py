@@ -1,4 +1,4 @@
-"""The options that training commands share, each with its help."""
+"""The options that commands share, each with its help: of training, then of a model."""
 
 from typing import Annotated
 
@@ -28,5 +28,24 @@ Deterministic = Annotated[
 ]
 Compile = Annotated[
     bool | None, typer.Option("--compile/--no-compile", help="torch.compile; by default on CUDA.")
+]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A name on the Hub, a folder, a .gguf file, or tiny-rope, tiny-alibi or tiny-learned.",
+    ),
+]
+ModelDType = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="auto (the file's own on CUDA; on a CPU float32, or the file's bfloat16 where that is "
+        "faster), float32, bfloat16, float16 or float64.",
+    ),
+]
+Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit on the Hub.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print data.")]

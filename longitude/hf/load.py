@@ -23,7 +23,7 @@ from longitude.hf.faults import faults
 from longitude.hf.gguf import Header, read_header, read_once
 from longitude.hf.hush import hushed
 from longitude.hf.mend import mend
-from longitude.hf.source import Source, find, raw_config, told
+from longitude.hf.source import Source, find, has_one_of, raw_config, told
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -247,18 +247,12 @@ def _tokenizer(source: Source, opened: _Opened, trust: bool) -> Any:
     if opened.header:
         held = "tokenizer.ggml.tokens" in opened.header.keys
     else:
-        folder = source.folder
-        held = folder is None or any((folder / file).is_file() for file in TOKENIZER.split())
+        held = has_one_of(source, TOKENIZER.split())
     if not held:
         return None
     options = source.where | ({"trust_remote_code": True} if trust else {})
     with told(source, "tokenizer"):
-        try:
-            return AutoTokenizer.from_pretrained(source.place, **options)
-        except OSError:
-            if source.folder is None:  # the Hub has no such file
-                return None
-            raise
+        return AutoTokenizer.from_pretrained(source.place, **options)
 
 
 def _apply(source: Source, model: Any, saved: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,16 @@ class Source:
 def find(name: str | os.PathLike[str], revision: str | None) -> Source:
     """The checkpoint of this name; raises unless it can be one."""
     text = os.fspath(name)
+    source = _found(text, revision)
+    if revision and source.folder:
+        raise Mistake(
+            f"revision {revision} was asked for, but {short(text)} is on this disk, where there is "
+            "one: leave it out."
+        )
+    return source
+
+
+def _found(text: str, revision: str | None) -> Source:
     if text in TINY:
         return Source(text, str(ASSETS / text))
     path = Path(text).expanduser()
@@ -97,6 +107,21 @@ def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
     if not isinstance(raw, dict):
         raise Mistake(f"{source.name}: config.json should hold an object: write it anew.")
     return file, raw
+
+
+def has_one_of(source: Source, files: Iterable[str]) -> bool:
+    """Whether a checkpoint has any of these files, in its folder or on the Hub."""
+    folder = source.folder
+    return any((folder / file).is_file() if folder else _on_hub(source, file) for file in files)
+
+
+def _on_hub(source: Source, file: str) -> bool:
+    from transformers.utils.hub import cached_file
+
+    try:
+        return cached_file(source.place, file, **source.where) is not None
+    except OSError:
+        return False
 
 
 @contextmanager

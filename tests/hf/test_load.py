@@ -168,8 +168,27 @@ def test_what_is_no_checkpoint(tmp_path: Path, llama: Path) -> None:
     assert "give the folder" in said(llama / "model.safetensors")
     assert "HF_HUB_OFFLINE" in said("nobody/nothing")
     assert "revision v2" in said("nobody/nothing", revision="v2")
+    assert "leave it out" in said(llama, revision="v2")
     (tmp_path / "adapter_config.json").write_text("{}")
     assert "adapter" in said(tmp_path)
+
+
+def test_a_name_on_the_hub_comes_from_its_cache(llama: Path, tmp_path: Path, monkeypatch) -> None:
+    commit, repository = "0123456789abcdef" * 2 + "01234567", tmp_path / "models--owner--tiny"
+    (repository / "refs").mkdir(parents=True)
+    for name in ("main", "v1"):
+        (repository / "refs" / name).write_text(commit)
+    shutil.copytree(ASSETS / "tiny-rope", repository / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for revision in (None, "v1", commit):
+        model, tokenizer = load("owner/tiny", revision=revision, quiet=True)
+        assert type(model).__name__ == "LlamaForCausalLM" and len(tokenizer) == 256
+    assert "revision v2" in said("owner/tiny", revision="v2")
+    for file in (repository / "snapshots" / commit).glob("tokenizer*"):
+        file.unlink()
+    assert load("owner/tiny", quiet=True)[1] is None
+    (repository / "snapshots" / commit / "model.safetensors").unlink()
+    assert "weights" in said("owner/tiny")
 
 
 def test_what_is_no_device_and_no_dtype(llama: Path) -> None:
