@@ -67,8 +67,10 @@ def test_slopes_are_read_off_the_term(part):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", [4, 6])
-def test_its_own_scheme_is_the_model_bit_for_bit(kind, heads):
-    model = model_of(kind, heads)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of bfloat16 on some CPUs
+def test_its_own_scheme_is_the_model_bit_for_bit(kind, heads, dtype):
+    model = model_of(kind, heads).to(dtype)
     ids, mask = padded_pair(SEQUENCE, 9)
     plain, padded = out(model, ids), out(model, ids, attention_mask=mask)
     with under(model, own_text(kind)):
