@@ -1,4 +1,4 @@
-"""What a text leaves out, a checkpoint fills in: base, layout, share, scaling, masks, layer by layer.
+"""What a text leaves out, a checkpoint fills in: base, layout, share, scaling, masks of each layer.
 
 A text asks for what it names. `rope(remap=rerope(4096))` keeps the model's own base and layout, and
 each layer keeps a window of its own and stays unturned where it was. What a text names against the
@@ -45,8 +45,9 @@ def inherit(
 def _named(text: str) -> list[set[str]]:
     """The fields of rope(…) that a text writes out, for each layer it names."""
     body = ast.parse(text.strip(), mode="eval").body
-    layered = isinstance(body, ast.Call) and getattr(body.func, "id", "") == "layers"
-    return [_written(node) for node in (body.args if layered else [body])]
+    if isinstance(body, ast.Call) and getattr(body.func, "id", "") == "layers":
+        return [_written(node) for node in body.args]
+    return [_written(body)]
 
 
 def _written(node: ast.AST) -> set[str]:
@@ -122,6 +123,7 @@ def _check_window(scheme: Scheme, trained: int) -> None:
     for part in parts:
         names = [n for n in ("window", "size", "local") if hasattr(part, n)]
         wide = max((getattr(part, n) for n in names), default=0)
+        wide += getattr(part, "sinks", 0)  # which stand before the window
         if wide > trained:
             raise Mistake(
                 f"{shown(part)} shows true distances up to {wide}, but the checkpoint was trained "

@@ -155,8 +155,6 @@ def trained_length(model: nn.Module) -> int | None:
 
 
 def _family(model: nn.Module) -> Any:
-    if trunks(model):
-        return None
     from longitude.hf.families import family_of
 
     return family_of(model)
@@ -181,8 +179,8 @@ def _entered(
     family = _family(model)
     if family is not None:
         asked = parse(scheme) if isinstance(scheme, str) else scheme
-        with family.patch(model, asked, force=force):
-            yield asked
+        with family.patch(model, asked, force=force) as full:
+            yield full
         return
     seen = _seen(model)
     own = [s.scheme for s in seen]

@@ -113,13 +113,15 @@ def _spy(model: nn.Module) -> Any:
     from transformers import DynamicCache
 
     class Spy(DynamicCache):
+        def __init__(self) -> None:
+            super().__init__(config=model.config)  # type: ignore[arg-type]
+            self.handed: list[Any] = []
+
         def update(self, *args: Any, **kwargs: Any) -> Any:
             self.handed.append(super().update(*args, **kwargs))
             return self.handed[-1]
 
-    spy = Spy(config=model.config)
-    spy.handed = []  # type: ignore[attr-defined]
-    return spy
+    return Spy()
 
 
 def forward(model: nn.Module, positions: Tensor | None = None, cache: Any = None) -> Any:

@@ -164,8 +164,9 @@ class Trunk:
         pos = self.pos.expand(rows, -1)
         return (pos if self.padding is None else pos.masked_fill(self.padding, -1)).amax(1) + 1
 
-    def keys(self, places: int) -> tuple[Pos, Tensor | None]:
-        """Positions of the keys that a cache of transformers' hands out, and which to hide."""
+    def keys(self, places: int) -> tuple[slice, Pos, Tensor | None]:
+        """Of the places that a cache of transformers' hands out: which are taken, the positions of
+        their keys, and which of them are padding."""
         pos, hidden = self._records[self._cache], self.hidden
         total = len(pos) if isinstance(pos, range) else pos.shape[1]
         if hidden is not None and hidden.shape[1] < total:
@@ -173,18 +174,10 @@ class Trunk:
                 f"the attention mask has {hidden.shape[1]} columns for {total} tokens: give it one "
                 f"for each token, those of the cache too."
             )
-        if places <= total:  # the last ones, where the cache slides
-            pos = pos[total - places :] if isinstance(pos, range) else pos[:, total - places :]
-            return pos, None if hidden is None else hidden[:, total - places : total]
-        device = self.hidden.device if self.hidden is not None else self._device()
-        pos = torch.atleast_2d(as_tensor(pos, device))
-        rows = pos.shape[0] if hidden is None else hidden.shape[0]
-        hidden = pos.new_zeros(rows, total, dtype=torch.bool) if hidden is None else hidden
-        free = (0, places - total)
-        return (
-            nn.functional.pad(pos, free),
-            nn.functional.pad(hidden[:, :total], free, value=True),
-        )
+        taken = min(places, total)  # a static cache has free places, a sliding one the last tokens
+        first = total - taken
+        pos = pos[first:] if isinstance(pos, range) else pos[:, first:]
+        return slice(taken), pos, None if hidden is None else hidden[:, first:total]
 
     def _device(self) -> torch.device:
         return next(self.module.parameters()).device

@@ -1,0 +1,85 @@
+"""Loss of a real checkpoint inside and beyond its window, under every way that needs no training.
+
+    python -m benchmarks.beyond MODEL [--lengths 8192,16384,32768] [--window 8192] [--device cuda]
+
+The text is Python's documentation topics, sorted and joined by newlines. Two numbers a length: the
+mean loss of all tokens, and that of the last 1,024.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import nullcontext
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+
+import longitude.hf as lh
+
+TAIL, AT_ONCE = 1024, 2048
+
+
+def schemes(window: int, factor: int) -> dict[str, str | None]:
+    """The ways, for a model trained to this window and read this many times as far."""
+    half, group = window // 2, 2 * factor
+    return {
+        "none": None,
+        "linear": f"rope(frequencies=linear({factor}))",
+        "NTK": f"rope(frequencies=ntk({factor}))",
+        "YaRN": f"rope(frequencies=yarn({factor}, original={window}))",
+        "dynamic NTK": f"rope(frequencies=dynamic_ntk({window}))",
+        "ReRoPE": f"rope(remap=rerope({half}))",
+        "leaky ReRoPE": f"rope(remap=leaky_rerope({half}, {group}))",
+        "Self-Extend": f"rope(remap=self_extend({group}, {window // 8}))",
+        "dual chunk": f"rope(remap=dual_chunk({3 * window // 4}, {window // 8}))",
+        "sinks": f"rope(remap=streaming(4, {half - 4}))",
+    }
+
+
+def main() -> None:
+    args = options().parse_args()
+    model, tokenizer = lh.load(args.model, device=args.device, dtype=args.dtype)
+    text = "\n".join(topics[name] for name in sorted(topics))
+    ids = torch.tensor(tokenizer(text).input_ids[: max(args.lengths) + 1])
+    factor = -(-max(args.lengths) // args.window)
+    table = Table("way", *(f"{n:,}" for n in args.lengths), "s", title=f"{args.model}, {args.dtype}")
+    for name, scheme in schemes(args.window, factor).items():
+        start = time.perf_counter()
+        with lh.patched(model, scheme) if scheme else nullcontext():
+            found = [losses(model, ids[: n + 1].to(model.device)) for n in args.lengths]
+        cells = [f"{x.mean():.3f} ({x[-TAIL:].mean():.3f})" for x in found]
+        table.add_row(scheme or name, *cells, f"{time.perf_counter() - start:.0f}")
+        print(name, scheme, *cells, flush=True)
+    Console(width=140).print(table)
+
+
+@torch.no_grad()
+def losses(model: Any, ids: Tensor) -> Tensor:
+    """The loss of every token but the first; logits are made a stretch at a time."""
+    hidden = model.base_model(ids[None, :-1], use_cache=False).last_hidden_state[0]
+    parts = zip(hidden.split(AT_ONCE), ids[1:].split(AT_ONCE), strict=True)
+    head = model.get_output_embeddings()
+    found = [F.cross_entropy(head(h).float(), y, reduction="none") for h, y in parts]
+    return torch.cat(found).double().cpu()
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument(
+        "--lengths", type=lambda t: [int(n) for n in t.split(",")], default=[8192, 16384, 32768]
+    )
+    parser.add_argument("--window", type=int, default=8192)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""A patched model: decoding equals prefill, rows and documents keep apart, undoing is exact."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from longitude.fields import Mistake
+from longitude.hf.patch import applied, apply, own_scheme, patched, scheme_of, undo, without
+from longitude.text import parse
+from tests.hf.test_architectures import by_steps, greedy
+from tests.hf.tiny import WINDOW, decoder, ids
+
+SCHEMES = [
+    "rope(remap=rerope(10))",
+    "rope(remap=leaky_rerope(10, 4))",
+    "rope(remap=self_extend(4, 8))",
+    "rope(remap=dual_chunk(20, 8))",
+    "rope(remap=streaming(2, 12))",
+    "rope(remap=lm_infinite(12, globals=3))",
+    "rope(frequencies=linear(4))",
+    "rope(frequencies=ntk(4))",
+    "rope(frequencies=ntk_mixed(4))",
+    "rope(frequencies=by_parts(4, original=64))",
+    "rope(frequencies=llama3(4, original=64))",
+    "rope(frequencies=yarn(4, original=64))",
+    "rope(frequencies=stepped('yarn', original=16))",
+    "rope(base=500)",
+    "logn(8)",
+    "window(9)",
+    "window(9, sinks=2)",
+    "rope(frequencies=yarn(2, original=64), remap=leaky_rerope(10, 4)) + logn(8) + window(24)",
+]
+BY_LENGTH = [
+    "rope(frequencies=dynamic_ntk(16, 4))",
+    "rope(frequencies=dynamic_linear(16))",
+    "rope(frequencies=dynamic_yarn(16))",
+    f"rope(frequencies=longrope({(1.0,) * 8}, {(1.5,) * 8}, original=16, factor=4))",
+]
+EVICT = ("window", "streaming", "lm_infinite")
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
+def model(request):
+    model = decoder(request.param)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(scope="module")
+def llama():
+    model = decoder("llama")
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_decoding_equals_prefill(model, scheme):
+    text = ids(90, rows=2)  # past the window of 64
+    with patched(model, scheme):
+        full = model(text, use_cache=False).logits
+        close(model(text).logits, full)
+        close(by_steps(model, text, (0, 30, 31, 32, 61, 75, 90)), full)
+        close(by_steps(model, text, (0, *range(60, 91))), full)
+
+
+@pytest.mark.parametrize("scheme", BY_LENGTH)
+def test_frequencies_by_length_are_fixed_for_a_caches_life(llama, scheme):
+    text = ids(48)
+    with patched(llama, scheme, length=48):
+        full = llama(text).logits
+        close(by_steps(llama, text, (0, 10, 11, 30, 48)), full)
+        close(llama(text[:, :20]).logits, full[:, :20])
+    with patched(llama, scheme):
+        close(llama(text).logits, full)
+        said = greedy(llama, text[:, :40])
+    with patched(llama, scheme, length=48):
+        assert torch.equal(greedy(llama, text[:, :40], use_cache=False), said)
+
+
+@pytest.mark.parametrize("scheme", BY_LENGTH)
+def test_a_cache_without_a_length_goes_no_further(llama, scheme):
+    text = ids(24)
+    with patched(llama, scheme):
+        past = llama(text[:, :20], use_cache=True).past_key_values
+        with pytest.raises(Mistake, match="depends on the total length"):
+            llama(text[:, 20:], past_key_values=past)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "dynamic", "factor": 4.0},
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 24,
+        },
+    ],
+    ids=["dynamic", "longrope"],
+)
+def test_a_bare_forward_is_a_fresh_models(parameters):
+    def fresh():
+        return decoder("llama", rope_parameters={"rope_theta": 1e4, **parameters})
+
+    model, texts = fresh(), [ids(n, seed=n) for n in (20, 100, 40, 80, 64)]
+    with patched(model, scheme_of(model)):
+        found = [model(text).logits for text in texts]  # longer ones before shorter ones
+    for text, logits in zip(texts, found, strict=True):
+        close(logits, fresh()(text).logits)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, *BY_LENGTH])
+def test_padding_rows_and_the_past_change_nothing(llama, scheme):
+    text = ids(70, rows=3)
+    rows = [text[0, :50], text[1], text[2, :33]]
+    padded, mask = torch.zeros(3, 70, dtype=torch.long), torch.zeros(3, 70, dtype=torch.long)
+    for row, tokens in enumerate(rows):
+        padded[row, 70 - len(tokens) :], mask[row, 70 - len(tokens) :] = tokens, 1
+    pos = (mask.cumsum(1) - 1).clamp(min=0)
+    with patched(llama, scheme):
+        alone = [llama(tokens[None]).logits[0] for tokens in rows]
+        together = llama(padded, attention_mask=mask, position_ids=pos).logits
+        right = torch.stack([torch.cat([t, t.new_zeros(70 - len(t))]) for t in rows])
+        shown = torch.stack([m.flip(0) for m in mask])
+        at_right = llama(right, attention_mask=shown, use_cache=False).logits
+    for row, said in enumerate(alone):
+        close(together[row, 70 - len(said) :], said)
+        close(at_right[row, : len(said)], said)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, *BY_LENGTH])
+def test_packed_documents_are_separate(llama, scheme):
+    docs = [ids(n, seed=n) for n in (30, 45, 12)]
+    pos = torch.cat([torch.arange(d.shape[1]) for d in docs])[None]
+    with patched(llama, scheme):
+        packed = llama(torch.cat(docs, 1), position_ids=pos, use_cache=False).logits
+        apart = torch.cat([llama(doc).logits for doc in docs], 1)
+    close(packed, apart)
+
+
+def test_memory_of_a_windowed_cache_is_constant(llama):
+    text = ids(600)
+    with patched(llama, "window(9, sinks=2)"):
+        past, sizes = None, []
+        for n in range(0, 600, 20):
+            past = llama(text[:, n : n + 20], past_key_values=past, use_cache=True).past_key_values
+            sizes.append(len(past.layers[0].store))
+    assert past.get_seq_length() == 600
+    assert max(sizes[10:]) == max(sizes[20:]) < 200
+
+
+WAYS = {
+    "no cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static", "disable_compile": True},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:6] + SCHEMES[-1:])
+def test_every_way_to_generate_says_the_same(model, scheme):
+    prompt, helper = ids(40), decoder("llama", seed=1)
+    with patched(model, scheme):
+        said = greedy(model, prompt)
+        for way, settings in {**WAYS, "assisted": {"assistant_model": helper}}.items():
+            assert torch.equal(greedy(model, prompt, **settings), said), way
+        beams = greedy(model, ids(30, rows=2), num_beams=3)
+        assert torch.equal(greedy(model, ids(30, rows=2), num_beams=3, use_cache=False), beams)
+
+
+def test_several_answers_to_one_prompt(llama):
+    with patched(llama, SCHEMES[0]):
+        said = greedy(llama, ids(20, rows=2), num_beams=4, num_return_sequences=2)
+        bare = greedy(llama, ids(20, rows=2), num_beams=4, num_return_sequences=2, use_cache=False)
+    assert torch.equal(said, bare)
+
+
+def test_leaving_restores_the_model_also_after_an_exception(model):
+    text, before = ids(40), dict(vars(model.model.rotary_emb))
+    stock = model(text).logits
+    for scheme in (SCHEMES[0], "rope(frequencies=linear(4))"):
+        with pytest.raises(RuntimeError, match="mine"):
+            with patched(model, scheme):
+                assert not torch.equal(model(text).logits, stock)
+                raise RuntimeError("mine")
+        assert torch.equal(model(text).logits, stock)
+    assert vars(model.model.rotary_emb).keys() == before.keys()
+    assert not model.model._forward_pre_hooks and not model.model._forward_hooks
+    assert model.config._attn_implementation == "sdpa"
+    assert not any("_longitude" in vars(module) for module in model.modules())
+
+
+def test_a_forward_that_fails_leaves_nothing_behind(llama):
+    with patched(llama, SCHEMES[0]):
+        good = llama(ids(20)).logits
+        with pytest.raises(Mistake, match="makes its mask from its scheme"):
+            llama(ids(20), attention_mask=torch.zeros(1, 1, 20, 20))
+        assert torch.equal(llama(ids(20)).logits, good)
+
+
+def test_a_patch_that_fails_leaves_no_half_patched_model(llama, monkeypatch):
+    stock, calls = llama(ids(20)).logits, []
+
+    def fail(*given):
+        calls.append(given)
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr("longitude.hf.patch.Seat", fail)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        with patched(llama, SCHEMES[0], check=False):
+            pass
+    assert calls and torch.equal(llama(ids(20)).logits, stock)
+    assert llama.config._attn_implementation == "sdpa" and not llama.model._forward_pre_hooks
+
+
+def test_for_good_and_off_again(llama):
+    stock = llama(ids(40)).logits
+    apply(llama, SCHEMES[0])
+    try:
+        changed = llama(ids(40)).logits
+        assert applied(llama) == SCHEMES[0]
+        assert scheme_of(llama) == parse(SCHEMES[0]) and own_scheme(llama) == parse("rope()")
+        with patched(llama, SCHEMES[1]):
+            assert not torch.allclose(llama(ids(40)).logits, changed, atol=1e-4)
+        assert torch.equal(llama(ids(40)).logits, changed)
+        with without(llama):
+            assert torch.equal(llama(ids(40)).logits, stock)
+        apply(llama, SCHEMES[1])
+        assert applied(llama) == SCHEMES[1]
+    finally:
+        undo(llama)
+    assert applied(llama) is None and torch.equal(llama(ids(40)).logits, stock)
+
+
+def test_one_patch_at_a_time(llama):
+    with patched(llama, SCHEMES[0]):
+        for act in (lambda: apply(llama, SCHEMES[1]), lambda: copy.deepcopy(llama)):
+            with pytest.raises(Mistake, match="leave the block first|copy it first"):
+                act()
+        with pytest.raises(Mistake, match="leave the block first"):
+            with patched(llama, SCHEMES[1]):
+                pass
+        assert scheme_of(llama) == parse(SCHEMES[0])
+
+
+def test_a_cache_belongs_to_its_patch(llama):
+    stock = llama(ids(20), use_cache=True).past_key_values
+    with patched(llama, SCHEMES[0]):
+        with pytest.raises(Mistake, match="open a new cache"):
+            llama(ids(1), past_key_values=stock)
+        ours = llama(ids(20), use_cache=True).past_key_values
+    with pytest.raises(Mistake, match="no longer is: open a new one"):
+        llama(ids(1), past_key_values=ours)
+
+
+def test_a_scheme_that_changes_nothing_is_said(llama):
+    with pytest.raises(Mistake, match="changed no logit"):
+        with patched(llama, "logn(100000)"):
+            pass
+    with patched(llama, "logn(100000)", check=False):
+        pass
+
+
+def test_gradients_are_the_stock_models():
+    model, text = decoder("qwen3"), ids(40)
+    with torch.enable_grad():
+        model(text, labels=text).loss.backward()
+        stock = {name: p.grad.clone() for name, p in model.named_parameters()}
+        model.zero_grad()
+        with patched(model, "rope(remap=rerope(63))", check=False):  # no distance reaches 63
+            model(text, labels=text).loss.backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, stock[name], atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_half_precision_stays_close(llama):
+    wide = llama(ids(60)).logits
+    model = copy.deepcopy(llama).to(torch.bfloat16)
+    stock = (model(ids(60)).logits.float() - wide).abs().max()
+    with patched(model, "rope(remap=rerope(63))", check=False):
+        ours = (model(ids(60)).logits.float() - wide).abs().max()
+    assert ours < 2 * stock + 1e-3
+
+
+def test_the_window_is_known(llama):
+    with pytest.raises(Mistake, match=f"trained to {WINDOW}"):
+        with patched(llama, "rope(remap=rerope(100))"):
+            pass
