@@ -19,13 +19,14 @@ from longitude.cli.env import env
 from longitude.cli.lab import lab
 from longitude.cli.schemes import schemes
 from longitude.cli.show import show
+from longitude.cli.stream import stream
 from longitude.cli.train import train
 from longitude.fields import Mistake
 from longitude.record import RecordError
 
 app = typer.Typer(
     name="longitude",
-    help="Position encodings for transformers: list them, draw them, train and compare them.",
+    help="Position encodings for transformers: list, draw, train, compare and stream with them.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -34,6 +35,7 @@ app.command()(schemes)
 app.command()(show)
 app.command()(train)
 app.command()(lab)
+app.command()(stream)
 app.command()(env)
 
 
@@ -62,9 +64,9 @@ def main() -> None:
 def run(args: list[str]) -> int:
     """Run one command; the exit code."""
     debug = "--debug" in args  # wherever it stands: it is most often added to the end
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without braille gets question marks
+    for written in (sys.stdout, sys.stderr):
+        if isinstance(written, io.TextIOWrapper):
+            written.reconfigure(errors="replace")  # a terminal without braille gets question marks
     try:
         left = [a for a in args if a != "--debug"] or ["--help"]
         code = app(args=left, prog_name="longitude", standalone_mode=False)

@@ -170,14 +170,15 @@ class Stream:
     ) -> None:
         self.close()
 
-    def encode(self, text: str) -> list[int]:
-        """A text's tokens here: with the token that begins texts, where the tokenizer wants one and
-        nothing was read yet."""
+    def encode(self, text: str, begins: bool | None = None) -> list[int]:
+        """A text's tokens; where the stream begins with it, after the tokenizer's token for that,
+        if it wants one. Chat templates have their own: begins=False."""
         if self.tokenizer is None:
             raise Mistake("text needs a tokenizer: give stream(model, tokenizer), or token ids.")
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         first = self.tokenizer.bos_token_id
-        if self.tokens == 0 and first is not None and ids[:1] != [first]:
+        begins = self.tokens == 0 if begins is None else begins
+        if begins and first is not None and ids[:1] != [first]:
             wanted = self.tokenizer(text[:1], verbose=False)["input_ids"]
             return [first, *ids] if wanted[:1] == [first] else ids
         return ids
