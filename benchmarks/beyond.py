@@ -48,7 +48,7 @@ def main() -> None:
     text = "\n".join(topics[name] for name in sorted(topics))
     ids = torch.tensor(tokenizer(text).input_ids[: max(args.lengths) + 1])
     factor = -(-max(args.lengths) // args.window)
-    table = Table("way", *(f"{n:,}" for n in args.lengths), "s", title=f"{args.model}, {args.dtype}")
+    table = Table("way", *(f"{n:,}" for n in args.lengths), "s", title=args.model)
     for name, scheme in schemes(args.window, factor).items():
         start = time.perf_counter()
         with lh.patched(model, scheme) if scheme else nullcontext():

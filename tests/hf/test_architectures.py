@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -42,7 +44,7 @@ def greedy(model, prompt, **more):
 def by_steps(model, tokens, bounds=STEPS):
     """Logits of a text fed to a cache piece by piece."""
     past, said = None, []
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         out = model(tokens[:, a:b], past_key_values=past, use_cache=True)
         past = out.past_key_values
         said.append(out.logits)
@@ -97,7 +99,9 @@ def test_what_is_off_the_interface_is_refused_by_name(kind):
     known(kind)
     model = decoder(kind)
     stock = model(ids(20)).logits
-    with pytest.raises(Mistake, match="can't be patched|can't patch|only schemes of other frequencies"):
+    with pytest.raises(
+        Mistake, match=r"can't be patched|can't patch|only schemes of other frequencies"
+    ):
         with patched(model, LEAKY):
             pass
     assert torch.equal(model(ids(20)).logits, stock)

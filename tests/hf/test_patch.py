@@ -248,7 +248,7 @@ def test_for_good_and_off_again(llama):
 def test_one_patch_at_a_time(llama):
     with patched(llama, SCHEMES[0]):
         for act in (lambda: apply(llama, SCHEMES[1]), lambda: copy.deepcopy(llama)):
-            with pytest.raises(Mistake, match="leave the block first|copy it first"):
+            with pytest.raises(Mistake, match=r"leave the block first|copy it first"):
                 act()
         with pytest.raises(Mistake, match="leave the block first"):
             with patched(llama, SCHEMES[1]):

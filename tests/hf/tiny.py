@@ -90,9 +90,12 @@ DECODERS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**MLA, "topk_method": "greedy"},
     "deepseek_v3": MLA,
     "llama4_text": {
-        **EXPERTS, "intermediate_size_mlp": 96, "attention_chunk_size": 12,
-        "no_rope_layers": [1, 1, 1, 0], "interleave_moe_layer_step": 2,
-    },  # fmt: skip
+        **EXPERTS,
+        "intermediate_size_mlp": 96,
+        "attention_chunk_size": 12,
+        "no_rope_layers": [1, 1, 1, 0],
+        "interleave_moe_layer_step": 2,
+    },
 }
 OLD = {"n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": WINDOW, "rotary_dim": 8}
 REFUSED: dict[str, dict[str, Any]] = {  # which of them can't be patched
