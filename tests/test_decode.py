@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longitude import Cache, attention
 from longitude.cache.keys import Keys
-from longitude.cache.lines import Move
+from longitude.cache.step import Step
 from longitude.part import Pos
 from tests.grid import HEADS, TOKENS, Layer, positions, scheme, schemes, tokens
 
@@ -182,13 +182,13 @@ def test_only_keys_that_cross_are_turned(name: str, monkeypatch: pytest.MonkeyPa
     s = scheme(TURNED[name])
     q, k, v = Layer(s, 2).qkv(tokens(), range(TOKENS))
     cache, turned = Cache(s, length=TOKENS), []
-    turn = Keys._turn_span
+    follow = Keys.follow
 
-    def counted(self: Keys, k: Tensor, move: Move, at: tuple[int, ...]) -> None:
-        turned.append(move.n)
-        turn(self, k, move, at)
+    def counted(self: Keys, step: Step) -> Tensor:
+        turned.extend(turn.move.n for turn in step.turns)
+        return follow(self, step)
 
-    monkeypatch.setattr(Keys, "_turn_span", counted)
+    monkeypatch.setattr(Keys, "follow", counted)
     monkeypatch.setattr("longitude.cache.cache.attention", None)  # the way that turns all anew
     for t in range(TOKENS):
         cache.add(k[:, :, t : t + 1], v[:, :, t : t + 1], range(t, t + 1))
@@ -217,3 +217,21 @@ def test_rows_with_padding_are_reordered_and_cropped() -> None:
         cache.add(k, v, pos[rows, t : t + 1])
         got = cache.attend(q, pos[rows, t : t + 1])
         assert torch.allclose(got, want[:, :, t : t + 1], atol=1e-10)
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TURNED)
+@torch.no_grad()
+def test_on_cuda_with_padding(name: str, dtype: torch.dtype) -> None:
+    s, x, pads = scheme(TURNED[name]), tokens(batch=3), (0, 5, 14)
+    pos = torch.stack([(torch.arange(TOKENS) - pad).clamp(min=0) for pad in pads])
+    padding = torch.stack([torch.arange(TOKENS) < pad for pad in pads])
+    qkv = [t.to(dtype) for t in Layer(s, 2).qkv(x, pos)]
+    want = in_pieces(s, [t.double() for t in qkv], pos, [20, *[1] * 17, 3], padding, slack=0)
+    there = [t.cuda() for t in qkv]
+    got = in_pieces(s, there, pos.cuda(), [20, *[1] * 17, 3], padding.cuda(), slack=0).cpu()
+    real = (~padding)[:, None, :, None]
+    off = ((got.double() - want) * real).norm() / (want * real).norm()
+    assert off < (1e-5 if dtype == torch.float32 else 1e-2)

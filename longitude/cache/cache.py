@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention import attention
-from longitude.cache import decode
 from longitude.cache.columns import Columns, joined, picked
+from longitude.cache.decode import Decoder, Query
 from longitude.cache.keys import Keys
 from longitude.part import Mistake, Pos, Weights, as_tensor
 from longitude.region import Area
@@ -50,7 +50,7 @@ class Cache:
                 f"the prompt and what may follow, which stays fixed while the cache lives."
             )
         self.scheme, self.length, self.slack = scheme, length, slack
-        self._turns = decode.suits(scheme, length)
+        self._decoder = Decoder(scheme, length)
         self._evicts = all(_bounded(area) for area in scheme.areas())
         self.reset()
 
@@ -119,14 +119,12 @@ class Cache:
 
         `options` are those of `longitude.attention`; padding and the length are the cache's own.
         """
-        options = {"length": self.length, **options, "key_padding": self._hidden()}
+        options |= {"length": self.length, "key_padding": self._hidden()}
         v, pos = self._v.view(), self._pos
-        out = None
-        if self._turns:
-            out = decode.attend(self.scheme, self._k, v, q, q_pos, pos, weights, options)
-        if out is None:
-            out = attention(self.scheme, q, self._k.raw(), v, q_pos, pos, weights, **options)
-        return out
+        out = self._decoder.attend(self._k, v, Query(q, q_pos, pos, weights, options))
+        if out is not None:
+            return out
+        return attention(self.scheme, q, self._k.raw(), v, q_pos, pos, weights, **options)
 
     def crop(self, seen: int) -> None:
         """Forget all but the first `seen` tokens ever added, as if the others had never come."""

@@ -8,17 +8,16 @@ the difference of the angles, in float32 at least, and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from longitude.cache.columns import Columns
-from longitude.cache.lines import Line, Move, kept, pieces, read, tidy
+from longitude.cache.lines import Line, Move, Run, kept, pieces, read, tidy
+from longitude.cache.step import Head, Step, between, same
 from longitude.part import Pos, Region
-from longitude.parts.rotary.memo import Memo, Tables
 from longitude.parts.rotary.rope import Rope
-from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
 
 BLOCK = 4096  # columns turned at once: turning needs room for several copies
@@ -42,7 +41,7 @@ class Keys:
 
     def turned(self) -> bool:
         """Whether some key is not as it came."""
-        return any(run.frame for line in self.lines or () for run in line)
+        return any(run.frame for run in _all(self.lines))
 
     def raw(self) -> Tensor:
         """All keys, unturned."""
@@ -50,7 +49,7 @@ class Keys:
         if not self.turned():
             return found
         found = found.clone()
-        self._turn(found, self._moves(None))
+        self._settle(found, None)
         return found
 
     def lend(self) -> Tensor:
@@ -59,17 +58,33 @@ class Keys:
         self.columns.lent = self.columns.lent or not self.turned()
         return found
 
-    def move(self, wanted: list[tuple[Move, ...]], lines: list[Line]) -> None:
-        """Turn keys, each line's own; the lines then stand so."""
-        self.lines = lines
-        if any(wanted):
+    def head(self) -> Head:
+        """What tables must fit."""
+        k = self.columns.view()
+        wide = torch.promote_types(k.dtype, torch.float32)
+        return Head(k.shape[-1], self.length, wide, k.device)
+
+    def follow(self, step: Step) -> Tensor:
+        """Turn what a step turns; all keys, as they then stand."""
+        if step.turns:
             self.columns.own()
-            self._turn(self.columns.view(), wanted)
+        k = self.columns.view()
+        for move, rows, starts, spread in step.turns:
+            mine = k if rows is None else k[rows[0] : rows[0] + 1]
+            if spread is None:
+                self._turn(mine, move, starts)
+            else:
+                here = mine[:, :, move.col : move.col + move.n]
+                spread(here, out=here)
+        self.lines = step.lines
+        return k
 
     def settle(self, frame: Region | None) -> None:
         """Turn every key to one frame."""
-        if self.lines is not None:
-            self.move(self._moves(frame), [_settled(line, frame) for line in self.lines])
+        if self.lines is not None and any(run.frame != frame for run in _all(self.lines)):
+            self.columns.own()
+            self._settle(self.columns.view(), frame)
+            self.lines = [tidy(r._replace(frame=frame) for r in line) for line in self.lines]
 
     def pick(self, index: Tensor) -> None:
         """Keep these columns, which ascend."""
@@ -85,93 +100,33 @@ class Keys:
             self.lines = [self.lines[r] for r in rows]
         self.columns.each(change)
 
-    def _moves(self, frame: Region | None) -> list[tuple[Move, ...]]:
-        """What brings every line's keys to one frame."""
-        return [
-            tuple(Move(r.col, r.n, r.pos, r.frame, frame) for r in line if r.frame != frame)
-            for line in self.lines or ()
-        ]
-
-    def _turn(self, k: Tensor, wanted: list[tuple[Move, ...]]) -> None:
-        """Turn columns in place; where all sequences turn the same columns, all of them at once."""
-        alike: dict[tuple[int, int, Region | None, Region | None], dict[int, int]] = {}
-        for r, moves in enumerate(wanted):
-            for m in moves:
-                alike.setdefault((m.col, m.n, m.old, m.new), {})[r] = m.pos
-        for (col, n, old, new), starts in alike.items():
-            if len(starts) == len(wanted):
-                self._turn_span(k, Move(col, n, 0, old, new), tuple(starts.values()))
+    def _settle(self, k: Tensor, frame: Region | None) -> None:
+        """Turn k, which stands as we do, to one frame; sequences that do it alike at once."""
+        alike: dict[Move, dict[int, int]] = {}
+        for r, line in enumerate(self.lines or ()):
+            for run in line:
+                if run.frame != frame:
+                    move = Move(run.col, run.n, 0, run.frame, frame)
+                    alike.setdefault(move, {})[r] = run.pos
+        for move, starts in alike.items():
+            if len(starts) == len(self.lines or ()):
+                self._turn(k, move, same(tuple(starts.values())))
                 continue
             for r, pos in starts.items():
-                self._turn_span(k[r : r + 1], Move(col, n, 0, old, new), (pos,))
+                self._turn(k[r : r + 1], move, (pos,))
 
-    def _turn_span(self, k: Tensor, move: Move, starts: tuple[int, ...]) -> None:
+    def _turn(self, k: Tensor, move: Move, starts: tuple[int, ...]) -> None:
+        """Turn columns in place."""
         assert self.rope is not None
         for done in range(0, move.n, BLOCK):
             n = min(BLOCK, move.n - done)
             here = k[:, :, move.col + done : move.col + done + n]
-            tables = self._tables(move, tuple(a + done for a in starts), n, k)
+            tables = between(self.rope, self.head(), move, starts, done, n)
             here.copy_(turn(here, *tables, self.rope.pairs))
 
-    def _tables(self, move: Move, starts: tuple[int, ...], n: int, k: Tensor) -> Tables:
-        starts = starts[:1] if len(set(starts)) == 1 else starts
-        dtype, size = torch.promote_types(k.dtype, torch.float32), k.shape[-1]
-        return between(self.rope, move.old, move.new, starts, n, size, self.length, dtype, k.device)
 
-
-def _settled(line: Line, frame: Region | None) -> Line:
-    return tidy(run._replace(frame=frame) for run in line)
-
-
-def _between(
-    rope: Rope,
-    old: Region | None,
-    new: Region | None,
-    starts: tuple[int, ...],
-    n: int,
-    head_dim: int,
-    length: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tables:
-    """Tables that turn keys from one frame to another, n from each start on."""
-    wide = torch.float64 if old and new else dtype
-    a, b = (
-        frame and places(rope, frame, "k", starts, n, head_dim, length, wide, device)
-        for frame in (old, new)
-    )
-    with torch.inference_mode(False), torch.no_grad():
-        if a is None:
-            assert b is not None
-            return b
-        if b is None:
-            return a[0], -a[1]
-        return (
-            (b[0] * a[0] + b[1] * a[1]).to(dtype),
-            (b[1] * a[0] - b[0] * a[1]).to(dtype),
-        )
-
-
-def _places(
-    rope: Rope,
-    region: Region,
-    side: str,
-    starts: tuple[int, ...],
-    n: int,
-    head_dim: int,
-    length: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tables:
-    """Tables of one side of a region, n from each start on."""
-    with torch.inference_mode(False):
-        at = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
-    pos = range(starts[0], starts[0] + n) if len(starts) == 1 else at
-    return cos_sin(rope, region, side, pos, head_dim, length, dtype=dtype, device=device)
-
-
-between = Memo(_between, limit=2**25)
-places = Memo(_places, limit=2**25)
+def _all(lines: list[Line] | None) -> Iterator[Run]:
+    return (run for line in lines or () for run in line)
 
 
 def _joined(old: list[Line], new: list[Line]) -> list[Line]:

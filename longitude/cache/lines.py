@@ -2,15 +2,13 @@
 consecutive positions, and the plan of one query over them.
 
 A run also says how its keys are turned now. Which keys a query sees and how each must be turned is
-then a matter of whole numbers, read off the scheme's areas without touching the device; layers
-stand alike, so that one plan serves them all.
+then a matter of whole numbers, read off the scheme's areas without touching the device.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -60,7 +58,6 @@ def frame_of(region: Region) -> Region:
     return Region(k=region.k, frequencies=region.frequencies)
 
 
-@lru_cache(maxsize=512)
 def plan(scheme: Scheme, line: Line, i: int) -> Plan:
     """What a query at position i sees of a line, and what must turn for it."""
     rope = scheme.rotary

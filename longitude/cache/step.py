@@ -1,0 +1,184 @@
+"""One step of decoding as a value: what every layer does alike, settled once for all of them.
+
+Which spans a query sees, which keys cross into another region, and the tables that turn both depend
+on positions only. The tables are spread over all of a head's dimensions, so that a rotation is
+x·cos + x[partner]·sin in either pair layout: three operations for a token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longitude.cache.lines import Line, Move, Span, plan
+from longitude.part import Region
+from longitude.parts.rotary.memo import Tables
+from longitude.parts.rotary.rope import Rope
+from longitude.parts.rotary.tables import cos_sin
+from longitude.scheme import Scheme
+
+SHORT = 64  # columns that turn by spread tables, which the step keeps; more of them turn in blocks
+Rows = tuple[int, ...] | None  # some sequences, or None for all
+
+
+class Spread(NamedTuple):
+    """A rotation of every dimension of a head; those past the rotary ones stay."""
+
+    cos: Tensor
+    sin: Tensor
+    partner: Tensor
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x turned, in float32 at least, or rounded into `out`."""
+        return torch.addcmul(x * self.cos, x.index_select(-1, self.partner), self.sin, out=out)
+
+
+class Turn(NamedTuple):
+    """Keys of some sequences that turn; `starts` are their first positions, one each or for all."""
+
+    move: Move
+    rows: Rows
+    starts: tuple[int, ...]
+    spread: Spread | None
+
+
+class Part(NamedTuple):
+    """A span that some sequences see, and which of the turned queries looks at it."""
+
+    query: int
+    span: Span
+    rows: Rows
+
+
+class Step(NamedTuple):
+    """Turn these keys; turn the query once for each region; look at each span."""
+
+    turns: tuple[Turn, ...]
+    queries: Spread
+    parts: tuple[Part, ...]
+    lines: list[Line]
+
+
+class Head(NamedTuple):
+    """What a step's tables are made for."""
+
+    size: int
+    length: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def step(scheme: Scheme, head: Head, lines: list[Line], at: tuple[int, ...]) -> Step:
+    """The step of a query that stands at these positions, over these lines; the last one made for a
+    scheme is remembered, because its other layers ask for the same."""
+    asked, made = _last.get(scheme.written, (None, None))
+    if made is None or asked != (scheme, head, lines, at):
+        asked, made = (scheme, head, lines, at), _make(scheme, head, lines, at)
+        _last.pop(scheme.written, None)
+        _last[scheme.written] = asked, made
+        if len(_last) > 16:
+            _last.pop(next(iter(_last)))
+    return made
+
+
+_last: dict[str, tuple[tuple[Scheme, Head, list[Line], tuple[int, ...]], Step]] = {}
+
+
+@torch.no_grad()
+def _make(scheme: Scheme, head: Head, lines: list[Line], at: tuple[int, ...]) -> Step:
+    rope, rows = scheme.rotary, max(len(lines), len(at))
+    assert rope is not None
+    each = zip(*(x * rows if len(x) < rows else x for x in (lines, at)), strict=True)
+    plans = [plan(scheme, line, i) for line, i in each]
+    crossing: dict[Move, dict[int, int]] = {}
+    shown: dict[tuple[Region, Span], list[int]] = {}
+    for r, one in enumerate(plans):
+        for m in one.moves:
+            crossing.setdefault(m._replace(pos=0), {})[r] = m.pos
+        for part in one.shown:
+            shown.setdefault(part, []).append(r)
+    regions = list(dict.fromkeys(region for region, _ in shown))
+    with torch.inference_mode(False):  # they may be used outside it later
+        turns = [t for m, starts in crossing.items() for t in _turns(rope, head, m, starts, rows)]
+        queries = _queries(rope, head, regions, at)
+    parts = tuple(
+        Part(regions.index(region), span, None if len(seen) == rows else tuple(seen))
+        for (region, span), seen in shown.items()
+    )
+    return Step(tuple(turns), queries, parts, [one.line for one in plans])
+
+
+def _turns(rope: Rope, head: Head, move: Move, starts: dict[int, int], rows: int) -> list[Turn]:
+    """All sequences at once where all turn these columns, otherwise each by itself."""
+    if len(starts) < rows:
+        every = [((r,), (pos,)) for r, pos in starts.items()]
+    else:
+        every = [(None, same(tuple(starts.values())))]
+    return [
+        Turn(move, which, at, _spread(rope, head, *between(rope, head, move, at, 0, move.n)))
+        if move.n <= SHORT
+        else Turn(move, which, at, None)
+        for which, at in every
+    ]
+
+
+def _queries(rope: Rope, head: Head, regions: list[Region], at: tuple[int, ...]) -> Spread:
+    """The tables (regions b|1 1 1 d) that turn a query to its place in each region."""
+    made = [_spread(rope, head, *_places(rope, head, r, "q", at, 1)) for r in regions]
+    if not made:
+        return _spread(rope, head, *_places(rope, head, Region(), "q", at, 1))
+    return Spread(
+        torch.stack([s.cos for s in made]), torch.stack([s.sin for s in made]), made[0].partner
+    )
+
+
+def same(values: tuple[int, ...]) -> tuple[int, ...]:
+    """One number for all where they are the same."""
+    return values[:1] if len(set(values)) == 1 else values
+
+
+def between(
+    rope: Rope, head: Head, move: Move, starts: tuple[int, ...], skip: int, n: int
+) -> Tables:
+    """Tables (b|1 1 n half) that turn n keys from one frame to another, `skip` after each start."""
+    wide = head._replace(dtype=torch.float64) if move.old and move.new else head
+    at = tuple(a + skip for a in starts)
+    a, b = (frame and _places(rope, wide, frame, "k", at, n) for frame in (move.old, move.new))
+    if a is None:
+        assert b is not None
+        return b
+    if b is None:
+        return a[0], -a[1]
+    return (
+        (b[0] * a[0] + b[1] * a[1]).to(head.dtype),
+        (b[1] * a[0] - b[0] * a[1]).to(head.dtype),
+    )
+
+
+def _places(
+    rope: Rope, head: Head, region: Region, side: str, starts: tuple[int, ...], n: int
+) -> Tables:
+    """Tables of one side of a region, for n tokens from each start on."""
+    pos = range(starts[0], starts[0] + n)
+    if len(starts) > 1 or n <= SHORT:  # as a range, each step's would be kept beyond the step
+        first = torch.tensor(starts, device=head.device)[:, None]
+        pos = first + torch.arange(n, device=head.device)
+    size, length, dtype, device = head
+    return cos_sin(rope, region, side, pos, size, length, dtype=dtype, device=device)
+
+
+def _spread(rope: Rope, head: Head, cos: Tensor, sin: Tensor) -> Spread:
+    """Tables for pairs as tables for dimensions."""
+    width, device = 2 * cos.shape[-1], cos.device
+    rest = (0, head.size - width)
+    partner = torch.arange(head.size, device=device)
+    if rope.pairs == "half":
+        cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        partner[:width] = partner[:width].roll(width // 2)
+    else:
+        cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+        partner[:width] = partner[:width].unflatten(0, (-1, 2)).flip(1).flatten()
+    pad = torch.nn.functional.pad
+    return Spread(pad(cos, rest, value=1.0), pad(sin, rest), partner)
