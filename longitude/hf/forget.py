@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from longitude.fields import Mistake, shown
 from longitude.hf.patch import trained_length
@@ -56,13 +57,33 @@ def forgetting(sinks: int, window: int) -> str:
 
 
 def check_forgets(scheme: Scheme | Layers) -> None:
-    """Raise unless under every layer's scheme a key is out of sight some day."""
-    now, key = torch.tensor([[LATER]]), torch.tensor([[LATER // 2]])
+    """Raise unless every layer reads forwards and forgets."""
     for one in (scheme.layer(i) for i in range(len(scheme))):
         if not one.causal:
             raise Mistake(f"a stream reads forwards, but {shown(one)} sees ahead: use a decoder.")
-        if any(bool(area.ever(now, key)) for area in one.areas()):
+        if not forgets(one):
             raise Mistake(
                 f"{shown(one)} keeps every token in sight, so its memory would grow without end: "
                 f"add window(…), or leave the scheme out."
             )
+
+
+def forgets(scheme: Scheme | Layers) -> bool:
+    """Whether in every layer a token is out of sight some day, but for the first ones."""
+    now, key = torch.tensor([[LATER]]), torch.tensor([[LATER // 2]])
+    layers = [scheme.layer(i) for i in range(len(scheme))]
+    return not any(bool(area.ever(now, key)) for one in layers for area in one.areas())
+
+
+def bytes_held(layer: Any) -> int:
+    """What a layer of a cache holds: ours, or states of the model's own."""
+    store = getattr(layer, "store", None)
+    return _held(vars(layer)) if store is None else store.nbytes
+
+
+def _held(value: Any) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sum(map(_held, value))
+    return value.nbytes if isinstance(value, Tensor) else 0

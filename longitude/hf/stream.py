@@ -21,9 +21,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longitude.fields import Mistake, shown
-from longitude.hf.forget import check, check_forgets, check_model, forgetting
-from longitude.hf.patch import Asked, patched, scheme_of, trained_length
+from longitude.fields import Mistake, short, shown
+from longitude.hf.forget import bytes_held, check, check_forgets, check_model, forgets, forgetting
+from longitude.hf.patch import Asked, own_scheme, patched, scheme_of, trained_length
 from longitude.hf.sample import Sampling
 from longitude.hf.spell import Speller
 
@@ -70,8 +70,9 @@ class Stream:
         check_model(model, sinks + window if scheme is None else None)
         length = trained_length(model) if scheme is not None else sinks + window
         asked = forgetting(sinks, window) if scheme is None else scheme
+        changes = not forgets(own_scheme(model))  # a shorter window of its own hides what ours does
         with ExitStack() as stack:
-            stack.enter_context(patched(model, asked, length=length))
+            stack.enter_context(patched(model, asked, length=length, check=changes))
             check_forgets(scheme_of(model))
             self.reset()
             self._try()
@@ -145,7 +146,7 @@ class Stream:
     @property
     def memory(self) -> int:
         """Bytes that the cache holds."""
-        return sum(_bytes(layer) for layer in self._cache.layers)
+        return sum(bytes_held(layer) for layer in self._cache.layers)
 
     @property
     def rate(self) -> float:
@@ -248,11 +249,20 @@ class Stream:
         dropped."""
         from longitude.hf.cache import REPLACED
 
-        self._forward(torch.zeros(1, dtype=torch.long), every=False)
+        name = type(self.model).__name__
+        try:
+            self._forward(torch.zeros(1, dtype=torch.long), every=False)
+        except Mistake:
+            raise
+        except (TypeError, ValueError) as error:  # a cache or arguments of another kind
+            raise Mistake(
+                f"{name} can't read a text piece by piece ({short(str(error), 120)}): use another "
+                f"model."
+            ) from error
         if any(type(layer) in REPLACED for layer in self._cache.layers):
             raise Mistake(
-                f"{type(self.model).__name__} keeps keys in a form of its own, which a stream "
-                f"can't drop from: use another model."
+                f"{name} keeps keys in a form of its own, which a stream can't drop from: use "
+                f"another model."
             )
         self.reset()
 
@@ -278,11 +288,3 @@ def _spelled(speller: Speller, tokens: Iterator[int]) -> Iterator[str]:
             yield piece
     if piece := speller.rest():
         yield piece
-
-
-def _bytes(layer: Any) -> int:
-    """What one layer of a cache holds: ours, or a state of the model's own."""
-    store = getattr(layer, "store", None)
-    if store is not None:
-        return store.nbytes
-    return sum(x.nbytes for x in vars(layer).values() if isinstance(x, Tensor))
