@@ -46,7 +46,7 @@ def translator():
         bos_token_id=1,
         eos_token_id=2,
     )
-    model = sharp(AutoModelForSeq2SeqLM.from_config(config))
+    model = sharp(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager"))
     model.generation_config.eos_token_id = None
     return model
 

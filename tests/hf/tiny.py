@@ -118,7 +118,14 @@ def decoder(kind: str, seed: int = 0, **more: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    return sharp(AutoModelForCausalLM.from_config(config_of(kind, **more)))
+    config = config_of(kind, **more)
+    return sharp(AutoModelForCausalLM.from_config(config, **capped(config)))
+
+
+def capped(config: Any) -> dict[str, Any]:
+    """Eager attention where logits are soft-capped: transformers' SDPA leaves the cap out."""
+    cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return {"attn_implementation": "eager"} if cap else {}
 
 
 def sharp(model: Any) -> Any:
