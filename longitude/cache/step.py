@@ -7,6 +7,7 @@ x·cos + x[partner]·sin in either pair layout: three operations for a token.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -116,22 +117,24 @@ def _turns(rope: Rope, head: Head, move: Move, starts: dict[int, int], rows: int
         every = [((r,), (pos,)) for r, pos in starts.items()]
     else:
         every = [(None, same(tuple(starts.values())))]
+    if move.n > SHORT:
+        return [Turn(move, which, at, None) for which, at in every]
     return [
-        Turn(move, which, at, _spread(rope, head, *between(rope, head, move, at, 0, move.n)))
-        if move.n <= SHORT
-        else Turn(move, which, at, None)
+        Turn(move, which, at, _spread(rope, head, *between(rope, _here(head), move, at, 0, move.n)))
         for which, at in every
     ]
 
 
+def _here(head: Head) -> Head:
+    """A few numbers are made faster on the host than by as many launches elsewhere."""
+    return head._replace(device=torch.device("cpu"))
+
+
 def _queries(rope: Rope, head: Head, regions: list[Region], at: tuple[int, ...]) -> Spread:
     """The tables (regions b|1 1 1 d) that turn a query to its place in each region."""
-    made = [_spread(rope, head, *_places(rope, head, r, "q", at, 1)) for r in regions]
-    if not made:
-        return _spread(rope, head, *_places(rope, head, Region(), "q", at, 1))
-    return Spread(
-        torch.stack([s.cos for s in made]), torch.stack([s.sin for s in made]), made[0].partner
-    )
+    made = [_places(rope, _here(head), r, "q", at, 1) for r in regions or [Region()]]
+    cos, sin = (torch.stack(each) for each in zip(*made, strict=True))
+    return _spread(rope, head, cos, sin)
 
 
 def same(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -161,24 +164,30 @@ def _places(
     rope: Rope, head: Head, region: Region, side: str, starts: tuple[int, ...], n: int
 ) -> Tables:
     """Tables of one side of a region, for n tokens from each start on."""
+    size, length, dtype, device = head
     pos = range(starts[0], starts[0] + n)
     if len(starts) > 1 or n <= SHORT:  # as a range, each step's would be kept beyond the step
-        first = torch.tensor(starts, device=head.device)[:, None]
-        pos = first + torch.arange(n, device=head.device)
-    size, length, dtype, device = head
+        pos = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
     return cos_sin(rope, region, side, pos, size, length, dtype=dtype, device=device)
 
 
 def _spread(rope: Rope, head: Head, cos: Tensor, sin: Tensor) -> Spread:
-    """Tables for pairs as tables for dimensions."""
-    width, device = 2 * cos.shape[-1], cos.device
+    """Tables for pairs as tables for dimensions, brought to where they are used."""
+    width = 2 * cos.shape[-1]
     rest = (0, head.size - width)
-    partner = torch.arange(head.size, device=device)
     if rope.pairs == "half":
         cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-        partner[:width] = partner[:width].roll(width // 2)
     else:
         cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
-        partner[:width] = partner[:width].unflatten(0, (-1, 2)).flip(1).flatten()
-    pad = torch.nn.functional.pad
-    return Spread(pad(cos, rest, value=1.0), pad(sin, rest), partner)
+    cos = torch.nn.functional.pad(cos, rest, value=1.0).to(head.device)
+    sin = torch.nn.functional.pad(sin, rest).to(head.device)
+    return Spread(cos, sin, _partner(rope.pairs, width, head.size, head.device))
+
+
+@lru_cache(maxsize=64)
+def _partner(pairs: str, width: int, size: int, device: torch.device) -> Tensor:
+    """The other dimension of each one's pair; those that do not turn are their own."""
+    found = torch.arange(size)
+    half = found[:width].view(2, -1) if pairs == "half" else found[:width].view(-1, 2)
+    found[:width] = half.flip(0 if pairs == "half" else 1).flatten()
+    return found.to(device)
