@@ -61,8 +61,9 @@ def test_the_page_of_results_is_that_of_its_rows() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_readmes_example_runs() -> None:
-    (example,) = blocks("README.md")
+@pytest.mark.parametrize("example", blocks("README.md"), ids=["attention", "checkpoints"])
+def test_the_readmes_example_runs(example, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     ran = python("-c", example)
     assert ran.returncode == 0, ran.stderr
 
