@@ -42,6 +42,7 @@ class Trunk:
 
     def __init__(self, module: nn.Module, rotaries: list[nn.Module]) -> None:
         self.module, self.rotaries = module, rotaries
+        self.names = tuple(inspect.signature(module.forward).parameters)
         self.seats: dict[int, Seat] = {}
         self.asked: int | None = None  # the length that length-dependent frequencies are to see
         self.reach: int | None = None  # how far `generate` will go, padding included
@@ -66,11 +67,10 @@ class Trunk:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the forward: see the padding, take over a fresh cache or make one."""
         self._clear()
-        names = inspect.signature(module.forward).parameters
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         self.hidden = hidden_of(given.get("attention_mask"))
         cache = given.get("past_key_values")
-        if cache is None and "past_key_values" in names and self._wants_cache(given):
+        if cache is None and "past_key_values" in self.names and self._wants_cache(given):
             from transformers import DynamicCache
 
             cache = DynamicCache(config=self.config)

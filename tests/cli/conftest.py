@@ -28,12 +28,12 @@ def longitude(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return call
 
 
-def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python of its own in the repository."""
+def python(*args: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python of its own in the repository, or elsewhere."""
     plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     return subprocess.run(
         [sys.executable, *args],
-        cwd=ROOT,
+        cwd=cwd,
         env={**plain, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,

@@ -62,9 +62,8 @@ def test_the_page_of_results_is_that_of_its_rows() -> None:
 
 
 @pytest.mark.parametrize("example", blocks("README.md"), ids=["attention", "checkpoints"])
-def test_the_readmes_example_runs(example, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ran = python("-c", example)
+def test_the_readmes_example_runs(example, tmp_path) -> None:
+    ran = python("-c", example, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
 
 
