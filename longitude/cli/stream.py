@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -147,7 +147,7 @@ class Told:
         from longitude.fields import Mistake
 
         with self.pace.shown():
-            for text in _blocks(sys.stdin.buffer):
+            for text in _words(_standard_input()):
                 self.stream.feed(text, self.how.chunk)
                 self.pace.tell()
         if not self.stream.tokens:
@@ -158,7 +158,7 @@ class Told:
         """The loss of every block, and of all so far."""
         total, count = 0.0, 0
         with self.pace.shown():
-            for text in _blocks(sys.stdin.buffer):
+            for text in _words(_standard_input()):
                 losses = self.stream.score(text, self.how.chunk).double()
                 total, count = total + float(losses.sum()), count + len(losses)
                 self.pace.tell()
@@ -200,10 +200,16 @@ def _lines(pace: Pace) -> Iterator[str]:
             yield said
 
 
-def _blocks(source: BinaryIO) -> Iterator[str]:
-    """A text as it comes, cut between words: a word in two blocks would be other tokens."""
+def _standard_input() -> Iterator[bytes]:
+    """What has come by now, and what comes then."""
+    while block := sys.stdin.buffer.read1(BLOCK):  # type: ignore[attr-defined]
+        yield block
+
+
+def _words(blocks: Iterable[bytes]) -> Iterator[str]:
+    """A text as it comes, cut between words: a word in two pieces would be other tokens."""
     decoder, left = codecs.getincrementaldecoder("utf-8")("replace"), ""
-    while block := _some(source):
+    for block in blocks:
         left += decoder.decode(block)
         end = max(left.rfind("\n") + 1, left.rfind(" "))
         end = end if len(left) - end < WORD else len(left)
@@ -212,8 +218,3 @@ def _blocks(source: BinaryIO) -> Iterator[str]:
             left = left[end:]
     if left := left + decoder.decode(b"", final=True):
         yield left
-
-
-def _some(source: BinaryIO) -> bytes:
-    """What has come by now, up to a block."""
-    return source.read1(BLOCK) if hasattr(source, "read1") else source.read(BLOCK)  # type: ignore[attr-defined]

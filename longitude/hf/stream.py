@@ -96,7 +96,7 @@ class Stream:
 
     def score(
         self, text: str | Sequence[int] | Int[Tensor, "*rows n"], chunk: int = 512
-    ) -> Float[Tensor, " n"]:
+    ) -> Float[Tensor, " losses"]:
         """Read, and give the loss (nats) of each token given what was kept of all before it. The
         first token of a stream has none."""
         losses = [torch.empty(0)]
