@@ -165,19 +165,21 @@ def _runs(pos: Tensor, hidden: Tensor | None, first: int) -> Line:
     return tuple(Run(first + a, int(at[a]), b - a + 1) for a, b in ends)
 
 
-_last: dict[str, tuple[weakref.ref[Tensor], int, Tensor]] = {}
+_last: dict[torch.dtype, tuple[weakref.ref[Tensor], tuple[object, ...], Tensor]] = {}
 
 
 def on_host(x: Tensor) -> Tensor:
     """A tensor on the CPU. The one asked for last is remembered: every layer of a step asks for the
-    same, and each time the device would have to finish first."""
+    same or the same slice, and each time the device would have to finish first."""
     if x.device.type == "cpu":
         return x
     if x.is_inference():  # its changes are not counted
         return x.cpu()
-    key = str(x.dtype)
-    if key in _last and _last[key][0]() is x and _last[key][1] == x._version:
-        return _last[key][2]
+    whole = x if x._base is None else x._base
+    part = (x._version, x.storage_offset(), x.shape, x.stride())
+    last = _last.get(x.dtype)
+    if last is not None and last[0]() is whole and last[1] == part:
+        return last[2]
     made = x.cpu()
-    _last[key] = (weakref.ref(x), x._version, made)
+    _last[x.dtype] = weakref.ref(whole), part, made
     return made
