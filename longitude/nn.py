@@ -91,8 +91,8 @@ class PositionAttention(nn.Module):
         `q_pos`."""
         k_pos = q_pos if k_pos is None else k_pos
         if cache is not None:
-            k, v, k_pos, padding = cache.update(k, v, k_pos, options.pop("key_padding", None))
-            options = {"length": cache.length, **options, "key_padding": padding}
+            cache.add(k, v, k_pos, options.pop("key_padding", None))
+            return cache.attend(q, q_pos, _named(self.weights), **options)
         return attention(self.scheme, q, k, v, q_pos, k_pos, _named(self.weights), **options)
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from longitude import Mistake
 from longitude.part import Region
 from longitude.parts import Linear, LongRope, Proportional, Rerope, Rope, Xpos, Yarn
-from longitude.parts.rotary.memo import Memo
+from longitude.parts.rotary.memo import LEAST, Memo
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
 from longitude.region import Shift, at
@@ -275,13 +275,20 @@ def test_tables_are_made_once_and_their_memory_is_bounded():
 
     def make(n):
         made.append(n)
-        return torch.zeros(n), torch.zeros(n)
+        return torch.zeros(n * LEAST), torch.zeros(n * LEAST)
 
-    memo = Memo(make, limit=100)
+    memo = Memo(make, limit=100 * LEAST)
     assert memo(10)[0] is memo(10)[0] and made == [10]
     for n in range(20, 60):  # a decoder's growing tables
         memo(n)
-        assert memo.size <= 100 or len(memo.kept) == 1
+        assert memo.size <= 100 * LEAST or len(memo.kept) == 1
     assert memo.size == sum(2 * t[0].numel() for t in memo.kept.values())
     memo(10)
     assert made.count(10) == 2
+
+
+def test_many_small_tables_are_bounded_too():
+    memo = Memo(lambda n: (torch.zeros(1), torch.zeros(1)), limit=10 * LEAST)
+    for n in range(100):
+        memo(n)
+    assert len(memo.kept) == 10
