@@ -133,14 +133,15 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_layer_forgets(kind: str) -> None:
-    model, tokens = decoder(kind, **KINDS[kind]), ids(240)[0]
+    model, tokens = decoder(kind, **KINDS[kind]), ids(320)[0]
+    losses, memory = [], []
     with lh.stream(model, sinks=SINKS, window=20) as s:
-        first = s.score(tokens[:120], chunk=40)
-        held = s.memory
-        losses = torch.cat([first, s.score(tokens[120:], chunk=40)])
-        assert 0 < s.memory <= 1.05 * held
+        for block in tokens.split(40):
+            losses.append(s.score(block))
+            memory.append(s.memory)
+    assert 0 < max(memory[4:]) <= 1.05 * max(memory[:4])  # eviction waits for a few tokens
     torch.testing.assert_close(
-        scored(model, tokens, 23, sinks=SINKS, window=20), losses, atol=2e-4, rtol=1e-4
+        scored(model, tokens, 64, sinks=SINKS, window=20), torch.cat(losses), atol=2e-4, rtol=1e-4
     )
 
 
