@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from longitude.cli.pace import Pace
     from longitude.hf.stream import Stream
-    from longitude.hf.turns import Turns
+    from longitude.hf.streaming.turns import Turns
 
 BLOCK = 4096  # bytes read at once: what is fed between two looks at the pace
 WORD = 256  # the longest word that is kept together where two blocks meet
@@ -64,8 +64,8 @@ def stream(
     and window together may be as long as the model was trained to. Ctrl-C ends it.
     """
     from longitude.fields import Mistake
-    from longitude.hf.forget import check
-    from longitude.hf.sample import Sampling
+    from longitude.hf.streaming.forget import check
+    from longitude.hf.streaming.sample import Sampling
 
     check(sinks, window)  # mistakes come before a download
     draws = asdict(Sampling(temperature, top_p, seed))
@@ -99,7 +99,7 @@ def _stream(name: str, where: dict[str, Any], how: How) -> None:
     from longitude.fields import Mistake
     from longitude.hf.load import load
     from longitude.hf.stream import stream as opened
-    from longitude.hf.turns import Turns
+    from longitude.hf.streaming.turns import Turns
 
     model, tokenizer = load(name, **where)
     if tokenizer is None:

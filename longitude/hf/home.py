@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longitude.fields import Mistake, shown
-from longitude.hf.config import rope_parameters
+from longitude.hf.configs.ropes import rope_parameters
 from longitude.hf.tokenizer import byte_tokenizer
 from longitude.parts import Alibi, DynamicNtk, Learned, Rope, Sequential
 from longitude.scheme import Layers, Scheme

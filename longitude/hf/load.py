@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from longitude.fields import Mistake, short, shown
-from longitude.hf.choose import device_of, dtype_of
-from longitude.hf.faults import faults
-from longitude.hf.gguf import Header, read_header, read_once
-from longitude.hf.hush import hushed
-from longitude.hf.mend import mend
-from longitude.hf.source import Source, find, has_one_of, raw_config, told
+from longitude.hf.configs.faults import faults
+from longitude.hf.loading.choose import device_of, dtype_of
+from longitude.hf.loading.gguf import Header, read_header, read_once
+from longitude.hf.loading.hush import hushed
+from longitude.hf.loading.mend import mend
+from longitude.hf.loading.source import Source, find, has_one_of, raw_config, told
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from longitude.fields import Mistake, shown
-from longitude.hf.inherit import inherit
-from longitude.hf.probe import Seen, attending_as, forward, instead, look
-from longitude.hf.seat import NAME, SEAT, Seat, register
-from longitude.hf.swap import only_frequencies, swapped
-from longitude.hf.trunk import Trunk, no_turn, trunks
+from longitude.hf.patching.inherit import inherit
+from longitude.hf.patching.probe import Seen, attending_as, forward, instead, look
+from longitude.hf.patching.seat import NAME, SEAT, Seat, register
+from longitude.hf.patching.swap import only_frequencies, swapped
+from longitude.hf.patching.trunk import Trunk, no_turn, trunks
 from longitude.scheme import Layers, Scheme
 from longitude.text import parse
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from longitude import __version__
 from longitude.fields import Mistake, short
-from longitude.hf.config import rope_parameters, ropes
-from longitude.hf.hush import hushed
+from longitude.hf.configs.ropes import rope_parameters, ropes
+from longitude.hf.loading.hush import hushed
 from longitude.scheme import Layers, Scheme
 
 STALE = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")

@@ -22,10 +22,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.fields import Mistake, short, shown
-from longitude.hf.forget import bytes_held, check, check_forgets, check_model, forgets, forgetting
 from longitude.hf.patch import Asked, own_scheme, patched, scheme_of, trained_length
-from longitude.hf.sample import Sampling
-from longitude.hf.spell import Speller
+from longitude.hf.streaming.forget import (
+    bytes_held,
+    check,
+    check_forgets,
+    check_model,
+    forgets,
+    forgetting,
+)
+from longitude.hf.streaming.sample import Sampling
+from longitude.hf.streaming.spell import Speller
 
 RECENT = 64  # forwards that the rate is taken over
 
@@ -247,7 +254,7 @@ class Stream:
     def _try(self) -> None:
         """Read one token, to see that this model gives logits and keeps its keys where they can be
         dropped."""
-        from longitude.hf.cache import REPLACED
+        from longitude.hf.patching.cache import REPLACED
 
         name = type(self.model).__name__
         try:

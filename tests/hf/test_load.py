@@ -17,7 +17,7 @@ from transformers.utils.logging import get_verbosity, is_progress_bar_enabled
 
 from longitude import Mistake
 from longitude.hf import load
-from longitude.hf.source import ASSETS, TINY
+from longitude.hf.loading.source import ASSETS, TINY
 from tests.hf.tiny import config_of, decoder
 
 SMALL = {

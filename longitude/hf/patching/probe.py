@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from longitude.fields import Mistake
-from longitude.hf.config import ropes
-from longitude.hf.seat import NAME, WATCHED, register
-from longitude.hf.trunk import Trunk, no_turn
+from longitude.hf.configs.ropes import ropes
+from longitude.hf.patching.seat import NAME, WATCHED, register
+from longitude.hf.patching.trunk import Trunk, no_turn
 from longitude.part import Region
 from longitude.parts import Bidirectional, Causal, Chunked, Rope, Window
 from longitude.parts.rotary.tables import cos_sin

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from longitude.fields import Mistake, shown
-from longitude.hf.stated import KEYS, ORIGINAL, THETAS, Stated, is_number, rotations
+from longitude.hf.configs.stated import KEYS, ORIGINAL, THETAS, Stated, is_number, rotations
 
 EVERY = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section"}
 IDLE = {"finetuned", *set().union(*KEYS.values())}  # where they are not the type's own, no harm

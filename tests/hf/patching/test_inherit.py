@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from longitude.fields import Mistake
-from longitude.hf.inherit import inherit
+from longitude.hf.patching.inherit import inherit
 from longitude.text import parse
 
 NEOX = parse("rope(base=500000, fraction=0.25)")

@@ -17,7 +17,7 @@ from typing import Any
 
 from longitude.fields import Mistake, short
 
-ASSETS = Path(__file__).parents[1] / "assets"
+ASSETS = Path(__file__).parents[2] / "assets"
 TINY = ("tiny-rope", "tiny-alibi", "tiny-learned")
 HUB = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json")

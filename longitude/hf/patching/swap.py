@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from longitude.hf.probe import Seen
+from longitude.hf.patching.probe import Seen
 from longitude.part import Banded
 from longitude.parts import Rope
 from longitude.parts.rotary.hf_precision import attention_scaling

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longitude.fields import Mistake, shown
 from longitude.hf.patch import trained_length
-from longitude.hf.trunk import trunks
+from longitude.hf.patching.trunk import trunks
 from longitude.scheme import Layers, Scheme
 
 LATER = 2**40  # a position that no text comes to

@@ -20,7 +20,7 @@ from longitude.attention.run import attention
 from longitude.scheme import Scheme
 
 if TYPE_CHECKING:
-    from longitude.hf.trunk import Trunk
+    from longitude.hf.patching.trunk import Trunk
 
 NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
 SEAT = "_longitude"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longitude.hf.spell import LONGEST, Speller
+from longitude.hf.streaming.spell import LONGEST, Speller
 from longitude.hf.tokenizer import byte_tokenizer
 
 

@@ -1,7 +1,7 @@
 """A rotation written as transformers writes it: the `rope_parameters` of a configuration.
 
-What `ropes` of `longitude.hf.config` reads, the other way round. transformers 5 computes the very
-frequencies from them, or there is no name for them there.
+What `ropes` reads, the other way round. transformers 5 computes the very frequencies from them, or
+there is no name for them there.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import math
 from typing import Any, NoReturn
 
 from longitude.fields import Mistake, short
-from longitude.hf.gguf import Header
+from longitude.hf.loading.gguf import Header
 
 LOW, HIGH = 1.0, 4.0  # Llama 3's bounds, in turns
 SAID = {

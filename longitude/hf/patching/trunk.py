@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from longitude.fields import Mistake
-from longitude.hf.pieces import Piece, as_range, pieces
-from longitude.hf.seat import Seat
+from longitude.hf.patching.pieces import Piece, as_range, pieces
+from longitude.hf.patching.seat import Seat
 from longitude.part import Pos, as_tensor
 
 
@@ -94,7 +94,7 @@ class Trunk:
         return bool(use) and not saved and ours
 
     def _take(self, cache: Any) -> None:
-        from longitude.hf.cache import Layer, adopt, own
+        from longitude.hf.patching.cache import Layer, adopt, own
 
         self._cache = cache = own(cache)
         self.past = int(cache.get_seq_length(min(self.seats)))
@@ -151,7 +151,7 @@ class Trunk:
 
     def store(self, layer: int) -> Any:
         """Our own cache of a layer, or None."""
-        from longitude.hf.cache import Layer
+        from longitude.hf.patching.cache import Layer
 
         layers = () if self._cache is None else self._cache.layers
         found = layers[layer] if layer < len(layers) else None

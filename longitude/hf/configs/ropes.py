@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from longitude.fields import Mistake, short, shown
-from longitude.hf.faults import check
-from longitude.hf.parameters import rope_parameters as rope_parameters
-from longitude.hf.stated import code_reads, is_number, stated
+from longitude.hf.configs.faults import check
+from longitude.hf.configs.parameters import rope_parameters as rope_parameters
+from longitude.hf.configs.stated import code_reads, is_number, stated
 from longitude.part import Frequencies
 from longitude.parts import (
     DynamicNtk,

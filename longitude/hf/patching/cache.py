@@ -22,7 +22,7 @@ from longitude.cache import Cache as Store
 from longitude.fields import Mistake
 
 if TYPE_CHECKING:
-    from longitude.hf.seat import Seat
+    from longitude.hf.patching.seat import Seat
 
 REPLACED = (
     DynamicLayer,

@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import Mistake, parse
-from longitude.hf.config import _share, read, rope_parameters, ropes
+from longitude.hf.configs.ropes import _share, read, rope_parameters, ropes
 from longitude.parts import Proportional, Rope, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from longitude.fields import Mistake
+from longitude.hf.streaming.turns import Turns
 from longitude.hf.tokenizer import byte_tokenizer
-from longitude.hf.turns import Turns
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}<s>system\\nBe kind.</s>\\n"

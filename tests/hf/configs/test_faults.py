@@ -10,9 +10,9 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import Mistake
-from longitude.hf.config import read, ropes
-from longitude.hf.faults import ROWS, check, faults
-from longitude.hf.stated import code_reads
+from longitude.hf.configs.faults import ROWS, check, faults
+from longitude.hf.configs.ropes import read, ropes
+from longitude.hf.configs.stated import code_reads
 from longitude.parts import Rope, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
 

@@ -9,7 +9,7 @@ import torch
 
 from longitude import Mistake
 from longitude.hf import load
-from longitude.hf.gguf import read_header
+from longitude.hf.loading.gguf import read_header
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
 

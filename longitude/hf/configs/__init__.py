@@ -1,0 +1,1 @@
+"""What a configuration says about rotations: read, written, and its faults."""
