@@ -28,7 +28,17 @@ def known(kind: str) -> None:
         pytest.skip(f"this transformers has no {kind}")
 
 
-@pytest.fixture(scope="module", params=DECODERS)
+# one of each kind of attention; the others are much like these, and run on demand
+ALWAYS = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma"),
+    *("gemma2", "gemma3_text", "olmo2", "granite", "stablelm", "smollm3", "phi", "phi3"),
+    *("gpt_neox", "cohere", "cohere2", "gpt_oss", "glm4", "exaone4", "diffllama", "jetmoe"),
+    *("deepseek_v3", "llama4_text", "lfm2"),
+)
+KINDS = [pytest.param(k, marks=[] if k in ALWAYS else pytest.mark.slow) for k in DECODERS]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def model(request):
     known(request.param)
     model = decoder(request.param)
