@@ -146,12 +146,19 @@ def together(schemes: list[Scheme]) -> Scheme | Layers:
 
 
 def trained_length(model: nn.Module) -> int | None:
-    """The window a checkpoint was trained to, as far as its configuration says."""
+    """The window a checkpoint was trained to, as far as its configuration says.
+
+    A scaling that came with the checkpoint was trained with, and counts: Llama 3.1 reads 131,072.
+    """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     parameters = getattr(config, "rope_parameters", None) or {}
-    original = parameters.get("original_max_position_embeddings")
-    top = getattr(config, "original_max_position_embeddings", None)
-    return top or original or getattr(config, "max_position_embeddings", None)
+    name = "original_max_position_embeddings"
+    told = (
+        getattr(config, "max_position_embeddings", None),
+        getattr(config, name, None),
+        parameters.get(name),
+    )
+    return max((n for n in told if isinstance(n, int)), default=None)
 
 
 def _family(model: nn.Module) -> Any:

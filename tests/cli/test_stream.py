@@ -154,6 +154,8 @@ def test_interrupting_is_an_end_like_another() -> None:
     program = subprocess.Popen(
         [sys.executable, "-m", "longitude", *TINY, "--score"],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # a shell's background jobs ignore interrupts, and so would what they start
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert program.stdin and program.stdout and program.stderr
     program.stdin.write(BOOK * 30)

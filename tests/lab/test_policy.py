@@ -14,6 +14,8 @@ from longitude.text import dump, parse
 ELSEWHERE = {
     "alibi_interpolated": "for reading with a trained ALiBi model",
     "ntk_alibi": "for reading with a trained ALiBi model",
+    "learned_interpolated": "for reading on with a trained table",
+    "learned_tiled": "for reading on with a trained table",
     "llama4_temperature": "starts at 8,192 tokens",
     "temperature": "a constant, which training absorbs",
     "sequential": "what every scheme has without another policy",
