@@ -1,9 +1,12 @@
 """Loss of a real checkpoint inside and beyond its window, under every way that needs no training.
 
     python -m benchmarks.beyond MODEL [--lengths 8192,16384,32768] [--window 8192] [--device cuda]
+    python -m benchmarks.beyond MODEL --lengths 600 --gap 32000     # half a text far away
+    python -m benchmarks.beyond tiny-alibi --lengths 256,1024 --schemes "ntk_alibi(4)"
 
 The text is Python's documentation topics, sorted and joined by newlines. Two numbers a length: the
-mean loss of all tokens, and that of the last 1,024.
+mean loss of all tokens, and that of the last ones: 1,024, or half of a shorter text. With a gap the
+second half of each text stands so many positions later, which costs no more than a short text.
 """
 
 from __future__ import annotations
@@ -47,22 +50,29 @@ def main() -> None:
     model, tokenizer = lh.load(args.model, device=args.device, dtype=args.dtype)
     text = "\n".join(topics[name] for name in sorted(topics))
     ids = torch.tensor(tokenizer(text).input_ids[: max(args.lengths) + 1])
-    factor = -(-max(args.lengths) // args.window)
+    factor = max(2, -(-(max(args.lengths) + args.gap) // args.window))
+    ways = {s.strip(): s.strip() for s in args.schemes.split(";") if s.strip()}
+    ways = {"none": None, **ways} if ways else schemes(args.window, factor)
     table = Table("way", *(f"{n:,}" for n in args.lengths), "s", title=args.model)
-    for name, scheme in schemes(args.window, factor).items():
+    for name, scheme in ways.items():
         start = time.perf_counter()
         with lh.patched(model, scheme) if scheme else nullcontext():
-            found = [losses(model, ids[: n + 1].to(model.device)) for n in args.lengths]
-        cells = [f"{x.mean():.3f} ({x[-TAIL:].mean():.3f})" for x in found]
+            found = [losses(model, ids[: n + 1].to(model.device), args.gap) for n in args.lengths]
+        cells = [f"{x.mean():.3f} ({x[-min(TAIL, len(x) // 2) :].mean():.3f})" for x in found]
         table.add_row(scheme or name, *cells, f"{time.perf_counter() - start:.0f}")
         print(name, scheme, *cells, flush=True)
     Console(width=140).print(table)
 
 
 @torch.no_grad()
-def losses(model: Any, ids: Tensor) -> Tensor:
+def losses(model: Any, ids: Tensor, gap: int) -> Tensor:
     """The loss of every token but the first; logits are made a stretch at a time."""
-    hidden = model.base_model(ids[None, :-1], use_cache=False).last_hidden_state[0]
+    options: dict[str, Any] = {}
+    if gap:
+        pos = torch.arange(len(ids) - 1, device=ids.device)
+        pos = (pos + gap * (pos >= len(pos) // 2))[None]
+        options = {"position_ids": pos, "attention_mask": torch.ones_like(pos)}
+    hidden = model.base_model(ids[None, :-1], use_cache=False, **options).last_hidden_state[0]
     parts = zip(hidden.split(AT_ONCE), ids[1:].split(AT_ONCE), strict=True)
     head = model.get_output_embeddings()
     found = [F.cross_entropy(head(h).float(), y, reduction="none") for h, y in parts]
@@ -76,6 +86,8 @@ def options() -> argparse.ArgumentParser:
         "--lengths", type=lambda t: [int(n) for n in t.split(",")], default=[8192, 16384, 32768]
     )
     parser.add_argument("--window", type=int, default=8192)
+    parser.add_argument("--gap", type=int, default=0)
+    parser.add_argument("--schemes", default="", help="these instead, separated by ;")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     return parser

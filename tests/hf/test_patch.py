@@ -284,6 +284,18 @@ def test_a_cache_belongs_to_its_patch(llama):
         llama(ids(1), past_key_values=ours)
 
 
+def test_a_cache_that_dropped_what_a_scheme_sees_is_refused():
+    model = decoder("gemma3_text", eos_token_id=None)  # half its layers slide over 12 tokens
+    wide = "layers(rope() + window(30), rope(base=1000000))"
+    static = {"cache_implementation": "static", "disable_compile": True}
+    with patched(model, wide):
+        assert torch.equal(greedy(model, ids(40)), greedy(model, ids(40), use_cache=False))
+        with pytest.raises(Mistake, match="sees further back: use a dynamic cache"):
+            greedy(model, ids(40), **static)
+    with patched(model, "rope(remap=rerope(8))"):  # which keeps each layer's own window
+        assert torch.equal(greedy(model, ids(40), **static), greedy(model, ids(40)))
+
+
 def test_a_scheme_that_changes_nothing_is_said(llama):
     with pytest.raises(Mistake, match="changed no logit"):
         with patched(llama, "logn(100000)"):

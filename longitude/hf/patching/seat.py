@@ -66,7 +66,7 @@ class Seat:
         store = trunk.store(self.layer)
         if store is not None:
             return store.attend(q, trunk.pos, **options)
-        taken, k_pos, hidden = trunk.keys(k.shape[2])
+        taken, k_pos, hidden = trunk.keys(k.shape[2], self.scheme)
         k, v = self.front(k)[:, :, taken], v[:, :, taken]
         options |= {"key_padding": hidden, "length": trunk.length}
         return attention(self.scheme, q, k, v, trunk.pos, k_pos, **options)

@@ -16,10 +16,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from longitude.fields import Mistake
+from longitude.fields import Mistake, shown
 from longitude.hf.patching.pieces import Piece, as_range, pieces
 from longitude.hf.patching.seat import Seat
 from longitude.part import Pos, as_tensor
+from longitude.region import visible
+from longitude.scheme import Scheme
 
 
 def trunks(model: nn.Module) -> list[Trunk]:
@@ -164,7 +166,7 @@ class Trunk:
         pos = self.pos.expand(rows, -1)
         return (pos if self.padding is None else pos.masked_fill(self.padding, -1)).amax(1) + 1
 
-    def keys(self, places: int) -> tuple[slice, Pos, Tensor | None]:
+    def keys(self, places: int, scheme: Scheme) -> tuple[slice, Pos, Tensor | None]:
         """Of the places that a cache of transformers' hands out: which are taken, the positions of
         their keys, and which of them are padding."""
         pos, hidden = self._records[self._cache], self.hidden
@@ -176,8 +178,18 @@ class Trunk:
             )
         taken = min(places, total)  # a static cache has free places, a sliding one the last tokens
         first = total - taken
+        if first and self._sees(scheme, pos[:first] if isinstance(pos, range) else pos[:, :first]):
+            raise Mistake(
+                f"this cache keeps the last {taken} of {total} tokens, but {shown(scheme)} sees "
+                f"further back: use a dynamic cache."
+            )
         pos = pos[first:] if isinstance(pos, range) else pos[:, first:]
         return slice(taken), pos, None if hidden is None else hidden[:, first:total]
+
+    def _sees(self, scheme: Scheme, gone: Pos) -> bool:
+        """Whether a scheme would show keys that a cache has dropped to the tokens that are new."""
+        rows = [torch.atleast_2d(as_tensor(pos, self._device())) for pos in (self.pos, gone)]
+        return bool(visible(scheme.areas(), rows[0][:, :, None], rows[1][:, None]).any())
 
     def _device(self) -> torch.device:
         return next(self.module.parameters()).device

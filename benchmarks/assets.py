@@ -1,0 +1,64 @@
+"""The tiny checkpoints as stock transformers reads them: loss and passkeys, in and past the window.
+
+    python -m benchmarks.assets [--excerpts 32] [--passkeys 40]
+
+Text is what the lab tests with: files of the standard library that training never saw. Past its
+table tiny-learned has no positions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import longitude.hf as lh
+from longitude.eval.loss import tail, token_losses
+from longitude.eval.passkey import passkey, retrieved
+from longitude.lab.text import excerpts, gather
+
+NAMES = ("tiny-rope", "tiny-alibi", "tiny-learned")
+LENGTHS = (256, 1024, 2048)
+TAIL = 128
+
+
+@torch.no_grad()
+def main() -> None:
+    args = options().parse_args()
+    text = excerpts(gather(), max(LENGTHS) + 1, args.excerpts, seed=0)
+    table = Table("checkpoint", "bytes", f"loss of the last {TAIL}", "passkeys told")
+    for name in NAMES:
+        model, tokenizer = lh.load(name, dtype="float32", quiet=True)
+        for n in LENGTHS if name != "tiny-learned" else LENGTHS[:1]:
+            losses = token_losses(lambda x, m=model: m(x).logits, text[:, -n - 1 :])
+            found = told(model, tokenizer, n, args.passkeys)
+            table.add_row(name, f"{n:,}", f"{tail(losses, TAIL):.3f}", f"{found:.2f}")
+    Console().print(table)
+
+
+def told(model: Any, tokenizer: Any, length: int, count: int) -> float:
+    """The share of passkeys of the short form that greedy decoding tells."""
+    asked = [
+        passkey(length, rng=random.Random(f"{length}-{i}"), form="short") for i in range(count)
+    ]
+    right = 0
+    for one in asked:
+        ids = tokenizer(one.prompt, return_tensors="pt", verbose=False)
+        out = model.generate(**ids, max_new_tokens=len(one.answer), do_sample=False)
+        right += retrieved(one, tokenizer.decode(out[0, ids.input_ids.shape[1] :]))
+    return right / count
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--excerpts", type=int, default=32)
+    parser.add_argument("--passkeys", type=int, default=40)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
