@@ -34,6 +34,7 @@ Qkv = tuple[Tensor, Tensor, Tensor]
 
 def main() -> None:
     args = options().parse_args()
+    torch.backends.cuda.enable_cudnn_sdp(not args.no_cudnn)
     torch.set_grad_enabled(False)
     for context in map(int, args.context.split(",")):
         step = tokens(args, 1)
@@ -74,6 +75,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--anew", action="store_true", help="also the way that turns every key")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--no-cudnn", action="store_true", help="its attention switched off")
     parser.add_argument("--json", action="store_true")
     return parser
 

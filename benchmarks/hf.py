@@ -39,6 +39,7 @@ SCHEMES = {
 
 def main() -> None:
     args = options().parse_args()
+    torch.backends.cuda.enable_cudnn_sdp(not args.no_cudnn)
     models = {STOCK: build(args)} | {name: build(args, s) for name, s in SCHEMES.items()}
     for context in args.context:
         ways = {name: decoding(model, context, args) for name, model in models.items()}
@@ -117,6 +118,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--no-cudnn", action="store_true", help="its attention switched off")
     parser.add_argument("--json", action="store_true")
     return parser
 

@@ -55,6 +55,7 @@ class _Call:
     key: Tensor
     mask: Any
     kept: bool
+    eps: float  # of the numbers it came in
 
 
 @torch.no_grad()
@@ -93,7 +94,8 @@ def _watch(
     def watch(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         asked = None if mask is None else getattr(mask, "shape_asked", (None, None))
         kept = any(key is k and value is v for k, v in cache.handed) if cache else False
-        calls[module] = _Call(query.float(), key.float(), asked, kept)
+        eps = torch.finfo(query.dtype).eps
+        calls[module] = _Call(query.float(), key.float(), asked, kept, eps)
         return query.new_zeros(*query.shape[:3], value.shape[-1])
 
     with ExitStack() as stack:
@@ -142,7 +144,8 @@ def forward(model: nn.Module, positions: Tensor | None = None, cache: Any = None
 
 def _seen(module: nn.Module, trunk: Trunk, layer: int, plain: _Call, turned: _Call) -> Seen:
     masks = _masks(turned.mask, module)
-    if _alike(plain.query, turned.query) and _alike(plain.key, turned.key):
+    eps = turned.eps
+    if _alike(plain.query, turned.query, eps) and _alike(plain.key, turned.key, eps):
         return Seen(module, trunk, layer, Scheme(mask=masks))
     kinds = _kinds(trunk, layer)
     size, n = plain.query.shape[-1], plain.query.shape[2]
@@ -152,7 +155,7 @@ def _seen(module: nn.Module, trunk: Trunk, layer: int, plain: _Call, turned: _Ca
             mine = replace(rope, pairs=layout)
             for before in dict.fromkeys((0, size - width)):
                 pairs = ((plain.query, turned.query), (plain.key, turned.key))
-                if all(_alike(_turned(x, mine, before, n), y) for x, y in pairs):
+                if all(_alike(_turned(x, mine, before, n), y, eps) for x, y in pairs):
                     scheme = Scheme(rotary=mine, mask=masks)
                     return Seen(module, trunk, layer, scheme, kind, before, width)
     kind, rope = next(iter(kinds.items()))
@@ -181,10 +184,10 @@ def _turned(x: Tensor, rope: Rope, before: int, n: int) -> Tensor:
     return torch.cat([x[..., :before], part, x[..., before + width :]], -1)
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding; in half precision a rotation rounds to some 1e-2."""
-    return bool((a - b).abs().max() <= 1e-2 * a.abs().max()) and bool(
-        (a - b).norm() <= 3e-3 * a.norm() + 1e-30
+def _alike(a: Tensor, b: Tensor, eps: float) -> bool:
+    """Equal but for rounding: in bfloat16 the angles, each product and their sum round."""
+    return bool((a - b).abs().max() <= max(1e-2, 8 * eps) * a.abs().max()) and bool(
+        (a - b).norm() <= max(3e-3, eps) * a.norm() + 1e-30
     )
 
 

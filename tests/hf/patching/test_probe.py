@@ -1,0 +1,20 @@
+"""The probe sees a rotation through the rounding of half precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from longitude.hf.patch import _seen
+from tests.hf.tiny import decoder
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "phi", "gpt_neox", "cohere", "glm4"])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_a_model_in_half_precision_has_the_scheme_it_has_in_full(kind, dtype):
+    model = decoder(kind)
+    want = [(one.scheme, one.before, one.width) for one in _seen(model)]
+    found = _seen(model.to(dtype))
+    assert [one.odd for one in found] == [None] * len(found)
+    assert [(one.scheme, one.before, one.width) for one in found] == want
