@@ -1,0 +1,79 @@
+"""What `longitude extend` found: in the terminal, as a page, as a summary and as pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+from rich.console import Console
+
+from longitude.eval.rows import Measured
+from longitude.fields import Mistake
+from longitude.report import extend_page, extend_text
+from longitude.report.extend_charts import charts
+from longitude.report.extend_files import replace_file
+from longitude.report.extend_pictures import standing
+from longitude.report.extend_section import MapPoint, Section, tidied
+
+
+def section(
+    found: Sequence[Measured],
+    recommendation: Mapping[str, Any] | None = None,
+    what_next: Sequence[tuple[str, str]] = (),
+    maps: Mapping[str, Sequence[MapPoint]] | None = None,
+    run: str = "",
+) -> Section:
+    """One model's measurements, ready to be shown."""
+    if not found:
+        raise Mistake("There are no measurements to report, but got 0 rows: measure some first.")
+    if len({one.asked.subject for one in found}) > 1:
+        raise Mistake("A section is of one model, but got rows of several: make one for each.")
+    return Section(tidied(found), recommendation or {}, tuple(what_next), maps or {}, run)
+
+
+def show(
+    found: Sequence[Measured],
+    recommendation: Mapping[str, Any] | None,
+    console: Console,
+    what_next: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Print the table of all methods and the recommendation."""
+    extend_text.terminal(section(found, recommendation, what_next), console)
+
+
+def show_section(one: Section, console: Console) -> None:
+    """Print a section."""
+    extend_text.terminal(one, console)
+
+
+def write_page(sections: Sequence[Section], path: Path, title: str | None = None) -> None:
+    """Write the page of one model or several: one file that loads nothing."""
+    named = title or (sections[0].title if len(sections) == 1 else "Models beside each other")
+    replace_file(path, extend_page.page(sections, named).encode())
+
+
+def write_summary(sections: Sequence[Section], path: Path, pictures: Sequence[Path] = ()) -> None:
+    """Write the summary for a model card; it shows the pictures given, by paths beside it."""
+    drawn = [(p.stem, p.relative_to(path.parent).as_posix()) for p in pictures]
+    texts = [extend_text.markdown(s, drawn if n == 0 else ()) for n, s in enumerate(sections)]
+    replace_file(path, "\n".join(texts).encode())
+
+
+def write_charts(one: Section, folder: Path) -> list[Path]:
+    """Write each chart as a PNG; their paths."""
+    written = []
+    for name, spec in _pictures(one):
+        path = folder / f"{name}.png"
+        replace_file(path, vl_convert.vegalite_to_png(json.dumps(spec), scale=2))
+        written.append(path)
+    return written
+
+
+def _pictures(one: Section) -> Iterator[tuple[str, dict[str, Any]]]:
+    every = charts(one)
+    names = [*dict.fromkeys(c.name.split("-")[0] for c in every)]
+    for name in names:
+        yield name, standing(one, [c for c in every if c.name.split("-")[0] == name])
