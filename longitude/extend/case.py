@@ -25,8 +25,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from longitude.eval.compare import KINDS, Interval, labels, sheet
 from longitude.eval.rows import Measured, of
+from longitude.eval.sheet import KINDS, labels, sheet
+from longitude.eval.statistics import Interval
 
 NOTICED = 0.01  # of a number: what is closer is alike
 FASTER = 1.25  # how many times as fast is worth another scheme: timings vary by less
@@ -76,9 +77,9 @@ class Case:
         if not self.here(self.own):
             return True
         for measure, length in self._questions()[:2]:
-            ours, own = (self.value(measure, s, length) for s in (label, self.own))
-            if ours and own and not self.alike(measure, label, str(self.own), length):
-                return (ours.mean < own.mean) == KINDS[measure].lower_is_better
+            means = self.sheets[measure].means((label, str(self.own)), length)
+            if len(means) == 2 and not self.alike(measure, label, str(self.own), length):
+                return self.sheets[measure].best(means) == label
         return False
 
     def reaches(self) -> bool:
@@ -92,20 +93,19 @@ class Case:
 
     def best(self, names: list[str], measure: str, length: int) -> list[str]:
         """The best at a question and those alike to it; all of them where none has a number."""
-        means = {s: v.mean for s in names if (v := self.value(measure, s, length))}
-        if not means:
+        means = self.sheets[measure].means(names, length)
+        first = self.sheets[measure].best(means)
+        if first is None:
             return names
-        pick = min if KINDS[measure].lower_is_better else max
-        first = pick(means, key=means.__getitem__)
         return [s for s in means if s == first or self.alike(measure, s, first, length)]
 
     def alike(self, measure: str, a: str, b: str, length: int) -> bool:
         """Whether two can't be told apart, or no one would notice."""
-        table = self.sheets[measure]
-        gap = table.difference((a, length), (b, length))
-        ours, theirs = table.interval((a, length)).mean, table.interval((b, length)).mean
-        near = abs(ours - theirs) <= NOTICED * max(abs(ours), abs(theirs))
-        return near or (gap is not None and gap.n > 1 and not gap.clear)
+        ours, theirs = self.sheets[measure].means((a, b), length).values()
+        if abs(ours - theirs) <= NOTICED * max(abs(ours), abs(theirs)):
+            return True
+        gap = self.sheets[measure].difference((a, length), (b, length))
+        return gap is not None and gap.n > 1 and not gap.clear
 
     def numbers(self, label: str | None) -> dict[str, Any]:
         """Everything that is told of a method, in JSON's own types."""

@@ -1,0 +1,212 @@
+"""Boards, curves, grids, taxes and reaches, each against a computation by hand on made-up rows."""
+
+import math
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from longitude.eval.compare import Interval, boards, curves, grid, reach, tax
+from longitude.eval.rows import LOSS, PASSKEY, UNTOUCHED
+from longitude.eval.sheet import labels
+from tests.measured import OWN, asked, context, cost, document, reading, row
+
+
+def about(interval: Interval | None, values: list[float]) -> None:
+    """Assert that it is the t interval of these (fewer than eight) numbers."""
+    assert interval is not None
+    n, mean = len(values), sum(values) / len(values)
+    t = {3: 4.302653, 4: 3.182446}[n]
+    half = t * math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    found = (interval.mean, interval.low, interval.high, interval.n)
+    assert found == pytest.approx((mean, mean - half, mean + half, n))
+
+
+def test_a_board_has_means_over_documents_and_paired_differences() -> None:
+    own, other = [3.0, 4.0, 5.0, 6.0], [2.8, 3.9, 4.7, 5.8]
+    board = boards([*context("b", 512, other), *context(OWN, 512, own)])["context"]
+    assert board.labels == (UNTOUCHED, "b")  # the untouched first
+    assert board.schemes == {UNTOUCHED: OWN, "b": "b"}
+    assert (board.lengths, board.trained, board.lower_is_better) == ((512,), 256, True)
+    cell, untouched = board.cells["b", 512], board.cells[UNTOUCHED, 512]
+    about(cell.value, other)
+    about(cell.over, [a - b for a, b in zip(other, own, strict=True)])
+    assert untouched.over is None
+    assert (cell.best, cell.tied) == (True, False)
+    assert (untouched.best, untouched.tied) == (False, False)  # though their intervals overlap
+
+
+def test_only_what_both_were_measured_on_is_compared() -> None:
+    rows = [*context(OWN, 512, [3.0, 4.0, 5.0]), *context("b", 512, [2.0, 3.5, 4.0, 99.0])]
+    cell = boards(rows)["context"].cells["b", 512]
+    about(cell.value, [2.0, 3.5, 4.0, 99.0])
+    about(cell.over, [-1.0, -0.5, -1.0])
+    assert cell.best  # of the three that both have, whatever its fourth is
+
+
+def test_documents_are_paired_whatever_the_order_of_rows() -> None:
+    rng = random.Random(0)
+    own = [rng.gauss(3, 1) for _ in range(12)]
+    rows = [*context(OWN, 512, own), *context("b", 512, [v + 0.01 for v in own])]
+    rng.shuffle(rows)
+    cell = boards(rows)["context"].cells["b", 512]
+    assert cell.over is not None and cell.over.clear
+    assert cell.over.mean == pytest.approx(0.01)
+    assert not cell.tied
+
+
+def test_one_document_ties_everything() -> None:
+    cells = boards([*context(OWN, 512, [9.0]), *context("b", 512, [1.0])])["context"].cells
+    assert cells["b", 512].best and cells[UNTOUCHED, 512].tied
+
+
+def test_a_loss_comes_from_the_shortest_reading_that_has_it() -> None:
+    whole = reading("b", 1024, [{256: 1.0, 512: 2.0, 1024: 3.0}] * 2)
+    by_length = [  # whose longer reading would say otherwise of its first tokens
+        *reading(OWN, 1024, [{256: 9.0, 1024: 3.5}] * 2),
+        *reading(OWN, 256, [{256: 1.5}] * 2),
+    ]
+    for rows in ([*whole, *by_length], [*by_length, *whole][::-1]):
+        board = boards(rows)["loss"]
+        means = {place: cell.value and cell.value.mean for place, cell in board.cells.items()}
+        assert [means["b", n] for n in (256, 512, 1024)] == [1.0, 2.0, 3.0]
+        assert [means[UNTOUCHED, n] for n in (256, 512, 1024)] == [1.5, None, 3.5]
+        over = board.cells["b", 256].over
+        assert over is not None and over.mean == -0.5
+
+
+def test_what_was_refused_says_why_and_a_shorter_reading_counts() -> None:
+    why = {"refused": "out of memory at 1024 tokens."}
+    rows = [
+        *reading(OWN, 1024, [{256: 1.0, 512: 2.0, 1024: 3.0}]),
+        row(LOSS, "b", 1024, why, text=document(0)),
+        *reading("b", 256, [{256: 1.25}]),
+    ]
+    cells = boards(rows)["loss"].cells
+    kept = cells["b", 256]
+    assert kept.value is not None and kept.value.mean == 1.25 and kept.refused is None
+    for n in (512, 1024):
+        assert cells["b", n].value is None
+        assert cells["b", n].refused == why["refused"]
+        assert not cells["b", n].best and not cells["b", n].tied and cells["b", n].over is None
+
+
+def test_answers_are_paired_by_question() -> None:
+    a = [asked(PASSKEY, "a", 512, [True] * 4, depth=d / 4) for d in range(5)]
+    own = [asked(PASSKEY, OWN, 512, [True, False, False, False], depth=d / 4) for d in range(5)]
+    near = [asked(PASSKEY, "b", 512, [True] * (4 - (d == 0)), depth=d / 4) for d in range(4)]
+    board = boards([*a, *own, *near])["passkey"]
+    best = board.cells["a", 512]
+    assert best.value is not None and best.over is not None
+    assert (best.value.mean, best.value.n, best.best) == (1.0, 20, True)
+    assert best.value.low == pytest.approx(0.8389, abs=1e-4)  # Wilson, 20 of 20
+    p12, p21, n = 15.5 / 22, 0.5 / 22, 22  # Agresti and Min: 15 gained, none lost, of 20
+    half = 1.959964 * math.sqrt((p12 + p21 - (p12 - p21) ** 2) / n)
+    assert best.over.mean == 0.75
+    assert best.over.low == pytest.approx(p12 - p21 - half, abs=1e-5)
+    assert not board.cells[UNTOUCHED, 512].tied
+    other = board.cells["b", 512]
+    assert other.value is not None and other.value.n == 15
+    assert other.best and not other.tied  # 15 of 15: no one has a better share
+    assert other.over is not None and other.over.n == 15
+
+
+def test_costs_are_tied_within_what_timings_vary_by() -> None:
+    rows = [cost(OWN, 512, 1000.0), cost("b", 512, 960.0), cost("c", 512, 500.0)]
+    made = boards(rows)
+    assert [*made] == ["prefill", "decode", "memory"]
+    prefill = made["prefill"].cells
+    marks = {s: (prefill[s, 512].best, prefill[s, 512].tied) for s in (UNTOUCHED, "b", "c")}
+    assert marks == {UNTOUCHED: (True, False), "b": (False, True), "c": (False, False)}
+    assert made["decode"].lower_is_better and not made["prefill"].lower_is_better
+    assert all(made["memory"].cells[s, 512].best for s in (UNTOUCHED, "b", "c"))
+    over = prefill["c", 512].over
+    assert over is not None and over.mean == -500
+
+
+def test_what_is_asked_twice_counts_once_with_the_younger_answer() -> None:
+    old, new = context("b", 512, [5.0, 6.0]), context("b", 512, [1.0, 2.0])
+    old = [replace(one, made="2026-01-01") for one in old]
+    new = [replace(one, made="2026-02-01") for one in new]
+    for rows in ([*old, *new], [*new, *old]):
+        value = boards(rows)["context"].cells["b", 512].value
+        assert value is not None and (value.mean, value.n) == (1.5, 2)
+
+
+def test_two_schemes_under_one_label_go_by_their_written_forms() -> None:
+    rows = [*context(OWN, 512, [3.0]), *context("b", 512, [2.0]), *context("c", 512, [2.0])]
+    alike = [replace(one, value={**one.value, "label": "same"}) for one in rows[1:]]
+    assert labels([rows[0], *alike]) == {OWN: UNTOUCHED, "b": "b", "c": "c"}
+    assert boards([rows[0], *alike])["context"].labels == (UNTOUCHED, "b", "c")
+
+
+def test_curves_are_of_the_longest_text_that_was_read() -> None:
+    def binned(length: int, at: int, loss: float) -> dict[str, object]:
+        return {"means": [], "bins": [[0, 128, loss], [128, length, loss + at]]}
+
+    rows = [row(LOSS, "b", 512, binned(512, d, 2.0 + d), text=document(d)) for d in range(3)]
+    rows += [row(LOSS, "b", 256, binned(256, d, 9.0), text=document(d)) for d in range(3)]
+    (first, second) = curves(rows)["b"]
+    assert (first[:2], second[:2]) == ((0, 128), (128, 512))
+    about(first[2], [2.0, 3.0, 4.0])
+    about(second[2], [2.0, 4.0, 6.0])
+
+
+def test_a_grid_has_every_length_and_depth_of_one_method() -> None:
+    rows = [
+        asked(PASSKEY, "b", 512, [True, True, True, False], depth=0.0),
+        asked(PASSKEY, "b", 512, [False] * 4, depth=1.0),
+        asked(PASSKEY, "b", 256, [True] * 4, depth=0.0),
+        asked(PASSKEY, "c", 256, [False] * 4, depth=0.5),
+    ]
+    found = grid(rows, "b")
+    assert {place: one.mean for place, one in found.items()} == {
+        (256, 0.0): 1.0,
+        (512, 0.0): 0.75,
+        (512, 1.0): 0.0,
+    }
+    assert [*found] == sorted(found)
+    assert (found[512, 0.0].low, found[512, 0.0].high) == pytest.approx((0.3006, 0.9544), abs=1e-4)
+    assert grid(rows, "no such") == {}
+
+
+def test_the_tax_is_paid_inside_the_window() -> None:
+    own = [{128: 3.0, 256: 2.0 + d, 512: 9.0} for d in range(3)]
+    other = [{128: 9.0, 256: 2.1 + d + d / 100, 512: 2.0} for d in range(3)]
+    found = tax([*reading(OWN, 512, own), *reading("b", 512, other)])
+    assert [*found] == ["b"]
+    about(found["b"], [0.10, 0.11, 0.12])
+    assert tax(reading("b", 512, other)) == {}  # without the untouched model none is known
+
+
+@pytest.mark.parametrize(
+    ("shares", "reached"),
+    [((1, 1, 1), 1024), ((1, 0.5, 1), 256), ((0.75, 1, 1), None), ((1, None, 1), 256)],
+)
+def test_a_reach_ends_where_a_length_fails(
+    shares: tuple[float | None, ...], reached: int | None
+) -> None:
+    rows = [
+        row(PASSKEY, "b", n, {"refused": "no"}, at={"depth": 0.5})
+        if share is None
+        else asked(PASSKEY, "b", n, [i < 4 * share for i in range(4)])
+        for n, share in zip((256, 512, 1024), shares, strict=True)
+    ]
+    assert reach(rows) == {"b": reached}
+
+
+def test_a_lower_share_reaches_further() -> None:
+    rows = [asked(PASSKEY, "b", n, [True, True, True, False]) for n in (256, 512)]
+    assert reach(rows) == {"b": None}
+    assert reach(rows, share=0.75) == {"b": 512}
+
+
+def test_nothing_measured_makes_no_boards() -> None:
+    assert boards([]) == {} and curves([]) == {} and tax([]) == {} and reach([]) == {}
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys, longitude.eval.compare; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
