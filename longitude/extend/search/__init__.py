@@ -1,0 +1,2 @@
+"""Going on from the leading schemes: better parameters, found on some documents and judged on
+others."""
