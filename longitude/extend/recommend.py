@@ -74,7 +74,7 @@ def _overall(case: Case, best: str | None) -> Advice:
     if best is not None:
         far = "" if case.length == case.target else f", though nothing reached {case.target:,}"
         return _use(case, "best", best, f"Use {best}{far}")
-    return _nothing(case, "best", "Nothing helps: no method")
+    return _nothing(case, "best", "Nothing")
 
 
 def _for(case: Case, runtime: str, served: Mapping[str, tuple[str, ...]]) -> Advice:
@@ -83,9 +83,7 @@ def _for(case: Case, runtime: str, served: Mapping[str, tuple[str, ...]]) -> Adv
     label = case.choice(s for s in case.schemes if runtime in served.get(s, ()))
     if label is not None:
         return _use(case, runtime, label, f"{name} can serve {label} as it is")
-    return _nothing(
-        case, runtime, f"For {name}, nothing helps: no method that it can serve as it is"
-    )
+    return _nothing(case, runtime, f"Nothing that {name} can serve as it is")
 
 
 def _use(case: Case, what: str, label: str, begin: str) -> Advice:
@@ -96,14 +94,13 @@ def _use(case: Case, what: str, label: str, begin: str) -> Advice:
 
 def _nothing(case: Case, what: str, begin: str) -> Advice:
     """No method is better than none; or none is needed, or known."""
-    numbers, own = case.numbers(case.own), case.own
+    numbers, own, at = case.numbers(case.own), case.own, f"{case.length:,} tokens"
     if own is None or not case.here(own):
-        sentence = f"{begin} has a number at {case.length:,} tokens, nor has the model as it is."
+        sentence = f"{begin} has a number at {at}, nor has the model as it is."
         return Advice(what, None, None, sentence, numbers)
+    begin = f"{begin} helps at {at}"
     if case.reaches():
-        begin = f"Change nothing: the model as it is reads {case.length:,} tokens already"
-    else:
-        begin += f" is better at {case.length:,} tokens than the model as it is"
+        begin = f"Change nothing, the model as it is reads {at} already"
     return Advice(what, own, case.schemes[own], f"{begin}: {_story(numbers, True)}.", numbers)
 
 

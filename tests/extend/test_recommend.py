@@ -120,14 +120,14 @@ def test_nothing_helps() -> None:
     made = advised([*rows, *keys({OWN: 0.5, LEAKY: 0.5, YARN[4]: 0.5})])
     assert not made.helps and made.factor is None
     assert (made.best.label, made.best.scheme) == (UNTOUCHED, OWN)
-    assert made.best.sentence.startswith("Nothing helps: no method is better at 1,024 tokens")
+    assert made.best.sentence.startswith("Nothing helps at 1,024 tokens: the loss")
     assert set(runtimes(made).values()) == {UNTOUCHED}
 
 
 def test_nothing_is_needed() -> None:
     made = advised(at_target({OWN: 1.9, LEAKY: 1.9, YARN[4]: 2.2}, own=2.0))
     assert not made.helps and made.best.label == UNTOUCHED
-    assert made.best.sentence.startswith("Change nothing: the model as it is reads 1,024 tokens")
+    assert made.best.sentence.startswith("Change nothing, the model as it is reads 1,024 tokens")
 
 
 def test_more_passkeys_help_where_losses_are_alike() -> None:
