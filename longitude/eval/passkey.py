@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, get_args
 
+from longitude.eval.fit import Count, bytes_of, fit
 from longitude.fields import Mistake, shown
 
 Form = Literal["landmark", "short"]
@@ -25,16 +24,10 @@ TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them."
     " I will quiz you about the important information there."
 )
-GARBAGE = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-)
 KEY = "The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = "What is the pass key? The pass key is"
 LARGEST = 50_000
 SHORT_BELOW = 1_024
-SAMPLE = 4 * len(GARBAGE)  # characters from which the tokens a character takes are told
-ROUNDS = 4  # corrections of the first guess
-NEARBY = 32  # characters to either side of the last: cutting a word in two costs tokens
 
 
 @dataclass(frozen=True)
@@ -52,14 +45,18 @@ class Passkey:
         return f" {self.key}"
 
 
-def bytes_of(text: str) -> int:
-    """The count of a byte-level tokenizer."""
-    return len(text.encode())
-
-
 def form_for(length: int) -> Form:
     """The form that fits a window of this many tokens."""
     return "short" if length < SHORT_BELOW else "landmark"
+
+
+def form_of(asked: Form | None, length: int) -> Form:
+    """The form asked for; without one, that which fits the length."""
+    if asked is not None and asked not in get_args(Form):
+        raise Mistake(
+            f"a prompt's form is 'landmark' or 'short', but got {shown(asked)}: use one of them."
+        )
+    return asked or form_for(length)
 
 
 def passkey(
@@ -68,32 +65,29 @@ def passkey(
     rng: random.Random | int,
     depth: float | None = None,
     form: Form | None = None,
-    count: Callable[[str], int] = bytes_of,
+    count: Count = bytes_of,
 ) -> Passkey:
     """A passkey whose prompt and answer take `length` tokens, or as few less as can be.
 
     `rng` is a seed or a generator; `depth` is drawn where it is not given. `count` says how many
     tokens a text takes: `lambda text: len(tokenizer(text).input_ids)`, special tokens included.
     """
-    form = form or form_for(length)
-    _check(form, depth)
+    form = form_of(form, length)
+    _check(depth)
     rng = random.Random(rng) if isinstance(rng, int) else rng
     key = rng.randint(1, LARGEST)
     depth = rng.random() if depth is None else depth
 
-    @cache  # a real tokenizer is slow on a long text
-    def tokens(garbage: int) -> int:
-        return count(f"{_prompt(form, key, garbage, depth)} {key}")
-
     # the longest key decides, so that a length never works for one draw and fails for the next
-    least = max(tokens(0), count(f"{_prompt(form, LARGEST, 0, depth)} {LARGEST}"))
-    if least > length:
-        raise Mistake(
-            f"a passkey takes at least {least} tokens in its {form} form, but got a length of "
-            f"{length}: give {least} or more."
-        )
-    garbage = _garbage_for(tokens, length)
-    return Passkey(_prompt(form, key, garbage, depth), key, depth, form, tokens(garbage))
+    least = count(f"{_prompt(form, LARGEST, '', depth)} {LARGEST}")
+    garbage, tokens = fit(
+        lambda garbage: f"{_prompt(form, key, garbage, depth)} {key}",
+        length,
+        count,
+        f"a passkey in its {form} form",
+        least=least,
+    )
+    return Passkey(_prompt(form, key, garbage, depth), key, depth, form, tokens)
 
 
 def retrieved(asked: Passkey, continuation: str) -> bool:
@@ -102,11 +96,7 @@ def retrieved(asked: Passkey, continuation: str) -> bool:
     return said is not None and said.group().lstrip("0") == str(asked.key)
 
 
-def _check(form: str, depth: float | None) -> None:
-    if form not in get_args(Form):
-        raise Mistake(
-            f"a passkey's form is 'landmark' or 'short', but got {shown(form)}: use one of them."
-        )
+def _check(depth: float | None) -> None:
     if depth is not None and not 0 <= depth <= 1:
         raise Mistake(
             f"a passkey's depth is a share from 0 to 1, but got {shown(depth)}: "
@@ -114,30 +104,9 @@ def _check(form: str, depth: float | None) -> None:
         )
 
 
-def _prompt(form: str, key: int, garbage: int, depth: float) -> str:
-    """The prompt with this many characters of garbage, before and after the key."""
-    before = min(int(depth * (garbage + 1)), garbage)  # a uniform depth makes each place as likely
-    endless = f"{GARBAGE} " * (garbage // len(GARBAGE) + 1)
-    lines = [endless[:before], KEY.format(key=key), endless[: garbage - before], QUESTION]
+def _prompt(form: str, key: int, garbage: str, depth: float) -> str:
+    """The prompt with as many characters of garbage, before and after the key."""
+    most = len(garbage)
+    before = min(int(depth * (most + 1)), most)  # a uniform depth makes each place as likely
+    lines = [garbage[:before], KEY.format(key=key), garbage[: most - before], QUESTION]
     return "\n".join([TASK, *lines] if form == "landmark" else lines)
-
-
-def _garbage_for(tokens: Callable[[int], int], length: int) -> int:
-    """How many characters of garbage bring `tokens` to `length`, or as close below as can be.
-
-    Garbage repeats, so its tokens grow with its characters at one rate, save for where it is cut.
-    """
-    rate = (tokens(SAMPLE) - tokens(0)) / SAMPLE
-    if rate <= 0:
-        raise Mistake(
-            f"a passkey's count must grow with its text, but {SAMPLE} characters more made no "
-            f"difference: turn the tokenizer's truncation off."
-        )
-    guess = 0
-    for _ in range(ROUNDS):
-        guess = max(0, guess + round((length - tokens(guess)) / rate))
-    around = range(max(0, guess - NEARBY), guess + NEARBY + 1)
-    near = sorted(around, key=lambda garbage: abs(garbage - guess))
-    exact = next((garbage for garbage in near if tokens(garbage) == length), None)
-    below = (garbage for garbage in [0, *near] if tokens(garbage) < length)
-    return max(below, key=tokens) if exact is None else exact

@@ -139,7 +139,7 @@ def test_a_length_too_small_is_told_whatever_the_key(form: Form, least: int) -> 
     for seed in range(30):
         assert passkey(least, rng=seed, form=form).tokens == least
         with pytest.raises(
-            Mistake, match=rf"at least {least} tokens in its {form} form.* {least - 1}"
+            Mistake, match=rf"in its {form} form takes at least {least} tokens.* {least - 1}"
         ):
             passkey(least - 1, rng=seed, form=form)
 
