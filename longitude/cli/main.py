@@ -17,6 +17,7 @@ import typer
 from longitude import __version__
 from longitude.cli.env import env
 from longitude.cli.lab import lab
+from longitude.cli.report import report
 from longitude.cli.schemes import schemes
 from longitude.cli.show import show
 from longitude.cli.stream import stream
@@ -35,6 +36,7 @@ app.command()(schemes)
 app.command()(show)
 app.command()(train)
 app.command()(lab)
+app.command()(report)
 app.command()(stream)
 app.command()(env)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import vl_convert
 from rich.console import Console
 
+from longitude.eval.compare import Board
 from longitude.eval.rows import Measured
 from longitude.fields import Mistake
 from longitude.report import extend_page, extend_text
@@ -47,6 +49,28 @@ def show(
 def show_section(one: Section, console: Console) -> None:
     """Print a section."""
     extend_text.terminal(one, console)
+
+
+def plain(one: Section) -> dict[str, Any]:
+    """A section as JSON's own types: every board's numbers, and the advice."""
+    return {
+        "name": one.subject.name,
+        "run": one.run,
+        "trained": one.subject.trained,
+        "target": one.target,
+        "recommendation": dict(one.recommendation),
+        "schemes": one.schemes,
+        "boards": {name: _plain_board(board) for name, board in one.boards.items()},
+        "tax": {label: asdict(value) for label, value in one.tax.items()},
+        "reach": one.reach,
+    }
+
+
+def _plain_board(board: Board) -> list[dict[str, Any]]:
+    return [
+        {"label": label, "length": length, **asdict(cell)}
+        for (label, length), cell in board.cells.items()
+    ]
 
 
 def write_page(sections: Sequence[Section], path: Path, title: str | None = None) -> None:

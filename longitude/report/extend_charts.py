@@ -20,6 +20,7 @@ COUNT = "format(datum.value, ',')"
 CHOSEN = {"name": "chosen", "value": None}  # the label that is pointed at: the others grow faint
 TESTED = "!chosen || chosen == datum.label"
 HEIGHT, CELL = 300, 22
+STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)  # numbers on an axis of equal ratios, times powers of ten
 Rows = list[dict[str, Any]]
 
 
@@ -41,7 +42,7 @@ def charts(section: Section) -> list[Chart]:
     by_length = [m for m in ("context", *SHARES) if m in section.boards]
     return [
         *_by_position(section),
-        *(_by_length(section, section.boards[m]) for m in by_length),
+        *(chart for m in by_length for chart in _by_length(section, section.boards[m])),
         *_heatmaps(section),
         *_distances(section),
         *_cost(section),
@@ -60,20 +61,22 @@ def _by_position(section: Section) -> Iterable[Chart]:
         yield Chart("loss", "Loss by position", reading, spec, rows, "loss")
 
 
-def _by_length(section: Section, board: Board) -> Chart:
+def _by_length(section: Section, board: Board) -> Iterable[Chart]:
     rows = [
         {"label": s, "length": n, "x": n, **_numbers(cell.value)}
         for s in section.labels
         for n in board.lengths
         if (cell := board.cells.get((s, n))) and cell.value
     ]
+    if not rows:
+        return
     shares = board.measure in SHARES
     axis = alt.Axis(format="%", tickCount=5)
     scale = alt.Scale(domain=[0, 1])
     y = alt.Y("mean:Q", title=board.unit, scale=scale, axis=axis) if shares else _losses(rows)
     x = "length (tokens)" if shares else "tokens read before and with the scored ones"
     spec = _lines(section, rows, x, y, dots=True)
-    return Chart(board.measure, board.title, READING[board.measure], spec, rows, board.measure)
+    yield Chart(board.measure, board.title, READING[board.measure], spec, rows, board.measure)
 
 
 READING = {
@@ -81,9 +84,9 @@ READING = {
     "passkey": "The share of hidden numbers that the model gives back.",
     "keys": "One of several hidden numbers is asked for by its name.",
     "variables": "A chain of assignments is to be followed to its end.",
-    "distance": "The distance that the rotation is told, by true distance. Where pairs are told "
-    "different ones, a band lies between the least and the greatest. What stays under the level "
-    "rule was seen in training.",
+    "distance": "The distance that the model is told, by true distance. Where its pairs, heads or "
+    "layers are told different ones, a band lies between the least and the greatest. What stays "
+    "under the level rule was seen in training.",
 }
 
 
@@ -100,16 +103,17 @@ def _heatmaps(section: Section) -> Iterable[Chart]:
 
 def _heatmap(section: Section, rows: Rows) -> dict[str, Any]:
     look: dict[str, Any] = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
-    apart = alt.Scale(paddingInner=0.05, paddingOuter=0)
-    x = alt.X("length:O", title=None, axis=alt.Axis(labelExpr=COUNT, **look), scale=apart)
-    y = alt.Y("depth:O", title=None, axis=alt.Axis(format=".0%", **look), scale=apart)
+    every = [*section.boards["passkey"].lengths]  # those too that were refused: they stay empty
+    apart: dict[str, Any] = {"paddingInner": 0.05, "paddingOuter": 0}
+    across, down = alt.Scale(domain=every, **apart), alt.Scale(**apart)
+    x = alt.X("length:O", title=None, axis=alt.Axis(labelExpr=COUNT, **look), scale=across)
+    y = alt.Y("depth:O", title=None, axis=alt.Axis(format=".0%", **look), scale=down)
     scale = alt.Scale(domain=[0, 1], range="heatmap", interpolate="rgb")
     tint = alt.Color("mean:Q", scale=scale, legend=None)
     data = alt.Chart(alt.NamedData(ROWS))
     layers: list[Any] = [data.mark_rect().encode(x, y, tint, tooltip=_tips(rows))]
-    lengths = [r["length"] for r in rows]
-    if min(lengths) <= section.subject.trained <= max(lengths) and len({*lengths}) > 1:
-        inside = max(n for n in lengths if n <= section.subject.trained)
+    if min(every) <= section.subject.trained < max(every):
+        inside = max(n for n in every if n <= section.subject.trained)
         edge = alt.Chart(alt.InlineData([{"length": inside}]))
         rule = edge.mark_rule(strokeWidth=1.5, xOffset=1)
         layers.append(rule.encode(alt.X("length:O", bandPosition=1)))
@@ -227,10 +231,12 @@ def _y(title: str, name: str) -> alt.Y:
 def _losses(rows: Rows) -> alt.Y:
     """Equal ratios look equal; there are none to 0."""
     low, high = min(r["low"] for r in rows), max(r["high"] for r in rows)
-    scale = alt.Scale(zero=False)
-    if low > 0:
+    scale, ticks = alt.Scale(zero=False), [s * 10.0**e for e in range(-4, 5) for s in STEPS]
+    look: dict[str, Any] = {"tickCount": 5}
+    if low > 0 and high > 2 * low:
         scale = alt.Scale(type="log", domain=[low / 1.05, high * 1.05], nice=False)
-    axis = alt.Axis(tickCount=5, format=".3~g")
+        look = {"values": [t for t in ticks if low / 1.05 <= t <= high * 1.05]}
+    axis = alt.Axis(format=".3~g", labelOverlap=True, **look)
     return alt.Y("mean:Q", title="loss (nats a token)", scale=scale, axis=axis)
 
 

@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from longitude import __version__
 from longitude.eval.compare import Board
+from longitude.report.board import printable
 from longitude.report.extend_charts import Chart, charts
 from longitude.report.extend_look import DARK, LIGHT, config, dashes, place
 from longitude.report.extend_section import COSTS, SHARES, Section, printed, shown
@@ -80,6 +81,7 @@ def _section(s: Section, made: list[Chart], prefix: str) -> dict[str, Any]:
         "facts": _facts(s),
         "advice": _advice(s),
         "what_next": s.what_next,
+        "sentence": (s.recommendation.get("best") or {}).get("sentence", ""),
         "legend": LEGEND.format(target=s.target),
         "columns": s.columns(),
         "methods": [_method_row(s, label) for label in s.ranked],
@@ -139,7 +141,7 @@ def _figure(s: Section, group: list[Chart], prefix: str) -> dict[str, Any]:
         "reading": first.reading,
         "small": first.label is not None,
         "boxes": boxes,
-        "tables": [table for chart in group for table in _tables(s, chart)],
+        "tables": _tables(s, first),
         "protocol": " ".join(filter(None, [PROTOCOL[first.measure], taken and f"({taken}.)"])),
     }
 
@@ -147,7 +149,7 @@ def _figure(s: Section, group: list[Chart], prefix: str) -> dict[str, Any]:
 def _tables(s: Section, chart: Chart) -> list[dict[str, Any]]:
     """A chart's numbers as tables."""
     if chart.label is not None:
-        return [_grid_table(s, chart.label)]
+        return [_grid_table(s)]
     if chart.measure == "distance":
         return [_map_table(chart)]
     if chart.name == "loss":
@@ -178,15 +180,15 @@ def _bins_table(s: Section) -> dict[str, Any]:
     return {"title": title, "heads": ["method", *heads], "rows": rows}
 
 
-def _grid_table(s: Section, label: str) -> dict[str, Any]:
-    cells = s.grids[label]
-    lengths, depths = (sorted({place[n] for place in cells}) for n in (0, 1))
+def _grid_table(s: Section) -> dict[str, Any]:
+    lengths = s.boards["passkey"].lengths
     rows = [
-        [f"{depth:.0%}", *(_share(cells.get((n, depth))) for n in map(int, lengths))]
-        for depth in depths
+        [label, f"{depth:.0%}", *(_share(cells.get((n, depth))) for n in lengths)]
+        for label, cells in s.grids.items()
+        for depth in sorted({depth for _, depth in cells})
     ]
-    heads = ["depth", *(f"{n:,}" for n in lengths)]
-    return {"title": f"Passkeys of {label}", "heads": heads, "rows": rows}
+    heads = ["method", "depth", *(f"{n:,}" for n in lengths)]
+    return {"title": "Passkeys by length and depth", "heads": heads, "rows": rows}
 
 
 def _share(value: Any) -> str:
@@ -220,6 +222,7 @@ def _about(s: Section) -> list[tuple[str, list[str]]]:
         "its own scheme": [subject.scheme],
         "documents": [f"{t.name} ({t.digest[:12]})" for t in s.texts],
         "machine": s.machines(),
+        "notes": [printable(str(note)) for note in s.recommendation.get("notes", ())],
         "measured": dates,
     }
     return [(name, lines) for name, lines in every.items() if lines]

@@ -38,7 +38,9 @@ def terminal(section: Section, console: Console) -> None:
     for title, command in section.what_next:
         console.print()
         console.print(Text(title, style=DIM))
-        console.print(Text(f"  {printable(command)}", style="cyan"), soft_wrap=True)
+        for line in command.splitlines():
+            kept = line[: len(line) - len(line.lstrip())].expandtabs()
+            console.print(Text(f"  {kept}{printable(line)}", style="cyan"), soft_wrap=True)
 
 
 def advice(section: Section) -> Iterator[tuple[str, str]]:

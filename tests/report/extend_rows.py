@@ -120,7 +120,7 @@ ADVICE: dict[str, Any] = {
             "what": runtime,
             "label": "yarn",
             "scheme": METHODS["yarn"],
-            "sentence": f"is the best that {runtime} serves by its own settings: 1.58.",
+            "sentence": f"{runtime} can serve yarn as it is: the loss is 1.643 at 2,048 tokens.",
             "numbers": {},
         }
         for runtime in ("transformers", "vllm", "sglang", "llama.cpp")
@@ -135,6 +135,7 @@ ADVICE: dict[str, Any] = {
     "helps": True,
 }
 NEXT = [
+    ("Use it in Python", 'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("tiny-rope")'),
     ("Read a long text with it", "longitude stream tiny-rope --window 200 < book.txt"),
     ("Search its parameters", 'longitude extend tiny-rope --search --methods "leaky_rerope"'),
 ]
