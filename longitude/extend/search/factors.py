@@ -3,11 +3,11 @@
 
 After Ding et al. 2024, "LongRoPE" (arXiv:2402.13753): the search starts from linear, NTK and YaRN
 and keeps the factors non-decreasing. Theirs evolves every factor by itself over thousands of
-readings; this one is small. Curves are bent at a few knots in log λ, linearly in between, or two of
-them are blended; successive halving decides, and steps shrink from generation to generation. The
-temperature is searched along. Short and long factors are the same, so nothing switches with the
-length. The paper also leaves the first few tokens uninterpolated; no runtime has a setting for
-that, and it is left out.
+readings; this one is small. Curves of log λ are bent at a few knots, linearly in between, or slid
+along the pairs, or two of them are blended; successive halving decides, and steps shrink from
+generation to generation. The temperature is searched along. Short and long factors are the same, so
+nothing switches with the length. The paper also leaves the first few tokens uninterpolated; no
+runtime has a setting for that, and it is left out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from longitude.text import dump, parse
 KNOTS = 7
 STARTS = 3  # linear, NTK and YaRN
 GENERATIONS = 4
+SLIDES = 0.25  # the share of bends that move the whole curve along the pairs
 WARM = 0.04  # the standard deviation of a step in the temperature
 
 
@@ -70,7 +71,7 @@ def search_factors(
 def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[str, str]:
     """Linear, NTK and YaRN on top of the model's own frequencies: as factors, and by their name
     where the model's own frequencies are unscaled."""
-    ratio, own = target / trained, own_curve(rope, head_dim, trained)
+    ratio, own = round(target / trained, 4), own_curve(rope, head_dim, trained)
     kinds = (Linear(ratio), Ntk(ratio), Yarn(ratio, original=trained))
     found = {}
     for kind in kinds:
@@ -83,15 +84,21 @@ def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[
     return found
 
 
+def scalable(rope: Rope, head_dim: int, length: int) -> bool:
+    """Whether there are two pairs or more, for NTK to part, and every one of them turns."""
+    dim = rope.dim(head_dim)
+    return dim > 2 and bool((rope.frequencies.inv_freq(dim, rope.base, length) > 0).all())
+
+
 def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
     """What a rotation divides each of RoPE's frequencies by."""
+    if not scalable(rope, head_dim, length):
+        raise Mistake(
+            f"factors can't scale {rope} in heads of {head_dim}: it has a single pair, or pairs "
+            f"that never turn; search the parameters of other schemes."
+        )
     dim = rope.dim(head_dim)
     turns = rope.frequencies.inv_freq(dim, rope.base, length)
-    if not bool((turns > 0).all()):
-        raise Mistake(
-            f"{rope.frequencies} leaves pairs unturned, which factors can't write down: search "
-            f"the parameters of other schemes."
-        )
     logs = (Unscaled().inv_freq(dim, rope.base, length) / turns).log().tolist()
     return Curve(tuple(logs), math.sqrt(rope.frequencies.gain(length)))
 
@@ -124,8 +131,8 @@ def monotone(logs: Sequence[float], attention: float, most: float) -> Curve:
 
 
 def _child(parents: Sequence[Curve], step: float, most: float, rng: Random) -> Curve:
-    """A blend of two parents, or one of them bent, or both."""
-    curve = rng.choice(parents)
+    """A blend of two parents, or one of them bent, or both; the first parents have the most."""
+    curve = parents[int(len(parents) * rng.random() ** 2)]
     if len(parents) > 1 and rng.random() < 0.3:
         curve = _blend(*rng.sample(parents, 2), share=rng.random())
         if rng.random() < 0.5:
@@ -140,12 +147,23 @@ def _blend(a: Curve, b: Curve, share: float) -> Curve:
 
 
 def _bent(curve: Curve, step: float, most: float, rng: Random) -> Curve:
-    """Moved at one knot or at all of them; half of the time warmed or cooled as well."""
+    """Slid along the pairs, or moved at one knot or at all of them; half of the time warmed or
+    cooled as well."""
+    if rng.random() < SLIDES:
+        return monotone(
+            _slid(curve.logs, rng.gauss(0, step * len(curve.logs) / 4)), curve.attention, most
+        )
     only = rng.choice((None, *range(KNOTS)))
     offsets = [rng.gauss(0, step) if only in (None, knot) else 0.0 for knot in range(KNOTS)]
     logs = [log + _between(offsets, place) for log, place in _placed(curve.logs)]
     warmer = rng.gauss(0, WARM) if rng.random() < 0.5 else 0.0
     return monotone(logs, max(0.5, curve.attention + warmer), most)
+
+
+def _slid(logs: Sequence[float], by: float) -> list[float]:
+    """The curve so many pairs further on, its ends drawn out."""
+    last = len(logs) - 1
+    return [_between(logs, min(max(i - by, 0.0), last)) for i in range(len(logs))]
 
 
 def _placed(logs: Sequence[float]) -> list[tuple[float, float]]:

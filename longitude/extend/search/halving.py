@@ -20,6 +20,7 @@ News = Callable[[int, int, str], None]  # this round, of how many, what it reads
 Breed = Callable[[Sequence[str], int, int], list[str]]  # parents, how many, generation -> children
 FEW = 2  # schemes that are read on all documents, at least
 SMALLEST = 4  # schemes that a halving starts with, at least
+WORTHWHILE = 6  # schemes of a generation; a small budget has fewer generations rather
 
 
 def quiet(round: int, of: int, text: str) -> None:
@@ -53,6 +54,11 @@ class Readings:
         known.update(zip(missing, found, strict=True))
         return [known[one] for one in documents]
 
+    def complete(self, scheme: str, documents: Sequence[int]) -> bool:
+        """Whether nothing is left to read."""
+        known = self._known.get(scheme, {})
+        return math.inf in known.values() or known.keys() >= set(documents)
+
     def mean(self, scheme: str, documents: Sequence[int]) -> float:
         return math.fsum(self.losses(scheme, documents)) / len(documents)
 
@@ -66,16 +72,18 @@ def schedule(schemes: int, documents: int) -> list[tuple[int, int]]:
     return rounds
 
 
-def cost(schemes: int, documents: int) -> int:
-    """The readings of a halving, at most: later rounds add to the documents of earlier ones."""
+def cost(schemes: int, documents: int, known: int = 0) -> int:
+    """The readings of a halving, at most: later rounds add to the documents of earlier ones, and of
+    some schemes everything is known."""
     added = pairwise([(0, 0), *schedule(schemes, documents)])
-    return sum(kept * (read - before) for (_, before), (kept, read) in added)
+    new = schemes - known
+    return sum(min(kept, new) * (read - before) for (_, before), (kept, read) in added)
 
 
-def affordable(budget: int, documents: int) -> int:
-    """The most schemes that a halving can start with."""
-    schemes = 0
-    while cost(schemes + 1, documents) <= budget:
+def affordable(budget: int, documents: int, known: int = 0) -> int:
+    """The most schemes that a halving can start with, those included of which all is known."""
+    schemes = known
+    while cost(schemes + 1, documents, known) <= budget:
         schemes += 1
     return schemes
 
@@ -108,12 +116,11 @@ def evolve(
 ) -> str:
     """The best scheme found from these roots within so many readings, on all these documents."""
     limit, pool, order = readings.spent + budget, list(roots), list(documents)
+    generations = max(1, min(generations, budget // cost(WORTHWHILE, len(order))))
     for generation in range(generations):
         share = (limit - readings.spent) // (generations - generation)
-        size = affordable(share, len(order))
-        if size <= len(pool) and generation:
-            break
-        born = breed(pool, max(0, size - len(pool)), generation)
+        known = sum(readings.complete(scheme, order) for scheme in pool)
+        born = breed(pool, max(0, affordable(share, len(order), known) - len(pool)), generation)
         rng.shuffle(order)
         pool = halve(readings, [*pool, *born], order, news)[:FEW]
     return pool[0]

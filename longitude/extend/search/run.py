@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from longitude.extend.search.factors import STARTS, factor_starts, search_factors
+from longitude.extend.search.factors import STARTS, factor_starts, scalable, search_factors
 from longitude.extend.search.halving import SMALLEST, News, Readings, Score, cost, evolve, quiet
 from longitude.extend.search.judge import Found, apart, judge
 from longitude.extend.search.space import neighbours, starts
@@ -39,7 +39,7 @@ def search(
     """One result for each leader that can vary, and one for per-dimension factors where the model's
     own scheme is given and is one rotation. The budget counts readings (a scheme on a document) of
     the search, shared evenly; judging adds two of each judged document for each result, at most."""
-    roots, rope = starts(leaders, trained, target), _rotation(own)
+    roots, rope = starts(leaders, trained, target), _rotation(own, head_dim, trained)
     searched, judged = apart(documents, seed)
     ways = len(roots) + (rope is not None)
     if budget < least(ways, documents):
@@ -110,7 +110,8 @@ class _Task:
         return lambda round, of, text: self.news(round, of, f"{what}: {text}")
 
 
-def _rotation(own: str | None) -> Rope | None:
-    """The rotation that all layers of a model share, if there is one."""
+def _rotation(own: str | None, head_dim: int, trained: int) -> Rope | None:
+    """The rotation that all layers of a model share, if there is one that factors can scale."""
     scheme = None if own is None else parse(own)
-    return scheme.rotary if isinstance(scheme, Scheme) else None
+    rope = scheme.rotary if isinstance(scheme, Scheme) else None
+    return rope if rope and scalable(rope, head_dim, trained) else None

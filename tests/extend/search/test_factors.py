@@ -62,23 +62,23 @@ def test_a_model_that_is_scaled_already_is_scaled_on_top():
 
 
 def test_pairs_that_do_not_turn_are_refused():
-    with pytest.raises(Mistake, match="unturned"):
+    with pytest.raises(Mistake, match="never turn"):
         factor_starts(rope("rope(frequencies=proportional(0.5))"), HEAD, L, N)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_search_comes_closer_than_any_start_within_its_budget(seed):
     exam = Exam(noise=0.02)
-    best = search_factors(exam, rope(), HEAD, L, N, DOCUMENTS, 400, Random(seed))
+    best = search_factors(exam, rope(), HEAD, L, N, DOCUMENTS, 250, Random(seed))
     starts = [math.dist(curve_of(s).logs, exam.best) for s in factor_starts(rope(), HEAD, L, N)]
     assert math.dist(curve_of(best).logs, exam.best) < 0.7 * min(starts)
-    assert exam.readings <= 400
+    assert exam.readings <= 250
 
 
 def test_every_scheme_tried_is_one_that_runtimes_serve():
     exam = Exam()
-    search_factors(exam, rope(), HEAD, L, N, DOCUMENTS, 300, Random(0))
-    assert len(exam.seen) > 60
+    search_factors(exam, rope(), HEAD, L, N, DOCUMENTS, 160, Random(0))
+    assert len(exam.seen) > 40
     for text in exam.seen:
         assert dump(parse(text)) == text
         factors = parse(text).rotary.frequencies

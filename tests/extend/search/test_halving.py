@@ -56,6 +56,20 @@ def test_cost_is_what_is_read():
         assert len(exam.readings) == len(set(exam.readings)) == cost(many, documents)
 
 
+def test_what_is_known_costs_nothing():
+    """At most, and exactly so where the new schemes are the better ones."""
+    for new, documents in [(30, 8), (9, 8), (3, 4), (1, 2)]:
+        exam, known = Exam(), ["400", "500", "600"]
+        readings = Readings(exam)
+        halve(readings, known, DOCUMENTS[:documents])
+        for scheme in known:
+            readings.losses(scheme, DOCUMENTS[:documents])
+        before = readings.spent
+        halve(readings, [*known, *MANY[:new]], DOCUMENTS[:documents])
+        assert readings.spent - before == cost(new + 3, documents, known=3)
+        assert affordable(readings.spent - before, documents, known=3) >= new + 3
+
+
 @pytest.mark.parametrize("budget", [0, 9, 31, 100, 1000])
 def test_affordable_is_the_most_that_the_budget_holds(budget):
     most = affordable(budget, 8)
