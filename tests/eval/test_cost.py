@@ -1,0 +1,75 @@
+"""Costs: what was run, what the clock said, what memory was taken."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import longitude.hf as lh
+from longitude import Mistake
+from longitude.eval import cost as room
+from longitude.eval.cost import Cost, cost
+from tests.eval.test_reading import model
+
+
+def test_it_reads_and_writes_the_length() -> None:
+    m, shapes = model("tiny-rope"), []
+    hook = m.get_input_embeddings().register_forward_pre_hook(
+        lambda module, given: shapes.append(tuple(given[0].shape))
+    )
+    found = cost(m, 200, new=5)
+    hook.remove()
+    assert shapes[-6:] == [(1, 195), *[(1, 1)] * 5]
+    assert found.prefill > 0 and found.decode > 0
+
+
+def test_the_clock_is_right() -> None:
+    """A model that takes 0.3 s for a prompt and 20 ms for a token, and once 0.3 s."""
+    m, calls = model("tiny-rope"), []
+
+    def wait(module: Any, given: Any) -> None:
+        calls.append(given[0].shape[1])
+        slow = 0.3 if len(calls) == 8 else 0.02
+        time.sleep(0.3 if given[0].shape[1] > room.WARM else slow)
+
+    hook = m.get_input_embeddings().register_forward_pre_hook(wait)
+    found = cost(m, 100, new=7)
+    hook.remove()
+    assert calls == [room.WARM, 1, 1, 93, *[1] * 7]
+    assert 60 < found.prefill < 93 / 0.3
+    assert 20 < found.decode < 200, "a single slow token does not count"
+
+
+def test_memory_that_was_taken_is_seen() -> None:
+    m = model("tiny-rope")
+    weights = sum(p.numel() * 4 for p in m.parameters())
+
+    def take(module: Any, given: Any) -> None:
+        if given[0].shape[1] > room.WARM:
+            held = torch.ones(50 * 2**20 // 4)
+            time.sleep(0.05)
+            del held
+
+    hook = m.get_input_embeddings().register_forward_pre_hook(take)
+    found = cost(m, 100, new=2)
+    hook.remove()
+    assert 48 * 2**20 < found.peak - weights < 90 * 2**20
+    assert cost(m, 100, new=2).peak - weights < 30 * 2**20
+
+
+def test_a_patch_is_measured_too() -> None:
+    m = model("tiny-rope")
+    with lh.patched(m, "rope(remap=rerope(128))"):
+        assert isinstance(cost(m, 300, new=2), Cost)
+
+
+def test_a_table_that_is_just_long_enough_is_enough() -> None:
+    assert cost(model("tiny-learned"), 256, new=3).prefill > 0
+
+
+def test_what_makes_no_sense_is_told() -> None:
+    with pytest.raises(Mistake, match="got 16 of 16"):
+        cost(model("tiny-rope"), 16)
