@@ -144,14 +144,14 @@ def _yarn(part: Yarn, span: Span) -> Iterator[Setting]:
     heats = (None, 1, _short(math.sqrt(math.log(span.target) / math.log(span.trained))))
     yield from _grid(
         factor=span.factors(part.factor),
-        fast=_distinct((8, 16, 32, 64, part.fast)),
+        fast=_distinct((4, 8, 16, 32, 64, part.fast)),
         slow=_distinct((0.5, 1, 2, part.slow)),
         attention_factor=_distinct((*heats, part.attention_factor)),
     )
 
 
 def _dynamic_yarn(part: DynamicYarn, span: Span) -> Iterator[Setting]:
-    fast, slow = (8, 16, 32, 64, part.fast), (0.5, 1, 2, part.slow)
+    fast, slow = (4, 8, 16, 32, 64, part.fast), (0.5, 1, 2, part.slow)
     yield from _grid(fast=_distinct(fast), slow=_distinct(slow))
 
 
