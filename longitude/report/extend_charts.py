@@ -123,8 +123,8 @@ def _heatmap(section: Section, rows: Rows) -> dict[str, Any]:
 def _distances(section: Section) -> Iterable[Chart]:
     rows = [
         {"label": s, "x": x, "low": low, "high": high}
-        for s in section.maps
-        for x, low, high in section.maps[s]
+        for s in section.labels
+        for x, low, high in section.maps.get(s, ())
     ]
     if not rows:
         return

@@ -11,7 +11,8 @@ from longitude.report.extend_look import config
 from longitude.report.extend_section import Section
 
 WIDTH, SMALL = 620, 200
-KEY = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260, "symbolType": "stroke"}
+KEY: dict[str, Any] = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260}
+KEY |= {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5, "symbolSize": 260}
 
 
 def standing(section: Section, group: Sequence[Chart]) -> dict[str, Any]:
@@ -27,9 +28,8 @@ def standing(section: Section, group: Sequence[Chart]) -> dict[str, Any]:
 
 def _keyed(spec: dict[str, Any]) -> dict[str, Any]:
     """With a key to colours and dashes: a page has its own."""
-    for layer in spec["layer"]:
-        kinds = ("color", "strokeDash") if layer["mark"]["type"] in ("line", "circle") else ()
-        for kind in kinds:
+    for layer in spec["layer"]:  # all of them: one that wants none would take it from the rest
+        for kind in ("color", "strokeDash"):
             if kind in layer["encoding"]:
                 layer["encoding"][kind]["legend"] = KEY
     return spec

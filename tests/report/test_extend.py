@@ -122,6 +122,8 @@ def test_every_case_is_drawn(case: str) -> None:
     for chart in (c for c in charts(one) if c.label in (None, UNTOUCHED)):
         svg = vl_convert.vegalite_to_svg(json.dumps(standing(one, [chart]), allow_nan=False))
         assert "NaN" not in svg and "Infinity" not in svg
+        named = {r["label"] for r in chart.rows}  # a picture that stands alone has a key
+        assert not [label for label in named if f">{label}</text>" not in svg]
     read = Read(page([one], case))
     assert [tag for tag, _ in read.tags].count("h1") == 1
     text = "".join(read.shown)
