@@ -16,6 +16,7 @@ import typer
 
 from longitude import __version__
 from longitude.cli.env import env
+from longitude.cli.extend import extend
 from longitude.cli.lab import lab
 from longitude.cli.report import report
 from longitude.cli.schemes import schemes
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(schemes)
 app.command()(show)
 app.command()(train)
+app.command()(extend)
 app.command()(lab)
 app.command()(report)
 app.command()(stream)

@@ -111,14 +111,15 @@ def excerpts(
 
 def _corpus(documents: list[Document], name: str) -> Corpus:
     documents = sorted(documents)
-    train = tuple(d.text for d in documents if not _for_test(d.name))
-    test = tuple(d.text for d in documents if _for_test(d.name))
+    train = tuple(d.text for d in documents if not for_test(d.name))
+    test = tuple(d.text for d in documents if for_test(d.name))
     if not train or not test:
         train, test = _cut(tuple(d.text for d in documents))
     return Corpus(train, test, _fingerprint(documents), name)
 
 
-def _for_test(name: str) -> bool:
+def for_test(name: str) -> bool:
+    """Whether the document of this name is for the test, on every machine."""
     return int.from_bytes(sha256(fsencode(name)).digest()[:8], "big") % ONE_IN == 0
 
 

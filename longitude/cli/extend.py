@@ -1,0 +1,205 @@
+"""`longitude extend`: every way to a longer context, measured on one's own model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longitude.cli import options as o
+
+if TYPE_CHECKING:
+    from longitude.extend.prepare import Options, Prepared
+    from longitude.record import Store
+
+DEFAULT = "tiny-rope"
+
+
+def extend(
+    model: o.Model = DEFAULT,
+    to: Annotated[
+        str | None,
+        typer.Option(help="Target length: 32768, 32k, or 4x the trained window. [default: 4x]"),
+    ] = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="auto, all, or names and schemes joined by ;, as in yarn; leaky_rerope; "
+            "rope(remap=rerope(512))."
+        ),
+    ] = "auto",
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text",
+            help="A file, a folder or a `datasets` name (owner/name:config:split); as often as you "
+            "like. Without: documentation topics and library sources of this Python.",
+        ),
+    ] = None,
+    docs: Annotated[int, typer.Option(help="Documents to compare on.")] = 4,
+    lengths: Annotated[
+        str | None, typer.Option(help="Lengths to measure at; without, doubling to the target.")
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Questions to ask: passkey, keys, variables; or none.")
+    ] = "passkey",
+    questions: Annotated[
+        int | None,
+        typer.Option(help="In each cell of length and depth. [default: 4, and 1 on a CPU]"),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time to spend, as in 10m: plans what fits, and says so.")
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Go on: search parameters around the best methods.")
+    ] = False,
+    lm_eval: Annotated[
+        str | None, typer.Option("--lm-eval", help="lm-eval tasks for the best method, as a,b.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: an existing Ray cluster.")] = "local",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: o.ModelDType = "auto",
+    revision: o.Revision = None,
+    trust_remote_code: o.Trust = False,
+    seed: Annotated[int, typer.Option(help="Of documents and questions.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what it would cost; run nothing.")
+    ] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Measure every way to a longer context on your model, and say which one to use.
+
+    Every method reads the same documents and answers the same questions: loss by position, loss of
+    the same last tokens with more and more before them, passkeys by length and depth, what it costs
+    inside the trained window, speed and memory. Then one recommendation, and one for each runtime.
+
+    All numbers go to results.sqlite in --out; the same command again goes on where one was
+    stopped, and computes nothing twice. The report is one page, report.html.
+    """
+    from longitude.extend.prepare import Options
+
+    chosen = to or ("8x" if model == DEFAULT else "4x")
+    asked = () if tasks == "none" else tuple(t.strip() for t in tasks.split(",") if t.strip())
+    options = Options(
+        model=model, to=chosen, methods=methods, lengths=_numbers(lengths),
+        text=tuple(text or ()), docs=docs, apart=2 * docs if search else 0, tasks=asked,
+        questions=questions, seed=seed, device=device, dtype=dtype, revision=revision,
+        trust_remote_code=trust_remote_code, quiet=as_json,
+    )  # fmt: skip
+    _extend(options, budget, search, lm_eval, engine, out, dry_run, as_json)
+
+
+def _extend(
+    options: Options,
+    budget: str | None,
+    search: bool,
+    lm_eval: str | None,
+    engine: str,
+    out: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from longitude.extend import whole
+    from longitude.record import Store
+
+    check = whole.engine_named(engine)
+    prepared = whole.ready(options, budget)
+    folder = out or Path("runs") / f"{_slug(options.model)}-{prepared.plan.target}"
+    _tell(prepared, folder, as_json)
+    if dry_run:
+        _show_plan(prepared, as_json)
+        return
+    with Store(whole.writable(folder) / "results.sqlite") as store:
+        _measure(prepared, store, folder, check, as_json)
+        extra: dict[str, Any] = {}
+        if search:
+            extra["search"] = _search(prepared, store, as_json)
+        if lm_eval:
+            extra["lm_eval"] = whole.judged_by_lm_eval(prepared, store, lm_eval)
+        _finish(prepared, store, folder, extra, as_json)
+
+
+def _measure(prepared: Prepared, store: Store, folder: Path, run: Any, as_json: bool) -> None:
+    from longitude.cli.output import say
+    from longitude.cli.steps import steps
+    from longitude.extend.run import missing
+
+    todo = missing(prepared.plan, store)
+    every = len(prepared.plan.tasks())
+    if len(todo) < every and not as_json:
+        say(f"{every - len(todo)} of {every} tasks are recorded in {folder}.")
+    with steps(as_json) as tell:
+        try:
+            run(prepared, store, todo, tell)
+        except KeyboardInterrupt:
+            say("stopped: the same command goes on from here.")
+            raise
+
+
+def _search(prepared: Prepared, store: Store, as_json: bool) -> list[dict[str, Any]]:
+    from longitude.cli.output import say
+    from longitude.extend import whole
+
+    tell = (lambda text: None) if as_json else say
+    return whole.searched(prepared, store, tell)
+
+
+def _finish(
+    prepared: Prepared, store: Store, folder: Path, extra: dict[str, Any], as_json: bool
+) -> None:
+    from longitude.cli.output import console, print_json, say
+    from longitude.extend import whole
+
+    found, advice = whole.written(prepared, store, folder, extra)
+    if as_json:
+        print_json({"folder": str(folder), **advice})
+    else:
+        whole.show(found, advice, console())
+    say(f"wrote {folder / 'report.html'}, summary.md, recommendation.json and rows.jsonl.")
+
+
+def _tell(prepared: Prepared, folder: Path, as_json: bool) -> None:
+    from longitude.cli.output import say
+
+    if as_json:
+        return
+    plan = prepared.plan
+    say(
+        f"{plan.subject.name}: trained to {plan.subject.trained:,}, to be read to "
+        f"{plan.target:,}: {len(plan.methods)} methods, {len(plan.texts)} documents, "
+        f"into {folder}."
+    )
+    for note in prepared.notes:
+        say(f"  {note}")
+
+
+def _show_plan(prepared: Prepared, as_json: bool) -> None:
+    from longitude.cli.output import print_json
+    from longitude.extend import whole
+
+    told = whole.estimate(prepared)
+    if as_json:
+        print_json(told)
+        return
+    for name, value in told.items():
+        print(f"{name}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    from longitude.fields import Mistake
+
+    try:
+        return tuple(int(item) for item in text.split(",")) if text else ()
+    except ValueError:
+        raise Mistake(f"--lengths takes whole numbers, but got {text!r}: write 512,2048.") from None
+
+
+def _slug(name: str) -> str:
+    """A model's name as a folder's."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    return re.sub(r"[^\w.-]+", "-", last).strip("-.") or "model"

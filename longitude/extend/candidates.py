@@ -1,0 +1,225 @@
+"""The methods that an extension compares, with windows, factors and groups derived for the model.
+
+From the trained length L to the target T, s = T/L, by each paper's own rule: interpolations take
+the factor s (YaRN 2s as well, because it is said to reach less far than its factor);
+ReRoPE's window is L/2, leaky ReRoPE's factor 2s keeps w + (T - w)/k below L (Su, kexue.fm 9708);
+Self-Extend groups so that W + (T - W)/G stays within 2/3 of L (Jin et al. 2024); dual chunk takes
+3L/4 and L/8 (An et al. 2024); streaming fills the window. "Change nothing" is always among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from longitude.fields import Mistake, shown
+from longitude.parts import Chunked, Window
+from longitude.scheme import Layers, Scheme
+from longitude.text import dump, parse
+
+Own = Scheme | Layers
+AUTO, ALL = "auto", "all"
+NOTHING = "none"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method under its short name, and what it writes in place of the model's own scheme (None:
+    nothing)."""
+
+    name: str
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """From the trained length to the target, in the numbers that methods take."""
+
+    trained: int
+    target: int
+
+    @property
+    def factor(self) -> str:
+        """T/L as one would write it, never below it."""
+        return _number(self.target / self.trained)
+
+    @property
+    def twice(self) -> str:
+        return _number(2 * self.target / self.trained)
+
+    @property
+    def half(self) -> int:
+        return max(1, self.trained // 2)
+
+    @property
+    def leak(self) -> int:
+        return max(2, -(-2 * self.target // self.trained))
+
+    @property
+    def group(self) -> int:
+        """The least power of two by which far distances stay within 2/3 of the window."""
+        window = self.neighbours
+        least = (self.target - window) / (2 * self.trained / 3 - window)
+        return 2 ** max(1, (max(2, -int(-least // 1)) - 1).bit_length())
+
+    @property
+    def neighbours(self) -> int:
+        return max(1, self.trained // 4)
+
+
+def _rope(s: Stretch) -> list[Candidate]:
+    """The ways of rotation that `auto` tries."""
+    made = {
+        "linear": f"rope(frequencies=linear({s.factor}))",
+        "ntk": f"rope(frequencies=ntk({s.factor}))",
+        "yarn": f"rope(frequencies=yarn({s.factor}, original={s.trained}))",
+        "yarn ": f"rope(frequencies=yarn({s.twice}, original={s.trained}))",
+        "dynamic_ntk": f"rope(frequencies=dynamic_ntk({s.trained}))",
+        "rerope": f"rope(remap=rerope({s.half}))",
+        "leaky_rerope": f"rope(remap=leaky_rerope({s.half}, {s.leak}))",
+        "self_extend": f"rope(remap=self_extend({s.group}, {s.neighbours}))",
+        "dual_chunk": f"rope(remap=dual_chunk({3 * s.trained // 4}, {s.trained // 8}))",
+        "streaming": f"rope(remap=streaming(4, {s.trained - 4}))",
+    }
+    return [Candidate(name.strip(), text) for name, text in made.items()]
+
+
+def _more_rope(s: Stretch) -> list[Candidate]:
+    """And those that only `all` tries."""
+    original = f"original={s.trained}"
+    quarter = max(1, s.trained // 4)
+    made = {
+        "ntk": f"rope(frequencies=ntk({s.twice}))",
+        "ntk_mixed": f"rope(frequencies=ntk_mixed({s.factor}))",
+        "by_parts": f"rope(frequencies=by_parts({s.factor}, {original}))",
+        "llama3": f"rope(frequencies=llama3({s.factor}, {original}))",
+        "dynamic_linear": f"rope(frequencies=dynamic_linear({s.trained}))",
+        "dynamic_yarn": f"rope(frequencies=dynamic_yarn({s.trained}))",
+        "stepped": f"rope(frequencies=stepped('yarn', {original}))",
+        "rerope": f"rope(remap=rerope({s.half})) + logn({s.trained})",
+        "rerope ": f"rope(remap=rerope({quarter}))",
+        "leaky_rerope": f"rope(remap=leaky_rerope({s.half}, {s.leak})) + logn({s.trained})",
+        "leaky_rerope ": f"rope(remap=leaky_rerope({quarter}, {s.leak}))",
+        "self_extend": f"rope(remap=self_extend({s.leak}, {max(1, s.trained // 8)}))",
+        "lm_infinite": f"rope(remap=lm_infinite({s.half}))",
+        "logn": f"logn({s.trained})",
+    }
+    return [Candidate(name.strip(), text) for name, text in made.items()]
+
+
+def _alibi(s: Stretch) -> list[Candidate]:
+    return [
+        Candidate("alibi_interpolated", f"alibi_interpolated({s.factor})"),
+        Candidate("ntk_alibi", f"ntk_alibi({s.factor})"),
+        Candidate("ntk_alibi", f"ntk_alibi({s.twice})"),
+    ]
+
+
+def _learned(s: Stretch) -> list[Candidate]:
+    return [
+        Candidate("hierarchical", f"hierarchical({s.trained})"),
+        Candidate("learned_tiled", f"learned_tiled({s.trained})"),
+        Candidate("learned_interpolated", f"learned_interpolated({s.trained}, {s.factor})"),
+    ]
+
+
+Makers = tuple[Callable[[Stretch], list[Candidate]], ...]
+FAMILIES: dict[str, tuple[Makers, Makers]] = {  # what auto tries, and what all adds
+    "rope": ((_rope,), (_more_rope,)),
+    "alibi": ((_alibi,), ()),
+    "learned": ((_learned,), ()),
+}
+
+
+def family(own: Own) -> str:
+    """Which kind of positions a model has."""
+    layers = [own.layer(i, len(own)) for i in range(len(own))]
+    if any(one.rotary for one in layers):
+        return "rope"
+    if layers[0].bias:
+        return "alibi"
+    if layers[0].embed:
+        return "learned"
+    raise Mistake(f"the model has no positions to extend ({shown(own)}): there is nothing to do.")
+
+
+def candidates(methods: str, own: Own, trained: int, target: int) -> list[Candidate]:
+    """The methods that a text asks for: auto, all, or names and schemes joined by `;`."""
+    stretch = Stretch(trained, target)
+    first, rest = FAMILIES[family(own)]
+    auto = [one for make in first for one in make(stretch)]
+    every = [*auto, *(one for make in rest for one in make(stretch))]
+    asked = [part.strip() for part in methods.split(";") if part.strip()]
+    if not asked:
+        raise Mistake("--methods names none: write auto, all, or for example yarn; leaky_rerope.")
+    found = [one for part in asked for one in _named(part, auto, every)]
+    once = {one.text: one for one in [Candidate(NOTHING, None), *found]}
+    return [Candidate(c.name, c.text and full_layers(c.text, own)) for c in once.values()]
+
+
+def _named(part: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates of one word, or the scheme that is written."""
+    if part == NOTHING:
+        return []
+    if part in (AUTO, ALL):
+        return [*(auto if part == AUTO else every)]
+    by_name = [one for one in auto if one.name == part] or [c for c in every if c.name == part]
+    if by_name:
+        return by_name
+    if "(" in part:
+        parse(part)  # a mistake in it is told here
+        return [Candidate(part, part)]
+    names = list(dict.fromkeys(one.name for one in every))
+    near = get_close_matches(part, names, n=3) or names
+    raise Mistake(
+        f"--methods: no method is called {shown(part)} for this kind of model: use "
+        f"{', '.join(near)}, auto, all, or write a scheme."
+    )
+
+
+def full_layers(text: str, own: Own) -> str:
+    """The scheme for the layers that see the whole text; those with a window of their own never
+    meet a distance they were not trained for."""
+    if isinstance(own, Scheme) or text.startswith("layers("):
+        return text
+    each = [own.layer(i, len(own)) for i in range(len(own))]
+    near = [any(isinstance(m, Window | Chunked) for m in one.mask) for one in each]
+    if not any(near) or all(near):
+        return text
+    return f"layers({', '.join(dump(a) if b else text for a, b in zip(each, near, strict=True))})"
+
+
+def label(scheme: Own, own: Own) -> str:
+    """What a scheme changes, as short as can be told: leaky_rerope(128, 16) + logn(256)."""
+    from longitude.eval.rows import UNTOUCHED
+
+    if scheme == own:
+        return UNTOUCHED
+    pairs = [(scheme.layer(i, len(own)), own.layer(i, len(own))) for i in range(len(own))]
+    told = list(dict.fromkeys(_changes(a, b) for a, b in pairs if a != b))
+    return " | ".join(told)
+
+
+def _changes(scheme: Scheme, own: Scheme) -> str:
+    parts = [str(p) for p in scheme.parts if p not in own.parts and p is not scheme.rotary]
+    rope, mine = scheme.rotary, own.rotary
+    inside = []
+    if rope is not None and rope != mine:
+        base = mine is None or rope.base != mine.base
+        inside += [f"base={rope.base:g}"] if base else []
+        for name in ("frequencies", "remap"):
+            part = getattr(rope, name)
+            inside += [str(part)] if part and part != getattr(mine, name, None) else []
+    return " + ".join([*inside, *parts]) or str(scheme)
+
+
+def by_length(scheme: Own) -> bool:
+    """Whether a scheme's numbers depend on how long the whole text is."""
+    ropes = [scheme.layer(i, len(scheme)).rotary for i in range(len(scheme))]
+    return any(rope.frequencies.by_length for rope in ropes if rope)
+
+
+def _number(value: float) -> str:
+    """A factor with at most two decimals, rounded up."""
+    return f"{-int(-round(value * 100, 6) // 1) / 100:g}"
