@@ -177,8 +177,8 @@ def stretch_for(model: nn.Module) -> int:
 
 
 def _bytes(model: Any, rows: int, tokens: int, total: int) -> int:
-    """What the activations of one forward take, roughly: a layer's feed-forward and its heads, and
-    scores or a mask where attention has all of them in memory."""
+    """What the activations of one forward take, roughly: a layer's feed-forward or its heads, which
+    come one after the other, and scores or a mask where attention has all of them in memory."""
     config = text_config(model)
     width, heads = config.hidden_size, config.num_attention_heads
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
@@ -189,7 +189,7 @@ def _bytes(model: Any, rows: int, tokens: int, total: int) -> int:
         pairs = 1 + size  # a mask, as booleans and as numbers to add
     elif how == "eager":
         pairs = heads * (4 + 2 * size)  # scores, their softmax in float32, and rounded
-    return rows * tokens * (size * (3 * inner + 12 * width) + pairs * total)
+    return rows * tokens * (size * max(4 * inner + 2 * width, 12 * width) + pairs * total)
 
 
 def text_config(model: nn.Module) -> Any:

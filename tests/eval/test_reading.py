@@ -102,7 +102,7 @@ def test_a_text_too_long_for_one_forward_goes_in_chunks(monkeypatch: pytest.Monk
     hook = m.model.register_forward_pre_hook(
         lambda module, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
     )
-    monkeypatch.setattr(prefill, "ROOM", 6 * 2**20)
+    monkeypatch.setattr(prefill, "ROOM", 5 * 2**20)
     found = losses(m, ids)
     hook.remove()
     assert read == [300, 300]
@@ -117,6 +117,19 @@ def test_attention_that_holds_all_scores_reads_shorter_chunks() -> None:
     chunk = chunk_for(alibi, 1, 2**16, head_of(alibi))
     assert 6 * 4 * chunk * 2**16 < prefill.ROOM
     assert chunk >= 256
+
+
+def test_a_long_text_of_a_small_model_needs_no_mask_and_no_cache() -> None:
+    """SmolLM2-135M at 131,072 tokens in bfloat16: chunks would cost a mask and its slow kernel."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=1)
+    with torch.device("meta"):
+        m: Any = LlamaForCausalLM(config)
+        m = m.to(torch.bfloat16)
+    head = prefill.Head(m.lm_head, lambda x: x)
+    assert chunk_for(m, 1, 2**17, head) == 2**17
+    assert prefill.LEAST <= chunk_for(m, 1, 2**20, head) <= 2**10, "there it takes a mask"
 
 
 def capped(kind: str) -> Any:
