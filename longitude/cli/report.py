@@ -22,16 +22,16 @@ def report(
     from longitude.cli.output import console, print_json, say
     from longitude.extend.folder import joined
     from longitude.fields import Mistake
-    from longitude.report import extend
+    from longitude.report.extending.report import plain, show_section, write_page
 
     if out.suffix.lower() != ".html":
         raise Mistake(f"--out {out} names no page: end it in .html.")
     sections = joined(runs)
-    extend.write_page(sections, out)
+    write_page(sections, out)
     if as_json:
-        print_json({"report": str(out), "models": [extend.plain(s) for s in sections]})
+        print_json({"report": str(out), "models": [plain(s) for s in sections]})
     else:
         for section in sections:
-            extend.show_section(section, console())
+            show_section(section, console())
             console().print()
     say(f"wrote {out}")

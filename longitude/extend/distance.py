@@ -18,7 +18,7 @@ from longitude.inspect.lengths import default_dim
 from longitude.inspect.page import distinct
 from longitude.inspect.terms import bias
 from longitude.part import Dims, Mistake
-from longitude.report.extend_section import MapPoint
+from longitude.report.extending.section import MapPoint
 from longitude.scheme import Scheme
 from longitude.text import parse
 

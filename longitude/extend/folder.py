@@ -19,9 +19,9 @@ from longitude.extend.distance import maps
 from longitude.extend.recommend import recommend
 from longitude.fields import Mistake
 from longitude.record import Store
-from longitude.report import extend as report
-from longitude.report.extend_files import replace_file
-from longitude.report.extend_section import Section
+from longitude.report.extending import report
+from longitude.report.extending.section import Section
+from longitude.report.files import replace_file
 from longitude.text import parse
 
 STORE, ROWS, ADVICE, PAGE = "results.sqlite", "rows.jsonl", "recommendation.json", "report.html"

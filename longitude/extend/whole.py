@@ -22,7 +22,7 @@ from longitude.extend.run import Watch, local, measured
 from longitude.extend.searching import searched as search_on
 from longitude.fields import Mistake, shown
 from longitude.record import Store
-from longitude.report import extend as report
+from longitude.report.extending import report
 
 Run = Callable[[Prepared, Store, Sequence[Task], Watch], None]
 ENGINES = ("local", "ray")

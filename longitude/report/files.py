@@ -53,11 +53,15 @@ def write(page: Page, path: Path) -> None:
 def write_spec(spec: dict[str, Any], title: str, path: Path) -> None:
     """Write a Vega-Lite document as HTML, PNG or SVG: the whole file, or the old one stays."""
     check_kind(path)
-    drawn = _drawn(json.dumps(spec), title, path.suffix.lower())
+    replace_file(path, _drawn(json.dumps(spec), title, path.suffix.lower()))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file beside the target and put it in its place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(drawn)
+        part.write_bytes(content)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from longitude.report import files
 from longitude.report.board import Board, boards, points, round_positions, tidy
 from longitude.report.braille import DASHED, DOTTED, SOLID, SPARSE, Pattern
 from longitude.report.lab_figures import lab_spec
+from longitude.report.markdown import escaped, fenced, markdown_table
 from longitude.report.plot import DIM, MARK, Line, Plot, Point, draw
 from longitude.report.terminal import GAP, side_by_side
 
@@ -61,7 +61,7 @@ def write(scores: Iterable[Score], path: Path, title: str) -> None:
 
 def markdown(scores: Iterable[Score]) -> str:
     """The tables as Markdown."""
-    return "\n".join(_markdown_table(board) for board in boards(tidy(scores)))
+    return "\n".join(_markdown_board(board) for board in boards(tidy(scores)))
 
 
 def tables(board: Board, width: int) -> Iterator[Table]:
@@ -156,29 +156,19 @@ def _cell(board: Board, label: str, length: int, between: str) -> Text:
     return Text.assemble((value, look), (between + swing if swing else "", DIM))
 
 
-def _markdown_table(board: Board) -> str:
+def _markdown_board(board: Board) -> str:
     heads = [f"{n} (trained)" if n == board.trained else f"{n}" for n in board.lengths]
-    lines = [[_escaped(board.task), *heads], ["---", *("--:" for _ in heads)]]
-    for label in board.labels:
-        lines.append([_code(label), *(_markdown_cell(board, label, n) for n in board.lengths)])
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    notes = "".join(f"- {_escaped(reason)}\n" for reason in board.reasons())
-    head = _escaped(f"{board.task}, trained at {board.trained}: {board.measure}.")
-    return f"{head}\n\n{table}" + (f"\n{notes}" if notes else "")
+    rows = [
+        [fenced(label), *(_markdown_cell(board, label, n) for n in board.lengths)]
+        for label in board.labels
+    ]
+    made = markdown_table([escaped(board.task), *heads], rows)
+    notes = "".join(f"- {escaped(reason)}\n" for reason in board.reasons())
+    head = escaped(f"{board.task}, trained at {board.trained}: {board.measure}.")
+    return f"{head}\n\n{made}" + (f"\n{notes}" if notes else "")
 
 
 def _markdown_cell(board: Board, label: str, length: int) -> str:
     value, swing = board.value(label, length), board.swing(label, length)
     best = f"**{value}**" if board.best(label, length) else value
     return f"{best} {swing}".strip()
-
-
-def _code(text: str) -> str:
-    """A code span, fenced by more backticks than the text has in a row; bars would end the cell."""
-    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
-    edge = " " if "`" in text else ""
-    return f"{fence}{edge}{text}{edge}{fence}".replace("|", "\\|")
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"[\\`*_{}\[\]<>&|#~]", r"\\\g<0>", text)

@@ -13,7 +13,7 @@ from longitude.eval.rows import CONTEXT, Measured, Text
 from longitude.extend import folder as folders
 from longitude.fields import Mistake
 from longitude.record import Store
-from tests.report import extend_rows as rows
+from tests.report.extending import rows
 
 FEW = ("as it is", "yarn", "leaky_rerope")
 SMALL = [one for one in rows.FOUND if one.asked.measure == CONTEXT and one.label in FEW]

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from longitude.report.extend_charts import CHOSEN, ROWS, Chart
-from longitude.report.extend_look import config
-from longitude.report.extend_section import Section
+from longitude.report.extending.charts import CHOSEN, ROWS, Chart
+from longitude.report.extending.look import config
+from longitude.report.extending.section import Section
 
 WIDTH, SMALL = 620, 200
 KEY: dict[str, Any] = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260}

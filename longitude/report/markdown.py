@@ -1,21 +1,9 @@
-"""Files that are whole or the old ones, and texts that mean nothing in Markdown."""
+"""Markdown: tables, and texts from outside whose signs mean nothing in it."""
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a whole file beside the target and put it in its place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+from collections.abc import Sequence
 
 
 def escaped(text: str) -> str:
@@ -28,3 +16,9 @@ def fenced(text: str) -> str:
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     edge = " " if "`" in text else ""
     return f"{fence}{edge}{text}{edge}{fence}".replace("|", "\\|")
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is names and whose others are numbers."""
+    lines = [heads, ["---", *("--:" for _ in heads[1:])], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

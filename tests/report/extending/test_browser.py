@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from longitude.report import extend
-from tests.report import extend_rows as rows
+from longitude.report.extending import report
+from tests.report.extending import rows
 
 CHROMIUM = next(
     (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
@@ -53,7 +53,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    extend.write_page([extend.section(rows.FOUND, rows.ADVICE, rows.NEXT, rows.MAPS)], path)
+    report.write_page([report.section(rows.FOUND, rows.ADVICE, rows.NEXT, rows.MAPS)], path)
     return Path(path).as_uri()
 
 

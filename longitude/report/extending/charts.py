@@ -12,8 +12,8 @@ from typing import Any
 import altair as alt
 
 from longitude.eval.compare import Board, Interval
-from longitude.report.extend_look import dashes
-from longitude.report.extend_section import SHARES, Section
+from longitude.report.extending.look import dashes
+from longitude.report.extending.section import SHARES, Section
 
 ROWS = "rows"  # the name of a chart's data
 COUNT = "format(datum.value, ',')"

@@ -21,9 +21,9 @@ from markupsafe import Markup
 from longitude import __version__
 from longitude.eval.compare import Board
 from longitude.report.board import printable
-from longitude.report.extend_charts import Chart, charts
-from longitude.report.extend_look import DARK, LIGHT, config, dashes, place
-from longitude.report.extend_section import COSTS, SHARES, Section, printed, shown
+from longitude.report.extending.charts import Chart, charts
+from longitude.report.extending.look import DARK, LIGHT, config, dashes, place
+from longitude.report.extending.section import COSTS, SHARES, Section, printed, shown
 
 LEGEND = (
     "From the best at {target:,} tokens to the worst. Bold: no other is better; ≈: can’t be told "
@@ -60,7 +60,7 @@ def page(sections: Sequence[Section], title: str) -> str:
     }
     counts = [len(s.labels) for s in sections]
     themes = [{"light": config(n), "dark": config(n, dark=True)} for n in counts]
-    scripts = (_library(), _asset("extend.js"))
+    scripts = (_library(), _asset("page.js"))
     return _template().render(
         title=title,
         sections=told,
@@ -69,7 +69,7 @@ def page(sections: Sequence[Section], title: str) -> str:
         policy=_policy(scripts),
         library=Markup(scripts[0]),
         script=Markup(scripts[1]),
-        style=Markup(_asset("extend.css") + _strokes()),
+        style=Markup(_asset("page.css") + _strokes()),
     )
 
 
@@ -252,11 +252,11 @@ def _library() -> str:
 
 
 def _asset(name: str) -> str:
-    return files("longitude.report").joinpath(name).read_text(encoding="utf-8")
+    return files("longitude.report.extending").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
 def _template() -> Any:
     made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    return made.from_string(_asset("extend.html"))
+    return made.from_string(_asset("page.html"))

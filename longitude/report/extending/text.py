@@ -12,8 +12,8 @@ from rich.text import Text
 
 from longitude.eval.compare import Board
 from longitude.report.board import printable
-from longitude.report.extend_files import escaped, fenced
-from longitude.report.extend_section import BEST, TIED, Column, Section, Shown, shown
+from longitude.report.extending.section import BEST, TIED, Column, Section, Shown, shown
+from longitude.report.markdown import escaped, fenced, markdown_table
 from longitude.report.plot import DIM
 from longitude.report.terminal import GAP
 
@@ -74,18 +74,13 @@ def _methods(section: Section) -> str:
         for s in section.ranked
     ]
     note = f"**Bold**: the best; {NEAR}: can’t be told from it; ± and ranges are 95 % intervals."
-    return _markdown_table(heads, rows) + f"\n{note}\n"
+    return markdown_table(heads, rows) + f"\n{note}\n"
 
 
 def _by_length(board: Board) -> str:
     heads = [f"{n:,}{' (trained)' if n == board.trained else ''}" for n in board.lengths]
     rows = [[fenced(s), *(_cell(shown(board, s, n)) for n in board.lengths)] for s in board.labels]
-    return f"{board.title}, {board.unit}:\n\n" + _markdown_table(["method", *heads], rows)
-
-
-def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---", *("--:" for _ in heads[1:])], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{board.title}, {board.unit}:\n\n" + markdown_table(["method", *heads], rows)
 
 
 def _cell(one: Shown) -> str:

@@ -17,14 +17,14 @@ from rich.console import Console
 
 from longitude.eval.rows import CONTEXT, COST, KEYS, LOSS, PASSKEY, UNTOUCHED, Measured
 from longitude.fields import Mistake
-from longitude.report import extend
-from longitude.report.extend_charts import charts
-from longitude.report.extend_look import dashes, place
-from longitude.report.extend_page import page
-from longitude.report.extend_pictures import standing
-from longitude.report.extend_section import Section, printed
+from longitude.report.extending import report
+from longitude.report.extending.charts import charts
+from longitude.report.extending.look import dashes, place
+from longitude.report.extending.page import page
+from longitude.report.extending.pictures import standing
+from longitude.report.extending.section import Section, printed
 from tests.cli.conftest import python
-from tests.report import extend_rows as rows
+from tests.report.extending import rows
 
 
 def only(*measures: str) -> list[Measured]:
@@ -47,7 +47,7 @@ CASES: dict[str, list[Measured]] = {
 
 @cache
 def section(case: str = "a whole run") -> Section:
-    return extend.section(CASES[case], rows.ADVICE, rows.NEXT, rows.MAPS)
+    return report.section(CASES[case], rows.ADVICE, rows.NEXT, rows.MAPS)
 
 
 @cache
@@ -57,7 +57,7 @@ def whole_page() -> str:
 
 def shown(case: str = "a whole run", width: int = 100, colour: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=colour, highlight=False)
-    extend.show_section(section(case), console)
+    report.show_section(section(case), console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -128,7 +128,7 @@ def test_every_case_is_drawn(case: str) -> None:
     assert [tag for tag, _ in read.tags].count("h1") == 1
     text = "".join(read.shown)
     assert all(label in text for label in one.labels)
-    assert extend.plain(one)["target"] == one.target
+    assert report.plain(one)["target"] == one.target
 
 
 @pytest.mark.parametrize("width", [40, 120])
@@ -161,7 +161,7 @@ def test_nothing_from_outside_is_obeyed() -> None:
 
 
 def test_markdown_shows_html_as_text(tmp_path: Path) -> None:
-    extend.write_summary([section()], tmp_path / "summary.md", [tmp_path / "charts" / "loss.png"])
+    report.write_summary([section()], tmp_path / "summary.md", [tmp_path / "charts" / "loss.png"])
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert rows.HOSTILE not in text and r"\<img src=x onerror=alert(1)\>" in text
     assert "![loss](charts/loss.png)" in text
@@ -174,14 +174,14 @@ def test_markdown_shows_html_as_text(tmp_path: Path) -> None:
 def test_control_characters_are_left_out() -> None:
     bad = rows.row(CONTEXT, "yarn", 256, {"loss": 1.0, "label": "ya\x1b[31mrn\x07"})
     console = Console(file=io.StringIO(), width=80)
-    extend.show([bad], rows.ADVICE, console, rows.NEXT)
+    report.show([bad], rows.ADVICE, console, rows.NEXT)
     out = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in out and "ya [31mrn" in out
 
 
 def test_pictures_are_written(tmp_path: Path) -> None:
     found = [one for one in rows.FOUND if one.label in (UNTOUCHED, "yarn")]
-    drawn = extend.write_charts(extend.section(found, maps=rows.MAPS), tmp_path)
+    drawn = report.write_charts(report.section(found, maps=rows.MAPS), tmp_path)
     named = ["loss", "context", "passkey", "keys", "grid", "distance", "cost"]
     assert [p.stem for p in drawn] == named
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
@@ -206,9 +206,9 @@ def test_numbers_are_printed_in_their_measures_figures() -> None:
 
 def test_a_section_is_of_rows_of_one_model() -> None:
     with pytest.raises(Mistake, match="no measurements"):
-        extend.section([])
+        report.section([])
 
 
 def test_the_report_needs_no_torch() -> None:
-    code = "import sys, longitude.report.extend; sys.exit('torch' in sys.modules)"
+    code = "import sys, longitude.report.extending.report; sys.exit('torch' in sys.modules)"
     assert python("-c", code).returncode == 0

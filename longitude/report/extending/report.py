@@ -14,11 +14,12 @@ from rich.console import Console
 from longitude.eval.compare import Board
 from longitude.eval.rows import Measured
 from longitude.fields import Mistake
-from longitude.report import extend_page, extend_text
-from longitude.report.extend_charts import charts
-from longitude.report.extend_files import replace_file
-from longitude.report.extend_pictures import standing
-from longitude.report.extend_section import MapPoint, Section, tidied
+from longitude.report.extending.charts import charts
+from longitude.report.extending.page import page
+from longitude.report.extending.pictures import standing
+from longitude.report.extending.section import MapPoint, Section, tidied
+from longitude.report.extending.text import markdown, terminal
+from longitude.report.files import replace_file
 
 
 def section(
@@ -43,12 +44,12 @@ def show(
     what_next: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Print the table of all methods and the recommendation."""
-    extend_text.terminal(section(found, recommendation, what_next), console)
+    terminal(section(found, recommendation, what_next), console)
 
 
 def show_section(one: Section, console: Console) -> None:
     """Print a section."""
-    extend_text.terminal(one, console)
+    terminal(one, console)
 
 
 def plain(one: Section) -> dict[str, Any]:
@@ -76,13 +77,13 @@ def _plain_board(board: Board) -> list[dict[str, Any]]:
 def write_page(sections: Sequence[Section], path: Path, title: str | None = None) -> None:
     """Write the page of one model or several: one file that loads nothing."""
     named = title or (sections[0].title if len(sections) == 1 else "Models beside each other")
-    replace_file(path, extend_page.page(sections, named).encode())
+    replace_file(path, page(sections, named).encode())
 
 
 def write_summary(sections: Sequence[Section], path: Path, pictures: Sequence[Path] = ()) -> None:
     """Write the summary for a model card; it shows the pictures given, by paths beside it."""
     drawn = [(p.stem, p.relative_to(path.parent).as_posix()) for p in pictures]
-    texts = [extend_text.markdown(s, drawn if n == 0 else ()) for n, s in enumerate(sections)]
+    texts = [markdown(s, drawn if n == 0 else ()) for n, s in enumerate(sections)]
     replace_file(path, "\n".join(texts).encode())
 
 
