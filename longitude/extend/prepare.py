@@ -52,6 +52,7 @@ class Prepared:
     plan: Plan
     bench: Bench
     apart: list[Document]
+    options: Options  # for another machine to load the same model
     notes: list[str] = field(default_factory=list)
 
     def served(self) -> dict[str, tuple[str, ...]]:
@@ -91,7 +92,7 @@ def prepare(options: Options) -> Prepared:
     read, apart = found[: options.docs], found[options.docs :]
     texts = tuple(d.text for d in read)
     plan = Plan(about, tuple(methods), lengths, texts, protocol, options.seed)
-    return Prepared(plan, Bench(plan, model, tokenizer, read), apart, notes)
+    return Prepared(plan, Bench(plan, model, tokenizer, read), apart, options, notes)
 
 
 def _few(found: int, wanted: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from longitude.eval.rows import COST, KIND, LOSS, Measured, read
 from longitude.extend.measure import Bench
@@ -28,12 +28,7 @@ class News:
 
 
 Watch = Callable[[News], None]
-
-
-class Engine(Protocol):
-    """What runs the tasks that are missing."""
-
-    def __call__(self, plan: Plan, tasks: Sequence[Task], store: Store, watch: Watch) -> None: ...
+Engine = Callable[[Plan, Sequence[Task], Store, Watch], None]  # runs the tasks that are missing
 
 
 def missing(plan: Plan, store: Store) -> list[Task]:
