@@ -8,7 +8,7 @@ the greatest over pairs, heads and layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,26 +23,42 @@ from longitude.scheme import Scheme
 from longitude.text import parse
 
 HEADS = 8
+OTHER = 128  # a size of a head that models have, other than the 64 that are drawn
 
 
-def maps(schemes: Mapping[str, str], own: str, length: int) -> dict[str, list[MapPoint]]:
+def maps(
+    schemes: Mapping[str, str], own: str, length: int, size: int | None = None
+) -> dict[str, list[MapPoint]]:
     """The map of each label whose scheme works by distance, up to a length."""
     found: dict[str, list[MapPoint]] = {}
     for label, text in schemes.items():
         try:
-            points = distance_map(text, own, length)
+            points = distance_map(text, own, length, size)
         except Mistake:  # a scheme that can't be drawn at this length has no map
             points = []
         found |= {label: points} if points else {}
     return found
 
 
-def distance_map(text: str, own: str, length: int) -> list[MapPoint]:
+def by_size(schemes: Mapping[str, str], own: str, length: int) -> list[str]:
+    """The labels whose map is another where heads have another size."""
+    drawn, other = maps(schemes, own, length), maps(schemes, own, length, OTHER)
+    return [s for s, points in drawn.items() if s in other and not _same(points, other[s])]
+
+
+def _same(a: Sequence[MapPoint], b: Sequence[MapPoint]) -> bool:
+    """Whether two maps look the same: within a hundredth."""
+    ends = [(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)]
+    return all(x == y or (x and y and abs(x - y) <= 0.01 * abs(x)) for x, y in ends)
+
+
+def distance_map(text: str, own: str, length: int, size: int | None = None) -> list[MapPoint]:
     """(true distance, least and greatest that is told) of a scheme, for the last query; None where
-    it sees nothing. Empty where the scheme has neither a rotation nor a bias."""
+    it sees nothing. Empty where the scheme has neither a rotation nor a bias. Heads have 64
+    dimensions unless `size` says otherwise."""
     first = next(iter(distinct(parse(own))))
     r = torch.tensor(sample(length))
-    ends = [e for s in distinct(parse(text)) if (e := _ends(s, first, length, r)) is not None]
+    ends = [e for s in distinct(parse(text)) if (e := _ends(s, first, length, r, size))]
     if not ends:
         return []
     low = torch.stack([e[0] for e in ends]).nan_to_num(torch.inf).amin(0)
@@ -53,12 +69,14 @@ def distance_map(text: str, own: str, length: int) -> list[MapPoint]:
     ]
 
 
-def _ends(scheme: Scheme, own: Scheme, length: int, r: Tensor) -> tuple[Tensor, Tensor] | None:
+def _ends(
+    scheme: Scheme, own: Scheme, length: int, r: Tensor, size: int | None
+) -> tuple[Tensor, Tensor] | None:
     """The least and the greatest distance told, nan where hidden."""
     last = positions(scheme, length, torch.tensor(length - 1))
     told = believed(scheme, last, positions(scheme, length, length - 1 - r))
     if scheme.rotary and own.rotary:
-        stretch = _stretch(scheme, own, length)
+        stretch = _stretch(scheme, own, length, size)
         return told * stretch.amin(), told * stretch.amax()
     if scheme.bias and own.bias:
         by_head = _by_bias(scheme, own, length).to(told)
@@ -66,9 +84,10 @@ def _ends(scheme: Scheme, own: Scheme, length: int, r: Tensor) -> tuple[Tensor, 
     return None
 
 
-def _stretch(scheme: Scheme, own: Scheme, length: int) -> Tensor:
-    """Each pair's frequency over the one that the model learned."""
+def _stretch(scheme: Scheme, own: Scheme, length: int, wanted: int | None) -> Tensor:
+    """Each pair's frequency over the one that the model learned; lists of factors have a size."""
     size = max(default_dim(scheme), default_dim(own))
+    size = wanted if wanted and size == 64 else size
     new, old = (
         s.rotary.frequencies.inv_freq(s.rotary.dim(size), s.rotary.base, length)
         for s in (scheme, own)

@@ -15,7 +15,7 @@ from typing import Any
 from longitude.eval.compare import labels
 from longitude.eval.rows import Measured, Subject, recorded
 from longitude.export.serves import serves
-from longitude.extend.distance import maps
+from longitude.extend.distance import by_size, maps
 from longitude.extend.recommend import recommend
 from longitude.fields import Mistake
 from longitude.record import Store
@@ -49,7 +49,7 @@ def write(
     """Write all that a run leaves but its store, which it has; the rows in the report are `found`,
     of one model."""
     store.export(folder / ROWS)
-    told = {**recommendation, "next": [{"title": t, "command": c} for t, c in what_next]}
+    told = {**recommendation, "next": listed(what_next)}
     text = json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     replace_file(folder / ADVICE, text.encode())
     section = _section(found, recommendation, what_next)
@@ -57,6 +57,11 @@ def write(
     report.write_summary([section], folder / SUMMARY, drawn)
     report.write_page([section], folder / PAGE)
     return section
+
+
+def listed(what_next: Next) -> list[dict[str, str]]:
+    """What to type next, as it stands in the file of the advice."""
+    return [{"title": title, "command": command} for title, command in what_next]
 
 
 def joined(paths: Sequence[Path]) -> list[Section]:
@@ -95,7 +100,8 @@ def _section(
     own = found[0].asked.subject.scheme if found else ""
     target = max((one.asked.length for one in found), default=0)
     schemes = {label: text for text, label in labels(found).items()}
-    return report.section(found, advice, what_next, maps(schemes, own, target), run)
+    drawn, sized = maps(schemes, own, target), by_size(schemes, own, target)
+    return report.section(found, advice, what_next, drawn, run, sized)
 
 
 def _runs(folder: Path) -> list[Run]:
@@ -136,7 +142,10 @@ def _latest(found: Iterable[Measured]) -> list[Measured]:
 
 
 def _protocol(one: Measured) -> str:
-    return json.dumps([dict(one.asked.protocol), one.asked.seed], sort_keys=True)
+    """How it was measured; not at which lengths, which differ between methods that are read once
+    and those that are read once a length."""
+    how = {name: value for name, value in one.asked.protocol.items() if name != "lengths"}
+    return json.dumps([how, one.asked.seed], sort_keys=True)
 
 
 def _alike(a: Run, b: Run) -> bool:

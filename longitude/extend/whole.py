@@ -119,19 +119,14 @@ def written(
     """Everything that a run leaves in its folder; the rows and the advice."""
     found, advice = advise(prepared, store)
     plain = {**advice.plain(), **extra, "notes": prepared.notes}
-    folders.write(folder, store, found, plain, commands(prepared.plan, advice))
-    return found, plain
+    following = commands(prepared.plan, advice)
+    folders.write(folder, store, found, plain, following)
+    return found, {**plain, "next": folders.listed(following)}
 
 
 def show(found: Sequence[Measured], advice: Mapping[str, Any], console: Console) -> None:
-    """The table and the advice, in the terminal."""
+    """The table, the advice and what to type next, in the terminal."""
     report.show(found, advice, console)
-    for one in advice.get("search", ()):
-        console.print(f"search: {one['sentence']}", markup=False, highlight=False)
-    for label, tasks in advice.get("lm_eval", {}).items():
-        for task, scores in tasks.items():
-            told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-            console.print(f"{label}, {task}: {told}", markup=False, highlight=False)
 
 
 def commands(plan: Plan, advice: Recommendation) -> list[tuple[str, str]]:

@@ -19,17 +19,19 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from longitude import __version__
-from longitude.eval.compare import Board
-from longitude.report.board import printable
-from longitude.report.extending.charts import Chart, charts
+from longitude.eval.compare import Board, Interval
+from longitude.report.extending.advice import advice, headline, notes, scores, searches
+from longitude.report.extending.charts import charts
 from longitude.report.extending.look import DARK, LIGHT, config, dashes, place
-from longitude.report.extending.section import COSTS, SHARES, Section, printed, shown
+from longitude.report.extending.marks import Chart
+from longitude.report.extending.section import COSTS, DAGGER, NOT_ASKED, SHARES, Section, printed
 
 LEGEND = (
     "From the best at {target:,} tokens to the worst. Bold: no other is better; ≈: can’t be told "
     "from the best (the 95 % interval of the paired difference holds zero). Below a number, its "
     "95 % interval."
 )
+TILES = ("context", "loss", "passkey", "reach", "tax", "prefill")
 PROTOCOL = {
     "loss": "One reading of each document at the greatest length gives the loss at every position "
     "(a method that depends on the whole length is read once a length); means over documents.",
@@ -81,8 +83,10 @@ def _section(s: Section, made: list[Chart], prefix: str) -> dict[str, Any]:
         "facts": _facts(s),
         "advice": _advice(s),
         "what_next": s.what_next,
-        "sentence": (s.recommendation.get("best") or {}).get("sentence", ""),
-        "legend": LEGEND.format(target=s.target),
+        "sentence": headline(s)[0],
+        "searches": searches(s),
+        "scores": _scores(s),
+        "legend": LEGEND.format(target=s.target) + (f" {NOT_ASKED}" if s.any_assumed else ""),
         "columns": s.columns(),
         "methods": [_method_row(s, label) for label in s.ranked],
         "refusals": s.refusals(),
@@ -107,8 +111,36 @@ def _advice(s: Section) -> dict[str, Any] | None:
     best = s.recommendation.get("best")
     if not best:
         return None
-    others = [*s.recommendation.get("runtimes", ()), s.recommendation.get("factor")]
-    return {"best": best, "others": [a for a in others if a]}
+    head, why = headline(s)
+    others = [*advice(s)][1:]
+    return {
+        "head": head,
+        "why": why,
+        "scheme": best["scheme"],
+        "tiles": _tiles(s),
+        "others": others,
+    }
+
+
+def _tiles(s: Section) -> list[dict[str, Any]]:
+    """The recommended method's numbers at a glance, each with that of the model as it is."""
+    own = s.labels[0] if s.found and any(one.untouched for one in s.found) else None
+    if s.best not in s.schemes:
+        return []
+    return [
+        {
+            "column": c,
+            "cell": s.shown(s.best, c.name),
+            "own": s.shown(own, c.name).value if own and own != s.best else "",
+        }
+        for c in s.columns()
+        if c.name in TILES
+    ]
+
+
+def _scores(s: Section) -> dict[str, Any] | None:
+    judged = scores(s)
+    return judged and {"heads": judged[0], "rows": judged[1]}
 
 
 def _method(s: Section, label: str) -> dict[str, Any]:
@@ -138,12 +170,18 @@ def _figure(s: Section, group: list[Chart], prefix: str) -> dict[str, Any]:
     return {
         "name": prefix + first.name,
         "title": first.title,
-        "reading": first.reading,
+        "reading": first.reading + (_sized(s) if first.measure == "distance" else ""),
         "small": first.label is not None,
         "boxes": boxes,
         "tables": _tables(s, first),
         "protocol": " ".join(filter(None, [PROTOCOL[first.measure], taken and f"({taken}.)"])),
     }
+
+
+def _sized(s: Section) -> str:
+    """For which methods the map would be another in heads of another size."""
+    named = ", ".join(label for label in s.labels if label in s.by_size)
+    return f" Drawn for heads of 64 dimensions, on which it depends for {named}." if named else ""
 
 
 def _tables(s: Section, chart: Chart) -> list[dict[str, Any]]:
@@ -153,14 +191,14 @@ def _tables(s: Section, chart: Chart) -> list[dict[str, Any]]:
     if chart.measure == "distance":
         return [_map_table(chart)]
     if chart.name == "loss":
-        return [_bins_table(s), _board_table(s.boards["loss"])]
+        return [_bins_table(s), _board_table(s, s.boards["loss"])]
     names = [m for m in COSTS if m in s.boards] if chart.name == "cost" else [chart.measure]
-    return [_board_table(s.boards[name]) for name in names]
+    return [_board_table(s, s.boards[name]) for name in names]
 
 
-def _board_table(board: Board) -> dict[str, Any]:
+def _board_table(s: Section, board: Board) -> dict[str, Any]:
     heads = [f"{n:,}{' (trained)' if n == board.trained else ''}" for n in board.lengths]
-    rows = [[label, *(shown(board, label, n) for n in board.lengths)] for label in board.labels]
+    rows = [[label, *(s.cell(board, label, n) for n in board.lengths)] for label in board.labels]
     unit = "" if board.measure in (*SHARES, "memory") else f" ({board.unit})"
     return {"title": f"{board.title} by length{unit}", "heads": ["method", *heads], "rows": rows}
 
@@ -183,7 +221,7 @@ def _bins_table(s: Section) -> dict[str, Any]:
 def _grid_table(s: Section) -> dict[str, Any]:
     lengths = s.boards["passkey"].lengths
     rows = [
-        [label, f"{depth:.0%}", *(_share(cells.get((n, depth))) for n in lengths)]
+        [label, f"{depth:.0%}", *(_share(s, label, n, cells.get((n, depth))) for n in lengths)]
         for label, cells in s.grids.items()
         for depth in sorted({depth for _, depth in cells})
     ]
@@ -191,8 +229,9 @@ def _grid_table(s: Section) -> dict[str, Any]:
     return {"title": "Passkeys by length and depth", "heads": heads, "rows": rows}
 
 
-def _share(value: Any) -> str:
-    return f"{value.mean:.0%} of {value.n}" if value else ""
+def _share(s: Section, label: str, length: int, value: Interval | None) -> str:
+    sign = DAGGER if s.assumed("passkey", label, length) else ""
+    return f"{value.mean:.0%} of {value.n}{sign}" if value else ""
 
 
 def _map_table(chart: Chart) -> dict[str, Any]:
@@ -222,7 +261,7 @@ def _about(s: Section) -> list[tuple[str, list[str]]]:
         "its own scheme": [subject.scheme],
         "documents": [f"{t.name} ({t.digest[:12]})" for t in s.texts],
         "machine": s.machines(),
-        "notes": [printable(str(note)) for note in s.recommendation.get("notes", ())],
+        "notes": notes(s),
         "measured": dates,
     }
     return [(name, lines) for name, lines in every.items() if lines]

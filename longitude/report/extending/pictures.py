@@ -6,8 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from longitude.report.extending.charts import CHOSEN, ROWS, Chart
 from longitude.report.extending.look import config
+from longitude.report.extending.marks import CHOSEN, ROWS, Chart
 from longitude.report.extending.section import Section
 
 WIDTH, SMALL = 620, 200

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from longitude.report.extending.charts import charts
 from longitude.report.extending.page import page
 from longitude.report.extending.pictures import standing
 from longitude.report.extending.section import MapPoint, Section, tidied
-from longitude.report.extending.text import markdown, terminal
+from longitude.report.extending.summary import markdown
+from longitude.report.extending.terminal import terminal
 from longitude.report.files import replace_file
 
 
@@ -28,13 +29,17 @@ def section(
     what_next: Sequence[tuple[str, str]] = (),
     maps: Mapping[str, Sequence[MapPoint]] | None = None,
     run: str = "",
+    by_size: Collection[str] = (),
 ) -> Section:
-    """One model's measurements, ready to be shown."""
+    """One model's measurements, ready to be shown; what to type next may stand in the
+    recommendation, as it does in its file."""
     if not found:
         raise Mistake("There are no measurements to report, but got 0 rows: measure some first.")
     if len({one.asked.subject for one in found}) > 1:
         raise Mistake("A section is of one model, but got rows of several: make one for each.")
-    return Section(tidied(found), recommendation or {}, tuple(what_next), maps or {}, run)
+    told = recommendation or {}
+    following = what_next or [(n["title"], n["command"]) for n in told.get("next", ())]
+    return Section(tidied(found), told, tuple(following), maps or {}, run, by_size)
 
 
 def show(

@@ -6,7 +6,7 @@ The page, the summary, the charts and the terminal's table all read a section; t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,17 +18,21 @@ from longitude.report.board import NOTHING, printable
 SHARES = ("passkey", "keys", "variables")
 COSTS = ("prefill", "decode", "memory")
 TIED, BEST = "tied", "best"
+NEAR, DAGGER = "≈", "†"
+NOT_ASKED = f"{DAGGER}: not asked, for none was told at a shorter length; it counts as none told."
 MapPoint = tuple[float, float | None, float | None]  # true distance, least and greatest believed
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A number as printed, its interval, whether it is the best or tied with it, and why not."""
+    """A number as printed, its interval, whether it is the best or tied with it, why there is none,
+    and a sign that leads to a note."""
 
     value: str
     swing: str = ""
     mark: str = ""
     why: str | None = None
+    sign: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Column:
 class Section:
     """What was measured on one model, what is recommended, and what to type next.
 
-    `maps` has the distance map of each label, and `run` tells sections of one model apart.
+    `maps` has the distance map of each label, `by_size` those whose map depends on the size of a
+    head, and `run` tells sections of one model apart.
     """
 
     found: Sequence[Measured]
@@ -52,6 +57,7 @@ class Section:
     what_next: Sequence[tuple[str, str]] = ()
     maps: Mapping[str, Sequence[MapPoint]] = field(default_factory=dict)
     run: str = ""
+    by_size: Collection[str] = ()
 
     @property
     def subject(self) -> Subject:
@@ -161,7 +167,26 @@ class Section:
             cell = self._last(self.boards["context"], label)
             return _signed(cell.over if cell else None)
         board = self.boards[column]
-        return shown(board, label, self._at(board))
+        return self.cell(board, label, self._at(board))
+
+    def cell(self, board: Board, label: str, length: int) -> Shown:
+        """A cell of a board as printed, with a sign where nothing was asked."""
+        sign = DAGGER if self.assumed(board.measure, label, length) else ""
+        return replace(_shown(board, label, length), sign=sign)
+
+    def assumed(self, measure: str, label: str, length: int) -> bool:
+        """Whether a method was not asked, and is taken to have told none."""
+        return (measure, label, length) in self._assumed
+
+    @property
+    def any_assumed(self) -> bool:
+        return bool(self._assumed)
+
+    @cached_property
+    def _assumed(self) -> set[tuple[str, str, int]]:
+        names = labels(self.found)
+        rows = [one.asked for one in self.found if one.value.get("assumed")]
+        return {(asked.measure, names[asked.scheme], asked.length) for asked in rows}
 
     def refusals(self) -> list[str]:
         """Each reason once, with the methods and lengths that it is for."""
@@ -201,8 +226,7 @@ class Section:
         return ["over"] if board and any(c.over for c in board.cells.values()) else []
 
 
-def shown(board: Board, label: str, length: int) -> Shown:
-    """A cell of a board as printed."""
+def _shown(board: Board, label: str, length: int) -> Shown:
     cell = board.cells.get((label, length))
     if cell is None or cell.value is None:
         return Shown(NOTHING if cell else "", why=cell.refused if cell else None)
@@ -252,8 +276,8 @@ def _tidy(one: Measured) -> Measured:
 def _signed(value: Interval | None) -> Shown:
     if value is None:
         return Shown("")
-    low, high = f"{value.low:+.3f}", f"{value.high:+.3f}"
-    return Shown(f"{value.mean:+.3f}", "" if low == high else f"{low} – {high}")
+    mean, low, high = (f"{x:+z.3f}" for x in (value.mean, value.low, value.high))  # z: no -0.000
+    return Shown(mean, "" if low == high else f"{low} – {high}")
 
 
 def _told(value: Any) -> str:
