@@ -12,9 +12,10 @@ import logging
 import math
 import os
 import re
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from longitude.extend.plan import Plan, Task
@@ -32,7 +33,8 @@ def on_ray(prepared: Prepared, store: Store, todo: Sequence[Task], watch: Watch)
     """Run these tasks on the cluster and record their rows as they arrive."""
     if not todo:
         return
-    with _cluster() as ray:
+    # Ray prints what befell its workers, and standard output is for data
+    with redirect_stdout(sys.stderr), _cluster() as ray:
         run = _Run(ray, prepared, store, todo, watch)
         try:
             run.all()
@@ -50,6 +52,7 @@ class _Run:
         self.errands = deque(errands(todo))
         self.progress = _Progress(prepared.plan, todo)
         self.given: dict[Any, tuple[Any, Errand]] = {}  # what is awaited: from whom, and for what
+        self.workers: list[Any] = []
         self.failures: Counter[Errand] = Counter()
         self.lost: list[str] = []
         gpus = int(prepared.plan.subject.device == "cuda")
@@ -66,43 +69,46 @@ class _Run:
             self._next()
         if self.lost:
             raise Mistake(
-                f"--engine ray: {len(self.lost)} errands failed {TRIES} times, the first of them "
+                f"--engine ray: {len(self.lost)} of the errands failed {TRIES} times, first "
                 f"{self.lost[0]}; all others are recorded, and the same command tries again."
             )
 
     def stop(self) -> None:
         """Let go of the workers, whatever they are at."""
-        for worker, _ in self.given.values():
-            self.ray.kill(worker)
-        self.given.clear()
+        for worker in [*self.workers]:
+            self._dismiss(worker)
 
     def _start(self) -> None:
         worker = self.make.remote(self.kit)
+        self.workers.append(worker)
         self.given[worker.begin.remote()] = (worker, ())
+
+    def _dismiss(self, worker: Any) -> None:
+        self.workers.remove(worker)
+        self.ray.kill(worker)
 
     def _next(self) -> None:
         """Await an answer, keep its rows, and give its worker something to do."""
         (answer, *_), _ = self.ray.wait([*self.given], num_returns=1)
-        worker, errand = self.given[answer]
+        worker, errand = self.given.pop(answer)
         try:
             rows = self.ray.get(answer)
         except self.ray.exceptions.RayError as error:
-            self.ray.kill(worker)
-            del self.given[answer]
+            self._dismiss(worker)
             self._failed(errand, _reason(error))
             return
         if isinstance(rows, str):
             raise Mistake(f"--engine ray: a worker could not go on: {rows}")
-        del self.given[answer]
         for key, value in rows:
             self.store.put(key, value)
-        self._tell(errand)
+        if errand:
+            self._tell(errand)
         self._give(worker)
 
     def _give(self, worker: Any) -> None:
         """The next errand; without any, the worker goes, so that others may have its place."""
         if not self.errands:
-            self.ray.kill(worker)
+            self._dismiss(worker)
             return
         errand = self.errands.popleft()
         known = known_of(self.plan, errand, self.store)

@@ -1,0 +1,334 @@
+"""The same plan on a Ray cluster: the rows of a local run, whatever befalls the workers.
+
+The cluster itself is Ray's, of two workers on this machine; what Ray may answer (a lost worker, an
+error, a sentence) is played by a stand-in, which is exact and fast.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from longitude.extend.prepare import Options, Prepared, prepare
+from longitude.extend.ray import TRIES, on_ray
+from longitude.extend.run import News, local, missing
+from longitude.extend.worker import Errand, Kit, Worker, errands, known_of
+from longitude.fields import Mistake
+from longitude.record import Store
+
+SMALL = Options(
+    to="512", methods="rope(frequencies=yarn(2, original=256))", lengths=(256, 512), docs=2,
+    questions=1, cost=False, device="cpu", quiet=True,
+)  # fmt: skip
+OTHERWISE = ("seconds", "machine")  # what differs from run to run
+
+
+def rows(store: Store) -> list[Any]:
+    """Keys and values, but for what differs from run to run."""
+    return [
+        (row.key, {name: v for name, v in row.value.items() if name not in OTHERWISE})
+        for row in store.rows()
+    ]
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return prepare(SMALL)
+
+
+@pytest.fixture(scope="module")
+def expected(prepared: Prepared) -> list[Any]:
+    """The rows of a run in this process."""
+    with Store(":memory:") as store:
+        local(prepared.bench)(prepared.plan, prepared.plan.tasks(), store, lambda news: None)
+        return rows(store)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store(":memory:") as store:
+        yield store
+
+
+# on Ray itself
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two workers here, with nothing that calls home or opens a page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray = pytest.importorskip("ray")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+        yield ray
+        ray.shutdown()
+
+
+def at_work() -> list[psutil.Process]:
+    """The workers that measure something at this moment."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            found += [process] if "Worker.measure" in " ".join(process.cmdline()) else []
+        except psutil.Error:  # it has just ended
+            continue
+    return found
+
+
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_rows_are_those_of_a_local_run_though_a_worker_is_killed(
+    prepared: Prepared, expected: list[Any], cluster: Any, tmp_path: Path
+) -> None:
+    heard: list[News] = []
+    killed: list[int] = []
+
+    def watch(news: News) -> None:
+        heard.append(news)
+        for worker in at_work()[: 1 - len(killed)]:
+            worker.send_signal(signal.SIGKILL)
+            killed.append(worker.pid)
+
+    with Store(tmp_path / "results.sqlite") as store:
+        on_ray(prepared, store, missing(prepared.plan, store), watch)
+        assert killed
+        assert rows(store) == expected
+        assert not missing(prepared.plan, store)
+    shares = [news.share for news in heard]
+    assert shares == sorted(set(shares)) and shares[0] == 0 and len(heard) == 6
+    assert cluster.available_resources()["CPU"] >= 1  # the workers are gone, or about to go
+
+
+# without a cluster
+
+
+class Lost(Exception):
+    """What the stand-in raises for Ray's errors."""
+
+
+class Played:
+    """Ray, played in this process: `answer` says what a worker makes of an errand."""
+
+    exceptions = SimpleNamespace(RayError=Lost)
+
+    def __init__(self, answer: Callable[[Errand], Any], **resources: float) -> None:
+        self.answer, self.resources = answer, resources or {"CPU": 2.0}
+        self.made = self.killed = 0
+        self.asked: Counter[Errand] = Counter()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, kind: type) -> Any:
+        assert kind is Worker
+
+        def make(kit: Kit) -> Any:
+            self.made += 1
+            begin = SimpleNamespace(remote=lambda: self._ask(()))
+            return SimpleNamespace(begin=begin, measure=SimpleNamespace(remote=self._ask))
+
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
+
+    def _ask(self, errand: Errand, known: Any = ()) -> Any:
+        self.asked[errand] += 1
+        return _Awaited(errand)
+
+    def wait(self, answers: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return answers[-1:], answers[:-1]
+
+    def get(self, answer: _Awaited) -> Any:
+        found = self.answer(answer.errand)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def kill(self, worker: Any) -> None:
+        self.killed += 1
+
+
+class _Awaited:
+    def __init__(self, errand: Errand) -> None:
+        self.errand = errand
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Errand], Any], **resources: float
+) -> Played:
+    ray = Played(answer, **resources)
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    return ray
+
+
+def told(errand: Errand) -> list[Any]:
+    """An answer of the right form: a row for each task."""
+    return [({"task": repr(task)}, {"label": task.method.label}) for task in errand]
+
+
+def test_a_failed_errand_is_tried_again_by_a_fresh_worker(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    todo = prepared.plan.tasks()
+    bad = errands(todo)[1]
+
+    def answer(errand: Errand) -> Any:
+        return Lost("gone") if errand == bad and ray.asked[bad] < TRIES else told(errand)
+
+    ray = play(monkeypatch, answer)
+    on_ray(prepared, store, todo, lambda news: None)
+    assert len(list(store.rows())) == len(todo)
+    assert ray.asked[bad] == TRIES and ray.made == 2 + TRIES - 1 == ray.killed
+
+
+def test_an_errand_that_always_fails_is_told_when_the_others_are_done(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    todo = prepared.plan.tasks()
+    bad = errands(todo)[0]
+    error = Lost("ray::Worker.measure()\n  File\nValueError: too odd.")
+    ray = play(monkeypatch, lambda errand: error if errand == bad else told(errand))
+    with pytest.raises(
+        Mistake, match=r"1 of the errands failed 4 times.*as it is, loss.*too odd\)"
+    ):
+        on_ray(prepared, store, todo, lambda news: None)
+    assert ray.asked[bad] == TRIES
+    assert len(list(store.rows())) == len(todo) - len(bad)
+
+
+def test_a_mistake_is_not_tried_again(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = play(monkeypatch, lambda errand: "there is no such file." if not errand else [])
+    with pytest.raises(Mistake, match="could not go on: there is no such file"):
+        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+    assert ray.asked == {(): 2} and ray.killed == ray.made == 2
+
+
+def test_workers_that_can_not_begin_leave_their_errands_to_others(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    todo = prepared.plan.tasks()
+    began: list[Any] = []
+
+    def answer(errand: Errand) -> Any:
+        began.extend([] if errand else [None])
+        return Lost("no memory") if not errand and len(began) == 1 else told(errand)
+
+    ray = play(monkeypatch, answer)
+    on_ray(prepared, store, todo, lambda news: None)
+    assert len(list(store.rows())) == len(todo) and ray.made == 2
+    play(monkeypatch, lambda errand: Lost("No module named 'longitude'"))
+    with pytest.raises(Mistake, match="no worker of the cluster could begin: No module"):
+        on_ray(prepared, store, todo, lambda news: None)
+
+
+def test_ctrl_c_stops_the_workers(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watch(news: News) -> None:
+        if news.done:
+            raise KeyboardInterrupt
+
+    ray = play(monkeypatch, told)
+    with pytest.raises(KeyboardInterrupt):
+        on_ray(prepared, store, prepared.plan.tasks(), watch)
+    assert ray.killed == ray.made == 2
+
+
+def test_a_cluster_without_gpus_can_not_take_a_model_on_one(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = replace(prepared.plan.subject, device="cuda")
+    there = replace(prepared, plan=replace(prepared.plan, subject=subject))
+    play(monkeypatch, told)
+    with pytest.raises(Mistake, match="no GPU"):
+        on_ray(there, store, prepared.plan.tasks(), lambda news: None)
+    ray = play(monkeypatch, told, GPU=3.0, CPU=64.0)
+    on_ray(there, store, prepared.plan.tasks(), lambda news: None)
+    assert ray.made == 3
+
+
+def test_memory_bounds_the_workers(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(p.numel() * p.element_size() for p in prepared.bench.model.parameters())
+    ray = play(monkeypatch, told, CPU=64.0, memory=float(7 * size))
+    on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+    assert ray.made == 3
+
+
+def test_no_ray_and_no_cluster_get_a_sentence(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
+    with pytest.raises(Mistake, match=r"pip install 'longitude\[ray\]'"):
+        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+
+    def init(**options: Any) -> None:
+        raise ConnectionError(f"Could not find any running Ray instance at {options['address']}.")
+
+    absent = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", absent)  # type: ignore[arg-type]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(Mistake, match=r"'auto'.*ray start --head"):
+        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+
+
+# a worker
+
+
+def test_questions_of_a_kind_go_together(prepared: Prepared) -> None:
+    plan = replace(prepared.plan, protocol=replace(prepared.plan.protocol, cost=True))
+    found = errands([*reversed(plan.tasks())])
+    assert sorted(map(len, found)) == [1] * 4 + [2] * 4
+    assert sum(found, start=()) and {t for e in found for t in e} == {*plan.tasks()}
+    for errand in found:
+        assert len({(t.method, t.measure, t.document) for t in errand}) == 1
+        assert [t.length for t in errand] == sorted(t.length for t in errand)
+
+
+def test_a_worker_that_goes_on_knows_what_was_told_at_the_length_before(
+    prepared: Prepared, store: Store
+) -> None:
+    plan = prepared.plan
+    (before, after), *_ = [e for e in errands(plan.tasks()) if e[0].measure == "passkey"]
+    for asked in plan.asked(before):
+        store.put(asked.key, {"label": "as it is", "right": [False]})
+    known = known_of(plan, (after,), store)
+    assert len(known) == len(plan.asked(before))
+    worker = Worker(Kit.of(prepared))
+    found = worker.measure((after,), known)
+    assert [v["assumed"] for _, v in found] == ["none of 5 told at 256."] * 5  # type: ignore[index]
+    assert {k["length"] for k, _ in found} == {512}  # type: ignore[index]
+
+
+def test_other_weights_are_refused(prepared: Prepared) -> None:
+    subject = replace(prepared.plan.subject, weights="0123456789abcdef")
+    kit = replace(Kit.of(prepared), plan=replace(prepared.plan, subject=subject))
+    told = Worker(kit).begin()
+    assert isinstance(told, str) and "has other weights here" in told and "0123456789" in told
+
+
+def test_a_path_is_the_same_elsewhere(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    here = replace(prepared, options=replace(SMALL, model="mine"))
+    assert Kit.of(here).options.model == str(tmp_path.resolve() / "mine")
+    assert Kit.of(prepared).options.model == "tiny-rope"
