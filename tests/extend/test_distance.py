@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from longitude.extend.distance import distance_map, maps
+from longitude.extend.distance import by_size, distance_map, maps
 
 OWN, FAR = "rope()", 2048
 
@@ -43,3 +43,12 @@ def test_alibi_is_told_by_its_bias() -> None:
 
 def test_what_has_no_distance_has_no_map() -> None:
     assert maps({"a": "learned(256)", "b": "alibi()"}, "alibi()", FAR).keys() == {"b"}
+
+
+def test_what_depends_on_the_size_of_a_head_is_named() -> None:
+    schemes = {
+        "base": "rope(base=1000000)",  # the slowest pair's stretch is 100 ** -(1 - 2 / size)
+        "yarn": "rope(frequencies=yarn(8, original=256))",
+        "remap": "rope(remap=leaky_rerope(128, 16))",
+    }
+    assert by_size(schemes, OWN, FAR) == ["base"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longitude.cli.main import run
-from longitude.eval.rows import CONTEXT, Measured, Text
+from longitude.eval.rows import CONTEXT, LOSS, Measured, Text
 from longitude.extend import folder as folders
 from longitude.fields import Mistake
 from longitude.record import Store
@@ -78,6 +78,28 @@ def test_of_two_protocols_the_younger_is_shown(tmp_path: Path) -> None:
     kept(tmp_path, SMALL)
     (section,) = folders.joined([kept(tmp_path, changed, advice=False)])
     assert {tuple(one.asked.protocol.items()) for one in section.found} == {(("last", 64),)}
+
+
+def test_a_reading_a_length_stands_beside_one_reading_for_all(tmp_path: Path) -> None:
+    once = [one for one in rows.FOUND if one.asked.measure == LOSS and one.label in FEW[:2]]
+    again = [
+        replace(one, asked=replace(one.asked, length=n, protocol={**one.asked.protocol, **read}))
+        for one in once
+        for n, read in (
+            [(2048, {"lengths": [*rows.LENGTHS]})]
+            if one.untouched
+            else [(n, {"lengths": [n]}) for n in rows.LENGTHS]
+        )
+    ]
+    (section,) = folders.joined([kept(tmp_path, again, advice=False)])
+    assert len(section.found) == len(again) == 4 + 4 * 4
+    assert {*section.boards["loss"].labels} == {*FEW[:2]}
+    half = [one for one in again if one.untouched]
+    a, b = (
+        kept(tmp_path / "a", half),
+        kept(tmp_path / "b", [one for one in again if one not in half]),
+    )
+    assert len(folders.joined([a, b])) == 1
 
 
 @pytest.mark.parametrize("what", ["no folder", "no store", "no rows"])

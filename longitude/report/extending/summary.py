@@ -25,7 +25,7 @@ def markdown(section: Section, pictures: Sequence[tuple[str, str]] = ()) -> str:
     drawn = "".join(f"![{escaped(title)}]({file})\n" for title, file in pictures)
     ran = "".join(f"- {escaped(line)}\n" for line in section.machines())
     machine = f"Measured on:\n\n{ran}" if ran else ""
-    parts = [head, facts, said, *_more(section), _methods(section), refused, *boards, drawn]
+    parts = [head, facts, said, _methods(section), refused, *boards, *_more(section), drawn]
     return "\n".join(filter(None, [*parts, machine]))
 
 

@@ -133,6 +133,22 @@ ADVICE: dict[str, Any] = {
         "numbers": {},
     },
     "helps": True,
+    "notes": [f"left out to fit into 10m: {HOSTILE}"],
+    "search": [
+        {
+            "label": "leaky_rerope(96, 16)",
+            "scheme": "rope(remap=leaky_rerope(96, 16))",
+            "start": METHODS["leaky_rerope"],
+            "better": True,
+            "gain": {"mean": 0.021, "low": 0.01, "high": 0.03, "n": 4},
+            "tried": 17,
+            "sentence": "leaky_rerope(96, 16) in place of leaky_rerope gains +0.0210 nats a token.",
+        },
+    ],
+    "lm_eval": {
+        UNTOUCHED: {"lambada": {"acc,none": 0.123456, "perplexity,none": 81.25}},
+        "leaky_rerope": {"lambada": {"acc,none": 0.5}},
+    },
 }
 NEXT = [
     ("Use it in Python", 'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("tiny-rope")'),

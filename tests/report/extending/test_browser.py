@@ -2,110 +2,65 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
 
 from longitude.report.extending import report
+from longitude.report.extending.charts import charts
+from tests.report.browser import Seen, chromium, opened, same_as_rows
 from tests.report.extending import rows
 
-CHROMIUM = next(
-    (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
-)
-sync_api = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-DATA = "([name, data]) => window.longitude.views[name].data(data)"
-
-
-class Seen:
-    """A page that was opened, and what came of it."""
-
-    def __init__(self, page: Any, address: str) -> None:
-        self.page, self.address = page, address
-        self.errors: list[str] = []
-        self.asked: list[str] = []
-        self.dialogs: list[str] = []
-        page.on("console", lambda m: self.errors.append(m.text) if m.type != "log" else None)
-        page.on("pageerror", lambda e: self.errors.append(str(e)))
-        page.on("dialog", self._dialog)
-        page.route("**", self._route)
-        page.goto(address)
-        page.evaluate("window.longitude.ready")
-
-    def _route(self, route: Any) -> None:
-        mine = route.request.url == self.address
-        if not mine:
-            self.asked.append(route.request.url)
-        route.continue_() if mine else route.abort()
-
-    def _dialog(self, dialog: Any) -> None:
-        self.dialogs.append(dialog.message)
-        dialog.dismiss()
-
-    def data(self, name: str) -> list[dict[str, Any]]:
-        return self.page.evaluate(DATA, [name, "rows"])
+SECTION = report.section(rows.FOUND, rows.ADVICE, rows.NEXT, rows.MAPS)
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    report.write_page([report.section(rows.FOUND, rows.ADVICE, rows.NEXT, rows.MAPS)], path)
-    return Path(path).as_uri()
+    report.write_page([SECTION], path)
+    return path
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
-def light(browser: Any, address: str) -> Seen:
-    return opened(browser, address)
-
-
-def opened(browser: Any, address: str, width: int = 1100, scheme: str = "light") -> Seen:
-    size = {"width": width, "height": 900}
-    return Seen(browser.new_context(viewport=size, color_scheme=scheme).new_page(), address)
+def light(browser: Any, path: Path) -> Seen:
+    return opened(browser, path)
 
 
 def test_it_opens_without_an_error_and_asks_for_nothing(
-    light: Seen, browser: Any, address: str
+    light: Seen, browser: Any, path: Path
 ) -> None:
-    for seen in (light, opened(browser, address, scheme="dark")):
-        assert (seen.errors, seen.asked, seen.dialogs) == ([], [], [])
-        drawn = seen.page.locator(".chart svg").count()
-        assert drawn == seen.page.locator(".chart").count() == len(rows.METHODS) + 6
+    for seen in (light, opened(browser, path, scheme="dark")):
+        seen.check()
+        assert seen.page.locator(".chart").count() == len(rows.METHODS) + 6
         assert seen.page.locator("h1").inner_text() == rows.MODEL.name
         assert rows.HOSTILE in seen.page.locator(".about").inner_text()
         assert seen.page.locator("img").count() == 0
 
 
 def test_the_charts_have_the_numbers_of_the_rows(light: Seen) -> None:
-    seen = light
-    found = seen.data("context")
-    assert len(found) == 4 * len(rows.METHODS) - 1
-    for r in found:
-        mean = fmean(rows.loss(r["label"], r["length"], n) for n in range(4))
-        assert r["mean"] == pytest.approx(mean, abs=1e-12)
-    for r in seen.data("loss"):
-        bins = [
-            one.value["bins"]
-            for one in rows.FOUND
-            if one.asked.measure == "loss" and one.label == r["label"]
-        ]
-        losses = [v for each in bins for a, b, v in each if (a, b) == (r["first"], r["past"])]
-        assert len(losses) == 4 and r["mean"] == pytest.approx(fmean(losses), abs=1e-12)
-    for index, label in enumerate(rows.METHODS):
-        for r in seen.data(f"grid-{index}"):
-            right = rows.right(label, r["length"], r["depth"])
-            assert (r["label"], r["mean"], r["n"]) == (label, fmean(right), len(right))
+    same_as_rows(light.charts(), rows.FOUND)
+
+
+def test_other_numbers_are_told_from_the_rows() -> None:
+    drawn = {chart.name: chart.rows for chart in charts(SECTION)}
+    same_as_rows(drawn, rows.FOUND)
+    for name in ("loss", "context", "passkey", "keys", "grid-1"):
+        off = [{**drawn[name][0], "mean": drawn[name][0]["mean"] + 1e-6}, *drawn[name][1:]]
+        for changed in (off, drawn[name][1:]):
+            with pytest.raises(AssertionError, match=name.split("-")[0]):
+                same_as_rows({**drawn, name: changed}, rows.FOUND)
+    other = replace(rows.FOUND[0], value={**rows.FOUND[0].value, "bins": [[0, 16, 9.0]]})
+    with pytest.raises(AssertionError, match="loss"):
+        same_as_rows(drawn, [other, *rows.FOUND[1:]])
 
 
 def test_the_tables_have_the_numbers_of_the_charts(light: Seen) -> None:
@@ -114,12 +69,12 @@ def test_the_tables_have_the_numbers_of_the_charts(light: Seen) -> None:
     box.locator("summary").click()
     lines = [line.split("\t") for line in box.locator("tbody").inner_text().splitlines()]
     text = " ".join(" ".join(line) for line in lines)
-    for r in seen.data("context"):
+    for r in seen.charts()["context"]:
         assert f"{r['mean']:.3f}" in text
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser: Any, address: str) -> None:
-    seen = opened(browser, address, width=390)
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, path: Path) -> None:
+    seen = opened(browser, path, width=390)
     for box in seen.page.locator("summary").all():
         box.click()
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,14 +16,16 @@ import vl_convert
 from rich.cells import cell_len
 from rich.console import Console
 
+from longitude.eval.compare import Interval
 from longitude.eval.rows import CONTEXT, COST, KEYS, LOSS, PASSKEY, UNTOUCHED, Measured
 from longitude.fields import Mistake
 from longitude.report.extending import report
-from longitude.report.extending.charts import charts
+from longitude.report.extending.charts import _beside, charts
 from longitude.report.extending.look import dashes, place
 from longitude.report.extending.page import page
 from longitude.report.extending.pictures import standing
-from longitude.report.extending.section import Section, printed
+from longitude.report.extending.section import NOT_ASKED, Section, _signed, printed
+from longitude.report.extending.summary import markdown
 from tests.cli.conftest import python
 from tests.report.extending import rows
 
@@ -169,6 +172,73 @@ def test_markdown_shows_html_as_text(tmp_path: Path) -> None:
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table[:8]}) == 1
     assert not list(tmp_path.glob(".*"))
+    assert "`rope(remap=leaky_rerope(96, 16))`" in text and "| 0.1235 | 0.5 |" in text
+    assert r"- left out to fit into 10m: \<img" in text
+
+
+def test_the_first_words_of_the_page_are_which_why_and_what_to_type() -> None:
+    text = " ".join("".join(Read(whole_page().split("<h2>All methods")[0]).shown).split())
+    wanted = (
+        "Use leaky_rerope",
+        "1.443",
+        "100 %",
+        "import longitude.hf as lh",
+        "With 2,048 tokens",
+    )
+    places = [text.index(one) for one in (rows.MODEL.name, *wanted)]
+    assert places == sorted(places)
+    for shown_too in (
+        "gains +0.0210 nats",
+        "A factor of 8 is enough",
+        "transformers, vllm, sglang",
+    ):
+        assert shown_too in text
+    below = "".join(Read(whole_page()).shown)
+    assert "lambada, perplexity,none" in below and "left out to fit into 10m" in below
+
+
+def test_what_was_not_asked_has_a_dagger_everywhere() -> None:
+    found = [
+        replace(one, value={**one.value, "right": [False] * 8, "assumed": "none told at 1024."})
+        if (one.label, one.asked.measure, one.asked.length) == ("linear", PASSKEY, 2048)
+        else one
+        for one in only(PASSKEY)
+        if one.label in (UNTOUCHED, "linear")
+    ]
+    one = report.section(found)
+    (drawn,) = [c for c in charts(one) if c.label == "linear"]
+    assert {r["length"] for r in drawn.rows if not r["asked"]} == {2048}
+    assert "†" in vl_convert.vegalite_to_svg(json.dumps(standing(one, [drawn])))
+    card, written = markdown(one), page([one], "")
+    assert "0 %†" in card and "0% of 8†" in written
+    assert NOT_ASKED in card and NOT_ASKED in written
+    assert "†" not in whole_page().split("<script")[0] and "†" not in markdown(section())
+
+
+def test_a_wide_interval_leaves_the_lines_in_view() -> None:
+    found = only(CONTEXT)
+    wild = [rows.row(CONTEXT, "yarn", 512, {"loss": 90.0}, text=rows.DOCUMENTS[0])]
+    (chart,) = [c for c in charts(report.section([*found, *wild])) if c.name == "context"]
+    means = [r["mean"] for r in chart.rows]
+    (low, high) = next(
+        scale["domain"]
+        for layer in chart.spec["layer"]
+        if "domain" in (scale := layer["encoding"].get("y", {}).get("scale", {}))
+    )
+    assert min(r["low"] for r in chart.rows) < 0 < low < min(means) < max(means) < high
+    assert high < 2 * max(means) < max(r["high"] for r in chart.rows)
+
+
+def test_names_beside_dots_do_not_cover_each_other() -> None:
+    dots = [{"label": f"method {n}", "x": 100.0, "mean": 1.0 + n / 1000} for n in range(4)]
+    placed = _beside([*dots, {"label": "far", "x": 900.0, "mean": 9.0}])
+    assert sum(map(len, placed.values())) == 5
+    assert {len(named) for (side, _), named in placed.items() if side == "left"} == {1}
+
+
+def test_no_change_has_no_minus() -> None:
+    tiny = Interval(-1e-5, -2e-5, 1e-5, 4)
+    assert _signed(tiny).value == "+0.000"
 
 
 def test_control_characters_are_left_out() -> None:
