@@ -152,9 +152,10 @@ def _distances(section: Section) -> Iterable[Chart]:
 
 def _cost(section: Section) -> Iterable[Chart]:
     board, speed = section.main, section.boards.get("prefill")
-    if board is None or speed is None:
+    both = {*board.lengths} & {*speed.lengths} if board and speed else set()
+    if board is None or speed is None or not both:
         return
-    at = max(n for n in board.lengths if n in speed.lengths)
+    at = max(both)
     pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in speed.labels]
     rows = [{"label": s, "x": fast.mean, **interval(v)} for s, v, fast in pairs if v and fast]
     if rows:
@@ -188,13 +189,13 @@ def _scatter(section: Section, board: Board, rows: Rows) -> dict[str, Any]:
 
 
 def _beside(rows: Rows) -> dict[tuple[Any, int], list[str]]:
-    """Where each dot's name stands (its side, and how far below), so that none covers another: in
-    a picture of 600 by 300, dots from top to bottom."""
+    """Where each dot's name stands (its side, and how far below), so that none covers another,
+    where the dots lie in 540 by 210; from top to bottom."""
     xs, ys = [r["x"] for r in rows], [math.log(max(r["mean"], 1e-9)) for r in rows]
     taken: list[tuple[float, float, float]] = []  # left, right, height
     found: dict[tuple[Any, int], list[str]] = {}
-    for r, x, y in sorted(zip(rows, _spread(xs, 600), _spread(ys, -300), strict=True), key=_height):
-        wide, side = 6.7 * len(r["label"]) + 12, "left" if x <= 300 else "right"
+    for r, x, y in sorted(zip(rows, _spread(xs, 540), _spread(ys, -210), strict=True), key=_height):
+        wide, side = 6.7 * len(r["label"]) + 12, "left" if x <= 270 else "right"
         left = x if side == "left" else x - wide
         free = (
             by

@@ -8,7 +8,7 @@ from typing import Any
 
 from longitude.report.extending.look import config
 from longitude.report.extending.marks import CHOSEN, ROWS, Chart
-from longitude.report.extending.section import Section
+from longitude.report.extending.section import NOT_ASKED, Section
 
 WIDTH, SMALL = 620, 200
 KEY: dict[str, Any] = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260}
@@ -18,7 +18,8 @@ KEY |= {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5, "s
 def standing(section: Section, group: Sequence[Chart]) -> dict[str, Any]:
     """One chart, or several small ones, as a document of their own."""
     look = {**config(len(section.labels)), "background": "white", "padding": 20}
-    head = {"text": group[0].title, "subtitle": section.title, "offset": 18}
+    note = [NOT_ASKED] if any(r.get("asked") is False for c in group for r in c.rows) else []
+    head = {"text": group[0].title, "subtitle": [section.title, *note], "offset": 18}
     if group[0].label is None:
         body = _keyed({**copy.deepcopy(group[0].spec), "width": WIDTH})
     else:
