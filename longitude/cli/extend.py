@@ -17,59 +17,76 @@ if TYPE_CHECKING:
 DEFAULT = "tiny-rope"
 
 
+To = Annotated[
+    str | None,
+    typer.Option(
+        help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for tiny-rope]"
+    ),
+]
+Methods = Annotated[
+    str,
+    typer.Option(
+        help="auto, all, or names and schemes joined by ;, as in yarn; leaky_rerope; "
+        "rope(remap=rerope(512))."
+    ),
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="A file, a folder or a `datasets` name (owner/name:config:split); as often as you "
+        "like. Without: documentation topics and library sources of this Python.",
+    ),
+]
+Docs = Annotated[int, typer.Option(help="Documents to compare on.")]
+Lengths = Annotated[
+    str | None, typer.Option(help="Lengths to measure at; without, doubling to the target.")
+]
+Tasks = Annotated[str, typer.Option(help="Questions to ask: passkey, keys, variables; or none.")]
+Questions = Annotated[
+    int | None,
+    typer.Option(help="In each cell of length and depth. [default: 4, and 1 on a CPU]"),
+]
+Budget = Annotated[
+    str | None, typer.Option(help="Time to spend, as in 10m: plans what fits, and says so.")
+]
+Search = Annotated[
+    bool, typer.Option("--search", help="Go on: search parameters around the best methods.")
+]
+LmEval = Annotated[
+    str | None, typer.Option("--lm-eval", help="lm-eval tasks for the best method, as in a,b.")
+]
+Engine = Annotated[str, typer.Option(help="local, or ray: an existing Ray cluster.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Seed = Annotated[int, typer.Option(help="Of documents and questions.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan and what it would cost; run nothing.")
+]
+
+
 def extend(
     model: o.Model = DEFAULT,
-    to: Annotated[
-        str | None,
-        typer.Option(help="Target length: 32768, 32k, or 4x the trained window. [default: 4x]"),
-    ] = None,
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="auto, all, or names and schemes joined by ;, as in yarn; leaky_rerope; "
-            "rope(remap=rerope(512))."
-        ),
-    ] = "auto",
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--text",
-            help="A file, a folder or a `datasets` name (owner/name:config:split); as often as you "
-            "like. Without: documentation topics and library sources of this Python.",
-        ),
-    ] = None,
-    docs: Annotated[int, typer.Option(help="Documents to compare on.")] = 4,
-    lengths: Annotated[
-        str | None, typer.Option(help="Lengths to measure at; without, doubling to the target.")
-    ] = None,
-    tasks: Annotated[
-        str, typer.Option(help="Questions to ask: passkey, keys, variables; or none.")
-    ] = "passkey",
-    questions: Annotated[
-        int | None,
-        typer.Option(help="In each cell of length and depth. [default: 4, and 1 on a CPU]"),
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Time to spend, as in 10m: plans what fits, and says so.")
-    ] = None,
-    search: Annotated[
-        bool, typer.Option("--search", help="Go on: search parameters around the best methods.")
-    ] = False,
-    lm_eval: Annotated[
-        str | None, typer.Option("--lm-eval", help="lm-eval tasks for the best method, as a,b.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: an existing Ray cluster.")] = "local",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    to: To = None,
+    methods: Methods = "auto",
+    text: Texts = None,
+    docs: Docs = 4,
+    lengths: Lengths = None,
+    tasks: Tasks = "passkey",
+    questions: Questions = None,
+    budget: Budget = None,
+    search: Search = False,
+    lm_eval: LmEval = None,
+    engine: Engine = "local",
+    device: Device = "auto",
     dtype: o.ModelDType = "auto",
     revision: o.Revision = None,
     trust_remote_code: o.Trust = False,
-    seed: Annotated[int, typer.Option(help="Of documents and questions.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and what it would cost; run nothing.")
-    ] = False,
+    seed: Seed = 0,
+    out: Out = None,
+    dry_run: DryRun = False,
     as_json: o.Json = False,
 ) -> None:
     """Measure every way to a longer context on your model, and say which one to use.

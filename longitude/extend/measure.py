@@ -131,7 +131,7 @@ class Bench:
         each = [self._asked(asked) for asked in rows]
         every = [q for questions in each for q in questions]
         prompts = [torch.tensor(self._ids(q.prompt)) for q in every]
-        new = max(len(self._ids(" ".join(_answers(q)))) for q in every) + 2
+        new = max(len(self._ids(q.answer)) for q in every) + 2
         said = answer.said_all(self.model, prompts, new)
         told = (self.tokenizer.decode(ids, skip_special_tokens=True) for ids in said)
         judge = passkey.retrieved if task.measure == PASSKEY else answered
@@ -185,10 +185,6 @@ class Bench:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return {"refused": f"out of memory at {length} tokens."}
-
-
-def _answers(question: Any) -> tuple[str, ...]:
-    return getattr(question, "answers", None) or (question.answer,)
 
 
 def machine(model: Any) -> str:

@@ -16,6 +16,7 @@ from longitude.extend.subject import subject
 from longitude.extend.texts import Document, documents
 from longitude.fields import Mistake, shown
 from longitude.hf.load import load
+from longitude.hf.loading.source import TINY
 from longitude.hf.patch import own_scheme, patched, scheme_of
 from longitude.text import dump, parse
 
@@ -87,7 +88,8 @@ def prepare(options: Options) -> Prepared:
     )
     methods, notes = _methods(options, model, about.trained, lengths[-1])
     wanted = options.docs + options.apart
-    found = documents(options.text or None, tokenizer, lengths[-1], wanted, options.seed)
+    unseen = options.model in TINY
+    found = documents(options.text, tokenizer, lengths[-1], wanted, options.seed, unseen)
     notes += _few(len(found), wanted)
     read, apart = found[: options.docs], found[options.docs :]
     texts = tuple(d.text for d in read)

@@ -1,9 +1,9 @@
 """The documents that methods are compared on, as tokens, each as long as the target.
 
 Without `--text` they come from what every Python installation has, the sources of the standard
-library and the topics of its documentation, and of those only the tenth that the lab never trains
-on: the tiny checkpoints have not seen it. A text that is too short for a document is joined with
-those after it. Which texts, and where in them, depends on the seed alone.
+library and the topics of its documentation; for the package's own checkpoints only from the tenth
+that they were not trained on. A text that is too short for a document is joined with those after
+it. Which texts, and where in them, depends on the seed alone.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class Document:
 
 
 def documents(
-    given: Sequence[str] | None, tokenizer: Any, length: int, count: int, seed: int
+    given: Sequence[str], tokenizer: Any, length: int, count: int, seed: int, unseen: bool = False
 ) -> list[Document]:
-    """As many documents of `length` predicted tokens as there are, at most `count`."""
-    texts = _texts(given)
+    """As many documents of `length` predicted tokens as there are, at most `count`; of the standard
+    library, if `unseen`, only what the lab never trains on."""
+    texts = _texts(given, unseen)
     rng = random.Random(f"documents {seed}")
     rng.shuffle(texts)
     rate = _rate(texts, tokenizer)
@@ -71,9 +72,9 @@ def documents(
     return found
 
 
-def _texts(given: Sequence[str] | None) -> list[tuple[str, str]]:
+def _texts(given: Sequence[str], unseen: bool) -> list[tuple[str, str]]:
     if not given:
-        found = [d for d in sources.standard_library() if for_test(d.name)]
+        found = [d for d in sources.standard_library() if not unseen or for_test(d.name)]
     else:
         names = [source for source in given if sources.is_dataset(source)]
         paths = [source for source in given if source not in names]

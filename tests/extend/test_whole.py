@@ -1,0 +1,100 @@
+"""`longitude extend` on tiny-rope, from the command line to the charts of its page.
+
+What the whole default run says is asked of it in the slow test; here a few of its methods, with as
+many passkeys as make the share certain.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longitude.cli.main import run
+from longitude.eval.compare import boards
+from longitude.eval.rows import recorded
+from longitude.record import Store
+from tests.report.browser import opens_cleanly, read_charts, same_as_rows
+
+WINDOW = 256
+
+
+def extended(folder: Path, *more: str) -> tuple[list, dict]:
+    """The rows and the advice of a run of the command."""
+    assert run(["extend", "--out", str(folder), *more]) == 0
+    with Store(folder / "results.sqlite") as store:
+        found = [*recorded(store)]
+    return found, json.loads((folder / "recommendation.json").read_text())
+
+
+def holds(found: list, advice: dict) -> None:
+    """What the project promises of the default run."""
+    context, passkey = (boards(found)[name] for name in ("context", "passkey"))
+    best, own = advice["best"]["label"], context.labels[0]
+
+    def loss(label: str, times: int) -> float:
+        return context.cells[label, times * WINDOW].value.mean
+
+    assert loss(own, 4) >= loss(own, 1) + 2
+    assert loss(best, 4) <= 1.02 * loss(own, 1)
+    assert loss(best, 8) <= 1.25 * loss(own, 1)
+    assert passkey.cells[best, 4 * WINDOW].value.mean >= 0.95
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    """Three methods; the loss of the documents and questions at one length alone."""
+    folder = tmp_path_factory.mktemp("runs") / "some"
+    return folder, *extended(folder, "--methods", "leaky_rerope; linear", "--lengths", "1024")
+
+
+def test_the_best_of_some_methods_reads_eight_windows(some):
+    _, found, advice = some
+    holds(found, advice)
+    assert advice["best"]["label"] == "leaky_rerope(128, 16)" and advice["helps"]
+    served = {a["what"]: a["label"] for a in advice["runtimes"]}
+    assert set(served) == {"transformers", "vllm", "sglang", "llama.cpp"}
+
+
+def test_its_report_opens_in_a_browser_with_the_numbers_of_the_rows(some):
+    folder, found, _ = some
+    opens_cleanly(folder / "report.html")
+    same_as_rows(read_charts(folder / "report.html"), found)
+
+
+def test_everything_is_left_behind(some):
+    folder, found, _ = some
+    names = {p.name for p in folder.iterdir()}
+    left = {"results.sqlite", "rows.jsonl", "report.html", "summary.md", "recommendation.json"}
+    assert left | {"charts"} == names
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == len(found)
+    assert [*(folder / "charts").glob("*.png")]
+
+
+def test_the_same_command_again_computes_nothing(some, monkeypatch, capsys):
+    folder, found, advice = some
+    monkeypatch.setattr("longitude.extend.measure.Bench.run", None)
+    again = extended(folder, "--methods", "leaky_rerope; linear", "--lengths", "1024")
+    assert again == (found, advice)
+    said = capsys.readouterr()
+    assert "tasks are recorded" in said.err and "leaky_rerope(128, 16)" in said.out
+
+
+@pytest.mark.slow
+def test_the_default_run(tmp_path):
+    found, advice = extended(tmp_path / "run")
+    holds(found, advice)
+    opens_cleanly(tmp_path / "run" / "report.html")
+    same_as_rows(read_charts(tmp_path / "run" / "report.html"), found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny-alibi", "tiny-learned"])
+def test_models_without_rotation(name, tmp_path):
+    found, advice = extended(tmp_path / "run", name, "--docs", "2")
+    assert boards(found)["context"].labels[0] == "as it is"
+    assert advice["best"]["sentence"]
+    if name == "tiny-learned":
+        beyond = [m for m in found if m.untouched and m.asked.length > WINDOW]
+        assert beyond and all("no position beyond" in m.refused for m in beyond)
