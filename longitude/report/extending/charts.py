@@ -14,9 +14,7 @@ from longitude.eval.compare import Board
 from longitude.report.extending.marks import (
     CELL,
     COUNT,
-    NARROW,
     ROWS,
-    TESTED,
     Chart,
     Rows,
     across,
@@ -28,6 +26,7 @@ from longitude.report.extending.marks import (
     interval,
     level_rule,
     losses,
+    name_beside,
     tips,
     upward,
     window_rule,
@@ -136,11 +135,13 @@ def _distances(section: Section) -> Iterable[Chart]:
     told, x = "believed distance (tokens)", across(rows, "true distance (tokens)", log=False)
     colour, dash, data = coloured(section), dashed(section), alt.Chart(alt.NamedData(ROWS))
     between = data.transform_filter("isValid(datum.high) && datum.high > datum.low").mark_area()
+    # a layer without a row would have Vega warn of its scale
+    spread = between.encode(x, upward(told, "high"), alt.Y2("low:Q"), colour, opacity=band(section))
     line = data.mark_line(strokeWidth=2)
     layers = [
         *window_rule(section, rows),
         level_rule(section),
-        between.encode(x, upward(told, "high"), alt.Y2("low:Q"), colour, opacity=band(section)),
+        *([spread] if any((r["high"] or 0) > (r["low"] or 0) for r in rows) else []),
         *(
             line.encode(x, upward(told, end), colour, dash, opacity=faint(), tooltip=tips(rows))
             for end in ("high", "low")
@@ -174,14 +175,13 @@ def _scatter(section: Section, board: Board, rows: Rows) -> dict[str, Any]:
     colour, data = coloured(section), alt.Chart(alt.NamedData(ROWS))
     ends = (alt.Y("low:Q"), alt.Y2("high:Q"))
     look: dict[str, Any] = {"fontSize": 11, "font": "ui-monospace, monospace", "limit": 170}
-    seen = {"condition": {"test": f"width > {NARROW} && ({TESTED})", "value": 1}, "value": 0}
     layers = [
         data.mark_rule(strokeWidth=1.5).encode(x, *ends, colour, opacity=band(section)),
         data.mark_circle(size=90).encode(x, y, colour, opacity=faint(), tooltip=tips(rows)),
         *(
             data.transform_filter(alt.FieldOneOfPredicate("label", named))
             .mark_text(align=side, dx=10 if side == "left" else -10, dy=by, **look)
-            .encode(x, y, text="label:N", opacity=seen)
+            .encode(x, y, text="label:N", opacity=name_beside())
             for (side, by), named in _beside(rows).items()
         ),
     ]

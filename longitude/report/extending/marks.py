@@ -107,14 +107,24 @@ def dashed(section: Section) -> alt.StrokeDash:
 
 def faint(full: float = 1.0, faint: float = 0.12) -> Any:
     """How strong a mark is: all of them, or the chosen one alone."""
-    return {"condition": {"test": TESTED, "value": full}, "value": faint}
+    return _strength([{"test": TESTED, "value": full}], faint)
 
 
 def band(section: Section) -> Any:
     """How strong an interval is: of few methods, a shade; of many, seen when one is chosen."""
     shade = 0.14 if len(section.labels) <= 3 else 0
     chosen = {"test": "chosen == datum.label", "value": 0.22}
-    return {"condition": [chosen, {"test": "!chosen", "value": shade}], "value": 0}
+    return _strength([chosen, {"test": "!chosen", "value": shade}], 0)
+
+
+def name_beside() -> Any:
+    """How strong a name beside a dot is: unseen where there is no room for it."""
+    return _strength([{"test": f"width > {NARROW} && ({TESTED})", "value": 1}], 0)
+
+
+def _strength(conditions: list[Any], otherwise: float) -> alt.OpacityValue:
+    """As a channel at once: altair takes long to make one of a plain mapping."""
+    return alt.OpacityValue(otherwise, condition=conditions)
 
 
 def interval(value: Interval) -> dict[str, Any]:
