@@ -5,9 +5,11 @@ A stand-in plays the library, so that this is fast; the slow test asks the libra
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,8 +26,9 @@ from longitude.record import Store
 from longitude.text import dump
 
 SMALL = Options(
-    to="2048", methods="rope(frequencies=yarn(8, original=256))", docs=1, device="cpu", quiet=True
-)
+    to="2048", methods="rope(frequencies=yarn(8, original=256))", text=(argparse.__file__,), docs=1,
+    device="cpu", quiet=True,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +141,7 @@ def test_what_can_not_be_run_gets_a_sentence(
 def test_tasks_that_need_more_length_are_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near = prepare(Options(to="512", methods="none", docs=1, device="cpu", quiet=True))
+    near = prepare(replace(SMALL, to="512"))
     played = play(monkeypatch, Played({"other": {"acc,none": 0.25}}))
     with pytest.raises(Mistake, match="niah_single_1 needs at least 2,048 tokens, but --to is 512"):
         judge(near.bench, near.plan.methods[0], ("other", "niah_single_1"), store)
