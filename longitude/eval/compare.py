@@ -22,8 +22,7 @@ from longitude.eval.statistics import over_documents, share
 class Cell:
     """One method at one length: its number, or why it has none. `best`: none has a better mean
     (on what all were measured on), and some have worse; `tied`: one has, but the two can't be told
-    apart. `over`: the
-    paired difference to the untouched model, this less that."""
+    apart. `over`: the paired difference to the untouched model, this less that."""
 
     value: Interval | None
     refused: str | None

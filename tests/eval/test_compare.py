@@ -121,7 +121,7 @@ def test_costs_are_tied_within_what_timings_vary_by() -> None:
     marks = {s: (prefill[s, 512].best, prefill[s, 512].tied) for s in (UNTOUCHED, "b", "c")}
     assert marks == {UNTOUCHED: (True, False), "b": (False, True), "c": (False, False)}
     assert made["decode"].lower_is_better and not made["prefill"].lower_is_better
-    assert all(made["memory"].cells[s, 512].best for s in (UNTOUCHED, "b", "c"))
+    assert not any(made["memory"].cells[s, 512].best for s in (UNTOUCHED, "b", "c"))  # all alike
     over = prefill["c", 512].over
     assert over is not None and over.mean == -500
 
