@@ -45,7 +45,7 @@ Lengths = Annotated[
 Tasks = Annotated[str, typer.Option(help="Questions to ask: passkey, keys, variables; or none.")]
 Questions = Annotated[
     int | None,
-    typer.Option(help="In each cell of length and depth. [default: 4, and 1 on a CPU]"),
+    typer.Option(help="In each cell of length and depth. [default: 4, and 2 on a CPU]"),
 ]
 Budget = Annotated[
     str | None, typer.Option(help="Time to spend, as in 10m: plans what fits, and says so.")

@@ -21,7 +21,7 @@ from longitude.hf.patch import own_scheme, patched, scheme_of
 from longitude.text import dump, parse
 
 TAIL = 1024  # tokens of the end that are scored, or half a smaller window
-QUESTIONS = (4, 1)  # in a cell, with an accelerator and without
+QUESTIONS = (4, 2)  # in a cell, with an accelerator and without
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import socket
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from longitude.fields import Mistake, short, shown
 from longitude.record import Store
 
 TRIES = 4  # of an errand, and of a worker's start
+PATIENCE = 10.0  # seconds to reach the cluster
 ROOM = 2  # times the model's size that a worker on a CPU takes of the memory
 
 
@@ -173,6 +175,7 @@ def _cluster() -> Iterator[Any]:
         return
     where = os.environ.get("RAY_ADDRESS") or "auto"
     try:
+        _knock(where)
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise Mistake(
@@ -183,6 +186,12 @@ def _cluster() -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(where: str) -> None:
+    """Raise at once where nobody answers at host:port: Ray itself would try for minutes."""
+    if match := re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d+)", where):
+        socket.create_connection((match[1], int(match[2])), timeout=PATIENCE).close()
 
 
 def _library() -> Any:
@@ -198,4 +207,5 @@ def _reason(error: Exception) -> str:
     """What an error says, in a line: Ray's own are long, and tell the cause somewhere."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Mistake)\b", line)]
-    return short([*lines[:1], *causes][-1].rstrip(".")) if lines else type(error).__name__
+    told = [*lines[:1], *causes][-1] if lines else type(error).__name__
+    return short(told.split(". ")[0].rstrip("."), 120)

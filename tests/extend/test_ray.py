@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -295,7 +296,14 @@ def test_no_ray_and_no_cluster_get_a_sentence(
     absent = SimpleNamespace(is_initialized=lambda: False, init=init)
     monkeypatch.setitem(sys.modules, "ray", absent)  # type: ignore[arg-type]
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(Mistake, match=r"'auto'.*ray start --head"):
+    with pytest.raises(
+        Mistake, match=r"'auto' \(Could not.*at auto\): start one.*ray start --head"
+    ):
+        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")  # where nobody is any more
+    with pytest.raises(Mistake, match=rf"'127.0.0.1:{port}' \(.*refused\)"):
         on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
 
 

@@ -202,3 +202,20 @@ def test_a_target_that_nothing_reached_is_told() -> None:
 def test_no_rows_are_a_mistake() -> None:
     with pytest.raises(Mistake, match="no measurements"):
         recommend([], 1024, {})
+
+
+def test_passkeys_of_all_lengths_past_the_window_count_together() -> None:
+    """Five at each of three lengths tell two methods apart where five at one can't."""
+    found = [*context(OWN, 2048, [5.0, 5.1, 4.9, 5.0])]
+    for scheme, told in (("rope(remap=rerope(8))", True), ("rope(remap=rerope(9))", False)):
+        found += context(scheme, 2048, [1.0, 1.1, 0.9, 1.0])
+        found += [
+            asked("passkey", scheme, n, [told], depth=d / 4)
+            for n in (512, 1024, 2048)
+            for d in range(5)
+        ]
+    found += [
+        cost("rope(remap=rerope(9))", 2048, 900.0),
+        cost("rope(remap=rerope(8))", 2048, 300.0),
+    ]
+    assert recommend(found, 2048, {}).best.label == "rope(remap=rerope(8))"
