@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may reach for the hub
 
 
 @pytest.fixture(autouse=True)

@@ -105,7 +105,8 @@ def _sentence(found: Found, bench: Bench) -> str:
     start, end = (_method(bench, text).label for text in (found.start, found.winner))
     judged = len(found.judged_documents)
     if found.gain is None:
-        return f"{end} was refused on the documents it was to be judged on: {start} is kept."
+        gone, kept = (start, end) if found.better else (end, start)
+        return f"{gone} was refused on the documents to judge on: {kept} is what to use."
     told = (
         f"{found.gain.mean:+.4f} nats a token ({found.gain.low:+.4f} to {found.gain.high:+.4f}) "
         f"on {judged} documents that the search never saw, of {found.tried} tried"

@@ -1,13 +1,9 @@
-"""Nothing here may reach for the hub, and whatever transformers has to say is heard."""
+"""Whatever transformers has to say is heard."""
 
 import logging
-import os
 from collections.abc import Iterator
 
 import pytest
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 
 class Heard(logging.Handler):
     """Keeps the warnings that transformers logs."""
