@@ -78,7 +78,8 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
         ray = pytest.importorskip("ray")
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+        quiet: Any = {"log_to_driver": False, "logging_level": "error"}
+        ray.init("local", num_cpus=2, include_dashboard=False, **quiet)
         yield ray
         ray.shutdown()
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+
 class Heard(logging.Handler):
     """Keeps the warnings that transformers logs."""
 
