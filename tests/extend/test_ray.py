@@ -284,28 +284,37 @@ def test_memory_bounds_the_workers(
     assert ray.made == 3
 
 
-def test_no_ray_and_no_cluster_get_a_sentence(
+def test_without_ray_there_is_a_sentence(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     with pytest.raises(Mistake, match=r"pip install 'longitude\[ray\]'"):
         on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
 
+
+def test_without_a_cluster_there_is_a_sentence_at_once(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def init(**options: Any) -> None:
-        raise ConnectionError(f"Could not find any running Ray instance at {options['address']}.")
+        raise ConnectionError(f"Could not find any at {options['address']}. Please start one.")
+
+    def refused(told: str) -> None:
+        with pytest.raises(Mistake, match=rf"{told}\): start one with `ray start --head`"):
+            on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
 
     absent = SimpleNamespace(is_initialized=lambda: False, init=init)
     monkeypatch.setitem(sys.modules, "ray", absent)  # type: ignore[arg-type]
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(
-        Mistake, match=r"'auto' \(Could not.*at auto\): start one.*ray start --head"
-    ):
-        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    refused(r"'auto' \(Could not find any at auto")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")  # where nobody is any more
-    with pytest.raises(Mistake, match=rf"'127.0.0.1:{port}' \(.*refused\)"):
-        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(where)
+        refused(rf"'{where}' \(Could not find any at {where}")
+    refused(rf"'{where}' \(.*refused")  # nobody is there any more
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    refused(r"'nonsense' \(Could not find any at nonsense")
 
 
 # a worker
