@@ -2,7 +2,8 @@
 
 From the trained length L to the target T, s = T/L, by each paper's own rule: interpolations take
 the factor s (YaRN 2s as well, because it is said to reach less far than its factor);
-ReRoPE's window is L/2, leaky ReRoPE's factor 2s keeps w + (T - w)/k below L (Su, kexue.fm 9708);
+ReRoPE's window is L/2, and leaky ReRoPE's factor 4s keeps w + (T - w)/k below 3L/4 (Su, kexue.fm
+9708, asks for L at most);
 Self-Extend groups so that W + (T - W)/G stays within 2/3 of L (Jin et al. 2024); dual chunk takes
 3L/4 and L/8 (An et al. 2024); streaming fills the window. "Change nothing" is always among them.
 """
@@ -54,7 +55,7 @@ class Stretch:
 
     @property
     def leak(self) -> int:
-        return max(2, -(-2 * self.target // self.trained))
+        return max(2, -(-4 * self.target // self.trained))
 
     @property
     def group(self) -> int:
@@ -99,7 +100,8 @@ def _more_rope(s: Stretch) -> list[Candidate]:
         "stepped": f"rope(frequencies=stepped('yarn', {original}))",
         "rerope": f"rope(remap=rerope({s.half})) + logn({s.trained})",
         "rerope ": f"rope(remap=rerope({quarter}))",
-        "leaky_rerope": f"rope(remap=leaky_rerope({s.half}, {s.leak})) + logn({s.trained})",
+        "leaky_rerope": f"rope(remap=leaky_rerope({s.half}, {max(2, s.leak // 2)}))",
+        "leaky_rerope  ": f"rope(remap=leaky_rerope({s.half}, {s.leak})) + logn({s.trained})",
         "leaky_rerope ": f"rope(remap=leaky_rerope({quarter}, {s.leak}))",
         "self_extend": f"rope(remap=self_extend({s.leak}, {max(1, s.trained // 8)}))",
         "lm_infinite": f"rope(remap=lm_infinite({s.half}))",
