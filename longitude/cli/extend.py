@@ -30,14 +30,6 @@ Methods = Annotated[
         "rope(remap=rerope(512))."
     ),
 ]
-Texts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--text",
-        help="A file, a folder or a `datasets` name (owner/name:config:split); as often as you "
-        "like. Without: documentation topics and library sources of this Python.",
-    ),
-]
 Docs = Annotated[int, typer.Option(help="Documents to compare on.")]
 Lengths = Annotated[
     str | None, typer.Option(help="Lengths to measure at; without, doubling to the target.")
@@ -72,7 +64,7 @@ def extend(
     model: o.Model = DEFAULT,
     to: To = None,
     methods: Methods = "auto",
-    text: Texts = None,
+    text: o.Text = None,
     docs: Docs = 4,
     lengths: Lengths = None,
     tasks: Tasks = "passkey",
