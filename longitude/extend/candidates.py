@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from longitude.fields import Mistake, shown
 from longitude.parts import Chunked, Window
@@ -156,9 +157,10 @@ def candidates(methods: str, own: Own, trained: int, target: int) -> list[Candid
 
 def _name(text: str) -> str:
     """The short name of a method: that of the part which makes it one."""
-    scheme = parse(text)
-    rope = scheme.layer(0).rotary
-    return (rope.remap or rope.frequencies if rope else scheme.layer(0).parts[0]).name
+    scheme = parse(text).layer(0)
+    rope = scheme.rotary
+    part: Any = (rope.remap or rope.frequencies) if rope else scheme.parts[0]
+    return part.name
 
 
 def _named(part: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> list[Candidate]:
