@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from longitude.scheme import Scheme
 
 Backend = Literal["auto", "eager", "native", "flex"]
 BACKENDS = ("eager", "native", "flex")
+AUTO = ("flex", "native", "eager")  # whom `auto` asks, in this order; the last runs everything
 Call = tuple[Scheme, Tensor, Tensor, Tensor, Pos, Pos, Weights | None]  # what prepare takes
 
 
@@ -92,20 +93,37 @@ def terms(
 def module(backend: str, p: Problem) -> Any:
     """The backend that runs a call: the one asked for, or the fastest that does not refuse."""
     if backend == "auto":
-        return _auto(p)
+        return _loaded(next(name for name, why in considered(p) if why is None))
     if backend not in BACKENDS:
         raise Mistake(f"no backend is called {backend!r}: use auto, {', '.join(BACKENDS)}.")
-    chosen = import_module(f"longitude.attention.{backend}")
+    chosen = _loaded(backend)
     if why := chosen.refuses(p):
         raise Mistake(f"{backend} can't run {p.scheme}: {why}; use backend='eager' or 'auto'.")
     return chosen
 
 
-def _auto(p: Problem) -> Any:
-    """Native where kernels read positions; on CUDA flex for what they would need a dense mask
-    for."""
-    if p.q.is_cuda and p.q.shape[2] > 1 and native.by_mask(p):
-        flex = import_module("longitude.attention.flex")
-        if flex.refuses(p) is None:
-            return flex
-    return native if native.refuses(p) is None else eager
+def considered(p: Problem) -> Iterator[tuple[str, str | None]]:
+    """The backends that `auto` asks, each with why it does not run the call, until one does."""
+    for name in AUTO:
+        why = _slower(name, p) or _loaded(name).refuses(p)
+        yield name, why
+        if why is None:
+            return
+
+
+def _loaded(backend: str) -> Any:
+    """A backend's module; flex imports the compiler, so it waits until it is asked."""
+    return import_module(f"longitude.attention.{backend}")
+
+
+def _slower(backend: str, p: Problem) -> str | None:
+    """Why a backend that could run the call is passed over: another is faster."""
+    if backend != "flex":
+        return None
+    if not p.q.is_cuda:
+        return "flex is compiled on CUDA only"
+    if p.q.shape[2] == 1:
+        return "a single query is one pass of a plain kernel"
+    if not native.by_mask(p):
+        return "positions alone decide here, which plain kernels read as tiles"
+    return None
