@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from longitude.attention.problem import Length, Problem
+from longitude.attention.triton.available import usable
 from longitude.part import Banded, Pos, Region
+from longitude.parts.rotary.memo import Tables
 from longitude.parts.rotary.rope import Rope
 from longitude.parts.rotary.tables import cos_sin
-from longitude.parts.rotary.turn import turn
+from longitude.parts.rotary.turn import Pairs, turn
 from longitude.region import Area, meet
 from longitude.scheme import Scheme
 
@@ -36,15 +38,11 @@ class Pass:
         if self.region is None or p.scheme.rotary is None:
             return q, k
         q_pos, k_pos = _cut(p.q_pos, rows), _cut(p.k_pos, cols)
-        centre = _last(q_pos) if p.scheme.rotary.decay else 0.0
-        return (
-            _turn(
-                q, p.scheme.rotary, self.region, "q", q_pos, _cut_length(p.q_length, rows), centre
-            ),
-            _turn(
-                k, p.scheme.rotary, self.region, "k", k_pos, _cut_length(p.k_length, cols), centre
-            ),
-        )
+        rope, centre = p.scheme.rotary, _last(q_pos) if p.scheme.rotary.decay else 0.0
+        q_length, k_length = _cut_length(p.q_length, rows), _cut_length(p.k_length, cols)
+        q_tables = _tables(q, rope, self.region, "q", q_pos, q_length, centre)
+        k_tables = _tables(k, rope, self.region, "k", k_pos, k_length, centre)
+        return turn_both(q, k, q_tables, k_tables, rope.pairs)
 
 
 def lower(p: Problem) -> tuple[Pass, ...]:
@@ -73,21 +71,24 @@ def cut(
     return tuple((region, areas) for region, areas in found if areas)
 
 
-def _turn(
+def _tables(
     x: Tensor, rope: Rope, region: Region, side: str, pos: Pos, length: Length, centre: float
-) -> Tensor:
-    cos, sin = cos_sin(
-        rope,
-        region,
-        side,
-        pos,
-        x.shape[-1],
-        length,
-        dtype=wide_type(x),
-        device=x.device,
-        centre=centre,
+) -> Tables:
+    size, dtype = x.shape[-1], wide_type(x)
+    return cos_sin(
+        rope, region, side, pos, size, length, dtype=dtype, device=x.device, centre=centre
     )
-    return turn(x, cos, sin, rope.pairs)
+
+
+def turn_both(
+    q: Tensor, k: Tensor, q_tables: Tables, k_tables: Tables, pairs: Pairs
+) -> tuple[Tensor, Tensor]:
+    """q and k turned: in one launch where kernels run, else each by itself."""
+    if usable(q):
+        from longitude.attention.triton.turn import turned  # late: it imports Triton
+
+        return turned(q, k, q_tables, k_tables, pairs)
+    return turn(q, *q_tables, pairs), turn(k, *k_tables, pairs)
 
 
 def wide_type(x: Tensor) -> torch.dtype:
