@@ -1,0 +1,130 @@
+"""A band of a bias that depends on the distance alone: the values that its kernel takes, and its
+twin in plain torch.
+
+score(i, j) = scale · q_i·k_j + table[h, i - j] for lo <= i - j < hi, with i and j indices. A
+softmax over several bands is made part after part: what stands so far is an output and its
+log-sum-exp, from which the next part starts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+NEGLIGIBLE = 22.0  # nats: a weight below 2^-32 of its row's largest is no weight
+Queries = Float[Tensor, "b h n d"]
+Keys = Float[Tensor, "b hkv m d"]
+Values = Float[Tensor, "b hkv m dv"]
+Outs = Float[Tensor, "b h n dv"]
+Sums = Float[Tensor, "b h n"]
+
+
+class Band(NamedTuple):
+    """The pairs of indices with lo <= i - j < hi."""
+
+    lo: int
+    hi: int
+
+    def within(self, n: int, m: int) -> Band:
+        """The same pairs of n rows and m columns, with bounds no larger than these."""
+        lo, hi = max(self.lo, 1 - m), min(self.hi, n)
+        return Band(lo, hi) if lo < hi else Band(0, 0)
+
+
+class Bias(NamedTuple):
+    """table[h, r - first] at distance r; its last entry holds at every distance beyond."""
+
+    table: Tensor
+    first: int
+
+    @property
+    def flat(self) -> int:
+        """The distance of the last entry."""
+        return self.first + self.table.shape[1] - 1
+
+
+class Start(NamedTuple):
+    """A softmax so far, of the rows from `top` on: its output and log-sum-exp."""
+
+    out: Tensor
+    lse: Tensor
+    top: int = 0
+
+
+def eager(
+    q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float, start: Start | None = None
+) -> tuple[Outs, Sums]:
+    """The twin: output and log-sum-exp of a band, the whole score matrix at once."""
+    scores = scores_of(q, k, bias, band, scale)
+    lse = scores.logsumexp(-1)
+    out = weights(scores, lse) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1).to(lse.dtype)
+    if start is not None:
+        more = torch.full_like(lse, float("-inf"))
+        more[:, :, start.top :] = start.lse
+        so_far = torch.zeros_like(out)
+        so_far[:, :, start.top :] = start.out
+        total = torch.logaddexp(lse, more)
+        share, rest = (torch.where(total == -torch.inf, 0, (x - total).exp()) for x in (lse, more))
+        out, lse = out * share[..., None] + so_far * rest[..., None], total
+    return out.to(v.dtype), lse
+
+
+def scores_of(q: Tensor, k: Tensor, bias: Bias, band: Band, scale: float) -> Tensor:
+    """Every score (b h n m) in float32 at least, -inf outside the band."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    content = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale
+    away = (
+        torch.arange(q.shape[2], device=q.device)[:, None]
+        - torch.arange(k.shape[2], device=q.device)[None, :]
+    )
+    entries = (away - bias.first).clamp(0, bias.table.shape[1] - 1)
+    seen = (away >= band.lo) & (away < band.hi)
+    return (content + bias.table.to(wide)[:, entries]).masked_fill(~seen, float("-inf"))
+
+
+def weights(scores: Tensor, lse: Tensor) -> Tensor:
+    """e^(score - lse), and nothing where nothing is seen."""
+    lse = lse.to(scores.dtype)[..., None]
+    return torch.where(scores == -torch.inf, 0, (scores - lse).exp())
+
+
+def reach_of(q: Queries, k: Keys, bias: Bias, band: Band, scale: float) -> Int[Tensor, "b h"] | None:
+    """For each head the distance from which on no weight counts, or None where none can be told.
+
+    A score is at most |q||k| scale plus the largest bias still to come, and the largest of its row
+    at least -|q||k| scale plus the bias of its nearest key, which every row must see. Where the
+    first falls short of the second by `NEGLIGIBLE`, the weight is below 2^-32 of the largest.
+    """
+    n, m = q.shape[2], k.shape[2]
+    if band.lo > 0 or n - band.lo > m or bias.table.shape[1] == 1:  # a row whose nearest is not there
+        return None
+    norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1) for x in (q, k)]
+    largest = norms[0] * norms[1].repeat_interleave(q.shape[1] // k.shape[1], 1) * abs(scale)
+    table = bias.table[:, max(band.lo - bias.first, 0) :].float()
+    ahead = table.flip(1).cummax(1).values.flip(1)
+    least = table[:, :1] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)
+    counts = ahead >= least
+    reach = counts.sum(-1, dtype=torch.int32) + max(band.lo, bias.first)
+    return torch.where(counts[..., -1], 2**30, reach).to(torch.int32)
+
+
+def backward_eager(q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float,
+                   grad: Outs, out: Outs, lse: Sums) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The twin of the gradients of q, k, v and of every pair's bias summed by table entry, given
+    the output and log-sum-exp of the softmax that the band is a part of."""
+    group, wide = q.shape[1] // k.shape[1], torch.promote_types(q.dtype, torch.float32)
+    q, k, v, grad, out = (x.to(wide) for x in (q, k, v, grad, out))
+    p = weights(scores_of(q, k, bias, band, scale), lse)
+    each = v.repeat_interleave(group, 1)
+    ds = p * (grad @ each.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
+    dq = ds @ k.repeat_interleave(group, 1) * scale
+    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * scale, p.mT @ grad))
+    n, m = ds.shape[2:]
+    away = torch.arange(n, device=q.device)[:, None] - torch.arange(m, device=q.device)
+    entry = (away - bias.first).clamp(0, bias.table.shape[1] - 1).flatten()
+    d_table = torch.zeros_like(bias.table, dtype=wide)
+    return dq, dk, dv, d_table.index_add(1, entry, ds.sum(0).flatten(1))

@@ -1,0 +1,101 @@
+"""One call of a band's kernels: its tensors checked, its sizes as the kernels take them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from longitude.attention.band import Band, Bias
+from longitude.attention.triton.available import require
+from longitude.fields import Mistake
+
+LOG2E = 1 / math.log(2)
+LARGEST_HEAD = 256
+
+
+class Blocks(NamedTuple):
+    """What one program takes: rows of queries, columns of keys at a time, by so many warps."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+class Call(NamedTuple):
+    """The arguments that the kernels of a band share, forward and backward."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Bias
+    band: Band
+    scale: float
+    reach: Tensor | None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, bias: Bias, band: Band, scale: float,
+           reach: Tensor | None) -> Call:  # fmt: skip
+        _check(q, k, v, bias, scale)
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        bias = Bias(bias.table.float().contiguous(), bias.first)
+        return cls(q, k, v, bias, band.within(q.shape[2], k.shape[2]), scale, reach)
+
+    @property
+    def table(self) -> tuple[Any, ...]:
+        table, first = self.bias
+        return (table, table.stride(0), first, table.shape[1])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        batch, heads, n, _ = self.q.shape
+        return (batch * heads, heads, heads // self.k.shape[1], n, self.k.shape[2], *self.band)
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        return (self.scale * LOG2E, LOG2E)
+
+    def constants(self, blocks: Blocks) -> dict[str, Any]:
+        """What a kernel is compiled for."""
+        d, dv = self.q.shape[-1], self.v.shape[-1]
+        return {
+            "D": d, "DV": dv, "WIDTH": _width(d), "WIDTH_V": _width(dv), "ROWS": blocks.rows,
+            "COLUMNS": blocks.columns, "RUN": triton.next_power_of_2(blocks.rows + blocks.columns - 1),
+            "REACH": self.reach is not None,
+            "WINDOW": self.band.hi < self.q.shape[2], "num_warps": blocks.warps,
+            "num_stages": blocks.stages, "enable_fp_fusion": True,
+        }  # fmt: skip
+
+
+def laid(x: Tensor) -> tuple[Any, ...]:
+    """A tensor (b h n …) for a kernel: its pointer and the strides of all but its last."""
+    return (x, *x.stride()[:3])
+
+
+def _width(d: int) -> int:
+    return max(16, triton.next_power_of_2(d))
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float) -> None:
+    require(q)
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or {k.dtype, v.dtype} != {
+        q.dtype
+    }:
+        raise Mistake(
+            f"the banded kernel takes q, k and v of one type, float16, bfloat16 or float32, but "
+            f"got {q.dtype}, {k.dtype} and {v.dtype}: convert them."
+        )
+    if max(q.shape[-1], v.shape[-1]) > LARGEST_HEAD or scale <= 0:
+        raise Mistake(
+            f"the banded kernel takes heads of up to {LARGEST_HEAD} and a scale above zero, but "
+            f"got {q.shape[-1]}, {v.shape[-1]} and {scale}: use another backend."
+        )
+    if bias.table.shape[0] != q.shape[1] or bias.table.shape[1] == 0:
+        raise Mistake(
+            f"a bias by distance is (heads, distances) = ({q.shape[1]}, 1 or more), but got "
+            f"{tuple(bias.table.shape)}: give a row for each head."
+        )
