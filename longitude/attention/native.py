@@ -1,4 +1,4 @@
-"""PyTorch's fused kernels, by three ways that need no kernel of ours.
+"""PyTorch's fused kernels, by three ways that need no kernel of ours, and a few queries by ours.
 
 One pass over a whole call is `scaled_dot_product_attention`. Regions over ranges of positions are
 tiles of plain attention, merged exactly. What depends on more than positions (a bias, padding,
@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from longitude.attention import fused
 from longitude.attention.fold import fold
 from longitude.attention.lower import Pass, lower
 from longitude.attention.merge import Box, Plan, merged
 from longitude.attention.operators import operator_for
+from longitude.attention.pieces import Run
 from longitude.attention.problem import Problem, contiguous, in_blocks
+from longitude.attention.sight import Sight
 from longitude.attention.tiles import Tile, split, tiles
 from longitude.part import Term
 from longitude.parts.bias.distance import ByDistance
@@ -58,7 +61,21 @@ def run(p: Problem) -> Tensor:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     if by_mask(p):
         return in_blocks(p, _masked, ON_CUDA if p.q.is_cuda else LARGEST)
+    if (seen := few(p)) is not None:
+        return fused.run(p.scheme, p.q, p.k, p.v, seen, p.scale, p.sink_logits)
     return _whole(p) if single(p) else _tiled(p)
+
+
+def few(p: Problem) -> Sight | None:
+    """What a few queries over contiguous positions see, where our own kernel runs them: keys then
+    turn as they are read."""
+    if fused.refuses(p.scheme, p.q, p.k, p.v) or by_mask(p) or p.dropout:
+        return None
+    if not isinstance(p.k_length, int):  # one for each sequence
+        return None
+    assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
+    lines = ((Run(0, p.k_pos.start, len(p.k_pos)),),)
+    return fused.look(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
 
 
 def by_mask(p: Problem) -> bool:

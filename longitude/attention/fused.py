@@ -1,0 +1,69 @@
+"""A few queries over unturned keys by our own kernel: when it suits, and what it is given.
+
+`native` comes here for a call over contiguous positions, a cache for one step of decoding. What the
+queries see is settled on the host, once for every layer of a step, and nothing is read back from
+the device; a captured graph reads it anew from `Sight.ints`, into which a later step's may be
+copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from longitude.attention.pieces import Line, Places, fits
+from longitude.attention.sight import Head, Latest, Sight, sight
+from longitude.attention.triton.available import usable
+from longitude.scheme import Scheme
+
+if TYPE_CHECKING:
+    from longitude.attention.triton.decode import Blocks
+
+MANY = 16  # queries of one sequence; more of them are a prefill
+_latest = Latest(sight)
+
+
+def refuses(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why the kernel does not run queries over keys, or None."""
+    if not usable(q):
+        return "it needs a CUDA device and Triton"
+    if q.shape[2] > MANY:
+        return f"it takes up to {MANY} queries"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return "it has no gradients"
+    if not fits(scheme):
+        return "scores must be q·k alone, of keys that turn evenly"
+    from longitude.attention.triton import decode
+
+    return decode.refuses(q, k, v)
+
+
+def look(
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, length: int, lines: Sequence[Line], at: Places
+) -> Sight | None:
+    """What queries at these places see of lines, made once for all layers that ask alike; None
+    where the kernel can't run it."""
+    if refuses(scheme, q, k, v) is not None:
+        return None
+    head = Head(q.shape[-1], length, torch.float32, q.device)
+    return _latest(scheme, head, lines, at, _blocks(q, k, v).keys)
+
+
+def run(
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, seen: Sight, scale: float, sinks: Tensor | None
+) -> Tensor:
+    """Attention over what is seen."""
+    from longitude.attention.triton.decode import decode
+
+    pairs = "half" if scheme.rotary is None else scheme.rotary.pairs
+    return decode(q, k, v, seen, pairs, scale, sinks)
+
+
+def _blocks(q: Tensor, k: Tensor, v: Tensor) -> Blocks:
+    from longitude.attention.triton.decode import blocks_for
+
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
+    return blocks_for(max(q.shape[-1], v.shape[-1]), q.dtype, rows)
