@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.sight import Sight
-from longitude.attention.triton.available import on_device, require
+from longitude.attention.triton.available import interpreted, on_device, require
 from longitude.attention.triton.decode_kernel import decode_kernel, merge_kernel
 from longitude.fields import Mistake
 from longitude.parts.rotary.turn import Pairs
@@ -107,7 +107,7 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, sight: Sight, pairs: P
         hkv, h // hkv, tiles, nq, sight.pieces, splits, total,
         HALF=half, HALF_PAD=_pad(half), REST=d - 2 * half, REST_PAD=_pad(d - 2 * half),
         DV=dv, DV_PAD=_pad(dv), R=rows, N=n, ADJACENT=pairs == "adjacent", TURNS=sight.turns,
-        ALONE=nq == 1, EXACT=q.dtype == torch.float32,
+        ALONE=nq == 1, WIDE=interpreted(),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     if not once:

@@ -26,7 +26,7 @@ def decode_kernel(q, k, v, out, lse, ints, floats, turns, cos, sin,
             HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
             DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
             ADJACENT: tl.constexpr, TURNS: tl.constexpr, ALONE: tl.constexpr,
-           EXACT: tl.constexpr):  # fmt: skip
+           WIDE: tl.constexpr):  # fmt: skip
     """One share of one key head's blocks: the output and the log-sum-exp (base 2) of it."""
     tile, split = tl.program_id(0), tl.program_id(1)
     pair, tile = tile // tiles, tile % tiles
@@ -56,7 +56,7 @@ def decode_kernel(q, k, v, out, lse, ints, floats, turns, cos, sin,
             top, norm, acc = _piece(
                 qa, qb, qr, k, v, k_n, v_n, ints, floats, turns, cos, sin, n, live, scale,
                 first, stop, top, norm, acc, HALF, HALF_PAD, REST, REST_PAD, DV, DV_PAD, R, N,
-                ADJACENT, TURNS, ALONE, EXACT,
+                ADJACENT, TURNS, ALONE, WIDE,
             )  # fmt: skip
         ints += each
         floats += queries * 2 * HALF
@@ -92,7 +92,7 @@ def _piece(qa, qb, qr, k, v, k_n, v_n, ints, floats, turns, cos, sin, n, live, s
            HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
            DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
            ADJACENT: tl.constexpr, TURNS: tl.constexpr, ALONE: tl.constexpr,
-           EXACT: tl.constexpr):  # fmt: skip
+           WIDE: tl.constexpr):  # fmt: skip
     """Blocks first … stop-1 of a piece; the table of their keys stays in registers."""
     t, pair = tl.arange(0, N), tl.arange(0, HALF_PAD)
     frame, start, offset, span, chunk, per_chunk, modulo, floor, least, most = _fields(ints)
@@ -119,21 +119,19 @@ def _piece(qa, qb, qr, k, v, k_n, v_n, ints, floats, turns, cos, sin, n, live, s
             if TURNS:
                 ua, ub = _back(qa, qb, p % modulo // floor, step)
             a, b = _keys(keys, inside, c, s, HALF, HALF_PAD, ADJACENT, TURNS, N)
-            product = _dot(ua.to(a.dtype), tl.trans(a), product, EXACT)
-            product = _dot(ub.to(b.dtype), tl.trans(b), product, EXACT)
+            product = _dot(ua.to(a.dtype), tl.trans(a), product, WIDE)
+            product = _dot(ub.to(b.dtype), tl.trans(b), product, WIDE)
         if REST:
             past = inside[:, None] & (rest < REST)[None, :]
             kr = tl.load(keys[:, None] + 2 * HALF + rest[None, :], mask=past, other=0.0)
-            product = _dot(qr, tl.trans(kr), product, EXACT)
+            product = _dot(qr, tl.trans(kr), product, WIDE)
         shown = inside[None, :]
         if not ALONE:
             shown &= (t[None, :] >= low[:, None] - p) & (t[None, :] < high[:, None] - p)
         product = tl.where(shown, product * scale, float("-inf"))
         values = v + (p + offset).to(tl.int64) * v_n + t[:, None] * v_n + column[None, :]
         some = inside[:, None] & (column < DV)[None, :]
-        top, norm, acc = _join(
-            product, tl.load(values, mask=some, other=0.0), top, norm, acc, EXACT
-        )
+        top, norm, acc = _join(product, tl.load(values, mask=some, other=0.0), top, norm, acc, WIDE)
     return top, norm, acc
 
 
@@ -206,20 +204,22 @@ def _keys(keys, inside, c, s, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ADJACE
 
 @triton.jit
 @no_type_check
-def _dot(a, b, acc, EXACT: tl.constexpr):
+def _dot(a, b, acc, WIDE: tl.constexpr):
     """A product added to `acc`; float32 stays float32."""
-    return tl.dot(a, b, acc, input_precision="ieee" if EXACT else "tf32")
+    if WIDE:  # Triton's interpreter would take the bits of bfloat16 for whole numbers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
 @no_type_check
-def _join(product, value, top, norm, acc, EXACT: tl.constexpr):
+def _join(product, value, top, norm, acc, WIDE: tl.constexpr):
     """One more block into a running softmax of base 2; rows that have seen nothing stay empty."""
     more = tl.maximum(top, tl.max(product, 1))
     base = tl.where(more == float("-inf"), 0.0, more)
     weight, fade = tl.exp2(product - base[:, None]), tl.exp2(top - base)
     norm = norm * fade + tl.sum(weight, 1)
-    return more, norm, _dot(weight.to(value.dtype), value, acc * fade[:, None], EXACT)
+    return more, norm, _dot(weight.to(value.dtype), value, acc * fade[:, None], WIDE)
 
 
 @triton.jit
