@@ -13,7 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 RANKS = [
     *({"fields", "region"}, {"part"}, {"parts"}, {"scheme"}, {"presets"}, {"text"}, {"attention"}),
     *({"nn", "cache"}, {"hf"}, {"eval"}, {"inspect", "lab", "read", "stream"}),
-    *({"export", "report"}, {"extend"}, {"explore"}, {"cli"}),
+    *({"export", "report"}, {"extend"}, {"explore"}, {"bench"}, {"cli"}),
 ]
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 ONLY_IN = {"transformers": "hf", "triton": "attention/triton"}

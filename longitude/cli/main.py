@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from longitude import __version__
+from longitude.cli.bench import bench
 from longitude.cli.env import env
 from longitude.cli.extend import extend
 from longitude.cli.lab import lab
@@ -40,6 +41,7 @@ app.command()(extend)
 app.command()(lab)
 app.command()(report)
 app.command()(stream)
+app.command()(bench)
 app.command()(env)
 
 

@@ -1,0 +1,143 @@
+"""The best that a scheme's structure allows, by kernels that are not ours: what it is held against.
+
+Where every pair of a causal call is seen, turned or not, that is the fastest plain causal attention
+on the device behind a compiled turn; where a window is seen, flash attention with a window; where
+scores take a term of content and distance (Shaw, Transformer-XL, DeBERTa), FlexAttention that looks
+the term up in a table which one matrix product has made. Without CUDA it is SDPA in each case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from longitude.attention.flex import _flex as compiled_flex
+from longitude.bench.clock import Run, seconds
+from longitude.bench.setup import Setup
+from longitude.bench.turning import Pair, Turn, ours
+
+Qkv = tuple[Tensor, Tensor, Tensor]
+NAMES = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "xformers"}
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Base(NamedTuple):
+    """A baseline: its name, its run, and the scheme that it is the attention of."""
+
+    name: str
+    run: Run
+    scheme: str
+
+
+def plain(setup: Setup, qkv: Qkv, causal: bool = True, turned: bool = True) -> Base:
+    """Plain attention by the fastest kernel there is, behind a turn or not."""
+    kernel, attend = fastest(setup, qkv, causal)
+    what = f"plain {'causal' if causal else 'full'} attention ({kernel})"
+    mask = "" if causal else " + bidirectional()"
+    if not turned:
+        return Base(what, lambda: attend(*qkv), "causal()" if causal else "bidirectional()")
+    turn = _turner(setup, qkv)
+    return Base(f"turn + {what}", lambda: attend(*turn(), qkv[2]), f"rope(){mask}")
+
+
+def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
+    """A turn and flash attention with a window; plain attention where there is no such kernel."""
+    if not setup.cuda or setup.dtype == torch.float32:
+        return plain(setup, qkv)
+    turn, v, n = _turner(setup, qkv), qkv[2], qkv[0].shape[2]
+
+    def run() -> Tensor:
+        x = [t.transpose(1, 2) for t in (*turn(), v)]
+        made = torch.ops.aten._flash_attention_forward(
+            *x, None, None, n, n, 0.0, True, False, window_size_left=window - 1, window_size_right=0
+        )
+        return made[0].transpose(1, 2)
+
+    return Base("turn + windowed attention (flash)", run, f"rope() + window({window})")
+
+
+def looked_up(setup: Setup, qkv: Qkv, tables: int, width: int, causal: bool) -> Base:
+    """Scores with a term or two read off tables (b h n width), which a matrix product makes."""
+    if not setup.cuda:
+        return plain(setup, qkv, causal, turned=False)
+    q, k, v = qkv
+    rows = [setup.random(q.shape[1], width, q.shape[3], seed=n) for n in range(tables)]
+    block, middle = _causal_blocks(q.shape[2], setup.device) if causal else None, width // 2
+    run = compiled_flex(True)
+
+    def attend() -> Tensor:
+        made = [x @ r.mT for x, r in zip((q, k), rows, strict=False)]
+
+        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            at = (i - j + middle).clamp(0, width - 1)
+            for table, side in zip(made, (i, j), strict=False):
+                score = score + table[b, h, side, at]
+            return score
+
+        return run(q, k, v, score_mod=modify, block_mask=block)
+
+    terms = "one table" if tables == 1 else f"{tables} tables"
+    return Base(f"Flex that looks {terms} up", attend, "")
+
+
+def _causal_blocks(n: int, device: torch.device) -> object:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=str(device))
+
+
+def fastest(setup: Setup, qkv: Qkv, causal: bool) -> tuple[str, Attend]:
+    """SDPA by the kernel that is fastest here, and its name."""
+    grouped = qkv[0].shape[1] != qkv[1].shape[1]
+    if not setup.cuda:
+        return "SDPA", lambda q, k, v: sdpa(q, k, v, is_causal=causal, enable_gqa=grouped)
+    return quickest(_kernels(causal, grouped), qkv)
+
+
+def quickest(kernels: Mapping[str, Attend], qkv: Qkv) -> tuple[str, Attend]:
+    """Of these on CUDA, the one that takes the least time; those that can't run are left out."""
+    took: dict[str, float] = {}
+    for name, attend in kernels.items():
+        try:
+            took[name] = [seconds(lambda a=attend: a(*qkv), True) for _ in range(4)][-1]
+        except RuntimeError:
+            continue
+    best = min(took, key=lambda name: took[name]) if took else [*kernels][-1]
+    return best, kernels[best]
+
+
+def _kernels(causal: bool, grouped: bool) -> dict[str, Attend]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def by(backend: SDPBackend) -> Attend:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                return sdpa(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+        return attend
+
+    return {name: by(getattr(SDPBackend, key)) for key, name in NAMES.items()}
+
+
+def _turner(setup: Setup, qkv: Qkv) -> Callable[[], Pair]:
+    """A turn of q and k that is not ours on CUDA: the formula, compiled."""
+    q, k, _ = qkv
+    t = Turn(q, k, torch.arange(q.shape[2], device=setup.device)[None])
+    apply = ours(t)
+    if not (setup.cuda and setup.compiles):
+        return lambda: apply(q, k)
+    cos, sin = t.tables()
+    compiled = torch.compile(_formula, dynamic=False)
+    return lambda: compiled(q, k, cos, sin)
+
+
+def _formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    def one(x: Tensor) -> Tensor:
+        a, b = x.float().chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+    return one(q), one(k)

@@ -1,0 +1,156 @@
+"""`longitude bench`: what attention under a scheme costs, beside plain attention and the peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longitude.cli import options as o
+
+if TYPE_CHECKING:
+    from longitude.bench.rows import Row
+
+ROWS, TABLE, DRAWN = ".jsonl", ".md", (".html", ".png", ".svg")
+TITLE = "Speed of attention under a scheme"
+
+
+def bench(
+    suite: Annotated[str, typer.Option(help="turn, attention, decode, extend or all.")] = "all",
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also what is installed of what one would use instead.")
+    ] = False,
+    device: o.Device = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto (bfloat16 on CUDA), float32, bfloat16 or float16.")
+    ] = "auto",
+    tokens: Annotated[
+        str | None, typer.Option(help="Lengths, as in 8192,32768, instead of the device's own.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds in which all ways take turns.")] = 5,
+    minutes: Annotated[
+        float | None, typer.Option(help="Begin no case after so many minutes.")
+    ] = None,
+    given: Annotated[
+        list[Path] | None,
+        typer.Option("--from", help="Rows to show instead of measuring; as often as you like."),
+    ] = None,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Also write rows (.jsonl), the tables (.md) or a chart (.html, .png, .svg); "
+            "as often as you like."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each row, as it comes.")
+    ] = False,
+) -> None:
+    """Time turning, attention, decoding and whole models, each against the best it could be.
+
+    Ways take turns within rounds; numbers are medians. Speed is the baseline's time over a way's
+    own: 1 is as fast as a copy (turn), as turning and plain attention (attention), as SDPA over
+    turned keys (decode), as the model untouched (extend). Errors are against float64.
+    """
+    from longitude.bench.rows import loaded
+
+    _check(out or [], rounds)
+    if given:
+        return _finish(loaded(given), out or [], as_json)
+    rows = _measured(suite, peers, device, dtype, tokens, rounds, minutes, out or [], as_json)
+    _finish(rows, out or [], False, shown=not as_json)
+
+
+def _measured(
+    suite: str,
+    peers: bool,
+    device: str,
+    dtype: str,
+    tokens: str | None,
+    rounds: int,
+    minutes: float | None,
+    out: list[Path],
+    as_json: bool,
+) -> list[Row]:
+    """Measure; rows are printed and written as they come, so that a kill keeps them."""
+    from longitude.bench.rows import keep, recorded
+    from longitude.bench.run import chosen, run
+    from longitude.bench.setup import setup
+    from longitude.cli.output import say
+    from longitude.record import Store
+
+    made = setup(device, dtype, peers, _lengths(tokens))
+    end = float("inf") if minutes is None else 60 * minutes
+    with Store(":memory:") as store:
+        for rows in run(made, chosen(suite), rounds, end, say):
+            keep(store, rows)
+            for path in (p for p in out if p.suffix == ROWS):
+                store.export(path)
+            if as_json:
+                _print(rows)
+        return recorded(store)
+
+
+def _finish(rows: list[Row], out: list[Path], as_json: bool, shown: bool = True) -> None:
+    """The tables in the terminal, and the files."""
+    from longitude.cli.output import console, say
+
+    if as_json:
+        _print(rows)
+    elif shown:
+        from longitude.bench.show import show
+
+        show(rows, console())
+    for path in out:
+        _write(rows, path)
+        say(f"wrote {path}")
+
+
+def _write(rows: list[Row], path: Path) -> None:
+    from longitude.bench.rows import keep
+    from longitude.record import Store
+
+    if path.suffix == ROWS:
+        with Store(":memory:") as store:
+            keep(store, rows)
+            store.export(path)
+    elif path.suffix == TABLE:
+        from longitude.bench.show import markdown
+        from longitude.report.files import replace_file
+
+        replace_file(path, markdown(rows).encode())
+    else:
+        from longitude.bench.chart import write
+
+        write(rows, path, TITLE)
+
+
+def _print(rows: list[Row]) -> None:
+    import json
+
+    from longitude.bench.rows import plain
+
+    for row in rows:
+        print(json.dumps(plain(row), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def _check(out: list[Path], rounds: int) -> None:
+    """What can be known before any work is done."""
+    from longitude.fields import Mistake
+
+    kinds = (ROWS, TABLE, *DRAWN)
+    for path in out:
+        if path.suffix not in kinds:
+            raise Mistake(f"--out {path} names no kind of file: end it in {', '.join(kinds)}.")
+    if rounds < 1:
+        raise Mistake(f"--rounds must be 1 or more, but got {rounds}.")
+
+
+def _lengths(text: str | None) -> tuple[int, ...]:
+    from longitude.fields import Mistake
+
+    try:
+        return tuple(int(n) for n in text.split(",")) if text else ()
+    except ValueError:
+        raise Mistake(f"--tokens takes whole numbers, but got {text!r}: write 256,512.") from None
