@@ -41,7 +41,10 @@ class Pass:
         rope, centre = p.scheme.rotary, _last(q_pos) if p.scheme.rotary.decay else 0.0
         q_length, k_length = _cut_length(p.q_length, rows), _cut_length(p.k_length, cols)
         q_tables = _tables(q, rope, self.region, "q", q_pos, q_length, centre)
-        k_tables = _tables(k, rope, self.region, "k", k_pos, k_length, centre)
+        alike = _alike(rope, self.region, (q_pos, q_length), (k_pos, k_length))
+        k_tables = (
+            q_tables if alike else _tables(k, rope, self.region, "k", k_pos, k_length, centre)
+        )
         return turn_both(q, k, q_tables, k_tables, rope.pairs)
 
 
@@ -78,6 +81,16 @@ def _tables(
     return cos_sin(
         rope, region, side, pos, size, length, dtype=dtype, device=x.device, centre=centre
     )
+
+
+def _alike(rope: Rope, region: Region, q: tuple[Pos, Length], k: tuple[Pos, Length]) -> bool:
+    """Whether queries and keys turn by the very same tables, which are then made and kept once."""
+    (q_pos, length), (k_pos, k_length) = q, k
+    same = isinstance(q_pos, range) and isinstance(k_pos, range) and q_pos == k_pos
+    if not same or isinstance(length, Tensor) or isinstance(k_length, Tensor):
+        return False
+    gain = (region.frequencies or rope.frequencies).gain(length)
+    return length == k_length and gain == 1.0 and region.q == region.k and rope.decay is None
 
 
 def turn_both(

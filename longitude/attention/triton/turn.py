@@ -165,20 +165,28 @@ class _Turned(torch.autograd.Function):
 
 
 def _run(xs: Tensors, tables: Tensors, how: How) -> Tensors:
-    """Whatever depends on shapes alone is settled once for each of them."""
-    if not how.inplace:
-        xs = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in xs)
-    tables = tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tables)
-    outs = xs if how.inplace else tuple(map(torch.empty_like, xs))
-    shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in (*xs, *outs, *tables))
-    plan = _plan(shapes, how)
+    """Whatever depends on shapes alone is settled once for each of them: a decoder's step has no
+    time for it."""
+    given, pointers = (*xs, *tables), 0
+    shapes = ()
+    for t in given:
+        shapes += ((t.shape, t.stride(), t.dtype),)
+        pointers |= t.data_ptr()
+    plan = _plan(shapes, how, xs[0].device)
+    if not plan.fits:
+        xs = tuple(x if x.stride(-1) == 1 else _copy(x) for x in xs)
+        return _run(xs, tuple(map(_copy, tables)), how)
+    outs = xs if how.inplace else tuple([torch.empty_like(x) for x in xs])
     if plan.programs:
-        with on_device(xs[0]):
-            plan.launch(xs, outs, tables)
+        plan.launch(xs, outs, tables, aligned=pointers % 16 == 0)
     return outs
 
 
-Shape = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
 class _Plan:
@@ -188,32 +196,29 @@ class _Plan:
     differ from the launch before, so where all of them are aligned the kernel is known.
     """
 
-    def __init__(self, sides: list[tuple[int, ...]], lanes: tuple[int, int], runs: int,
+    def __init__(self, sides: list[tuple[int, ...]], lanes: list[int], runs: int,
                  constants: tuple[Any, ...], warps: int) -> None:  # fmt: skip
-        self.sides, self.lanes, self.programs = sides, lanes, runs * lanes[1]
-        self.constants, self.warps = constants, warps
-        self.compiled: Any = None
+        self.sides, self.programs, self.warps = sides, runs * sum(lanes), warps
+        self.rest = (lanes[0], sum(lanes), *constants)
+        self.fits, self.compiled = True, None
 
-    def launch(self, xs: Tensors, outs: Tensors, tables: Tensors) -> None:
-        sides = [
-            (xs[n], outs[n], tables[2 * n], tables[2 * n + 1], *numbers)
-            for n, numbers in enumerate(self.sides)
-        ]
-        given = (sides[0], sides[-1], *self.lanes, *self.constants)
-        aligned = not any(t.data_ptr() % 16 for t in (*xs, *outs, *tables))
-        if aligned and self.compiled is not None:
-            self.compiled[self.programs, 1, 1](*given)
-            return
-        run: Any = _turn_kernel[(self.programs,)]
-        made = run(*given, num_warps=self.warps, enable_fp_fusion=True)
+    def launch(self, xs: Tensors, outs: Tensors, tables: Tensors, *, aligned: bool) -> None:
+        q = (xs[0], outs[0], tables[0], tables[1], *self.sides[0])
+        k = q if len(xs) == 1 else (xs[1], outs[1], tables[2], tables[3], *self.sides[1])
+        with on_device(xs[0]):
+            if aligned and self.compiled is not None:
+                self.compiled[self.programs, 1, 1](q, k, *self.rest)
+                return
+            kernel: Any = _turn_kernel[(self.programs,)]
+            made = kernel(q, k, *self.rest, num_warps=self.warps, enable_fp_fusion=True)
         self.compiled = made if aligned else self.compiled
 
 
 @lru_cache(maxsize=1024)
-def _plan(shapes: tuple[Shape, ...], how: How) -> _Plan:
-    count = len(shapes) // 4
-    xs, outs, tables = shapes[:count], shapes[count : 2 * count], shapes[2 * count :]
-    require(xs[0][3])
+def _plan(shapes: tuple[Shape, ...], how: How, device: torch.device) -> _Plan:
+    count = len(shapes) // 3
+    xs, tables = shapes[:count], shapes[count:]
+    require(device)
     _check(xs, tables, how)
     d, half = xs[0][0][3], tables[0][0][3]
     rest = 0 if how.inplace else d - 2 * half
@@ -222,19 +227,19 @@ def _plan(shapes: tuple[Shape, ...], how: How) -> _Plan:
     runs = max(triton.cdiv(x[0][2], blocks.tokens) for x in xs) if d else 0
     width, rest_width = (triton.next_power_of_2(max(size, 1)) for size in (half, rest))
     constants = (half, rest, how.pairs == "adjacent", how.back, blocks.tokens, blocks.heads)
-    return _Plan(
-        [_numbers(*side) for side in zip(xs, outs, tables[::2], strict=True)],
-        (lanes[0], sum(lanes)),
-        runs,
-        (*constants, width, rest_width),
-        blocks.warps,
-    )
+    sides = [_numbers(x, table, how) for x, table in zip(xs, tables[::2], strict=True)]
+    plan = _Plan(sides, lanes, runs, (*constants, width, rest_width), blocks.warps)
+    alike = sides == [_numbers(x, table, how) for x, table in zip(xs, tables[1::2], strict=True)]
+    plan.fits = alike and all(strides[3] == 1 for _, strides, _ in shapes)
+    return plan
 
 
-def _numbers(x: Shape, out: Shape, table: Shape) -> tuple[int, ...]:
-    """Heads, tokens, and the strides of batch, heads and tokens in x, out and the tables."""
-    (_, heads, tokens, _), rows = x[0], table[1]
-    return heads, tokens, *x[1][:3], *out[1][:3], rows[0] if table[0][0] > 1 else 0, rows[2]
+def _numbers(x: Shape, table: Shape, how: How) -> tuple[int, ...]:
+    """Heads, tokens, and the strides of batch, heads and tokens in x, the output and the tables."""
+    (size, strides, _), (rows, steps, _) = x, table
+    like = torch.empty_strided(size, strides, device="meta")
+    out = strides if how.inplace else torch.empty_like(like).stride()
+    return *size[1:3], *strides[:3], *out[:3], steps[0] if rows[0] > 1 else 0, steps[2]
 
 
 def blocks_for(shapes: list[torch.Size], half: int, itemsize: int) -> Blocks:
@@ -253,7 +258,7 @@ def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...], how: How) -> None:
     for x, cos, sin in zip(xs, tables[::2], tables[1::2], strict=True):
         b, _, n, own = x[0]
         fits = cos[0][0] in (1, b) and tuple(cos[0][1:]) == (1, n, half) and own == d
-        if cos != sin or not fits or 2 * half > d:
+        if (cos[0], cos[2]) != (sin[0], sin[2]) or not fits or 2 * half > d:
             raise Mistake(
                 f"tables turn x of (b, h, n, d) where cos and sin are (b or 1, 1, n, d/2 or less); "
                 f"got x {tuple(x[0])}, cos {tuple(cos[0])}, sin {tuple(sin[0])}: cut them to fit."
@@ -264,8 +269,5 @@ def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...], how: How) -> None:
                 f"turning in place needs numbers of their own, side by side in each row, and got "
                 f"strides {x[1]} for {tuple(x[0])}: use inplace=False."
             )
-        if not x[2].is_floating_point or len({t[3] for t in (x, cos, sin)}) > 1:
-            raise Mistake(
-                f"turning needs floating numbers on one device, and got {x[2]} on {x[3]} with "
-                f"tables on {cos[3]}: move them together."
-            )
+        if not (x[2].is_floating_point and cos[2].is_floating_point):
+            raise Mistake(f"floating numbers turn, not {x[2]} by {cos[2]}: convert them first.")
