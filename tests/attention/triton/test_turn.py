@@ -77,7 +77,7 @@ SIZES = st.tuples(
 DIMS = st.sampled_from([(16, 8), (64, 32), (80, 40), (96, 16), (20, 3), (128, 64), (256, 128)])
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     SIZES,
     DIMS,
@@ -220,7 +220,7 @@ def test_equal_tables_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         sides.clear()
         x = q if nq == 6 else k.expand(1, 2, 9, 8)
-        attention(parse(text), x, k, k, range(nq), range(9), backend="native")
+        attention(parse(text), x, k, k, range(9 - nq, 9), range(9), backend="native")
         assert sides == want, text
 
 
