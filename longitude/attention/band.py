@@ -8,6 +8,7 @@ log-sum-exp, from which the next part starts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -54,6 +55,36 @@ class Start(NamedTuple):
     top: int = 0
 
 
+class Part(NamedTuple):
+    """One band of a softmax: its tensors, and how far each head of each sequence reaches in it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Bias
+    band: Band
+    scale: float
+    reach: Tensor | None = None
+
+
+class Gradients(NamedTuple):
+    """Of q, k, v and, where it was wanted, of the bias's table; its last entry is unsaid where the
+    band goes on beyond it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+
+
+class Way(NamedTuple):
+    """forward(part, start, wide) gives output and log-sum-exp, backward(part, grad, out, lse,
+    table, wide) the gradients, of the table if asked; in float32 where wide."""
+
+    forward: Callable[[Part, Start | None, bool], tuple[Tensor, Tensor]]
+    backward: Callable[[Part, Tensor, Tensor, Tensor, bool, bool], Gradients]
+
+
 def eager(
     q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float, start: Start | None = None
 ) -> tuple[Outs, Sums]:
@@ -92,7 +123,9 @@ def weights(scores: Tensor, lse: Tensor) -> Tensor:
     return torch.where(scores == -torch.inf, 0, (scores - lse).exp())
 
 
-def reach_of(q: Queries, k: Keys, bias: Bias, band: Band, scale: float) -> Int[Tensor, "b h"] | None:
+def reach_of(
+    q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float
+) -> Int[Tensor, "b h"] | None:
     """For each head the distance from which on no weight counts, or None where none can be told.
 
     A score is at most |q||k| scale plus the largest bias still to come, and the largest of its row
@@ -100,7 +133,7 @@ def reach_of(q: Queries, k: Keys, bias: Bias, band: Band, scale: float) -> Int[T
     first falls short of the second by `NEGLIGIBLE`, the weight is below 2^-32 of the largest.
     """
     n, m = q.shape[2], k.shape[2]
-    if band.lo > 0 or n - band.lo > m or bias.table.shape[1] == 1:  # a row whose nearest is not there
+    if band.lo > 0 or n - band.lo > m:  # some row's nearest key is not there
         return None
     norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1) for x in (q, k)]
     largest = norms[0] * norms[1].repeat_interleave(q.shape[1] // k.shape[1], 1) * abs(scale)
@@ -113,7 +146,7 @@ def reach_of(q: Queries, k: Keys, bias: Bias, band: Band, scale: float) -> Int[T
 
 
 def backward_eager(q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float,
-                   grad: Outs, out: Outs, lse: Sums) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+                   grad: Outs, out: Outs, lse: Sums) -> Gradients:  # fmt: skip
     """The twin of the gradients of q, k, v and of every pair's bias summed by table entry, given
     the output and log-sum-exp of the softmax that the band is a part of."""
     group, wide = q.shape[1] // k.shape[1], torch.promote_types(q.dtype, torch.float32)
@@ -127,4 +160,19 @@ def backward_eager(q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale
     away = torch.arange(n, device=q.device)[:, None] - torch.arange(m, device=q.device)
     entry = (away - bias.first).clamp(0, bias.table.shape[1] - 1).flatten()
     d_table = torch.zeros_like(bias.table, dtype=wide)
-    return dq, dk, dv, d_table.index_add(1, entry, ds.sum(0).flatten(1))
+    return Gradients(dq, dk, dv, d_table.index_add(1, entry, ds.sum(0).flatten(1)))
+
+
+def _forward(part: Part, start: Start | None, wide: bool) -> tuple[Tensor, Tensor]:
+    out, lse = eager(*part[:6], start)
+    return out.to(torch.promote_types(out.dtype, torch.float32)) if wide else out, lse
+
+
+def _backward(
+    part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool, wide: bool
+) -> Gradients:
+    made = backward_eager(*part[:6], grad, out, lse)
+    return made if table else made._replace(table=None)
+
+
+TWIN = Way(_forward, _backward)

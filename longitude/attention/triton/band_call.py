@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from longitude.attention.band import Band, Bias
+from longitude.attention.band import Bias, Part
 from longitude.attention.triton.available import require
 from longitude.fields import Mistake
 
@@ -27,48 +27,45 @@ class Blocks(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arguments that the kernels of a band share, forward and backward."""
+    """A part whose tensors a kernel can read, and what it takes besides."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Bias
-    band: Band
-    scale: float
-    reach: Tensor | None
+    part: Part
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, bias: Bias, band: Band, scale: float,
-           reach: Tensor | None) -> Call:  # fmt: skip
-        _check(q, k, v, bias, scale)
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        bias = Bias(bias.table.float().contiguous(), bias.first)
-        return cls(q, k, v, bias, band.within(q.shape[2], k.shape[2]), scale, reach)
+    def of(cls, part: Part) -> Call:
+        _check(part)
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in part[:3])
+        bias = Bias(part.bias.table.float().contiguous(), part.bias.first)
+        return cls(Part(q, k, v, bias, part.band.within(q.shape[2], k.shape[2]), *part[5:]))
 
     @property
     def table(self) -> tuple[Any, ...]:
-        table, first = self.bias
+        table, first = self.part.bias
         return (table, table.stride(0), first, table.shape[1])
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        batch, heads, n, _ = self.q.shape
-        return (batch * heads, heads, heads // self.k.shape[1], n, self.k.shape[2], *self.band)
+        batch, heads, n, _ = self.part.q.shape
+        kv, m = self.part.k.shape[1:3]
+        return (batch * heads, heads, heads // kv, n, m, *self.part.band)
 
     @property
     def scales(self) -> tuple[float, float]:
-        return (self.scale * LOG2E, LOG2E)
+        return (self.part.scale * LOG2E, LOG2E)
 
     def constants(self, blocks: Blocks) -> dict[str, Any]:
         """What a kernel is compiled for."""
-        d, dv = self.q.shape[-1], self.v.shape[-1]
+        n, d, dv = *self.part.q.shape[2:], self.part.v.shape[-1]
         return {
             "D": d, "DV": dv, "WIDTH": _width(d), "WIDTH_V": _width(dv), "ROWS": blocks.rows,
-            "COLUMNS": blocks.columns, "RUN": triton.next_power_of_2(blocks.rows + blocks.columns - 1),
-            "REACH": self.reach is not None,
-            "WINDOW": self.band.hi < self.q.shape[2], "num_warps": blocks.warps,
-            "num_stages": blocks.stages, "enable_fp_fusion": True,
+            "COLUMNS": blocks.columns, "RUN": _width(blocks.rows + blocks.columns - 1),
+            "REACH": self.part.reach is not None, "WINDOW": self.part.band.hi < n,
+            "num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True,
         }  # fmt: skip
+
+    def reach(self, otherwise: Tensor) -> Tensor:
+        """The reach of each head, or any tensor where there is none: a kernel's arguments are."""
+        return otherwise if self.part.reach is None else self.part.reach
 
 
 def laid(x: Tensor) -> tuple[Any, ...]:
@@ -80,7 +77,8 @@ def _width(d: int) -> int:
     return max(16, triton.next_power_of_2(d))
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float) -> None:
+def _check(part: Part) -> None:
+    q, k, v, bias, _, scale, _ = part
     require(q)
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or {k.dtype, v.dtype} != {
         q.dtype

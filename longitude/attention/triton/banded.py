@@ -13,17 +13,24 @@ and no n² of anything exists; `band.eager` is the twin. Three things make it ch
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from longitude.attention.band import Band, Bias, Keys, Outs, Queries, Start, Sums, Values
+from longitude.attention.band import Outs, Part, Start, Sums
 from longitude.attention.triton.available import on_device
 from longitude.attention.triton.band_call import Blocks, Call, laid
-from longitude.attention.triton.band_tile import bias_of, bias_tile, load_tile, spans, store_tile, tile_of
+from longitude.attention.triton.band_tile import (
+    bias_of,
+    bias_tile,
+    load_tile,
+    spans,
+    store_tile,
+    tile_of,
+)
 
 
 def blocks_for(q: Tensor, v: Tensor) -> Blocks:
@@ -44,7 +51,7 @@ def _span(state, q, k, v, edges, rows, begin, end, table, scale, D: tl.constexpr
     """Take the columns begin … end-1 into the running softmax of these rows."""
     acc, total, most = state
     (k, k_token), (v, v_token) = k, v
-    at, n, m, lo, hi = edges
+    at, m, lo, hi = edges
     for left in tl.range(begin, end, COLUMNS):
         keys = load_tile(k, k_token, left, m, D, COLUMNS, WIDTH, MASKED)
         s = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
@@ -99,8 +106,9 @@ def _kernel(q, k, v, out, lse, start, table, reach, sizes, scales, D: tl.constex
     tile = load_tile(tile_of(q, batch, head), q[3], at, n, D, ROWS, WIDTH, True)
     far = tl.load(reach + lane) if REACH else n
     begin, whole, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
-    keys, values = (tile_of(k, batch, head // group), k[3]), (tile_of(v, batch, head // group), v[3])
-    bias, edges = bias_of(table, head, log2e), (at, n, m, lo, hi)
+    own = head // group
+    keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
+    bias, edges = bias_of(table, head, log2e), (at, m, lo, hi)
     state = _begin(start, batch, head, rows, n, log2e, DV, ROWS, WIDTH_V, STARTED)
     if WINDOW:
         state = _span(state, tile, keys, values, edges, rows, begin, whole, bias, scale, D, DV,
@@ -118,30 +126,25 @@ def _kernel(q, k, v, out, lse, start, table, reach, sizes, scales, D: tl.constex
     tl.store(tile_of(lse, batch, head) + rows.to(tl.int64) * lse[3], sums, mask=rows < n)
 
 
-def banded(q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float,
-           start: Start | None = None, reach: Tensor | None = None,
+def banded(part: Part, start: Start | None = None, wide: bool = False,
            blocks: Blocks | None = None) -> tuple[Outs, Sums]:  # fmt: skip
-    """Output and log-sum-exp of a band in one launch; `band.eager` says what they are."""
-    return forward(Call.of(q, k, v, bias, band, scale, reach), start, blocks)
-
-
-def forward(
-    call: Call, start: Start | None = None, blocks: Blocks | None = None
-) -> tuple[Tensor, Tensor]:
-    """Run a call that is checked."""
-    q, k, v = call.q, call.k, call.v
+    """Output, in float32 where wide, and log-sum-exp of a band; `band.eager` says what they are."""
+    call = Call.of(part)
+    q, k, v = call.part[:3]
     blocks = blocks or blocks_for(q, v)
-    out = torch.empty(*q.shape[:3], v.shape[-1], dtype=v.dtype, device=v.device)
+    shape, dtype = (*q.shape[:3], v.shape[-1]), torch.float32 if wide else v.dtype
+    out = torch.empty(shape, dtype=dtype, device=v.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=v.device)
     so_far = start or Start(out, lse)
     programs = call.sizes[0] * triton.cdiv(q.shape[2], blocks.rows)
     if programs:
         with on_device(q):
-            _kernel[(programs,)](
+            kernel: Any = _kernel[(programs,)]
+            kernel(
                 *map(laid, (q, k, v, out, lse)),
                 (laid(so_far.out), laid(so_far.lse), so_far.top),
                 call.table,
-                lse if call.reach is None else call.reach,
+                call.reach(lse),
                 call.sizes,
                 call.scales,
                 **call.constants(blocks),

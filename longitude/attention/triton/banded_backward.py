@@ -4,8 +4,8 @@ p = e^(score - lse), dv = pᵀ·dout, ds = p (dout·vᵀ - Σ dout·out), dq = s
 dsᵀ·q, each tile's scores computed again. Rows run for dq, columns for dk and dv (a group's queries
 add up in registers), and diagonals for the table: tiles at one distance are added up entry by
 entry in registers, so that a whole diagonal ends in one tile of additions to memory rather than
-one for every pair. `backward_eager` is the twin. With the output and log-sum-exp of a softmax over
-several parts these are the gradients of that whole.
+one for every pair. `band.backward_eager` is the twin. With the output and log-sum-exp of a softmax
+over several parts these are the gradients of that whole.
 """
 
 from __future__ import annotations
@@ -17,9 +17,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longitude.attention.band import Gradients, Part, Way
 from longitude.attention.triton.available import on_device
 from longitude.attention.triton.band_call import Blocks, Call, laid
-from longitude.attention.triton.band_tile import bias_of, bias_tile, load_tile, spans, store_tile, tile_of
+from longitude.attention.triton.band_tile import (
+    bias_of,
+    bias_tile,
+    load_tile,
+    spans,
+    store_tile,
+    tile_of,
+)
+from longitude.attention.triton.banded import banded
 
 STRIP = 32  # tiles of a diagonal that one program adds up
 
@@ -100,7 +109,8 @@ def _rows_kernel(q, k, v, out, lse, grad, delta, dq, table, reach, sizes, scales
     tl.store(tile_of(delta, batch, head) + rows, total, mask=rows < n)
     far = tl.load(reach + lane) if REACH else n
     begin, whole, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
-    keys, values = (tile_of(k, batch, head // group), k[3]), (tile_of(v, batch, head // group), v[3])
+    own = head // group
+    keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
     bias, edges = bias_of(table, head, log2e), (at, m, lo, hi)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     if WINDOW:
@@ -210,61 +220,53 @@ def _diagonals_kernel(q, k, v, lse, grad, delta, dtable, table, reach, sizes, sc
     tl.atomic_add(where, total, mask=(away >= lo) & (away < near), sem="relaxed")
 
 
-class Gradients(NamedTuple):
-    """Of q, k, v and, where it is wanted, of the table's entries below its last; float32 if asked."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    table: Tensor | None
-
-
-def backward(call: Call, grad: Tensor, out: Tensor, lse: Tensor, table: bool = False,
+def backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool = False,
              wide: bool = False, plan: Plan | None = None) -> Gradients:  # fmt: skip
-    """The gradients of a band; of the table only up to its last entry where that one holds on.
+    """The gradients of a band, in float32 where wide; `band.backward_eager` says what they are.
 
-    What the last entry gets from all distances beyond is less than nothing to compute: the sum of
-    a row's ds is zero, so it is what the others lack.
+    The table's last entry is left out where it holds on for distances beyond: a row's ds add up to
+    nothing, so its gradient is what the others lack.
     """
-    q, k, v = call.q, call.k, call.v
+    call = Call.of(part)
+    q, k, v = call.part[:3]
     plan = plan or plan_for(q, v)
     grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
     lse = lse.float().contiguous()
     made = [torch.empty_like(x, dtype=torch.float32 if wide else x.dtype) for x in (q, k, v)]
-    d_table = torch.zeros_like(call.bias.table) if table else None
+    d_table = torch.zeros_like(call.part.bias.table) if table else None
     if not q.numel() or not k.numel():
-        return Gradients(*(x.zero_() for x in made), d_table)
+        return Gradients(made[0].zero_(), made[1].zero_(), made[2].zero_(), d_table)
     delta = torch.empty_like(lse)
-    rest = (call.table, lse if call.reach is None else call.reach, call.sizes, call.scales)
+    rest = (call.table, call.reach(lse), call.sizes, call.scales)
     given = [laid(x) for x in (q, k, v, out, lse, grad, delta)]
-    lanes, (batch, kv, m, _) = call.sizes[0], k.shape
+    batch, kv, m, _ = k.shape
     with on_device(q):
-        _rows_kernel[(lanes * triton.cdiv(q.shape[2], plan.rows.rows),)](
-            *given, laid(made[0]), *rest, **call.constants(plan.rows)
-        )
-        given = given[:3] + given[4:]
-        _columns_kernel[(batch * kv * triton.cdiv(m, plan.columns.columns),)](
-            *given, laid(made[1]), laid(made[2]), *rest, **call.constants(plan.columns)
-        )
+        kernel: Any = _rows_kernel[(call.sizes[0] * triton.cdiv(q.shape[2], plan.rows.rows),)]
+        kernel(*given, laid(made[0]), *rest, **call.constants(plan.rows))
+        del given[3]
+        kernel = _columns_kernel[(batch * kv * triton.cdiv(m, plan.columns.columns),)]
+        kernel(*given, laid(made[1]), laid(made[2]), *rest, **call.constants(plan.columns))
         if d_table is not None:
             _diagonals(call, given, d_table, rest, plan.diagonals)
-    return Gradients(*made, d_table)
+    return Gradients(made[0], made[1], made[2], d_table)
 
 
 def _diagonals(
     call: Call, given: list[Any], d_table: Tensor, rest: tuple[Any, ...], blocks: Blocks
 ) -> None:
-    size, (lo, hi) = blocks.rows, call.band
-    near = min(hi, call.bias.flat) if hi > call.bias.flat + 1 else hi
+    size, (lo, hi), bias = blocks.rows, call.part.band, call.part.bias
+    near = bias.flat if hi > bias.flat + 1 else hi
     if near <= lo:
         return
-    least = lo // size * size
-    count = -(-(near - 1) // size) - lo // size + 1
-    strips = triton.cdiv(triton.cdiv(min(call.q.shape[2], call.k.shape[2]), size) + 1, STRIP)
+    least, count = lo // size * size, -(-(near - 1) // size) - lo // size + 1
+    shorter = min(call.part.q.shape[2], call.part.k.shape[2])
+    strips = triton.cdiv(triton.cdiv(shorter, size) + 1, STRIP)
     constants = call.constants(blocks)
     for name in ("ROWS", "COLUMNS", "WINDOW"):
         del constants[name]
-    row = (d_table, d_table.stride(0), call.bias.first, d_table.shape[1])
-    _diagonals_kernel[(call.sizes[0] * count * strips,)](
-        *given, row, *rest, least, near, strips, SIZE=size, STRIP=STRIP, **constants
-    )
+    row = (d_table, d_table.stride(0), bias.first, d_table.shape[1])
+    kernel: Any = _diagonals_kernel[(call.sizes[0] * count * strips,)]
+    kernel(*given, row, *rest, least, near, strips, SIZE=size, STRIP=STRIP, **constants)
+
+
+WAY = Way(banded, backward)
