@@ -69,8 +69,8 @@ def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
 LAYOUTS = ("plain", "tokens first", "dimensions first", "cut out")
 SIZES = st.tuples(
     st.integers(1, 2),  # batch
-    st.integers(1, 3),  # heads of keys
-    st.integers(1, 5),  # queries in a group
+    st.integers(1, 2),  # heads of keys
+    st.integers(1, 3),  # queries in a group
     st.integers(0, 19),  # tokens of q
     st.integers(0, 19),  # and of k
 )
