@@ -25,6 +25,7 @@ from longitude.region import visible
 from longitude.scheme import Scheme
 
 DENSE = 2**31  # scores that a way may hold at once
+FLEX = 8192  # tokens
 Weights = dict[str, Tensor]
 
 
@@ -40,7 +41,7 @@ def peers_of(
     ways, bias = [], scheme.bias[0] if scheme.bias else None
     if scheme.rotary and scheme.rotary.remap and window is None:
         ways.append(peer("published code, eager", "", partial(_published, scheme, qkv), judge))
-    if setup.cuda and setup.compiles:
+    if setup.cuda and setup.compiles and _worth_compiling(scheme, qkv):
         run = partial(_flex, scheme, qkv, weights)
         ways.append(peer("FlexAttention", "torch", lambda: run, judge))
     if isinstance(bias, T5 | Alibi):
@@ -53,6 +54,14 @@ def peers_of(
         make = partial(_flash, qkv, window_size=(window - 1, 0))
         ways.append(peer("flash-attn's window, no turn, no sinks", "flash_attn", make))
     return ways
+
+
+def _worth_compiling(scheme: Scheme, qkv: Qkv) -> bool:
+    """Flex compiles for each scheme and length, some seconds long: at the shortest length, and
+    where it is not our own way already."""
+    known = not scheme.bias or isinstance(scheme.bias[0], T5 | Alibi)
+    plain = scheme.rotary is not None and not scheme.rotary.remap and len(scheme.areas()) == 1
+    return known and not plain and qkv[0].shape[2] <= FLEX
 
 
 def _published(scheme: Scheme, qkv: Qkv) -> Run:

@@ -46,7 +46,7 @@ class Row:
     `speed` is the baseline's time over its own, the median over rounds: 1 is as fast, more is
     faster. `rate` is in `unit` (B/s, FLOP/s). `error` is relative, against float64, and
     `error_ratio` a multiple of the baseline's; `peak` is in bytes, with the inputs. `goal` names
-    the numbers to reach: a speed at least, or milliseconds at most.
+    the numbers to reach: a speed at least, or milliseconds at most. `made` is when it was recorded.
     """
 
     work: Work
@@ -63,6 +63,7 @@ class Row:
     peak_ratio: float | None = None
     goal: Mapping[str, float] = field(default_factory=dict)
     refused: str | None = None
+    made: str = ""
 
     @property
     def reached(self) -> bool | None:
@@ -77,7 +78,7 @@ def keep(store: Store, rows: Iterable[Row]) -> None:
     """Record rows; one that was timed before is replaced."""
     for row in rows:
         value = asdict(row) | {"baseline": row.work.baseline}
-        del value["work"], value["way"]
+        del value["work"], value["way"], value["made"]
         named = BASELINE if row.kind == BASELINE else row.way
         store.put({"kind": KIND, **row.work.key, "way": named}, value)
 
@@ -97,12 +98,11 @@ def recorded(store: Store) -> list[Row]:
     )
 
 
-def loaded(paths: Iterable[Path]) -> list[Row]:
-    """The rows of exported files."""
-    with Store(":memory:") as store:
-        for path in paths:
-            store.load(path)
-        found = recorded(store)
+def load(store: Store, paths: Iterable[Path]) -> list[Row]:
+    """The rows of exported files, taken into a store, with what it has already."""
+    for path in paths:
+        store.load(path)
+    found = recorded(store)
     if not found:
         raise Mistake(
             f"There are no rows of a benchmark in {', '.join(map(str, paths))}: "
@@ -131,7 +131,7 @@ def _read(row: Recorded) -> Row:
     way = key.pop("way")
     try:
         work = Work(**key, baseline=value.pop("baseline", ""))
-        return Row(work, work.baseline if way == BASELINE else way, **value)
+        return Row(work, work.baseline if way == BASELINE else way, made=row.made, **value)
     except TypeError as e:
         raise Mistake(
             f"a row of {way!r} is none of this version's ({e}): measure it anew."

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -20,6 +22,7 @@ CASES: dict[str, Callable[[Setup], Iterator[Case]]] = {
     "decode": decoding.cases,
     "extend": extending.cases,
 }
+RECOMPILES = 1024
 News = Callable[[str], None]
 
 
@@ -41,8 +44,8 @@ def run(
     """The rows of each case as it is measured. When the time is over, the cases that are left are
     told, and not measured."""
     end, order = time.monotonic() + seconds, 0
-    for suite in suites:
-        for case in CASES[suite](setup):
+    with _patient(setup):
+        for case in (case for suite in suites for case in CASES[suite](setup)):
             late = time.monotonic() > end
             tell(f"{case.work.name}: {case.work.sizes}" + (", left out: time is over" * late))
             if late:
@@ -50,6 +53,16 @@ def run(
             rows = _measured(case, rounds, setup.cuda)
             yield [replace(row, order=order + n) for n, row in enumerate(rows)]
             order += len(rows)
+
+
+def _patient(setup: Setup) -> AbstractContextManager[Any]:
+    """Each length is a compilation of its own; past dynamo's limit of 8 a baseline would run
+    uncompiled, and flatter us."""
+    if not (setup.cuda or setup.peers) or not setup.compiles:
+        return nullcontext()
+    import torch._dynamo.config as config
+
+    return config.patch({"recompile_limit": RECOMPILES, "accumulated_recompile_limit": RECOMPILES})
 
 
 def _measured(case: Case, rounds: int, cuda: bool) -> list[Row]:

@@ -59,7 +59,7 @@ def markdown(rows: Iterable[Row]) -> str:
     """A table for each suite on each machine."""
     together: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        where = ", ".join(f"{k} {v}" if k != "device" else v for k, v in row.work.machine.items())
+        where = _where(row)
         together.setdefault((where, row.work.suite), []).append(row)
     made, last = [], None
     for (where, suite), found in together.items():
@@ -67,6 +67,12 @@ def markdown(rows: Iterable[Row]) -> str:
         made.append(f"{head}#### {suite}\n\n{_markdown_suite(found)}")
         last = where
     return "\n".join(made)
+
+
+def _where(row: Row) -> str:
+    """A machine, its versions, and the day."""
+    told = [v if k == "device" else f"{k} {v}" for k, v in row.work.machine.items()]
+    return ", ".join([*told, *([row.made[:10]] if row.made else [])])
 
 
 def _markdown_suite(rows: Sequence[Row]) -> str:

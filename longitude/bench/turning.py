@@ -179,7 +179,7 @@ def _transformers(setup: Setup, t: Turn) -> list[tuple[str, Callable[[], Apply]]
     def make(compiled: bool) -> Apply:
         module = f"transformers.models.{model}.modeling_{model}"
         (apply,) = found(module, "apply_rotary_pos_emb")
-        apply = torch.compile(apply) if compiled else apply
+        apply = torch.compile(apply, dynamic=False) if compiled else apply
         cos, sin = (x.to(t.q.dtype) for x in _spread(t))
         if t.width == t.q.shape[-1]:
             return lambda q, k: apply(q, k, cos, sin)

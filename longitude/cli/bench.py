@@ -11,6 +11,7 @@ from longitude.cli import options as o
 
 if TYPE_CHECKING:
     from longitude.bench.rows import Row
+    from longitude.record import Store
 
 ROWS, TABLE, DRAWN = ".jsonl", ".md", (".html", ".png", ".svg")
 TITLE = "Speed of attention under a scheme"
@@ -53,16 +54,28 @@ def bench(
     own: 1 is as fast as a copy (turn), as turning and plain attention (attention), as SDPA over
     turned keys (decode), as the model untouched (extend). Errors are against float64.
     """
-    from longitude.bench.rows import loaded
+    from longitude.bench.rows import load
+    from longitude.record import Store
 
     _check(out or [], rounds)
-    if given:
-        return _finish(loaded(given), out or [], as_json)
-    rows = _measured(suite, peers, device, dtype, tokens, rounds, minutes, out or [], as_json)
-    _finish(rows, out or [], False, shown=not as_json)
+    files = out or []
+    with Store(":memory:") as store:
+        if given:
+            rows = load(store, given)
+        else:
+            rows = _measured(
+                store, suite, peers, device, dtype, tokens, rounds, minutes, files, as_json
+            )
+        if not as_json:
+            _show(rows)
+        elif given:
+            _print(rows)
+        for path in files:
+            _write(store, rows, path)
 
 
 def _measured(
+    store: Store,
     suite: str,
     peers: bool,
     device: str,
@@ -78,43 +91,30 @@ def _measured(
     from longitude.bench.run import chosen, run
     from longitude.bench.setup import setup
     from longitude.cli.output import say
-    from longitude.record import Store
 
     made = setup(device, dtype, peers, _lengths(tokens))
     end = float("inf") if minutes is None else 60 * minutes
-    with Store(":memory:") as store:
-        for rows in run(made, chosen(suite), rounds, end, say):
-            keep(store, rows)
-            for path in (p for p in out if p.suffix == ROWS):
-                store.export(path)
-            if as_json:
-                _print(rows)
-        return recorded(store)
+    for rows in run(made, chosen(suite), rounds, end, say):
+        keep(store, rows)
+        for path in (p for p in out if p.suffix == ROWS):
+            store.export(path)
+        if as_json:
+            _print(rows)
+    return recorded(store)
 
 
-def _finish(rows: list[Row], out: list[Path], as_json: bool, shown: bool = True) -> None:
-    """The tables in the terminal, and the files."""
-    from longitude.cli.output import console, say
+def _show(rows: list[Row]) -> None:
+    from longitude.bench.show import show
+    from longitude.cli.output import console
 
-    if as_json:
-        _print(rows)
-    elif shown:
-        from longitude.bench.show import show
-
-        show(rows, console())
-    for path in out:
-        _write(rows, path)
-        say(f"wrote {path}")
+    show(rows, console())
 
 
-def _write(rows: list[Row], path: Path) -> None:
-    from longitude.bench.rows import keep
-    from longitude.record import Store
+def _write(store: Store, rows: list[Row], path: Path) -> None:
+    from longitude.cli.output import say
 
     if path.suffix == ROWS:
-        with Store(":memory:") as store:
-            keep(store, rows)
-            store.export(path)
+        store.export(path)
     elif path.suffix == TABLE:
         from longitude.bench.show import markdown
         from longitude.report.files import replace_file
@@ -124,6 +124,7 @@ def _write(rows: list[Row], path: Path) -> None:
         from longitude.bench.chart import write
 
         write(rows, path, TITLE)
+    say(f"wrote {path}")
 
 
 def _print(rows: list[Row]) -> None:

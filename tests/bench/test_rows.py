@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from longitude import Mistake
-from longitude.bench.rows import BASELINE, OURS, Row, Work, cases, keep, loaded, plain, recorded
+from longitude.bench.rows import BASELINE, OURS, Row, Work, cases, keep, load, plain, recorded
 from longitude.record import Store
 
 WORK = Work("attention", "RoPE", "1 × 4 heads", 64, "plain (flash)", {"device": "a card"})
@@ -21,6 +21,13 @@ def file(rows: list[Row], path: Path) -> Path:
         keep(store, rows)
         store.export(path)
     return path
+
+
+def loaded(paths: list[Path]) -> list[Row]:
+    with Store(":memory:") as store:
+        found = load(store, paths)
+    assert all(row.made.startswith("20") for row in found)
+    return [replace(row, made="") for row in found]
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
