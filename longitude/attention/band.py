@@ -16,9 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 NEGLIGIBLE = 22.0  # nats: a weight below 2^-32 of its row's largest is no weight
-Queries = Float[Tensor, "b h n d"]
-Keys = Float[Tensor, "b hkv m d"]
-Values = Float[Tensor, "b hkv m dv"]
 Outs = Float[Tensor, "b h n dv"]
 Sums = Float[Tensor, "b h n"]
 
@@ -85,13 +82,11 @@ class Way(NamedTuple):
     backward: Callable[[Part, Tensor, Tensor, Tensor, bool, bool], Gradients]
 
 
-def eager(
-    q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float, start: Start | None = None
-) -> tuple[Outs, Sums]:
+def eager(part: Part, start: Start | None = None) -> tuple[Outs, Sums]:
     """The twin: output and log-sum-exp of a band, the whole score matrix at once."""
-    scores = scores_of(q, k, bias, band, scale)
+    scores, v = scores_of(part), part.v
     lse = scores.logsumexp(-1)
-    out = weights(scores, lse) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1).to(lse.dtype)
+    out = weights(scores, lse) @ _for_each(part.q, v).to(lse.dtype)
     if start is not None:
         more = torch.full_like(lse, float("-inf"))
         more[:, :, start.top :] = start.lse
@@ -103,18 +98,31 @@ def eager(
     return out.to(v.dtype), lse
 
 
-def scores_of(q: Tensor, k: Tensor, bias: Bias, band: Band, scale: float) -> Tensor:
-    """Every score (b h n m) in float32 at least, -inf outside the band."""
+def scores_of(part: Part) -> Float[Tensor, "b h n m"]:
+    """Every score in float32 at least, -inf outside the band and out of reach."""
+    q, k, bias, band = part.q, part.k, part.bias, part.band
     wide = torch.promote_types(q.dtype, torch.float32)
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    content = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale
-    away = (
-        torch.arange(q.shape[2], device=q.device)[:, None]
-        - torch.arange(k.shape[2], device=q.device)[None, :]
-    )
-    entries = (away - bias.first).clamp(0, bias.table.shape[1] - 1)
+    content = q.to(wide) @ _for_each(q, k).to(wide).mT * part.scale
+    away = _away(q, k)
     seen = (away >= band.lo) & (away < band.hi)
-    return (content + bias.table.to(wide)[:, entries]).masked_fill(~seen, float("-inf"))
+    if part.reach is not None:
+        seen = seen & (away < part.reach[..., None, None])
+    scores = content + bias.table.to(wide)[:, _entries(away, bias)]
+    return scores.masked_fill(~seen, float("-inf"))
+
+
+def _away(q: Tensor, k: Tensor) -> Tensor:
+    rows = torch.arange(q.shape[2], device=q.device)
+    return rows[:, None] - torch.arange(k.shape[2], device=q.device)
+
+
+def _entries(away: Tensor, bias: Bias) -> Tensor:
+    return (away - bias.first).clamp(0, bias.table.shape[1] - 1)
+
+
+def _for_each(q: Tensor, x: Tensor) -> Tensor:
+    """Keys or values repeated for every query head."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
 def weights(scores: Tensor, lse: Tensor) -> Tensor:
@@ -123,20 +131,19 @@ def weights(scores: Tensor, lse: Tensor) -> Tensor:
     return torch.where(scores == -torch.inf, 0, (scores - lse).exp())
 
 
-def reach_of(
-    q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float
-) -> Int[Tensor, "b h"] | None:
+def reach_of(part: Part) -> Int[Tensor, "b h"] | None:
     """For each head the distance from which on no weight counts, or None where none can be told.
 
     A score is at most |q||k| scale plus the largest bias still to come, and the largest of its row
     at least -|q||k| scale plus the bias of its nearest key, which every row must see. Where the
     first falls short of the second by `NEGLIGIBLE`, the weight is below 2^-32 of the largest.
     """
-    n, m = q.shape[2], k.shape[2]
-    if band.lo > 0 or n - band.lo > m:  # some row's nearest key is not there
+    q, k, _, bias, band, scale, _ = part
+    if band.lo > 0 or q.shape[2] - band.lo > k.shape[2]:  # some row's nearest key is not there
         return None
-    norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1) for x in (q, k)]
-    largest = norms[0] * norms[1].repeat_interleave(q.shape[1] // k.shape[1], 1) * abs(scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    longest = [torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax(-1) for x in (q, k)]
+    largest = longest[0] * _for_each(q, longest[1]) * abs(scale)
     table = bias.table[:, max(band.lo - bias.first, 0) :].float()
     ahead = table.flip(1).cummax(1).values.flip(1)
     least = table[:, :1] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)
@@ -145,33 +152,30 @@ def reach_of(
     return torch.where(counts[..., -1], 2**30, reach).to(torch.int32)
 
 
-def backward_eager(q: Queries, k: Keys, v: Values, bias: Bias, band: Band, scale: float,
-                   grad: Outs, out: Outs, lse: Sums) -> Gradients:  # fmt: skip
-    """The twin of the gradients of q, k, v and of every pair's bias summed by table entry, given
-    the output and log-sum-exp of the softmax that the band is a part of."""
-    group, wide = q.shape[1] // k.shape[1], torch.promote_types(q.dtype, torch.float32)
-    q, k, v, grad, out = (x.to(wide) for x in (q, k, v, grad, out))
-    p = weights(scores_of(q, k, bias, band, scale), lse)
-    each = v.repeat_interleave(group, 1)
-    ds = p * (grad @ each.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
-    dq = ds @ k.repeat_interleave(group, 1) * scale
-    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * scale, p.mT @ grad))
-    n, m = ds.shape[2:]
-    away = torch.arange(n, device=q.device)[:, None] - torch.arange(m, device=q.device)
-    entry = (away - bias.first).clamp(0, bias.table.shape[1] - 1).flatten()
-    d_table = torch.zeros_like(bias.table, dtype=wide)
-    return Gradients(dq, dk, dv, d_table.index_add(1, entry, ds.sum(0).flatten(1)))
+def backward_eager(part: Part, grad: Outs, out: Outs, lse: Sums) -> Gradients:
+    """The twin of the gradients, given the output and log-sum-exp of the softmax that the band is
+    a part of; the table's last entry gets what lies beyond it, too."""
+    wide = torch.promote_types(part.q.dtype, torch.float32)
+    q, k, v, grad, out = (x.to(wide) for x in (*part[:3], grad, out))
+    bias, group = part.bias, q.shape[1] // k.shape[1]
+    p = weights(scores_of(part), lse)
+    ds = p * (grad @ _for_each(q, v).mT - (grad * out).sum(-1, keepdim=True))
+    dq = ds @ _for_each(q, k) * part.scale
+    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * part.scale, p.mT @ grad))
+    entries = _entries(_away(q, k), bias).flatten()
+    d_table = torch.zeros_like(bias.table, dtype=wide).index_add(1, entries, ds.sum(0).flatten(1))
+    return Gradients(dq, dk, dv, d_table)
 
 
 def _forward(part: Part, start: Start | None, wide: bool) -> tuple[Tensor, Tensor]:
-    out, lse = eager(*part[:6], start)
+    out, lse = eager(part, start)
     return out.to(torch.promote_types(out.dtype, torch.float32)) if wide else out, lse
 
 
 def _backward(
     part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool, wide: bool
 ) -> Gradients:
-    made = backward_eager(*part[:6], grad, out, lse)
+    made = backward_eager(part, grad, out, lse)
     return made if table else made._replace(table=None)
 
 

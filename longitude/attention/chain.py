@@ -62,7 +62,7 @@ class Banded(torch.autograd.Function):
                 *qk: Tensor) -> Tensor:  # fmt: skip
         start, ran, parts = None, None, [plan.part(piece, v, table, qk) for piece in plan.pieces]
         if plan.reached:
-            parts = [part._replace(reach=reach_of(*part[:6])) for part in parts]
+            parts = [part._replace(reach=reach_of(part)) for part in parts]
         if plan.far is not None:
             cut = _cut(plan.far.tile, qk[0], qk[1], v)
             ran = forward(plan.far.operator, *cut, *_kind(plan))

@@ -1,0 +1,142 @@
+"""Bands in a chain are the scheme's own attention, with every gradient: by the twin, on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longitude import Dims, attention
+from longitude.attention import banded
+from longitude.attention.band import reach_of
+from longitude.attention.prepare import prepare
+from longitude.attention.problem import Problem
+from longitude.attention.triton import available
+from tests.grid import scheme
+
+T5 = "t5(buckets=8, max_distance=6)"
+HEADS, KV, D = 4, 2, 16
+# the scheme, queries, keys; how many pieces, and whether the far end is a plain tile
+CASES = [
+    (T5, 40, 40, 1, False),
+    (T5, 60, 60, 1, True),
+    (T5, 60, 110, 1, False),  # its far end is a rectangle and a triangle
+    (T5, 60, 60, 1, True),
+    (f"rope() + {T5}", 60, 60, 1, True),
+    (f"{T5} + window(20)", 60, 60, 1, False),
+    (f"{T5} + window(20, sinks=3)", 60, 60, 2, False),
+    ("t5(buckets=8, max_distance=6, bidirectional=True) + bidirectional()", 60, 60, 1, True),
+    ("t5(buckets=8, max_distance=6, bidirectional=True) + bidirectional()", 30, 20, 1, False),
+    ("alibi()", 40, 40, 1, False),
+    ("alibi(future=2, offset=1) + bidirectional()", 30, 40, 1, False),
+    ("kerple_log()", 40, 40, 1, False),
+    ("rope() + kerple_power()", 40, 50, 1, False),
+    ("sandwich(dim=16) + logn(16)", 40, 40, 1, False),
+    ("rope(remap=leaky_rerope(6, 3)) + alibi()", 40, 40, 2, False),
+    (f"rope(remap=rerope(6)) + {T5} + alibi()", 40, 40, 2, False),
+    (f"rope(remap=rerope(6)) + {T5}", 60, 60, 2, False),
+    ("alibi()", 1, 40, 1, False),
+]
+
+
+def inputs(
+    text: str, n: int, m: int, sinks: bool
+) -> tuple[list[Tensor], dict[str, Tensor], Tensor | None]:
+    rng = torch.Generator().manual_seed(0)
+    made = [
+        torch.randn(2, heads, tokens, D, generator=rng, dtype=torch.float64, requires_grad=True)
+        for heads, tokens in ((HEADS, n), (KV, m), (KV, m))
+    ]
+    own = scheme(text).init(Dims(HEADS * D, HEADS, D), rng)
+    weights = {name: w.double().requires_grad_() for name, w in own.items()}
+    logits = torch.randn(HEADS, generator=rng, dtype=torch.float64, requires_grad=True)
+    return made, weights, logits if sinks else None
+
+
+def problem(text: str, n: int, m: int, x: list[Tensor], weights: Any, **options: Any) -> Problem:
+    plain: dict[str, Any] = {"scale": None, "segments": None, "length": None}
+    return prepare(
+        scheme(text), x[0], x[1], x[2], range(m - n, m) if m > n else range(n), range(m), weights,
+        **(plain | options),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("text", "n", "m", "pieces", "far"), CASES)
+def test_a_chain_of_bands(text: str, n: int, m: int, pieces: int, far: bool, sinks: bool) -> None:
+    x, weights, logits = inputs(text, n, m, sinks)
+    p = problem(text, n, m, x, weights, sink_logits=logits)
+    plan = banded.plan_of(p)
+    assert (len(plan.pieces), plan.far is not None) == (pieces, far)
+    leaves = [*x, *weights.values(), *([] if logits is None else [logits])]
+    seed = torch.randn(2, HEADS, n, D, generator=torch.Generator().manual_seed(1)).double()
+    results = []
+    for out in (
+        banded.run(p),
+        attention(p.scheme, *x, p.q_pos, p.k_pos, weights, sink_logits=logits, backend="eager"),
+    ):
+        assert out.dtype == torch.float64
+        results.append([out, *torch.autograd.grad((out * seed).sum(), leaves)])
+    for mine, its in zip(*results, strict=True):  # the table itself is float32
+        torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
+
+
+def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banded, "LONG", 8)
+    n, text = 200, "alibi(steepness=4)"
+    x, weights, _ = inputs(text, n, n, False)
+    p = problem(text, n, n, x, weights)
+    plan, table = banded.plan_of(p), -torch.linspace(0.1, 0.5, HEADS)[:, None] * torch.arange(n)
+    reach = reach_of(plan.part(plan.pieces[0], x[2], table, (x[0], x[1])))
+    assert plan.reached and reach is not None and bool((reach < n).any())
+    want = attention(p.scheme, *x, p.q_pos, p.k_pos, backend="eager")
+    for mine, its in zip(
+        (banded.run(p), *torch.autograd.grad(banded.run(p).sum(), x)),
+        (want, *torch.autograd.grad(want.sum(), x)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        ("rope()", {}, "biases of the distance"),
+        ("fire()", {}, "biases of the distance"),
+        ("shaw(4)", {}, "biases of the distance"),
+        ("transformer_xl()", {}, "biases of the distance"),
+        ("deberta(8) + bidirectional()", {}, "biases of the distance"),
+        ("alibi()", {"key_padding": torch.zeros(2, 12, dtype=torch.bool)}, "contiguous"),
+        ("alibi()", {"softcap": 5.0}, "soft-capping"),
+        ("alibi()", {"dropout": 0.1}, "dropout"),
+        ("rope(remap=dual_chunk(6, 2)) + alibi()", {}, "chunks"),
+        ("alibi()", {}, "Triton kernel"),
+    ],
+)
+def test_refusals(text: str, options: dict[str, Any], why: str) -> None:
+    x, weights, _ = inputs(text, 12, 12, False)
+    assert why in (banded.refuses(problem(text, 12, 12, x, weights, **options)) or "")
+
+
+def test_what_a_kernel_could_not_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banded, "usable", lambda x: True)
+    x, weights, _ = inputs("alibi()", 12, 12, False)
+    assert "float16" in (banded.refuses(problem("alibi()", 12, 12, x, weights)) or "")
+    narrow = [t.detach().float() for t in x]
+    assert banded.refuses(problem("alibi()", 12, 12, narrow, weights)) is None
+    assert "above zero" in (
+        banded.refuses(problem("alibi()", 12, 12, narrow, weights, scale=-1.0)) or ""
+    )
+    wide = [torch.zeros(1, 2, 12, 320)] * 3
+    assert "heads of up to" in (banded.refuses(problem("alibi()", 12, 12, wide, weights)) or "")
+
+
+def test_nothing_comes_out_of_nothing() -> None:
+    assert not available.usable(torch.zeros(1))
+    for n, m in ((0, 0), (0, 4), (4, 0)):
+        x = [torch.zeros(1, HEADS, size, D) for size in (n, m, m)]
+        p = prepare(scheme("alibi()"), x[0], x[1], x[2], range(n), range(m), None, scale=None,
+                    segments=None, length=None)  # fmt: skip
+        assert torch.equal(banded.run(p), torch.zeros(1, HEADS, n, D))
