@@ -7,7 +7,8 @@ prints as a few lines:
     native: 72 tiles in 12 calls of torch's CPU kernel, merged by their log-sum-exp
       pass 1, where 0 <= i-j < 1024: 4 lower, 3 upper
       pass 2, where 1024 <= i-j, q at i/8 + 896, k at j/8: 1 lower
-    not flex: flex is compiled on CUDA only
+    not banded: its kernels are compiled for CUDA
+    not flex: its kernels are compiled for CUDA
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ def _native(p: Problem) -> str:
     turned = "keys turned by their distance to the query, then " if several else ""
     if native.by_mask(p):
         return f"{turned}SDPA under a mask of every pair, in blocks of queries"
+    if native.few(p) is not None:
+        return "our own kernel for a few queries, which turns keys as it reads them"
     if native.single(p):
         causal = native.causal(p, p.scheme.areas())
         return f"{turned}one {'causal' if causal else 'full'} call of SDPA"

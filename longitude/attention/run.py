@@ -17,9 +17,10 @@ from longitude.attention.problem import Problem
 from longitude.part import Mistake, Pos, Weights
 from longitude.scheme import Scheme
 
-Backend = Literal["auto", "eager", "native", "flex"]
-BACKENDS = ("eager", "native", "flex")
-AUTO = ("flex", "native", "eager")  # whom `auto` asks, in this order; the last runs everything
+Backend = Literal["auto", "eager", "native", "flex", "banded"]
+BACKENDS = ("eager", "native", "flex", "banded")
+AUTO = ("banded", "flex", "native", "eager")  # asked in this order; the last runs everything
+FEW = 16  # queries that leave a card idle where each block of them is a program
 Call = tuple[Scheme, Tensor, Tensor, Tensor, Pos, Pos, Weights | None]  # what prepare takes
 
 
@@ -112,16 +113,18 @@ def considered(p: Problem) -> Iterator[tuple[str, str | None]]:
 
 
 def _loaded(backend: str) -> Any:
-    """A backend's module; flex imports the compiler, so it waits until it is asked."""
+    """A backend's module, imported when it is asked: flex brings the compiler."""
     return import_module(f"longitude.attention.{backend}")
 
 
 def _slower(backend: str, p: Problem) -> str | None:
     """Why a backend that could run the call is passed over: another is faster."""
-    if backend != "flex":
+    if backend not in ("banded", "flex"):
         return None
     if not p.q.is_cuda:
-        return "flex is compiled on CUDA only"
+        return "its kernels are compiled for CUDA"
+    if backend == "banded" and p.q.shape[2] < FEW:
+        return f"fewer than {FEW} queries leave its programs too few"
     if p.q.shape[2] == 1:
         return "a single query is one pass of a plain kernel"
     if not native.by_mask(p):

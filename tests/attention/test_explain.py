@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from longitude import Mistake, attention
 from longitude.attention import eager, explain, native, operators
+from longitude.attention import run as runner
+from longitude.attention.prepare import prepare
 from longitude.attention.run import AUTO, considered
 from tests.grid import scheme
 
@@ -88,6 +91,12 @@ def test_it_prints_the_regions_as_they_are() -> None:
     assert "⌊i/4⌋" in str(explain(scheme("rope(remap=self_extend(4, 48))"), *inputs()))
 
 
+def test_it_names_our_own_kernel_for_a_few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "few", lambda p: p)  # as on a CUDA device
+    told = explain(scheme("rope(remap=rerope(48))"), *inputs(1))
+    assert told.way == "our own kernel for a few queries, which turns keys as it reads them"
+
+
 def test_every_backend_before_the_chosen_one_has_its_reason() -> None:
     s = "rope(remap=rerope(48)) + alibi()"
     told = explain(scheme(s), *inputs())
@@ -105,9 +114,32 @@ def test_a_backend_asked_for_is_told_or_refused_as_attention_does() -> None:
         explain(scheme("rope()"), *inputs(), backend="quick")
 
 
-def test_the_last_one_asked_runs_everything() -> None:
-    from longitude.attention.prepare import prepare
+class OnCuda(Tensor):
+    """A tensor that says it is where it is not."""
 
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "passed_over"),
+    [
+        ("alibi()", N, set()),
+        ("alibi()", 8, {"banded"}),  # too few for its programs, but not for flex
+        ("alibi()", 1, {"banded", "flex"}),
+        ("rope()", N, {"banded", "flex"}),
+        ("rope(remap=leaky_rerope(48, 4))", N, {"banded", "flex"}),
+    ],
+)
+def test_on_cuda_kernels_are_chosen_by_the_call(
+    text: str, rows: int, passed_over: set[str]
+) -> None:
+    options = {"scale": None, "segments": None, "length": None}
+    p = prepare(scheme(text), *inputs(rows), None, **options)  # type: ignore[misc]
+    there = replace(p, q=p.q.as_subclass(OnCuda))
+    assert {name for name in AUTO if runner._slower(name, there)} == passed_over
+
+
+def test_the_last_one_asked_runs_everything() -> None:
     options = {"scale": None, "segments": None, "length": None, "softcap": 30.0}
     p = prepare(scheme("rope()"), *inputs(), None, **options)  # type: ignore[misc]
     assert [*considered(p)][-1] == ("eager", None)
