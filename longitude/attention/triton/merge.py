@@ -133,8 +133,9 @@ def _numbers(part: Part) -> tuple[Any, ...]:
 
 
 def blocks_for(d: int) -> Blocks:
-    """Some 4,096 numbers for four warps."""
-    return Blocks(max(1, min(64, 4096 // triton.next_power_of_2(max(d, 1)))), 4)
+    """Some 2,048 numbers of each part for four warps: with four parts, more would not stay in
+    registers."""
+    return Blocks(max(1, min(64, 2048 // triton.next_power_of_2(max(d, 1)))), 4)
 
 
 class Together:

@@ -28,7 +28,7 @@ def turning(
 
 def joining(dtype: str, d: int, parts: int, running: bool, sink: bool) -> Spec:
     width = 1 << (d - 1).bit_length()
-    constants = {"D": d, "WIDTH": width, "ROWS": 4096 // width, "RUNNING": running, "SINK": sink}
+    constants = {"D": d, "WIDTH": width, "ROWS": 2048 // width, "RUNNING": running, "SINK": sink}
     numbers = ["first", "last", "heads", "rows", "ob", "oh", "on", "blocks"]
     types = {
         "parts": ((f"*{dtype}", "*fp32", *["i32"] * 16),) * parts,
