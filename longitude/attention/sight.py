@@ -1,10 +1,10 @@
 """The pieces that a few queries see, as tensors that a kernel reads: no table as long as the cache.
 
-Cut a piece into blocks, and x_k(j) = x_k(the block's first) + the same few steps in every block. So
-one small table turns the keys of all blocks, and the block's own angle goes to the query instead:
-θ·x_q - θ·x_k(first). That angle is a product of whole numbers, x_k times the share of a turn that
-one step makes in units of 2⁻⁶⁴, of which only what is past whole turns is kept: exact at any
-position. Blocks begin at multiples of their length, and never reach across a wrap of positions.
+Cut a piece into blocks, and x_k(j) = x_k(first block) + blocks since + steps in its own block, each
+of them the same wherever a piece lies. So one small table turns the keys of all blocks, a second
+one, with a row a block, turns the query to meet them, and both are made once, in float64; only the
+query's own place, θ·x_q - θ·x_k(first block), is new at every step. Blocks begin at multiples of
+their length, and never reach across a wrap of positions.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from longitude.attention.pieces import Line, Pieces, Places, Seen, Which, pieces
 from longitude.part import Frequencies, Region
+from longitude.parts.rotary.memo import Memo, Tables
 from longitude.parts.rotary.rope import Rope
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import Pairs, turn
@@ -60,21 +61,53 @@ class Latest(Generic[T]):
 
 
 class Way(NamedTuple):
-    """How the keys of a piece turn: to x = ⌊(p mod modulo) / floor⌋ / divide, at frequencies."""
+    """How the keys of a piece turn: to x = ⌊(p mod modulo) / floor⌋ / divide, at frequencies.
+
+    Blocks are numbered from position 0 on; those of one wrap, or of one large group, make a chunk.
+    """
 
     frequencies: Frequencies | None = None
-    modulo: int = FARTHEST
+    modulo: int | None = None
     floor: int = 1
     divide: float = math.inf  # where keys stand still, or are turned already
 
+    def span(self, block: int) -> int:
+        """Positions of a block: as many whole groups as fit, or a part of one."""
+        return block if self.floor > block else block // self.floor * self.floor
+
+    def chunk(self, block: int) -> int:
+        """Positions of a chunk."""
+        return self.floor if self.floor > block else self.modulo or FARTHEST
+
+    def per_chunk(self, block: int) -> int:
+        """Blocks of a chunk."""
+        return -(-self.chunk(block) // self.span(block))
+
+    def lead(self, first: int, block: int) -> int:
+        """Where a piece's first block stands in the table of blocks."""
+        return first % self.per_chunk(block) if self.modulo or self.floor > block else 0
+
+    def start(self, number: Any, block: int) -> Any:
+        """The position where a block begins; one, or a tensor of them."""
+        per = self.per_chunk(block)
+        return number // per * self.chunk(block) + number % per * self.span(block)
+
+    def place(self, p: Any) -> Any:
+        """x of a position, or of a tensor of them."""
+        return (p % self.modulo if self.modulo else p) // self.floor / self.divide
+
+    def base(self, first: int, block: int) -> float:
+        """x where the table of blocks begins, for a piece with this first block."""
+        if self.modulo:
+            return 0.0
+        return self.place(self.start(first - self.lead(first, block), block))
+
 
 class Frames(NamedTuple):
-    """For each way: what one step is of a whole turn (f half), in units of 2⁻⁶⁴, and the tables
-    (f block half) of the steps in a block."""
+    """For each way, tables (f n half) of the steps in a block, and of blocks."""
 
-    turns: Tensor
-    cos: Tensor
-    sin: Tensor
+    steps: Tables
+    starts: Tables
 
 
 class Sight(NamedTuple):
@@ -111,22 +144,25 @@ def _sight(
     found = found or {Which(None, True, 0, 0): {}}
     ways = {which: _way(which) for which in found}
     distinct = tuple(dict.fromkeys(ways.values()))
-    nq, most, numbers = len(at[0]), 0, []
+    nq, most, farthest = len(at[0]), 0, 0
+    numbers: list[list[int]] = []
     for r in range(rows):
         before = 0
         for which, own in found.items():
-            way = ways[which]
-            count, rest = _numbers(own.get(r), nq, way, block)
-            numbers.append([before, count, distinct.index(way), *rest])
+            count, rest = _numbers(own.get(r), nq, ways[which], block)
+            numbers.append([before, count, distinct.index(ways[which]), *rest])
             before += count
+            farthest = max(farthest, count + ways[which].lead(rest[0], block))
         most = max(most, before)
     ints = torch.tensor(numbers, dtype=torch.int32).view(rows, -1)
-    frames = _frames(rope, distinct, block, head)
-    tables = _queries(rope, head, found, at).view(torch.int32).expand(rows, -1)
+    bases = [ways[w].base(n[3], block) for n, w in zip(numbers, [*found] * rows, strict=True)]
+    origins = torch.tensor(bases, dtype=torch.float64).view(rows, -1)
+    tables = _queries(rope, head, found, at, origins).view(torch.int32)
     packed = torch.cat([ints, tables], 1).to(head.device, non_blocking=True)
     floats = packed.view(torch.float32)[:, ints.shape[1] :]
-    turns = distinct != (Way(),)
-    return Sight(packed, floats, frames, len(found), nq, most, turns)
+    rounded = max(64, 1 << (farthest - 1).bit_length())  # a longer cache seldom wants a longer one
+    frames = Frames(*(_tables(rope, distinct, block, head, n) for n in (0, rounded)))
+    return Sight(packed, floats, frames, len(found), nq, most, distinct != (Way(),))
 
 
 def _way(which: Which) -> Way:
@@ -134,26 +170,24 @@ def _way(which: Which) -> Way:
         return Way()
     k, frequencies = which.region.k, which.region.frequencies
     if k.floor:
-        return Way(frequencies, FARTHEST, int(k.divide), 1.0)
-    return Way(frequencies, k.modulo or FARTHEST, 1, float(k.divide))
+        return Way(frequencies, None, int(k.divide), 1.0)
+    return Way(frequencies, k.modulo, 1, float(k.divide))
 
 
 def _numbers(seen: Seen | None, nq: int, way: Way, block: int) -> tuple[int, list[int]]:
-    """How many blocks a piece has, and what tells where each lies; see `decode`."""
+    """How many blocks a piece has, and what tells where each lies, as the kernel reads it."""
     if seen is None:
-        return 0, [0, 0, 1, 1, 1, 1, 1, 0, 0, *[0] * 2 * nq]
+        return 0, [0, 0, 1, 1, 1, 0, 1, 0, 0, *[0] * 2 * nq]
     low, high = seen.span
-    # a block is as many whole groups as fit, or a part of one group
-    span = block if way.floor > block else block // way.floor * way.floor
-    chunk = way.floor if way.floor > block else way.modulo
-    per_chunk = -(-chunk // span)
+    span, chunk, per_chunk = way.span(block), way.chunk(block), way.per_chunk(block)
     first, last = (p // chunk * per_chunk + p % chunk // span for p in (low, high - 1))
-    geometry = [first, seen.offset, span, chunk, per_chunk, way.modulo, way.floor, low, high]
-    return last - first + 1, [*geometry, *(x for pair in seen.bounds for x in pair)]
+    wrap = per_chunk if way.modulo else FARTHEST
+    where = [first, seen.offset, span, chunk, per_chunk, way.lead(first, block), wrap, low, high]
+    return last - first + 1, [*where, *(x for pair in seen.bounds for x in pair)]
 
 
-def _queries(rope: Rope | None, head: Head, found: Pieces, at: Places) -> Tensor:
-    """The tables (b|1, pieces·queries·2·half) that turn queries to their place in each region.
+def _queries(rope: Rope | None, head: Head, found: Pieces, at: Places, origins: Tensor) -> Tensor:
+    """The tables (b, pieces·queries·2·half) that turn queries to their place in each region.
 
     The same as `cos_sin` makes for each, in a tenth of its calls: they are made at every step.
     """
@@ -165,7 +199,7 @@ def _queries(rope: Rope | None, head: Head, found: Pieces, at: Places) -> Tensor
     ]
     each = tuple(r and (r.frequencies or (rope and rope.frequencies)) for r, *_ in found)
     inv, gain = _rates(rope, each, head.size, head.length)
-    angle = torch.stack(where, 1)[..., None] * inv
+    angle = (torch.stack(where, 1) - origins[..., None])[..., None] * inv
     return (torch.stack([angle.cos(), angle.sin()], 3) * gain).float().flatten(1)
 
 
@@ -183,29 +217,25 @@ def _rates(
         return torch.stack(inv)[:, None], gain.view(-1, 1, 1, 1)
 
 
-@lru_cache(maxsize=64)
-def _frames(rope: Rope | None, ways: tuple[Way, ...], block: int, head: Head) -> Frames:
-    """Made once: they depend on no position."""
-    half = 0 if rope is None else rope.dim(head.size) // 2
-    turns = torch.zeros(len(ways), half, dtype=torch.int64)
-    cos, sin = torch.ones(len(ways), block, half), torch.zeros(len(ways), block, half)
-    with torch.inference_mode(False):
-        for n, way in enumerate(ways):
-            if rope is None or way.divide == math.inf:
-                continue
-            frequencies = way.frequencies or rope.frequencies
-            inv = frequencies.inv_freq(rope.dim(head.size), rope.base, head.length)
-            turns[n] = _fixed(inv / (2 * math.pi * way.divide))
-            steps = torch.arange(block, dtype=torch.float64)[None] // way.floor / way.divide
-            region, sizes = Region(frequencies=way.frequencies), (head.size, head.length)
-            made = cos_sin(rope, region, "k", steps, *sizes, dtype=cos.dtype, device=cos.device)
-            cos[n], sin[n] = (t[0, 0] for t in made)
-        return Frames(*(t.to(head.device) for t in (turns, cos, sin)))
+def _make(rope: Rope | None, ways: tuple[Way, ...], block: int, head: Head, blocks: int) -> Tables:
+    """Tables (ways n half) of the steps in a block, or of this many blocks from the first on."""
+    n, half = blocks or block, 0 if rope is None else rope.dim(head.size) // 2
+    cos = torch.ones(len(ways), n, half, device=head.device)
+    sin = torch.zeros_like(cos)
+    for f, way in enumerate(ways):
+        if rope is None or way.divide == math.inf:
+            continue
+        each = torch.arange(n, dtype=torch.float64)[None]
+        made = cos_sin(
+            rope, Region(frequencies=way.frequencies), "k",
+            way.place(way.start(each, block) if blocks else each),
+            head.size, head.length, dtype=cos.dtype, device=head.device,
+        )  # fmt: skip
+        cos[f], sin[f] = (t[0, 0] for t in made)
+    return cos, sin
 
 
-def _fixed(turns: Tensor) -> Tensor:
-    """Parts of a turn in units of 2⁻⁶⁴, as whole numbers from -2⁶³ up to 2⁶³."""
-    return ((turns - (turns + 0.5).floor()) * 2.0**64).to(torch.int64)
+_tables = Memo(torch.inference_mode(False)(_make), limit=2**26)
 
 
 def looked_at(
@@ -217,9 +247,9 @@ def looked_at(
     scale: float | None = None,
     sink_logits: Float[Tensor, " h"] | None = None,
 ) -> Float[Tensor, "b h nq dv"]:
-    """Attention as a sight tells it, in plain torch and float64: every key turned by its own θ·x.
+    """Attention as a sight tells it, in plain torch and float64: the twin of `triton.decode`.
 
-    This is the twin of `triton.decode`, without its blocks.
+    Every key turns by its step in its block, then by its block.
     """
     b, h, nq, d = q.shape
     wide = [x.double() for x in (q, k.repeat_interleave(h // k.shape[1], 1))]
@@ -228,12 +258,14 @@ def looked_at(
         ints = seen.ints[r % len(seen.ints)][: seen.pieces * (FIELDS + 2 * nq)]
         tables = seen.floats[r % len(seen.floats)].view(seen.pieces, nq, 2, -1)
         for one, own in zip(ints.view(seen.pieces, -1).tolist(), tables.double(), strict=True):
-            frame, offset, modulo, floor, low, high = (one[n] for n in (2, 4, 8, 9, 10, 11))
+            _, _, frame, first, offset, span, chunk, per, lead, wrap, low, high = one[:FIELDS]
             at = torch.arange(low, high, device=q.device)
-            turns = (at % modulo // floor)[:, None] * seen.frames.turns[frame]  # overflows rightly
-            angle = turns.double() * (2 * math.pi / 2**64)
+            block = at // chunk * per + at % chunk // span - first + lead
+            inner = [t[frame, at % chunk % span].double() for t in seen.frames.steps]
+            outer = [t[frame, block % wrap].double() for t in seen.frames.starts]
             here = slice(low + offset, high + offset)
-            turned = turn(wide[1][r : r + 1, :, here], *_as(angle.cos(), angle.sin()), pairs)
+            turned = turn(wide[1][r : r + 1, :, here], *_as(*inner), pairs)
+            turned = turn(turned, *_as(*outer), pairs)
             query = turn(wide[0][r : r + 1], *_as(own[:, 0], own[:, 1]), pairs)
             bounds = torch.tensor(one[FIELDS:], device=q.device).view(nq, 2, 1)
             hidden = (at < bounds[:, 0]) | (at >= bounds[:, 1])

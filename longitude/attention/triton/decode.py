@@ -90,7 +90,7 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, sight: Sight, pairs: P
             scale: float | None, sinks: Tensor | None,
             asked: tuple[Blocks | None, int | None]) -> None:  # fmt: skip
     (b, h, nq, d), hkv, dv = q.shape, k.shape[1], v.shape[-1]
-    n, half = sight.frames.cos.shape[1:]
+    (_, n, half), starts = sight.frames.steps[0].shape, sight.frames.starts
     blocks = asked[0] or blocks_for(max(d, dv), q.dtype, h // hkv * nq)
     rows = min(ROWS, _pad(h // hkv * nq))
     tiles = -(-(h // hkv * nq) // rows)
@@ -102,7 +102,8 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, sight: Sight, pairs: P
     by = LOG2E * (d**-0.5 if scale is None else scale)
     plan_row = sight.ints.stride(0) if sight.ints.shape[0] > 1 else 0
     _shares[programs, splits](
-        q, k, v, parts, lse, sight.ints, sight.floats, *sight.frames,
+        q, k, v, parts, lse, sight.ints, sight.floats, *sight.frames.steps,
+        *starts, starts[0].shape[1],
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], plan_row, by,
         hkv, h // hkv, tiles, nq, sight.pieces, splits, total,
         HALF=half, HALF_PAD=_pad(half), REST=d - 2 * half, REST_PAD=_pad(d - 2 * half),

@@ -14,13 +14,12 @@ import triton.language as tl
 from longitude.attention.sight import FIELDS
 
 LOG2E = tl.constexpr(math.log2(math.e))
-TURN = tl.constexpr(2 * math.pi)
 COUNTS = tl.constexpr(FIELDS)
 
 
 @triton.jit
 @no_type_check
-def decode_kernel(q, k, v, out, lse, ints, floats, turns, cos, sin,
+def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_sin, capacity,
             q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, plan_row, scale,
             kv_heads, group, tiles, queries, pieces, splits, total_rows,
             HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
@@ -54,9 +53,9 @@ def decode_kernel(q, k, v, out, lse, ints, floats, turns, cos, sin,
         first, stop = tl.maximum(begin - before, 0), tl.minimum(end - before, count)
         if first < stop:
             top, norm, acc = _piece(
-                qa, qb, qr, k, v, k_n, v_n, ints, floats, turns, cos, sin, n, live, scale,
-                first, stop, top, norm, acc, HALF, HALF_PAD, REST, REST_PAD, DV, DV_PAD, R, N,
-                ADJACENT, TURNS, ALONE, WIDE,
+                qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, capacity,
+                n, live, scale, first, stop, top, norm, acc, HALF, HALF_PAD, REST, REST_PAD, DV,
+                DV_PAD, R, N, ADJACENT, TURNS, ALONE, WIDE,
             )  # fmt: skip
         ints += each
         floats += queries * 2 * HALF
@@ -87,25 +86,24 @@ def _split_query(q, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.c
 
 @triton.jit
 @no_type_check
-def _piece(qa, qb, qr, k, v, k_n, v_n, ints, floats, turns, cos, sin, n, live, scale,
-           first, stop, top, norm, acc,
+def _piece(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin,
+           capacity, n, live, scale, first, stop, top, norm, acc,
            HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
            DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
            ADJACENT: tl.constexpr, TURNS: tl.constexpr, ALONE: tl.constexpr,
            WIDE: tl.constexpr):  # fmt: skip
     """Blocks first … stop-1 of a piece; the table of their keys stays in registers."""
     t, pair = tl.arange(0, N), tl.arange(0, HALF_PAD)
-    frame, start, offset, span, chunk, per_chunk, modulo, floor, least, most = _fields(ints)
+    frame, start, offset, span, chunk, per_chunk, lead, wrap, least, most = _fields(ints)
     low = tl.load(ints + COUNTS + 2 * n, mask=live, other=0)
     high = tl.load(ints + COUNTS + 2 * n + 1, mask=live, other=0)
-    c, s, step = 0.0, 0.0, 0
+    c, s = 0.0, 0.0
     if HALF:
         qa, qb = _place(qa, qb, floats + n * 2 * HALF, live, HALF, HALF_PAD)
     if TURNS:
         known = tl.broadcast_to((pair < HALF)[None, :], (N, HALF_PAD))
         at = (frame * N + t[:, None]) * HALF + pair[None, :]
         c, s = tl.load(cos + at, mask=known, other=0.0), tl.load(sin + at, mask=known, other=0.0)
-        step = tl.load(turns + frame * HALF + pair, mask=pair < HALF, other=0)
     column, rest = tl.arange(0, DV_PAD), tl.arange(0, REST_PAD)
     for block in range(first + start, stop + start):
         within = block % per_chunk * span
@@ -117,7 +115,8 @@ def _piece(qa, qb, qr, k, v, k_n, v_n, ints, floats, turns, cos, sin, n, live, s
         if HALF:
             ua, ub = qa, qb
             if TURNS:
-                ua, ub = _back(qa, qb, p % modulo // floor, step)
+                mine = (frame * capacity + (block - start + lead) % wrap) * HALF
+                ua, ub = _back(qa, qb, start_cos + mine, start_sin + mine, HALF, HALF_PAD)
             a, b = _keys(keys, inside, c, s, HALF, HALF_PAD, ADJACENT, TURNS, N)
             product = _dot(ua.to(a.dtype), tl.trans(a), product, WIDE)
             product = _dot(ub.to(b.dtype), tl.trans(b), product, WIDE)
@@ -141,9 +140,9 @@ def _fields(ints):
     """What tells where a piece's blocks lie, in the order of `sight._numbers`."""
     frame, start, offset = tl.load(ints + 2), tl.load(ints + 3), tl.load(ints + 4)
     span, chunk, per_chunk = tl.load(ints + 5), tl.load(ints + 6), tl.load(ints + 7)
-    modulo, floor = tl.load(ints + 8), tl.load(ints + 9)
+    lead, wrap = tl.load(ints + 8), tl.load(ints + 9)
     least, most = tl.load(ints + 10), tl.load(ints + 11)
-    return frame, start, offset, span, chunk, per_chunk, modulo, floor, least, most
+    return frame, start, offset, span, chunk, per_chunk, lead, wrap, least, most
 
 
 @triton.jit
@@ -159,25 +158,12 @@ def _place(qa, qb, floats, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _back(qa, qb, x, step):
-    """Queries turned back by x steps; of the turns that makes, whole ones overflow and are gone."""
-    turn = ((x.to(tl.int64) * step) >> 32).to(tl.float32) * 2.0**-32
-    ahead = 0.25 - tl.abs(turn)
-    aside = 0.25 - tl.abs(ahead)
-    c, s = _sine(ahead)[None, :], _sine(tl.where(turn < 0, -aside, aside))[None, :]
+def _back(qa, qb, cos, sin, HALF: tl.constexpr, HALF_PAD: tl.constexpr):
+    """Queries turned back by a block's own angle: its keys then turn as those of the first do."""
+    pair = tl.arange(0, HALF_PAD)
+    c = tl.load(cos + pair, mask=pair < HALF, other=0.0)[None, :]
+    s = tl.load(sin + pair, mask=pair < HALF, other=0.0)[None, :]
     return qa * c + qb * s, qb * c - qa * s
-
-
-@triton.jit
-@no_type_check
-def _sine(turn):
-    """sin 2πx for |x| <= 1/4 by its series, to 6e-8: the library's own has a way for any x, which
-    takes registers even where it is never gone."""
-    x = turn * TURN
-    y = x * x
-    series = 1 / 362880 - y * (1 / 39916800)
-    series = 1 / 120 - y * (1 / 5040 - y * series)
-    return x * (1 - y * (1 / 6 - y * series))
 
 
 @triton.jit
