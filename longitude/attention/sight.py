@@ -158,8 +158,10 @@ def _sight(
     bases = [ways[w].base(n[3], block) for n, w in zip(numbers, [*found] * rows, strict=True)]
     origins = torch.tensor(bases, dtype=torch.float64).view(rows, -1)
     tables = _queries(rope, head, found, at, origins).view(torch.int32)
-    packed = torch.cat([ints, tables], 1).to(head.device, non_blocking=True)
-    floats = packed.view(torch.float32)[:, ints.shape[1] :]
+    # what stands before the tables fills whole 16 bytes, as kernels like their memory
+    gap = ints.new_zeros(rows, -ints.shape[1] % 4)
+    packed = torch.cat([ints, gap, tables], 1).to(head.device, non_blocking=True)
+    floats = packed.view(torch.float32)[:, ints.shape[1] + gap.shape[1] :]
     rounded = max(64, 1 << (farthest - 1).bit_length())  # a longer cache seldom wants a longer one
     frames = Frames(*(_tables(rope, distinct, block, head, n) for n in (0, rounded)))
     return Sight(packed, floats, frames, len(found), nq, most, distinct != (Way(),))

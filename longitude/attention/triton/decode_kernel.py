@@ -15,9 +15,15 @@ from longitude.attention.sight import FIELDS
 
 LOG2E = tl.constexpr(math.log2(math.e))
 COUNTS = tl.constexpr(FIELDS)
+# numbers that change as a cache grows: a kernel made for one of them would be made again, for
+# seconds, in the middle of a text
+CHANGING = (
+    "plan_row", "capacity", "kv_heads", "group", "tiles", "queries", "pieces", "splits",
+    "total_rows", "per_head", "heads",
+)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING)
 @no_type_check
 def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_sin, capacity,
             q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, plan_row, scale,
@@ -77,9 +83,11 @@ def _split_query(q, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.c
     """The first and second of each pair, and the dimensions that do not turn."""
     pair, rest = tl.arange(0, HALF_PAD)[None, :], tl.arange(0, REST_PAD)[None, :]
     here = live[:, None] & (pair < HALF)
-    step, other = (2, 1) if ADJACENT else (1, HALF)
-    qa = tl.load(q[:, None] + pair * step, mask=here, other=0.0).to(tl.float32)
-    qb = tl.load(q[:, None] + pair * step + other, mask=here, other=0.0).to(tl.float32)
+    one, two = pair, pair + HALF
+    if ADJACENT:
+        one, two = 2 * pair, 2 * pair + 1
+    qa = tl.load(q[:, None] + one, mask=here, other=0.0).to(tl.float32)
+    qb = tl.load(q[:, None] + two, mask=here, other=0.0).to(tl.float32)
     past = live[:, None] & (rest < REST)
     return qa, qb, tl.load(q[:, None] + 2 * HALF + rest, mask=past, other=0.0)
 
@@ -208,7 +216,7 @@ def _join(product, value, top, norm, acc, WIDE: tl.constexpr):
     return more, norm, _dot(weight.to(value.dtype), value, acc * fade[:, None], WIDE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING)
 @no_type_check
 def merge_kernel(parts, lses, sinks, out, splits, total_rows, per_head, heads, SINKS: tl.constexpr,
            DV: tl.constexpr, DV_PAD: tl.constexpr, S: tl.constexpr):  # fmt: skip

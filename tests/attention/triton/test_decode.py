@@ -290,7 +290,7 @@ def shares(dtype: str, d: int, half: int, adjacent: bool, rows: int = 16) -> Spe
         "REST_PAD": padded(d - 2 * half), "DV": d, "DV_PAD": padded(d), "R": rows,
         "N": blocks.keys, "ADJACENT": adjacent, "TURNS": True, "ALONE": rows == 16, "WIDE": False,
     }  # fmt: skip
-    divided = [*pointers, *floats, "capacity", *strides]
+    divided = [*pointers, *floats, *strides]
     aligned = tuple((n,) for n, name in enumerate(types) if name in divided)
     kernel = "longitude.attention.triton.decode_kernel:decode_kernel"
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
