@@ -9,12 +9,12 @@ output is nothing. On a GPU with Triton a kernel joins several parts in one laun
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from longitude.attention.stack import evenly_apart, windows
 from longitude.attention.triton.available import usable
 
 
@@ -93,20 +93,3 @@ def lerp(out: Tensor, lse: Tensor, part: Part) -> None:
     weight = weight.masked_fill(more_lse == float("-inf"), 0.0)  # also where both are
     here.lerp_(more.to(out.dtype), weight[..., None])
     here_lse.copy_(torch.logaddexp(here_lse, more_lse))
-
-
-def evenly_apart(starts: list[int], size: int) -> bool:
-    """Whether windows of this size are evenly spaced and do not overlap."""
-    steps = {b - a for a, b in pairwise(starts)}
-    return len(steps) == 0 or (len(steps) == 1 and min(steps) >= size)
-
-
-def windows(x: Tensor, starts: list[int], size: int) -> Tensor:
-    """x[:, :, start : start+size] for each start, stacked (t b h size d): a view where evenly
-    spaced."""
-    if not evenly_apart(starts, size):
-        return torch.stack([x[:, :, s : s + size] for s in starts])
-    step = starts[1] - starts[0] if len(starts) > 1 else 0
-    b, h, n, d = x.stride()
-    shape = (len(starts), *x.shape[:2], size, x.shape[3])
-    return x.as_strided(shape, (step * n, b, h, n, d), x.storage_offset() + starts[0] * n)

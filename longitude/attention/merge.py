@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.join import Part, evenly_apart, joining, windows
+from longitude.attention.join import Part, joining
 from longitude.attention.operators import Operator, Ran, backward, in_groups
+from longitude.attention.stack import Windows, evenly_apart, stacked, windows
 from longitude.attention.tiles import Tile, batches
 
 
@@ -103,33 +104,23 @@ def _runs(plan: Plan, boxes: list[Box]) -> Iterator[tuple[int, tuple[Tile, ...],
             yield n, batch, box
 
 
-def _tiles_of(
-    batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _tiles_of(batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """The batch's rows of q and columns of k and v, stacked; upper triangles reversed."""
-    first, tops, lefts = batch[0], [t.top for t in batch], [t.left for t in batch]
-
-    def stacked(x: Tensor, starts: list[int], size: int) -> Tensor:
-        return _reverse(windows(x, starts, size), first).flatten(0, 1)
-
-    across = [left + box.left for left in lefts]
-    return (
-        stacked(q, tops, first.height),
-        stacked(k, lefts, first.width),
-        stacked(v, across, first.width),
-    )
-
-
-def _reverse(x: Tensor, tile: Tile) -> Tensor:
-    return x.flip(3) if tile.kind == "upper" else x
+    first, lefts = batch[0], [t.left for t in batch]
+    sources = [
+        Windows(q, [t.top for t in batch], first.height),
+        Windows(k, lefts, first.width),
+        Windows(v, [left + box.left for left in lefts], first.width),
+    ]
+    return stacked(sources, first.kind == "upper")
 
 
 def _forward(
     plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Part, tuple[Any, ...]]:
     """A batch's outputs with the rows they belong to, and what its backward needs."""
-    first, parts = batch[0], _tiles_of(batch, box, q, k, v)
-    ran = in_groups(plan.operator, *parts, first.kind != "full", plan.scale)
+    first, (q, k, v) = batch[0], _tiles_of(batch, box, q, k, v)
+    ran = in_groups(plan.operator, q, k, v, first.kind != "full", plan.scale)
     out, lse = (x.unflatten(0, (len(batch), -1)) for x in (ran.out, ran.lse))
     return Part(out, lse, [t.top + box.top for t in batch], first.kind == "upper"), ran.extra
 
@@ -138,12 +129,14 @@ def _backward(plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tenso
               grad: Tensor, whole: Ran) -> list[Tensor]:  # fmt: skip
     """A batch's gradients (t b h n d), from the merged output and log-sum-exp."""
     first, tops = batch[0], [t.top + box.top for t in batch]
-    rows = [windows(x, tops, first.height) for x in (grad, whole.out, whole.lse[..., None])]
-    dout, out, lse = (_reverse(x, first).flatten(0, 1).contiguous() for x in rows)
-    ran = Ran(out, lse[..., 0], whole.extra)
-    tiled = _tiles_of(batch, box, q, k, v)
-    made = backward(plan.operator, dout, *tiled, ran, first.kind != "full", plan.scale)
-    return [_reverse(x.unflatten(0, (len(batch), -1)), first) for x in made]
+    flipped, causal = first.kind == "upper", first.kind != "full"
+    dout, out = stacked([Windows(x, tops, first.height) for x in (grad, whole.out)], flipped)
+    (lse,) = stacked([Windows(whole.lse[..., None], tops, first.height)], flipped)
+    ran = Ran(out.contiguous(), lse[..., 0].contiguous(), whole.extra)
+    q, k, v = _tiles_of(batch, box, q, k, v)
+    made = backward(plan.operator, dout.contiguous(), q, k, v, ran, causal, plan.scale)
+    found = [x.unflatten(0, (len(batch), -1)) for x in made]
+    return [x.flip(3) for x in found] if flipped else found
 
 
 def _add(total: Tensor, parts: Tensor, starts: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Turning and joining compile for Hopper: whole vectors from memory, little shared memory."""
+"""Turning, joining and stacking compile for Hopper: whole vectors from memory, little shared memory."""
 
 from __future__ import annotations
 
@@ -41,6 +41,15 @@ def joining(dtype: str, d: int, parts: int, running: bool, sink: bool) -> Spec:
     return Spec(kernel, types, constants, aligned, {"num_warps": 4})
 
 
+def stacking(dtype: str, d: int, flipped: bool) -> Spec:
+    width = 1 << (d - 1).bit_length()
+    constants = {"D": d, "WIDTH": width, "ROWS": 4096 // width, "FLIPPED": flipped}
+    types = {"sources": ((f"*{dtype}", f"*{dtype}", *["i32"] * 10),) * 3, "batch": "i32"}
+    aligned = tuple((0, n, j) for n in range(3) for j in (0, 1, 9, 10, 11))
+    kernel = "longitude.attention.triton.stack:_stack_kernel"
+    return Spec(kernel, types, constants, aligned, {"num_warps": 4})
+
+
 USUAL = [turning("bf16", 128, 64, False), joining("bf16", 128, 3, True, True)]
 OTHERS = [
     turning("bf16", 128, 64, True),
@@ -49,6 +58,8 @@ OTHERS = [
     turning("bf16", 128, 64, True, (1, 8, 2)),
     joining("bf16", 80, 4, False, False),
     joining("fp32", 256, 1, False, True),
+    stacking("bf16", 128, True),
+    stacking("fp32", 80, False),
 ]
 
 
