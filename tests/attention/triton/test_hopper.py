@@ -1,4 +1,4 @@
-"""Turning, joining and stacking compile for Hopper: whole vectors from memory, little shared memory."""
+"""Turning, joining and stacking compile for Hopper: whole vectors moved, little shared memory."""
 
 from __future__ import annotations
 
