@@ -33,10 +33,12 @@ class Band(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """table[h, r - first] at distance r; its last entry holds at every distance beyond."""
+    """table[h, r - first] at distance r; its last entry holds at every distance beyond. `ahead` are
+    the largest entries from each on, where they are known."""
 
     table: Tensor
     first: int
+    ahead: Tensor | None = None
 
     @property
     def flat(self) -> int:
@@ -144,11 +146,11 @@ def reach_of(part: Part) -> Int[Tensor, "b h"] | None:
     wide = torch.promote_types(q.dtype, torch.float32)
     longest = [torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax(-1) for x in (q, k)]
     largest = longest[0] * _for_each(q, longest[1]) * abs(scale)
-    table = bias.table[:, max(band.lo - bias.first, 0) :].float()
-    ahead = table.flip(1).cummax(1).values.flip(1)
-    least = table[:, :1] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)
+    ahead = bias.table.flip(1).cummax(1).values.flip(1) if bias.ahead is None else bias.ahead
+    nearest = max(band.lo - bias.first, 0)
+    least = bias.table[:, nearest, None] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)
     counts = ahead >= least
-    reach = counts.sum(-1, dtype=torch.int32) + max(band.lo, bias.first)
+    reach = counts.sum(-1, dtype=torch.int32) + bias.first
     return torch.where(counts[..., -1], 2**30, reach).to(torch.int32)
 
 

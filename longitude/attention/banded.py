@@ -15,7 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from longitude.attention.band import TWIN, Band, Way
+from longitude.attention.band import TWIN, Band, Bias, Way
+from longitude.attention.band_table import table_of
 from longitude.attention.chain import Banded, Far, Piece, Plan
 from longitude.attention.cudnn import cudnn_for
 from longitude.attention.lower import lower
@@ -72,12 +73,19 @@ def by_distance(part: Learned) -> bool:
 
 def run(p: Problem, way: Way | None = None) -> Tensor:
     """Attention, band after band: by the kernels, or by the way that is given."""
-    plan = plan_of(p) if p.q.numel() and p.k.shape[2] else None
-    if plan is None or not plan.pieces:
+    if p.q.numel() == 0 or p.k.shape[2] == 0:
+        return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
+    return run_plan(p, plan_of(p), way)
+
+
+def run_plan(p: Problem, plan: Plan, way: Way | None = None) -> Tensor:
+    """The same under a plan: a benchmark compares several."""
+    if not plan.pieces:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     turned = [x for one in lower(p) for x in one.turned()]
-    table = _table(p, plan)
-    return Banded.apply(way or _way(p.q), plan, p.v, table, p.sink_logits, *turned)  # type: ignore[no-any-return]
+    table, _, ahead = bias_of(p, plan)
+    way = way or _way(p.q)
+    return Banded.apply(way, plan, p.v, table, ahead, p.sink_logits, *turned)  # type: ignore[no-any-return]
 
 
 def _way(q: Tensor) -> Way:
@@ -138,16 +146,11 @@ def _far(p: Problem, plan: Plan, flat: int) -> Far | None:
     return Far(found[0], operator)
 
 
-def _table(p: Problem, plan: Plan) -> Tensor:
-    """The sum of all biases at every distance from the plan's first on, to where it goes flat."""
+def bias_of(p: Problem, plan: Plan) -> Bias:
+    """The table from the plan's first distance on, to where it goes flat or the rows end."""
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     away, last = p.q_pos[0] - p.k_pos[0], p.q.shape[2] - 1
     if plan.flat:
         last = max(plan.first, *((part.flat_beyond or 0) - away for part in p.scheme.bias))
-    r = torch.arange(plan.first + away, last + away + 1, device=p.q.device)[None]
-    heads = torch.arange(p.q.shape[1], device=p.q.device)[:, None]
-    total = torch.zeros((), device=p.q.device)
-    for term in p.terms().values():
-        assert isinstance(term, ByDistance)
-        total = total + term.value(heads, r).float()
-    return total.expand(p.q.shape[1], r.shape[1])
+    table, ahead = table_of(p, plan.first + away, last + away)
+    return Bias(table, plan.first, ahead)

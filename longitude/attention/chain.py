@@ -46,21 +46,22 @@ class Plan:
     far: Far | None = None
     reached: bool = False  # whether keys too far away to weigh anything are left out
 
-    def part(self, piece: Piece, v: Tensor, table: Tensor, qk: tuple[Tensor, ...]) -> Part:
+    def part(self, piece: Piece, v: Tensor, bias: Bias, qk: tuple[Tensor, ...]) -> Part:
         """A piece's tensors, its columns cut and its table counted from them."""
         left, right = piece.columns
         q, k = qk[2 * piece.turn : 2 * piece.turn + 2]
-        bias = Bias(table, self.first + left)
+        bias = bias._replace(first=bias.first + left)
         return Part(q, k[:, :, left:right], v[:, :, left:right], bias, piece.band, self.scale)
 
 
 class Banded(torch.autograd.Function):
-    """apply(way, plan, v, table, sinks, q, k, q, k …): attention over every piece of a plan."""
+    """apply(way, plan, v, table, ahead, sinks, q, k, q, k …): every piece of a plan."""
 
     @staticmethod
-    def forward(ctx: Any, way: Way, plan: Plan, v: Tensor, table: Tensor, sinks: Tensor | None,
-                *qk: Tensor) -> Tensor:  # fmt: skip
-        start, ran, parts = None, None, [plan.part(piece, v, table, qk) for piece in plan.pieces]
+    def forward(ctx: Any, way: Way, plan: Plan, v: Tensor, table: Tensor, ahead: Tensor,
+                sinks: Tensor | None, *qk: Tensor) -> Tensor:  # fmt: skip
+        bias = Bias(table, plan.first, ahead)
+        start, ran, parts = None, None, [plan.part(piece, v, bias, qk) for piece in plan.pieces]
         if plan.reached:
             parts = [part._replace(reach=reach_of(part)) for part in parts]
         if plan.far is not None:
@@ -83,11 +84,11 @@ class Banded(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         plan, grad = ctx.plan, grad_outputs[0]
         v, table, sinks, out, lse, *qk = ctx.saved_tensors
-        whole = Ran(out, lse, ctx.extra)
+        whole, bias = Ran(out, lse, ctx.extra), Bias(table, plan.first)
         added = _Sum([v, *qk], alone=len(plan.pieces) == 1 and plan.far is None)
         d_table = torch.zeros_like(table) if ctx.needs_input_grad[3] else None
         for piece, reach in zip(plan.pieces, ctx.reaches, strict=True):
-            part = plan.part(piece, v, table, tuple(qk))._replace(reach=reach)
+            part = plan.part(piece, v, bias, tuple(qk))._replace(reach=reach)
             made = ctx.way.backward(part, grad, out, lse, d_table is not None, not added.alone)
             rows, columns = slice(None), slice(*piece.columns)
             added.add(piece.turn, rows, columns, made[:3])
@@ -98,7 +99,7 @@ class Banded(torch.autograd.Function):
         if d_table is not None and plan.flat:
             d_table[:, -1] = -d_table[:, :-1].sum(1) - (0 if d_sinks is None else d_sinks)
         totals = [added.total(n) for n in range(1 + len(qk))]
-        return None, None, totals[0], d_table, d_sinks, *totals[1:]
+        return None, None, totals[0], d_table, None, d_sinks, *totals[1:]
 
 
 def _of_sinks(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:

@@ -88,8 +88,8 @@ def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
     n, text = 200, "alibi(steepness=4)"
     x, weights, _ = inputs(text, n, n, False)
     p = problem(text, n, n, x, weights)
-    plan, table = banded.plan_of(p), -torch.linspace(0.1, 0.5, HEADS)[:, None] * torch.arange(n)
-    reach = reach_of(plan.part(plan.pieces[0], x[2], table, (x[0], x[1])))
+    plan = banded.plan_of(p)
+    reach = reach_of(plan.part(plan.pieces[0], x[2], banded.bias_of(p, plan), (x[0], x[1])))
     assert plan.reached and reach is not None and bool((reach < n).any())
     want = attention(p.scheme, *x, p.q_pos, p.k_pos, backend="eager")
     for mine, its in zip(
@@ -140,3 +140,26 @@ def test_nothing_comes_out_of_nothing() -> None:
         p = prepare(scheme("alibi()"), x[0], x[1], x[2], range(n), range(m), None, scale=None,
                     segments=None, length=None)  # fmt: skip
         assert torch.equal(banded.run(p), torch.zeros(1, HEADS, n, D))
+
+
+def test_a_table_is_kept_where_nothing_is_learned() -> None:
+    x, weights, _ = inputs(T5, 60, 60, False)
+    found = []
+    for text, own in (("alibi()", {}), (T5, weights)):
+        p = problem(text, 60, 60, x, own)
+        plan = banded.plan_of(p)
+        with torch.no_grad():
+            found.append([banded.bias_of(p, plan).table for _ in range(2)])
+    assert found[0][0] is found[0][1] and found[1][0] is not found[1][1]
+    weights["t5.table"].data[0, 0] += 1.0  # behind autograd's back
+    changed = banded.bias_of(p, plan).table
+    assert changed.requires_grad and not torch.equal(changed, found[1][0])
+    with torch.inference_mode():
+        inside = banded.run(problem("alibi()", 61, 61, *fresh(61)))
+    assert inside.is_inference()
+    out = banded.run(problem("alibi()", 61, 61, *fresh(61)))
+    torch.testing.assert_close(out, inside)
+
+
+def fresh(n: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    return [torch.ones(1, HEADS, n, D, requires_grad=True) for _ in range(3)], {}

@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
     @property
     def table(self) -> tuple[Any, ...]:
-        table, first = self.part.bias
+        table, first, _ = self.part.bias
         return (table, table.stride(0), first, table.shape[1])
 
     @property

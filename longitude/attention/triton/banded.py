@@ -39,8 +39,8 @@ def blocks_for(q: Tensor, v: Tensor) -> Blocks:
     if q.dtype == torch.float32:  # multiplied by ordinary units, so registers are all that counts
         return Blocks(64, 32, 4, 2) if d <= 64 else Blocks(32, 32, 4, 2)
     if d <= 64:
-        return Blocks(128, 64, 4, 3)
-    return Blocks(128, 64, 8, 3) if d <= 128 else Blocks(64, 64, 8, 2)
+        return Blocks(128, 128, 8, 3)
+    return Blocks(128, 64, 8, 3) if d <= 128 else Blocks(128, 32, 8, 2)
 
 
 @triton.jit

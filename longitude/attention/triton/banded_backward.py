@@ -50,8 +50,8 @@ def plan_for(q: Tensor, v: Tensor) -> Plan:
     if d <= 64:
         return Plan(Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 3))
     if d <= 128:
-        return Plan(Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2), Blocks(64, 64, 4, 2))
-    return Plan(Blocks(64, 32, 4, 1), Blocks(32, 64, 4, 1), Blocks(32, 32, 4, 1))
+        return Plan(Blocks(128, 64, 8, 2), Blocks(32, 128, 8, 2), Blocks(64, 64, 4, 2))
+    return Plan(Blocks(128, 32, 8, 1), Blocks(32, 64, 8, 2), Blocks(64, 64, 8, 1))
 
 
 @triton.jit
@@ -154,7 +154,7 @@ def _columns_span(dk, dv, k, v, q, grad, lse, delta, lane, edges, begin, end, ta
 def _columns_kernel(q, k, v, lse, grad, delta, dk, dv, table, reach, sizes, scales,
                     D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
                     ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr,
-                    WINDOW: tl.constexpr, REACH: tl.constexpr):  # fmt: skip
+                    WINDOW: tl.constexpr, REACH: tl.constexpr, TAIL: tl.constexpr):  # fmt: skip
     """The gradients of one block of columns, over every query head that shares them."""
     lanes, heads, group, n, m, lo, hi = sizes
     shared = lanes // group
@@ -165,9 +165,12 @@ def _columns_kernel(q, k, v, lse, grad, delta, dk, dv, table, reach, sizes, scal
     of_k, of_v = tl.zeros((COLUMNS, WIDTH), tl.float32), tl.zeros((COLUMNS, WIDTH_V), tl.float32)
     for one in range(0, group):
         head = own * group + one
-        far = tl.minimum(hi, tl.load(reach + batch * heads + head)) if REACH else hi
         # seen from a column, rows are a band too: 1 - hi <= j - i < 1 - lo
-        begin, whole, seen, end = spans(at, COLUMNS, m, n, 1 - far, 1 - lo, 1 - lo, ROWS)
+        begin, whole, seen, end = spans(at, COLUMNS, m, n, 1 - hi, 1 - lo, 1 - lo, ROWS)
+        if REACH:
+            far = at + COLUMNS - 1 + tl.load(reach + batch * heads + head)
+            end = tl.minimum(end, tl.maximum(begin, far))
+            seen = tl.minimum(seen, tl.cdiv(end, ROWS) * ROWS)
         bias, edges = bias_of(table, head, scales[1]), (at, n, lo, hi)
         where = batch, head
         of_k, of_v = _columns_span(
@@ -176,9 +179,10 @@ def _columns_kernel(q, k, v, lse, grad, delta, dk, dv, table, reach, sizes, scal
         of_k, of_v = _columns_span(
             of_k, of_v, keys, values, q, grad, lse, delta, where, edges, whole, seen, bias,
             scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, False)  # fmt: skip
-        of_k, of_v = _columns_span(
-            of_k, of_v, keys, values, q, grad, lse, delta, where, edges, seen, end, bias,
-            scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
+        if TAIL:
+            of_k, of_v = _columns_span(
+                of_k, of_v, keys, values, q, grad, lse, delta, where, edges, seen, end, bias,
+                scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
     store_tile(dk, batch, own, at, m, of_k * (scales[0] / scales[1]), D, COLUMNS, WIDTH)
     store_tile(dv, batch, own, at, m, of_v, DV, COLUMNS, WIDTH_V)
 
@@ -245,7 +249,10 @@ def backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool = F
         kernel(*given, laid(made[0]), *rest, **call.constants(plan.rows))
         del given[3]
         kernel = _columns_kernel[(batch * kv * triton.cdiv(m, plan.columns.columns),)]
-        kernel(*given, laid(made[1]), laid(made[2]), *rest, **call.constants(plan.columns))
+        constants = call.constants(plan.columns)
+        # whole blocks of rows up to the last have no edge there
+        constants["TAIL"] = constants["WINDOW"] or q.shape[2] % plan.columns.rows != 0
+        kernel(*given, laid(made[1]), laid(made[2]), *rest, **constants)
         if d_table is not None:
             _diagonals(call, given, d_table, rest, plan.diagonals)
     return Gradients(made[0], made[1], made[2], d_table)
