@@ -53,13 +53,14 @@ def look(
 
 
 def run(
-    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, seen: Sight, scale: float, sinks: Tensor | None
-) -> Tensor:
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, seen: Sight, scale: float,
+    sinks: Tensor | None, padding: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attention over what is seen."""
     from longitude.attention.triton.decode import decode
 
     pairs = "half" if scheme.rotary is None else scheme.rotary.pairs
-    return decode(q, k, v, seen, pairs, scale, sinks)
+    return decode(q, k, v, seen, pairs, scale, sinks, padding)
 
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor) -> Blocks:

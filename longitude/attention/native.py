@@ -40,6 +40,8 @@ def refuses(p: Problem) -> str | None:
         return "Shaw's value side needs the whole row of weights"
     if p.overflows:
         return "the decay over so many queries at once would overflow float32"
+    if few(p) is not None:
+        return None
     if by_mask(p):
         several = p.q.shape[2] > 1 and len(lower(p)) > 1
         wanted = "several regions need contiguous positions (ranges), no bias, padding or segments"
@@ -59,19 +61,19 @@ def run(p: Problem) -> Tensor:
     """Attention by the way that fits the call."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
+    if (seen := few(p)) is not None:
+        return fused.run(p.scheme, p.q, p.k, p.v, seen, p.scale, p.sink_logits, p.key_padding)
     if by_mask(p):
         return in_blocks(p, _masked, ON_CUDA if p.q.is_cuda else LARGEST)
-    if (seen := few(p)) is not None:
-        return fused.run(p.scheme, p.q, p.k, p.v, seen, p.scale, p.sink_logits)
     return _whole(p) if single(p) else _tiled(p)
 
 
 def few(p: Problem) -> Sight | None:
     """What a few queries over contiguous positions see, where our own kernel runs them: keys then
     turn as they are read."""
-    if fused.refuses(p.scheme, p.q, p.k, p.v) or by_mask(p) or p.dropout:
+    if fused.refuses(p.scheme, p.q, p.k, p.v) or not contiguous(p.q_pos, p.k_pos):
         return None
-    if not isinstance(p.k_length, int):  # one for each sequence
+    if p.softcap or p.dropout or p.segments or not isinstance(p.k_length, int):
         return None
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     lines = ((Run(0, p.k_pos.start, len(p.k_pos)),),)
@@ -79,8 +81,9 @@ def few(p: Problem) -> Sight | None:
 
 
 def by_mask(p: Problem) -> bool:
-    """Whether visibility or scores depend on more than contiguous positions."""
-    return not (p.plain and contiguous(p.q_pos, p.k_pos))
+    """Whether visibility or scores depend on more than contiguous positions, and no kernel of ours
+    knows of it."""
+    return not (p.plain and contiguous(p.q_pos, p.k_pos)) and few(p) is None
 
 
 def _passes(p: Problem) -> tuple[Pass, ...]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.pieces import Line, Pieces, Places, Seen, Which, pieces
@@ -248,6 +248,7 @@ def looked_at(
     pairs: Pairs = "half",
     scale: float | None = None,
     sink_logits: Float[Tensor, " h"] | None = None,
+    key_padding: Bool[Tensor, "b m"] | None = None,
 ) -> Float[Tensor, "b h nq dv"]:
     """Attention as a sight tells it, in plain torch and float64: the twin of `triton.decode`.
 
@@ -273,6 +274,8 @@ def looked_at(
             hidden = (at < bounds[:, 0]) | (at >= bounds[:, 1])
             product = (query @ turned.mT)[0] * (d**-0.5 if scale is None else scale)
             scores[r, :, :, here] = torch.where(hidden, scores[r, :, :, here], product)
+    if key_padding is not None:
+        scores = scores.masked_fill(key_padding[:, None, None], -torch.inf)
     if sink_logits is not None:
         sink = sink_logits.double().view(1, h, 1, 1).expand(b, h, nq, 1)
         scores = torch.cat([scores, sink], -1)

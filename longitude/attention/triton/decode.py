@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.sight import Sight
@@ -68,6 +68,7 @@ def decode(
     pairs: Pairs = "half",
     scale: float | None = None,
     sink_logits: Float[Tensor, " h"] | None = None,
+    key_padding: Bool[Tensor, "b m"] | None = None,
     *,
     blocks: Blocks | None = None,
     splits: int | None = None,
@@ -79,17 +80,19 @@ def decode(
     if q.shape[2] != sight.queries:
         raise Mistake(f"{q.shape[2]} queries came with places for {sight.queries}: give one each.")
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if key_padding is not None:
+        key_padding = key_padding.contiguous()
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     if out.numel():
         with on_device(q):
-            _launch(q, k, v, out, sight, pairs, scale, sink_logits, (blocks, splits))
+            _launch(q, k, v, out, sight, pairs, scale, (sink_logits, key_padding), (blocks, splits))
     return out
 
 
 def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, sight: Sight, pairs: Pairs,
-            scale: float | None, sinks: Tensor | None,
+            scale: float | None, beside: tuple[Tensor | None, Tensor | None],
             asked: tuple[Blocks | None, int | None]) -> None:  # fmt: skip
-    (b, h, nq, d), hkv, dv = q.shape, k.shape[1], v.shape[-1]
+    (b, h, nq, d), hkv, dv, (sinks, padding) = q.shape, k.shape[1], v.shape[-1], beside
     (_, n, half), starts = sight.frames.steps[0].shape, sight.frames.starts
     blocks = asked[0] or blocks_for(max(d, dv), q.dtype, h // hkv * nq)
     rows = min(ROWS, _pad(h // hkv * nq))
@@ -99,16 +102,17 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, sight: Sight, pairs: P
     once = splits == 1 and sinks is None
     parts = out if once else torch.empty(splits, total, dv, dtype=torch.float32, device=q.device)
     lse = torch.empty(splits, total, dtype=torch.float32, device=q.device)
+    hidden = sight.ints if padding is None else padding.view(torch.uint8)  # or nothing that is read
     by = LOG2E * (d**-0.5 if scale is None else scale)
     plan_row = sight.ints.stride(0) if sight.ints.shape[0] > 1 else 0
     _shares[programs, splits](
         q, k, v, parts, lse, sight.ints, sight.floats, *sight.frames.steps,
-        *starts, starts[0].shape[1],
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], plan_row, by,
+        *starts, hidden, starts[0].shape[1],
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], hidden.stride(0), plan_row, by,
         hkv, h // hkv, tiles, nq, sight.pieces, splits, total,
         HALF=half, HALF_PAD=_pad(half), REST=d - 2 * half, REST_PAD=_pad(d - 2 * half),
         DV=dv, DV_PAD=_pad(dv), R=rows, N=n, ADJACENT=pairs == "adjacent", TURNS=sight.turns,
-        ALONE=nq == 1, WIDE=interpreted(),
+        ALONE=nq == 1, HIDES=padding is not None, WIDE=interpreted(),
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     if not once:

@@ -25,13 +25,13 @@ CHANGING = (
 
 @triton.jit(do_not_specialize=CHANGING)
 @no_type_check
-def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_sin, capacity,
-            q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, plan_row, scale,
+def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_sin, hidden, capacity,
+            q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, hidden_b, plan_row, scale,
             kv_heads, group, tiles, queries, pieces, splits, total_rows,
             HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
             DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
             ADJACENT: tl.constexpr, TURNS: tl.constexpr, ALONE: tl.constexpr,
-           WIDE: tl.constexpr):  # fmt: skip
+            HIDES: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """One share of one key head's blocks: the output and the log-sum-exp (base 2) of it."""
     tile, split = tl.program_id(0), tl.program_id(1)
     pair, tile = tile // tiles, tile % tiles
@@ -43,6 +43,7 @@ def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_si
     qa, qb, qr = _split_query(q, live, HALF, HALF_PAD, REST, REST_PAD, ADJACENT)
     k += batch * k_b + kv_head * k_h
     v += batch * v_b + kv_head * v_h
+    hidden += batch * hidden_b
     ints += batch * plan_row
     floats += batch * plan_row
     each = COUNTS + 2 * queries
@@ -59,9 +60,9 @@ def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_si
         first, stop = tl.maximum(begin - before, 0), tl.minimum(end - before, count)
         if first < stop:
             top, norm, acc = _piece(
-                qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, capacity,
-                n, live, scale, first, stop, top, norm, acc, HALF, HALF_PAD, REST, REST_PAD, DV,
-                DV_PAD, R, N, ADJACENT, TURNS, ALONE, WIDE,
+                qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, hidden,
+                capacity, n, live, scale, first, stop, top, norm, acc, HALF, HALF_PAD, REST,
+                REST_PAD, DV, DV_PAD, R, N, ADJACENT, TURNS, ALONE, HIDES, WIDE,
             )  # fmt: skip
         ints += each
         floats += queries * 2 * HALF
@@ -94,12 +95,12 @@ def _split_query(q, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.c
 
 @triton.jit
 @no_type_check
-def _piece(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin,
+def _piece(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, hidden,
            capacity, n, live, scale, first, stop, top, norm, acc,
            HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
            DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
            ADJACENT: tl.constexpr, TURNS: tl.constexpr, ALONE: tl.constexpr,
-           WIDE: tl.constexpr):  # fmt: skip
+           HIDES: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Blocks first … stop-1 of a piece; the table of their keys stays in registers."""
     t, pair = tl.arange(0, N), tl.arange(0, HALF_PAD)
     frame, start, offset, span, chunk, per_chunk, lead, wrap, least, most = _fields(ints)
@@ -132,9 +133,7 @@ def _piece(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_
             past = inside[:, None] & (rest < REST)[None, :]
             kr = tl.load(keys[:, None] + 2 * HALF + rest[None, :], mask=past, other=0.0)
             product = _dot(qr, tl.trans(kr), product, WIDE)
-        shown = inside[None, :]
-        if not ALONE:
-            shown &= (t[None, :] >= low[:, None] - p) & (t[None, :] < high[:, None] - p)
+        shown = _shown(inside, p + t, low, high, hidden + p + offset + t, ALONE, HIDES)
         product = tl.where(shown, product * scale, float("-inf"))
         values = v + (p + offset).to(tl.int64) * v_n + t[:, None] * v_n + column[None, :]
         some = inside[:, None] & (column < DV)[None, :]
@@ -151,6 +150,18 @@ def _fields(ints):
     lead, wrap = tl.load(ints + 8), tl.load(ints + 9)
     least, most = tl.load(ints + 10), tl.load(ints + 11)
     return frame, start, offset, span, chunk, per_chunk, lead, wrap, least, most
+
+
+@triton.jit
+@no_type_check
+def _shown(inside, p, low, high, hidden, ALONE: tl.constexpr, HIDES: tl.constexpr):
+    """What each query sees of a block."""
+    if HIDES:
+        inside &= tl.load(hidden, mask=inside, other=1) == 0
+    shown = inside[None, :]
+    if not ALONE:
+        shown &= (p[None, :] >= low[:, None]) & (p[None, :] < high[:, None])
+    return shown
 
 
 @triton.jit

@@ -120,6 +120,16 @@ def test_shares_merge_whatever_their_number(splits: int) -> None:
         assert off(decode(*x, sees, scale=0.3, sink_logits=logits, splits=splits), want) < 1e-6
 
 
+def test_padding_that_only_the_device_knows() -> None:
+    s, n = scheme("rope(remap=leaky_rerope(8, 4))"), 40
+    x = qkv((2, 1, 2, 1), n, 16)
+    sees = seen(s, 16, [(Run(0, 0, n),)], last(n, 1))
+    hidden = torch.stack([torch.arange(n) < 5, torch.ones(n, dtype=torch.bool)]).to(DEVICE)
+    got = decode(*x, sees, key_padding=hidden, splits=2)
+    assert off(got, looked_at(*x, sees, key_padding=hidden)) < 1e-6
+    assert got[0].any() and not got[1].any()
+
+
 def test_rows_see_their_own_lines() -> None:
     """Padding belongs to no run, and a row without any sees nothing."""
     s, n = scheme("rope(remap=rerope(8))"), 40
@@ -208,10 +218,13 @@ def test_attention_takes_the_kernel_for_a_few_queries(name: str, everywhere: lis
     want = attention(s, *x, now, range(n), backend="eager")
     assert off(attention(s, *x, now, range(n)), want) < 1e-6
     assert everywhere == [2]
-    hidden = torch.zeros(1, n, dtype=torch.bool, device=DEVICE)
-    one = (x[0][:, :, :1], *x[1:], range(n - 2, n - 1), range(n))
+    hidden = torch.arange(n, device=DEVICE)[None] % 3 == 1
+    want = attention(s, *x, now, range(n), backend="eager", key_padding=hidden)
+    assert off(attention(s, *x, now, range(n), key_padding=hidden), want) < 1e-6
+    assert everywhere == [2, 2]
+    one = (x[0][:, :, :1], *x[1:], torch.tensor([n - 2], device=DEVICE), range(n))
     assert off(attention(s, *one, key_padding=hidden), want[:, :, :1]) < 1e-6
-    assert everywhere == [2], "padding known to the device alone is not the kernel's"
+    assert everywhere == [2, 2], "where a place is known to the device alone, keys turn before"
 
 
 @pytest.mark.parametrize("name", ["rope", "leaky", "streaming", "by length", "scaled"])
@@ -278,17 +291,18 @@ def shares(dtype: str, d: int, half: int, adjacent: bool, rows: int = 16) -> Spe
     blocks = blocks_for(d, torch.float32 if dtype == "fp32" else torch.bfloat16, rows)
     pointers = {"q": dtype, "k": dtype, "v": dtype, "out": "fp32", "lse": "fp32", "ints": "i32"}
     floats = ("floats", "cos", "sin", "start_cos", "start_sin")
-    strides = [f"{x}_{axis}" for x in "qkv" for axis in "bhn"]
+    strides = [*(f"{x}_{axis}" for x in "qkv" for axis in "bhn"), "hidden_b"]
     counts = ("kv_heads", "group", "tiles", "queries", "pieces", "splits", "total_rows")
     types = {
         **{name: f"*{one}" for name, one in (pointers | dict.fromkeys(floats, "fp32")).items()},
-        "capacity": "i32", **dict.fromkeys(strides, "i32"), "plan_row": "i32", "scale": "fp32",
-        **dict.fromkeys(counts, "i32"),
+        "hidden": "*u8", "capacity": "i32", **dict.fromkeys(strides, "i32"),
+        "plan_row": "i32", "scale": "fp32", **dict.fromkeys(counts, "i32"),
     }  # fmt: skip
     constants = {
         "HALF": half, "HALF_PAD": padded(half), "REST": d - 2 * half,
         "REST_PAD": padded(d - 2 * half), "DV": d, "DV_PAD": padded(d), "R": rows,
-        "N": blocks.keys, "ADJACENT": adjacent, "TURNS": True, "ALONE": rows == 16, "WIDE": False,
+        "N": blocks.keys, "ADJACENT": adjacent, "TURNS": True, "ALONE": rows == 16,
+        "HIDES": rows > 16, "WIDE": False,
     }  # fmt: skip
     divided = [*pointers, *floats, *strides]
     aligned = tuple((n,) for n, name in enumerate(types) if name in divided)
