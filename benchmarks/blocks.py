@@ -1,9 +1,10 @@
-"""Block sizes of the kernels that turn and join, beside a copy of the same numbers, on a GPU.
+"""Block sizes of the kernels that turn, join and stack, beside a copy of the same numbers.
 
     python -m benchmarks.blocks [--kernel turn] [--tokens 8192] [--batch 4] [--dim 128] [--json]
 
-`turn` sweeps turning q and k; with one token, a decoder's step. `merge` sweeps joining the three
-parts of leaky ReRoPE. What wins belongs into `blocks_for` of the kernel's file.
+On a GPU. `turn` sweeps turning q and k; with one token, a decoder's step. `merge` sweeps joining the
+three parts of leaky ReRoPE, `stack` reversing q, k and v for its upper triangles. What wins belongs
+into `blocks_for` of the kernel's file.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from torch import Tensor
 
 from benchmarks.side_by_side import compare, show
 from longitude.attention.join import Part
-from longitude.attention.triton import merge, turn
+from longitude.attention.stack import Windows, windows
+from longitude.attention.triton import merge, stack, turn
 
 Ways = dict[str, Callable[[], object]]
 
 
 def main() -> None:
     args = options().parse_args()
-    ways = {"turn": turning, "merge": joining}[args.kernel](args)
+    ways = {"turn": turning, "merge": joining, "stack": stacking}[args.kernel](args)
     rows = compare(ways, "copy", args.rounds, {}, cuda=True)
     rows.sort(key=lambda row: row.ms)
     sizes = f"{args.batch}×{args.heads}×{args.tokens}×{args.dim}, {args.kv_heads} heads of keys"
@@ -33,7 +35,7 @@ def main() -> None:
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernel", choices=["turn", "merge"], default="turn")
+    parser.add_argument("--kernel", choices=["turn", "merge", "stack"], default="turn")
     parser.add_argument("--pairs", choices=["half", "adjacent"], default="half")
     for name, value in {
         "tokens": 8192, "heads": 32, "kv-heads": 8, "dim": 128, "batch": 4, "window": 1024,
@@ -87,6 +89,26 @@ def joining(args: argparse.Namespace) -> Ways:
         blocks = merge.Blocks(*sizes)
         if 8 <= blocks.rows * args.dim / (32 * blocks.warps) <= 64:
             ways[str(blocks)] = lambda blocks=blocks: merge.merge(parts, out, lse, blocks=blocks)
+    return ways
+
+
+def stacking(args: argparse.Namespace) -> Ways:
+    w, count = args.window, args.tokens // args.window - 1
+    heads = (args.heads, args.kv_heads, args.kv_heads)
+    xs = [drawn(args.batch, h, args.tokens, args.dim) for h in heads]
+    firsts = (w, 1, 1)  # rows of the blocks below, columns of those before them
+    sources = [
+        Windows(x, [first + w * t for t in range(count)], w - 1)
+        for x, first in zip(xs, firsts, strict=True)
+    ]
+    ways: Ways = {
+        "copy": lambda: [x.clone() for x in xs],
+        "torch": lambda: [windows(*source).flip(3) for source in sources],
+    }
+    for sizes in product((8, 16, 32, 64), (1, 2, 4, 8)):
+        blocks = stack.Blocks(*sizes)
+        if 8 <= blocks.rows * args.dim / (32 * blocks.warps) <= 64:
+            ways[str(blocks)] = lambda blocks=blocks: stack.stack(sources, True, blocks=blocks)
     return ways
 
 

@@ -211,7 +211,7 @@ def test_equal_tables_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sides: list[str] = []
     made = lower.cos_sin
     monkeypatch.setattr(lower, "cos_sin", lambda *a, **b: sides.append(a[2]) or made(*a, **b))
-    q, k = drawn(1, 2, 6, 8, seed=0), drawn(1, 1, 9, 8, seed=1)
+    q, k = (drawn(1, h, n, 8, seed=0, dtype=torch.float32) for h, n in ((2, 6), (1, 9)))
     for text, nq, want in (
         ("rope()", 9, ["q"]),
         ("rope()", 6, ["q", "k"]),
