@@ -7,8 +7,9 @@ prints as a few lines:
     native: 72 tiles in 12 calls of torch's CPU kernel, merged by their log-sum-exp
       pass 1, where 0 <= i-j < 1024: 4 lower, 3 upper
       pass 2, where 1024 <= i-j, q at i/8 + 896, k at j/8: 1 lower
-    not banded: its kernels are compiled for CUDA
-    not flex: its kernels are compiled for CUDA
+    not banded: it pays on CUDA only
+    not alibi: it pays on CUDA only
+    not flex: it pays on CUDA only
 """
 
 from __future__ import annotations

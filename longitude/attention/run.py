@@ -17,9 +17,9 @@ from longitude.attention.problem import Problem
 from longitude.part import Mistake, Pos, Weights
 from longitude.scheme import Scheme
 
-Backend = Literal["auto", "eager", "native", "flex", "banded"]
-BACKENDS = ("eager", "native", "flex", "banded")
-AUTO = ("banded", "flex", "native", "eager")  # asked in this order; the last runs everything
+Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
+BACKENDS = ("eager", "native", "flex", "banded", "alibi")
+AUTO = ("banded", "alibi", "flex", "native", "eager")  # asked in turn; the last runs everything
 FEW = 16  # queries that leave a card idle where each block of them is a program
 Call = tuple[Scheme, Tensor, Tensor, Tensor, Pos, Pos, Weights | None]  # what prepare takes
 
@@ -118,11 +118,13 @@ def _loaded(backend: str) -> Any:
 
 
 def _slower(backend: str, p: Problem) -> str | None:
-    """Why a backend that could run the call is passed over: another is faster."""
-    if backend not in ("banded", "flex"):
+    """Why a backend that could run the call is passed over: another is faster, or closer."""
+    if backend not in ("banded", "alibi", "flex"):
         return None
     if not p.q.is_cuda:
-        return "its kernels are compiled for CUDA"
+        return "it pays on CUDA only"
+    if backend == "alibi" and p.q.dtype not in (torch.float16, torch.bfloat16):
+        return "in the wider types its extra dimensions round more than plain attention does"
     if backend == "banded" and p.q.shape[2] < FEW:
         return f"fewer than {FEW} queries leave its programs too few"
     if p.q.shape[2] == 1:
