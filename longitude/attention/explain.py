@@ -99,12 +99,12 @@ def _native(p: Problem) -> str:
     """Which of native's ways a call goes."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return "nothing to compute, zeros"
+    if native.few(p) is not None:
+        return "our own kernel for a few queries, which turns keys as it reads them"
     several = p.q.shape[2] == 1 and len(lower(p)) > 1
     turned = "keys turned by their distance to the query, then " if several else ""
     if native.by_mask(p):
         return f"{turned}SDPA under a mask of every pair, in blocks of queries"
-    if native.few(p) is not None:
-        return "our own kernel for a few queries, which turns keys as it reads them"
     if native.single(p):
         causal = native.causal(p, p.scheme.areas())
         return f"{turned}one {'causal' if causal else 'full'} call of SDPA"
