@@ -2,9 +2,9 @@
 
     python -m benchmarks.blocks [--kernel turn] [--tokens 8192] [--batch 4] [--dim 128] [--json]
 
-On a GPU. `turn` sweeps turning q and k; with one token, a decoder's step. `merge` sweeps joining the
-three parts of leaky ReRoPE, `stack` reversing q, k and v for its upper triangles. What wins belongs
-into `blocks_for` of the kernel's file.
+On a GPU. `turn` sweeps turning q and k; with one token, a decoder's step. `merge` sweeps joining
+the three parts of leaky ReRoPE, `stack` reversing q, k and v for its upper triangles. What wins
+belongs into `blocks_for` of the kernel's file.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ SIZES = st.tuples(
 DIMS = st.sampled_from([(16, 8), (64, 32), (80, 40), (96, 16), (20, 3), (128, 64), (256, 128)])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     SIZES,
     DIMS,
