@@ -9,7 +9,9 @@ copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +20,6 @@ from longitude.attention.pieces import Line, Places, fits
 from longitude.attention.sight import Head, Latest, Sight, sight
 from longitude.attention.triton.available import usable
 from longitude.scheme import Scheme
-
-if TYPE_CHECKING:
-    from longitude.attention.triton.decode import Blocks
 
 MANY = 16  # queries of one sequence; more of them are a prefill
 _latest = Latest(sight)
@@ -36,9 +35,7 @@ def refuses(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return "it has no gradients"
     if not fits(scheme):
         return "scores must be q·k alone, of keys that turn evenly"
-    from longitude.attention.triton import decode
-
-    return decode.refuses(q, k, v)
+    return _kernel().refuses(q, k, v)
 
 
 def look(
@@ -49,7 +46,9 @@ def look(
     if refuses(scheme, q, k, v) is not None:
         return None
     head = Head(q.shape[-1], length, torch.float32, q.device)
-    return _latest(scheme, head, lines, at, _blocks(q, k, v).keys)
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
+    blocks = _kernel().blocks_for(max(q.shape[-1], v.shape[-1]), q.dtype, rows)
+    return _latest(scheme, head, lines, at, blocks.keys)
 
 
 def run(
@@ -57,14 +56,11 @@ def run(
     sinks: Tensor | None, padding: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention over what is seen."""
-    from longitude.attention.triton.decode import decode
-
     pairs = "half" if scheme.rotary is None else scheme.rotary.pairs
-    return decode(q, k, v, seen, pairs, scale, sinks, padding)
+    return _kernel().decode(q, k, v, seen, pairs, scale, sinks, padding)
 
 
-def _blocks(q: Tensor, k: Tensor, v: Tensor) -> Blocks:
-    from longitude.attention.triton.decode import blocks_for
-
-    rows = q.shape[1] // k.shape[1] * q.shape[2]
-    return blocks_for(max(q.shape[-1], v.shape[-1]), q.dtype, rows)
+@cache
+def _kernel() -> Any:
+    """The kernel's module, imported when it is wanted: Triton may be missing."""
+    return import_module("longitude.attention.triton.decode")

@@ -9,6 +9,7 @@ folds its regions into one turn of the keys. Memory is linear in the number of k
 from __future__ import annotations
 
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -71,13 +72,18 @@ def run(p: Problem) -> Tensor:
 def few(p: Problem) -> Sight | None:
     """What a few queries over contiguous positions see, where our own kernel runs them: keys then
     turn as they are read."""
-    if fused.refuses(p.scheme, p.q, p.k, p.v) or not contiguous(p.q_pos, p.k_pos):
+    if p.q.shape[2] > fused.MANY or not contiguous(p.q_pos, p.k_pos):
         return None
     if p.softcap or p.dropout or p.segments or not isinstance(p.k_length, int):
         return None
-    assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    lines = ((Run(0, p.k_pos.start, len(p.k_pos)),),)
-    return fused.look(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
+    if p not in _few:  # asked by who chooses, and by who runs
+        lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)  # type: ignore[arg-type]
+        at = (tuple(p.q_pos),)
+        _few[p] = fused.look(p.scheme, p.q, p.k, p.v, p.k_length, lines, at)  # type: ignore[arg-type]
+    return _few[p]
+
+
+_few: WeakKeyDictionary[Problem, Sight | None] = WeakKeyDictionary()
 
 
 def by_mask(p: Problem) -> bool:

@@ -14,12 +14,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.sight import Sight
-from longitude.attention.triton.available import interpreted, on_device, require
+from longitude.attention.triton.available import on_device, require
 from longitude.attention.triton.decode_kernel import decode_kernel, merge_kernel
 from longitude.fields import Mistake
 from longitude.parts.rotary.turn import Pairs
@@ -39,6 +38,7 @@ class Blocks(NamedTuple):
     stages: int
 
 
+@lru_cache(maxsize=64)
 def blocks_for(size: int, dtype: torch.dtype, rows: int = 1) -> Blocks:
     """Keys at once such that a block's table stays in registers, for heads of a size and a group of
     so many queries."""
@@ -59,7 +59,6 @@ def refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-@torch.no_grad()
 def decode(
     q: Float[Tensor, "b h nq d"],
     k: Float[Tensor, "b hkv m d"],
@@ -74,64 +73,110 @@ def decode(
     splits: int | None = None,
 ) -> Float[Tensor, "b h nq dv"]:
     """Attention of unturned queries over unturned keys, as `sight` tells. No gradients."""
-    require(q)
     if why := refuses(q, k, v):
         raise Mistake(f"{why}, but got {q.dtype} and {tuple(q.shape)}: use backend='eager'.")
     if q.shape[2] != sight.queries:
         raise Mistake(f"{q.shape[2]} queries came with places for {sight.queries}: give one each.")
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if key_padding is not None:
-        key_padding = key_padding.contiguous()
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
-    if out.numel():
-        with on_device(q):
-            _launch(q, k, v, out, sight, pairs, scale, (sink_logits, key_padding), (blocks, splits))
+    if not out.numel():
+        return out
+    seen = (sight.frames.steps[0].shape[1:], pairs == "adjacent", sight.turns)
+    shapes = (q.shape, q.stride(), k.shape[1], k.stride(), v.shape[3], v.stride())
+    plan = _plan(shapes, q.dtype, q.device, seen, key_padding is not None, blocks)
+    by = LOG2E * (q.shape[3] ** -0.5 if scale is None else scale)
+    splits = splits or _splits(plan.programs, sight.blocks, q.device)
+    with on_device(q):
+        plan.launch((q, k, v, out), sight, by, splits, sink_logits, key_padding)
     return out
 
 
-def _launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, sight: Sight, pairs: Pairs,
-            scale: float | None, beside: tuple[Tensor | None, Tensor | None],
-            asked: tuple[Blocks | None, int | None]) -> None:  # fmt: skip
-    (b, h, nq, d), hkv, dv, (sinks, padding) = q.shape, k.shape[1], v.shape[-1], beside
-    (_, n, half), starts = sight.frames.steps[0].shape, sight.frames.starts
-    blocks = asked[0] or blocks_for(max(d, dv), q.dtype, h // hkv * nq)
-    rows = min(ROWS, _pad(h // hkv * nq))
-    tiles = -(-(h // hkv * nq) // rows)
-    programs, total = b * hkv * tiles, b * h * nq
-    splits = asked[1] or _splits(programs, sight.blocks, q.device)
-    once = splits == 1 and sinks is None
-    parts = out if once else torch.empty(splits, total, dv, dtype=torch.float32, device=q.device)
-    lse = torch.empty(splits, total, dtype=torch.float32, device=q.device)
-    hidden = sight.ints if padding is None else padding.view(torch.uint8)  # or nothing that is read
-    by = LOG2E * (d**-0.5 if scale is None else scale)
-    plan_row = sight.ints.stride(0) if sight.ints.shape[0] > 1 else 0
-    _shares[programs, splits](
-        q, k, v, parts, lse, sight.ints, sight.floats, *sight.frames.steps,
-        *starts, hidden, starts[0].shape[1],
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], hidden.stride(0), plan_row, by,
-        hkv, h // hkv, tiles, nq, sight.pieces, splits, total,
-        HALF=half, HALF_PAD=_pad(half), REST=d - 2 * half, REST_PAD=_pad(d - 2 * half),
-        DV=dv, DV_PAD=_pad(dv), R=rows, N=n, ADJACENT=pairs == "adjacent", TURNS=sight.turns,
-        ALONE=nq == 1, HIDES=padding is not None, WIDE=interpreted(),
-        num_warps=blocks.warps, num_stages=blocks.stages,
+class _Plan:
+    """What launches need beside their pointers, and the kernels that were compiled for them.
+
+    Triton looks at every argument of every launch to find its kernel. Here only pointers can differ
+    from the launch before, so where all of them are aligned the kernel is known.
+    """
+
+    def __init__(
+        self, strides: tuple[int, ...], counts: tuple[int, ...], constants: tuple[Any, ...],
+        blocks: Blocks,
+    ) -> None:  # fmt: skip
+        self.strides, self.counts, self.constants = strides, counts, constants
+        *_, self.programs, self.total, self.heads = counts
+        self.options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+        self.made: dict[tuple[Any, bool], Any] = {}
+
+    def launch(self, given: tuple[Tensor, ...], sight: Sight, scale: float, splits: int,
+               sinks: Tensor | None, padding: Tensor | None) -> None:  # fmt: skip
+        q, k, v, out = given
+        once, dv = splits == 1 and sinks is None, out.shape[3]
+        lse = out.new_empty(splits, self.total, dtype=torch.float32)
+        parts = out if once else lse.new_empty(splits, self.total, dv)
+        ints, starts = sight.ints, sight.frames.starts
+        hidden = ints if padding is None else padding.view(torch.uint8)  # ints stand for nothing
+        hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
+        row = ints.stride(0) if ints.shape[0] > 1 else 0
+        pointers = (q, k, v, parts, lse, ints, sight.floats, *sight.frames.steps, *starts, hidden)
+        aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | hidden.data_ptr()) % 16 == 0
+        tiles, nq, group = self.counts[:3]
+        self._run(_shares, once, aligned, (self.programs, splits, 1), (
+            *pointers, starts[0].shape[1], *self.strides, hidden.stride(0), row, scale,
+            self.heads // group, group, tiles, nq, sight.pieces, splits, self.total,
+            *self.constants,
+        ), self.options)  # fmt: skip
+        if not once:
+            sizes = (splits, self.total, nq, self.heads)
+            constants = (sinks is not None, dv, _pad(dv), 16)
+            args = (parts, lse, sinks, out, *sizes, *constants)
+            # a sink is the caller's: it may lie anywhere
+            self._run(_merged, once, sinks is None, (self.total, 1, 1), args, {"num_warps": 4})
+
+    def _run(
+        self, kernel: Any, once: bool, aligned: bool, grid: tuple[int, int, int],
+        args: tuple[Any, ...], options: dict[str, int],
+    ) -> None:  # fmt: skip
+        made = self.made.get((kernel, once)) if aligned else None
+        if made is not None:
+            made[grid](*args)
+            return
+        made = kernel[grid](*args, **options, enable_fp_fusion=True)
+        if aligned:
+            self.made[kernel, once] = made
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    shapes: tuple[Any, ...], dtype: torch.dtype, device: torch.device,
+    seen: tuple[tuple[int, int], bool, bool], hides: bool, blocks: Blocks | None,
+) -> _Plan:  # fmt: skip
+    """Settled once for every shape, but for the number of keys, which may be any."""
+    require(device)
+    (b, h, nq, d), q, hkv, k, dv, v = shapes
+    (n, half), adjacent, turns = seen
+    each = h // hkv * nq  # rows that share their keys
+    rows = min(ROWS, _pad(each))
+    tiles = -(-each // rows)
+    counts = (tiles, nq, h // hkv, b * hkv * tiles, b * h * nq, h)
+    rest = d - 2 * half
+    constants = (
+        half, _pad(half), rest, _pad(rest), dv, _pad(dv), rows, n, adjacent, turns, nq == 1, hides,
+        device.type != "cuda",
     )  # fmt: skip
-    if not once:
-        _merged[total,](
-            parts, lse, sinks, out, splits, total, nq, h, SINKS=sinks is not None,
-            DV=dv, DV_PAD=_pad(dv), S=16, num_warps=4,
-        )  # fmt: skip
+    blocks = blocks or blocks_for(max(d, dv), dtype, each)
+    return _Plan((*q[:3], *k[:3], *v[:3]), counts, constants, blocks)
 
 
 def _pad(n: int) -> int:
     """The sizes that a product of matrices takes."""
-    return max(16, triton.next_power_of_2(n))
+    return max(16, 1 << max(n - 1, 0).bit_length())
 
 
 @lru_cache(maxsize=1024)
 def _splits(programs: int, blocks: int, device: torch.device) -> int:
     """Shares of the keys such that programs fill the device's waves; a share has some blocks."""
     at_once = PROGRAMS * (_processors(device) if device.type == "cuda" else 2)
-    most = max(1, min(-(-blocks // 2), -(-2 * at_once // programs)))
+    most = max(1, min(-(-blocks // 2), -(-4 * at_once // programs)))
 
     def filled(splits: int) -> float:
         return programs * splits / (-(-programs * splits // at_once) * at_once)

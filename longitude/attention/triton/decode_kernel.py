@@ -18,7 +18,7 @@ COUNTS = tl.constexpr(FIELDS)
 # numbers that change as a cache grows: a kernel made for one of them would be made again, for
 # seconds, in the middle of a text
 CHANGING = (
-    "plan_row", "capacity", "kv_heads", "group", "tiles", "queries", "pieces", "splits",
+    "plan_row", "hidden_b", "capacity", "kv_heads", "group", "tiles", "queries", "pieces", "splits",
     "total_rows", "per_head", "heads",
 )  # fmt: skip
 
