@@ -41,14 +41,15 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ran
     out, lse, *extra = aten._scaled_dot_product_cudnn_attention(
         q, _one_head(k), _one_head(v), None, True, 0.0, causal, False, scale=scale
     )
-    return Ran(out, lse.reshape(q.shape[:3]), tuple(extra[:6]))
+    return Ran(out, lse.reshape(q.shape[:3]), (*extra[:6], lse.dim()))
 
 
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Ran, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    cum_q, cum_k, max_q, max_k, seed, offset = ran.extra
-    k, v, lse = _one_head(k), _one_head(v), ran.lse[..., None].contiguous()
+    cum_q, cum_k, max_q, max_k, seed, offset, dims = ran.extra
+    k, v = _one_head(k), _one_head(v)
+    lse = ran.lse.contiguous() if dims == ran.lse.dim() else ran.lse.contiguous()[..., None]
     return aten._scaled_dot_product_cudnn_attention_backward(
         grad, q, k, v, ran.out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal,
         scale=scale,

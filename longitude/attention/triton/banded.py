@@ -50,7 +50,8 @@ def _span(state, q, k, v, edges, rows, begin, end, table, scale, D: tl.constexpr
           COLUMNS: tl.constexpr, RUN: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Take the columns begin … end-1 into the running softmax of these rows."""
     acc, total, most = state
-    (k, k_token), (v, v_token) = k, v
+    k, k_token = k
+    v, v_token = v
     at, m, lo, hi = edges
     for left in tl.range(begin, end, COLUMNS):
         keys = load_tile(k, k_token, left, m, D, COLUMNS, WIDTH, MASKED)

@@ -71,7 +71,8 @@ def _rows_span(acc, q, grad, k, v, sums, delta, edges, begin, end, table, scale,
                DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
                COLUMNS: tl.constexpr, RUN: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add the columns begin … end-1 to the gradient of these rows."""
-    (k, k_token), (v, v_token) = k, v
+    k, k_token = k
+    v, v_token = v
     at, m, lo, hi = edges
     for left in tl.range(begin, end, COLUMNS):
         keys = load_tile(k, k_token, left, m, D, COLUMNS, WIDTH, MASKED)
@@ -131,7 +132,8 @@ def _columns_span(dk, dv, k, v, q, grad, lse, delta, lane, edges, begin, end, ta
                   MASKED: tl.constexpr):  # fmt: skip
     """Add the rows begin … end-1 of one head to the gradients of these columns."""
     scale, log2e = scales
-    (batch, head), (at, n, lo, hi) = lane, edges
+    batch, head = lane
+    at, n, lo, hi = edges
     q_head, grad_head = tile_of(q, batch, head), tile_of(grad, batch, head)
     for top in tl.range(begin, end, ROWS):
         tile = load_tile(q_head, q[3], top, n, D, ROWS, WIDTH, MASKED)
