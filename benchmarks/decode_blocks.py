@@ -93,8 +93,8 @@ def ours(
 
 def exact(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     n, nq = k.shape[2], q.shape[2]
-    wide = [x.double() for x in (q, k, v)]
-    return attention(scheme, *wide, range(n - nq, n), range(n), backend="eager", length=n)
+    q, k, v = (x.double() for x in (q, k, v))
+    return attention(scheme, q, k, v, range(n - nq, n), range(n), backend="eager", length=n)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from tests.test_decode import TURNED
 
 triton = pytest.importorskip("triton")
 
+from longitude.attention.triton import decode as decoding  # noqa: E402
 from longitude.attention.triton.decode import blocks_for, decode  # noqa: E402
+from longitude.attention.triton.decode_kernel import decode_kernel  # noqa: E402
 from tests.attention.triton.hopper import Spec, compiled  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -255,6 +257,40 @@ def test_gradients_go_another_way(everywhere: list[int]) -> None:
     x = [t.requires_grad_() for t in qkv((1, 1, 1, 1), 20, 16)]
     attention(scheme("rope()"), *x, range(19, 20), range(20)).sum().backward()
     assert not everywhere and all(t.grad is not None for t in x)
+
+
+def test_a_known_shape_goes_straight_to_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton compiled is launched again with the same arguments, in the kernel's own order."""
+    calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    class Fake:
+        def __init__(self, names: list[str]) -> None:
+            self.names = names
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def launch(*args: Any, **options: Any) -> Any:
+                assert len(args) == len(self.names)
+                calls.append(("found" if options else "known", args))
+                return self
+
+            return launch
+
+    for name in ("_shares", "_merged"):
+        names = getattr(decoding, name).arg_names
+        monkeypatch.setattr(decoding, name, Fake(names))
+    s, n = scheme("rope(remap=rerope(8))"), 67
+    x = qkv((1, 1, 2, 1), n, 48)
+    sees = seen(s, 48, [(Run(0, 0, n),)], last(n, 1))
+    decode(*x, sees, splits=3)
+    longer = seen(s, 48, [(Run(0, 0, n - 1),)], last(n - 1, 1))
+    decode(*x, longer, splits=2)
+    assert [how for how, _ in calls] == ["found", "found", "known", "known"]
+    (_, first), _, (_, second), _ = calls
+    told = dict(zip(decode_kernel.arg_names, second, strict=True))
+    assert told["splits"] == 2 and told["pieces"] == 2 and told["k_n"] == 48 and told["HALF"] == 24
+    told_first = dict(zip(decode_kernel.arg_names, first, strict=True))
+    numbers = [name for name, x in told.items() if not isinstance(x, Tensor)]
+    assert [name for name in numbers if told[name] != told_first[name]] == ["splits"]
 
 
 def test_nothing_to_see() -> None:
