@@ -63,6 +63,8 @@ class Decoder:
         places = _places(query)
         if places is not None and (out := self._fused(keys, v, query, places)) is not None:
             return out
+        if q.shape[2] > fused.MANY and not keys.turned() and self._later(q, k, v):
+            return None
         where = places if _alone(keys, v, query) else None
         if self.one_frame and (where is None or (q.is_cuda and len(keys.lines) > FEW)):
             return self._bare(keys, v, query)  # for many rows, one call with a mask is faster
@@ -104,6 +106,10 @@ class Decoder:
             return None
         q, scale = self._scaled(keys, v, query)
         return fused.run(self.scheme, q, k, v, seen, scale, query.options.get("sink_logits"))
+
+    def _later(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether the kernel will decode after these queries: keys then need not turn for good."""
+        return fused.refuses(self.scheme, q[:, :, :1], k, v) is None
 
     def _scaled(self, keys: Keys, v: Tensor, query: Query) -> tuple[Tensor, float]:
         """The queries with the scale of ④ in them, and the softmax's own."""
