@@ -3,9 +3,9 @@
     python -m benchmarks.banded [--sweep] [--grad] [--tokens 8192] [--heads 16] [--dim 128] [--json]
 
 Without `--sweep` T5 and ALiBi by each way that could run them, beside plain causal attention by
-cuDNN. With it the blocks of the kernel, under a bias that never goes flat: forward, or with
-`--grad` those of each of its three backward kernels while the other two keep theirs. What wins
-belongs into `blocks_for` and `plan_for`.
+cuDNN. With it the blocks of the kernel, under a bias that never goes flat, or of a band of
+`--window` distances (T5's is 128): forward, or with `--grad` those of each of its three backward
+kernels while the other two keep theirs. What wins belongs into `blocks_for` and `plan_for`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
         torch.randn(args.batch, h, args.tokens, args.dim, device="cuda", dtype=torch.bfloat16)
         for h in (args.heads, args.kv_heads or args.heads, args.kv_heads or args.heads)
     ]
-    ways, errors = sweep(x, args.grad) if args.sweep else each_way(x, args.grad)
+    ways, errors = sweep(x, args.grad, args.window) if args.sweep else each_way(x, args.grad)
     ways = {PLAIN: training(x, plain) if args.grad else partial(plain, *x), **ways}
     rows = compare(ways, PLAIN, args.rounds, errors, cuda=True)
     title = (
@@ -54,7 +54,10 @@ def main() -> None:
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    sizes = {"tokens": 8192, "heads": 16, "kv-heads": 0, "dim": 128, "batch": 1, "rounds": 7}
+    sizes = {
+        "tokens": 8192, "heads": 16, "kv-heads": 0, "dim": 128, "batch": 1, "window": 0,
+        "rounds": 7,
+    }  # fmt: skip
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     for name in ("sweep", "grad", "json"):
@@ -124,22 +127,24 @@ def alibi_by_cudnn(p: Problem) -> Tensor:
 def error(p: Problem, out: Tensor) -> float:
     """The relative error of some rows against float64."""
     n, h = p.q.shape[2], p.q.shape[1]
-    rows = torch.linspace(0, n - 1, 256, device="cuda").long()
+    rows = torch.linspace(0, n - 1, 256, device=p.q.device).long()
     k, v = (t.repeat_interleave(h // t.shape[1], 1).double() for t in (p.k, p.v))
-    away = rows[:, None] - torch.arange(n, device="cuda")
-    heads = torch.arange(h, device="cuda")[:, None]
-    table = sum(t.value(heads, torch.arange(n, device="cuda")[None]) for t in p.terms().values())  # type: ignore[attr-defined]
+    away = rows[:, None] - torch.arange(n, device=p.q.device)
+    heads = torch.arange(h, device=p.q.device)[:, None]
+    table = sum(
+        t.value(heads, torch.arange(n, device=p.q.device)[None]) for t in p.terms().values()
+    )  # type: ignore[attr-defined]
     scores = p.q[:, :, rows].double() @ k.mT * p.scale + table.double()[:, away.clamp(min=0)]  # type: ignore[union-attr]
     want = scores.masked_fill(away < 0, -torch.inf).softmax(-1) @ v
     return float((out[:, :, rows].double() - want).norm() / want.norm())
 
 
-def sweep(x: list[Tensor], grad: bool) -> tuple[Ways, dict[str, float]]:
+def sweep(x: list[Tensor], grad: bool, window: int) -> tuple[Ways, dict[str, float]]:
     """Blocks of the kernel, or of each of the three that make its gradients."""
     p = problem("kerple_log()", *x)
     bias = banded.bias_of(p, banded.plan_of(p))
-    part = Part(x[0], x[1], x[2], bias, Band(0, x[0].shape[2]), p.scale)
-    part = part._replace(reach=reach_of(part))
+    part = Part(x[0], x[1], x[2], bias, Band(0, window or x[0].shape[2]), p.scale)
+    part = part if window else part._replace(reach=reach_of(part))
     ways: Ways = {}
     if not grad:
         for sizes in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):

@@ -32,12 +32,17 @@ from longitude.attention.triton.band_tile import (
     tile_of,
 )
 
+NARROW = 512  # a band of few tiles a row: two small programs hide each other's loads
 
-def blocks_for(q: Tensor, v: Tensor) -> Blocks:
-    """The blocks for a head size: what fits a Hopper's registers and shared memory."""
+
+def blocks_for(q: Tensor, v: Tensor, width: int = 2 * NARROW) -> Blocks:
+    """The blocks for a head size and a band's width: what fits a Hopper's registers and shared
+    memory."""
     d = max(q.shape[-1], v.shape[-1])
     if q.dtype == torch.float32:  # multiplied by ordinary units, so registers are all that counts
         return Blocks(64, 32, 4, 2) if d <= 64 else Blocks(32, 32, 4, 2)
+    if width <= NARROW and d <= 128:
+        return Blocks(64, 64, 4, 2)
     if d <= 64:
         return Blocks(128, 128, 8, 3)
     return Blocks(128, 64, 8, 3) if d <= 128 else Blocks(128, 32, 8, 2)
@@ -132,7 +137,8 @@ def banded(part: Part, start: Start | None = None, wide: bool = False,
     """Output, in float32 where wide, and log-sum-exp of a band; `band.eager` says what they are."""
     call = Call.of(part)
     q, k, v = call.part[:3]
-    blocks = blocks or blocks_for(q, v)
+    lo, hi = call.part.band
+    blocks = blocks or blocks_for(q, v, hi - lo)
     shape, dtype = (*q.shape[:3], v.shape[-1]), torch.float32 if wide else v.dtype
     out = torch.empty(shape, dtype=dtype, device=v.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=v.device)

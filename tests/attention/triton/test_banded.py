@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from longitude import Dims, attention
 from longitude.attention.band import Band, Bias, Part, Start, backward_eager, eager, reach_of
 from longitude.fields import Mistake
+from tests.grid import scheme
 
 triton = pytest.importorskip("triton")
 
@@ -229,11 +231,38 @@ def test_sampled_rows_against_float64(n: int) -> None:
     assert far_apart(out[:, :, rows], want) < 4e-3
 
 
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("hkv", [4, 2])
+@pytest.mark.parametrize(
+    "text",
+    ["t5()", "alibi()", "kerple_log() + window(300, sinks=4)", "rope(remap=rerope(64)) + alibi()"],
+)
+def test_the_backend_on_a_gpu(text: str, hkv: int) -> None:
+    s, n = scheme(text), 2048
+    rng = torch.Generator().manual_seed(0)
+    x = [
+        torch.randn(1, h, n, 64, generator=rng).to(DEVICE, torch.bfloat16).requires_grad_()
+        for h in (4, hkv, hkv)
+    ]
+    own = s.init(Dims(256, 4, 64), rng)
+    weights = {name: w.to(DEVICE).requires_grad_() for name, w in own.items()}
+    leaves, results = [*x, *weights.values()], []
+    seed = torch.randn(1, 4, n, 64, generator=rng).to(DEVICE)
+    for backend, dtype in (("banded", torch.bfloat16), ("eager", torch.float64)):
+        given = {name: w.to(torch.promote_types(w.dtype, dtype)) for name, w in weights.items()}
+        q, k, v = (t.to(dtype) for t in x)
+        out = attention(s, q, k, v, range(n), range(n), given, backend=backend)  # type: ignore[arg-type]
+        results.append([out, *torch.autograd.grad((out * seed).sum(), leaves)])
+    for mine, its in zip(*results, strict=True):
+        assert far_apart(mine.detach(), its.detach().double()) < 1.2e-2
+
+
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_head_size_has_blocks(d: int, dtype: torch.dtype) -> None:
     x = torch.empty(1, 1, 1, d, dtype=dtype, device="meta")
-    for one in (blocks_for(x, x), *plan_for(x, x)):
+    for one in (blocks_for(x, x), blocks_for(x, x, 128), *plan_for(x, x)):
         assert min(one.rows, one.columns) >= 16
         assert one.rows & (one.rows - 1) == 0 == one.columns & (one.columns - 1)
     assert plan_for(x, x).diagonals.rows == plan_for(x, x).diagonals.columns
