@@ -14,7 +14,7 @@ from longitude.attention import attention
 from longitude.bench.attending_peers import peers_of
 from longitude.bench.baselines import Base, Qkv, looked_up, plain, windowed
 from longitude.bench.case import Case, Way
-from longitude.bench.rows import BASELINE, OURS, Work
+from longitude.bench.rows import BASELINE, MERGED, ONE_PASS, OURS, ROOM, Work
 from longitude.bench.setup import Setup, Sizes, machine, one_scheme, relative, sampled
 from longitude.part import Dims
 from longitude.scheme import Scheme
@@ -96,7 +96,7 @@ def _case(setup: Setup, kind: Kind, s: Sizes, judge: Judge, w: int) -> Case:
     q, k, v = (x.detach().requires_grad_(kind.grad) for x in judge.qkv)
     base = _baseline(setup, kind, (q, k, v), w)
     weights = fresh(scheme, s, setup.device, kind.grad)
-    goal = setup.goal({"speed": kind.goals[s.tokens]} if s.tokens in kind.goals else {})
+    goal = setup.goal(_goal(kind, scheme, s.tokens))
     known = partial(judge.error, one_scheme(base.scheme)) if base.scheme else None
     run, error = partial(attended, scheme, (q, k, v), weights), partial(judge.error, scheme)
     if kind.grad:
@@ -110,6 +110,15 @@ def _case(setup: Setup, kind: Kind, s: Sizes, judge: Judge, w: int) -> Case:
     name, sizes = kind.name + (f", window {w:,}" if w else ""), f"{s}, {setup.written}"
     work = Work("attention", name, sizes, s.tokens, base.name, machine(setup.device))
     return Case(work, ways, judge.qkv, _operations(kind, s, w), "FLOP/s")
+
+
+def _goal(kind: Kind, scheme: Scheme, n: int) -> dict[str, float]:
+    """Speed by length; error by whether parts of a softmax are merged; memory."""
+    fast = {"speed": kind.goals[n]} if n in kind.goals else {}
+    remaps = scheme.rotary is not None and scheme.rotary.remap is not None
+    flat = any(part.flat_beyond for part in scheme.bias)
+    merges = remaps or flat or len(scheme.areas()) > 1
+    return {**fast, "error": MERGED if merges else ONE_PASS, "memory": ROOM}
 
 
 def _baseline(setup: Setup, kind: Kind, qkv: Qkv, w: int) -> Base:

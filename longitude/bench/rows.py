@@ -17,7 +17,7 @@ from longitude.record import Store
 KIND = "bench"
 SUITES = ("turn", "attention", "decode", "extend")
 BASELINE, OURS, PEER = "baseline", "longitude", "peer"
-ONE_PASS, MERGED = 1.2, 1.4  # the error that is allowed, as a multiple of the plain kernel's own
+ONE_PASS, MERGED = 1.2, 1.4  # the error that is allowed, as a multiple of the baseline's own
 ROOM = 1.3  # and the memory
 
 
@@ -46,7 +46,8 @@ class Row:
     `speed` is the baseline's time over its own, the median over rounds: 1 is as fast, more is
     faster. `rate` is in `unit` (B/s, FLOP/s). `error` is relative, against float64, and
     `error_ratio` a multiple of the baseline's; `peak` is in bytes, with the inputs. `goal` names
-    the numbers to reach: a speed at least, or milliseconds at most. `made` is when it was recorded.
+    the numbers to reach: a `speed` at least, `ms`, `error` and `memory` (as ratios) at most. `made`
+    is when it was recorded.
     """
 
     work: Work
@@ -67,11 +68,23 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether it is as fast as it should be; None where nothing is asked, or known."""
-        if not self.goal or self.ms is None:
-            return None
-        fast = self.speed is not None and self.speed >= self.goal.get("speed", 0)
-        return fast and self.ms <= self.goal.get("ms", float("inf"))
+        """Whether all is as it should be; None where nothing is asked, or known."""
+        return None if not self.goal or self.ms is None else not self.missed()
+
+    def missed(self) -> list[str]:
+        """What is not as it should be; an error or a peak without a baseline's can't be told."""
+        goal = self.goal
+        bounds = (
+            ("speed", self.speed or 0.0, goal.get("speed", 0.0), float("inf")),
+            ("ms", self.ms or 0.0, 0.0, goal.get("ms", float("inf"))),
+            ("error", self.error_ratio or 0.0, 0.0, goal.get("error", float("inf"))),
+            ("memory", self.peak_ratio or 0.0, 0.0, goal.get("memory", float("inf"))),
+        )
+        return [
+            f"{name} {value:.3g}, not {f'≥ {least:.3g}' if value < least else f'≤ {most:.3g}'}"
+            for name, value, least, most in bounds
+            if not least <= value <= most
+        ]
 
 
 def keep(store: Store, rows: Iterable[Row]) -> None:

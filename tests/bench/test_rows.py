@@ -82,9 +82,18 @@ def test_no_rows_is_a_mistake(tmp_path: Path) -> None:
         ({}, 1.0, 1.0, None),
         ({"speed": 0.8}, None, None, None),
         ({"speed": 0.8}, 2.0, None, False),
+        ({"error": 1.2, "memory": 1.3}, 2.0, 0.1, True),
+        ({"error": 1.19}, 2.0, 0.1, False),
+        ({"memory": 1.2}, 2.0, 0.1, False),
     ],
 )
 def test_a_goal_is_reached_or_not(goal, ms, speed, reached) -> None:
-    row = replace(OWN, goal=goal, ms=ms, speed=speed)
+    row = replace(OWN, goal=goal, ms=ms, speed=speed, error_ratio=1.2, peak_ratio=1.3)
     assert row.reached is reached and plain(row)["reached"] is reached
     assert plain(row)["suite"] == "attention" and plain(row)["way"] == "longitude"
+
+
+def test_what_is_missed_is_told() -> None:
+    asked = {"speed": 0.8, "error": 1.4, "memory": 1.3, "ms": 1.5}
+    row = replace(OWN, goal=asked, speed=0.5, error_ratio=2.0)
+    assert row.missed() == ["speed 0.5, not ≥ 0.8", "ms 2, not ≤ 1.5", "error 2, not ≤ 1.4"]

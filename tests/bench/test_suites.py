@@ -75,6 +75,16 @@ def test_every_row_of_the_issue_is_there() -> None:
     assert kinds["leaky ReRoPE"].goals == {8192: 0.75, 32768: 0.92, 131072: 0.97}
 
 
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("RoPE", 1.2), ("ALiBi", 1.2), ("T5's bias", 1.4), ("leaky ReRoPE", 1.4)],
+)
+def test_errors_may_be_larger_where_parts_merge(name: str, error: float) -> None:
+    kind = next(kind for kind in attending.KINDS if kind.name == name)
+    s = one_scheme(kind.text.format(w=64, eighth=8))
+    assert attending._goal(kind, s, 8192)["error"] == error
+
+
 def test_windows_shrink_with_the_call() -> None:
     assert [attending._window(1024, n) for n in (8192, 131072, 2048, 8)] == [1024, 1024, 256, 2]
     assert attending._window(0, 8192) == 0
