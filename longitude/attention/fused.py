@@ -2,8 +2,7 @@
 
 `native` comes here for a call over contiguous positions, a cache for one step of decoding. What the
 queries see is settled on the host, once for every layer of a step, and nothing is read back from
-the device; a captured graph reads it anew from `Sight.ints`, into which a later step's may be
-copied.
+the device; a captured graph reads it anew each time, and `Sight.renew` takes it to a later step.
 """
 
 from __future__ import annotations

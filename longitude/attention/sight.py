@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.pieces import Line, Pieces, Places, Seen, Which, pieces
-from longitude.part import Frequencies, Region
+from longitude.part import Frequencies, Mistake, Region
 from longitude.parts.rotary.memo import Memo, Tables
 from longitude.parts.rotary.rope import Rope
 from longitude.parts.rotary.tables import cos_sin
@@ -121,6 +121,16 @@ class Sight(NamedTuple):
     queries: int
     blocks: int  # of the sequence that has most
     turns: bool  # whether any keys do
+
+    def renew(self, later: Sight) -> None:
+        """Become a later step, in place: for a captured graph, which reads this one's memory."""
+        same = self.frames.starts[0] is later.frames.starts[0] and self.turns == later.turns
+        if not same or (self.ints.shape, self.pieces) != (later.ints.shape, later.pieces):
+            raise Mistake(
+                f"a later step of {later.pieces} pieces does not fit the memory of one of "
+                f"{self.pieces}, or turns by other tables: capture the graph anew."
+            )
+        self.ints.copy_(later.ints)
 
 
 def sight(

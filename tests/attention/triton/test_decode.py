@@ -312,6 +312,20 @@ def test_mistakes_are_told() -> None:
         decode(*(torch.nn.functional.pad(x, (0, 272)) for x in (q, k, v)), sees)
 
 
+def test_a_sight_becomes_a_later_one_in_place() -> None:
+    s, n = scheme("rope(remap=leaky_rerope(8, 4))"), 60
+    x = qkv((1, 1, 2, 1), n, 16)
+    held = seen(s, 16, [(Run(0, 0, 41),)], last(41, 1))
+    memory = held.ints.data_ptr()
+    held.renew(seen(s, 16, [(Run(0, 0, n),)], last(n, 1)))
+    want = attention(s, *x, range(n - 1, n), range(n), backend="eager")
+    assert held.ints.data_ptr() == memory
+    assert off(decode(*x, held, splits=2), want) < 1e-6
+    for other in ([(Run(0, 0, 4),)], [(Run(0, 0, 2000),)]):  # one piece less, more blocks
+        with pytest.raises(Mistake, match="capture the graph anew"):
+            held.renew(seen(s, 16, other, last(other[0][0].n, 1)))
+
+
 def test_schemes_that_do_not_fit() -> None:
     for text in ("alibi()", "rope(decay=xpos())", "rope(remap=streaming(2, 8)) + bidirectional()"):
         assert not fits(scheme(text))
@@ -420,7 +434,7 @@ def test_a_captured_graph_reads_a_later_step_from_its_sight() -> None:
     with torch.cuda.graph(graph):
         out = decode(q, k, v, held)
     for place in (3000, 3001, 4000):
-        held.ints.copy_(at(place).ints)
+        held.renew(at(place))
         graph.replay()
         seen = (q, k[:, :, : place + 1], v[:, :, : place + 1])
         want = attention(s, *seen, range(place, place + 1), range(place + 1), backend="eager")
