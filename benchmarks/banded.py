@@ -32,6 +32,7 @@ from longitude.attention.problem import Problem
 from longitude.attention.triton import banded as kernel
 from longitude.attention.triton import banded_backward as gradients
 from longitude.attention.triton.band_call import Blocks
+from longitude.parts.bias.distance import ByDistance
 
 PLAIN = "plain causal, cuDNN"
 Ways = dict[str, Callable[[], object]]
@@ -131,10 +132,10 @@ def error(p: Problem, out: Tensor) -> float:
     k, v = (t.repeat_interleave(h // t.shape[1], 1).double() for t in (p.k, p.v))
     away = rows[:, None] - torch.arange(n, device=p.q.device)
     heads = torch.arange(h, device=p.q.device)[:, None]
-    table = sum(
-        t.value(heads, torch.arange(n, device=p.q.device)[None]) for t in p.terms().values()
-    )  # type: ignore[attr-defined]
-    scores = p.q[:, :, rows].double() @ k.mT * p.scale + table.double()[:, away.clamp(min=0)]  # type: ignore[union-attr]
+    each = torch.arange(n, device=p.q.device)[None]
+    values = [t.value(heads, each) for t in p.terms().values() if isinstance(t, ByDistance)]
+    table = torch.stack(values).sum(0).double()
+    scores = p.q[:, :, rows].double() @ k.mT * p.scale + table[:, away.clamp(min=0)]
     want = scores.masked_fill(away < 0, -torch.inf).softmax(-1) @ v
     return float((out[:, :, rows].double() - want).norm() / want.norm())
 

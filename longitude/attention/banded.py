@@ -152,5 +152,5 @@ def bias_of(p: Problem, plan: Plan) -> Bias:
     away, last = p.q_pos[0] - p.k_pos[0], p.q.shape[2] - 1
     if plan.flat:
         last = max(plan.first, *((part.flat_beyond or 0) - away for part in p.scheme.bias))
-    table, ahead = table_of(p, plan.first + away, last + away)
+    table, ahead = table_of(p, plan.first + away, last + away, plan.reached)
     return Bias(table, plan.first, ahead)

@@ -58,7 +58,7 @@ class Banded(torch.autograd.Function):
     """apply(way, plan, v, table, ahead, sinks, q, k, q, k …): every piece of a plan."""
 
     @staticmethod
-    def forward(ctx: Any, way: Way, plan: Plan, v: Tensor, table: Tensor, ahead: Tensor,
+    def forward(ctx: Any, way: Way, plan: Plan, v: Tensor, table: Tensor, ahead: Tensor | None,
                 sinks: Tensor | None, *qk: Tensor) -> Tensor:  # fmt: skip
         bias = Bias(table, plan.first, ahead)
         start, ran, parts = None, None, [plan.part(piece, v, bias, qk) for piece in plan.pieces]

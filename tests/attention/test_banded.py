@@ -83,6 +83,19 @@ def test_a_chain_of_bands(text: str, n: int, m: int, pieces: int, far: bool, sin
         torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize(("q_pos", "k_pos"), [((100, 130), (0, 50)), ((40, 70), (20, 50))])
+def test_queries_far_from_their_keys(q_pos: tuple[int, int], k_pos: tuple[int, int]) -> None:
+    x, weights, _ = inputs(T5, 30, q_pos[1] - q_pos[0] + 20, False)
+    x = [x[0], *(t[:, :, : k_pos[1] - k_pos[0]] for t in x[1:])]
+    rows, columns = range(*q_pos), range(*k_pos)
+    p = prepare(scheme(T5), x[0], x[1], x[2], rows, columns, weights, scale=None, segments=None,
+                length=None)  # fmt: skip
+    mine, its = banded.run(p), attention(p.scheme, *x, rows, columns, weights, backend="eager")
+    torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
+    both = [torch.autograd.grad(out.square().sum(), [*weights.values()]) for out in (mine, its)]
+    torch.testing.assert_close(both[0], both[1], rtol=1e-5, atol=1e-5)
+
+
 def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banded, "LONG", 8)
     n, text = 200, "alibi(steepness=4)"

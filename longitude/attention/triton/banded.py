@@ -40,7 +40,7 @@ def blocks_for(q: Tensor, v: Tensor, width: int = 2 * NARROW) -> Blocks:
     memory."""
     d = max(q.shape[-1], v.shape[-1])
     if q.dtype == torch.float32:  # multiplied by ordinary units, so registers are all that counts
-        return Blocks(64, 32, 4, 2) if d <= 64 else Blocks(32, 32, 4, 2)
+        return Blocks(64, 32, 8, 2) if d <= 64 else Blocks(32, 32, 8, 2)
     if width <= NARROW and d <= 128:
         return Blocks(64, 64, 4, 2)
     if d <= 64:

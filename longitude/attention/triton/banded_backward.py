@@ -45,7 +45,7 @@ def plan_for(q: Tensor, v: Tensor) -> Plan:
     """The blocks for a head size."""
     d = max(q.shape[-1], v.shape[-1])
     if q.dtype == torch.float32:
-        one = Blocks(32, 32, 4, 1) if d <= 128 else Blocks(16, 16, 4, 1)
+        one = Blocks(32, 32, 8, 1) if d <= 128 else Blocks(16, 16, 4, 1)
         return Plan(one, one, one)
     if d <= 64:
         return Plan(Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 3))

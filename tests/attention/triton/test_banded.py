@@ -258,6 +258,23 @@ def test_the_backend_on_a_gpu(text: str, hkv: int) -> None:
         assert far_apart(mine.detach(), its.detach().double()) < 1.2e-2
 
 
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("text", ["t5()", "alibi()"])
+def test_memory_is_linear(text: str) -> None:
+    s, peaks = scheme(text), []
+    own = s.init(Dims(256, 4, 64), torch.Generator().manual_seed(0))
+    weights = {name: w.to(DEVICE) for name, w in own.items()}
+    for n in (8192, 8192, 16384, 32768):  # the first also compiles
+        q = torch.randn(1, 4, n, 64, device=DEVICE, dtype=torch.bfloat16)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        attention(s, q, q, q, range(n), range(n), weights, backend="banded")
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[3] < 2.2 * peaks[2] < 2.2 * 2.2 * peaks[1], peaks
+
+
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_every_head_size_has_blocks(d: int, dtype: torch.dtype) -> None:
