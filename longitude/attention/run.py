@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -112,6 +113,7 @@ def considered(p: Problem) -> Iterator[tuple[str, str | None]]:
             return
 
 
+@cache
 def _loaded(backend: str) -> Any:
     """A backend's module, imported when it is asked: flex brings the compiler."""
     return import_module(f"longitude.attention.{backend}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -54,51 +54,52 @@ def bench(
     own: 1 is as fast as a copy (turn), as turning and plain attention (attention), as SDPA over
     turned keys (decode), as the model untouched (extend). Errors are against float64.
     """
+    _check(out or [], rounds)
+    end = float("inf") if minutes is None else 60 * minutes
+    asked = Asked(suite, peers, device, dtype, _lengths(tokens), rounds, end, as_json)
+    _bench(asked, given or [], out or [])
+
+
+class Asked(NamedTuple):
+    """What is to be measured, and whether rows are printed as they come."""
+
+    suite: str
+    peers: bool
+    device: str
+    dtype: str
+    tokens: tuple[int, ...]
+    rounds: int
+    seconds: float
+    as_json: bool
+
+
+def _bench(asked: Asked, given: list[Path], out: list[Path]) -> None:
     from longitude.bench.rows import load
     from longitude.record import Store
 
-    _check(out or [], rounds)
-    files = out or []
     with Store(":memory:") as store:
-        if given:
-            rows = load(store, given)
-        else:
-            rows = _measured(
-                store, suite, peers, device, dtype, tokens, rounds, minutes, files, as_json
-            )
-        if not as_json:
+        rows = load(store, given) if given else _measured(asked, store, out)
+        if not asked.as_json:
             _show(rows)
         elif given:
             _print(rows)
-        for path in files:
+        for path in out:
             _write(store, rows, path)
 
 
-def _measured(
-    store: Store,
-    suite: str,
-    peers: bool,
-    device: str,
-    dtype: str,
-    tokens: str | None,
-    rounds: int,
-    minutes: float | None,
-    out: list[Path],
-    as_json: bool,
-) -> list[Row]:
+def _measured(asked: Asked, store: Store, out: list[Path]) -> list[Row]:
     """Measure; rows are printed and written as they come, so that a kill keeps them."""
     from longitude.bench.rows import keep, recorded
     from longitude.bench.run import chosen, run
     from longitude.bench.setup import setup
     from longitude.cli.output import say
 
-    made = setup(device, dtype, peers, _lengths(tokens))
-    end = float("inf") if minutes is None else 60 * minutes
-    for rows in run(made, chosen(suite), rounds, end, say):
+    made = setup(asked.device, asked.dtype, asked.peers, asked.tokens)
+    for rows in run(made, chosen(asked.suite), asked.rounds, asked.seconds, say):
         keep(store, rows)
         for path in (p for p in out if p.suffix == ROWS):
             store.export(path)
-        if as_json:
+        if asked.as_json:
             _print(rows)
     return recorded(store)
 
