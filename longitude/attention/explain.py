@@ -23,16 +23,22 @@ from torch import Tensor
 
 from longitude.attention import native
 from longitude.attention.lower import Pass, lower
-from longitude.attention.operators import CPU, EFFICIENT, FLASH, operator_for
+from longitude.attention.operators import CPU, EFFICIENT, FLASH
 from longitude.attention.prepare import prepare
 from longitude.attention.problem import Problem, contiguous
+from longitude.attention.rented import HOPPER, quickest_for
 from longitude.attention.run import considered, module
 from longitude.attention.tiles import Tile, batches, split, tiles
 from longitude.part import Region, Weights
 from longitude.region import FAR, SAME, Area, Shift
 from longitude.scheme import Scheme
 
-KERNELS = ((CPU, "torch's CPU"), (FLASH, "flash attention's"), (EFFICIENT, "xformers'"))
+KERNELS = (
+    (CPU, "torch's CPU"),
+    (FLASH, "flash attention's"),
+    (EFFICIENT, "xformers'"),
+    (HOPPER, "flash attention's, and once its shape has come often cuDNN's,"),
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ def _native(p: Problem) -> str:
         return f"{turned}one {'causal' if causal else 'full'} call of SDPA"
     found = [_tiles(one) for one in lower(p)] if not several else []
     count, calls = sum(map(len, found)), sum(len(batches(pieces)) for pieces in found)
-    named = next((name for op, name in KERNELS if op is operator_for(p.q)), "a")
+    named = next((name for op, name in KERNELS if op is quickest_for(p.q)), "a")
     return (
         f"{turned}{count} tiles in {calls} calls of {named} kernel, merged by their log-sum-exp"
         if found

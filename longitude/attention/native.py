@@ -22,6 +22,7 @@ from longitude.attention.merge import Box, Plan, merged
 from longitude.attention.operators import operator_for
 from longitude.attention.pieces import Run
 from longitude.attention.problem import Problem, contiguous, in_blocks
+from longitude.attention.rented import quickest_for
 from longitude.attention.sight import Sight
 from longitude.attention.tiles import Tile, split, tiles
 from longitude.part import Term
@@ -121,7 +122,7 @@ def _whole(p: Problem) -> Tensor:
 
 
 def _tiled(p: Problem) -> Tensor:
-    operator = operator_for(p.q)
+    operator = quickest_for(p.q)
     assert operator is not None
     turned, boxes, passes = [], [], []
     for one in _passes(p):
