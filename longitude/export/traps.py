@@ -191,12 +191,6 @@ _row(
     "rewrite context_length in the file, or with --override-kv.",
 )
 _row(
-    "context of its own",
-    "length frequencies",
-    "without num_ctx Ollama chooses the context by the memory it finds, 4096 at the least.",
-    "write PARAMETER num_ctx into the Modelfile.",
-)
-_row(
     "truncate ignored",
     "frequencies",
     "it rounds the ends of YaRN's ramp, whatever truncate says.",
@@ -261,6 +255,12 @@ _row(
     "",
     "the frequencies are scaled for short inputs too, which may cost there.",
     "measure the model at its original length as well (longitude extend does).",
+)
+_row(
+    "context of its own",
+    "",
+    "without num_ctx Ollama chooses the context by the memory it finds, 4096 at the least.",
+    "write PARAMETER num_ctx into the Modelfile.",
 )
 _row(
     "no BOS",

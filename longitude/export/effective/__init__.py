@@ -37,7 +37,6 @@ from longitude.export.effective.value import Refused
 from longitude.fields import Mistake, shown
 
 Computes = Callable[[Mapping[str, Any], str | None], Effective]
-OF_OLLAMA = 4096  # the least that it gives a model without num_ctx; more where there is memory
 
 
 def effective(runtime: str, config: Mapping[str, Any], version: str | None = None) -> Effective:
@@ -80,10 +79,9 @@ def _llama_cpp(config: Mapping[str, Any], version: str | None) -> Effective:
 
 
 def _ollama(config: Mapping[str, Any], version: str | None) -> Effective:
-    """Ollama, which runs llama.cpp with a context of its own choice."""
-    chosen = {**config, "num_ctx": config.get("num_ctx", OF_OLLAMA)}
-    flags = {k: v for k, v in chosen.items() if not k.startswith("-")}
-    found = _llama_cpp(flags, None)
+    """Ollama, which runs llama.cpp without flags; a context that no Modelfile names is its own
+    choice, by the memory it finds."""
+    found = _llama_cpp({k: v for k, v in config.items() if not k.startswith("-")}, None)
     silent = [] if "num_ctx" in config else ["context of its own"]
     return Effective(found.inv_freq, found.attention, found.length, (*found.traps, *silent))
 
