@@ -1,0 +1,40 @@
+"""transformers: a config.json in both spellings, which a folder is written around.
+
+`rope_parameters` is version 5's, `rope_theta` and `rope_scaling` version 4's. Versions about 4.51
+take YaRN's factor from max_position_embeddings / original, so that the first is the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from longitude.export.spelling.carriers import both, fixed, named
+from longitude.export.spelling.value import TOKENIZER, Model, Spelling
+from longitude.export.wanted import Wanted
+
+TEXT = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{folder}", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+"""
+
+
+def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
+    """By its name, or by a list of factors."""
+    for parameters in (named(w, model.config), fixed(w, model.config)):
+        if parameters is not None:
+            config = both(model.config, parameters, w.target)
+            settings = config | {TOKENIZER: dict(model.tokenizer) | {"model_max_length": w.target}}
+            yield Spelling("transformers", version, settings, TEXT, "load.py", config)
+
+
+def dynamic(model: Model, parameters: dict[str, object], original: int, version: str) -> Spelling:
+    """Dynamic NTK, which begins at max_position_embeddings, whatever else is said."""
+    config = both(model.config, parameters, original)
+    note = (
+        "transformers turns new keys by a larger base and keeps the old ones: what it decodes "
+        "differs from what it prefills; longitude.hf.load with the scheme does not."
+    )
+    spelling = Spelling("transformers", version, config, TEXT, "load.py", config)
+    return replace(spelling, notes=(note,))
