@@ -1,4 +1,4 @@
-"""`longitude lint`: what runtimes really compute from a model's settings, and which traps it has."""
+"""`longitude lint`: what runtimes really compute from a model's settings, and its traps."""
 
 from __future__ import annotations
 
