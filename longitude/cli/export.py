@@ -96,6 +96,8 @@ def export(
     if version is not None and len(runtimes) > 1:
         raise Mistake(f"--version is of one runtime, but --for has {len(runtimes)}: give one.")
     place = opened(model or (advice.name if advice else source), revision)
+    if verify and (place.source.gguf is None or not {"gguf", "ollama"} & set(runtimes)):
+        raise Mistake("--verify runs a new GGUF file in llama.cpp: give a .gguf and --for gguf.")
     wishes = _wishes(runtimes, scheme, version, advice)
     done, target = _exported(place, wishes, to, advice)
     folder = out or _default(place, runtimes, target)
@@ -151,7 +153,7 @@ def _target(place: Opened, asked: Sequence[Wish], to: str | None, advice: Advise
         return target_of(to, place.trained or 1)
     if advice is not None:
         return advice.target
-    return reach(place, place.scheme(asked[0].scheme))
+    return reach(place, place.asked(asked[0].scheme)[0])
 
 
 def _with_cost(one: Export, advice: Advised) -> Export:
@@ -159,9 +161,10 @@ def _with_cost(one: Export, advice: Advised) -> Export:
     cost = advice.cost(one.wish.runtime)
     if cost is None:
         return one
-    if one.spelling is None:
+    advised = advice.scheme(one.wish.runtime) == one.wish.scheme
+    if one.spelling is None and not advised:
         return replace(one, refused=f"{one.refused} {advice.sentence(one.wish.runtime)}")
-    if one.wish.scheme != advice.scheme(one.wish.runtime):
+    if one.spelling is None or not advised:
         return one
     notes = (*one.spelling.notes, f"{one.scheme}: {cost}.")
     return replace(one, spelling=replace(one.spelling, notes=notes))
@@ -198,7 +201,8 @@ def _finish(
         return
     for one in done:
         _show(one, alone=len(done) == 1)
-    for line in (*(f"wrote {path}" for path in made), *map(str, proofs)):
+    notes = dict.fromkeys(note for one in done if one.spelling for note in one.spelling.notes)
+    for line in (*notes, *(f"wrote {path}" for path in made), *map(str, proofs)):
         say(line)
 
 
@@ -212,8 +216,6 @@ def _show(one: Export, alone: bool) -> None:
     if not alone:
         print(f"# {called(one.spelling.runtime, one.spelling.version)}")
     print(one.spelling.text, end="" if alone else "\n")
-    for note in one.spelling.notes:
-        say(note)
 
 
 def _plain(done: Sequence[Export], made: Sequence[Path], target: int) -> dict[str, Any]:
@@ -237,13 +239,12 @@ def _plain(done: Sequence[Export], made: Sequence[Path], target: int) -> dict[st
 def _verified(place: Opened, done: Sequence[Export], made: Sequence[Path]) -> list[Verified]:
     """What llama.cpp itself makes of the new file."""
     from longitude.export.verify import verify
-    from longitude.fields import Mistake
 
-    file = next((path for path in made if path.suffix == ".gguf"), None)
+    before, files = place.source.gguf, [path for path in made if path.suffix == ".gguf"]
     one = next((e for e in done if e.wish.runtime in ("gguf", "ollama") and e.wanted), None)
-    if file is None or one is None or one.wanted is None or place.source.gguf is None:
-        raise Mistake("--verify runs a new GGUF file in llama.cpp: give a .gguf and --for gguf.")
-    return [verify(place.source.gguf, file, one.wish.scheme, one.wanted)]
+    if before is None or one is None or one.wanted is None:
+        return []  # it was refused, and that was said
+    return [verify(before, file, one.wish.scheme, one.wanted) for file in files]
 
 
 def _fail_unless_all_hold(proofs: Sequence[Verified]) -> None:

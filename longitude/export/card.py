@@ -6,6 +6,7 @@ the Hub's: YAML between two lines of dashes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from longitude.inspect.catalogue import inside, row
 from longitude.text import parse
 
 CARRIED = ("license", "license_name", "license_link", "language", "library_name", "pipeline_tag")
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = ("long-context", "longitude")
 
 
@@ -49,15 +51,20 @@ def _header(opened: Opened) -> dict[str, Any]:
     told = front_matter(opened.home / "README.md") if header is None else _of_gguf(header.keys)
     kept = {key: told[key] for key in CARRIED if told.get(key)}
     tags = [str(tag) for tag in told.get("tags") or ()]
-    base = _title(opened) if opened.source.folder is None else told.get("base_model")
-    named = {"base_model": base or _title(opened)}
-    return {**kept, **named, "tags": list(dict.fromkeys([*tags, *TAGS]))}
+    base = opened.source.name if opened.source.folder is None else told.get("base_model")
+    # the Hub takes names of its own alone
+    named = isinstance(base, list) or REPOSITORY.fullmatch(str(base or ""))
+    return {
+        **kept,
+        **({"base_model": base} if named else {}),
+        "tags": list(dict.fromkeys([*tags, *TAGS])),
+    }
 
 
 def _of_gguf(keys: Mapping[str, Any]) -> dict[str, Any]:
     """What a GGUF file says of itself."""
     url = str(keys.get("general.base_model.0.repo_url", "")).rstrip("/")
-    base = "/".join(url.split("/")[-2:]) if url else keys.get("general.name")
+    base = "/".join(url.split("/")[-2:])
     return {"license": keys.get("general.license"), "base_model": base}
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from longitude.export.spelling.value import TOKENIZER, Model
+from longitude.export.wanted import of_text
 from longitude.fields import Mistake, shown
 from longitude.hf.configs.ropes import read
 from longitude.hf.loading.gguf import Header, read_header
@@ -34,17 +35,22 @@ class Opened:
     home: Path  # of its small files: the folder, or what the Hub's cache has of it
     own: Scheme | None  # None where nothing turns
 
-    def scheme(self, text: str) -> Scheme | Layers:
-        """What a text asks of this model, what it leaves out taken from the model's own."""
+    def asked(self, text: str) -> tuple[Scheme | Layers, Scheme | None]:
+        """What a text asks of this model, what it leaves out taken from the model's own; and that.
+
+        How pairs lie and which keys are seen stands in no configuration: it is as the text says.
+        """
         asked = parse(text)
-        if self.own is None or isinstance(asked, Layers):
-            return asked
-        return inherit(text, [self.own], self.trained)[0]
+        if self.own is None or self.own.rotary is None or isinstance(asked, Layers):
+            return asked, self.own
+        pairs = asked.rotary.pairs if asked.rotary else self.own.rotary.pairs
+        own = replace(self.own, rotary=replace(self.own.rotary, pairs=pairs), mask=asked.mask)
+        return inherit(text, [own], self.trained)[0], own
 
     @property
     def trained(self) -> int | None:
         """The positions that its configuration allows, as it stands."""
-        most = self.model.config.get("max_position_embeddings")
+        most = of_text(self.model.config).get("max_position_embeddings")
         return most if isinstance(most, int) else None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from longitude import __version__
 from longitude.export.opened import Opened
 from longitude.export.serves import serves
-from longitude.export.spelling import RUNTIMES, Model, Spelling, instead_of, spell
+from longitude.export.spelling import RUNTIMES, Model, Spelling, nearest_served, spell
 from longitude.export.spelling.transformers import dynamic
 from longitude.export.spelling.versions import NEWEST, called
 from longitude.export.wanted import Wanted, nearest, wanted
@@ -87,9 +87,9 @@ def reach(opened: Opened, scheme: Scheme | Layers) -> int:
 
 def export(opened: Opened, wish: Wish, target: int) -> Export:
     """The words of one runtime; raises where it has none."""
-    scheme = opened.scheme(wish.scheme)
-    if wish.runtime == "transformers" and not _by_settings(opened, scheme):
-        return Export(wish, dump(scheme), _ours(opened, wish, scheme))
+    scheme, own = opened.asked(wish.scheme)
+    if wish.runtime == "transformers" and not _by_settings(scheme, own):
+        return Export(wish, dump(scheme), _ours(opened, wish, scheme, own))
     model = opened.model
     if model.header is not None and wish.runtime not in OF_GGUF:
         model = replace(model, name="{folder}")  # the one that is written for transformers
@@ -102,10 +102,23 @@ def exports(opened: Opened, wishes: Sequence[Wish], target: int) -> list[Export]
     found = []
     for wish in wishes:
         try:
+            _check_kind(opened, wish, wishes)
             found.append(export(opened, wish, target))
         except Mistake as mistake:
             found.append(Export(wish, wish.scheme, None, refused=str(mistake)))
     return found
+
+
+def _check_kind(opened: Opened, wish: Wish, wishes: Sequence[Wish]) -> None:
+    """Raise for what reads folders, where the model is a GGUF file and no folder is made of it."""
+    made = ("transformers", "mlx", "exllama", *OF_GGUF)  # these make one, or read none
+    if opened.model.header is None or wish.runtime in made:
+        return
+    if not any(other.runtime == "transformers" for other in wishes):
+        raise Mistake(
+            f"{called(wish.runtime)} reads a checkpoint's folder, but got a GGUF file: add "
+            f"transformers to --for, which makes a folder of it."
+        )
 
 
 def _wanted(
@@ -118,32 +131,33 @@ def _wanted(
         if isinstance(scheme, Layers) or scheme.rotary is None:
             raise
     near = wanted(nearest(scheme, opened.model.config, target), opened.model.config, target)
-    rope = instead_of(wish.runtime, near, model, wish.version)
-    instead = f"the nearest it can serve is {rope}" if rope else "it can serve no other"
+    instead = nearest_served(wish.runtime, near, model, wish.version)
     raise Mistake(f"{called(wish.runtime)} has no settings for {dump(scheme)}: {instead}.")
 
 
-def _by_settings(opened: Opened, scheme: Scheme | Layers) -> bool:
-    if opened.own is None or isinstance(scheme, Layers):
+def _by_settings(scheme: Scheme | Layers, own: Scheme | None) -> bool:
+    if own is None or scheme.layer(0).rotary is None:
         return False
-    rope = scheme.rotary
-    fixed = rope is not None and not isinstance(rope.frequencies, DynamicNtk)
-    return fixed and "transformers" in serves(scheme, opened.own)
+    return "transformers" in serves(scheme, own) and not _dynamic(scheme)
 
 
-def _ours(opened: Opened, wish: Wish, scheme: Scheme | Layers) -> Spelling:
-    """A config.json with the scheme in it, for `longitude.hf.load`."""
+def _dynamic(scheme: Scheme | Layers) -> DynamicNtk | None:
+    rope = scheme.layer(0).rotary
+    return rope.frequencies if rope and isinstance(rope.frequencies, DynamicNtk) else None
+
+
+def _ours(opened: Opened, wish: Wish, scheme: Scheme | Layers, own: Scheme | None) -> Spelling:
+    """A config.json with the scheme in it, for `longitude.hf.load`; dynamic NTK, which transformers
+    has a name for, in its words too."""
     version = wish.version or NEWEST["transformers"]
     entry: dict[str, Any] = {"scheme": wish.scheme, "version": __version__}
-    config = dict(opened.model.config)
     text = OURS.replace("{scheme}", wish.scheme.replace('"', '\\"'))
-    rope, own = scheme.layer(0).rotary, opened.own.rotary if opened.own else None
-    known = opened.own is not None and "transformers" in serves(scheme, opened.own)
-    if known and rope and own and isinstance(rope.frequencies, DynamicNtk):
-        stock = dynamic(opened.model, rope_parameters(rope), rope.frequencies.original, version)
-        entry["rope_parameters"] = rope_parameters(own)
-        config = {**(stock.config or {}), SCHEME: entry}
-        return replace(stock, config=config, text=text)
+    rope, before = scheme.layer(0).rotary, own.rotary if own else None
+    found = _dynamic(scheme)
+    if found and rope and own and before and "transformers" in serves(scheme, own):
+        stock = dynamic(opened.model, rope_parameters(rope), found.original, version)
+        entry["rope_parameters"] = rope_parameters(before)
+        return replace(stock, config={**(stock.config or {}), SCHEME: entry}, text=text)
     notes = ("stock transformers reads this folder as the model was before: load it as shown.",)
-    config[SCHEME] = entry
+    config = {**opened.model.config, SCHEME: entry}
     return Spelling("transformers", version, config, text, "load.py", config, notes)

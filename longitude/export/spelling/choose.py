@@ -25,6 +25,7 @@ from longitude.export.spelling import (
     transformers,
     vllm,
 )
+from longitude.export.spelling.carriers import theta
 from longitude.export.spelling.value import Model, Spelling
 from longitude.export.spelling.versions import NEWEST, called
 from longitude.export.wanted import Wanted
@@ -46,6 +47,7 @@ WAYS: dict[str, Ways] = {
     "torchtitan": torchtitan.spellings,
 }
 RUNTIMES = tuple(WAYS)
+WORDLESS = {"llama.cpp": "its flags have no words for it, a file by --for gguf may"}
 CLOSE = 1e-6  # relative: float32 has 6e-8, and a GGUF file's numbers are float32
 
 
@@ -60,14 +62,13 @@ def spell(runtime: str, w: Wanted, model: Model, version: str | None = None) -> 
     found, why = _first(runtime, w, model, newest)
     if found is not None:
         return found
-    near = instead_of(runtime, w, model, newest)
-    instead = f"the nearest it can serve is {near}" if near else "it can serve no other"
-    raise Mistake(f"{called(runtime, newest)} can't serve {w.rope} ({why}): {instead}.")
+    near = nearest_served(runtime, w, model, newest)
+    raise Mistake(f"{called(runtime, newest)} can't serve {w.rope} ({why}): {near}.")
 
 
 def _first(runtime: str, w: Wanted, model: Model, version: str) -> tuple[Spelling | None, str]:
     """The first way that says it, or else what the last one comes to."""
-    why = "it has no words for these frequencies"
+    why = WORDLESS.get(runtime, "it has no words for these frequencies")
     for spelling in WAYS[runtime](w, model, version):
         missed = difference(effective(runtime, spelling.settings, version), w)
         if missed is None:
@@ -92,12 +93,17 @@ def difference(found: Effective, w: Wanted) -> str | None:
     return None
 
 
-def instead_of(runtime: str, w: Wanted, model: Model, version: str | None = None) -> Rope | None:
-    """The rotation itself, or the first of the simpler ones that the runtime can serve."""
+def nearest_served(runtime: str, w: Wanted, model: Model, version: str | None = None) -> str:
+    """The rotation, or the first of the simpler ones, that the runtime can serve: in the words that
+    end a refusal."""
     for rope in (w.rope, *_simpler(w)):
-        if _first(runtime, _wanted(rope, w), model, version or NEWEST[runtime])[0] is not None:
-            return rope
-    return None
+        one = _wanted(rope, w)
+        if _first(runtime, one, model, version or NEWEST[runtime])[0] is not None:
+            fixed = f", which is a rope_theta of {theta(one):.6g}" * isinstance(
+                rope.frequencies, Ntk
+            )
+            return f"the nearest it can serve is {rope}{fixed}"
+    return "it can serve no other"
 
 
 def _simpler(w: Wanted) -> Iterator[Rope]:

@@ -19,7 +19,7 @@ NEWEST = {
     "axolotl": "0.19",
     "torchtitan": "0.3",
 }
-NAMES = {"vllm": "vLLM", "sglang": "SGLang", "gguf": "llama.cpp", "ollama": "Ollama"}
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "gguf": "llama.cpp (GGUF)", "ollama": "Ollama"}
 NAMES |= {"mlx": "mlx-lm", "exllama": "exllama", "tensorrt-llm": "TensorRT-LLM"}
 
 
