@@ -5,8 +5,9 @@ type linear, g_t from the tensor `rope_freqs.weight`; `rope.scaling.attn_factor`
 and sine. Type yarn has its ramp from 32 and 1 turns, whatever the keys `yarn_beta_fast` and
 `yarn_beta_slow` say, and multiplies `attn_factor` by 0.1 ln s + 1; `yarn_attn_factor` is dead. So
 yarn is named where the scheme has these very bounds, and everything else that is no base and no
-linear scaling becomes divisors g. Which loaders know the tensor: llama.cpp b11549, src/models; a
-tensor that a loader does not ask for makes it refuse the file.
+linear scaling becomes divisors g. A tensor that an architecture's loader does not ask for makes it
+refuse the file; two tensors by length (`rope_factors_long`, `rope_factors_short`) are asked for
+under type longrope, and get the same divisors.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from longitude.export.effective.llama_cpp import DIVISORS, FAR, LOADS_DIVISORS, LOADS_LISTS, NEAR
 from longitude.export.gguf.rewrite import Value
 from longitude.export.wanted import Wanted
 from longitude.fields import Mistake, shown
@@ -22,14 +24,7 @@ from longitude.hf.loading.gguf import Header
 from longitude.parts import Yarn
 from longitude.parts.rotary.frequencies.yarn import magnitude
 
-FREQS = "rope_freqs.weight"
-FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
-# whose loaders know rope_freqs; Gemma 4 and Step 3.5 as well, but turn their layers differently
-KNOW_FREQS = {
-    *("llama", "llama4", "deci", "mistral3", "refact", "minicpm", "granite", "granitemoe"),
-    *("granitehybrid", "exaone", "exaone4", "arcee", "apertus", "falcon-h1", "cogvlm"),
-}
-KNOW_FACTORS = {"phi3", "phimoe", "minicpm3"}  # two tensors, for short and for long contexts
+FACTORS = (FAR, NEAR)
 CLOSE = 1e-9  # the largest relative difference of a frequency that is the same
 KEPT = ("finetuned",)  # of the keys under rope.scaling: whether Granite's hybrids turn at all
 
@@ -77,7 +72,7 @@ def _way(header: Header, wanted: Wanted) -> tuple[str, dict[str, Value], dict[st
     if any(name in header.divisors for name in FACTORS):
         g = divisors(wanted)
         return "longrope", _gain(gain), dict.fromkeys(FACTORS, g)
-    still = {FREQS: (1.0,) * len(wanted.inv_freq)} if FREQS in header.divisors else {}
+    still = {DIVISORS: (1.0,) * len(wanted.inv_freq)} if DIVISORS in header.divisors else {}
     even = geometric(wanted)
     if even:
         base, factor = even
@@ -87,9 +82,9 @@ def _way(header: Header, wanted: Wanted) -> tuple[str, dict[str, Value], dict[st
     if isinstance(found, Yarn) and _llama_cpps_own(found):
         factor = float(found.factor)
         return "yarn", {"factor": factor, **_gain(gain / magnitude(factor))}, still
-    if header.architecture in KNOW_FREQS:
-        return "none", _gain(gain), {FREQS: divisors(wanted)}
-    if header.architecture in KNOW_FACTORS:
+    if DIVISORS in header.divisors or header.architecture in LOADS_DIVISORS:
+        return "none", _gain(gain), {DIVISORS: divisors(wanted)}
+    if header.architecture in LOADS_LISTS:
         return "longrope", _gain(gain), dict.fromkeys(FACTORS, divisors(wanted))
     raise Mistake(_unknown(header, wanted))
 
@@ -143,7 +138,7 @@ def _unknown(header: Header, wanted: Wanted) -> str:
     factor = getattr(found, "factor", None) or max(1.0, wanted.target / wanted.original)
     near = Yarn(float(factor), original=wanted.original)
     return (
-        f"llama.cpp takes divisors of frequencies ({FREQS}) for some architectures, and for "
+        f"llama.cpp takes divisors of frequencies ({DIVISORS}) for some architectures, and for "
         f"{header.architecture!r} none, so that {shown(found)} has no name there: the nearest it "
         f"can serve is {near}."
     )
