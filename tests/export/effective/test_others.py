@@ -145,21 +145,19 @@ def test_a_larger_base_works_everywhere(runtime: str) -> None:
     assert (found.attention, found.length) == (1.0, 32768)
 
 
-@pytest.mark.parametrize("runtime", [r for r in COMPUTES if r != "torchtitan"])
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"rope_type": "yarn", "rope_theta": 1e5},
-        {"rope_type": "nonsense", "rope_theta": 1e5},
-        {"rope_type": "longrope", "rope_theta": 1e5, "short_factor": [1.0], ORIGINAL: 9}
-        | {"long_factor": [2.0]},
-    ],
-    ids=["no factor", "no such type", "short lists"],
-)
-def test_what_makes_no_rotation_does_not_start(runtime: str, own: dict[str, Any]) -> None:
-    found = effective(runtime, both(own))
-    assert not found.starts or found.inv_freq != ()
-    assert found.starts or found.traps
+BROKEN: dict[str, dict[str, Any]] = {
+    "missing key": {"rope_type": "linear", "rope_theta": 1e5},
+    "unknown type": {"rope_type": "nonsense", "rope_theta": 1e5},
+    "wrong list": {"rope_type": "longrope", "rope_theta": 1e5, ORIGINAL: 9}
+    | {"short_factor": [1.0], "long_factor": [2.0]},
+}
+
+
+@pytest.mark.parametrize("runtime", ["transformers", "vllm", "sglang", "mlx", "tensorrt-llm"])
+@pytest.mark.parametrize("trap", BROKEN)
+def test_what_makes_no_rotation_does_not_start(runtime: str, trap: str) -> None:
+    found = effective(runtime, both(BROKEN[trap]))
+    assert not found.starts and found.traps[-1] == trap
 
 
 def test_an_unknown_runtime_or_version_is_a_mistake() -> None:
