@@ -103,7 +103,7 @@ _row(
 _row(
     "dead attention key",
     "attention",
-    "llama.cpp writes over yarn_attn_factor since b7394.",
+    "llama.cpp does not read the key yarn_attn_factor, and under YaRN not its flag since b7394.",
     "write rope.scaling.attn_factor = A / (0.1 ln s + 1) into the file.",
 )
 _row(
@@ -114,9 +114,10 @@ _row(
 )
 _row(
     "tensor not loaded",
-    "frequencies",
-    "llama.cpp's loader does not ask for rope_freqs in this architecture.",
-    "use a scheme that has a name there: linear, yarn or another base.",
+    "start",
+    "llama.cpp stops at a tensor of divisors that its loader of this architecture does not expect.",
+    "use a scheme that has a name there: linear, yarn or another base; two lists need the type "
+    "longrope.",
 )
 _row(
     "factor from lengths",

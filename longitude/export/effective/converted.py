@@ -51,7 +51,8 @@ def _scaling(read: Read) -> dict[str, Any]:
         case "longrope":
             scale = read.most / read.number(ORIGINAL)
             gain = longrope_attention(read, scale)
-            return {"original_context_length": int(read.number(ORIGINAL)), "attn_factor": gain}
+            original = int(read.number(ORIGINAL))
+            return {"type": "longrope", "original_context_length": original, "attn_factor": gain}
     return {}
 
 

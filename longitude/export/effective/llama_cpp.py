@@ -2,9 +2,11 @@
 
 src/llama-context.cpp, src/llama-model.cpp, ggml/src/ggml-cpu/ops.cpp of b11549. A pair turns by
 θ / g, g of `rope_freqs.weight`; type linear multiplies by 1/factor, type yarn ramps between both as
-transformers does, with 0.1 ln s + 1 on cosine and sine. `attn_factor` multiplies that. Since b7394
-`yarn_attn_factor` is written over under YaRN, and the keys of the betas are read for two
-architectures alone; the flags of the betas work. A server gives no slot more than `context_length`.
+transformers does, with 0.1 ln s + 1 on cosine and sine. `attn_factor` multiplies that. The keys
+`yarn_attn_factor` and `yarn_beta_*` are read for two architectures alone; the flags of the betas
+work, that of the factor only without YaRN since b7394. A tensor that the loader does not ask for
+stops it: both lists of longrope need that type, whose factor then divides once more. A server gives
+no slot more than `context_length`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from longitude.part import Frequencies
 from longitude.parts import Linear, LongRope, Unscaled, Yarn
 from longitude.parts.rotary.frequencies.yarn import magnitude
 
-READS_BETAS = ("grok", "mistral3")
+READS_ALL = ("grok", "mistral3")
 # architectures whose loader asks for the tensor; qwen2, qwen3, gemma3 and most others do not
 LOADS_DIVISORS = frozenset(
     "llama mistral3 granite granitemoe granitehybrid exaone exaone4 exaone-moe minicpm arcee "
@@ -29,6 +31,7 @@ LOADS_DIVISORS = frozenset(
 LOADS_LISTS = frozenset(
     "llama phi3 phimoe minicpm minicpm3 granite granitemoe granitehybrid mistral3".split()
 )
+UNTYPED = ("phi3", "phimoe", "minicpm3")  # which load both lists whatever the type is
 DIVISORS, NEAR, FAR = (f"rope_{name}.weight" for name in ("freqs", "factors_short", "factors_long"))
 
 
@@ -124,7 +127,7 @@ def _over(
 def _frequencies(file: _File, heeding: bool) -> tuple[Frequencies, list[str]]:
     if file.kind != "yarn":
         return (Linear(file.factor) if file.factor != 1 else Unscaled()), []
-    heeded = heeding or file.arch in READS_BETAS
+    heeded = heeding or file.arch in READS_ALL
     ends, traps = {}, []
     for end, usual in (("fast", 32.0), ("slow", 1.0)):
         key = f"yarn_beta_{end}"
@@ -140,25 +143,34 @@ def _divisors(
 ) -> tuple[tuple[float, ...] | None, list[str]]:
     """The divisors that are loaded: one list for all lengths, or one of two by the context."""
     fixed, near, far = map(file.tensor, (DIVISORS, NEAR, FAR))
-    if fixed and (heeding or file.arch in LOADS_DIVISORS):
+    typed = file.kind == "longrope"
+    listed = file.arch in LOADS_LISTS and (typed or file.arch in UNTYPED)
+    single = file.arch in LOADS_DIVISORS and not typed
+    if not heeding and ((fixed and not single) or (far and not listed)):
+        raise Refused("tensor not loaded")
+    if fixed:
         return fixed, []
-    if near and far and (heeding or file.arch in LOADS_LISTS):
+    if near and far:
         lists = LongRope(near, far, original=file.original)
         switch = ["longrope switch"] if near != far else []
         return (lists.long if length > file.original else lists.short), switch
-    return None, ["tensor not loaded"] if fixed or far else []
+    return None, []
 
 
 def _attention(file: _File, version: str | None, heeding: bool) -> tuple[float, list[str]]:
     own = float(file.scaling("attn_factor", 1.0))
-    asked = file.number("--yarn-attn-factor", "rope.scaling.yarn_attn_factor", default=1)
+    key = "rope.scaling.yarn_attn_factor"
+    heeded = heeding or file.arch in READS_ALL
+    asked = file.number("--yarn-attn-factor", *([key] if heeded else []), default=1)
+    dead = ["dead attention key"] * (not heeded and file.own(key) not in (None, 1.0))
     if file.kind != "yarn":
-        return own * asked, []
+        return own * asked, dead
     said = magnitude(file.factor)
     if heeding or before(version, "b7394"):
-        return own * asked * said, []
+        return own * asked * said, dead
     bottom = float(file.scaling("yarn_log_multiplier", 0.0))
-    return own * said / magnitude(file.factor, bottom), ["dead attention key"] * (asked != 1)
+    over = ["dead attention key"] * (asked != 1)
+    return own * said / magnitude(file.factor, bottom), [*dead, *over]
 
 
 def _length(file: _File) -> int:

@@ -56,7 +56,10 @@ def test_dead_keys() -> None:
     assert (found.inv_freq, found.attention) == (plain.inv_freq, plain.attention)
     assert found.traps == ("dead betas", "dead attention key")
     assert llama_cpp.stated(keys).attention == pytest.approx(1.5 * plain.attention)
-    assert effective("llama.cpp", keys, "b7000").attention == pytest.approx(1.5 * plain.attention)
+    flag = gguf(**YARNED) | {"--yarn-attn-factor": 1.5}
+    assert effective("llama.cpp", flag).attention == plain.attention
+    assert effective("llama.cpp", flag, "b7000").attention == pytest.approx(1.5 * plain.attention)
+    assert effective("llama.cpp", gguf() | {"--yarn-attn-factor": 1.5}).attention == 1.5
     heeded = effective(
         "llama.cpp",
         {k.replace("llama.", "grok."): v for k, v in keys.items()}
@@ -73,14 +76,17 @@ def test_divisors_and_the_factor_that_counts() -> None:
 
 
 def test_a_tensor_that_is_not_loaded() -> None:
-    found = effective("llama.cpp", gguf("qwen2") | {"rope_freqs.weight": RISING})
-    close(found.inv_freq, [1e5 ** (-i / 32) for i in range(32)], 1e-9)
-    assert found.traps == ("tensor not loaded",)
+    for keys in (gguf("qwen2"), gguf(rope__scaling__type="longrope")):
+        found = effective("llama.cpp", keys | {"rope_freqs.weight": RISING})
+        assert not found.starts and found.traps == ("tensor not loaded",)
+    lists = {"rope_factors_long.weight": RISING, "rope_factors_short.weight": RISING}
+    assert not effective("llama.cpp", gguf() | lists).starts
+    assert effective("llama.cpp", gguf("phi3") | lists).starts
 
 
 def test_lists_by_the_context() -> None:
     lists = {"rope_factors_long.weight": [2.0] * 32, "rope_factors_short.weight": [1.0] * 32}
-    keys = gguf(**{ORIG: 8192}) | lists
+    keys = gguf(rope__scaling__original_context_length=8192, rope__scaling__type="longrope") | lists
     assert effective("llama.cpp", keys).inv_freq[0] == pytest.approx(0.5)
     assert effective("llama.cpp", keys | {"-c": 8192}).inv_freq[0] == pytest.approx(1.0)
 
