@@ -150,7 +150,7 @@ def _target(place: Opened, asked: Sequence[Wish], to: str | None, advice: Advise
     from longitude.extend.prepare import target_of
 
     if to is not None:
-        return target_of(to, place.trained or 1)
+        return max(1, target_of(to, place.trained or 1))
     if advice is not None:
         return advice.target
     return reach(place, place.asked(asked[0].scheme)[0])
@@ -188,12 +188,14 @@ def _finish(
     as_json: bool,
 ) -> None:
     from longitude.cli.output import print_json, say
-    from longitude.export.files import located, write
+    from longitude.export.files import located, write, write_card
 
     if folder is not None:
         done = located(place, done, folder, target)
     made = [] if folder is None else write(place, done, folder, target, weights, advice)
     proofs = _verified(place, done, made) if verify else []
+    if folder is not None and made != [folder]:
+        made.append(write_card(place, done, folder, target, advice, [*map(str, proofs)]))
     if as_json:
         print_json({**_plain(done, made, target), "verified": [str(proof) for proof in proofs]})
     _fail_unless_all_hold(proofs)

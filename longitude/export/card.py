@@ -27,10 +27,16 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = ("long-context", "longitude")
 
 
-def card(opened: Opened, done: Sequence[Export], target: int, advice: Advised | None = None) -> str:
-    """The text of README.md."""
+def card(
+    opened: Opened,
+    done: Sequence[Export],
+    target: int,
+    advice: Advised | None = None,
+    proofs: Sequence[str] = (),
+) -> str:
+    """The text of README.md; `proofs` are sentences about what was verified."""
     title = f"# {_title(opened)} at {target:,} tokens"
-    body = [title, *_what(opened, done, target), *_measured(advice), *_commands(done)]
+    body = [title, *_what(opened, done, target), *_measured(advice), *_commands(done), *proofs]
     return f"---\n{yaml(_header(opened))}---\n\n" + "\n\n".join(body) + "\n"
 
 
@@ -120,4 +126,4 @@ def _commands(done: Sequence[Export]) -> Iterator[str]:
         fence = {".py": "python", ".sh": "sh", ".yaml": "yaml"}.get(Path(one.spelling.file).suffix)
         yield f"**{name}**\n\n```{fence or ''}\n{one.spelling.text.rstrip()}\n```"
         yield from one.spelling.notes
-    yield f"Written by Longitude {__version__}, each checked against the runtime's own formulas."
+    yield f"Longitude {__version__} wrote this, and checked it against each runtime's formulas."

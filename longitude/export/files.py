@@ -18,10 +18,12 @@ from longitude.export.card import card
 from longitude.export.folder import Contents, write_folder
 from longitude.export.gguf import export_gguf
 from longitude.export.opened import Opened
-from longitude.export.whole import Export
+from longitude.export.spelling import Model
+from longitude.export.whole import Export, Wish, exports
 from longitude.fields import Mistake, shown
 
 GGUF = ("gguf", "ollama")
+SERVERS = ("vllm", "sglang")
 
 
 def slug(name: str) -> str:
@@ -54,13 +56,37 @@ def write(
     advice: Advised | None = None,
 ) -> list[Path]:
     """Write what was exported; the paths of what is new. The exports are `located` already."""
-    text, made = card(opened, done, target, advice), list[Path]()
+    shown_too = [*done, *_companions(opened, done, out, target)]
+    text, made = card(opened, shown_too, target, advice), list[Path]()
     for one in (e for e in done if e.spelling is not None):
         for path in _written(opened, one, done, out, target, weights, text):
             made += [] if path in made else [path]
-    if any(path.name != "README.md" and path.parent == out for path in made) or len(done) > 1:
-        made.append(_whole_file(out / "README.md", text))
     return made
+
+
+def write_card(
+    opened: Opened,
+    done: Sequence[Export],
+    out: Path,
+    target: int,
+    advice: Advised | None = None,
+    proofs: Sequence[str] = (),
+) -> Path:
+    """Write the card of all exports, with what was verified of them."""
+    return _whole_file(out / "README.md", card(opened, done, target, advice, proofs))
+
+
+def _companions(opened: Opened, done: Sequence[Export], out: Path, target: int) -> list[Export]:
+    """How servers are started on a folder that is written for transformers alone: for its card."""
+    one = done[0]
+    if len(done) > 1 or one.spelling is None or one.wanted is None or one.spelling.config is None:
+        return []
+    if one.wish.runtime != "transformers":
+        return []
+    folder = Model(str(out), one.spelling.config, {"model_max_length": target})
+    wishes = [Wish(server, one.wish.scheme) for server in SERVERS]
+    found = exports(replace(opened, model=folder), wishes, target)
+    return [e for e in found if e.spelling is not None]
 
 
 def _written(

@@ -65,6 +65,8 @@ def names(text: str) -> tuple[str, ...]:
                 f"--for knows no runtime {name!r}: use {', '.join(RUNTIMES)}, or all of them by "
                 f"all."
             )
+    if not found:
+        raise Mistake(f"--for names no runtime: use {', '.join(RUNTIMES)} or all, not {text!r}.")
     return found
 
 

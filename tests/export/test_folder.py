@@ -42,7 +42,8 @@ def made(text: str, out: Path, source: str = "tiny-rope", **options: Any) -> lis
 
 
 def rotary(folder: Path) -> Any:
-    return LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
+    config: Any = AutoConfig.from_pretrained(folder)
+    return LlamaRotaryEmbedding(config)
 
 
 @pytest.mark.parametrize("text", STATED)
@@ -72,12 +73,27 @@ def test_a_folder_is_whole(tmp_path: Path) -> None:
     assert made(STATED[4], out) == [out]
     assert (out / "model.safetensors").is_symlink()
     assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 1024
+    card = (out / "README.md").read_text()
+    assert f"vllm serve {out} --max-model-len 1024" in card
+    assert f"--model-path {out} --context-length 1024" in card
     ours, _ = lh.load("tiny-rope", quiet=True)
     stock = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(out)("def f(x):" * 60, return_tensors="pt")["input_ids"]
     assert ids.shape[1] > 512
     with lh.patched(ours, STATED[4]), torch.no_grad():
         torch.testing.assert_close(stock(ids).logits, ours(ids).logits)
+
+
+def test_another_length_than_the_factors_is_told_of() -> None:
+    place = opened("tiny-rope")
+    new, old = (
+        exports(place, [Wish("transformers", STATED[4], version)], 2048)[0].spelling
+        for version in (None, "4.51.3")
+    )
+    assert new and new.config
+    assert "takes 8 for YaRN's factor, not 4: export with --to 1024" in new.notes[0]
+    assert new.config["rope_parameters"]["rope_type"] == "yarn"
+    assert old is None or (old.config or {})["rope_parameters"]["rope_type"] == "longrope"
 
 
 def test_weights_linked_copied_or_left_out(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from longitude.export.spelling.carriers import both, fixed, named
 from longitude.export.spelling.value import TOKENIZER, Model, Spelling
 from longitude.export.wanted import Wanted
+from longitude.parts import Yarn
 
 TEXT = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,7 +27,19 @@ def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
         if parameters is not None:
             config = both(model.config, parameters, w.target)
             settings = config | {TOKENIZER: dict(model.tokenizer) | {"model_max_length": w.target}}
-            yield Spelling("transformers", version, settings, TEXT, "load.py", config)
+            note = _ratio(w)
+            yield Spelling("transformers", version, settings, TEXT, "load.py", config, note)
+
+
+def _ratio(w: Wanted) -> tuple[str, ...]:
+    """What versions that take YaRN's factor from two lengths would make of others."""
+    f = w.rope.frequencies
+    if not isinstance(f, Yarn) or f.factor * f.original == w.target:
+        return ()
+    return (
+        f"transformers about 4.51 takes {w.target / f.original:g} for YaRN's factor, not "
+        f"{f.factor:g}: export with --to {f.factor * f.original:.0f} for those.",
+    )
 
 
 def dynamic(model: Model, parameters: dict[str, object], original: int, version: str) -> Spelling:

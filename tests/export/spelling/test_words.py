@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude.export.effective import effective
@@ -116,7 +116,7 @@ kinds = st.one_of(
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None)
 @given(base=bases, kind=kinds, times=st.sampled_from([2, 4, 8]))
 def test_what_is_typed_is_the_scheme(runtime: str, base: float, kind: Any, times: int) -> None:
     w = wanted(Scheme.of(Rope(base, frequencies=kind)), CONFIG, 512 * times)
