@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longitude.export.effective import COMPUTES, Effective, effective, is_gguf, llama_cpp
+from longitude.export.effective import (
+    BROKEN,
+    COMPUTES,
+    Effective,
+    effective,
+    is_gguf,
+    llama_cpp,
+)
 from longitude.export.effective.transformers import flat, overridden
 from longitude.export.effective.value import Refused
 from longitude.export.spelling.versions import NEWEST
@@ -112,8 +119,10 @@ def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effectiv
     if is_gguf(settings):
         try:
             own = llama_cpp.stated(settings)
-        except Refused as refused:
-            own = Effective((), 0.0, 0, (str(refused),))
+        except (Refused, *BROKEN) as error:
+            if isinstance(error, Mistake):
+                raise
+            own = Effective((), 0.0, 0, ())
         flag = settings.get("-c", settings.get("--ctx-size", settings.get("num_ctx")))
         own = Effective(own.inv_freq, own.attention, int(flag or own.length), ())
     else:
@@ -147,7 +156,8 @@ def _merged(settings: Mapping[str, Any]) -> Mapping[str, Any]:
         given = settings.get(key)
         if not isinstance(given, Mapping):
             continue
-        given = dict(given.get("text_config", given))
+        inner = given.get("text_config", given)
+        given = dict(inner) if isinstance(inner, Mapping) else {}
         new = next((given[k] for k in ROPE if isinstance(given.get(k), Mapping)), None)
         text = of_text(plain)
         held = next((text[k] for k in reversed(ROPE) if isinstance(text.get(k), Mapping)), {})
@@ -173,5 +183,5 @@ def _scaled(settings: Mapping[str, Any]) -> bool:
     if is_gguf(settings):
         return any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
     own = [flat(d) for k in ROPE if isinstance(d := of_text(settings).get(k), Mapping)]
-    kinds = {d.get("rope_type") or d.get("type") for d in own}
+    kinds = {str(d.get("rope_type") or d.get("type")) for d in own}
     return bool(kinds & {"linear", "yarn", "longrope", "su", "llama3"})

@@ -228,6 +228,12 @@ _row(
     "write every entry of the type into the dictionary.",
 )
 _row(
+    "out of range",
+    "start",
+    "its numbers make no rotation.",
+    "correct them.",
+)
+_row(
     "wrong list",
     "start",
     "there are not as many factors as pairs that turn.",

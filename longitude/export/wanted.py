@@ -84,8 +84,9 @@ def head_size(config: Mapping[str, Any]) -> int:
         return int(still + turned)
     heads = text.get("num_attention_heads", text.get("n_head"))
     width = text.get("hidden_size", text.get("n_embd"))
-    size = text.get("head_dim") or (width // heads if width and heads else None)
-    if not is_number(size):
+    both = is_number(width) and is_number(heads) and heads > 0
+    size = text.get("head_dim") or (width // heads if both else None)
+    if not is_number(size) or size < 2:
         raise Mistake(
             f"the size of a head stands in head_dim, or in hidden_size and num_attention_heads, "
             f"but the configuration has only {shown(sorted(text))}: give a whole config.json."

@@ -188,3 +188,16 @@ def test_mistakes() -> None:
     with pytest.raises(Mistake, match="nothing turns"):
         lint({"model_type": "bloom", "hidden_size": 64, "n_head": 4})
     assert set(COMPUTES) > {"vllm", "torchtitan"} and SIZES["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("junk", [None, "x", -1, 0, True, [], {}, [1.0] * 32], ids=repr)
+@pytest.mark.parametrize("key", ["factor", ORIGINAL, "rope_theta", "beta_fast", "rope_type"])
+def test_nonsense_is_told_and_never_a_traceback(key: str, junk: Any) -> None:
+    for settings in (five({**YARN, key: junk}), {**both(YARN), "--hf-overrides": {key: junk}}):
+        assert lint(settings).rows
+
+
+def test_a_stretch_that_makes_no_rotation() -> None:
+    crossed = both({**YARN, "beta_fast": 1.0, "beta_slow": 32.0})
+    found = lint(crossed)
+    assert not found.same and "bounds crossed" in [fault.name for fault in found.faults]

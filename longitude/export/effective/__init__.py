@@ -36,6 +36,7 @@ from longitude.export.effective.value import Effective as Effective
 from longitude.export.effective.value import Refused
 from longitude.fields import Mistake, shown
 
+BROKEN = (TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, KeyError)
 Computes = Callable[[Mapping[str, Any], str | None], Effective]
 
 
@@ -51,6 +52,10 @@ def effective(runtime: str, config: Mapping[str, Any], version: str | None = Non
         return COMPUTES[runtime](config, version)
     except Refused as refused:
         return Effective((), 0.0, 0, (str(refused),))
+    except Mistake:
+        raise
+    except BROKEN:  # a list where a number belongs: the runtime's formulas stop there as ours do
+        return Effective((), 0.0, 0, ("out of range",))
 
 
 def is_gguf(config: Mapping[str, Any]) -> bool:

@@ -89,6 +89,13 @@ def turned_dims(text: Mapping[str, Any], share: float) -> int:
 
 def frequencies(read: Read) -> Frequencies:
     """The frequencies of a rotation by the formulas that every runtime shares."""
+    try:
+        return _named(read)
+    except Mistake as mistake:  # bounds that cross, a factor below nothing
+        raise Refused("out of range") from mistake
+
+
+def _named(read: Read) -> Frequencies:
     own = read.own
     match read.kind:
         case "default" | "mrope" | "none":
