@@ -163,7 +163,8 @@ def _with_cost(one: Export, advice: Advised) -> Export:
         return one
     advised = advice.scheme(one.wish.runtime) == one.wish.scheme
     if one.spelling is None and not advised:
-        return replace(one, refused=f"{one.refused} {advice.sentence(one.wish.runtime)}")
+        instead = f"of those measured it can serve {advice.scheme(one.wish.runtime)}, and {cost}"
+        return replace(one, refused=f"{str(one.refused).rstrip('.')}; {instead}.")
     if one.spelling is None or not advised:
         return one
     notes = (*one.spelling.notes, f"{one.scheme}: {cost}.")

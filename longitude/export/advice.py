@@ -39,10 +39,6 @@ class Advised:
             raise Mistake(f"the run advises no scheme for {runtime}: {told['sentence']}")
         return str(told["scheme"])
 
-    def sentence(self, runtime: str) -> str:
-        """What was measured of it, in words."""
-        return str(self._told(runtime)["sentence"])
-
     def cost(self, runtime: str) -> str | None:
         """What is lost against the best of all methods, where this is not it."""
         told, best = self._told(runtime), self.best

@@ -113,7 +113,7 @@ def _measured(advice: Advised | None) -> Iterator[str]:
         )
     elif advice.summary:
         kept = [line for line in advice.summary.splitlines() if not line.startswith("![")]
-        yield "#" + "\n".join(kept).strip().replace("\n## ", "\n### ")
+        yield "## Measured\n\n#" + "\n".join(kept).strip().replace("\n## ", "\n### ")
 
 
 def _commands(done: Sequence[Export]) -> Iterator[str]:

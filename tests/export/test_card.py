@@ -69,7 +69,7 @@ def test_numbers_of_a_run_stand_in_it() -> None:
     place = opened("tiny-rope")
     done = exports(place, [Wish("transformers", TEXT), Wish("ollama", TEXT)], 1024)
     text = card(place, done, 1024, advice())
-    assert "### tiny-rope at 1,024 tokens" in text
+    assert "## Measured\n\n### tiny-rope at 1,024 tokens" in text
     assert "| method | loss |" in text
     assert "charts/a.png" not in text
     assert "**Ollama**: Ollama serves a GGUF file" in text
