@@ -99,10 +99,13 @@ class _File:
 
 
 def _computed(file: _File, version: str | None, *, heeding: bool) -> Effective:
-    parts, traps = _frequencies(file, heeding)
     length = _length(file)
+    try:
+        parts, traps = _frequencies(file, heeding)
+        divisors, more = _divisors(file, length, heeding)
+    except Mistake as mistake:
+        raise Refused("out of range") from mistake
     base = file.number("--rope-freq-base", "rope.freq_base", default=10000)
-    divisors, more = _divisors(file, length, heeding)
     read = Read({}, {}, base, file.dims)
     gain, dead = _attention(file, version, heeding)
     found = computed(
