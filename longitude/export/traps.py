@@ -174,6 +174,12 @@ _row(
     "make max_position_embeddings the original length times the factor.",
 )
 _row(
+    "longrope kept short",
+    "length frequencies",
+    "without --max-model-len vLLM serves a longrope model at its original length alone.",
+    "give --max-model-len.",
+)
+_row(
     "tokenizer's length",
     "length",
     "vLLM takes the tokenizer's model_max_length where it is shorter.",
@@ -227,12 +233,7 @@ _row(
     "an entry that it needs is not there, or is no number.",
     "write every entry of the type into the dictionary.",
 )
-_row(
-    "out of range",
-    "start",
-    "its numbers make no rotation.",
-    "correct them.",
-)
+_row("out of range", "start", "its numbers make no rotation.", "correct them.")
 _row(
     "wrong list",
     "start",

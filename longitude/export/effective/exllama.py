@@ -38,7 +38,8 @@ def effective(config: Mapping[str, Any], version: str | None = None) -> Effectiv
         case "yarn":
             return _yarn(read, old)
         case "longrope" | "su":
-            scale = read.most / read.number(ORIGINAL, read.text.get(ORIGINAL))
+            read = read.having(**{ORIGINAL: read.number(ORIGINAL, read.text.get(ORIGINAL))})
+            scale = read.most / read.number(ORIGINAL)
             traps = ["attention factor ignored", "longrope switch"]
             if read.own.get("short_factor") == read.own.get("long_factor"):
                 traps.remove("longrope switch")

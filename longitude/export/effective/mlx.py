@@ -66,6 +66,8 @@ def _held(config: Mapping[str, Any]) -> Read:
         traps = ["rope_parameters unread"]
     own = dict(flat(scaling)) if isinstance(scaling, Mapping) else {}
     own["rope_type"] = own.get("type") or own.get("rope_type") or "default"  # in this order
+    if text.get(ORIGINAL) is not None:  # Phi-3's own file hands it over
+        own.setdefault(ORIGINAL, text[ORIGINAL])
     share = Stated(text, own, own, "").share
     whole = text.get("model_type") in WHOLE or own["rope_type"] == "proportional"
     dims = turned_dims(text, 1.0 if whole else share)

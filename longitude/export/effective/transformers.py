@@ -24,6 +24,7 @@ from longitude.export.effective.value import (
 )
 from longitude.export.wanted import of_text
 from longitude.hf.configs.stated import ORIGINAL, Stated, is_number
+from longitude.parts import Ntk
 
 SCALED = ("llama3", "yarn", "longrope")
 THETA = 10000.0
@@ -166,6 +167,8 @@ def made(read: Read, version: str | None = None, length: int | None = None) -> E
             gain = longrope_attention(read, scale) if stated is None else stated
             switched = ["longrope switch"] if _two_lists(read) else []
             return computed(read, frequencies(read), attention=gain, length=most, traps=switched)
+        case "dynamic" if read.maybe("alpha") and Stated(read.text, {}, {}, "").named("alpha"):
+            return computed(read, Ntk(read.number("alpha")), length=most)  # Hunyuan's, once
         case "dynamic":
             reach = most * read.number("factor")
             return computed(read, frequencies(read), length=reach, traps=["decode differs"])

@@ -78,7 +78,7 @@ def _length(read: Read, config: Mapping[str, Any], version: str | None) -> int:
     old_yarn = before(version, "0.32") and read.kind == "yarn"
     if old_yarn:
         most = read.number(ORIGINAL) * read.number("factor")
-    elif read.kind not in SCALED_ALREADY:
+    elif read.kind not in SCALED_ALREADY and "gemma3" not in str(read.text.get("model_type")):
         most = most * (read.maybe("factor") or 1.0)
     asked = config.get("--max-model-len")
     if asked is None:
@@ -129,7 +129,9 @@ def _longrope(read: Read, length: int) -> Effective:
     scale = longrope_attention(read, read.most / read.number(ORIGINAL))
     long = length > read.number(ORIGINAL)
     gain = read.number("long_mscale" if long else "short_mscale", scale)
-    return computed(read, frequencies(read), attention=gain, length=length, traps=by_server(read))
+    short = length == read.text.get(ORIGINAL) != read.most
+    traps = [*by_server(read), *["longrope kept short"] * short]
+    return computed(read, frequencies(read), attention=gain, length=length, traps=traps)
 
 
 def by_server(read: Read) -> list[str]:
