@@ -30,14 +30,6 @@ Methods = Annotated[
         "rope(remap=rerope(512))."
     ),
 ]
-Texts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--text",
-        help="A file, a folder or a `datasets` name (owner/name:config:split); as often as you "
-        "like. Without: documentation topics and library sources of this Python.",
-    ),
-]
 Docs = Annotated[int, typer.Option(help="Documents to compare on.")]
 Lengths = Annotated[
     str | None, typer.Option(help="Lengths to measure at; without, doubling to the target.")
@@ -56,6 +48,7 @@ Search = Annotated[
 LmEval = Annotated[
     str | None, typer.Option("--lm-eval", help="lm-eval tasks for the best method, as in a,b.")
 ]
+Limit = Annotated[int | None, typer.Option(help="Samples of each lm-eval task; 0 for all of them.")]
 Engine = Annotated[str, typer.Option(help="local, or ray: an existing Ray cluster.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Seed = Annotated[int, typer.Option(help="Of documents and questions.")]
@@ -71,7 +64,7 @@ def extend(
     model: o.Model = DEFAULT,
     to: To = None,
     methods: Methods = "auto",
-    text: Texts = None,
+    text: o.Text = None,
     docs: Docs = 4,
     lengths: Lengths = None,
     tasks: Tasks = "passkey",
@@ -79,6 +72,7 @@ def extend(
     budget: Budget = None,
     search: Search = False,
     lm_eval: LmEval = None,
+    limit: Limit = 50,
     engine: Engine = "local",
     device: Device = "auto",
     dtype: o.ModelDType = "auto",
@@ -108,14 +102,14 @@ def extend(
         questions=questions, seed=seed, device=device, dtype=dtype, revision=revision,
         trust_remote_code=trust_remote_code, quiet=as_json,
     )  # fmt: skip
-    _extend(options, budget, search, lm_eval, engine, out, dry_run, as_json)
+    _extend(options, budget, search, (lm_eval, limit or None), engine, out, dry_run, as_json)
 
 
 def _extend(
     options: Options,
     budget: str | None,
     search: bool,
-    lm_eval: str | None,
+    lm_eval: tuple[str | None, int | None],
     engine: str,
     out: Path | None,
     dry_run: bool,
@@ -124,7 +118,9 @@ def _extend(
     from longitude.extend import whole
     from longitude.record import Store
 
-    check = whole.engine_named(engine)
+    (tasks, limit), check = lm_eval, whole.engine_named(engine)
+    if tasks:
+        whole.check_lm_eval()  # before anything takes its time
     prepared = whole.ready(options, budget)
     folder = out or Path("runs") / f"{_slug(options.model)}-{prepared.plan.target}"
     _tell(prepared, folder, as_json)
@@ -136,8 +132,8 @@ def _extend(
         extra: dict[str, Any] = {}
         if search:
             extra["search"] = _search(prepared, store, as_json)
-        if lm_eval:
-            extra["lm_eval"] = whole.judged_by_lm_eval(prepared, store, lm_eval)
+        if tasks:
+            extra["lm_eval"] = whole.judged_by_lm_eval(prepared, store, tasks, limit)
         _finish(prepared, store, folder, extra, as_json)
 
 

@@ -2,7 +2,8 @@
 
 From the trained length L to the target T, s = T/L, by each paper's own rule: interpolations take
 the factor s (YaRN 2s as well, because it is said to reach less far than its factor);
-ReRoPE's window is L/2, leaky ReRoPE's factor 2s keeps w + (T - w)/k below L (Su, kexue.fm 9708);
+ReRoPE's window is L/2, and leaky ReRoPE's factor 4s keeps w + (T - w)/k below 3L/4 (Su, kexue.fm
+9708, asks for L at most);
 Self-Extend groups so that W + (T - W)/G stays within 2/3 of L (Jin et al. 2024); dual chunk takes
 3L/4 and L/8 (An et al. 2024); streaming fills the window. "Change nothing" is always among them.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from longitude.fields import Mistake, shown
 from longitude.parts import Chunked, Window
@@ -54,7 +56,7 @@ class Stretch:
 
     @property
     def leak(self) -> int:
-        return max(2, -(-2 * self.target // self.trained))
+        return max(2, -(-4 * self.target // self.trained))
 
     @property
     def group(self) -> int:
@@ -68,67 +70,62 @@ class Stretch:
         return max(1, self.trained // 4)
 
 
-def _rope(s: Stretch) -> list[Candidate]:
+def _rope(s: Stretch) -> list[str]:
     """The ways of rotation that `auto` tries."""
-    made = {
-        "linear": f"rope(frequencies=linear({s.factor}))",
-        "ntk": f"rope(frequencies=ntk({s.factor}))",
-        "yarn": f"rope(frequencies=yarn({s.factor}, original={s.trained}))",
-        "yarn ": f"rope(frequencies=yarn({s.twice}, original={s.trained}))",
-        "dynamic_ntk": f"rope(frequencies=dynamic_ntk({s.trained}))",
-        "rerope": f"rope(remap=rerope({s.half}))",
-        "leaky_rerope": f"rope(remap=leaky_rerope({s.half}, {s.leak}))",
-        "self_extend": f"rope(remap=self_extend({s.group}, {s.neighbours}))",
-        "dual_chunk": f"rope(remap=dual_chunk({3 * s.trained // 4}, {s.trained // 8}))",
-        "streaming": f"rope(remap=streaming(4, {s.trained - 4}))",
-    }
-    return [Candidate(name.strip(), text) for name, text in made.items()]
+    return [
+        f"rope(frequencies=linear({s.factor}))",
+        f"rope(frequencies=ntk({s.factor}))",
+        f"rope(frequencies=yarn({s.factor}, original={s.trained}))",
+        f"rope(frequencies=yarn({s.twice}, original={s.trained}))",
+        f"rope(frequencies=dynamic_ntk({s.trained}))",
+        f"rope(remap=rerope({s.half}))",
+        f"rope(remap=leaky_rerope({s.half}, {s.leak}))",
+        f"rope(remap=self_extend({s.group}, {s.neighbours}))",
+        f"rope(remap=dual_chunk({3 * s.trained // 4}, {s.trained // 8}))",
+        f"rope(remap=streaming(4, {s.trained - 4}))",
+    ]
 
 
-def _more_rope(s: Stretch) -> list[Candidate]:
+def _more_rope(s: Stretch) -> list[str]:
     """And those that only `all` tries."""
-    original = f"original={s.trained}"
-    quarter = max(1, s.trained // 4)
-    made = {
-        "ntk": f"rope(frequencies=ntk({s.twice}))",
-        "ntk_mixed": f"rope(frequencies=ntk_mixed({s.factor}))",
-        "by_parts": f"rope(frequencies=by_parts({s.factor}, {original}))",
-        "llama3": f"rope(frequencies=llama3({s.factor}, {original}))",
-        "dynamic_linear": f"rope(frequencies=dynamic_linear({s.trained}))",
-        "dynamic_yarn": f"rope(frequencies=dynamic_yarn({s.trained}))",
-        "stepped": f"rope(frequencies=stepped('yarn', {original}))",
-        "rerope": f"rope(remap=rerope({s.half})) + logn({s.trained})",
-        "rerope ": f"rope(remap=rerope({quarter}))",
-        "leaky_rerope": f"rope(remap=leaky_rerope({s.half}, {s.leak})) + logn({s.trained})",
-        "leaky_rerope ": f"rope(remap=leaky_rerope({quarter}, {s.leak}))",
-        "self_extend": f"rope(remap=self_extend({s.leak}, {max(1, s.trained // 8)}))",
-        "lm_infinite": f"rope(remap=lm_infinite({s.half}))",
-        "logn": f"logn({s.trained})",
-    }
-    return [Candidate(name.strip(), text) for name, text in made.items()]
-
-
-def _alibi(s: Stretch) -> list[Candidate]:
     return [
-        Candidate("alibi_interpolated", f"alibi_interpolated({s.factor})"),
-        Candidate("ntk_alibi", f"ntk_alibi({s.factor})"),
-        Candidate("ntk_alibi", f"ntk_alibi({s.twice})"),
+        f"rope(frequencies=ntk({s.twice}))",
+        f"rope(frequencies=ntk_mixed({s.factor}))",
+        f"rope(frequencies=by_parts({s.factor}, original={s.trained}))",
+        f"rope(frequencies=llama3({s.factor}, original={s.trained}))",
+        f"rope(frequencies=dynamic_linear({s.trained}))",
+        f"rope(frequencies=dynamic_yarn({s.trained}))",
+        f"rope(frequencies=stepped('yarn', original={s.trained}))",
+        f"rope(remap=rerope({s.half})) + logn({s.trained})",
+        f"rope(remap=rerope({s.neighbours}))",
+        f"rope(remap=leaky_rerope({s.half}, {max(2, s.leak // 2)}))",
+        f"rope(remap=leaky_rerope({s.half}, {s.leak})) + logn({s.trained})",
+        f"rope(remap=leaky_rerope({s.neighbours}, {s.leak}))",
+        f"rope(remap=self_extend({s.leak}, {max(1, s.trained // 8)}))",
+        f"rope(remap=lm_infinite({s.half}))",
+        f"logn({s.trained})",
     ]
 
 
-def _learned(s: Stretch) -> list[Candidate]:
-    return [
-        Candidate("hierarchical", f"hierarchical({s.trained})"),
-        Candidate("learned_tiled", f"learned_tiled({s.trained})"),
-        Candidate("learned_interpolated", f"learned_interpolated({s.trained}, {s.factor})"),
-    ]
+def _alibi(s: Stretch) -> list[str]:
+    return [f"alibi_interpolated({s.factor})", f"ntk_alibi({s.factor})", f"ntk_alibi({s.twice})"]
 
 
-Makers = tuple[Callable[[Stretch], list[Candidate]], ...]
-FAMILIES: dict[str, tuple[Makers, Makers]] = {  # what auto tries, and what all adds
-    "rope": ((_rope,), (_more_rope,)),
-    "alibi": ((_alibi,), ()),
-    "learned": ((_learned,), ()),
+def _learned(s: Stretch) -> list[str]:
+    names = ("hierarchical", "learned_tiled")
+    interpolated = f"learned_interpolated({s.trained}, {s.factor})"
+    return [*(f"{name}({s.trained})" for name in names), interpolated]
+
+
+def _none(s: Stretch) -> list[str]:
+    return []
+
+
+Maker = Callable[[Stretch], list[str]]
+FAMILIES: dict[str, tuple[Maker, Maker]] = {  # what auto tries, and what all adds
+    "rope": (_rope, _more_rope),
+    "alibi": (_alibi, _none),
+    "learned": (_learned, _none),
 }
 
 
@@ -148,14 +145,22 @@ def candidates(methods: str, own: Own, trained: int, target: int) -> list[Candid
     """The methods that a text asks for: auto, all, or names and schemes joined by `;`."""
     stretch = Stretch(trained, target)
     first, rest = FAMILIES[family(own)]
-    auto = [one for make in first for one in make(stretch)]
-    every = [*auto, *(one for make in rest for one in make(stretch))]
+    auto = [Candidate(_name(text), text) for text in first(stretch)]
+    every = [*auto, *(Candidate(_name(text), text) for text in rest(stretch))]
     asked = [part.strip() for part in methods.split(";") if part.strip()]
     if not asked:
         raise Mistake("--methods names none: write auto, all, or for example yarn; leaky_rerope.")
     found = [one for part in asked for one in _named(part, auto, every)]
     once = {one.text: one for one in [Candidate(NOTHING, None), *found]}
     return [Candidate(c.name, c.text and full_layers(c.text, own)) for c in once.values()]
+
+
+def _name(text: str) -> str:
+    """The short name of a method: that of the part which makes it one."""
+    scheme = parse(text).layer(0)
+    rope = scheme.rotary
+    part: Any = (rope.remap or rope.frequencies) if rope else scheme.parts[0]
+    return part.name
 
 
 def _named(part: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> list[Candidate]:

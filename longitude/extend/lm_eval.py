@@ -108,6 +108,11 @@ def _numbers(scores: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def check() -> None:
+    """Raise unless the library is there."""
+    _library()
+
+
 def _library(part: str = "") -> Any:
     try:
         return importlib.import_module(f"lm_eval.{part}" if part else "lm_eval")

@@ -131,12 +131,21 @@ class Bench:
         each = [self._asked(asked) for asked in rows]
         every = [q for questions in each for q in questions]
         prompts = [torch.tensor(self._ids(q.prompt)) for q in every]
-        new = max(len(self._ids(q.answer)) for q in every) + 2
-        said = answer.said_all(self.model, prompts, new)
+        said = self._said(prompts, length, max(len(self._ids(q.answer)) for q in every) + 2)
         told = (self.tokenizer.decode(ids, skip_special_tokens=True) for ids in said)
         judge = passkey.retrieved if task.measure == PASSKEY else answered
         right = iter([bool(judge(q, t)) for q, t in zip(every, told, strict=True)])
         return [{"right": [next(right) for _ in questions]} for questions in each]
+
+    def _said(self, prompts: list[Tensor], length: int, most: int) -> list[list[int]]:
+        """What the model goes on with: never past the length, where a table may end."""
+        said: dict[int, list[int]] = {}
+        for size in sorted({len(p) for p in prompts}):
+            which = [i for i, p in enumerate(prompts) if len(p) == size]
+            new = min(most, length - size + 1)
+            answers = answer.said_all(self.model, [prompts[i] for i in which], new)
+            said |= dict(zip(which, answers, strict=True))
+        return [said[i] for i in range(len(prompts))]
 
     def _asked(self, asked: Asked) -> list[Any]:
         """The questions of a row: the same for every method, and slow to fit to a length."""

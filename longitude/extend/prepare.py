@@ -78,12 +78,12 @@ def prepare(options: Options) -> Prepared:
         raise Mistake(f"{options.model} has no tokenizer, and texts must be cut: add its files.")
     about = subject(model, options.model, options.revision)
     lengths = lengths_of(options, about.trained)
-    form = form_for(about.trained)
+    few = options.questions
     protocol = Protocol(
         tail=min(TAIL, about.trained // 2),
         tasks=options.tasks,
-        questions=options.questions or QUESTIONS[about.device == "cpu"],
-        form=form,
+        questions=QUESTIONS[about.device == "cpu"] if few is None else few,
+        form=form_for(about.trained),
         cost=options.cost,
     )
     methods, notes = _methods(options, model, about.trained, lengths[-1])

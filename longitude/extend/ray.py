@@ -17,6 +17,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from longitude.extend.plan import Plan, Task
@@ -173,7 +174,7 @@ def _cluster() -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    where = os.environ.get("RAY_ADDRESS") or "auto"
+    where = os.environ.get("RAY_ADDRESS") or _noted() or "auto"
     try:
         _knock(where)
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
@@ -186,6 +187,13 @@ def _cluster() -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _noted() -> str:
+    """The address that `ray start` left on this machine; it stays when a cluster breaks down."""
+    base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    note = Path(base) / "ray" / "ray_current_cluster"
+    return note.read_text(encoding="utf-8").strip() if note.is_file() else ""
 
 
 def _knock(where: str) -> None:

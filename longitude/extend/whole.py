@@ -13,7 +13,7 @@ from rich.console import Console
 from longitude.eval.rows import Measured
 from longitude.extend import budget as budgets
 from longitude.extend import folder as folders
-from longitude.extend.lm_eval import judge
+from longitude.extend import lm_eval
 from longitude.extend.measure import Bench
 from longitude.extend.plan import Method, Plan, Task
 from longitude.extend.prepare import Options, Prepared, prepare
@@ -105,12 +105,19 @@ def searched(prepared: Prepared, store: Store, tell: Callable[[str], None]) -> l
     return search_on(prepared.bench, prepared.apart, once, store, seed, tell)
 
 
-def judged_by_lm_eval(prepared: Prepared, store: Store, tasks: str) -> dict[str, Any]:
+def check_lm_eval() -> None:
+    """Raise unless lm-eval is installed."""
+    lm_eval.check()
+
+
+def judged_by_lm_eval(
+    prepared: Prepared, store: Store, tasks: str, limit: int | None
+) -> dict[str, Any]:
     """lm-eval's scores of the model as it is and under the best method."""
     _, advice = advise(prepared, store)
     names = tuple(task.strip() for task in tasks.split(",") if task.strip())
     best = [m for m in prepared.plan.methods if m.patch is None or m.scheme == advice.best.scheme]
-    return {m.label: judge(prepared.bench, m, names, store) for m in best}
+    return {m.label: lm_eval.judge(prepared.bench, m, names, store, limit) for m in best}
 
 
 def written(

@@ -27,6 +27,7 @@ from longitude.text import parse
 
 Asked = str | Scheme | Layers
 PATCH = "_longitude_patch"
+WINDOW = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two MPT's and BLOOM's
 _LOOKS: WeakKeyDictionary[nn.Module, list[Seen]] = WeakKeyDictionary()
 
 
@@ -153,12 +154,8 @@ def trained_length(model: nn.Module) -> int | None:
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     parameters = getattr(config, "rope_parameters", None) or {}
     name = "original_max_position_embeddings"
-    told = (
-        getattr(config, "max_position_embeddings", None),
-        getattr(config, name, None),
-        parameters.get(name),
-    )
-    return max((n for n in told if isinstance(n, int)), default=None)
+    told = [getattr(config, key, None) for key in (*WINDOW, name)]
+    return max((n for n in (*told, parameters.get(name)) if isinstance(n, int)), default=None)
 
 
 def _family(model: nn.Module) -> Any:

@@ -62,9 +62,9 @@ def watch(text: str, n: int, backend: Any, grad: bool, **options: Any) -> tuple[
         ("rope(remap=dual_chunk(96, 24))", "native"),
         ("rope() + window(64, sinks=4)", "native"),
         ("alibi()", "native"),
-        ("t5()", "native"),
+        pytest.param("t5()", "native", marks=pytest.mark.slow),
         ("rope(remap=leaky_rerope(64, 8)) + alibi()", "auto"),
-        ("rope(remap=rerope(64))", "eager"),
+        pytest.param("rope(remap=rerope(64))", "eager", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])

@@ -25,6 +25,7 @@ QUICK = ["--methods", "rerope", "--to", "2x", "--docs", "1", "--tasks", "none"]
         (["--tasks", "fish"], "passkey, keys, variables"),
         (["--docs", "0"], "--docs"),
         (["--questions", "-1"], "--questions"),
+        (["--questions", "0"], "--questions"),
         (["--lengths", "1,2,x"], "--lengths"),
         (["--lengths", "99999"], "--lengths"),
         (["--engine", "cloud"], "local or ray"),

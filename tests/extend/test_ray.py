@@ -6,13 +6,11 @@ error, a sentence) is played by a stand-in, which is exact and fast.
 
 from __future__ import annotations
 
-import argparse
 import signal
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -22,18 +20,14 @@ from typing import Any
 import psutil
 import pytest
 
-from longitude.extend.measure import Bench
-from longitude.extend.prepare import Options, Prepared, prepare
+from longitude.extend.prepare import Prepared
 from longitude.extend.ray import TRIES, on_ray
 from longitude.extend.run import News, local, missing
-from longitude.extend.worker import Errand, Kit, Worker, errands, known_of
+from longitude.extend.worker import Errand, errands
 from longitude.fields import Mistake
 from longitude.record import Store
+from tests.extend.clusters import Lost, play, small, told
 
-SMALL = Options(
-    to="512", methods="rope(frequencies=yarn(2, original=256))", lengths=(256, 512), docs=2,
-    text=(argparse.__file__,), questions=1, cost=False, device="cpu", quiet=True,
-)  # fmt: skip
 OTHERWISE = ("seconds", "machine")  # what differs from run to run
 
 
@@ -47,11 +41,7 @@ def rows(store: Store) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
-    """A plan that was cut, as a budget cuts: workers must not lay out one of their own."""
-    whole = prepare(SMALL)
-    cut = replace(whole.plan, protocol=replace(whole.plan.protocol, depths=(0.0, 1.0)))
-    bench = Bench(cut, whole.bench.model, whole.bench.tokenizer, whole.bench.documents)
-    return replace(whole, plan=cut, bench=bench)
+    return small()
 
 
 @pytest.fixture(scope="module")
@@ -122,74 +112,6 @@ def test_rows_are_those_of_a_local_run_though_a_worker_is_killed(
 
 
 # without a cluster
-
-
-class Lost(Exception):
-    """What the stand-in raises for Ray's errors."""
-
-
-class Played:
-    """Ray, played in this process: `answer` says what a worker makes of an errand."""
-
-    exceptions = SimpleNamespace(RayError=Lost)
-
-    def __init__(self, answer: Callable[[Errand], Any], **resources: float) -> None:
-        self.answer, self.resources = answer, resources or {"CPU": 2.0}
-        self.made = self.killed = 0
-        self.asked: Counter[Errand] = Counter()
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def cluster_resources(self) -> dict[str, float]:
-        return self.resources
-
-    def put(self, value: Any) -> Any:
-        return value
-
-    def remote(self, kind: type) -> Any:
-        assert kind is Worker
-
-        def make(kit: Kit) -> Any:
-            self.made += 1
-            begin = SimpleNamespace(remote=lambda: self._ask(()))
-            return SimpleNamespace(begin=begin, measure=SimpleNamespace(remote=self._ask))
-
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
-
-    def _ask(self, errand: Errand, known: Any = ()) -> Any:
-        self.asked[errand] += 1
-        return _Awaited(errand)
-
-    def wait(self, answers: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
-        return answers[-1:], answers[:-1]
-
-    def get(self, answer: _Awaited) -> Any:
-        found = self.answer(answer.errand)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def kill(self, worker: Any) -> None:
-        self.killed += 1
-
-
-class _Awaited:
-    def __init__(self, errand: Errand) -> None:
-        self.errand = errand
-
-
-def play(
-    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Errand], Any], **resources: float
-) -> Played:
-    ray = Played(answer, **resources)
-    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
-    return ray
-
-
-def told(errand: Errand) -> list[Any]:
-    """An answer of the right form: a row for each task."""
-    return [({"task": repr(task)}, {"label": task.method.label}) for task in errand]
 
 
 def test_a_failed_errand_is_tried_again_by_a_fresh_worker(
@@ -284,71 +206,34 @@ def test_memory_bounds_the_workers(
     assert ray.made == 3
 
 
-def test_no_ray_and_no_cluster_get_a_sentence(
+def test_without_ray_there_is_a_sentence(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     with pytest.raises(Mistake, match=r"pip install 'longitude\[ray\]'"):
         on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
 
+
+def test_without_a_cluster_there_is_a_sentence_at_once(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def init(**options: Any) -> None:
-        raise ConnectionError(f"Could not find any running Ray instance at {options['address']}.")
+        raise ConnectionError(f"Could not find any at {options['address']}. Please start one.")
+
+    def refused(told: str) -> None:
+        with pytest.raises(Mistake, match=rf"{told}\): start one with `ray start --head`"):
+            on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
 
     absent = SimpleNamespace(is_initialized=lambda: False, init=init)
     monkeypatch.setitem(sys.modules, "ray", absent)  # type: ignore[arg-type]
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(
-        Mistake, match=r"'auto' \(Could not.*at auto\): start one.*ray start --head"
-    ):
-        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    refused(r"'auto' \(Could not find any at auto")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")  # where nobody is any more
-    with pytest.raises(Mistake, match=rf"'127.0.0.1:{port}' \(.*refused\)"):
-        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
-
-
-# a worker
-
-
-def test_questions_of_a_kind_go_together(prepared: Prepared) -> None:
-    plan = replace(prepared.plan, protocol=replace(prepared.plan.protocol, cost=True))
-    found = errands([*reversed(plan.tasks())])
-    assert sorted(map(len, found)) == [1] * 4 + [2] * 4
-    assert sum(found, start=()) and {t for e in found for t in e} == {*plan.tasks()}
-    for errand in found:
-        assert len({(t.method, t.measure, t.document) for t in errand}) == 1
-        assert [t.length for t in errand] == sorted(t.length for t in errand)
-
-
-def test_a_worker_that_goes_on_knows_what_was_told_at_the_length_before(
-    prepared: Prepared, store: Store
-) -> None:
-    plan = prepared.plan
-    (before, after), *_ = [e for e in errands(plan.tasks()) if e[0].measure == "passkey"]
-    for asked in plan.asked(before):
-        store.put(asked.key, {"label": "as it is", "right": [False]})
-    known = known_of(plan, (after,), store)
-    assert len(known) == len(plan.asked(before))
-    worker = Worker(Kit.of(prepared))
-    found = worker.measure((after,), known)
-    assert [v["assumed"] for _, v in found] == ["none of 2 told at 256."] * 2  # type: ignore[index]
-    assert {k["length"] for k, _ in found} == {512}  # type: ignore[index]
-
-
-def test_other_weights_are_refused(prepared: Prepared) -> None:
-    subject = replace(prepared.plan.subject, weights="0123456789abcdef")
-    kit = replace(Kit.of(prepared), plan=replace(prepared.plan, subject=subject))
-    told = Worker(kit).begin()
-    assert isinstance(told, str) and "has other weights here" in told and "0123456789" in told
-
-
-def test_a_path_is_the_same_elsewhere(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    here = replace(prepared, options=replace(SMALL, model="mine"))
-    assert Kit.of(here).options.model == str(tmp_path.resolve() / "mine")
-    assert Kit.of(prepared).options.model == "tiny-rope"
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(where)
+        refused(rf"'{where}' \(Could not find any at {where}")
+    refused(rf"'{where}' \(.*refused")  # nobody is there any more
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    refused(r"'nonsense' \(Could not find any at nonsense")

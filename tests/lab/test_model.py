@@ -93,6 +93,7 @@ def _without_start(made: Shape) -> Decoder:
         module._initialise = start
 
 
+@pytest.mark.slow
 def test_compiled_is_the_same_and_in_one_graph_where_one_pass_does_it():
     """In a process of its own: a compiler can't look through a run-time type checker."""
     program = Path(__file__).with_name("compiled.py")

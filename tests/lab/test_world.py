@@ -76,7 +76,9 @@ main()
 )
 
 
-@pytest.mark.parametrize("program", [SHARDED, ONE], ids=["sharded", "one"])
+@pytest.mark.parametrize(
+    "program", [SHARDED, pytest.param(ONE, marks=pytest.mark.slow)], ids=["sharded", "one"]
+)
 def test_a_sharded_run_goes_on_from_its_state_however_many_go_on(folder, tmp_path, program):
     settings = ("--scheme", "rope()", "--resume")
     run(folder, tmp_path / "straight", 2, *settings, program=SHARDED)
