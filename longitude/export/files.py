@@ -7,12 +7,12 @@ one of its own inside, and those that would be the same are one.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from longitude.atomic import whole_file
 from longitude.export.advice import Advised
 from longitude.export.card import card
 from longitude.export.folder import Contents, write_folder
@@ -73,7 +73,7 @@ def write_card(
     proofs: Sequence[str] = (),
 ) -> Path:
     """Write the card of all exports, with what was verified of them."""
-    return _whole_file(out / "README.md", card(opened, done, target, advice, proofs))
+    return _text_file(out / "README.md", card(opened, done, target, advice, proofs))
 
 
 def _companions(opened: Opened, done: Sequence[Export], out: Path, target: int) -> list[Export]:
@@ -106,7 +106,7 @@ def _written(
             contents = Contents(spelling.config, target, text, {spelling.file: spelling.text})
             write_folder(opened, home, contents, weights)
         return [home]
-    made = [_whole_file(out / spelling.file, spelling.text)]
+    made = [_text_file(out / spelling.file, spelling.text)]
     if one.wish.runtime in GGUF and one.wanted is not None and opened.source.gguf is not None:
         file = out / gguf_name(opened, target)
         if _first_gguf(one, done):
@@ -144,17 +144,13 @@ def _first_gguf(one: Export, done: Sequence[Export]) -> bool:
     return next(e for e in done if e.spelling and e.wish.runtime in GGUF) is one
 
 
-def _whole_file(path: Path, text: str) -> Path:
+def _text_file(path: Path, text: str) -> Path:
     """Write a file beside its place and put it there."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        with whole_file(path) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Mistake(
             f"{shown(str(path))} can't be written ({error.strerror or error}): name another folder."
         ) from error
-    finally:
-        part.unlink(missing_ok=True)
     return path

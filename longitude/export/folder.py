@@ -2,26 +2,26 @@
 
 The small files are copied, the weights linked, copied or left out; the lengths that a tokenizer and
 a generation may reach are raised. Files appear whole and config.json last: a folder that has it has
-everything. A kill leaves at most a folder of the same name, but hidden, which the next call takes
-away.
+everything.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from longitude.atomic import whole_checkpoint
 from longitude.export.opened import Opened, held
 from longitude.export.spelling.value import TOKENIZER
 from longitude.fields import Mistake, shown
 from longitude.hf.configs.stated import ORIGINAL
 from longitude.hf.load import SCHEME, load
 from longitude.hf.loading.source import told
-from longitude.hf.save import STALE, save
+from longitude.hf.save import save
 
 Weights = Literal["link", "copy", "none"]
 HEAVY = (".safetensors", ".bin")
@@ -56,20 +56,15 @@ def write_folder(opened: Opened, out: Path, contents: Contents, weights: str = "
     if out.is_file() or out == opened.home.resolve():
         what = "a file" if out.is_file() else "the model's own folder"
         raise Mistake(f"--out {shown(str(out))} is {what}: name another folder.")
-    part = out.with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir(parents=True)
-        home = _fill(opened, part, weights)
-        _settings(home, part, contents)
-        _move(part, out)
+        with whole_checkpoint(out) as part:
+            home = _fill(opened, part, weights)
+            _settings(home, part, contents)
     except OSError as error:
         raise Mistake(
             f"{shown(str(out))} can't be written ({error.strerror or error}): name another folder "
             f"or make room."
         ) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _fill(opened: Opened, part: Path, weights: str) -> Path:
@@ -146,17 +141,3 @@ def _config(home: Path, part: Path, config: Mapping[str, Any]) -> dict[str, Any]
 def _write(file: Path, entries: Mapping[str, Any]) -> None:
     text = json.dumps(dict(entries), indent=2, ensure_ascii=False) + "\n"
     file.write_text(text, encoding="utf-8")
-
-
-def _move(part: Path, out: Path) -> None:
-    out.mkdir(exist_ok=True)
-    for file in _stale(out):
-        file.unlink()
-    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
-        file.replace(out / file.name)
-
-
-def _stale(out: Path) -> Iterator[Path]:
-    """What does not fit new weights: one old file would be read before many new ones."""
-    for pattern in ("config.json", *STALE):
-        yield from out.glob(pattern)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
+from longitude.atomic import whole_file
 from longitude.fields import Mistake
 from longitude.hf.loading.layout import FLOAT32, LENGTH, START, STRING, Held, Layout, padded
 
@@ -37,7 +37,11 @@ def rewrite(layout: Layout, target: Path, keys: Keys, tensors: Tensors) -> None:
     added = [name for name in tensors if name not in {t.name for t in layout.tensors}]
     placed, end = _placed(layout, tensors, added)
     try:
-        with _beside(target) as out, layout.path.open("rb", 0) as source:
+        with (
+            whole_file(target) as part,
+            part.open("wb") as out,
+            layout.path.open("rb", 0) as source,
+        ):
             source.seek(START.size)
             head = source.read(layout.table_end - START.size)
             out.write(_head(layout, head, keys, placed[len(layout.tensors) :]))
@@ -67,19 +71,6 @@ def _sentence(target: Path, size: int, error: OSError) -> str:
             "another place."
         )
     return f"{target} can't be written ({error.strerror or error}): name another place."
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[BinaryIO]:
-    """A file beside the target, which takes its place when all went well."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _placed(layout: Layout, tensors: Tensors, added: list[str]) -> tuple[list[Held], int]:
