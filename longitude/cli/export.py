@@ -153,7 +153,7 @@ def _target(place: Opened, asked: Sequence[Wish], to: str | None, advice: Advise
         return max(1, target_of(to, place.trained or 1))
     if advice is not None:
         return advice.target
-    return reach(place, place.asked(asked[0].scheme)[0])
+    return reach(place, place.asked(asked[0].scheme).scheme)
 
 
 def _with_cost(one: Export, advice: Advised) -> Export:

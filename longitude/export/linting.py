@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longitude.export.apart import Difference, difference
 from longitude.export.effective import (
     BROKEN,
     COMPUTES,
@@ -20,14 +21,14 @@ from longitude.export.effective import (
     is_gguf,
     llama_cpp,
 )
-from longitude.export.effective.transformers import flat, overridden
+from longitude.export.effective.transformers import overridden
 from longitude.export.effective.value import Refused
 from longitude.export.spelling.versions import NEWEST
-from longitude.export.traps import TRAPS, Difference, Trap, difference
+from longitude.export.traps import TRAPS, Trap
 from longitude.export.wanted import head_size, of_text, wanted
 from longitude.fields import Mistake, shown
 from longitude.hf.configs.faults import Fault, faults
-from longitude.hf.configs.stated import ORIGINAL, is_number, rotations, stated
+from longitude.hf.configs.stated import ORIGINAL, flat, is_number, rotations, stated
 from longitude.hf.loading.gguf import read_header
 from longitude.hf.loading.source import find, raw_config
 from longitude.scheme import Scheme

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from typing import Any
 
 
@@ -44,8 +45,7 @@ def _likeliest(answer: dict[str, Any]) -> list[tuple[int, float]]:
 
 
 def _server(file: str, room: int, threads: int) -> Any:
-    import xllamacpp  # pyright: ignore[reportMissingImports]
-
+    xllamacpp: Any = import_module("xllamacpp")  # its types are made as it loads
     params = xllamacpp.CommonParams()
     params.model.path = file
     params.n_ctx, params.n_parallel, params.n_gpu_layers = room, 1, 0

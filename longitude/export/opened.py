@@ -7,16 +7,17 @@ trained length, and the rotation, its scaling included.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from longitude.export.spelling.value import TOKENIZER, Model
 from longitude.export.wanted import of_text
-from longitude.fields import Mistake, shown
-from longitude.hf.configs.ropes import read
+from longitude.fields import Mistake
+from longitude.hf.configs.ropes import layer_types, read, rope_parameters
+from longitude.hf.configs.stated import FULL
 from longitude.hf.loading.gguf import Header, read_header
 from longitude.hf.loading.mend import mend
 from longitude.hf.loading.source import Source, find, raw_config
@@ -26,6 +27,16 @@ from longitude.scheme import Layers, Scheme
 from longitude.text import parse
 
 
+class Asked(NamedTuple):
+    """What a text asks of the layers that see everything, what they have of their own, and the
+    model, with the rotations of its other layers where types of layers differ."""
+
+    scheme: Scheme | Layers
+    own: Scheme | None
+    model: Model
+    moved: bool = False  # whether the other layers are to turn otherwise, too
+
+
 @dataclass(frozen=True)
 class Opened:
     """A checkpoint's settings, the scheme it has of its own, and where it lies."""
@@ -33,19 +44,40 @@ class Opened:
     model: Model
     source: Source
     home: Path  # of its small files: the folder, or what the Hub's cache has of it
-    own: Scheme | None  # None where nothing turns
+    ropes: Mapping[str | None, Rope | None]  # of each type of layer, or of all
 
-    def asked(self, text: str) -> tuple[Scheme | Layers, Scheme | None]:
-        """What a text asks of this model, what it leaves out taken from the model's own; and that.
+    @property
+    def own(self) -> Scheme | None:
+        """Its own rotation, of the layers that see everything; None where nothing turns."""
+        return _alone(self.ropes.get(FULL, next(iter(self.ropes.values()))))
+
+    def asked(self, text: str) -> Asked:
+        """What a text asks of this model, what it leaves out taken from the model's own.
 
         How pairs lie and which keys are seen stands in no configuration: it is as the text says.
         """
-        asked = parse(text)
-        if self.own is None or self.own.rotary is None or isinstance(asked, Layers):
-            return asked, self.own
-        pairs = asked.rotary.pairs if asked.rotary else self.own.rotary.pairs
-        own = replace(self.own, rotary=replace(self.own.rotary, pairs=pairs), mask=asked.mask)
-        return inherit(text, [own], self.trained)[0], own
+        asked, apart = parse(text), FULL in self.ropes
+        if self.own is None or (isinstance(asked, Layers) and not apart):
+            return Asked(asked, self.own, self.model)
+        types: Sequence[str | None] = list(self.ropes)
+        if isinstance(asked, Layers):
+            types = layer_types(self.model.config)
+        before = [
+            _as_asked(self.ropes.get(kind), asked.layer(n, len(types)))
+            for n, kind in enumerate(types)
+        ]
+        after = inherit(text, before, self.trained)
+        first = {kind: n for n, kind in reversed([*enumerate(types)])}
+        if any(after[n] != after[first[kind]] for n, kind in enumerate(types)):
+            raise Mistake(
+                f"settings give layers of one type one rotation, but {text} tells them apart: "
+                f"write the same for all of a type."
+            )
+        at = first[FULL] if apart else 0
+        beside = {k: after[n].rotary for k, n in first.items() if k is not None and k != FULL}
+        moved = any(after[n] != before[n] for k, n in first.items() if k in beside)
+        kinds = {k: rope_parameters(rope) for k, rope in beside.items() if rope}
+        return Asked(after[at], before[at], replace(self.model, kinds=kinds), moved)
 
     @property
     def trained(self) -> int | None:
@@ -61,11 +93,11 @@ def opened(name: str, revision: str | None = None) -> Opened:
         header = read_header(source.gguf)
         config = gguf_config(header)
         model = Model(str(source.gguf), config, header=header)
-        return Opened(model, source, source.gguf.parent, _own(config))
+        return Opened(model, source, source.gguf.parent, read(config))
     file, config = raw_config(source)
     place = name if source.folder is None else str(source.folder)
     model = Model(place, config, held(file.parent / TOKENIZER))
-    return Opened(model, source, file.parent, _own(config))
+    return Opened(model, source, file.parent, read(config))
 
 
 def held(file: Path) -> dict[str, Any]:
@@ -103,16 +135,12 @@ def gguf_config(header: Header) -> dict[str, Any]:
     return {"model_type": "stablelm" if partial else "llama", **vars(turns)}
 
 
-def _own(config: Mapping[str, Any]) -> Scheme | None:
-    """The scheme of a configuration, as far as that says it: one rotation."""
-    found = {rope for rope in read(config).values() if rope is not None}
-    if len(found) > 1:
-        raise Mistake(
-            f"types of layers turn differently in this model ({shown(_one(found))} and others), "
-            f"and an export says one rotation for all: use longitude.hf.save instead."
-        )
-    return Scheme.of(found.pop()) if found else None
+def _alone(rope: Rope | None) -> Scheme | None:
+    return None if rope is None else Scheme.of(rope)
 
 
-def _one(found: set[Rope]) -> Rope:
-    return min(found, key=str)
+def _as_asked(rope: Rope | None, asked: Scheme) -> Scheme:
+    """A rotation as the scheme of a layer: what no configuration says of it is as asked."""
+    pairs = asked.rotary.pairs if asked.rotary else "half"
+    turned = Scheme() if rope is None else Scheme.of(replace(rope, pairs=pairs))
+    return replace(turned, mask=asked.mask)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longitude.fields import Mistake, shown
-from longitude.hf.configs.stated import INSIDE, ORIGINAL, is_number
+from longitude.hf.configs.stated import INSIDE, ORIGINAL, flat, is_number
 from longitude.part import Banded, Frequencies
 from longitude.parts import (
     Causal,
@@ -99,7 +99,7 @@ def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = 
     text = of_text(config)
     said = getattr(frequencies, "original", None)
     scaling = [text.get(key) for key in ("rope_parameters", "rope_scaling")]
-    inside = [d.get(ORIGINAL) for d in scaling if isinstance(d, Mapping)]
+    inside = [flat(d).get(ORIGINAL) for d in scaling if isinstance(d, Mapping)]
     stated = [said, *inside, text.get(ORIGINAL), text.get("max_position_embeddings")]
     found = next(filter(is_number, stated), None)
     if found is None:

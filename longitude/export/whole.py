@@ -89,10 +89,15 @@ def reach(opened: Opened, scheme: Scheme | Layers) -> int:
 
 def export(opened: Opened, wish: Wish, target: int) -> Export:
     """The words of one runtime; raises where it has none."""
-    scheme, own = opened.asked(wish.scheme)
+    scheme, own, model, moved = opened.asked(wish.scheme)
     if wish.runtime == "transformers" and not _by_settings(scheme, own):
         return Export(wish, dump(scheme), _ours(opened, wish, scheme, own))
-    model = opened.model
+    if moved and wish.runtime != "transformers":
+        raise Mistake(
+            f"{called(wish.runtime)} can be told how layers turn that see everything, but "
+            f"{wish.scheme} turns others anew as well: write layers(…) with a plain rope() for "
+            f"those."
+        )
     if model.header is not None and wish.runtime not in OF_GGUF:
         model = replace(model, name="{folder}")  # the one that is written for transformers
     w = _wanted(opened, model, wish, scheme, target)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from longitude import parse
+from longitude.export.apart import difference
 from longitude.export.effective import COMPUTES
 from longitude.export.linting import known, lint, settings_of
-from longitude.export.traps import TRAPS, difference
+from longitude.export.traps import TRAPS
 from longitude.fields import Mistake
 from longitude.scheme import Scheme
 from tests.export.effective.configs import (

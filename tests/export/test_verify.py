@@ -126,4 +126,5 @@ def test_the_program_asks_nothing_but_xllamacpp() -> None:
     """It runs by its path, without the library: a line of another import would break it."""
     lines = module.PROGRAM.read_text().splitlines()
     found = {line.split()[1] for line in lines if line.strip().startswith(("import ", "from "))}
-    assert found == {"__future__", "json", "sys", "typing", "xllamacpp"}
+    assert found == {"__future__", "importlib", "json", "sys", "typing"}
+    assert [line for line in lines if 'import_module("xllamacpp")' in line]

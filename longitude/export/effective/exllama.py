@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longitude.export.effective.transformers import THETA, flat
+from longitude.export.effective.transformers import THETA
 from longitude.export.effective.value import (
     Effective,
     Read,
@@ -25,7 +25,7 @@ from longitude.export.effective.value import (
     yarn_attention,
 )
 from longitude.export.wanted import of_text
-from longitude.hf.configs.stated import ORIGINAL, Stated, is_number
+from longitude.hf.configs.stated import ORIGINAL, Stated, flat, is_number
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longitude.export.effective.transformers import THETA, flat, overridden
+from longitude.export.effective.transformers import THETA, overridden
 from longitude.export.effective.value import (
     Effective,
     Read,
@@ -20,7 +20,7 @@ from longitude.export.effective.value import (
     turned_dims,
 )
 from longitude.export.wanted import of_text
-from longitude.hf.configs.stated import ORIGINAL, Stated, is_number
+from longitude.hf.configs.stated import ORIGINAL, Stated, flat, is_number
 from longitude.parts.rotary.frequencies.yarn import magnitude
 
 # models whose own file there looks into `rope_parameters` as well

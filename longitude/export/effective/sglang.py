@@ -22,7 +22,7 @@ from longitude.export.effective.value import (
     yarn_attention,
 )
 from longitude.export.effective.vllm import by_server, whole_number_stops
-from longitude.hf.configs.stated import ORIGINAL
+from longitude.hf.configs.stated import ORIGINAL, flat
 from longitude.parts import Ntk
 
 KEYS = ("rope_scaling", "rope_parameters")
@@ -67,8 +67,10 @@ def _held(config: Mapping[str, Any], version: str | None) -> Read:
         there = version5(config)
         for key in KEYS:
             if isinstance(told.get(key), Mapping):
-                told[key] = {**there.own, **told[key]}
+                told[key] = {**there.own, **flat(told[key])}
     read = version5(config, told)
+    if str(read.text.get("model_type")).startswith("gemma3") and read.kind != "default":
+        read = read.having(rope_type="default", factor=None).trapped("full layers unscaled")
     if read.base is None:
         left = tuple(name for name in read.traps if name != "no theta")
         return Read(read.text, read.own, THETA, read.dims, (*left, "theta dropped"))

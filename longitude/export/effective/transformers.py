@@ -23,7 +23,7 @@ from longitude.export.effective.value import (
     yarn_attention,
 )
 from longitude.export.wanted import of_text
-from longitude.hf.configs.stated import ORIGINAL, Stated, is_number
+from longitude.hf.configs.stated import ORIGINAL, Stated, flat, is_number
 from longitude.parts import Ntk
 
 SCALED = ("llama3", "yarn", "longrope")
@@ -57,7 +57,7 @@ def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) 
     read = _standard(text, _dictionary(text), _theta(text))
     if given:
         text = {**text, **given}
-        new = given.get("rope_scaling") or given.get("rope_parameters")
+        new = flat(given.get("rope_scaling") or given.get("rope_parameters") or {})
         beside = given.get("rope_theta")
         lost = bool(new) and new.get("rope_theta") is None
         ignored = beside is not None and not new and beside != read.base
@@ -72,13 +72,6 @@ def _dictionary(text: Mapping[str, Any]) -> Mapping[str, Any]:
     see everything."""
     found = text.get("rope_scaling") or text.get("rope_parameters") or {}
     return flat(found) if isinstance(found, Mapping) else {}
-
-
-def flat(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The dictionary of the layers that see everything, where layers differ."""
-    inside = [d for d in found.values() if isinstance(d, Mapping)]
-    chosen = found.get("full_attention") or (inside[0] if inside else None)
-    return chosen if isinstance(chosen, Mapping) else found
 
 
 def _theta(text: Mapping[str, Any]) -> float:

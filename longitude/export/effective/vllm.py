@@ -23,7 +23,7 @@ from longitude.export.effective.value import (
     longrope_attention,
     yarn_attention,
 )
-from longitude.hf.configs.stated import ORIGINAL, is_number
+from longitude.hf.configs.stated import ORIGINAL, flat, is_number
 from longitude.parts import Ntk, Unscaled
 from longitude.parts.rotary.frequencies.yarn import magnitude
 
@@ -58,7 +58,7 @@ def _held(config: Mapping[str, Any]) -> Read:
     """The configuration with what the server was told put in its place."""
     told = config.get("--hf-overrides") or {}
     told = told.get("text_config", told)
-    new = told.get("rope_parameters") or told.get("rope_scaling")
+    new = flat(told.get("rope_parameters") or told.get("rope_scaling") or {})
     read = version5(config, told)
     if not new or new.get("rope_theta") is not None:
         return read

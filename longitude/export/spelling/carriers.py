@@ -13,15 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from longitude.export.spelling.value import Entries, Model
 from longitude.export.wanted import Wanted, of_text
 from longitude.fields import Mistake, shown
 from longitude.hf.configs.ropes import rope_parameters
-from longitude.hf.configs.stated import INSIDE, ORIGINAL
+from longitude.hf.configs.stated import FULL, INSIDE, ORIGINAL
 from longitude.parts import Linear, LongRope, Ntk, Unscaled, Yarn
 from longitude.parts.rotary.frequencies.ntk import stretched
 from longitude.parts.rotary.frequencies.yarn import magnitude
-
-Entries = dict[str, Any]
 
 
 def named(w: Wanted, config: Mapping[str, Any]) -> Entries | None:
@@ -120,22 +119,29 @@ def placed(config: Mapping[str, Any], entries: Mapping[str, Any]) -> Entries:
     return dict(entries) if inside is None else {inside: dict(entries)}
 
 
-def both(config: Mapping[str, Any], parameters: Mapping[str, Any], most: int) -> Entries:
+def layered(model: Model, parameters: Mapping[str, Any]) -> Entries:
+    """Parameters of the layers that see everything, with those of the other types beside them."""
+    return {FULL: dict(parameters), **model.kinds} if model.kinds else dict(parameters)
+
+
+def both(model: Model, parameters: Mapping[str, Any], most: int) -> Entries:
     """A config.json that says one rotation to transformers 5 and 4 alike.
 
     Version 5 takes `rope_scaling` first where there is one, and the whole of it: the base stands
     inside as well as beside it. Version 4 goes without where nothing is scaled.
     """
-    text = dict(of_text(config))
+    config, text = model.config, dict(of_text(model.config))
     for old in ("rope_scaling", "rotary_emb_base"):
         text.pop(old, None)
     new = {
         "max_position_embeddings": most,
-        "rope_parameters": dict(parameters),
+        "rope_parameters": layered(model, parameters),
         "rope_theta": parameters["rope_theta"],
     }
     if parameters["rope_type"] != "default":
         new["rope_scaling"] = dict(parameters)
+    if local := model.kinds.get("sliding_attention"):  # Gemma 3's name for it in version 4
+        new["rope_local_base_freq"] = local["rope_theta"]
     if ORIGINAL in text:  # Phi-3 looks here first
         new[ORIGINAL] = parameters.get(ORIGINAL, text[ORIGINAL])
     inside = placed(config, {})

@@ -47,6 +47,7 @@ WAYS: dict[str, Ways] = {
     "torchtitan": torchtitan.spellings,
 }
 RUNTIMES = tuple(WAYS)
+LAYERED = ("transformers", "vllm")  # which are told the rotation of each type of layer
 WORDLESS = {"llama.cpp": "its flags have no words for it, a file by --for gguf may"}
 CLOSE = 1e-6  # relative: float32 has 6e-8, and a GGUF file's numbers are float32
 
@@ -59,6 +60,11 @@ def spell(runtime: str, w: Wanted, model: Model, version: str | None = None) -> 
             f"{RUNTIMES[-1]}."
         )
     newest = version or NEWEST[runtime]
+    if model.kinds and runtime not in LAYERED:
+        raise Mistake(
+            f"{called(runtime)} is told one rotation, but types of layers turn differently in this "
+            f"model: export it for {' or '.join(LAYERED)}."
+        )
     found, why = _first(runtime, w, model, newest)
     if found is not None:
         return found

@@ -18,6 +18,6 @@ def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     ways = (named(w, model.config), fixed(w, model.config), *level(w, model.config))
     for parameters in ways:
         if parameters is not None:
-            config = both(model.config, parameters, w.target)
+            config = both(model, parameters, w.target)
             text = TEXT.replace("{target}", str(w.target))
             yield Spelling("exllama", version, config, text, "exllama.sh", config)

@@ -22,7 +22,7 @@ TEXT = "mlx_lm.server --model {folder}\n"
 def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     """By its name, or by a list of factors."""
     for parameters in _parameters(w, model.config):
-        config = both(model.config, parameters, w.target)
+        config = both(model, parameters, w.target)
         yield Spelling("mlx", version, config, TEXT, "mlx.sh", config)
 
 

@@ -25,7 +25,7 @@ def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     """By its name, or by a list of factors."""
     for parameters in (named(w, model.config), fixed(w, model.config)):
         if parameters is not None:
-            config = both(model.config, parameters, w.target)
+            config = both(model, parameters, w.target)
             settings = config | {TOKENIZER: dict(model.tokenizer) | {"model_max_length": w.target}}
             note = _ratio(w)
             yield Spelling("transformers", version, settings, TEXT, "load.py", config, note)
@@ -44,7 +44,7 @@ def _ratio(w: Wanted) -> tuple[str, ...]:
 
 def dynamic(model: Model, parameters: dict[str, object], original: int, version: str) -> Spelling:
     """Dynamic NTK, which begins at max_position_embeddings, whatever else is said."""
-    config = both(model.config, parameters, original)
+    config = both(model, parameters, original)
     note = (
         "transformers turns new keys by a larger base and keeps the old ones: what it decodes "
         "differs from what it prefills; longitude.hf.load with the scheme does not."

@@ -9,6 +9,7 @@ from typing import Any
 
 from longitude.hf.loading.gguf import Header
 
+Entries = dict[str, Any]
 TOKENIZER = "tokenizer_config.json"  # its key among the settings that `effective` reads
 
 
@@ -20,6 +21,8 @@ class Model:
     config: Mapping[str, Any]  # config.json, or the same told from the header of a GGUF file
     tokenizer: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json
     header: Header | None = None  # of a GGUF file
+    kinds: Mapping[str, Entries] = field(default_factory=dict)  # where types of layers differ: the
+    # rotations of all but those that see everything
 
     @property
     def limit(self) -> int | None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from longitude.export.effective.value import before
-from longitude.export.spelling.carriers import fixed, named, placed, usual, usual_gain
-from longitude.export.spelling.value import TOKENIZER, Model, Spelling
+from longitude.export.spelling.carriers import fixed, layered, named, placed, usual, usual_gain
+from longitude.export.spelling.value import TOKENIZER, Entries, Model, Spelling
 from longitude.export.spelling.versions import refuse_before
 from longitude.export.wanted import Wanted
 
@@ -23,8 +23,10 @@ from longitude.export.wanted import Wanted
 def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     """By its name, or by a list of factors."""
     refuse_before("vllm", version, "0.6.4", "it has no --hf-overrides yet")
+    if model.kinds:
+        refuse_before("vllm", version, "0.12", "it has one rotation for all types of layers yet")
     for parameters in _parameters(w, model.config):
-        entries = _entries(w, parameters, version)
+        entries = _entries(w, model, parameters, version)
         if model.limit is not None and model.limit < entries["max_position_embeddings"]:
             entries["model_max_length"] = w.target  # allows what the tokenizer's limit would not
         overrides = placed(model.config, entries)
@@ -41,14 +43,14 @@ def _parameters(w: Wanted, config: Mapping[str, Any]) -> Iterator[dict[str, Any]
         yield fixed(w, config, short_mscale=w.attention, long_mscale=w.attention)
 
 
-def _entries(w: Wanted, parameters: dict[str, Any], version: str) -> dict[str, Any]:
+def _entries(w: Wanted, model: Model, parameters: Entries, version: str) -> Entries:
     linear = parameters["rope_type"] == "linear"
     most = math.ceil(w.target / parameters["factor"]) if linear else w.target
     if before(version, "0.12"):  # version 5's name is not read yet
         scaling = {} if parameters["rope_type"] == "default" else {"rope_scaling": parameters}
         theta = {"rope_theta": parameters["rope_theta"]}
         return {"max_position_embeddings": most, **theta, **scaling}
-    return {"max_position_embeddings": most, "rope_parameters": parameters}
+    return {"max_position_embeddings": most, "rope_parameters": layered(model, parameters)}
 
 
 def _text(w: Wanted, model: Model, overrides: dict[str, Any]) -> str:
