@@ -32,7 +32,8 @@ from tests.export.effective.configs import (
 THETALESS = {k: v for k, v in YARN.items() if k != "rope_theta"}
 OWN_FACTOR = {**YARN, "attention_factor": 1.3}
 EQUAL = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}
-PLAIN = five({"rope_type": "default", "rope_theta": 1e5}, 8192)
+BASE = {"rope_type": "default", "rope_theta": 1e5}
+PLAIN = five(BASE, 8192)
 SCALED = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
 SCALED["rope__scaling__original_context_length"] = 8192
 
@@ -88,6 +89,11 @@ CAUGHT: dict[str, tuple[str, dict[str, Any], str]] = {
     "dynamic, exllama": ("exllama", both(DYNAMIC, 8192), "unknown type"),
     "version 5 alone": ("mlx", five(LLAMA3), "rope_parameters unread"),
     "GGUF in transformers": ("transformers", gguf(**SCALED), "scaling dropped"),
+    "Gemma 3": (
+        "sglang",
+        five({"full_attention": YARN, "sliding_attention": BASE}) | {"model_type": "gemma3_text"},
+        "full layers unscaled",
+    ),
     "truncate": ("mlx", both({**YARN, "truncate": False}), "truncate ignored"),
     "mscales": ("exllama", both({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}), "mscale ignored"),
 }

@@ -28,6 +28,7 @@ BOTH = frozenset(
     "exaone_moe gemma4_text glm_moe_dsa granitemoehybrid laguna lfm2 lfm2_moe mellum minimax_m3_vl "
     "ministral3 mistral4 muse_glimmer muse_spark olmo_hybrid qwen3 qwen3_5 spark2_5".split()
 )
+THETAS = {"gemma3_text": 1e6}  # of its own file there, where config.json has none
 WHOLE = frozenset("llama mistral qwen2 qwen3 gemma gemma2".split())  # which turn all of a head
 
 
@@ -71,7 +72,7 @@ def _held(config: Mapping[str, Any]) -> Read:
     share = Stated(text, own, own, "").share
     whole = text.get("model_type") in WHOLE or own["rope_type"] == "proportional"
     dims = turned_dims(text, 1.0 if whole else share)
-    base = float(theta) if is_number(theta) else THETA
+    base = float(theta) if is_number(theta) else THETAS.get(str(text.get("model_type")), THETA)
     return Read(text, own, base, dims, tuple(traps))
 
 
