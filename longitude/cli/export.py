@@ -148,8 +148,14 @@ def _exported(
 def _target(place: Opened, asked: Sequence[Wish], to: str | None, advice: Advised | None) -> int:
     from longitude.export.whole import reach
     from longitude.extend.prepare import target_of
+    from longitude.fields import Mistake
 
     if to is not None:
+        if place.trained is None and to.strip().lower().endswith("x"):
+            raise Mistake(
+                f"{place.source.name} does not say how long its inputs may be, so that --to {to} "
+                f"means nothing: give a number of tokens."
+            )
         return max(1, target_of(to, place.trained or 1))
     if advice is not None:
         return advice.target

@@ -16,6 +16,7 @@ from yaml import YAMLError, safe_load
 from longitude import __version__
 from longitude.export.advice import Advised
 from longitude.export.opened import Opened
+from longitude.export.spelling.table import is_table
 from longitude.export.spelling.versions import called
 from longitude.export.spelling.yaml import yaml
 from longitude.export.whole import Export
@@ -83,9 +84,14 @@ def _title(opened: Opened) -> str:
 
 def _what(opened: Opened, done: Sequence[Export], target: int) -> Iterator[str]:
     schemes = dict.fromkeys(e.scheme for e in done if e.spelling)
+    grown = any(is_table(parse(text)) for text in schemes)
+    change = (
+        "but for its table of positions, which is written out longer"
+        if grown
+        else "untouched; what changed is how it counts positions"
+    )
     yield (
-        f"The weights are those of {_title(opened)}, untouched; what changed is how it counts "
-        f"positions, so that it reads {target:,} tokens"
+        f"The weights are those of {_title(opened)}, {change}, so that it reads {target:,} tokens"
         + (f" where it was made for {opened.trained:,}." if opened.trained else ".")
     )
     for text in schemes:

@@ -19,8 +19,10 @@ from longitude.export.folder import Contents, write_folder
 from longitude.export.gguf import export_gguf
 from longitude.export.opened import Opened
 from longitude.export.spelling import Model
+from longitude.export.spelling.table import is_table
 from longitude.export.whole import Export, Wish, exports
 from longitude.fields import Mistake, shown
+from longitude.text import parse
 
 GGUF = ("gguf", "ollama")
 SERVERS = ("vllm", "sglang")
@@ -103,7 +105,9 @@ def _written(
     if spelling.config is not None:
         home = _home(one, done, out)
         if home == _home(next(e for e in done if _same(e, one)), done, out) and _first(one, done):
-            contents = Contents(spelling.config, target, text, {spelling.file: spelling.text})
+            grown = one.scheme if is_table(parse(one.scheme)) else None
+            beside = {spelling.file: spelling.text}
+            contents = Contents(spelling.config, target, text, beside, grown)
             write_folder(opened, home, contents, weights)
         return [home]
     made = [_text_file(out / spelling.file, spelling.text)]

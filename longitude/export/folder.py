@@ -19,9 +19,11 @@ from longitude.export.opened import Opened, held
 from longitude.export.spelling.value import TOKENIZER
 from longitude.fields import Mistake, shown
 from longitude.hf.configs.stated import ORIGINAL
+from longitude.hf.families.longer import longer
 from longitude.hf.load import SCHEME, load
 from longitude.hf.loading.source import told
 from longitude.hf.save import save
+from longitude.text import parse
 
 Weights = Literal["link", "copy", "none"]
 HEAVY = (".safetensors", ".bin")
@@ -46,6 +48,7 @@ class Contents:
     target: int
     card: str
     more: Mapping[str, str] = field(default_factory=dict)  # files by name
+    table: str | None = None  # the scheme by which learned positions are written out longer
 
 
 def write_folder(opened: Opened, out: Path, contents: Contents, weights: str = "link") -> None:
@@ -58,7 +61,7 @@ def write_folder(opened: Opened, out: Path, contents: Contents, weights: str = "
         raise Mistake(f"--out {shown(str(out))} is {what}: name another folder.")
     try:
         with whole_checkpoint(out) as part:
-            home = _fill(opened, part, weights)
+            home = _fill(opened, part, contents, weights)
             _settings(home, part, contents)
     except OSError as error:
         raise Mistake(
@@ -67,10 +70,12 @@ def write_folder(opened: Opened, out: Path, contents: Contents, weights: str = "
         ) from error
 
 
-def _fill(opened: Opened, part: Path, weights: str) -> Path:
+def _fill(opened: Opened, part: Path, contents: Contents, weights: str) -> Path:
     """The files of the checkpoint, in the new folder; where the ones to rewrite are to be read."""
     if opened.source.gguf is not None:
         return _converted(opened, part, weights)
+    if contents.table is not None:
+        return _grown(opened, part, contents.table, contents.target)
     home = _fetched(opened, weights)
     for file in sorted(home.iterdir()):
         if file.is_file() and file.name not in OURS:
@@ -87,6 +92,14 @@ def _converted(opened: Opened, part: Path, weights: str) -> Path:
         )
     model, tokenizer = load(opened.model.name, device="cpu", quiet=True)
     save(model, part, tokenizer)
+    return part
+
+
+def _grown(opened: Opened, part: Path, scheme: str, target: int) -> Path:
+    """The folder of a model whose table of positions is written out longer."""
+    source = opened.source
+    model, tokenizer = load(source.name, revision=source.revision, device="cpu", quiet=True)
+    save(longer(model, parse(scheme), target), part, tokenizer)
     return part
 
 

@@ -26,6 +26,8 @@ from longitude.parts import Rope
 from longitude.scheme import Layers, Scheme
 from longitude.text import parse
 
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
 
 class Asked(NamedTuple):
     """What a text asks of the layers that see everything, what they have of their own, and the
@@ -82,8 +84,8 @@ class Opened:
     @property
     def trained(self) -> int | None:
         """The positions that its configuration allows, as it stands."""
-        most = of_text(self.model.config).get("max_position_embeddings")
-        return most if isinstance(most, int) else None
+        stated = (of_text(self.model.config).get(key) for key in LENGTHS)
+        return next((most for most in stated if isinstance(most, int)), None)
 
 
 def opened(name: str, revision: str | None = None) -> Opened:

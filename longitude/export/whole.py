@@ -14,6 +14,7 @@ from longitude import __version__
 from longitude.export.opened import Opened
 from longitude.export.serves import serves
 from longitude.export.spelling import RUNTIMES, Model, Spelling, nearest_served, spell
+from longitude.export.spelling.table import WORDS, is_table, table
 from longitude.export.spelling.transformers import dynamic
 from longitude.export.spelling.versions import NEWEST, called
 from longitude.export.wanted import Wanted, nearest, wanted
@@ -90,6 +91,8 @@ def reach(opened: Opened, scheme: Scheme | Layers) -> int:
 def export(opened: Opened, wish: Wish, target: int) -> Export:
     """The words of one runtime; raises where it has none."""
     scheme, own, model, moved = opened.asked(wish.scheme)
+    if own is None and wish.runtime in WORDS and is_table(scheme):
+        return Export(wish, dump(scheme), table(wish.runtime, model, target, wish.version))
     if wish.runtime == "transformers" and not _by_settings(scheme, own):
         return Export(wish, dump(scheme), _ours(opened, wish, scheme, own))
     if moved and wish.runtime != "transformers":

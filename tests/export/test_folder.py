@@ -146,6 +146,23 @@ def test_a_gguf_file_becomes_a_folder(tmp_path: Path) -> None:
         torch.testing.assert_close(stock(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_a_longer_table_is_written_into_the_weights(tmp_path: Path) -> None:
+    place, text = opened("tiny-learned"), "hierarchical(256)"
+    wishes = [Wish(name, text) for name in ("transformers", "vllm", "sglang", "mlx")]
+    done = located(place, exports(place, wishes, 1024), tmp_path, 1024)
+    assert [one.refused is None for one in done] == [True, True, True, False]
+    assert done[1].spelling
+    assert done[1].spelling.text.startswith(f"vllm serve {tmp_path / 'transformers'} --max-model-")
+    assert write(place, done, tmp_path, 1024) == [tmp_path / "transformers"]
+    stock: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "transformers")
+    model, _ = lh.load("tiny-learned", quiet=True)
+    ids = torch.randint(256, (1, 900), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), lh.patched(model, text):
+        torch.testing.assert_close(stock(ids).logits, model(ids).logits)
+    card = (tmp_path / "transformers/README.md").read_text()
+    assert "its table of positions, which is written out longer" in card and "for 256." in card
+
+
 def test_places_that_can_be_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Mistake, match=r"is a file: name another folder\."):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from longitude.export.spelling.carriers import fixed, named, placed
+from longitude.export.spelling.carriers import either, placed
 from longitude.export.spelling.value import Model, Spelling
 from longitude.export.spelling.yaml import yaml
 from longitude.export.wanted import Wanted
@@ -14,9 +14,7 @@ ADAPTER = "an adapter keeps no rotation: serve it on a base model with this conf
 
 def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     """By its name, or by a list of factors."""
-    for parameters in (named(w, model.config), fixed(w, model.config)):
-        if parameters is None:
-            continue
+    for parameters in either(w, model.config):
         entries = {"max_position_embeddings": w.target, "rope_parameters": parameters}
         given = {"overrides_of_model_config": placed(model.config, entries)}
         given |= {"sequence_len": w.target}

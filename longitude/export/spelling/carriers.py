@@ -44,6 +44,15 @@ def named(w: Wanted, config: Mapping[str, Any]) -> Entries | None:
     return found | share(w, config)
 
 
+def either(w: Wanted, config: Mapping[str, Any]) -> Iterator[Entries]:
+    """By name where there is one; else by a list, which no pair that stands still can be in."""
+    name = named(w, config)
+    if name is not None:
+        yield name
+    if all(w.inv_freq):
+        yield fixed(w, config)
+
+
 def fixed(w: Wanted, config: Mapping[str, Any], **more: float) -> Entries:
     """A longrope that is the same at every length; `more` says what a runtime reads besides."""
     factors = list(ratios(w))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from longitude.export.spelling.carriers import both, fixed, level, named
+from longitude.export.spelling.carriers import both, either, level
 from longitude.export.spelling.value import Model, Spelling
 from longitude.export.spelling.versions import refuse_before
 from longitude.export.wanted import Wanted
@@ -15,9 +15,7 @@ TEXT = "python examples/chat.py -m {folder} -cs {target}\n"
 def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     """By its name, or by a list of factors."""
     refuse_before("exllama", version, "1", "exllamav2's YaRN ramps over other lengths")
-    ways = (named(w, model.config), fixed(w, model.config), *level(w, model.config))
-    for parameters in ways:
-        if parameters is not None:
-            config = both(model, parameters, w.target)
-            text = TEXT.replace("{target}", str(w.target))
-            yield Spelling("exllama", version, config, text, "exllama.sh", config)
+    for parameters in (*either(w, model.config), *level(w, model.config)):
+        config = both(model, parameters, w.target)
+        text = TEXT.replace("{target}", str(w.target))
+        yield Spelling("exllama", version, config, text, "exllama.sh", config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from longitude.export.spelling.carriers import both, fixed, named
+from longitude.export.spelling.carriers import both, either
 from longitude.export.spelling.value import TOKENIZER, Model, Spelling
 from longitude.export.wanted import Wanted
 from longitude.parts import Yarn
@@ -23,12 +23,10 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")
 
 def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     """By its name, or by a list of factors."""
-    for parameters in (named(w, model.config), fixed(w, model.config)):
-        if parameters is not None:
-            config = both(model, parameters, w.target)
-            settings = config | {TOKENIZER: dict(model.tokenizer) | {"model_max_length": w.target}}
-            note = _ratio(w)
-            yield Spelling("transformers", version, settings, TEXT, "load.py", config, note)
+    for parameters in either(w, model.config):
+        config = both(model, parameters, w.target)
+        settings = config | {TOKENIZER: dict(model.tokenizer) | {"model_max_length": w.target}}
+        yield Spelling("transformers", version, settings, TEXT, "load.py", config, _ratio(w))
 
 
 def _ratio(w: Wanted) -> tuple[str, ...]:
