@@ -11,7 +11,8 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 RANKS = [
-    *({"fields", "region"}, {"part"}, {"parts"}, {"scheme"}, {"presets"}, {"text"}, {"attention"}),
+    *({"fields", "region", "atomic"}, {"part"}, {"parts"}, {"scheme"}, {"presets"}, {"text"}),
+    {"attention"},
     *({"nn", "cache"}, {"hf"}, {"eval"}, {"inspect", "lab", "read", "stream"}),
     *({"export", "report"}, {"extend"}, {"explore"}, {"bench"}, {"cli"}),
 ]

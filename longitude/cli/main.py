@@ -17,8 +17,10 @@ import typer
 from longitude import __version__
 from longitude.cli.bench import bench
 from longitude.cli.env import env
+from longitude.cli.export import export
 from longitude.cli.extend import extend
 from longitude.cli.lab import lab
+from longitude.cli.lint import lint
 from longitude.cli.report import report
 from longitude.cli.schemes import schemes
 from longitude.cli.show import show
@@ -38,6 +40,8 @@ app.command()(schemes)
 app.command()(show)
 app.command()(train)
 app.command()(extend)
+app.command()(export)
+app.command()(lint)
 app.command()(lab)
 app.command()(report)
 app.command()(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +127,7 @@ def written(
     """Everything that a run leaves in its folder; the rows and the advice."""
     found, advice = advise(prepared, store)
     plain = {**advice.plain(), **extra, "notes": prepared.notes}
-    following = commands(prepared.plan, advice)
+    following = commands(prepared.plan, advice, folder)
     folders.write(folder, store, found, plain, following)
     return found, {**plain, "next": folders.listed(following)}
 
@@ -136,11 +137,11 @@ def show(found: Sequence[Measured], advice: Mapping[str, Any], console: Console)
     report.show(found, advice, console)
 
 
-def commands(plan: Plan, advice: Recommendation) -> list[tuple[str, str]]:
+def commands(plan: Plan, advice: Recommendation, folder: Path) -> list[tuple[str, str]]:
     """What to type next."""
     name, target = plan.subject.name, plan.target
     best = next((m for m in plan.methods if m.scheme == advice.best.scheme), plan.methods[0])
-    return [("Use it in Python", _python(name, best)), *_shell(name, target, best)]
+    return [("Use it in Python", _python(name, best)), *_shell(name, target, best, folder)]
 
 
 def _python(name: str, best: Method) -> str:
@@ -153,8 +154,10 @@ def _python(name: str, best: Method) -> str:
     )
 
 
-def _shell(name: str, target: int, best: Method) -> list[tuple[str, str]]:
+def _shell(name: str, target: int, best: Method, folder: Path) -> list[tuple[str, str]]:
     found = [("Search its parameters", f"longitude extend {name} --to {target} --search")]
     if best.patch is not None:
         found.insert(0, ("See what it does", f'longitude show "{best.scheme}"'))
+        serve = f"longitude export {shlex.quote(str(folder))} --for all"
+        found.insert(0, ("Serve it, by each runtime's best", serve))
     return found

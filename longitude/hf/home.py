@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from longitude.atomic import whole_checkpoint
 from longitude.fields import Mistake, shown
 from longitude.hf.configs.ropes import rope_parameters
 from longitude.hf.tokenizer import byte_tokenizer
@@ -157,8 +157,7 @@ def write_home(
 ) -> None:
     """Write a lab model as a checkpoint that stock transformers loads, with its tokenizer.
 
-    Files appear whole and config.json last: a folder that has it has everything. A kill leaves at
-    most a folder of the same name, but hidden, which the next call takes away.
+    Files appear whole and config.json last: a folder that has it has everything.
     """
     _check_kind(kind, scheme)
     if dtype not in DTYPES:
@@ -171,16 +170,8 @@ def write_home(
         for theirs, w in _laid_out(kind, ours, weight, heads)
     }
     _check_tensors(kind, config, tensors)
-    folder = folder.resolve()
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    _write(part, config, tensors, length)
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").unlink(missing_ok=True)  # an old one does not fit new weights
-    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
-        file.replace(folder / file.name)
-    part.rmdir()
+    with whole_checkpoint(folder) as part:
+        _write(part, config, tensors, length)
 
 
 def _check_kind(kind: Kind, scheme: Scheme | Layers) -> None:

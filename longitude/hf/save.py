@@ -11,38 +11,29 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from longitude import __version__
+from longitude.atomic import whole_checkpoint
 from longitude.fields import Mistake, short
 from longitude.hf.configs.ropes import rope_parameters, ropes
 from longitude.hf.loading.hush import hushed
 from longitude.scheme import Layers, Scheme
-
-STALE = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 
 
 def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
     """Write a model, its scheme and its tokenizer into a folder that `load` reads.
 
     A model that is patched for a while only, inside `with patched(…)`, is refused. Files appear
-    whole and config.json last: a folder that has it has everything. A kill leaves at most a folder
-    of the same name, but hidden, which the next call takes away.
+    whole and config.json last: a folder that has it has everything.
     """
     path = Path(folder).expanduser().resolve()
     if path.exists() and not path.is_dir():
         raise Mistake(f"{path} is a file, but a model is saved into a folder: give another name.")
-    part = path.with_name(f".{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    with whole_checkpoint(path) as part:
         _write(model, part, tokenizer)
-        _move(part, path)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(model: Any, part: Path, tokenizer: Any) -> None:
@@ -111,13 +102,3 @@ def _amend(file: Path, entry: dict[str, Any], parameters: dict[str, Any] | None)
         raw["rope_parameters"] = parameters
     raw["longitude"] = entry
     file.write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _move(part: Path, path: Path) -> None:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").unlink(missing_ok=True)  # an old one does not fit new weights
-    for pattern in STALE:  # one file of old weights would be read before many new ones
-        for file in path.glob(pattern):
-            file.unlink()
-    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
-        file.replace(path / file.name)

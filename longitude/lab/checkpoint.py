@@ -25,6 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from longitude.atomic import whole_file
 from longitude.fields import Mistake
 from longitude.lab.run import Run, read
 from longitude.lab.world import fill, whole
@@ -37,15 +38,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def replaced(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(beside)
-        with beside.open("rb") as f:
+    with whole_file(path) as part:
+        write(part)
+        with part.open("rb") as f:
             os.fsync(f.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

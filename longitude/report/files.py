@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import vl_convert
 
+from longitude.atomic import whole_file
 from longitude.fields import Mistake
 from longitude.inspect.rows import Page
 from longitude.report.figures import page_spec
@@ -58,13 +58,8 @@ def write_spec(spec: dict[str, Any], title: str, path: Path) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a whole file beside the target and put it in its place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with whole_file(path) as part:
         part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _drawn(spec: str, title: str, kind: str) -> bytes:

@@ -27,9 +27,15 @@ NAMES = {
 
 
 def write_gguf(
-    path: Path, model: Any, keys: dict[str, Any] | None = None, extra: dict[str, Any] | None = None
+    path: Path,
+    model: Any,
+    keys: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
+    *,
+    vocabulary: bool = False,
 ) -> Path:
-    """A Llama as a GGUF file; `keys` are added to it, `extra` are further tensors."""
+    """A Llama as a GGUF file; `keys` are added to it, `extra` are further tensors. llama.cpp itself
+    opens it only with a vocabulary."""
     config, arch = model.config, "llama"
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config.max_position_embeddings)
@@ -45,6 +51,8 @@ def write_gguf(
     for key, value in (keys or {}).items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         add[type(value)](f"{arch}.{key}", value)
+    if vocabulary:
+        _add_vocabulary(writer, config.vocab_size)
     for name, weight in model.state_dict().items():
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
         for letter, count in heads.items():
@@ -57,6 +65,21 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_vocabulary(writer: Any, size: int) -> None:
+    """Three special tokens, the bytes, and words that nobody uses."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, 3, 3] + [6] * 256  # unknown, control, byte
+    words = range(size - len(tokens))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*tokens, *(f"▁w{n}" for n in words)])
+    writer.add_token_scores([-float(n) for n in range(size)])
+    writer.add_token_types([*kinds, *(1 for _ in words)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(False)
 
 
 def _renamed(name: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from longitude.fields import Mistake, shown
-from longitude.hf.configs.stated import KEYS, ORIGINAL, THETAS, Stated, is_number, rotations
+from longitude.hf.configs.stated import KEYS, ORIGINAL, THETAS, Stated, flat, is_number, rotations
 
 EVERY = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section"}
 IDLE = {"finetuned", *set().union(*KEYS.values())}  # where they are not the type's own, no harm
@@ -92,7 +92,7 @@ def not_a_dictionary(s: Stated) -> str | None:
 @row("rope_parameters and rope_scaling disagree on {got}, and one is dropped: keep one of them.")
 def two_dictionaries(s: Stated) -> str | None:
     given = [s.raw.get(key) for key in ("rope_parameters", "rope_scaling")]
-    one, other = (_plain(d, s) if isinstance(d, Mapping) else {} for d in given)
+    one, other = (_plain(flat(d), s) if isinstance(d, Mapping) else {} for d in given)
     differ = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
     return ", ".join(differ) if one and other and differ else None
 

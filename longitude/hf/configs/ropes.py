@@ -56,16 +56,24 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str | None, Rope | None
     transformers 5 or 4. Raises where it leaves open what they are."""
     raw = stated(source)
     check(raw)
+    return ropes(_made(raw))
+
+
+def layer_types(raw: Mapping[str, Any]) -> list[str]:
+    """The type of each layer of what a config.json holds; none where its class names none."""
+    return list(getattr(_of_text(_made(raw)), "layer_types", None) or ())
+
+
+def _made(raw: Mapping[str, Any]) -> Any:
     try:
         from transformers import AutoConfig
 
-        config = AutoConfig.for_model(**deepcopy(raw))  # which writes into what it is given
+        return AutoConfig.for_model(**deepcopy(dict(raw)))  # which writes into what it is given
     except Exception as error:  # of many kinds, for each model checks its own entries
         raise Mistake(
             f"transformers refuses a configuration of model_type {shown(raw.get('model_type'))} "
             f"({short(str(error), 120)}): correct its entries or its type."
         ) from error
-    return ropes(config)
 
 
 def _of_text(config: Any) -> Any:

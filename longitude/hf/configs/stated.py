@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 from longitude.fields import HUGE, Mistake, shown
 
 ORIGINAL = "original_max_position_embeddings"
+FULL = "full_attention"  # the layers that see everything, where types of layers differ
 KEYS: dict[str, set[str]] = {  # the types of transformers, and what each of them reads
     "default": set(),
     "linear": {"factor"},
@@ -136,6 +137,14 @@ def rotations(raw: Mapping[str, Any], prefix: str = "") -> Iterator[Stated]:
     for name in INSIDE:
         if isinstance(raw.get(name), Mapping):
             yield from rotations(raw[name], f"{prefix}{name}.")
+
+
+def flat(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A dictionary of rotary parameters; where types of layers have one each, that of the layers
+    that see everything."""
+    inside = [d for d in found.values() if isinstance(d, Mapping)]
+    chosen = found.get(FULL) or (inside[0] if inside else None)
+    return chosen if isinstance(chosen, Mapping) else found
 
 
 def is_number(value: Any) -> TypeGuard[float]:

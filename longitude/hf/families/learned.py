@@ -78,7 +78,7 @@ class Seat:
 def claims(model: nn.Module) -> bool:
     """Whether learned tables, all alike, are this model's one way to place its tokens."""
     config: Any = getattr(model, "config", None)
-    seats, known = _seats(model), getattr(config, "max_position_embeddings", None)
+    seats, known = tables(model), getattr(config, "max_position_embeddings", None)
     rows = {seat.table.num_embeddings - getattr(seat.table, "offset", 0) for seat in seats}
     if rows != {known} or len({seat.own for seat in seats}) != 1:  # a table of image patches, say
         return False
@@ -91,7 +91,7 @@ def claims(model: nn.Module) -> bool:
 
 def scheme(model: nn.Module) -> Scheme:
     """The table, and the direction of attention (the decoder's, where there are both)."""
-    own = _seats(model)[0].own
+    own = tables(model)[0].own
     causal = any(getattr(module, "is_causal", False) for module in model.modules())
     way = Causal() if causal or _fixed_masks(model, own.length) else Bidirectional()
     return Scheme.of(own, way)
@@ -101,7 +101,7 @@ def patch(
     model: nn.Module, scheme: Scheme | Layers, *, force: bool = False
 ) -> AbstractContextManager[Scheme]:
     """The model with its table read by a scheme's part."""
-    seats, own = _seats(model), _own(model)
+    seats, own = tables(model), _own(model)
     rows = seats[0].own
     takes = f"{rows}, or hierarchical(…), learned_interpolated(…) or learned_tiled(…)"
     part = only_part(model, scheme, own, "embed", takes)
@@ -189,7 +189,8 @@ def _numbered(seat: Seat, part: Grows) -> dict[str, Tensor]:
     return made
 
 
-def _seats(model: nn.Module) -> list[Seat]:
+def tables(model: nn.Module) -> list[Seat]:
+    """Every table of learned positions in a model."""
     return [
         Seat(parent, child)
         for parent in model.modules()

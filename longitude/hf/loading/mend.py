@@ -6,7 +6,7 @@ architectures not even that: the scaling (`rope.scaling.*`, and the tensors `rop
 windows are dropped without a word. Keys: llama.cpp, src/llama-arch.cpp.
 
 llama.cpp multiplies YaRN's own 0.1 ln s + 1 by `attn_factor`; transformers' `attention_factor` is
-the product. For LongRoPE both mean the whole factor. Llama 3's scaling is kept as one divisor for
+the product. Without YaRN both mean the whole factor. Llama 3's scaling is kept as one divisor for
 each frequency, 1/g = (1 - t)/s + t with t = (L/λ - 1)/(4 - 1) cut off to [0, 1], λ the wavelength:
 s is the largest, and any divisor in between gives L.
 """
@@ -72,28 +72,46 @@ def _share(config: Any, header: Header) -> Entries:
     return {} if share == known else {"partial_rotary_factor": share}
 
 
+def _half(config: Any, header: Header) -> int:
+    """The frequencies of a head."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return header.own("rope.dimension_count", head) // 2
+
+
 def _frequencies(config: Any, header: Header) -> Entries:
     """The entries of `rope_parameters` that say what the file's scaling says."""
     scaling = header.scaling()
     for odd in sorted(set(scaling) - SAID):
         _refuse(header, f"scales its rotation by rope.scaling.{odd} = {scaling[odd]}")
-    kind = scaling.get("type", "none")
+    kind = scaling.get("type", "linear")  # llama.cpp's own, where a file names none
     original = scaling.get("original_context_length", config.max_position_embeddings)
-    far = header.divisors.get("rope_factors_long.weight")
+    gain, fixed = scaling.get("attn_factor", 1.0), header.divisors.get("rope_freqs.weight", ())
+    factor = 1.0 if kind == "none" else scaling.get("factor", 1.0) or 1.0
+    if kind == "yarn" and all(d == 1 for d in fixed):
+        return _yarn(scaling, original)
+    if kind not in ("none", "linear", "longrope"):
+        _refuse(header, f"scales its rotation by {kind!r}" + " and by rope_freqs" * bool(fixed))
+    far = () if fixed else header.divisors.get("rope_factors_long.weight", ())
     if far:
         near = header.divisors.get("rope_factors_short.weight", far)
-        return _longrope(near, far, original, scaling.get("attn_factor", 1.0))
-    fixed = header.divisors.get("rope_freqs.weight", ())
-    match kind, any(d != 1 for d in fixed):
-        case "none", False:
-            return {}
-        case "none", True:
-            return _llama3(config, header, fixed) or _longrope(fixed, fixed, original, 1.0)
-        case "linear", False:
-            return {"rope_type": "linear", "factor": scaling.get("factor", 1.0)}
-        case "yarn", False:
-            return _yarn(scaling, original)
-    _refuse(header, f"scales its rotation by {kind!r}" + " and by rope_freqs" * bool(fixed))
+        return _longrope(_times(factor, near), _times(factor, far), original, gain)
+    return _fixed(config, header, _times(factor, fixed or (1.0,) * _half(config, header)))
+
+
+def _times(factor: float, divisors: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(factor * d for d in divisors)
+
+
+def _fixed(config: Any, header: Header, divisors: tuple[float, ...]) -> Entries:
+    """One divisor for each frequency, by the first name that says them: longrope says any."""
+    scaling = header.scaling()
+    gain = scaling.get("attn_factor", 1.0)
+    if gain == 1 and len(set(divisors)) == 1:
+        factor = divisors[0]
+        return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
+    named = _llama3(config, header, divisors) if gain == 1 else {}
+    original = scaling.get("original_context_length", config.max_position_embeddings)
+    return named or _longrope(divisors, divisors, original, gain)
 
 
 def _yarn(scaling: Entries, original: int) -> Entries:

@@ -100,6 +100,28 @@ def test_llama3_is_known_again(tmp_path: Path) -> None:
     assert found == pytest.approx(wanted | {"rope_theta": 5e4}, rel=1e-6)
 
 
+@pytest.mark.parametrize("kind, factor", [("none", 1.0), ("linear", 4.0)], ids=["none", "linear"])
+def test_a_gain_without_yarn_arrives(tmp_path: Path, kind: str, factor: float) -> None:
+    both = {"short_factor": [factor] * 8, "long_factor": [factor] * 8}
+    stock = scaled(LONG | both)
+    keys = {"rope.scaling.type": kind, "rope.scaling.factor": 4.0} | ORIGINAL
+    keys |= {"rope.scaling.attn_factor": 1.25}
+    agree(write_gguf(tmp_path / "m.gguf", stock, keys), stock)
+
+
+def test_divisors_with_a_gain_and_a_linear_factor_arrive(tmp_path: Path) -> None:
+    g = [1.0, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 8.0]
+    both = {name: [2 * d for d in g] for name in ("short_factor", "long_factor")}
+    stock = scaled(LONG | both)
+    keys = {"rope.scaling.factor": 2.0, "rope.scaling.attn_factor": 1.25} | ORIGINAL
+    agree(write_gguf(tmp_path / "m.gguf", stock, keys, {"rope_freqs.weight": g}), stock)
+
+
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path: Path) -> None:
+    stock = scaled({"rope_type": "linear", "factor": 4.0})
+    agree(write_gguf(tmp_path / "m.gguf", stock, {"rope.scaling.factor": 4.0}), stock)
+
+
 def test_other_divisors_stay_what_they_are(tmp_path: Path) -> None:
     g = [1.0, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 8.0]
     both = {"short_factor": g, "long_factor": g, "attention_factor": 1.0}

@@ -1,0 +1,88 @@
+"""How long a GGUF file takes to export: against `shutil.copyfile` in the same process, and its
+header against the `gguf` package's reader.
+
+    python -m benchmarks.gguf [FILE.gguf] [--gigabytes 2]
+
+Without a file, one of so many gigabytes is made up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import gguf
+import numpy as np
+
+from longitude.export.gguf import rewrite
+from longitude.hf.loading.layout import read_layout
+
+PIECE = 2**26  # weights of one tensor
+ROUNDS = 5
+
+
+def made_up(path: Path, gigabytes: float) -> Path:
+    """A file of random weights in float16, and a vocabulary of 50,000."""
+    writer, rng = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
+    writer.add_context_length(8192)
+    writer.add_token_list([f"token{n}" for n in range(50_000)])
+    weights = rng.standard_normal(PIECE, dtype=np.float32).astype(np.float16)
+    for n in range(max(1, round(gigabytes * 1e9 / weights.nbytes))):
+        writer.add_tensor(f"blk.{n}.attn_q.weight", weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def seconds(call: Callable[[], object], target: Path) -> float:
+    """One run of a call, onto a disk that has nothing left to write."""
+    target.unlink(missing_ok=True)
+    os.sync()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def compare(source: Path, folder: Path) -> tuple[float, float, float]:
+    """Medians of copying, exporting, and reading the header, taken in turn."""
+    target, rows = folder / "out.gguf", []
+    keys, divisors = {"llama.context_length": 32768}, {"rope_freqs.weight": [2.0] * 32}
+
+    def export() -> None:
+        rewrite(read_layout(source), target, keys, divisors)
+
+    calls = (lambda: shutil.copyfile(source, target), export, lambda: read_layout(source))
+    for _ in range(ROUNDS):
+        rows.append([seconds(call, target) for call in calls])
+    copy, whole, header = map(median, zip(*rows, strict=True))
+    return copy, whole, header
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("file", nargs="?", type=Path)
+    asked.add_argument("--gigabytes", type=float, default=2)
+    given = asked.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = given.file or made_up(folder / "in.gguf", given.gigabytes)
+        size = source.stat().st_size
+        copy, whole, header = compare(source, folder)
+        start = time.perf_counter()
+        gguf.GGUFReader(source)
+        theirs = time.perf_counter() - start
+    print(f"{source.name}: {size / 1e6:,.0f} MB")
+    print(f"copyfile {copy:.2f} s, export {whole:.2f} s ({whole / copy:.2f} times)")
+    print(f"header {header:.3f} s, the gguf package's reader {theirs:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
