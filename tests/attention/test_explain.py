@@ -67,7 +67,7 @@ def test_tiles_and_calls_are_those_that_run(text: str, monkeypatch: pytest.Monke
         return own(q, *rest)
 
     monkeypatch.setattr(
-        "longitude.attention.native.operator_for",
+        "longitude.attention.native.quickest_for",
         lambda q: operators.Operator(counted, operators.CPU.backward),
     )
     attention(scheme(text), *inputs())
