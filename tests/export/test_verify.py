@@ -86,7 +86,13 @@ def test_the_bound_grows_with_what_the_blocks_make_differ() -> None:
     assert Verified("llama.cpp", rows, (Compared(32, 0.3),)).holds
     doubtful = Verified("llama.cpp", rows, (Compared(32, 0.2),))
     assert not doubtful.holds and "a float32 file tells" in str(doubtful)
-    assert Verified("llama.cpp", rows, (Compared(32, 0.001),)).bound == 0.05
+    assert Verified("llama.cpp", rows, (Compared(32, 0.001),)).bound(rows[0]) == 0.05
+
+
+def test_each_length_is_held_to_the_untouched_file_at_its_own() -> None:
+    untouched = (Compared(32, 0.2), Compared(64, 0.3))
+    assert Verified("llama.cpp", (Compared(32, 0.2), Compared(96, 0.4)), untouched).holds
+    assert not Verified("llama.cpp", (Compared(32, 0.4), Compared(96, 0.4)), untouched).holds
 
 
 def dequantised(source: Path, target: Path) -> Path:
