@@ -95,6 +95,19 @@ def test_each_length_is_held_to_the_untouched_file_at_its_own() -> None:
     assert not Verified("llama.cpp", (Compared(32, 0.4), Compared(96, 0.4)), untouched).holds
 
 
+def test_blocks_are_held_to_the_untouched_file(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    model = decoder("llama", vocab_size=320, rope_parameters={"rope_theta": 5e4})
+    before = write_gguf(tmp_path / "in.gguf", model, vocabulary=True, blocks=True)
+    text, want = asked("yarn(4, original=64)")
+    export_gguf(before, tmp_path / "out.gguf", want)
+    found = verify(before, tmp_path / "out.gguf", text, want)
+    assert [row.length for row in found.untouched] == [32, 63]  # its slot holds one more token
+    assert found.holds, found
+    other = verify(before, tmp_path / "out.gguf", "rope(base=500)", want)
+    assert not other.holds, other
+
+
 def dequantised(source: Path, target: Path) -> Path:
     """The same weights as float32, by the `gguf` package."""
     reader = gguf.GGUFReader(source)
