@@ -5,7 +5,7 @@
 Without `--sweep` T5 and ALiBi by each way that could run them, beside plain causal attention by
 cuDNN. With it the blocks of the kernel, under a bias that never goes flat, or of a band of
 `--window` distances (T5's is 128): forward, or with `--grad` those of each of its three backward
-kernels while the other two keep theirs. What wins belongs into `blocks_for` and `plan_for`.
+kernels while the other two keep theirs; `--unbiased` without any bias. What wins belongs into `blocks_for` and `plan_for`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
         torch.randn(args.batch, h, args.tokens, args.dim, device="cuda", dtype=torch.bfloat16)
         for h in (args.heads, args.kv_heads or args.heads, args.kv_heads or args.heads)
     ]
-    ways, errors = sweep(x, args.grad, args.window) if args.sweep else each_way(x, args.grad)
+    ways, errors = sweep(x, args) if args.sweep else each_way(x, args.grad)
     ways = {PLAIN: training(x, plain) if args.grad else partial(plain, *x), **ways}
     rows = compare(ways, PLAIN, args.rounds, errors, cuda=True)
     title = (
@@ -61,7 +61,7 @@ def options() -> argparse.ArgumentParser:
     }  # fmt: skip
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    for name in ("sweep", "grad", "json"):
+    for name in ("sweep", "grad", "unbiased", "json"):
         parser.add_argument(f"--{name}", action="store_true")
     return parser
 
@@ -140,12 +140,16 @@ def error(p: Problem, out: Tensor) -> float:
     return float((out[:, :, rows].double() - want).norm() / want.norm())
 
 
-def sweep(x: list[Tensor], grad: bool, window: int) -> tuple[Ways, dict[str, float]]:
+def sweep(x: list[Tensor], args: argparse.Namespace) -> tuple[Ways, dict[str, float]]:
     """Blocks of the kernel, or of each of the three that make its gradients."""
+    grad, window = args.grad, args.window
     p = problem("kerple_log()", *x)
     bias = banded.bias_of(p, banded.plan_of(p))
     part = Part(x[0], x[1], x[2], bias, Band(0, window or x[0].shape[2]), p.scale)
-    part = part if window else part._replace(reach=reach_of(part))
+    if args.unbiased:
+        part = part._replace(bias=None)
+    elif not window:
+        part = part._replace(reach=reach_of(part))
     ways: Ways = {}
     if not grad:
         for sizes in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
@@ -157,10 +161,10 @@ def sweep(x: list[Tensor], grad: bool, window: int) -> tuple[Ways, dict[str, flo
     plan, seed = gradients.plan_for(x[0], x[2]), torch.randn_like(out)
     for name in plan._fields:
         for sizes in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
-            if name == "diagonals" and sizes[0] != sizes[1]:
+            if name == "diagonals" and (sizes[0] != sizes[1] or args.unbiased):
                 continue
             given = plan._replace(**{name: Blocks(*sizes)})
-            run = partial(gradients.backward, part, seed, out, lse, True, plan=given)
+            run = partial(gradients.backward, part, seed, out, lse, not args.unbiased, plan=given)
             if runs(run):
                 ways[f"{name} {sizes}"] = run
     return ways, {}

@@ -1,5 +1,5 @@
-"""A band of a bias that depends on the distance alone: the values that its kernel takes, and its
-twin in plain torch.
+"""A band of distances, with a bias that depends on the distance alone or none: the values that its
+kernel takes, and its twin in plain torch.
 
 score(i, j) = scale · q_i·k_j + table[h, i - j] for lo <= i - j < hi, with i and j indices. A
 softmax over several bands is made part after part: what stands so far is an output and its
@@ -60,7 +60,7 @@ class Part(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    bias: Bias
+    bias: Bias | None
     band: Band
     scale: float
     reach: Tensor | None = None
@@ -77,10 +77,11 @@ class Gradients(NamedTuple):
 
 
 class Way(NamedTuple):
-    """forward(part, start, wide) gives output and log-sum-exp, backward(part, grad, out, lse,
-    table, wide) the gradients, of the table if asked; in float32 where wide."""
+    """forward(part, start) gives output and log-sum-exp, maybe written over the start's;
+    backward(part, grad, out, lse, table, wide) the gradients, of the table if asked; in float32
+    where wide."""
 
-    forward: Callable[[Part, Start | None, bool], tuple[Tensor, Tensor]]
+    forward: Callable[[Part, Start | None], tuple[Tensor, Tensor]]
     backward: Callable[[Part, Tensor, Tensor, Tensor, bool, bool], Gradients]
 
 
@@ -109,7 +110,7 @@ def scores_of(part: Part) -> Float[Tensor, "b h n m"]:
     seen = (away >= band.lo) & (away < band.hi)
     if part.reach is not None:
         seen = seen & (away < part.reach[..., None, None])
-    scores = content + bias.table.to(wide)[:, _entries(away, bias)]
+    scores = content if bias is None else content + bias.table.to(wide)[:, _entries(away, bias)]
     return scores.masked_fill(~seen, float("-inf"))
 
 
@@ -141,6 +142,7 @@ def reach_of(part: Part) -> Int[Tensor, "b h"] | None:
     first falls short of the second by `NEGLIGIBLE`, the weight is below 2^-32 of the largest.
     """
     q, k, _, bias, band, scale, _ = part
+    assert bias is not None
     if band.lo > 0 or q.shape[2] - band.lo > k.shape[2]:  # some row's nearest key is not there
         return None
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -164,14 +166,11 @@ def backward_eager(part: Part, grad: Outs, out: Outs, lse: Sums) -> Gradients:
     ds = p * (grad @ _for_each(q, v).mT - (grad * out).sum(-1, keepdim=True))
     dq = ds @ _for_each(q, k) * part.scale
     dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * part.scale, p.mT @ grad))
+    if bias is None:
+        return Gradients(dq, dk, dv, None)
     entries = _entries(_away(q, k), bias).flatten()
     d_table = torch.zeros_like(bias.table, dtype=wide).index_add(1, entries, ds.sum(0).flatten(1))
     return Gradients(dq, dk, dv, d_table)
-
-
-def _forward(part: Part, start: Start | None, wide: bool) -> tuple[Tensor, Tensor]:
-    out, lse = eager(part, start)
-    return out.to(torch.promote_types(out.dtype, torch.float32)) if wide else out, lse
 
 
 def _backward(
@@ -181,4 +180,4 @@ def _backward(
     return made if table else made._replace(table=None)
 
 
-TWIN = Way(_forward, _backward)
+TWIN = Way(eager, _backward)

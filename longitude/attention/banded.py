@@ -1,14 +1,16 @@
-"""Biases of the distance alone in a kernel that knows them: T5, ALiBi, KERPLE, Sandwich.
+"""Bands of distances by a kernel that knows them: windows, remaps, and the biases of the distance
+alone (T5, ALiBi, KERPLE, Sandwich).
 
 The biases of a call are one table, a row a head, an entry a distance. Every area of every pass is a
 band of pairs, and a band after the other goes into one softmax, each starting from what stands so
-far (`band.Start`). A bias that goes flat leaves most of a causal call to the fastest plain kernel:
-beyond `flat_beyond` it adds one number a head, which is a shift of the log-sum-exp, and only a
-narrow band is left for the kernel.
+far (`band.Start`), so nothing has to be merged. What a remap or a bias that has gone flat leaves
+far away is one tile of the fastest plain kernel, which comes first: beyond `flat_beyond` a bias
+adds one number a head, which is a shift of the log-sum-exp. Only a narrow band is left for ours.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
@@ -17,25 +19,27 @@ from torch import Tensor
 
 from longitude.attention.band import TWIN, Band, Bias, Way
 from longitude.attention.band_table import table_of
-from longitude.attention.chain import Banded, Far, Piece, Plan
+from longitude.attention.chain import Banded, Far, Piece, Plan, Turned, chained
 from longitude.attention.cudnn import cudnn_for
-from longitude.attention.lower import lower
-from longitude.attention.operators import operator_for
+from longitude.attention.lower import cut, lower
+from longitude.attention.operators import Operator, operator_for
 from longitude.attention.problem import Problem, contiguous
-from longitude.attention.tiles import tiles
+from longitude.attention.tiles import Tile, tiles
 from longitude.attention.triton.available import usable
 from longitude.part import Dims, Learned
 from longitude.parts.bias.distance import ByDistance
 from longitude.region import FAR, Area
+from longitude.scheme import Scheme
 
 LARGEST_HEAD = 256
 LONG = 1024  # from so many queries on it pays to ask how far a bias lets them reach
 WORTH = 8  # a far band pays for its own launch where this many near ones fit into the rows
+LARGE = 2048  # rows from which on a plain kernel over a far tile pays for its launch
 
 
 def refuses(p: Problem) -> str | None:
     """Why the banded kernel can't run the call, or None."""
-    if not p.scheme.bias or not all(map(by_distance, p.scheme.bias)):
+    if not all(map(by_distance, p.scheme.bias)):
         return "its table is of distances, and needs biases of the distance alone"
     if not contiguous(p.q_pos, p.k_pos) or p.hides:
         return "it reads pairs off contiguous positions (ranges), with no padding or segments"
@@ -82,10 +86,31 @@ def run_plan(p: Problem, plan: Plan, way: Way | None = None) -> Tensor:
     """The same under a plan: a benchmark compares several."""
     if not plan.pieces:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
+    way, bias = way or _way(p.q), bias_of(p, plan)
+    given = (p.q, p.k, p.v, p.sink_logits, None if bias is None else bias.table)
+    if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)):
+        return chained(way, plan, _lazily(p, plan), p.v, bias, p.sink_logits).out
     turned = [x for one in lower(p) for x in one.turned()]
-    table, _, ahead = bias_of(p, plan)
-    way = way or _way(p.q)
+    table, _, ahead = bias or (None, 0, None)
     return Banded.apply(way, plan, p.v, table, ahead, p.sink_logits, *turned)  # type: ignore[no-any-return]
+
+
+def _lazily(p: Problem, plan: Plan) -> Turned:
+    """q and k turned when they are asked for: whole, and once, where several ask for one turn."""
+    passes, far = lower(p), () if plan.far is None else (plan.far.turn,)
+    asked = Counter([*far, *(piece.turn for piece in plan.pieces)])
+    latest: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def turned(turn: int, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        if asked[turn] == 1:
+            return passes[turn].turned(rows, columns)
+        if turn not in latest:
+            latest.clear()
+            latest[turn] = passes[turn].turned()
+        q, k = latest[turn]
+        return q[:, :, rows], k[:, :, columns]
+
+    return turned
 
 
 def _way(q: Tensor) -> Way:
@@ -97,28 +122,66 @@ def _way(q: Tensor) -> Way:
 
 
 def plan_of(p: Problem) -> Plan:
-    """The pieces of a call; the far part of a flat bias apart where it is worth its launch.
-
-    The table counts distances by indices: those of positions less the first query's distance to
-    the first key.
-    """
+    """The pieces of a call; what is far apart as one tile, where it is worth its launch."""
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    n, m, away = p.q.shape[2], p.k.shape[2], p.q_pos[0] - p.k_pos[0]
+    operator = cudnn_for(p.q) or operator_for(p.q)
+    plain = operator if p.v.shape[-1] == p.q.shape[-1] else None
+    return (_biased if p.scheme.bias else _plain)(p.scheme, p.q_pos, p.k_pos, p.scale, plain)
+
+
+@lru_cache(maxsize=256)
+def _plain(scheme: Scheme, q: range, k: range, scale: float, operator: Operator | None) -> Plan:
+    """Without a bias every area stands for itself, and the largest may be the far one."""
+    found = [
+        (piece, _tile((area,), q, k))
+        for turn, (_, areas) in enumerate(cut(scheme, None))
+        for area in areas
+        if (piece := _piece(turn, area, q, k)) is not None
+    ]
+    tiled = [(piece, tile) for piece, tile in found if tile is not None]
+    piece, tile = max(tiled, key=lambda x: x[1].height * x[1].width, default=(None, None))
+    pieces = tuple(x for x, _ in found)
+    if piece is None or tile is None or operator is None or len(pieces) == 1:
+        return Plan(scale, pieces)
+    if min(tile.height, tile.width) < LARGE:
+        return Plan(scale, pieces)
+    rest = tuple(x for x in pieces if x is not piece)
+    return Plan(scale, rest, far=Far(piece.turn, tile, operator))
+
+
+@lru_cache(maxsize=256)
+def _biased(scheme: Scheme, q: range, k: range, scale: float, operator: Operator | None) -> Plan:
+    """The table counts distances by indices: those of positions less the first query's distance to
+    the first key."""
+    n, m, away = len(q), len(k), q[0] - k[0]
+    passes = cut(scheme, None)
     pieces = [
         piece
-        for turn, one in enumerate(lower(p))
-        for area in one.areas
-        if (piece := _piece(turn, area, p.q_pos, p.k_pos)) is not None
+        for turn, (_, areas) in enumerate(passes)
+        for area in areas
+        if (piece := _piece(turn, area, q, k)) is not None
     ]
     least = min((x.band.lo - x.columns[0] for x in pieces), default=0)
-    ends = [part.flat_beyond for part in p.scheme.bias]
+    ends = [part.flat_beyond for part in scheme.bias]
     flat = n if None in ends else max([least, *(e - away for e in ends if e is not None)])
-    plan = Plan(p.scale, tuple(pieces), least, flat < n - 1, reached=flat >= n - 1 and n >= LONG)
-    far = _far(p, plan, flat) if plan.flat else None
-    if far is None:
+    plan = Plan(scale, tuple(pieces), least, flat < n - 1, reached=flat >= n - 1 and n >= LONG)
+    alone = len(pieces) == 1 and pieces[0].band.hi == n and len(passes) == 1
+    if operator is None or not plan.flat or not alone or n < WORTH * flat:
+        return plan
+    beyond = Area(lo=flat + away)
+    tile = _tile(tuple(area & beyond for area in passes[0][1]), q, k)
+    if tile is None:
         return plan
     near = Band(pieces[0].band.lo, flat).within(n, m)
-    return replace(plan, pieces=(Piece(0, (0, m), near),), far=far)
+    return replace(plan, pieces=(Piece(0, (0, m), near),), far=Far(0, tile, operator))
+
+
+def _tile(areas: tuple[Area, ...], q: range, k: range) -> Tile | None:
+    """Areas as one tile of a plain kernel that reaches the last row, where they are one."""
+    found = tiles(areas, q, k)
+    if len(found) != 1 or found[0].kind == "upper" or found[0].top + found[0].height != len(q):
+        return None
+    return found[0]
 
 
 def _piece(turn: int, area: Area, q: range, k: range) -> Piece | None:
@@ -131,23 +194,10 @@ def _piece(turn: int, area: Area, q: range, k: range) -> Piece | None:
     return Piece(turn, (begin, end), band) if begin < end and band.lo < band.hi else None
 
 
-def _far(p: Problem, plan: Plan, flat: int) -> Far | None:
-    """The tile beyond a flat bias's end, where it is one, reaches the last row and is large."""
-    n = p.q.shape[2]
-    operator = cudnn_for(p.q) if p.q.is_cuda else operator_for(p.q)
-    alone = len(plan.pieces) == 1 and plan.pieces[0].band.hi == n and len(lower(p)) == 1
-    if operator is None or not alone or p.v.shape[-1] != p.q.shape[-1] or n < WORTH * flat:
-        return None
-    assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    beyond = Area(lo=flat + p.q_pos[0] - p.k_pos[0])
-    found = tiles(tuple(area & beyond for area in _areas(p)), p.q_pos, p.k_pos)
-    if len(found) != 1 or found[0].kind == "upper" or found[0].top + found[0].height != n:
-        return None
-    return Far(found[0], operator)
-
-
-def bias_of(p: Problem, plan: Plan) -> Bias:
+def bias_of(p: Problem, plan: Plan) -> Bias | None:
     """The table from the plan's first distance on, to where it goes flat or the rows end."""
+    if not p.scheme.bias:
+        return None
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     away, last = p.q_pos[0] - p.k_pos[0], p.q.shape[2] - 1
     if plan.flat:

@@ -1,14 +1,15 @@
 """Bands of one softmax, one after the other, with exact gradients.
 
 Each band starts from the output and log-sum-exp that stand so far. Every gradient is a band's own,
-under the log-sum-exp of the whole. Where a bias goes flat, what lies beyond is a tile of plain
-attention whose log-sum-exp is shifted by one number a head, and it comes first. The table's
+under the log-sum-exp of the whole. What lies far away is a tile of plain attention, and comes
+first; where a bias goes flat, its log-sum-exp is shifted by one number a head. The table's
 gradient needs nothing of that tile: a row's ds add up to nothing, so the last entry's gradient is
 what the others (and a sink) lack.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +19,10 @@ from torch import Tensor
 from longitude.attention.band import Band, Bias, Part, Start, Way, reach_of
 from longitude.attention.operators import Operator, Ran, backward, forward
 from longitude.attention.tiles import Tile
+
+# turned(turn, rows, columns): these rows of q and columns of k as that pass turns them
+Turned = Callable[[int, slice, slice], tuple[Tensor, Tensor]]
+WHOLE = slice(None)
 
 
 class Piece(NamedTuple):
@@ -29,10 +34,23 @@ class Piece(NamedTuple):
 
 
 class Far(NamedTuple):
-    """What lies beyond a flat bias's end, as one tile of plain attention."""
+    """What lies beyond every band as one tile of plain attention: which turned q and k, where."""
 
+    turn: int
     tile: Tile
     operator: Operator
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.tile.top, self.tile.top + self.tile.height)
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.tile.left, self.tile.left + self.tile.width)
+
+    @property
+    def causal(self) -> bool:
+        return self.tile.kind == "lower"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,60 +59,89 @@ class Plan:
 
     scale: float
     pieces: tuple[Piece, ...]
-    first: int
-    flat: bool
+    first: int = 0
+    flat: bool = False
     far: Far | None = None
     reached: bool = False  # whether keys too far away to weigh anything are left out
 
-    def part(self, piece: Piece, v: Tensor, bias: Bias, qk: tuple[Tensor, ...]) -> Part:
+    def part(self, piece: Piece, turned: Turned, v: Tensor, bias: Bias | None) -> Part:
         """A piece's tensors, its columns cut and its table counted from them."""
-        left, right = piece.columns
-        q, k = qk[2 * piece.turn : 2 * piece.turn + 2]
-        bias = bias._replace(first=bias.first + left)
-        return Part(q, k[:, :, left:right], v[:, :, left:right], bias, piece.band, self.scale)
+        columns = slice(*piece.columns)
+        q, k = turned(piece.turn, WHOLE, columns)
+        bias = bias and bias._replace(first=bias.first + columns.start)
+        return Part(q, k, v[:, :, columns], bias, piece.band, self.scale)
+
+
+class Made(NamedTuple):
+    """The output, its log-sum-exp, what the far tile's backward needs, how far pieces reached."""
+
+    out: Tensor
+    lse: Tensor
+    extra: tuple[Any, ...]
+    reaches: list[Tensor | None]
+
+
+def chained(way: Way, plan: Plan, turned: Turned, v: Tensor, bias: Bias | None,
+            sinks: Tensor | None) -> Made:  # fmt: skip
+    """Every piece of a plan, in turn. What a piece has read is let go before the next is turned."""
+    start, extra, reaches = None, (), []
+    if plan.far is not None:
+        start, extra = _far(plan.far, plan.scale, turned, v, bias)
+    for piece in plan.pieces:
+        part = plan.part(piece, turned, v, bias)
+        if plan.reached:
+            part = part._replace(reach=reach_of(part))
+        reaches.append(part.reach)
+        start = Start(*way.forward(part, start))
+        del part
+    assert start is not None
+    out, lse = start.out, start.lse
+    if sinks is not None:
+        total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+        out, lse = (out * (lse - total).exp()[..., None]).to(v.dtype), total
+    return Made(out, lse, extra, reaches)
+
+
+def _far(far: Far, scale: float, turned: Turned, v: Tensor, bias: Bias | None) -> Any:
+    """The softmax that the bands start from, and what its backward needs."""
+    q, k = turned(far.turn, far.rows, far.columns)
+    ran = forward(far.operator, q, k, v[:, :, far.columns], far.causal, scale)
+    lse = ran.lse.float() if bias is None else ran.lse.float() + bias.table[:, -1:]
+    return Start(ran.out, lse, far.tile.top), ran.extra
+
+
+def _given(qk: tuple[Tensor, ...]) -> Turned:
+    """Of tensors that are turned already."""
+    return lambda turn, rows, columns: (qk[2 * turn][:, :, rows], qk[2 * turn + 1][:, :, columns])
 
 
 class Banded(torch.autograd.Function):
     """apply(way, plan, v, table, ahead, sinks, q, k, q, k …): every piece of a plan."""
 
     @staticmethod
-    def forward(ctx: Any, way: Way, plan: Plan, v: Tensor, table: Tensor, ahead: Tensor | None,
-                sinks: Tensor | None, *qk: Tensor) -> Tensor:  # fmt: skip
-        bias = Bias(table, plan.first, ahead)
-        start, ran, parts = None, None, [plan.part(piece, v, bias, qk) for piece in plan.pieces]
-        if plan.reached:
-            parts = [part._replace(reach=reach_of(part)) for part in parts]
-        if plan.far is not None:
-            cut = _cut(plan.far.tile, qk[0], qk[1], v)
-            ran = forward(plan.far.operator, *cut, *_kind(plan))
-            start = Start(ran.out, ran.lse.float() + table[:, -1:], plan.far.tile.top)
-        for left, part in zip(range(len(parts))[::-1], parts, strict=True):
-            start = Start(*way.forward(part, start, left > 0))
-        assert start is not None
-        out, lse = start.out, start.lse
-        if sinks is not None:
-            total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-            out, lse = (out * (lse - total).exp()[..., None]).to(v.dtype), total
-        ctx.way, ctx.plan, ctx.extra = way, plan, () if ran is None else ran.extra
-        ctx.reaches = [part.reach for part in parts]
-        ctx.save_for_backward(v, table, sinks, out, lse, *qk)
-        return out
+    def forward(ctx: Any, way: Way, plan: Plan, v: Tensor, table: Tensor | None,
+                ahead: Tensor | None, sinks: Tensor | None, *qk: Tensor) -> Tensor:  # fmt: skip
+        bias = None if table is None else Bias(table, plan.first, ahead)
+        made = chained(way, plan, _given(qk), v, bias, sinks)
+        ctx.way, ctx.plan, ctx.extra, ctx.reaches = way, plan, made.extra, made.reaches
+        ctx.save_for_backward(v, table, sinks, made.out, made.lse, *qk)
+        return made.out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         plan, grad = ctx.plan, grad_outputs[0]
         v, table, sinks, out, lse, *qk = ctx.saved_tensors
-        whole, bias = Ran(out, lse, ctx.extra), Bias(table, plan.first)
+        bias = None if table is None else Bias(table, plan.first)
         added = _Sum([v, *qk], alone=len(plan.pieces) == 1 and plan.far is None)
-        d_table = torch.zeros_like(table) if ctx.needs_input_grad[3] else None
+        d_table = torch.zeros_like(bias.table) if bias and ctx.needs_input_grad[3] else None
         for piece, reach in zip(plan.pieces, ctx.reaches, strict=True):
-            part = plan.part(piece, v, bias, tuple(qk))._replace(reach=reach)
+            part = plan.part(piece, _given(tuple(qk)), v, bias)._replace(reach=reach)
             made = ctx.way.backward(part, grad, out, lse, d_table is not None, not added.alone)
-            rows, columns = slice(None), slice(*piece.columns)
-            added.add(piece.turn, rows, columns, made[:3])
+            added.add(piece.turn, WHOLE, slice(*piece.columns), made[:3])
             d_table = d_table if d_table is None or made[3] is None else d_table + made[3]
         if plan.far is not None:
-            _add_far(added, plan, grad, (*qk, v), whole, table)
+            whole = Ran(out, lse if table is None else lse - table[:, -1:], ctx.extra)
+            _add_far(added, plan.far, plan.scale, grad, tuple(qk), v, whole)
         d_sinks = None if sinks is None else _of_sinks(sinks, grad, out, lse)
         if d_table is not None and plan.flat:
             d_table[:, -1] = -d_table[:, :-1].sum(1) - (0 if d_sinks is None else d_sinks)
@@ -132,32 +179,11 @@ class _Sum:
         return torch.zeros_like(self.given[n]) if found is None else found.to(self.given[n].dtype)
 
 
-def _cut(tile: Tile, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tile's rows of q and columns of k and v."""
-    rows, columns = _sides(tile)
-    return q[:, :, rows], k[:, :, columns], v[:, :, columns]
-
-
-def _sides(tile: Tile) -> tuple[slice, slice]:
-    return slice(tile.top, tile.top + tile.height), slice(tile.left, tile.left + tile.width)
-
-
-def _kind(plan: Plan) -> tuple[bool, float]:
-    """Whether the far tile is causal, and the scale: what plain kernels take."""
-    assert plan.far is not None
-    return plan.far.tile.kind == "lower", plan.scale
-
-
-def _add_far(added: _Sum, plan: Plan, grad: Tensor, qkv: tuple[Tensor, ...], whole: Ran,
-             table: Tensor) -> None:  # fmt: skip
+def _add_far(added: _Sum, far: Far, scale: float, grad: Tensor, qk: tuple[Tensor, ...], v: Tensor,
+             whole: Ran) -> None:  # fmt: skip
     """The far tile's gradients, by its own backward under the whole softmax's log-sum-exp."""
-    assert plan.far is not None
-    rows, columns = _sides(plan.far.tile)
-    part = Ran(
-        whole.out[:, :, rows].contiguous(),
-        (whole.lse[:, :, rows] - table[:, -1:]).contiguous(),
-        whole.extra,
-    )
-    dout = grad[:, :, rows].contiguous()
-    made = backward(plan.far.operator, dout, *_cut(plan.far.tile, *qkv), part, *_kind(plan))
-    added.add(0, rows, columns, made)
+    q, k = _given(qk)(far.turn, far.rows, far.columns)
+    dout, out, lse = (x[:, :, far.rows].contiguous() for x in (grad, whole.out, whole.lse))
+    part = Ran(out, lse, whole.extra)
+    made = backward(far.operator, dout, q, k, v[:, :, far.columns], part, far.causal, scale)
+    added.add(far.turn, far.rows, far.columns, made)

@@ -21,9 +21,10 @@ from typing import Any
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from longitude.attention import native
+from longitude.attention import banded, native
+from longitude.attention.cudnn import CUDNN
 from longitude.attention.lower import Pass, lower
-from longitude.attention.operators import CPU, EFFICIENT, FLASH
+from longitude.attention.operators import CPU, EFFICIENT, FLASH, Operator
 from longitude.attention.prepare import prepare
 from longitude.attention.problem import Problem, contiguous
 from longitude.attention.rented import HOPPER, quickest_for
@@ -37,6 +38,7 @@ KERNELS = (
     (CPU, "torch's CPU"),
     (FLASH, "flash attention's"),
     (EFFICIENT, "xformers'"),
+    (CUDNN, "cuDNN's"),
     (HOPPER, "flash attention's, and once its shape has come often cuDNN's,"),
 )
 
@@ -89,7 +91,8 @@ def explain(
     chosen = module(backend, p)
     name = chosen.__name__.rsplit(".", 1)[1]
     refused = {other: why for other, why in considered(p) if why} if backend == "auto" else {}
-    way = _native(p) if name == "native" else (chosen.__doc__ or name).splitlines()[0].rstrip(".")
+    ways = {"native": _native, "banded": _banded}
+    way = ways[name](p) if name in ways else (chosen.__doc__ or name).splitlines()[0].rstrip(".")
     return Explanation(_call(p), name, way, tuple(map(_told, lower(p))), refused)
 
 
@@ -116,12 +119,27 @@ def _native(p: Problem) -> str:
         return f"{turned}one {'causal' if causal else 'full'} call of SDPA"
     found = [_tiles(one) for one in lower(p)] if not several else []
     count, calls = sum(map(len, found)), sum(len(batches(pieces)) for pieces in found)
-    named = next((name for op, name in KERNELS if op is quickest_for(p.q)), "a")
+    named = _kernel(quickest_for(p.q))
     return (
         f"{turned}{count} tiles in {calls} calls of {named} kernel, merged by their log-sum-exp"
         if found
         else f"{turned}the visible spans merged by their log-sum-exp"
     )
+
+
+def _banded(p: Problem) -> str:
+    """The far tile of a plain kernel, if there is one, and how many bands are left for ours."""
+    plan = banded.plan_of(p)
+    count = len(plan.pieces)
+    ours = f"{count} band{'s' * (count != 1)} by our own kernel, in one softmax"
+    if plan.far is None:
+        return ours
+    (tile, kernel) = plan.far.tile, _kernel(plan.far.operator)
+    return f"{tile.height:,} × {tile.width:,} by {kernel} kernel, then {ours}"
+
+
+def _kernel(operator: Operator | None) -> str:
+    return next((name for known, name in KERNELS if known is operator), "a")
 
 
 def _tiles(one: Pass) -> list[Tile]:

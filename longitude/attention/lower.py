@@ -7,15 +7,16 @@ call are disjoint. Turning waits until a backend asks for the rows and columns i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
+from longitude.attention.count import factors
 from longitude.attention.problem import Length, Problem
 from longitude.attention.triton.available import usable
-from longitude.part import Banded, Pos, Region
-from longitude.parts.rotary.memo import Tables
+from longitude.part import Banded, Pos, Region, as_tensor
+from longitude.parts.rotary.memo import Memo, Tables
 from longitude.parts.rotary.rope import Rope
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import Pairs, turn
@@ -40,20 +41,25 @@ class Pass:
         q_pos, k_pos = _cut(p.q_pos, rows), _cut(p.k_pos, cols)
         rope, centre = p.scheme.rotary, _last(q_pos) if p.scheme.rotary.decay else 0.0
         q_length, k_length = _cut_length(p.q_length, rows), _cut_length(p.k_length, cols)
-        q_tables = _tables(q, rope, self.region, "q", q_pos, q_length, centre)
-        alike = _alike(rope, self.region, (q_pos, q_length), (k_pos, k_length))
-        k_tables = (
-            q_tables if alike else _tables(k, rope, self.region, "k", k_pos, k_length, centre)
-        )
+        how = (wide_type(q), q.device, centre)
+        q_tables = k_tables = _tables(p, self.region, "q", q_pos, q_length, *how)
+        if p.rides or not _alike(rope, self.region, (q_pos, q_length), (k_pos, k_length)):
+            k_tables = _tables(p, self.region, "k", k_pos, k_length, *how)
         return turn_both(q, k, q_tables, k_tables, rope.pairs)
 
 
 def lower(p: Problem) -> tuple[Pass, ...]:
     """The passes of a call."""
     rope = p.scheme.rotary
-    banded = rope is not None and isinstance(rope.frequencies, Banded)
-    rows = _span(p.q_pos) if banded else None
+    rows = _span(p.q_pos) if rope is not None and _by_rows(type(rope.frequencies)) else None
     return tuple(Pass(p, areas, region) for region, areas in cut(p.scheme, rows))
+
+
+@cache
+def _by_rows(kind: type) -> bool:
+    """Whether frequencies of this kind change by rows: asking a protocol takes longer than all
+    else that is done before a launch."""
+    return issubclass(kind, Banded)
 
 
 @lru_cache(maxsize=1024)
@@ -74,13 +80,29 @@ def cut(
     return tuple((region, areas) for region, areas in found if areas)
 
 
-def _tables(
-    x: Tensor, rope: Rope, region: Region, side: str, pos: Pos, length: Length, centre: float
-) -> Tables:
-    size, dtype = x.shape[-1], wide_type(x)
-    return cos_sin(
-        rope, region, side, pos, size, length, dtype=dtype, device=x.device, centre=centre
-    )
+def _tables(p: Problem, region: Region, side: str, pos: Pos, length: Length, dtype: torch.dtype,
+            device: torch.device, centre: float) -> Tables:  # fmt: skip
+    rope, size = p.scheme.rotary, p.q.shape[-1]
+    assert rope is not None
+    if side == "q" and p.rides:
+        make = _carried if isinstance(length, Tensor) else _carried_once
+        return make(p.scheme, region, pos, size, length, dtype, device, centre)
+    return cos_sin(rope, region, side, pos, size, length, dtype=dtype, device=device, centre=centre)
+
+
+def _carried(scheme: Scheme, region: Region, pos: Pos, size: int, length: Length,
+             dtype: torch.dtype, device: torch.device, centre: float) -> Tables:  # fmt: skip
+    """The tables of q, multiplied by the factors of ④."""
+    assert scheme.rotary is not None
+    how = {"dtype": torch.float64, "device": device, "centre": centre}
+    cos, sin = cos_sin(scheme.rotary, region, "q", pos, size, length, **how)
+    with torch.inference_mode(False), torch.no_grad():
+        rows = torch.atleast_2d(as_tensor(pos, device))
+        factor = factors(scheme, rows, None, {})[..., None]
+        return (cos * factor).to(dtype), (sin * factor).to(dtype)
+
+
+_carried_once = Memo(_carried, limit=2**26)
 
 
 def _alike(rope: Rope, region: Region, q: tuple[Pos, Length], k: tuple[Pos, Length]) -> bool:

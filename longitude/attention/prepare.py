@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from longitude.attention.count import lengths, scaled
+from longitude.attention.count import lengths, rides, scaled
 from longitude.attention.problem import Problem, weights_of
 from longitude.part import Dims, Mistake, Pos, Weights
 from longitude.scheme import Scheme
@@ -29,7 +29,7 @@ def prepare(
     length: int | Sequence[int] | Tensor | None,
     **rest: object,
 ) -> Problem:
-    """Check the inputs and multiply the scale of ④ into q."""
+    """Check the inputs and multiply the scale of ④ into q, or leave it to what turns q."""
     _check_sizes(q, k, v)
     q_pos = _positions("q_pos", q_pos, q)
     k_pos = _positions("k_pos", k_pos, k)
@@ -39,7 +39,7 @@ def prepare(
     _check_hidden(p)
     _check_weights(p)
     if scheme.scale:
-        p = replace(p, q=scaled(p))
+        p = replace(p, rides=True) if rides(p) else replace(p, q=scaled(p))
     if scheme.rotary and scheme.rotary.frequencies.by_length:
         p = replace(p, **lengths(p, length))
     return p

@@ -132,5 +132,12 @@ def _slower(backend: str, p: Problem) -> str | None:
     if p.q.shape[2] == 1:
         return "a single query is one pass of a plain kernel"
     if not native.by_mask(p):
-        return "positions alone decide here, which plain kernels read as tiles"
+        return _by_positions(backend, p)
     return None
+
+
+def _by_positions(backend: str, p: Problem) -> str | None:
+    """The same where positions alone decide: bands are for half types, and for several areas."""
+    if backend != "banded" or p.q.dtype not in (torch.float16, torch.bfloat16):
+        return "positions alone decide here, which plain kernels read as tiles"
+    return "one call of a plain kernel does it" if native.single(p) else None

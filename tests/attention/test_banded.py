@@ -38,6 +38,20 @@ CASES = [
     (f"rope(remap=rerope(6)) + {T5} + alibi()", 40, 40, 2, False),
     (f"rope(remap=rerope(6)) + {T5}", 60, 60, 2, False),
     ("alibi()", 1, 40, 1, False),
+    ("rope(remap=leaky_rerope(6, 3))", 40, 40, 1, True),
+    (
+        "rope(remap=leaky_rerope(6, 3))",
+        20,
+        60,
+        2,
+        False,
+    ),  # its far end is a rectangle and a triangle
+    ("rope(remap=self_extend(3, 6)) + logn(16)", 40, 40, 1, True),
+    ("rope(remap=leaky_rerope(30, 3))", 40, 40, 2, False),  # too small a tile for its own launch
+    ("rope() + window(12)", 40, 40, 1, False),
+    ("rope() + window(12, sinks=3)", 40, 40, 2, False),
+    ("rope(remap=streaming(3, 12))", 40, 40, 2, False),
+    ("rope(remap=lm_infinite(12, 3))", 40, 40, 2, False),
 ]
 
 
@@ -65,7 +79,11 @@ def problem(text: str, n: int, m: int, x: list[Tensor], weights: Any, **options:
 
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(("text", "n", "m", "pieces", "far"), CASES)
-def test_a_chain_of_bands(text: str, n: int, m: int, pieces: int, far: bool, sinks: bool) -> None:
+def test_a_chain_of_bands(
+    text: str, n: int, m: int, pieces: int, far: bool, sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(banded, "LARGE", 16)
+    banded._plain.cache_clear()
     x, weights, logits = inputs(text, n, m, sinks)
     p = problem(text, n, m, x, weights, sink_logits=logits)
     plan = banded.plan_of(p)
@@ -79,6 +97,9 @@ def test_a_chain_of_bands(text: str, n: int, m: int, pieces: int, far: bool, sin
     ):
         assert out.dtype == torch.float64
         results.append([out, *torch.autograd.grad((out * seed).sum(), leaves)])
+    with torch.no_grad():  # here q and k are turned piece by piece
+        torch.testing.assert_close(banded.run(p), results[0][0], rtol=1e-12, atol=1e-12)
+    banded._plain.cache_clear()
     for mine, its in zip(*results, strict=True):  # the table itself is float32
         torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
 
@@ -98,11 +119,14 @@ def test_queries_far_from_their_keys(q_pos: tuple[int, int], k_pos: tuple[int, i
 
 def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banded, "LONG", 8)
+    banded._biased.cache_clear()
     n, text = 200, "alibi(steepness=4)"
     x, weights, _ = inputs(text, n, n, False)
     p = problem(text, n, n, x, weights)
     plan = banded.plan_of(p)
-    reach = reach_of(plan.part(plan.pieces[0], x[2], banded.bias_of(p, plan), (x[0], x[1])))
+    reach = reach_of(
+        plan.part(plan.pieces[0], lambda *_: (x[0], x[1]), x[2], banded.bias_of(p, plan))
+    )
     assert plan.reached and reach is not None and bool((reach < n).any())
     want = attention(p.scheme, *x, p.q_pos, p.k_pos, backend="eager")
     for mine, its in zip(
@@ -116,7 +140,8 @@ def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "options", "why"),
     [
-        ("rope()", {}, "biases of the distance"),
+        ("rope()", {}, "Triton kernel"),
+        ("rope(remap=dual_chunk(6, 2))", {}, "chunks"),
         ("fire()", {}, "biases of the distance"),
         ("shaw(4)", {}, "biases of the distance"),
         ("transformer_xl()", {}, "biases of the distance"),

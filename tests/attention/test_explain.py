@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longitude import Mistake, attention
-from longitude.attention import eager, explain, native, operators
+from longitude.attention import banded, eager, explain, native, operators
 from longitude.attention import run as runner
 from longitude.attention.prepare import prepare
 from longitude.attention.run import AUTO, considered
@@ -97,6 +98,20 @@ def test_it_names_our_own_kernel_for_a_few_queries(monkeypatch: pytest.MonkeyPat
     assert told.way == "our own kernel for a few queries, which turns keys as it reads them"
 
 
+def test_it_names_the_bands_of_our_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = import_module("longitude.attention.explain")
+    monkeypatch.setattr(there, "module", lambda *_: banded)  # as on a CUDA device
+    text = "rope() + window(64, sinks=4)"
+    assert explain(scheme(text), *inputs()).way == "2 bands by our own kernel, in one softmax"
+    monkeypatch.setattr(banded, "LARGE", 64)
+    banded._plain.cache_clear()
+    told = explain(scheme("rope(remap=leaky_rerope(48, 4))"), *inputs())
+    banded._plain.cache_clear()
+    assert told.way == (
+        "592 × 592 by torch's CPU kernel, then 1 band by our own kernel, in one softmax"
+    )
+
+
 def test_every_backend_before_the_chosen_one_has_its_reason() -> None:
     s = "rope(remap=rerope(48)) + alibi()"
     told = explain(scheme(s), *inputs())
@@ -128,7 +143,9 @@ class OnCuda(Tensor):
         ("alibi()", 8, torch.bfloat16, "banded"),  # too few for its programs
         ("alibi()", 1, torch.bfloat16, "banded alibi flex"),
         ("rope()", N, torch.bfloat16, "banded alibi flex"),
-        ("rope(remap=leaky_rerope(48, 4))", N, torch.float16, "banded alibi flex"),
+        ("rope(remap=leaky_rerope(48, 4))", N, torch.float16, "alibi flex"),
+        ("rope(remap=leaky_rerope(48, 4))", N, torch.float32, "banded alibi flex"),
+        ("rope() + window(64, sinks=4)", N, torch.bfloat16, "alibi flex"),
     ],
 )
 def test_on_cuda_kernels_are_chosen_by_the_call(

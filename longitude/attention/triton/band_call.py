@@ -35,11 +35,13 @@ class Call(NamedTuple):
     def of(cls, part: Part) -> Call:
         _check(part)
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in part[:3])
-        bias = Bias(part.bias.table.float().contiguous(), part.bias.first)
+        bias = part.bias and Bias(part.bias.table.float().contiguous(), part.bias.first)
         return cls(Part(q, k, v, bias, part.band.within(q.shape[2], k.shape[2]), *part[5:]))
 
     @property
     def table(self) -> tuple[Any, ...]:
+        if self.part.bias is None:  # a kernel's arguments are always there
+            return (self.part.q, 0, 0, 1)
         table, first, _ = self.part.bias
         return (table, table.stride(0), first, table.shape[1])
 
@@ -58,10 +60,14 @@ class Call(NamedTuple):
         n, d, dv = *self.part.q.shape[2:], self.part.v.shape[-1]
         return {
             "D": d, "DV": dv, "WIDTH": _width(d), "WIDTH_V": _width(dv), "ROWS": blocks.rows,
-            "COLUMNS": blocks.columns, "RUN": _width(blocks.rows + blocks.columns - 1),
+            "COLUMNS": blocks.columns, "RUN": self.run(blocks),
             "REACH": self.part.reach is not None, "WINDOW": self.part.band.hi < n,
-            "num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True,
+            "num_warps": blocks.warps, "num_stages": blocks.stages,
         }  # fmt: skip
+
+    def run(self, blocks: Blocks) -> int:
+        """Entries of the table that a tile needs; none where there is no bias."""
+        return 0 if self.part.bias is None else _width(blocks.rows + blocks.columns - 1)
 
     def reach(self, otherwise: Tensor) -> Tensor:
         """The reach of each head, or any tensor where there is none: a kernel's arguments are."""
@@ -92,7 +98,7 @@ def _check(part: Part) -> None:
             f"the banded kernel takes heads of up to {LARGEST_HEAD} and a scale above zero, but "
             f"got {q.shape[-1]}, {v.shape[-1]} and {scale}: use another backend."
         )
-    if bias.table.shape[0] != q.shape[1] or bias.table.shape[1] == 0:
+    if bias and (bias.table.shape[0] != q.shape[1] or bias.table.shape[1] == 0):
         raise Mistake(
             f"a bias by distance is (heads, distances) = ({q.shape[1]}, 1 or more), but got "
             f"{tuple(bias.table.shape)}: give a row for each head."

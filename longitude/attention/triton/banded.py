@@ -13,7 +13,7 @@ and no n² of anything exists; `band.eager` is the twin. Three things make it ch
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 
 from longitude.attention.band import Outs, Part, Start, Sums
-from longitude.attention.triton.available import on_device
 from longitude.attention.triton.band_call import Blocks, Call, laid
 from longitude.attention.triton.band_tile import (
     bias_of,
@@ -31,6 +30,7 @@ from longitude.attention.triton.band_tile import (
     store_tile,
     tile_of,
 )
+from longitude.attention.triton.launch import launch
 
 NARROW = 512  # a band of few tiles a row: two small programs hide each other's loads
 
@@ -45,7 +45,7 @@ def blocks_for(q: Tensor, v: Tensor, width: int = 2 * NARROW) -> Blocks:
         return Blocks(64, 64, 4, 2)
     if d <= 64:
         return Blocks(128, 128, 8, 3)
-    return Blocks(128, 64, 8, 3) if d <= 128 else Blocks(128, 32, 8, 2)
+    return Blocks(128, 128, 8, 3) if d <= 128 else Blocks(128, 32, 8, 2)
 
 
 @triton.jit
@@ -61,7 +61,8 @@ def _span(state, q, k, v, edges, rows, begin, end, table, scale, D: tl.constexpr
     for left in tl.range(begin, end, COLUMNS):
         keys = load_tile(k, k_token, left, m, D, COLUMNS, WIDTH, MASKED)
         s = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-        s += bias_tile(table, at - left - COLUMNS + 1, ROWS, COLUMNS, RUN, False)
+        if RUN:
+            s += bias_tile(table, at - left - COLUMNS + 1, ROWS, COLUMNS, RUN, False)
         if MASKED:
             columns = left + tl.arange(0, COLUMNS)
             away = rows[:, None] - columns[None, :]
@@ -132,29 +133,26 @@ def _kernel(q, k, v, out, lse, start, table, reach, sizes, scales, D: tl.constex
     tl.store(tile_of(lse, batch, head) + rows.to(tl.int64) * lse[3], sums, mask=rows < n)
 
 
-def banded(part: Part, start: Start | None = None, wide: bool = False,
-           blocks: Blocks | None = None) -> tuple[Outs, Sums]:  # fmt: skip
-    """Output, in float32 where wide, and log-sum-exp of a band; `band.eager` says what they are."""
+def banded(
+    part: Part, start: Start | None = None, blocks: Blocks | None = None
+) -> tuple[Outs, Sums]:
+    """Output and log-sum-exp of a band; `band.eager` says what they are. A start that has every row
+    is written over: each program reads its own rows of it before it writes them."""
     call = Call.of(part)
     q, k, v = call.part[:3]
     lo, hi = call.part.band
     blocks = blocks or blocks_for(q, v, hi - lo)
-    shape, dtype = (*q.shape[:3], v.shape[-1]), torch.float32 if wide else v.dtype
-    out = torch.empty(shape, dtype=dtype, device=v.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=v.device)
+    shape = (*q.shape[:3], v.shape[-1])
+    if start is not None and (start.out.shape, start.out.dtype) == (shape, v.dtype):
+        out, lse = start.out, start.lse
+    else:
+        out = torch.empty(shape, dtype=v.dtype, device=v.device)
+        lse = torch.empty(shape[:3], dtype=torch.float32, device=v.device)
     so_far = start or Start(out, lse)
     programs = call.sizes[0] * triton.cdiv(q.shape[2], blocks.rows)
     if programs:
-        with on_device(q):
-            kernel: Any = _kernel[(programs,)]
-            kernel(
-                *map(laid, (q, k, v, out, lse)),
-                (laid(so_far.out), laid(so_far.lse), so_far.top),
-                call.table,
-                call.reach(lse),
-                call.sizes,
-                call.scales,
-                **call.constants(blocks),
-                STARTED=start is not None,
-            )
+        begun = (laid(so_far.out), laid(so_far.lse), so_far.top)
+        given = (*map(laid, (q, k, v, out, lse)), begun, call.table, call.reach(lse))
+        constants = {**call.constants(blocks), "STARTED": start is not None}
+        launch(_kernel, programs, (*given, call.sizes, call.scales), constants)
     return out, lse

@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from longitude.attention.band import Gradients, Part, Way
-from longitude.attention.triton.available import on_device
 from longitude.attention.triton.band_call import Blocks, Call, laid
 from longitude.attention.triton.band_tile import (
     bias_of,
@@ -29,6 +28,7 @@ from longitude.attention.triton.band_tile import (
     tile_of,
 )
 from longitude.attention.triton.banded import banded
+from longitude.attention.triton.launch import launch
 
 STRIP = 32  # tiles of a diagonal that one program adds up
 
@@ -78,7 +78,8 @@ def _rows_span(acc, q, grad, k, v, sums, delta, edges, begin, end, table, scale,
         keys = load_tile(k, k_token, left, m, D, COLUMNS, WIDTH, MASKED)
         values = load_tile(v, v_token, left, m, DV, COLUMNS, WIDTH_V, MASKED)
         s = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-        s += bias_tile(table, at - left - COLUMNS + 1, ROWS, COLUMNS, RUN, False)
+        if RUN:
+            s += bias_tile(table, at - left - COLUMNS + 1, ROWS, COLUMNS, RUN, False)
         p = tl.exp2(s - sums[:, None])
         if MASKED:
             columns = left + tl.arange(0, COLUMNS)
@@ -140,7 +141,8 @@ def _columns_span(dk, dv, k, v, q, grad, lse, delta, lane, edges, begin, end, ta
         dout = load_tile(grad_head, grad[3], top, n, DV, ROWS, WIDTH_V, MASKED)
         sums, total = _sums(lse, delta, batch, head, top, n, log2e, ROWS)
         s = tl.dot(k, tl.trans(tile), input_precision="ieee") * scale
-        s += bias_tile(table, top - at - COLUMNS + 1, ROWS, COLUMNS, RUN, True)
+        if RUN:
+            s += bias_tile(table, top - at - COLUMNS + 1, ROWS, COLUMNS, RUN, True)
         p = tl.exp2(s - sums[None, :])
         if MASKED:
             away = top + tl.arange(0, ROWS)[None, :] - at - tl.arange(0, COLUMNS)[:, None]
@@ -239,24 +241,24 @@ def backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool = F
     grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
     lse = lse.float().contiguous()
     made = [torch.empty_like(x, dtype=torch.float32 if wide else x.dtype) for x in (q, k, v)]
-    d_table = torch.zeros_like(call.part.bias.table) if table else None
+    bias = call.part.bias
+    d_table = torch.zeros_like(bias.table) if table and bias is not None else None
     if not q.numel() or not k.numel():
         return Gradients(made[0].zero_(), made[1].zero_(), made[2].zero_(), d_table)
     delta = torch.empty_like(lse)
     rest = (call.table, call.reach(lse), call.sizes, call.scales)
     given = [laid(x) for x in (q, k, v, out, lse, grad, delta)]
     batch, kv, m, _ = k.shape
-    with on_device(q):
-        kernel: Any = _rows_kernel[(call.sizes[0] * triton.cdiv(q.shape[2], plan.rows.rows),)]
-        kernel(*given, laid(made[0]), *rest, **call.constants(plan.rows))
-        del given[3]
-        kernel = _columns_kernel[(batch * kv * triton.cdiv(m, plan.columns.columns),)]
-        constants = call.constants(plan.columns)
-        # whole blocks of rows up to the last have no edge there
-        constants["TAIL"] = constants["WINDOW"] or q.shape[2] % plan.columns.rows != 0
-        kernel(*given, laid(made[1]), laid(made[2]), *rest, **constants)
-        if d_table is not None:
-            _diagonals(call, given, d_table, rest, plan.diagonals)
+    programs = call.sizes[0] * triton.cdiv(q.shape[2], plan.rows.rows)
+    launch(_rows_kernel, programs, (*given, laid(made[0]), *rest), call.constants(plan.rows))
+    del given[3]
+    constants = call.constants(plan.columns)
+    # whole blocks of rows up to the last have no edge there
+    constants["TAIL"] = constants["WINDOW"] or q.shape[2] % plan.columns.rows != 0
+    programs = batch * kv * triton.cdiv(m, plan.columns.columns)
+    launch(_columns_kernel, programs, (*given, laid(made[1]), laid(made[2]), *rest), constants)
+    if d_table is not None:
+        _diagonals(call, given, d_table, rest, plan.diagonals)
     return Gradients(made[0], made[1], made[2], d_table)
 
 
@@ -264,6 +266,7 @@ def _diagonals(
     call: Call, given: list[Any], d_table: Tensor, rest: tuple[Any, ...], blocks: Blocks
 ) -> None:
     size, (lo, hi), bias = blocks.rows, call.part.band, call.part.bias
+    assert bias is not None
     near = bias.flat if hi > bias.flat + 1 else hi
     if near <= lo:
         return
@@ -274,8 +277,9 @@ def _diagonals(
     for name in ("ROWS", "COLUMNS", "WINDOW"):
         del constants[name]
     row = (d_table, d_table.stride(0), bias.first, d_table.shape[1])
-    kernel: Any = _diagonals_kernel[(call.sizes[0] * count * strips,)]
-    kernel(*given, row, *rest, least, near, strips, SIZE=size, STRIP=STRIP, **constants)
+    constants |= {"SIZE": size, "STRIP": STRIP}
+    programs = call.sizes[0] * count * strips
+    launch(_diagonals_kernel, programs, (*given, row, *rest, least, near, strips), constants)
 
 
 WAY = Way(banded, backward)

@@ -243,14 +243,15 @@ def _numbers(x: Shape, table: Shape, how: How) -> tuple[int, ...]:
 
 
 def blocks_for(shapes: list[torch.Size], half: int, itemsize: int) -> Blocks:
-    """Some 8 KiB a side of a pair for four warps; single tokens take more heads instead."""
+    """Some 1 KiB a side of a pair for a single warp, two heads of a token: measured on an H200, as
+    wide as what is moved at once needs to be; single tokens take more heads instead."""
     heads, tokens = (max(shape[axis] for shape in shapes) for axis in (1, 2))
     most_heads, most_tokens = (triton.next_power_of_2(max(size, 1)) for size in (heads, tokens))
     if tokens <= 1:
         return Blocks(1, min(8, most_heads), 2)
     width = triton.next_power_of_2(half)
-    taken = min(max(8 // itemsize, 1), most_heads)
-    return Blocks(max(1, min(8192 // (width * taken * itemsize), most_tokens)), taken, 4)
+    taken = min(2, most_heads)
+    return Blocks(max(1, min(1024 // (width * taken * itemsize), most_tokens)), taken, 1)
 
 
 def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...], how: How) -> None:

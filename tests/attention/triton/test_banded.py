@@ -59,6 +59,7 @@ class Case(NamedTuple):
     hi: int
     entries: int | None = None  # of the table, where it goes flat before the band ends
     dtype: torch.dtype = torch.float32
+    biased: bool = True
 
 
 CAUSAL, FAR = 0, 10**9
@@ -76,6 +77,8 @@ CASES = [
     Case(1, 2, 1, 24, 24, 16, 16, CAUSAL, FAR, dtype=torch.bfloat16),
     Case(1, 2, 1, 24, 24, 16, 16, CAUSAL, 9, dtype=torch.float16),
     Case(1, 1, 1, 16, 16, 256, 256, CAUSAL, FAR, dtype=torch.bfloat16),
+    Case(1, 2, 1, 50, 50, 16, 16, CAUSAL, 9, biased=False),
+    Case(1, 2, 1, 24, 40, 16, 16, -16, 9, dtype=torch.bfloat16, biased=False),
 ]
 
 
@@ -93,11 +96,11 @@ def part(case: Case, layout: str = "b h n d", seed: int = 0) -> Part:
     bias = Bias((2 * torch.randn(case.h, entries, generator=rng)).to(DEVICE), first)
     q, k = make(case.h, case.n, case.d), make(case.hkv, case.m, case.d)
     v = make(case.hkv, case.m, case.dv)
-    return Part(q, k, v, bias, Band(case.lo, case.hi), case.d**-0.5)
+    return Part(q, k, v, bias if case.biased else None, Band(case.lo, case.hi), case.d**-0.5)
 
 
 def double(p: Part) -> Part:
-    bias = Bias(p.bias.table.double(), p.bias.first)
+    bias = p.bias and Bias(p.bias.table.double(), p.bias.first)
     return Part(p.q.double(), p.k.double(), p.v.double(), bias, p.band, p.scale)
 
 
@@ -114,10 +117,13 @@ def test_the_kernel_and_its_gradients_are_their_twin(case: Case) -> None:
     assert far_apart(out, want) < CLOSE[case.dtype]
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
-    got = backward(p, grad, out, lse, table=True, plan=PLAN)
+    got = backward(p, grad, out, lse, table=case.biased, plan=PLAN)
     wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
     for mine, its in zip(got[:3], wanted[:3], strict=True):
         assert far_apart(mine, its) < 2 * CLOSE[case.dtype]
+    if p.bias is None:
+        assert got.table is wanted.table is None
+        return
     assert got.table is not None and wanted.table is not None
     said = p.bias.table.shape[1] - (case.entries is not None)  # the last holds on beyond
     assert far_apart(got.table[:, :said], wanted.table[:, :said]) < 2e-5
@@ -145,8 +151,9 @@ def test_a_softmax_goes_on_where_another_ended(top: int) -> None:
     so_far, sums = torch.randn(shape, generator=rng), 3 * torch.randn(shape[:3], generator=rng)
     sums[:, :, 3] = -torch.inf
     start = Start(so_far.to(DEVICE), sums.to(DEVICE), top)
-    out, lse = banded(p, start, blocks=SMALL)
     want, want_lse = eager(double(p), Start(start.out.double(), start.lse.double(), top))
+    out, lse = banded(p, start, blocks=SMALL)
+    assert (out is start.out) == (top == 0)  # a start that has every row is written over
     assert far_apart(out, want) < 2e-6
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from longitude import Mistake, attention, parse
 from longitude.attention import lower
 from longitude.parts.rotary.memo import Tables
+from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import Pairs, turn
 
 triton = pytest.importorskip("triton")
@@ -163,15 +164,9 @@ def test_angles_are_exact_at_any_position(start: int) -> None:
 
     n, d, s = 4, 8, parse("rope()")
     x = drawn(1, 1, n, d, seed=0, dtype=torch.float32)
-    tables = lower._tables(
-        x,
-        s.rotary,
-        s.rotary.regions(1)[0],
-        "k",
-        range(start, start + n),
-        1,
-        0.0,  # type: ignore[union-attr]
-    )
+    rope, at = s.rotary, range(start, start + n)
+    how = {"dtype": torch.float32, "device": x.device}
+    tables = cos_sin(rope, rope.regions(1)[0], "k", at, d, 1, **how)  # type: ignore[union-attr]
     got = turned_one(x, *tables)
     mp.dps = 40
     for i in range(n):
