@@ -5,7 +5,8 @@
 Without `--sweep` T5 and ALiBi by each way that could run them, beside plain causal attention by
 cuDNN. With it the blocks of the kernel, under a bias that never goes flat, or of a band of
 `--window` distances (T5's is 128): forward, or with `--grad` those of each of its three backward
-kernels while the other two keep theirs; `--unbiased` without any bias. What wins belongs into `blocks_for` and `plan_for`.
+kernels while the other two keep theirs; `--unbiased` without any bias. What wins belongs into
+`blocks_for` and `plan_for`.
 """
 
 from __future__ import annotations

@@ -32,6 +32,22 @@ class Band(NamedTuple):
         return Band(lo, hi) if lo < hi else Band(0, 0)
 
 
+class Chunk(NamedTuple):
+    """The pairs whose chunks of `size` positions lie lo <= row's - column's < hi apart, where the
+    first row and the first column stand at these positions."""
+
+    size: int
+    lo: int
+    hi: int
+    row: int
+    column: int
+
+    def seen(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Whether each pair of indices is such a pair."""
+        apart = (rows + self.row) // self.size - (columns + self.column) // self.size
+        return (apart >= self.lo) & (apart < self.hi)
+
+
 class Bias(NamedTuple):
     """table[h, r - first] at distance r; its last entry holds at every distance beyond. `ahead` are
     the largest entries from each on, where they are known."""
@@ -55,7 +71,8 @@ class Start(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One band of a softmax: its tensors, and how far each head of each sequence reaches in it."""
+    """One band of a softmax: its tensors, how far each head of each sequence reaches in it, and
+    which of its pairs count by their chunks."""
 
     q: Tensor
     k: Tensor
@@ -64,6 +81,7 @@ class Part(NamedTuple):
     band: Band
     scale: float
     reach: Tensor | None = None
+    chunk: Chunk | None = None
 
 
 class Gradients(NamedTuple):
@@ -110,6 +128,9 @@ def scores_of(part: Part) -> Float[Tensor, "b h n m"]:
     seen = (away >= band.lo) & (away < band.hi)
     if part.reach is not None:
         seen = seen & (away < part.reach[..., None, None])
+    if part.chunk is not None:
+        rows, columns = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
+        seen = seen & part.chunk.seen(rows[:, None], columns)
     scores = content if bias is None else content + bias.table.to(wide)[:, _entries(away, bias)]
     return scores.masked_fill(~seen, float("-inf"))
 
@@ -125,7 +146,8 @@ def _entries(away: Tensor, bias: Bias) -> Tensor:
 
 def _for_each(q: Tensor, x: Tensor) -> Tensor:
     """Keys or values repeated for every query head."""
-    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+    group = q.shape[1] // x.shape[1]
+    return x if group == 1 else x.repeat_interleave(group, 1)
 
 
 def weights(scores: Tensor, lse: Tensor) -> Tensor:
@@ -141,7 +163,7 @@ def reach_of(part: Part) -> Int[Tensor, "b h"] | None:
     at least -|q||k| scale plus the bias of its nearest key, which every row must see. Where the
     first falls short of the second by `NEGLIGIBLE`, the weight is below 2^-32 of the largest.
     """
-    q, k, _, bias, band, scale, _ = part
+    q, k, _, bias, band, scale, *_ = part
     assert bias is not None
     if band.lo > 0 or q.shape[2] - band.lo > k.shape[2]:  # some row's nearest key is not there
         return None

@@ -2,10 +2,13 @@
 
 Making one takes a handful of small launches. Where nothing in it is learned (ALiBi, Sandwich) it is
 made once for all calls that ask for the same distances; weights can be written to behind any
-memo's back, so what is learned is made from them anew.
+memo's back, so what is learned is made from them anew. Of T5's table only which row each distance
+has is kept, and one launch reads them.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -36,15 +39,30 @@ def table_of(
 
 def _sum(bias: tuple[Bias, ...], count: int, first: int, last: int, device: torch.device,
          weights: Weights) -> Tensor:  # fmt: skip
-    away = torch.arange(first, last + 1, device=device)[None]
-    heads, here = torch.arange(count, device=device)[:, None], away[:, :1]
     query = torch.empty(1, count, 1, 1, device=device)  # a bias of the distance asks its sizes only
-    terms = [
-        part.term(query, query, here, here, weights_of(part.name, weights), 1.0) for part in bias
-    ]
-    values = [t.value(heads, away).float() for t in terms if isinstance(t, ByDistance)]
-    assert len(values) == len(bias)
+    here = torch.empty(1, 1, dtype=torch.int64, device=device)
+    values = []
+    for part in bias:
+        term = part.term(query, query, here, here, weights_of(part.name, weights), 1.0)
+        assert isinstance(term, ByDistance)
+        if term.rows is not None:
+            values.append(term.rows[_entries(part, first, last, device)].mT.float())
+            continue
+        away = torch.arange(first, last + 1, device=device)[None]
+        values.append(term.value(torch.arange(count, device=device)[:, None], away).float())
     return sum(values[1:], values[0]).expand(count, -1)
+
+
+def _entries(part: Bias, first: int, last: int, device: torch.device) -> Tensor:
+    """The row of each distance, kept unless a CUDA graph is recording it."""
+    recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return (_entries_once.__wrapped__ if recording else _entries_once)(part, first, last, device)
+
+
+@lru_cache(maxsize=64)
+def _entries_once(part: Bias, first: int, last: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():  # what is kept may serve a training step
+        return part.entry(torch.arange(first, last + 1, device=device))  # type: ignore[attr-defined]
 
 
 def _ahead(table: Tensor) -> Tensor:

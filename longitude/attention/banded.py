@@ -17,13 +17,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from longitude.attention.band import TWIN, Band, Bias, Way
+from longitude.attention.band import TWIN, Band, Bias, Chunk, Way
 from longitude.attention.band_table import table_of
 from longitude.attention.chain import Banded, Far, Piece, Plan, Turned, chained
-from longitude.attention.cudnn import cudnn_for
 from longitude.attention.lower import cut, lower
-from longitude.attention.operators import Operator, operator_for
+from longitude.attention.operators import Operator
 from longitude.attention.problem import Problem, contiguous
+from longitude.attention.rented import quickest_for
 from longitude.attention.tiles import Tile, tiles
 from longitude.attention.triton.available import usable
 from longitude.part import Dims, Learned
@@ -34,6 +34,7 @@ from longitude.scheme import Scheme
 LARGEST_HEAD = 256
 LONG = 1024  # from so many queries on it pays to ask how far a bias lets them reach
 WORTH = 8  # a far band pays for its own launch where this many near ones fit into the rows
+CHUNKS = 128  # rows of a block, which must lie in one chunk
 LARGE = 2048  # rows from which on a plain kernel over a far tile pays for its launch
 
 
@@ -47,9 +48,27 @@ def refuses(p: Problem) -> str | None:
         return "it has neither soft-capping nor dropout"
     if p.overflows:
         return "the decay over so many queries at once would overflow float32"
-    if any(area.chunks or (area.top, area.bottom) != (None, None) for area in _areas(p)):
-        return "it runs bands of distances, and not chunks or bands of rows"
+    if any((area.top, area.bottom) != (None, None) for area in _areas(p)):
+        return "it runs bands of distances, and not of rows"
+    if why := _refuses_chunks(p):
+        return why
     return _refuses_tensors(p)
+
+
+def _refuses_chunks(p: Problem) -> str | None:
+    """Blocks of rows must lie in one chunk each, and gradients know of none."""
+    found = [area.chunks for area in _areas(p) if area.chunks]
+    if not found:
+        return None
+    assert isinstance(p.q_pos, range)
+    if p.scheme.bias or any(len(chunks) > 1 for chunks in found):
+        return "it runs chunks of one size, and no bias with them"
+    if any(c.size % CHUNKS or p.q_pos[0] % CHUNKS for chunks in found for c in chunks):
+        return f"it runs chunks that are multiples of {CHUNKS} tokens"
+    given = (p.q, p.k, p.v, p.sink_logits)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+        return "it has no gradients of chunks"
+    return None
 
 
 def _refuses_tensors(p: Problem) -> str | None:
@@ -124,7 +143,7 @@ def _way(q: Tensor) -> Way:
 def plan_of(p: Problem) -> Plan:
     """The pieces of a call; what is far apart as one tile, where it is worth its launch."""
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    operator = cudnn_for(p.q) or operator_for(p.q)
+    operator = quickest_for(p.q)
     plain = operator if p.v.shape[-1] == p.q.shape[-1] else None
     return (_biased if p.scheme.bias else _plain)(p.scheme, p.q_pos, p.k_pos, p.scale, plain)
 
@@ -191,7 +210,18 @@ def _piece(turn: int, area: Area, q: range, k: range) -> Piece | None:
     shift = begin + k[0] - q[0]
     lo, hi = -FAR if area.lo is None else area.lo, FAR if area.hi is None else area.hi
     band = Band(lo + shift, hi + shift).within(len(q), max(end - begin, 0))
-    return Piece(turn, (begin, end), band) if begin < end and band.lo < band.hi else None
+    if begin >= end or band.lo >= band.hi:
+        return None
+    return Piece(turn, (begin, end), band, _chunk(area, q[0], k[0] + begin))
+
+
+def _chunk(area: Area, row: int, column: int) -> Chunk | None:
+    if not area.chunks:
+        return None
+    (one,) = area.chunks
+    lo, hi = -FAR if one.lo is None else one.lo, FAR if one.hi is None else one.hi
+    most = 2**20  # chunks: bounds that a kernel can multiply
+    return Chunk(one.size, max(lo, -most), min(hi, most), row, column)
 
 
 def bias_of(p: Problem, plan: Plan) -> Bias | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention.band import Band, Bias, Part, Start, Way, reach_of
+from longitude.attention.band import Band, Bias, Chunk, Part, Start, Way, reach_of
 from longitude.attention.operators import Operator, Ran, backward, forward
 from longitude.attention.tiles import Tile
 
@@ -31,6 +31,7 @@ class Piece(NamedTuple):
     turn: int
     columns: tuple[int, int]
     band: Band
+    chunk: Chunk | None = None
 
 
 class Far(NamedTuple):
@@ -69,7 +70,7 @@ class Plan:
         columns = slice(*piece.columns)
         q, k = turned(piece.turn, WHOLE, columns)
         bias = bias and bias._replace(first=bias.first + columns.start)
-        return Part(q, k, v[:, :, columns], bias, piece.band, self.scale)
+        return Part(q, k, v[:, :, columns], bias, piece.band, self.scale, chunk=piece.chunk)
 
 
 class Made(NamedTuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from longitude.attention.count import lengths, rides, scaled
 from longitude.attention.problem import Problem, weights_of
-from longitude.part import Dims, Mistake, Pos, Weights
+from longitude.part import Dims, Learned, Mistake, Pos, Weights
 from longitude.scheme import Scheme
 
 
@@ -96,11 +97,15 @@ def _check_hidden(p: Problem) -> None:
         )
 
 
+@lru_cache(maxsize=1024)
+def _learned(part: Learned) -> frozenset[str]:
+    """The names of a part's weights."""
+    return frozenset(part.init(Dims(1, 1, 1), None))
+
+
 def _check_weights(p: Problem) -> None:
-    probe = Dims(1, 1, 1)
     for part in (*p.scheme.bias, *p.scheme.scale):
-        wanted, given = part.init(probe, None), weights_of(part.name, p.weights)
-        if missing := sorted(set(wanted) - set(given)):
+        if missing := sorted(_learned(part) - set(weights_of(part.name, p.weights))):
             names = ", ".join(f"{part.name}.{m}" for m in missing)
             raise Mistake(
                 f"{part} is learned, but weights lack {names}: pass "

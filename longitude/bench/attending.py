@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +45,7 @@ BOTH = (1024, 4096)
 LEAKY, SELF = "rope(remap=leaky_rerope({w}, 8))", "rope(remap=self_extend(8, {w}))"
 KINDS = (
     Kind("RoPE", "rope()", goals=WITHIN),
-    Kind("YaRN + logn", "rope(frequencies=yarn(4, original=2048)) + logn(2048)", goals=WITHIN),
+    Kind("YaRN + logn", "rope(frequencies=yarn(4, original=2048)) + logn(2048)", "sharper", WITHIN),
     Kind("leaky ReRoPE", LEAKY, goals=FAR, windows=BOTH),
     Kind("Self-Extend", SELF, goals=FAR, windows=BOTH),
     Kind("dual chunk", "rope(remap=dual_chunk({w}, {eighth}))", goals=WITHIN, windows=(4096,)),
@@ -124,12 +125,18 @@ def _goal(kind: Kind, scheme: Scheme, n: int) -> dict[str, float]:
 def _baseline(setup: Setup, kind: Kind, qkv: Qkv, w: int) -> Base:
     make: dict[str, Callable[[], Base]] = {
         "turned": lambda: plain(setup, qkv),
+        "sharper": lambda: plain(setup, qkv, sharper=_sharper(qkv[0].shape[2])),
         "plain": lambda: plain(setup, qkv, turned=False),
         "windowed": lambda: windowed(setup, qkv, w),
         "one table": lambda: looked_up(setup, qkv, 1, TERMS, True),
         "two tables": lambda: looked_up(setup, qkv, 2, TERMS, False),
     }
     return make[kind.best]()
+
+
+def _sharper(n: int) -> float:
+    """By how much YaRN ×4 and logn from 2,048 on sharpen the scores of the last of n rows."""
+    return (0.1 * math.log(4) + 1) ** 2 * max(1.0, math.log(n) / math.log(2048))
 
 
 def attended(scheme: Scheme, qkv: Qkv, weights: dict[str, Tensor]) -> Tensor:

@@ -9,7 +9,8 @@ the term up in a table which one matrix product has made. Without CUDA it is SDP
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,15 +34,19 @@ class Base(NamedTuple):
     scheme: str
 
 
-def plain(setup: Setup, qkv: Qkv, causal: bool = True, turned: bool = True) -> Base:
-    """Plain attention by the fastest kernel there is, behind a turn or not."""
-    kernel, attend = fastest(setup, qkv, causal)
+def plain(
+    setup: Setup, qkv: Qkv, causal: bool = True, turned: bool = True, sharper: float = 1.0
+) -> Base:
+    """Plain attention by the fastest kernel there is, behind a turn or not; its scores `sharper`
+    by a factor: what a kernel rounds grows with them."""
+    kernel, attend = fastest(setup, qkv, causal, sharper)
     what = f"plain {'causal' if causal else 'full'} attention ({kernel})"
     mask = "" if causal else " + bidirectional()"
     if not turned:
         return Base(what, lambda: attend(*qkv), "causal()" if causal else "bidirectional()")
     turn = _turner(setup, qkv)
-    return Base(f"turn + {what}", lambda: attend(*turn(), qkv[2]), f"rope(){mask}")
+    heat = "" if sharper == 1 else f" + temperature({1 / sharper!r})"
+    return Base(f"turn + {what}", lambda: attend(*turn(), qkv[2]), f"rope(){mask}{heat}")
 
 
 def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
@@ -97,12 +102,13 @@ def _causal_blocks(n: int, device: torch.device) -> object:
     return create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=str(device))
 
 
-def fastest(setup: Setup, qkv: Qkv, causal: bool) -> tuple[str, Attend]:
+def fastest(setup: Setup, qkv: Qkv, causal: bool, sharper: float = 1.0) -> tuple[str, Attend]:
     """SDPA by the kernel that is fastest here, and its name."""
-    grouped = qkv[0].shape[1] != qkv[1].shape[1]
+    grouped, scale = qkv[0].shape[1] != qkv[1].shape[1], sharper * qkv[0].shape[-1] ** -0.5
+    how = {"is_causal": causal, "enable_gqa": grouped, "scale": scale}
     if not setup.cuda:
-        return "SDPA", lambda q, k, v: sdpa(q, k, v, is_causal=causal, enable_gqa=grouped)
-    return quickest(_kernels(causal, grouped), qkv)
+        return "SDPA", partial(sdpa, **how)
+    return quickest(_kernels(how), qkv)
 
 
 def quickest(kernels: Mapping[str, Attend], qkv: Qkv) -> tuple[str, Attend]:
@@ -117,13 +123,13 @@ def quickest(kernels: Mapping[str, Attend], qkv: Qkv) -> tuple[str, Attend]:
     return best, kernels[best]
 
 
-def _kernels(causal: bool, grouped: bool) -> dict[str, Attend]:
+def _kernels(how: dict[str, Any]) -> dict[str, Attend]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def by(backend: SDPBackend) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with sdpa_kernel(backend):
-                return sdpa(q, k, v, is_causal=causal, enable_gqa=grouped)
+                return sdpa(q, k, v, **how)
 
         return attend
 

@@ -78,6 +78,8 @@ def cases(setup: Setup) -> Iterator[Case]:
         yield _case(setup, "adjacent pairs", s, Turn(q, k, whole.pos, "adjacent"))
         yield _case(setup, "half of each head", s, Turn(q, k, whole.pos, rotary=s.dim // 2))
         yield _there_and_back(setup, s, whole)
+        if setup.cuda:
+            yield in_graphs(_there_and_back(setup, s, whole, ", in CUDA graphs"))
     s = Sizes(64, 32, 8, 1, 128) if setup.cuda else Sizes(64, 8, 2, 1, 64)
     q, k, _ = setup.qkv(s)
     pos = torch.arange(4096, 4096 + s.batch, device=setup.device)[:, None]
@@ -129,7 +131,7 @@ def _captured(run: Run, kept: list[Run]) -> object:
     return kept[0]()
 
 
-def _there_and_back(setup: Setup, s: Sizes, t: Turn) -> Case:
+def _there_and_back(setup: Setup, s: Sizes, t: Turn, how: str = "") -> Case:
     """Forward and backward, which turns the gradients back: two copies."""
     q, k = (x.detach().requires_grad_() for x in (t.q, t.k))
     dq, dk = (setup.random(*x.shape, seed=9) for x in (q, k))
@@ -150,7 +152,7 @@ def _there_and_back(setup: Setup, s: Sizes, t: Turn) -> Case:
             wrap = partial(_with, make, both)
             ways.append(peer(name, "transformers", wrap, judge))
     amount = 4 * (q.nbytes + k.nbytes)
-    work = _work(setup, "forward and backward", s, "two copies of q and k")
+    work = _work(setup, "forward and backward" + how, s, "two copies of q and k")
     return Case(work, ways, (q, k), amount, "B/s")
 
 

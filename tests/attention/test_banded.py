@@ -52,6 +52,8 @@ CASES = [
     ("rope() + window(12, sinks=3)", 40, 40, 2, False),
     ("rope(remap=streaming(3, 12))", 40, 40, 2, False),
     ("rope(remap=lm_infinite(12, 3))", 40, 40, 2, False),
+    ("rope(remap=dual_chunk(12, 4))", 40, 40, 3, False),
+    ("rope(remap=dual_chunk(12, 4))", 20, 50, 3, False),
 ]
 
 
@@ -141,7 +143,9 @@ def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
     ("text", "options", "why"),
     [
         ("rope()", {}, "Triton kernel"),
-        ("rope(remap=dual_chunk(6, 2))", {}, "chunks"),
+        ("rope(remap=dual_chunk(6, 2))", {}, "multiples of 128"),
+        ("rope(remap=dual_chunk(512, 128))", {}, "no gradients of chunks"),
+        ("rope(frequencies=stepped('yarn', original=4))", {}, "not of rows"),
         ("fire()", {}, "biases of the distance"),
         ("shaw(4)", {}, "biases of the distance"),
         ("transformer_xl()", {}, "biases of the distance"),
@@ -149,7 +153,7 @@ def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
         ("alibi()", {"key_padding": torch.zeros(2, 12, dtype=torch.bool)}, "contiguous"),
         ("alibi()", {"softcap": 5.0}, "soft-capping"),
         ("alibi()", {"dropout": 0.1}, "dropout"),
-        ("rope(remap=dual_chunk(6, 2)) + alibi()", {}, "chunks"),
+        ("rope(remap=dual_chunk(6, 2)) + alibi()", {}, "no bias with them"),
         ("alibi()", {}, "Triton kernel"),
     ],
 )

@@ -69,6 +69,11 @@ class Call(NamedTuple):
         """Entries of the table that a tile needs; none where there is no bias."""
         return 0 if self.part.bias is None else _width(blocks.rows + blocks.columns - 1)
 
+    @property
+    def chunk(self) -> tuple[int, ...]:
+        """The chunk's numbers; any others where there is none: a kernel's arguments are."""
+        return tuple(self.part.chunk or (1, 0, 1, 0, 0))
+
     def reach(self, otherwise: Tensor) -> Tensor:
         """The reach of each head, or any tensor where there is none: a kernel's arguments are."""
         return otherwise if self.part.reach is None else self.part.reach
@@ -84,7 +89,7 @@ def _width(d: int) -> int:
 
 
 def _check(part: Part) -> None:
-    q, k, v, bias, _, scale, _ = part
+    q, k, v, bias, _, scale, *_ = part
     require(q)
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or {k.dtype, v.dtype} != {
         q.dtype

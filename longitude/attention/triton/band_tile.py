@@ -68,6 +68,31 @@ def spans(at, rows, n, m, lo, hi, reach, COLUMNS: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def chunk_of(chunk, at, n):
+    """The first column and the one past the last that rows from `at` on see of their chunks; the
+    rows lie in one chunk."""
+    size, lo, hi, row, column = chunk
+    own = (at + row) // size
+    first = tl.maximum((tl.cast(own, tl.int64) - hi + 1) * size - column, 0)
+    last = tl.maximum(tl.minimum((tl.cast(own, tl.int64) - lo + 1) * size - column, n), 0)
+    return first.to(tl.int32), last.to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def within(begin, whole, seen, end, first, last, COLUMNS: tl.constexpr):
+    """The spans of columns, cut to first … last-1."""
+    begin = tl.maximum(begin, first // COLUMNS * COLUMNS)
+    end = tl.maximum(tl.minimum(end, last), begin)
+    top = tl.cdiv(end, COLUMNS) * COLUMNS
+    whole = tl.minimum(tl.maximum(whole, tl.cdiv(first, COLUMNS) * COLUMNS), top)
+    whole = tl.maximum(whole, begin)
+    seen = tl.minimum(tl.minimum(seen, last // COLUMNS * COLUMNS), top)
+    return begin, whole, tl.maximum(seen, whole), end
+
+
+@triton.jit
+@no_type_check
 def bias_tile(table, least, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr,
               FLIP: tl.constexpr):  # fmt: skip
     """The bias of a tile whose least distance is `least`, (ROWS, COLUMNS) or transposed.

@@ -25,24 +25,26 @@ from longitude.attention.triton.band_call import Blocks, Call, laid
 from longitude.attention.triton.band_tile import (
     bias_of,
     bias_tile,
+    chunk_of,
     load_tile,
     spans,
     store_tile,
     tile_of,
+    within,
 )
 from longitude.attention.triton.launch import launch
 
-NARROW = 512  # a band of few tiles a row: two small programs hide each other's loads
+NARROW = 512  # a band of few tiles a row
 
 
-def blocks_for(q: Tensor, v: Tensor, width: int = 2 * NARROW) -> Blocks:
-    """The blocks for a head size and a band's width: what fits a Hopper's registers and shared
-    memory."""
+def blocks_for(q: Tensor, v: Tensor, width: int = 2 * NARROW, biased: bool = True) -> Blocks:
+    """The blocks for a head size and a band's width, as measured on an H200: two small programs
+    hide each other's loads, but a bias's gather wants large tiles."""
     d = max(q.shape[-1], v.shape[-1])
     if q.dtype == torch.float32:  # multiplied by ordinary units, so registers are all that counts
         return Blocks(64, 32, 8, 2) if d <= 64 else Blocks(32, 32, 8, 2)
-    if width <= NARROW and d <= 128:
-        return Blocks(64, 64, 4, 2)
+    if d <= 128 and (width <= NARROW or not biased):
+        return Blocks(64, 64, 4, 2 if biased else 3)
     if d <= 64:
         return Blocks(128, 128, 8, 3)
     return Blocks(128, 128, 8, 3) if d <= 128 else Blocks(128, 32, 8, 2)
@@ -57,19 +59,21 @@ def _span(state, q, k, v, edges, rows, begin, end, table, scale, D: tl.constexpr
     acc, total, most = state
     k, k_token = k
     v, v_token = v
-    at, m, lo, hi = edges
+    at, first, m, lo, hi = edges
     for left in tl.range(begin, end, COLUMNS):
         keys = load_tile(k, k_token, left, m, D, COLUMNS, WIDTH, MASKED)
-        s = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        s = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if RUN:
-            s += bias_tile(table, at - left - COLUMNS + 1, ROWS, COLUMNS, RUN, False)
+            s = s * scale + bias_tile(table, at - left - COLUMNS + 1, ROWS, COLUMNS, RUN, False)
         if MASKED:
             columns = left + tl.arange(0, COLUMNS)
             away = rows[:, None] - columns[None, :]
-            s = tl.where((away >= lo) & (away < hi) & (columns < m)[None, :], s, float("-inf"))
-        new = tl.maximum(most, tl.max(s, 1))
+            here = (columns >= first) & (columns < m)
+            s = tl.where((away >= lo) & (away < hi) & here[None, :], s, float("-inf"))
+        unit = 1.0 if RUN else scale  # without a bias, scaling waits to be part of a subtraction
+        new = tl.maximum(most, tl.max(s, 1) * unit)
         base = tl.where(new == float("-inf"), 0.0, new) if MASKED else new
-        p, shrink = tl.exp2(s - base[:, None]), tl.exp2(most - base)
+        p, shrink = tl.exp2(s * unit - base[:, None]), tl.exp2(most - base)
         values = load_tile(v, v_token, left, m, DV, COLUMNS, WIDTH_V, MASKED)
         acc = tl.dot(p.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(p, 1)
@@ -99,10 +103,10 @@ def _begin(start, batch, head, rows, n, log2e, DV: tl.constexpr, ROWS: tl.conste
 
 @triton.jit
 @no_type_check
-def _kernel(q, k, v, out, lse, start, table, reach, sizes, scales, D: tl.constexpr,
+def _kernel(q, k, v, out, lse, start, table, reach, chunk, sizes, scales, D: tl.constexpr,
             DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
             COLUMNS: tl.constexpr, RUN: tl.constexpr, STARTED: tl.constexpr,
-            WINDOW: tl.constexpr, REACH: tl.constexpr):  # fmt: skip
+            WINDOW: tl.constexpr, REACH: tl.constexpr, CHUNKED: tl.constexpr):  # fmt: skip
     """One block of rows of one head. The longest rows go first, heads that share keys together."""
     lanes, heads, group, n, m, lo, hi = sizes
     scale, log2e = scales
@@ -113,11 +117,15 @@ def _kernel(q, k, v, out, lse, start, table, reach, sizes, scales, D: tl.constex
     tile = load_tile(tile_of(q, batch, head), q[3], at, n, D, ROWS, WIDTH, True)
     far = tl.load(reach + lane) if REACH else n
     begin, whole, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
+    first = 0
+    if CHUNKED:
+        first, m = chunk_of(chunk, at, m)
+        begin, whole, seen, end = within(begin, whole, seen, end, first, m, COLUMNS)
     own = head // group
     keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
-    bias, edges = bias_of(table, head, log2e), (at, m, lo, hi)
+    bias, edges = bias_of(table, head, log2e), (at, first, m, lo, hi)
     state = _begin(start, batch, head, rows, n, log2e, DV, ROWS, WIDTH_V, STARTED)
-    if WINDOW:
+    if WINDOW or CHUNKED:
         state = _span(state, tile, keys, values, edges, rows, begin, whole, bias, scale, D, DV,
                       WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
     state = _span(state, tile, keys, values, edges, rows, whole, seen, bias, scale, D, DV, WIDTH,
@@ -141,7 +149,7 @@ def banded(
     call = Call.of(part)
     q, k, v = call.part[:3]
     lo, hi = call.part.band
-    blocks = blocks or blocks_for(q, v, hi - lo)
+    blocks = blocks or blocks_for(q, v, hi - lo, call.part.bias is not None)
     shape = (*q.shape[:3], v.shape[-1])
     if start is not None and (start.out.shape, start.out.dtype) == (shape, v.dtype):
         out, lse = start.out, start.lse
@@ -152,7 +160,8 @@ def banded(
     programs = call.sizes[0] * triton.cdiv(q.shape[2], blocks.rows)
     if programs:
         begun = (laid(so_far.out), laid(so_far.lse), so_far.top)
-        given = (*map(laid, (q, k, v, out, lse)), begun, call.table, call.reach(lse))
-        constants = {**call.constants(blocks), "STARTED": start is not None}
+        given = (*map(laid, (q, k, v, out, lse)), begun, call.table, call.reach(lse), call.chunk)
+        chunked = part.chunk is not None
+        constants = {**call.constants(blocks), "STARTED": start is not None, "CHUNKED": chunked}
         launch(_kernel, programs, (*given, call.sizes, call.scales), constants)
     return out, lse

@@ -158,7 +158,7 @@ class _Turned(torch.autograd.Function):
         given: list[Tensor | None] = [None] * len(grads)
         if wanted:
             own = tuple(t for n in wanted for t in tables[2 * n : 2 * n + 2])
-            made = _Turned.apply(how, own, *(grads[n] for n in wanted))
+            made = _turned(tuple(grads[n] for n in wanted), own, how)  # type: ignore[misc]
             for n, grad in zip(wanted, made, strict=True):  # type: ignore[arg-type]
                 given[n] = grad
         return None, None, *given

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude import Dims, attention
-from longitude.attention.band import Band, Bias, Part, Start, backward_eager, eager, reach_of
+from longitude.attention.band import Band, Bias, Chunk, Part, Start, backward_eager, eager, reach_of
 from longitude.fields import Mistake
 from tests.grid import scheme
 
@@ -101,7 +101,7 @@ def part(case: Case, layout: str = "b h n d", seed: int = 0) -> Part:
 
 def double(p: Part) -> Part:
     bias = p.bias and Bias(p.bias.table.double(), p.bias.first)
-    return Part(p.q.double(), p.k.double(), p.v.double(), bias, p.band, p.scale)
+    return Part(p.q.double(), p.k.double(), p.v.double(), bias, p.band, p.scale, chunk=p.chunk)
 
 
 def far_apart(got: Tensor, want: Tensor) -> float:
@@ -127,6 +127,18 @@ def test_the_kernel_and_its_gradients_are_their_twin(case: Case) -> None:
     assert got.table is not None and wanted.table is not None
     said = p.bias.table.shape[1] - (case.entries is not None)  # the last holds on beyond
     assert far_apart(got.table[:, :said], wanted.table[:, :said]) < 2e-5
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(0, 1), (1, 2), (2, 2**20), (0, 3)])
+@pytest.mark.parametrize(("row", "column", "m"), [(0, 0, 100), (64, 32, 130), (96, 17, 90)])
+def test_chunks_are_cut_out_of_a_band(lo: int, hi: int, row: int, column: int, m: int) -> None:
+    at = row - column  # causal by positions
+    p = part(Case(1, 2, 1, 100, m, 16, 16, -at, FAR, biased=False))
+    p = p._replace(chunk=Chunk(32, lo, hi, row, column))
+    out, lse = banded(p, blocks=SMALL)
+    want, want_lse = eager(double(p))
+    assert far_apart(out, want) < CLOSE[torch.float32]
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["b n h d", "b h d n"])

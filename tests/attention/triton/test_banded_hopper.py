@@ -29,8 +29,10 @@ def types(dtype: torch.dtype, *tensors: str) -> dict[str, Any]:
         found["start"] = (one, sums, "i32")
     if "dtable" in found:
         found["dtable"] = ("*fp32", "i32", "i32", "i32")
-    found |= {"table": ("*fp32", "i32", "i32", "i32"), "reach": "*i32", "sizes": ("i32",) * 7}
-    return found | {"scales": ("fp32", "fp32")}
+    found |= {"table": ("*fp32", "i32", "i32", "i32"), "reach": "*i32"}
+    if "start" in found:
+        found["chunk"] = ("i32",) * 5
+    return found | {"sizes": ("i32",) * 7, "scales": ("fp32", "fp32")}
 
 
 def spec(
@@ -39,7 +41,7 @@ def spec(
     aligned = [(n, at) for n, t in enumerate(found.values()) for at in range(4)
                if isinstance(t, tuple) and t[1:] == ("i64",) * 3]  # fmt: skip
     width = 1 << (d - 1).bit_length()
-    run = 1 << (blocks.rows + blocks.columns - 2).bit_length()
+    run = constants.pop("RUN", 1 << (blocks.rows + blocks.columns - 2).bit_length())
     sizes = {"D": d, "DV": d, "WIDTH": width, "WIDTH_V": width}
     square = {"SIZE": blocks.rows} if "SIZE" in constants else {}
     blocked = square or {"ROWS": blocks.rows, "COLUMNS": blocks.columns}
@@ -48,12 +50,15 @@ def spec(
     return Spec(kernel, found, sizes | blocked | {"RUN": run} | rest, tuple(aligned), options)
 
 
-def forward(d: int, dtype: torch.dtype, window: bool = True, started: bool = True) -> Spec:
+def forward(
+    d: int, dtype: torch.dtype, window: bool = True, started: bool = True, biased: bool = True
+) -> Spec:
     x = torch.empty(1, 1, 1, d, dtype=dtype, device="meta")
     found = types(dtype, "q", "k", "v", "out", "lse", "start")
-    blocks = blocks_for(x, x, 128 if window else 4096)
+    blocks = blocks_for(x, x, 128 if window else 4096, biased)
+    bare: dict[str, int | bool] = {} if biased else {"RUN": 0}
     return spec(f"{WHERE}:_kernel", found, d, blocks, STARTED=started, WINDOW=window,
-                REACH=not window)  # fmt: skip
+                REACH=not window and biased, CHUNKED=not biased, **bare)  # fmt: skip
 
 
 def backward(d: int, dtype: torch.dtype) -> list[Spec]:
@@ -80,6 +85,7 @@ def held(specs: list[Spec], dtype: torch.dtype) -> None:
 
 def test_forward_compiles() -> None:
     held([forward(64, torch.bfloat16, window=False, started=False)], torch.bfloat16)
+    held([forward(128, torch.bfloat16, biased=False)], torch.bfloat16)
 
 
 @pytest.mark.slow
