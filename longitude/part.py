@@ -37,6 +37,22 @@ Term = Callable[
 ]  # (b, h, i, j) -> a value to add to each score
 
 
+def hashed_once(cls: type[T]) -> type[T]:
+    """A frozen dataclass that computes its hash once: parts key every memo, and nest."""
+    compute = cls.__hash__
+
+    def hashed(self: Any) -> int:
+        if "_hash" not in self.__dict__:
+            object.__setattr__(self, "_hash", compute(self))
+        return self.__dict__["_hash"]  # type: ignore[no-any-return]
+
+    def state(self: Any) -> dict[str, Any]:  # the hash of a text is each process's own
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    cls.__hash__, cls.__getstate__ = hashed, state  # type: ignore[assignment]
+    return cls
+
+
 @dataclasses.dataclass(frozen=True)
 class Dims:
     """The sizes that learned parts need to make their weights."""
@@ -94,6 +110,7 @@ class Frequencies(Protocol):
     def gain(self, length: int) -> float: ...
 
 
+@hashed_once
 @dataclasses.dataclass(frozen=True)
 class Region:
     """One area where queries and keys turn to shifted positions, perhaps at other frequencies."""
@@ -172,7 +189,7 @@ def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
         cls.name, cls.site, cls.paper = name, site, paper  # type: ignore[attr-defined]
         cls.__post_init__ = _check  # type: ignore[attr-defined]
         cls.__repr__ = written  # type: ignore[assignment]
-        made = dataclasses.dataclass(frozen=True, repr=False)(cls)
+        made = hashed_once(dataclasses.dataclass(frozen=True, repr=False)(cls))
         PARTS[name] = made
         return made
 

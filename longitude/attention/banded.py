@@ -20,10 +20,11 @@ from torch import Tensor
 from longitude.attention.band import TWIN, Band, Bias, Chunk, Way
 from longitude.attention.band_table import table_of
 from longitude.attention.chain import Banded, Far, Piece, Plan, Turned, chained
+from longitude.attention.cudnn import CUDNN, cudnn_for
 from longitude.attention.lower import cut, lower
-from longitude.attention.operators import Operator
+from longitude.attention.operators import Operator, operator_for
 from longitude.attention.problem import Problem, contiguous
-from longitude.attention.rented import quickest_for
+from longitude.attention.rented import BANDS, Rent, operations
 from longitude.attention.tiles import Tile, tiles
 from longitude.attention.triton.available import usable
 from longitude.part import Dims, Learned
@@ -35,6 +36,7 @@ LARGEST_HEAD = 256
 LONG = 1024  # from so many queries on it pays to ask how far a bias lets them reach
 WORTH = 8  # a far band pays for its own launch where this many near ones fit into the rows
 CHUNKS = 128  # rows of a block, which must lie in one chunk
+RENT = Rent.of(BANDS)
 LARGE = 2048  # rows from which on a plain kernel over a far tile pays for its launch
 
 
@@ -98,7 +100,18 @@ def run(p: Problem, way: Way | None = None) -> Tensor:
     """Attention, band after band: by the kernels, or by the way that is given."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
-    return run_plan(p, plan_of(p), way)
+    plan = plan_of(p)
+    return run_plan(p, plan.bands if plan.bands and _unpaid(p, plan) else plan, way)
+
+
+def _unpaid(p: Problem, plan: Plan) -> bool:
+    """Whether the far tile's kernel would have to plan, which its shape has not paid for: our own
+    runs it until then."""
+    if plan.far is None or plan.far.operator is not CUDNN:
+        return False
+    tile, q = plan.far.tile, p.q[:, :, plan.far.rows]
+    shape = (tuple(q.shape), p.k.shape[1], tile.width, tile.kind)
+    return RENT.due(q, shape, operations(q, tile.width, plan.far.causal))
 
 
 def run_plan(p: Problem, plan: Plan, way: Way | None = None) -> Tensor:
@@ -143,7 +156,7 @@ def _way(q: Tensor) -> Way:
 def plan_of(p: Problem) -> Plan:
     """The pieces of a call; what is far apart as one tile, where it is worth its launch."""
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    operator = quickest_for(p.q)
+    operator = cudnn_for(p.q) or operator_for(p.q)
     plain = operator if p.v.shape[-1] == p.q.shape[-1] else None
     return (_biased if p.scheme.bias else _plain)(p.scheme, p.q_pos, p.k_pos, p.scale, plain)
 
@@ -160,12 +173,13 @@ def _plain(scheme: Scheme, q: range, k: range, scale: float, operator: Operator 
     tiled = [(piece, tile) for piece, tile in found if tile is not None]
     piece, tile = max(tiled, key=lambda x: x[1].height * x[1].width, default=(None, None))
     pieces = tuple(x for x, _ in found)
+    bands = Plan(scale, pieces)
     if piece is None or tile is None or operator is None or len(pieces) == 1:
-        return Plan(scale, pieces)
+        return bands
     if min(tile.height, tile.width) < LARGE:
-        return Plan(scale, pieces)
+        return bands
     rest = tuple(x for x in pieces if x is not piece)
-    return Plan(scale, rest, far=Far(piece.turn, tile, operator))
+    return replace(bands, pieces=rest, far=Far(piece.turn, tile, operator), bands=bands)
 
 
 @lru_cache(maxsize=256)
@@ -192,7 +206,8 @@ def _biased(scheme: Scheme, q: range, k: range, scale: float, operator: Operator
     if tile is None:
         return plan
     near = Band(pieces[0].band.lo, flat).within(n, m)
-    return replace(plan, pieces=(Piece(0, (0, m), near),), far=Far(0, tile, operator))
+    far = Far(0, tile, operator)
+    return replace(plan, pieces=(Piece(0, (0, m), near),), far=far, bands=plan)
 
 
 def _tile(areas: tuple[Area, ...], q: range, k: range) -> Tile | None:

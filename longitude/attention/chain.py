@@ -64,6 +64,7 @@ class Plan:
     flat: bool = False
     far: Far | None = None
     reached: bool = False  # whether keys too far away to weigh anything are left out
+    bands: Plan | None = None  # the same without a far tile, where there is one
 
     def part(self, piece: Piece, turned: Turned, v: Tensor, bias: Bias | None) -> Part:
         """A piece's tensors, its columns cut and its table counted from them."""

@@ -22,6 +22,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from longitude.attention import banded, native
+from longitude.attention.cudnn import CUDNN
 from longitude.attention.lower import Pass, lower
 from longitude.attention.operators import CPU, EFFICIENT, FLASH, Operator
 from longitude.attention.prepare import prepare
@@ -37,6 +38,7 @@ KERNELS = (
     (CPU, "torch's CPU"),
     (FLASH, "flash attention's"),
     (EFFICIENT, "xformers'"),
+    (CUDNN, "our own, and once its shape has come often cuDNN's,"),
     (HOPPER, "flash attention's, and once its shape has come often cuDNN's,"),
 )
 

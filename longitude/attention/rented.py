@@ -19,9 +19,33 @@ from longitude.attention.cudnn import CUDNN, cudnn_for
 from longitude.attention.operators import FLASH, Operator, Ran, operator_for
 
 PLAN = 0.07  # seconds that a plan takes on an H200
-LONGER = 1 / 315e12 - 1 / 554e12  # seconds that an operation of flash attention takes longer
-PRICE = PLAN / LONGER  # operations
+FASTEST, FLASHES, BANDS = 554e12, 315e12, 390e12  # operations a second there: cuDNN, flash, ours
 SHAPES = 4096  # whose rent is remembered
+
+
+@dataclass(frozen=True)
+class Rent:
+    """What each shape has paid so far, in operations that took longer than they would have."""
+
+    price: float
+    paid: OrderedDict[tuple[Any, ...], float] = field(default_factory=OrderedDict)
+
+    @classmethod
+    def of(cls, speed: float) -> Rent:
+        """For a kernel of so many operations a second."""
+        return cls(PLAN / (1 / speed - 1 / FASTEST))
+
+    def due(self, q: Tensor, shape: tuple[Any, ...], operations: float) -> bool:
+        """Whether a shape still pays rent, which this call then does; not while a CUDA graph is
+        recorded, which can't plan."""
+        key = (q.device, q.dtype, *shape)
+        if q.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.paid.get(key, 0.0) < self.price
+        paid = self.paid.pop(key, 0.0)
+        self.paid[key] = paid + operations
+        if len(self.paid) > SHAPES:
+            self.paid.popitem(last=False)
+        return paid < self.price
 
 
 @dataclass(frozen=True)
@@ -30,12 +54,13 @@ class Rented:
 
     ready: Operator
     planned: Operator
-    price: float = PRICE
-    paid: OrderedDict[tuple[Any, ...], float] = field(default_factory=OrderedDict)
+    rent: Rent
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ran:
         """The forward of either; what its backward needs says which."""
-        chosen = self._chosen(q, k, causal)
+        shape = (tuple(q.shape), k.shape[2], causal)
+        due = self.rent.due(q, shape, operations(q, k.shape[2], causal))
+        chosen = self.ready if due else self.planned
         ran = chosen.forward(q, k, v, causal, scale)
         return Ran(ran.out, ran.lse, (chosen, *ran.extra))
 
@@ -46,20 +71,10 @@ class Rented:
         chosen, *extra = ran.extra
         return chosen.backward(grad, q, k, v, Ran(ran.out, ran.lse, tuple(extra)), causal, scale)
 
-    def _chosen(self, q: Tensor, k: Tensor, causal: bool) -> Operator:
-        shape = (q.device, q.dtype, tuple(q.shape), k.shape[2], causal)
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return self.planned if self.paid.get(shape, 0.0) >= self.price else self.ready
-        paid = self.paid.pop(shape, 0.0)
-        self.paid[shape] = paid + _operations(q, k, causal)
-        if len(self.paid) > SHAPES:
-            self.paid.popitem(last=False)
-        return self.planned if paid >= self.price else self.ready
 
-
-def _operations(q: Tensor, k: Tensor, causal: bool) -> float:
+def operations(q: Tensor, keys: int, causal: bool) -> float:
     """Of the two products."""
-    return 4.0 * q.numel() * k.shape[2] * (0.5 if causal else 1.0)
+    return 4.0 * q.numel() * keys * (0.5 if causal else 1.0)
 
 
 def quickest_for(q: Tensor) -> Operator | None:
@@ -68,5 +83,5 @@ def quickest_for(q: Tensor) -> Operator | None:
     return HOPPER if ready is FLASH and cudnn_for(q) is not None else ready
 
 
-_hopper = Rented(FLASH, CUDNN)
+_hopper = Rented(FLASH, CUDNN, Rent.of(FLASHES))
 HOPPER = Operator(_hopper.forward, _hopper.backward)

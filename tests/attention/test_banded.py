@@ -10,9 +10,11 @@ from torch import Tensor
 
 from longitude import Dims, attention
 from longitude.attention import banded
-from longitude.attention.band import reach_of
+from longitude.attention.band import TWIN, Part, Start, eager, reach_of
+from longitude.attention.operators import CPU
 from longitude.attention.prepare import prepare
 from longitude.attention.problem import Problem
+from longitude.attention.rented import Rent
 from longitude.attention.triton import available
 from tests.grid import scheme
 
@@ -160,6 +162,28 @@ def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
 def test_refusals(text: str, options: dict[str, Any], why: str) -> None:
     x, weights, _ = inputs(text, 12, 12, False)
     assert why in (banded.refuses(problem(text, 12, 12, x, weights, **options)) or "")
+
+
+def test_the_far_tile_is_ours_until_its_plan_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, n = "rope(remap=leaky_rerope(6, 3))", 40
+    x, weights, _ = inputs(text, n, n, False)
+    with torch.no_grad():
+        p = problem(text, n, n, x, weights)
+        tile = 34 * 34 * 2 * D * 2 * HEADS  # operations of two sequences' far tiles
+        ran: list[int] = []
+
+        def forward(part: Part, start: Start | None) -> tuple[Tensor, Tensor]:
+            ran.append(part.band.hi)
+            return eager(part, start)
+
+        monkeypatch.setattr(banded, "LARGE", 16)
+        monkeypatch.setattr(banded, "CUDNN", CPU)
+        monkeypatch.setattr(banded, "RENT", Rent(1.5 * tile))
+        banded._plain.cache_clear()
+        made = [banded.run(p, TWIN._replace(forward=forward)) for _ in range(3)]
+        banded._plain.cache_clear()
+    assert ran == [6, n, 6, n, 6]  # two bands twice, then what is near alone
+    torch.testing.assert_close(made[0], made[2])
 
 
 def test_what_a_kernel_could_not_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

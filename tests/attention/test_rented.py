@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.operators import CPU, Operator, Ran
-from longitude.attention.rented import Rented
+from longitude.attention.rented import Rent, Rented
 
 
 def counted(calls: list[str], name: str) -> Operator:
@@ -29,7 +29,7 @@ def drawn(n: int) -> list[Tensor]:
 def test_a_shape_that_comes_again_is_planned() -> None:
     calls: list[str] = []
     price = 3 * 2.0 * 2 * 16 * 8 * 16  # what three causal calls of 16 tokens come to
-    rented = Rented(counted(calls, "ready"), counted(calls, "planned"), price)
+    rented = Rented(counted(calls, "ready"), counted(calls, "planned"), Rent(price))
     for _ in range(5):
         rented.forward(*drawn(16), True, 1.0)
     assert calls == ["ready"] * 3 + ["planned"] * 2
@@ -42,7 +42,7 @@ def test_a_shape_that_comes_again_is_planned() -> None:
 
 def test_backward_is_of_the_kernel_that_ran() -> None:
     calls: list[str] = []
-    rented = Rented(counted(calls, "ready"), counted(calls, "planned"), 1.0)
+    rented = Rented(counted(calls, "ready"), counted(calls, "planned"), Rent(1.0))
     q, k, v = drawn(16)
     first = rented.forward(q, k, v, True, 1.0)
     second = rented.forward(q, k, v, True, 1.0)
@@ -55,7 +55,7 @@ def test_backward_is_of_the_kernel_that_ran() -> None:
 
 def test_what_is_remembered_stays_small(monkeypatch) -> None:
     monkeypatch.setattr("longitude.attention.rented.SHAPES", 4)
-    rented = Rented(CPU, CPU, 1e30)
+    rented = Rented(CPU, CPU, Rent(1e30))
     for n in range(1, 10):
         rented.forward(*drawn(n), True, 1.0)
-    assert len(rented.paid) == 4
+    assert len(rented.rent.paid) == 4

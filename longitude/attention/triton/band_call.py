@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longitude.attention.band import Bias, Part
 from longitude.attention.triton.available import require
+from longitude.attention.triton.launch import shape
 from longitude.fields import Mistake
 
 LOG2E = 1 / math.log(2)
@@ -54,6 +55,19 @@ class Call(NamedTuple):
     @property
     def scales(self) -> tuple[float, float]:
         return (self.part.scale * LOG2E, LOG2E)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What follows from the tensors' shapes, and all else that a kernel is compiled for."""
+        q, k, v, bias, band, _, reach, chunk = self.part
+        table = bias and (bias.table.shape, bias.first)
+        return (shape(q), shape(k), shape(v), table, band, chunk, reach is None)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a kernel reads."""
+        q, k, v, bias, _, _, reach, _ = self.part
+        return [x for x in (q, k, v, bias and bias.table, reach) if x is not None]
 
     def constants(self, blocks: Blocks) -> dict[str, Any]:
         """What a kernel is compiled for."""

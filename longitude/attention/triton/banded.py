@@ -32,7 +32,7 @@ from longitude.attention.triton.band_tile import (
     tile_of,
     within,
 )
-from longitude.attention.triton.launch import launch
+from longitude.attention.triton.launch import launch, shape
 
 NARROW = 512  # a band of few tiles a row
 
@@ -150,18 +150,22 @@ def banded(
     q, k, v = call.part[:3]
     lo, hi = call.part.band
     blocks = blocks or blocks_for(q, v, hi - lo, call.part.bias is not None)
-    shape = (*q.shape[:3], v.shape[-1])
-    if start is not None and (start.out.shape, start.out.dtype) == (shape, v.dtype):
+    size = (*q.shape[:3], v.shape[-1])
+    if start is not None and (start.out.shape, start.out.dtype) == (size, v.dtype):
         out, lse = start.out, start.lse
     else:
-        out = torch.empty(shape, dtype=v.dtype, device=v.device)
-        lse = torch.empty(shape[:3], dtype=torch.float32, device=v.device)
+        out = torch.empty(size, dtype=v.dtype, device=v.device)
+        lse = torch.empty(size[:3], dtype=torch.float32, device=v.device)
     so_far = start or Start(out, lse)
-    programs = call.sizes[0] * triton.cdiv(q.shape[2], blocks.rows)
+    programs = call.sizes[0] * -(-q.shape[2] // blocks.rows)
     if programs:
         begun = (laid(so_far.out), laid(so_far.lse), so_far.top)
         given = (*map(laid, (q, k, v, out, lse)), begun, call.table, call.reach(lse), call.chunk)
-        chunked = part.chunk is not None
-        constants = {**call.constants(blocks), "STARTED": start is not None, "CHUNKED": chunked}
-        launch(_kernel, programs, (*given, call.sizes, call.scales), constants)
+        whole = (out, lse, so_far.out, so_far.lse)
+        key = (*call.key, *map(shape, whole), so_far.top, start is None, blocks)
+        how = {"STARTED": start is not None, "CHUNKED": part.chunk is not None}
+        launch(
+            _kernel, programs, (*given, call.sizes, call.scales), (*call.tensors, *whole), key,
+            lambda: call.constants(blocks) | how,
+        )  # fmt: skip
     return out, lse

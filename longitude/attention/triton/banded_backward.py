@@ -28,7 +28,7 @@ from longitude.attention.triton.band_tile import (
     tile_of,
 )
 from longitude.attention.triton.banded import banded
-from longitude.attention.triton.launch import launch
+from longitude.attention.triton.launch import launch, shape
 
 STRIP = 32  # tiles of a diagonal that one program adds up
 
@@ -249,22 +249,29 @@ def backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool = F
     rest = (call.table, call.reach(lse), call.sizes, call.scales)
     given = [laid(x) for x in (q, k, v, out, lse, grad, delta)]
     batch, kv, m, _ = k.shape
+    whole = (*call.tensors, out, lse, grad, delta, *made)
+    key = (*call.key, shape(out), shape(grad), *map(shape, made), plan)
     programs = call.sizes[0] * triton.cdiv(q.shape[2], plan.rows.rows)
-    launch(_rows_kernel, programs, (*given, laid(made[0]), *rest), call.constants(plan.rows))
+    launch(_rows_kernel, programs, (*given, laid(made[0]), *rest), whole, key,
+           lambda: call.constants(plan.rows))  # fmt: skip
     del given[3]
-    constants = call.constants(plan.columns)
     # whole blocks of rows up to the last have no edge there
-    constants["TAIL"] = constants["WINDOW"] or q.shape[2] % plan.columns.rows != 0
+    odd = q.shape[2] % plan.columns.rows != 0
     programs = batch * kv * triton.cdiv(m, plan.columns.columns)
-    launch(_columns_kernel, programs, (*given, laid(made[1]), laid(made[2]), *rest), constants)
+    launch(_columns_kernel, programs, (*given, laid(made[1]), laid(made[2]), *rest), whole, key,
+           lambda: _with_tail(call.constants(plan.columns), odd))  # fmt: skip
     if d_table is not None:
-        _diagonals(call, given, d_table, rest, plan.diagonals)
+        _diagonals(call, given, d_table, rest, (plan.diagonals, (*whole, d_table), key))
     return Gradients(made[0], made[1], made[2], d_table)
 
 
-def _diagonals(
-    call: Call, given: list[Any], d_table: Tensor, rest: tuple[Any, ...], blocks: Blocks
-) -> None:
+def _with_tail(constants: dict[str, Any], odd: bool) -> dict[str, Any]:
+    return constants | {"TAIL": constants["WINDOW"] or odd}
+
+
+def _diagonals(call: Call, given: list[Any], d_table: Tensor, rest: tuple[Any, ...],
+               how: tuple[Blocks, tuple[Tensor, ...], tuple[Any, ...]]) -> None:  # fmt: skip
+    blocks, whole, key = how
     size, (lo, hi), bias = blocks.rows, call.part.band, call.part.bias
     assert bias is not None
     near = bias.flat if hi > bias.flat + 1 else hi
@@ -273,13 +280,16 @@ def _diagonals(
     least, count = lo // size * size, -(-(near - 1) // size) - lo // size + 1
     shorter = min(call.part.q.shape[2], call.part.k.shape[2])
     strips = triton.cdiv(triton.cdiv(shorter, size) + 1, STRIP)
-    constants = call.constants(blocks)
-    for name in ("ROWS", "COLUMNS", "WINDOW"):
-        del constants[name]
     row = (d_table, d_table.stride(0), bias.first, d_table.shape[1])
-    constants |= {"SIZE": size, "STRIP": STRIP}
     programs = call.sizes[0] * count * strips
-    launch(_diagonals_kernel, programs, (*given, row, *rest, least, near, strips), constants)
+    launch(_diagonals_kernel, programs, (*given, row, *rest, least, near, strips), whole, key,
+           lambda: _square(call.constants(blocks)))  # fmt: skip
+
+
+def _square(constants: dict[str, Any]) -> dict[str, Any]:
+    """Of square tiles, which no edge of a window concerns."""
+    others = {n: x for n, x in constants.items() if n not in ("ROWS", "COLUMNS", "WINDOW")}
+    return others | {"SIZE": constants["ROWS"], "STRIP": STRIP}
 
 
 WAY = Way(banded, backward)

@@ -2,13 +2,13 @@
 
 Triton looks at every argument of every launch to find the kernel that was compiled for their types,
 for which of the numbers are 1 or divide by 16, and for how pointers are aligned: as long as a small
-kernel takes. Here all numbers and types are one key, so a call that comes again has its kernel at
-once; a pointer that is not aligned goes the long way.
+kernel takes. All of that follows from the tensors' shapes, strides and types, which the caller
+gives as a key; a pointer that is not aligned goes the long way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -20,34 +20,37 @@ _known: dict[tuple[Any, ...], Any] = {}
 
 
 def launch(
-    kernel: Any, programs: int, given: tuple[Any, ...], constants: Mapping[str, Any]
+    kernel: Any,
+    programs: int,
+    given: tuple[Any, ...],
+    tensors: Iterable[Tensor],
+    key: tuple[Any, ...],
+    constants: Callable[[], dict[str, Any]],
 ) -> None:
-    """Run a kernel over tensors, numbers and tuples of them, on the first tensor's device."""
-    pointers, key = 0, [kernel.fn, *constants.values()]
-    first = next(x for x in _flat(given) if isinstance(x, Tensor))
-    for x in _flat(given):
-        if isinstance(x, Tensor):
-            pointers |= x.data_ptr()
-            key.append(x.dtype)
-        else:
-            key.append(x)
-    wanted = (first.get_device(), *key)
-    aligned = pointers % 16 == 0
+    """Run a kernel over tensors, numbers and tuples of them.
+
+    `tensors` are those of `given`, the first on the device to run on. `key` says all that its
+    numbers and constants follow from, but for how many programs there are.
+    """
+    pointers, first = 0, None
+    for x in tensors:
+        first = x if first is None else first
+        pointers |= x.data_ptr()
+    assert first is not None
+    wanted, aligned = (kernel.fn, first.device, *key), pointers % 16 == 0
     with on_device(first):
         if aligned and (found := _known.get(wanted)) is not None:
-            rest = [constants[name] for name in kernel.arg_names if name in constants]
-            found[programs, 1, 1](*given, *rest)
+            made, rest = found
+            made[programs, 1, 1](*given, *rest)
             return
-        made = kernel[(programs,)](*given, **constants, enable_fp_fusion=True)
+        fixed = constants()
+        made = kernel[(programs,)](*given, **fixed, enable_fp_fusion=True)
     if aligned and made is not None:  # the interpreter gives nothing
         if len(_known) >= KEPT:
             _known.clear()
-        _known[wanted] = made
+        _known[wanted] = (made, [fixed[name] for name in kernel.arg_names if name in fixed])
 
 
-def _flat(given: tuple[Any, ...]) -> Iterator[Any]:
-    for x in given:
-        if isinstance(x, tuple):
-            yield from _flat(x)
-        else:
-            yield x
+def shape(x: Tensor) -> tuple[Any, ...]:
+    """What a key says of a tensor."""
+    return (x.shape, x.stride(), x.dtype)
