@@ -24,7 +24,7 @@ from longitude.attention.cudnn import CUDNN, cudnn_for
 from longitude.attention.lower import cut, lower
 from longitude.attention.operators import Operator, operator_for
 from longitude.attention.problem import Problem, contiguous
-from longitude.attention.rented import BANDS, Rent, operations
+from longitude.attention.rented import BANDS, BIASED, Rent, operations
 from longitude.attention.tiles import Tile, tiles
 from longitude.attention.triton.available import usable
 from longitude.part import Dims, Learned
@@ -36,7 +36,7 @@ LARGEST_HEAD = 256
 LONG = 1024  # from so many queries on it pays to ask how far a bias lets them reach
 WORTH = 8  # a far band pays for its own launch where this many near ones fit into the rows
 CHUNKS = 128  # rows of a block, which must lie in one chunk
-RENT = Rent.of(BANDS)
+RENT, RENT_BIASED = Rent.of(BANDS), Rent.of(BIASED)
 LARGE = 2048  # rows from which on a plain kernel over a far tile pays for its launch
 
 
@@ -111,7 +111,8 @@ def _unpaid(p: Problem, plan: Plan) -> bool:
         return False
     tile, q = plan.far.tile, p.q[:, :, plan.far.rows]
     shape = (tuple(q.shape), p.k.shape[1], tile.width, tile.kind)
-    return RENT.due(q, shape, operations(q, tile.width, plan.far.causal))
+    rent = RENT_BIASED if p.scheme.bias else RENT
+    return rent.due(q, shape, operations(q, tile.width, plan.far.causal))
 
 
 def run_plan(p: Problem, plan: Plan, way: Way | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 WARM, WARM_CUDA = 1, 3  # runs before the clock: first touches stay out of the numbers
-SETTLED = 0.3  # seconds of them on CUDA: by then a shape has paid for its plan (attention.rented)
+SETTLED = 0.6  # seconds of them on CUDA: by then a shape has paid for its plan (attention.rented)
 FILL = 2e-2  # seconds that one reading lasts at least on CUDA
 MOST = 64  # runs of one reading
 
@@ -70,7 +70,7 @@ def seconds(run: Run, cuda: bool, count: int = 1) -> float:
 def _count(run: Run, cuda: bool, fill: float) -> int:
     """Warm a way up; how many runs fill a reading."""
     once, spent, runs = 0.0, 0.0, 0
-    while runs < (WARM_CUDA if cuda else WARM) or (cuda and spent < min(SETTLED, 15 * fill)):
+    while runs < (WARM_CUDA if cuda else WARM) or (cuda and spent < min(SETTLED, 30 * fill)):
         once = seconds(run, cuda)
         spent, runs = spent + once, runs + 1
     return min(MOST, max(1, round(fill / max(once, 1e-9))))
