@@ -61,13 +61,15 @@ def distances(scheme: Scheme, length: int) -> tuple[DistanceRow, ...]:
     return tuple(DistanceRow(a, number(b)) for a, b in zip(r.tolist(), told.tolist(), strict=True))
 
 
-def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[DecayRow, ...]:
+def decay(
+    scheme: Scheme, length: int, head_dim: int, within: int = WITHIN
+) -> tuple[DecayRow, ...]:
     """The mean over rotary pairs of cos(distance × frequency), with the decay of xPos, for the last
-    query."""
+    query; `within` points at most between two rows."""
     if scheme.rotary is None:
         return ()
     edges = sample(length, even=False)
-    r = torch.tensor([_between(a, b) for a, b in pairwise([*edges, length])])
+    r = torch.tensor([_between(a, b, within) for a, b in pairwise([*edges, length])])
     swing = _waves(scheme, scheme.rotary, length, head_dim, r)
     dim, base = scheme.rotary.dim(head_dim), scheme.rotary.base
     plain = _mean_cos(r, Unscaled().inv_freq(dim, base, length)).where(r >= 0, torch.nan)
@@ -116,10 +118,10 @@ def _told(scheme: Scheme, length: int, r: Tensor) -> Tensor:
     return believed(scheme, last, positions(scheme, length, length - 1 - r))
 
 
-def _between(start: int, stop: int) -> list[int]:
+def _between(start: int, stop: int, most: int) -> list[int]:
     """Points from start up to stop, filled up with -1."""
-    count = min(stop - start, WITHIN)
-    return [start + s * (stop - start) // count for s in range(count)] + [-1] * (WITHIN - count)
+    count = min(stop - start, most)
+    return [start + s * (stop - start) // count for s in range(count)] + [-1] * (most - count)
 
 
 def _waves(scheme: Scheme, rope: Rope, length: int, head_dim: int, r: Tensor) -> Tensor:
