@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from longitude import __version__
+from longitude.cli.check import check
 from longitude.cli.env import env
 from longitude.cli.export import export
 from longitude.cli.extend import extend
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command()(schemes)
 app.command()(show)
+app.command()(check)
 app.command()(train)
 app.command()(extend)
 app.command()(export)
