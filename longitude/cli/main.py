@@ -17,6 +17,7 @@ import typer
 from longitude import __version__
 from longitude.cli.check import check
 from longitude.cli.env import env
+from longitude.cli.explore import explore
 from longitude.cli.export import export
 from longitude.cli.extend import extend
 from longitude.cli.lab import lab
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(schemes)
 app.command()(show)
+app.command()(explore)
 app.command()(check)
 app.command()(train)
 app.command()(extend)
