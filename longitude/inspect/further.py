@@ -115,7 +115,8 @@ def as_trained(scheme: Scheme, trained: int) -> tuple[Scheme, int]:
     if isinstance(embed, Hierarchical | LearnedInterpolated | LearnedTiled):
         embed = Learned(embed.length, embed.offset)
         trained = min(trained, embed.length)
-    bias = tuple(Alibi() if isinstance(b, AlibiInterpolated | NtkAlibi) else b for b in scheme.bias)
+    scaled = (AlibiInterpolated, NtkAlibi)
+    bias: Any = tuple(Alibi() if isinstance(b, scaled) else b for b in scheme.bias)
     drawn: Any = scheme.positions
     covered = {Randomized: "max", Pose: "target"}.get(type(drawn))
     length = getattr(drawn, covered) if covered else trained
