@@ -20,6 +20,7 @@ from longitude.cli.env import env
 from longitude.cli.explore import explore
 from longitude.cli.export import export
 from longitude.cli.extend import extend
+from longitude.cli.inspect import inspect
 from longitude.cli.lab import lab
 from longitude.cli.lint import lint
 from longitude.cli.report import report
@@ -45,6 +46,7 @@ app.command()(train)
 app.command()(extend)
 app.command()(export)
 app.command()(lint)
+app.command()(inspect)
 app.command()(lab)
 app.command()(report)
 app.command()(stream)

@@ -1,0 +1,104 @@
+"""What is known of how far a rotation reaches: formulas of its frequencies and the trained window.
+
+Liu et al. 2023, "Scaling Laws of RoPE-based Extrapolation" (arXiv:2310.05209). Training on T tokens
+shows dimensions whose wavelength is at most T a whole turn: the first d_c = 2⌈(d/2)·log_b(T/2π)⌉ of
+d. Beyond the wavelength of the last of them, T_limit = 2π·β^(d_c/d) under a base β, positions meet
+angles that were never trained. Tuned at T' tokens, that is worth more than T' only from the
+critical base on, β_0 = b^(log(T'/2π) / log(T/2π)). The paper's 10,000 is b here.
+
+Men et al. 2024, "Base of RoPE Bounds Context Length" (arXiv:2405.14591); Su, kexue.fm 10122: that a
+key like the query is heard above others, Σ_i cos(m θ_i) >= 0 is wanted at every distance m of the
+window, and small bases don't give it. The condition comes and goes as the base grows, so the least
+one is searched for: in steps of the fourth digit for windows up to 8,192 tokens, the third up to
+131,072, the second beyond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LIMIT = 0.6165  # kexue.fm 10122: for many dimensions the condition fails below L / 0.6165
+LONGEST = 1 << 21  # windows past this are not searched
+DIGITS = ((1 << 13, 4), (1 << 17, 3), (LONGEST, 2))
+PIECE, BATCH, KEPT = 1024, 64, 48
+
+
+def critical_dimension(dim: int, base: float, trained: float) -> int:
+    """How many of a head's rotary dimensions saw a whole turn in training."""
+    turned = dim / 2 * math.log(trained / (2 * math.pi)) / math.log(base)
+    return min(dim, max(0, 2 * math.ceil(turned)))
+
+
+def extrapolation_limit(base: float, dim: int, critical: int) -> float:
+    """The tokens up to which no dimension meets an angle that it was not trained on."""
+    return 2 * math.pi * base ** (critical / dim)
+
+
+def critical_base(base: float, trained: float, target: float) -> float:
+    """The base above which tuning at a target length carries beyond it."""
+    return base ** (math.log(target / (2 * math.pi)) / math.log(trained / (2 * math.pi)))
+
+
+def turns_against(inv_freq: Float[Tensor, " pairs"], still: int, length: int) -> int | None:
+    """The first distance at which Σ cos(m θ_i) is below 0; None where there is none in the window.
+
+    `still` pairs of a head that don't turn count 1 each.
+    """
+    for start in range(0, length, PIECE):
+        m = torch.arange(start, min(length, start + PIECE), dtype=torch.float64)
+        below = (_sums(m, inv_freq.double()) + still < 0).nonzero()
+        if len(below):
+            return start + int(below[0])
+    return None
+
+
+@lru_cache(maxsize=256)
+def least_base(length: int, dim: int) -> float | None:
+    """The least base with Σ cos(m θ_i) >= 0 at every distance m of a window; None past LONGEST."""
+    if not 2 <= length <= LONGEST or dim < 4:
+        return None
+    power = torch.arange(dim // 2, dtype=torch.float64) * 2 / dim
+    digits = next(each for longest, each in DIGITS if length <= longest)
+    bases = _steps(max(2.0, length / LIMIT), digits)
+    against = torch.zeros(0, dtype=torch.float64)  # distances that spoke against bases so far
+    while True:
+        some = torch.tensor([next(bases) for _ in range(BATCH)], dtype=torch.float64)
+        theta = some[:, None] ** -power
+        heard = (torch.cos(against[:, None] * theta[:, None]).sum(-1) >= 0).all(-1)
+        for n in heard.nonzero()[:, 0].tolist():
+            if (_sums(against[: KEPT // 3], theta[n]) < 0).any():
+                continue  # by one that came up since
+            worst = _worst(theta[n], length)
+            if worst is None:
+                return some[n].item()
+            against = torch.cat([worst, against])[:KEPT]
+
+
+def _sums(m: Tensor, theta: Tensor) -> Tensor:
+    return torch.cos(m[:, None] * theta).sum(-1)
+
+
+def _worst(theta: Tensor, length: int) -> Tensor | None:
+    """The distance that speaks most against these frequencies, in the last piece where any does."""
+    for start in range((length - 1) // PIECE * PIECE, -1, -PIECE):
+        m = torch.arange(start, min(length, start + PIECE), dtype=torch.float64)
+        sums = _sums(m, theta)
+        if sums.min() < 0:
+            return m[sums.argmin()][None]
+    return None
+
+
+def _steps(least: float, digits: int) -> Iterator[float]:
+    """Numbers of so many digits, from a least one upwards."""
+    fine = 10 ** (digits - 1)
+    power = math.floor(math.log10(least))
+    at = math.ceil(least / 10**power * fine)
+    while True:
+        yield at * 10.0**power / fine
+        power, at = (power + 1, fine) if at == 10 * fine - 1 else (power, at + 1)
