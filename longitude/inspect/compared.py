@@ -19,6 +19,8 @@ from longitude.scheme import Layers, Scheme
 
 LENGTH, TRAINED = 4096, 1024
 LAYERS = 4
+# whose factor is no ratio of lengths: the length of the call says how far, or a rule of the paper
+OWN_FACTOR = ("dynamic_ntk_llama", "su_leaky_rerope")
 
 
 def compare(
@@ -60,6 +62,6 @@ def made(
     }
     names = inspect.signature(make).parameters
     given = {name: for_these[name] for name in names if name in for_these}
-    if make.__name__.startswith("dynamic"):
-        given.pop("factor", None)  # theirs is another: the length itself says how far
+    if make.__name__ in OWN_FACTOR:
+        del given["factor"]
     return make(**given)

@@ -28,8 +28,8 @@ EVERY = 65_536  # distances that are all computed; of more, some between each tw
 WITHIN = 256
 AT_ONCE = 8192
 FLAT = 1e-6
-Values = Float[Tensor, " n"]
-Tokens = Int[Tensor, " n"]
+Values = Float[Tensor, " _"]
+Tokens = Int[Tensor, " #n"]
 
 
 def decay(field: Field, reach: int) -> tuple[Curve, ...]:

@@ -35,8 +35,8 @@ from longitude.scheme import Scheme
 
 CONTENTS = 8  # drawn where a bias reads content
 GROWN = 16_384  # tokens up to which a table of every distance is made
-Tokens = Int[Tensor, "*s"]
-Squares = Float[Tensor, "*s"]
+Tokens = Int[Tensor, "*#s"]
+Squares = Float[Tensor, "*_"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Field:
                 f"{grows[0]} keeps a number for every distance: give a length of at most {GROWN}."
             )
 
-    def seen(self, i: Tokens, j: Tokens) -> Bool[Tensor, "*s"]:
+    def seen(self, i: Tokens, j: Tokens) -> Bool[Tensor, "*_"]:
         """Whether query i sees key j."""
         return visible(self.scheme.areas(), self._at(i), self._at(j))
 
@@ -67,7 +67,7 @@ class Field:
 
     # the sites
 
-    def waves(self, i: Tokens, j: Tokens, tempered: bool = True) -> Float[Tensor, "*s f"]:
+    def waves(self, i: Tokens, j: Tokens, tempered: bool = True) -> Float[Tensor, "... f"]:
         """What rotation and scale make of the product of contents: Euclidean distances between
         these are distances between codes. Untempered: without the factors on whole scores. Nan
         where a remap hides the pair."""
@@ -83,7 +83,7 @@ class Field:
 
     def turns(
         self, i: Tokens, j: Tokens, tempered: bool = False
-    ) -> tuple[Float[Tensor, "*s half"], Float[Tensor, "*s half"]]:
+    ) -> tuple[Float[Tensor, "... half"], Float[Tensor, "... half"]]:
         """Cosine and sine of each pair's angle, times its decay and, tempered, the gain."""
         rope, (p, q) = self._rope, (self._at(i), self._at(j))
         dim = rope.dim(self.dims.head_dim)
@@ -100,7 +100,7 @@ class Field:
             both = [torch.where(here, m, b) for m, b in zip(made, both, strict=True)]
         return both[0], both[1]
 
-    def added(self, i: Tokens, j: Tokens, blank: bool = False) -> Float[Tensor, "*s f"]:
+    def added(self, i: Tokens, j: Tokens, blank: bool = False) -> Float[Tensor, "... f"]:
         """What the biases add for each drawn content and head, so scaled that distances between
         codes are Euclidean. Blank: for queries and keys of zeros, each head's number as it is."""
         i, j = torch.broadcast_tensors(i, j)
@@ -120,14 +120,10 @@ class Field:
 
     def codes(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n dim"]:
         """The vector of each token's position at the input."""
-        embed = self.scheme.embed
-        assert embed is not None, "only asked for where there is one"
-        blank = torch.zeros(len(tokens), self.dims.dim, dtype=torch.float64)
-        if isinstance(embed, Multiplicative):
-            return embed.embed(blank + 1, self._at(tokens), self.input_weights)
-        return embed.embed(blank, self._at(tokens), self.input_weights)
+        made = self._every_code
+        return self._made(tokens) if made is None else made[tokens]
 
-    def scale(self, i: Tokens) -> Float[Tensor, "*s"]:
+    def scale(self, i: Tokens) -> Float[Tensor, "*_"]:
         """The factor on a query's scores, of the first head where heads differ."""
         factor = torch.ones(i.shape, dtype=torch.float64)
         if not self.scheme.scale:
@@ -148,10 +144,30 @@ class Field:
 
     @cached_property
     def input_weights(self) -> Weights:
-        """Fresh weights of the embedding of positions."""
-        embed = self.scheme.embed
-        drawn = embed.init(self.dims, torch.Generator().manual_seed(SEED)) if embed else {}
+        """Fresh weights of the embedding of positions; a table that starts from zeros, where all
+        positions are alike, is drawn as others are."""
+        embed, rng = self.scheme.embed, torch.Generator().manual_seed(SEED)
+        drawn = embed.init(self.dims, rng) if embed else {}
+        for key, weight in drawn.items():
+            if weight.dim() > 1 and not weight.any():
+                drawn[key] = torch.randn(weight.shape, generator=rng) * 0.02
         return {key: weight.double() for key, weight in drawn.items()}
+
+    @cached_property
+    def _every_code(self) -> Tensor | None:
+        """All vectors at once, where they are not too many and none is missing: some are found one
+        after the other."""
+        try:
+            return self._made(torch.arange(self.length)) if self.length <= GROWN else None
+        except Mistake:
+            return None
+
+    def _made(self, tokens: Tensor) -> Tensor:
+        embed = self.scheme.embed
+        assert embed is not None, "only asked for where there is one"
+        blank = torch.zeros(len(tokens), self.dims.dim, dtype=torch.float64)
+        blank = blank + 1 if isinstance(embed, Multiplicative) else blank
+        return embed.embed(blank, self._at(tokens), self.input_weights)
 
     @property
     def _rope(self) -> Rope:

@@ -38,7 +38,8 @@ from longitude.parts import (
 )
 from longitude.scheme import Scheme
 
-KEYS, KNOWN, WAYS = 256, 8192, 8  # keys asked about, codes of training, queries they are seen from
+EVERY = 65_536  # tokens that are all looked at; of more, some
+KEYS, WAYS = 256, 8  # keys whose codes are asked about, and queries of training besides its last
 BLOCK = 4096
 ROUNDING = 1e-6  # of distances that are differences of squares
 FULL_TURN = 2 * torch.pi
@@ -70,13 +71,12 @@ def extrapolation(field: Field, trained: int) -> Extrapolation:
     """What the last query meets at this length that no query met in training."""
     reach, refused = reached(field)
     scheme, n = field.scheme, field.length
-    read = Field(as_read(scheme), n, field.dims)
+    read = field if as_read(scheme) == scheme else Field(as_read(scheme), n, field.dims)
     known = Field(*as_trained(scheme, trained), field.dims)
     last = torch.tensor([n - 1])
-    keys = torch.tensor(sample(n))
-    keys = keys[read.seen(last, keys)]
-    told, unseen = _angles(read, known, keys) if scheme.rotary else (None, None)
-    every = torch.arange(n) if n <= KNOWN else torch.tensor(sample(n))
+    keys = _tokens(n)
+    seen = read.seen(last, keys)
+    told, unseen = _angles(read, known, keys[seen]) if scheme.rotary else (None, None)
     return Extrapolation(
         trained=trained,
         length=n,
@@ -85,9 +85,9 @@ def extrapolation(field: Field, trained: int) -> Extrapolation:
         believed=told,
         unseen=unseen,
         pairs=scheme.rotary.dim(field.dims.head_dim) // 2 if scheme.rotary else None,
-        novelty={} if refused else _novelty(read, known, keys),
+        novelty={} if refused else _novelty(read, known, keys[seen]),
         scale=float(field.scale(last)[0]) * _gain(scheme, n),
-        hidden=1 - float(read.seen(last, every).double().mean()),
+        hidden=1 - float(seen.double().mean()),
     )
 
 
@@ -132,7 +132,7 @@ def _angles(read: Field, known: Field, keys: Int[Tensor, " n"]) -> tuple[float, 
     rope, base = read.scheme.rotary, known.scheme.rotary
     assert rope is not None and base is not None, "only asked where there is a rotation"
     dim = rope.dim(read.dims.head_dim)
-    most = [_largest(f, k) for f, k in ((read, keys), (known, torch.tensor(sample(known.length))))]
+    most = [_largest(f, k) for f, k in ((read, keys), (known, _tokens(known.length)))]
     now = most[0] * rope.frequencies.inv_freq(dim, rope.base, read.length)
     then = (most[1] + 1) * base.frequencies.inv_freq(dim, base.base, known.length)
     unseen = (then < FULL_TURN) & (now > then * (1 + ROUNDING))
@@ -149,7 +149,8 @@ def _largest(field: Field, keys: Int[Tensor, " n"]) -> float:
 
 def _novelty(read: Field, known: Field, keys: Int[Tensor, " n"]) -> dict[str, float]:
     """By site, how far the strangest of the last query's codes lies from those of training."""
-    asked = keys[torch.linspace(0, len(keys) - 1, min(KEYS, len(keys))).long()]
+    asked = keys[sample(len(keys), even=False)] if len(keys) > KEYS else keys
+    asked = torch.cat([asked, keys[torch.linspace(0, len(keys) - 1, KEYS).long()]]).unique()
     pairs = (torch.full_like(asked, read.length - 1), asked)
     seen = _trained_pairs(known)
     found: dict[str, float] = {}
@@ -160,16 +161,20 @@ def _novelty(read: Field, known: Field, keys: Int[Tensor, " n"]) -> dict[str, fl
     if read.scheme.bias:
         found["bias"] = _strangest(read.added(*pairs), known.added(*seen))
     if read.scheme.embed:
-        rows = known.codes(torch.arange(min(known.length, KNOWN)))
+        rows = known.codes(_tokens(known.length))
         found["embedding"] = _strangest(read.codes(asked), rows) / read.dims.dim**0.5
     return found
+
+
+def _tokens(length: int) -> Int[Tensor, " n"]:
+    """All tokens, or some of very many."""
+    return torch.arange(length) if length <= EVERY else torch.tensor(sample(length))
 
 
 def _trained_pairs(known: Field) -> Pairs:
     """Pairs that training showed: every key of its last query, fewer of some queries before it."""
     last = known.length - 1
-    keys = torch.arange(known.length)
-    keys = keys if len(keys) <= KNOWN else torch.tensor(sample(known.length))
+    keys = _tokens(known.length)
     ways = [last, *([] if known.scheme.causal else [0])]
     few = torch.tensor(sample(known.length))
     i = [torch.full_like(keys, way) for way in ways]

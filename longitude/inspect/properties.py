@@ -21,10 +21,11 @@ from longitude.fields import Mistake
 from longitude.inspect import lengths
 from longitude.inspect.curves import sample
 from longitude.inspect.falling import decay
-from longitude.inspect.field import Field
+from longitude.inspect.field import CONTENTS, Field
 from longitude.inspect.four import Checked, Properties, Relativity, Uniqueness
 from longitude.inspect.further import extrapolation, reached, trained_length
 from longitude.inspect.page import distinct, notes
+from longitude.inspect.terms import SEED
 from longitude.part import Dims
 from longitude.parts import Multiplicative
 from longitude.scheme import Layers, Scheme
@@ -81,8 +82,19 @@ def _sheet(
         extrapolation=extrapolation(field, known),
         relativity=relativity(field, reach),
         decay=decay(field, reach),
-        notes=tuple(notes(scheme, min(length, USUAL), dims)),
+        notes=tuple(_notes(field)),
     )
+
+
+def _notes(field: Field) -> list[str]:
+    """What the numbers don't say by themselves."""
+    read = "The bias depends on content"
+    given = notes(field.scheme, min(field.length, USUAL), field.dims)
+    drawn = f"{read}: measured over {CONTENTS} drawn queries and keys."
+    said = [drawn if note.startswith(read) else note for note in given]
+    if field.scheme.embed and field.input_weights:
+        said.append(f"{field.scheme.embed.name} is learned: its weights are drawn (seed {SEED}).")
+    return said
 
 
 # uniqueness

@@ -94,13 +94,20 @@ def cells(sheet: Properties) -> list[str]:
     strange = far.strangest
     return [
         NOTHING if unique.least is None else short(unique.least),
-        f"{unique.shared / unique.compared:.0%}" if unique.shared else "0",
+        _percent(unique.shared / unique.compared),
         "0" if relative.exact else "by mask" if not relative.spread else f"{relative.share:.2f}",
         NOTHING if told is None else short(round(told)),
         NOTHING if far.unseen is None else f"{far.unseen} of {far.pairs}",
         f"ends at {short(far.reach)}" if strange is None else short(strange),
         NOTHING if curve is None else short(curve.falls_to),
     ]
+
+
+def _percent(share: float) -> str:
+    """A share that is shown as none or all only where it is that."""
+    if share in (0, 1):
+        return f"{share:.0%}"
+    return "<1%" if share < 0.005 else ">99%" if share > 0.995 else f"{share:.0%}"
 
 
 def _leading(sheet: Properties) -> Curve | None:
