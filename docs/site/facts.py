@@ -33,6 +33,7 @@ SITES = {
     "bias": ("⑤ bias", "A term added to each score."),
     "mask": ("⑥ mask", "Which keys a query may see, and so what a cache keeps."),
 }
+LONGEST = 45  # letters of a title; what follows its comma is left to the sentence below it
 DIMS = Dims(dim=512, heads=8, head_dim=64)
 RUNTIMES = {"transformers": "transformers", "vllm": "vLLM", "sglang": "SGLang"}
 USUAL = {"unscaled", "sequential", "causal"}  # what every scheme has that names nothing else
@@ -60,7 +61,9 @@ class Method:
     def title(self) -> str:
         """The name that the first sentence begins with; a preset has only that of its function."""
         head, colon, _ = self.meaning.partition(":")
-        return head if colon and len(head) < 60 and self.kind != "presets" else self.name
+        if not colon or self.kind == "presets":
+            return self.name
+        return head if len(head) <= LONGEST else head.partition(",")[0]
 
     @property
     def sentence(self) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import html
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -30,7 +31,7 @@ BELOW = re.compile(r"(?<![\w`])((?:[^\W\d_]|log)'?)_(\{[^{}]+\}|\|[^|]+\||[A-Za-
 ABOVE = re.compile(r"\^(\((?:[^()]|\([^()]*\))*\)|-?[\w.]+)")
 MINUS = re.compile(r"(?<=[\w)⌋\]'|]) - (?=[\w(⌊|])")
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
-Linked = Callable[[str], str | None]  # the page of a method, if there is such a method
+Linked = Callable[[str], str | None]  # the page of the method that some code is about, if any
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,16 @@ def paragraphs(text: str, linked: Linked = lambda name: None) -> list[Markup]:
     return [inline(" ".join(p.split()), linked) for p in inspect.cleandoc(text).split("\n\n")]
 
 
-def markdown(text: str) -> Rendered:
-    """A Markdown page; links to other Markdown files lead to their pages."""
+def markdown(text: str, linked: Linked = lambda name: None) -> Rendered:
+    """A Markdown page; links to other Markdown files lead to their pages, as do calls of methods
+    in code."""
     reader = MarkdownIt("commonmark", {"html": False, "highlight": coloured}).enable("table")
+
+    def code(_: Any, tokens: Sequence[Token], index: int, *_more: Any) -> str:
+        opened = [t.nesting for t in tokens[:index] if t.type.startswith("link_")]
+        return _code(tokens[index].content, (lambda name: None) if sum(opened) else linked)
+
+    reader.add_render_rule("code_inline", code)
     tokens = reader.parse(COMMENT.sub("", text))
     title, sections, rest = _named(tokens)
     for token in (child for t in tokens for child in [t, *(t.children or [])]):
@@ -105,11 +113,15 @@ def words(page: str) -> str:
 
 def _formula(text: str) -> str:
     raw = MINUS.sub("\u00a0−\u00a0", html.escape(text, quote=False))
-    raw = BELOW.sub(lambda m: f"{m[1]}<sub>{m[2].strip('{}')}</sub>", raw)
-    raw = ABOVE.sub(lambda m: f"<sup>{_bare(m[1])}</sup>", raw)
+    raw = BELOW.sub(lambda m: f"{m[1]}<sub>{_signs(m[2].strip('{}'))}</sub>", raw)
+    raw = ABOVE.sub(lambda m: f"<sup>{_signs(_bare(m[1]))}</sup>", raw)
     for pattern, link in PAPERS.items():
         raw = re.sub(pattern, link, raw)
     return raw
+
+
+def _signs(formula: str) -> str:
+    return formula.replace("-", "−")
 
 
 def _bare(power: str) -> str:
@@ -117,7 +129,7 @@ def _bare(power: str) -> str:
 
 
 def _code(text: str, linked: Linked) -> str:
-    page = linked(text.split("(")[0])
+    page = linked(text)
     shown = f"<code>{html.escape(text)}</code>"
     return f'<a href="{html.escape(page)}">{shown}</a>' if page else shown
 

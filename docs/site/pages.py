@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -18,16 +18,19 @@ from facts import SITES, Method
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markup import Rendered, block, inline, markdown, paragraphs, words
 from pictures import Gallery
+from snippets import on_a_checkpoint, snippet
 
 from longitude import __version__
 from longitude.inspect import catalogue
+from longitude.lab.compare import label
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 GUIDES = ("start", "extend", "export", "lab", "stream", "inspect", "checkpoints", "new-part")
 ADDED = ROOT / "CONTRIBUTING.md"  # whose worked example is the guide to a new part, and is tested
 BEGIN = "## How to add an encoding, in one file"
-FOUND = 900  # letters of a page that the search box looks through, besides its title
+FOUND = {"methods": 1500}  # letters of a page that the search box looks through
+AT_MOST = 20_000  # on other pages
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Page:
 
     def found(self) -> dict[str, str]:
         """What the search box knows of it."""
-        text = words(self.body)[:FOUND]
+        text = words(self.body)[: FOUND.get(self.part, AT_MOST)]
         return {"title": self.title, "file": self.file, "part": self.part, "text": text}
 
 
@@ -59,7 +62,7 @@ class Site:
 
     @cached_property
     def told(self) -> dict[str, Rendered]:
-        return {name: markdown(_read(path)) for name, path in self.results.items()}
+        return {name: self.read(_read(path)) for name, path in self.results.items()}
 
     @cached_property
     def errata(self) -> tuple[prose.Erratum, ...]:
@@ -72,7 +75,7 @@ class Site:
 
     @cached_property
     def guides(self) -> dict[str, Rendered]:
-        return {name: markdown(_guide(name)) for name in GUIDES}
+        return {name: self.read(_guide(name)) for name in GUIDES}
 
     @cached_property
     def templates(self) -> Environment:
@@ -85,6 +88,19 @@ class Site:
         )
         made.globals |= {"block": block, "version": __version__, "sites": SITES}
         return made
+
+    def about(self, code: str, to: Callable[[str], str], bare: bool = True) -> str | None:
+        """The page of the method that some code calls; a name alone counts where it is `bare`, and
+        a preset's always. What a rope(…) is about stands inside it, so it is left alone."""
+        name, call, _ = code.partition("(")
+        method = self.methods.get(name.split(" ")[0])
+        if method is None or (name == "rope" and code not in ("rope", "rope()")):
+            return None
+        return to(method.file) if call or bare or method.kind == "presets" else None
+
+    def read(self, text: str) -> Rendered:
+        """A Markdown page that stands in a folder of the site."""
+        return markdown(text, lambda code: self.about(code, "../{}".format, bare=False))
 
     def groups(self) -> list[tuple[str, str, list[Method]]]:
         """Methods site by site, presets last."""
@@ -103,13 +119,11 @@ class Site:
         def to(other: str) -> str:
             return os.path.relpath(other, here)
 
-        def linked(name: str) -> str | None:
-            return to(self.methods[name].file) if name in self.methods else None
-
         tools = {
             "to": to,
-            "text": lambda said: inline(said, linked),
-            "texts": lambda said: paragraphs(said, linked),
+            "text": lambda said: inline(said, lambda code: self.about(code, to)),
+            "texts": paragraphs,
+            "formula": inline,
         }
         return self.templates.get_template(template).render(**tools, **given)
 
@@ -148,7 +162,16 @@ def _method(site: Site, method: Method, users: Sequence[Method]) -> Page:
     if site.gallery:
         drawn, rows = site.gallery.draw(method.scheme, whole=method.kind == "mask")
     body = site.render(
-        "method.html", method.file, method=method, site=site, drawn=drawn, rows=rows, users=users
+        "method.html",
+        method.file,
+        method=method,
+        site=site,
+        drawn=drawn,
+        rows=rows,
+        users=users,
+        snippet=snippet(method.text, method.scheme),
+        patched=on_a_checkpoint(method.text, method.kind),
+        written=label(str(method.scheme)) if len(method.scheme) > 1 else str(method.scheme),
     )
     return Page(method.file, method.title, "methods", body, words(inline(method.meaning)))
 
@@ -160,7 +183,7 @@ def _results(site: Site) -> Iterator[Page]:
         file = f"results/{name}.html"
         body = site.render("text.html", file, text_page=result, more="")
         yield Page(file, result.title, "results", body, result.lead)
-    log = markdown(_read(ROOT / "LOG.md"))
+    log = site.read(_read(ROOT / "LOG.md"))
     body = site.render("text.html", "results/log.html", text_page=log, more="")
     yield Page("results/log.html", log.title, "results", body, log.lead)
     results = ROOT / "docs" / "results"

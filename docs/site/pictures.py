@@ -20,7 +20,6 @@ import vl_convert
 
 from longitude.inspect.page import page
 from longitude.inspect.rows import Page, Sheet
-from longitude.part import Banded
 from longitude.parts import Bidirectional, Causal
 from longitude.report import figures as draw
 from longitude.report.extending.look import DARK
@@ -117,8 +116,8 @@ def _makers(sheet: Sheet, mask: bool) -> Iterator[Make]:
 def _shows(scheme: Scheme) -> bool:
     """Whether there is more to see of the pairs than that they are all there, or half of them."""
     rope = scheme.rotary
-    turned = rope is not None and (rope.remap is not None or isinstance(rope.frequencies, Banded))
-    return turned or any(not isinstance(m, Causal | Bidirectional) for m in scheme.mask)
+    moved = rope is not None and rope.remap is not None
+    return moved or any(not isinstance(m, Causal | Bidirectional) for m in scheme.mask)
 
 
 def _svg(spec: str) -> str:

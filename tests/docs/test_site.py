@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 from longitude import parse
@@ -84,6 +85,25 @@ def test_formulas_errata_results_and_help_are_there(site: Path) -> None:
     commands = words((site / "commands.html").read_text(encoding="utf-8"))
     for name in commands_known():
         assert f"Usage: longitude {name}" in commands or f"Usage: root {name}" in commands, name
+
+
+@pytest.mark.parametrize("folder", ["methods", "presets"])
+def test_the_code_on_a_methods_page_runs(site: Path, folder: str) -> None:
+    n = 24
+    for path in sorted((site / folder).glob("*.html")):
+        _, use, rest = path.read_text(encoding="utf-8").partition('<h2 id="use">')
+        if not use:
+            continue
+        codes = re.findall(r"<pre><code>(.*?)</code></pre>", rest, re.DOTALL)
+        code = unescape(re.sub(r"<[^>]+>", "", codes[1]))
+        d = 16 if "longrope" in path.name else 64
+        given = {"n": n, "x": torch.randn(1, n, 512)}
+        exec(code, given | dict(zip("qkv", torch.randn(3, 1, 8, n, d), strict=True)))
+
+
+def test_the_table_of_properties_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SITE.parent)
+    importlib.import_module("properties").main(["--check", "alibi_lm", "su_rerope"])
 
 
 def test_no_link_is_broken(site: Path, of_site) -> None:
@@ -218,6 +238,12 @@ def test_pages_open_cleanly_and_are_found(site: Path) -> None:
 def test_the_makefile_builds_it() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(r"^docs:.*## .*\n\t\$\(BIN\)/python docs/site/build\.py", makefile, re.M)
+
+
+@pytest.mark.slow
+def test_the_whole_table_of_properties_is_fresh() -> None:
+    ran = python("docs/properties.py", "--check")
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.slow
