@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,4 +78,16 @@ def _measured(
         return [checked(parse(scheme), dim=dim, heads=heads, length=length, trained=trained)]
     far = compared.LENGTH if length is None else length
     near = max(2, far // 4) if trained is None else trained
-    return [*compared.compare(length=far, trained=near, dim=dim, heads=heads)]
+    return _all(compared.compare(length=far, trained=near, dim=dim, heads=heads))
+
+
+def _all(rows: Iterator[Checked]) -> list[Checked]:
+    """Every row, and on stderr how far they are, where someone looks on."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from longitude.presets import PRESETS
+
+    shown = Console(stderr=True)
+    bar = {"console": shown, "transient": True, "disable": not shown.is_terminal}
+    return [*track(rows, "presets", len(PRESETS), **bar)]
