@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
-from longitude.fields import Mistake, short, shown
+from longitude.fields import Mistake, literal, short, shown
 
 LONGEST = 10_000_000  # tokens on the page
 WIDEST = 1024  # dimensions of a head
@@ -46,11 +46,7 @@ class Asked:
     length: int = 16384
     dim: int = 64
     heads: int = 8
-    columns: tuple[Column, ...] = (
-        Column("linear"),
-        Column("yarn"),
-        Column("leaky_rerope"),
-    )
+    columns: tuple[Column, ...] = (Column(OWN), Column("yarn"), Column("leaky_rerope"))
 
     @property
     def stretch(self) -> float:
@@ -67,7 +63,7 @@ class Asked:
             for name in OF_COLUMN
         }
         said = {k: v for k, v in (model | each).items() if v not in ("", None)}
-        return urlencode({k: f"{v:.15g}" if isinstance(v, float) else v for k, v in said.items()})
+        return urlencode({k: literal(v) if isinstance(v, float) else v for k, v in said.items()})
 
 
 def read(query: Iterable[tuple[str, str]]) -> Asked:

@@ -22,7 +22,8 @@ window.longitude = (() => {
     const found = [];
     const count = grid.tokens.length, cell = 40 / count;
     grid.believed.forEach((line, i) => line.forEach((told, j) => found.push({
-      query: i * cell, query_end: (i + 1) * cell, key: j * cell, key_end: (j + 1) * cell,
+      // a hair wider than they are, so that no seams show
+      query: i * cell, query_end: (i + 1) * cell + 0.05, key: j * cell, key_end: (j + 1) * cell + 0.05,
       query_token: grid.tokens[i], key_token: grid.tokens[j],
       believed: told === null ? null : Math.abs(told), past: grid.past[i][j],
     })));
@@ -39,8 +40,9 @@ window.longitude = (() => {
         found[name].push(...unfolded(column[name], label));
       found.stretch.push(...unfolded(column.wavelengths, label).filter((row) => row.stretch > 0));
       const wide = column.length / 300;  // a few tokens of very many are still to be seen
-      for (const run of unfolded(column.keys, label))
-        found.keys.push({ ...run, end: Math.min(column.length, Math.max(run.last + 1, run.first + wide)) });
+      const runs = unfolded(column.keys, label).map((run) =>
+        ({ ...run, end: Math.min(column.length, Math.max(run.last + 1, run.first + wide)) }));
+      found.keys.push(...runs.sort((a, b) => (b.last - b.first) - (a.last - a.first)));
       found[`bias${n + 1}`] = unfolded(column.bias);
       found[`pairs${n + 1}`] = pairs(column.pairs, column.length);
     });

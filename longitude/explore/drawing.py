@@ -31,6 +31,7 @@ MAP = ("distance", "low", "high")
 LONGEST_BIAS = 65536  # tokens of which a bias is drawn,
 SHORTEST_BIAS = 2048  # and of one with large weights: both are made of tables of every distance
 HEAVY = 100_000  # weights
+WIDEST = 1024  # dimensions of all heads together, where a bias learns
 NUMBERED = 2**18  # tokens of a text whose positions are numbers of their own, each in memory
 
 
@@ -114,7 +115,7 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
             "length": length,
             "absolute": at_input(scheme),
             "parts": [row(p)._asdict() for p in (every(scheme) or scheme.mask)],
-            "notes": [*notes(scheme, far, dims), *_cut(sizes.length, length, far, scheme)],
+            "notes": [*notes(scheme, far, dims), *_cut(scheme, sizes, length, heads, far)],
             "reach": found.reach,
             "kept": found.kept,
             "causal": scheme.causal,
@@ -134,9 +135,15 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
 
 
 def reduced(scheme: Scheme, sizes: Sizes) -> Sizes:
-    """The sizes with a length that can be drawn at once."""
+    """The sizes with a length, and heads of a learned bias, that can be drawn at once."""
     most = NUMBERED if isinstance(scheme.positions, Randomized) else sizes.length
-    return sizes._replace(length=min(sizes.length, most))
+    heads = max(1, min(sizes.heads, WIDEST // sizes.dim)) if _learns(scheme) else sizes.heads
+    return sizes._replace(length=min(sizes.length, most), heads=heads)
+
+
+def _learns(scheme: Scheme) -> bool:
+    """Whether a bias has weights, of which some have the square of a model's width."""
+    return any(part.init(Dims(2, 1, 2), None) for part in scheme.bias)
 
 
 def weight_count(scheme: Scheme, dims: Dims) -> int:
@@ -146,12 +153,14 @@ def weight_count(scheme: Scheme, dims: Dims) -> int:
     return sum(w.numel() for held in terms.fresh(scheme, dims).values() for w in held.values())
 
 
-def _cut(asked: int, length: int, far: int, scheme: Scheme) -> list[str]:
+def _cut(scheme: Scheme, sizes: Sizes, length: int, heads: int, far: int) -> list[str]:
     """What is drawn of less than was asked for."""
-    said = [f"Drawn for {length:,} tokens, not {asked:,}."] if length < asked else []
-    return said + (
-        [f"The bias is drawn up to {far:,} tokens."] if scheme.bias and far < length else []
-    )
+    said = {
+        f"Drawn for {length:,} tokens, not {sizes.length:,}.": length < sizes.length,
+        f"Its learned weights are drawn for {heads} heads, not {sizes.heads}.": heads < sizes.heads,
+        f"The bias is drawn up to {far:,} tokens.": bool(scheme.bias) and far < length,
+    }
+    return [sentence for sentence, holds in said.items() if holds]
 
 
 def stretch(new: Sequence[WavelengthRow], own: Sequence[WavelengthRow]) -> dict[str, list[Any]]:

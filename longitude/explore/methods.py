@@ -25,7 +25,8 @@ from longitude.scheme import Layers, Scheme
 from longitude.text import parse
 
 MOST_LAYERS = 512
-TABLE = 2**17  # rows of a learned bias: past this a fresh one would fill the memory
+TABLES = ("buckets", "dim", "hidden", "clip", "span")  # sizes of what biases learn
+TABLE = 4096  # past this a fresh one would fill the memory
 Either = Scheme | Layers
 
 
@@ -171,11 +172,9 @@ def _checked(scheme: Either) -> Either:
     """Raise for what the page could draw only with much memory or time."""
     if len(scheme) > MOST_LAYERS:
         raise Mistake(f"{len(scheme)} layers are too many here: write {MOST_LAYERS} at most.")
-    for one in {scheme.layer(n) for n in range(len(scheme))}:
-        for part in (*one.bias, *one.scale):
-            sizes = [v for v in vars(part).values() if type(v) is int]
-            if part in one.bias and max(sizes, default=0) > TABLE:
-                raise Mistake(
-                    f"{shown(part)} has a table too large for the page: write at most {TABLE:,}."
-                )
+    for part in {bias for n in range(len(scheme)) for bias in scheme.layer(n).bias}:
+        if max(getattr(part, name, 0) for name in TABLES) > TABLE:
+            raise Mistake(
+                f"{shown(part)} has a table too large for the page: write at most {TABLE:,}."
+            )
     return scheme

@@ -11,20 +11,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from longitude.explore.asked import LONGEST, OWN, TEXT, Asked, Column
-from longitude.explore.methods import kind as kind_of
+from longitude.explore.asked import HEADS, LONGEST, OWN, TEXT, WIDEST, Asked, Column
+from longitude.explore.methods import kind
 from longitude.export.opened import opened
-from longitude.export.wanted import head_size, of_text, trained_length
 from longitude.fields import Mistake, shown
-from longitude.hf.configs.ropes import layer_types, read
+from longitude.hf.configs.encodings import KINDS, Encoding, read_encodings
 from longitude.hf.configs.stated import stated
-from longitude.parts import Alibi, Learned, Rope, Window
 from longitude.scheme import Layers, Scheme
 from longitude.text import dump, parse
 
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-TABLES = ("gpt2", "opt", "bert", "roberta", "gpt_neo", "bart", "albert")
 AHEAD = 4  # times the window, as far as the page then draws
+FIRST = {  # two ways past the window, to begin with
+    "rope": ("yarn", "leaky_rerope"),
+    "alibi": ("alibi_interpolated", "ntk_alibi"),
+    "learned": ("hierarchical", "learned_interpolated"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,17 @@ class Picked:
 
     @property
     def asked(self) -> Asked:
-        """A fresh page for this model."""
-        first = Asked(self.model, self.own, self.window, dim=self.dim, heads=self.heads)
-        return replace(first, length=min(AHEAD * self.window, LONGEST), columns=_columns(self.own))
+        """A fresh page for this model: as it is, and past its window."""
+        ways = FIRST.get(kind(parse(self.own)) or "", ())
+        return Asked(
+            model=self.model,
+            own=self.own,
+            window=self.window,
+            length=min(AHEAD * self.window, LONGEST),
+            dim=self.dim,
+            heads=self.heads,
+            columns=(Column(OWN), *map(Column, ways)),
+        )
 
     def plain(self) -> dict[str, Any]:
         """As the page is told."""
@@ -58,63 +67,40 @@ def by_name(name: str) -> Picked:
 
 def picked(config: Mapping[str, Any], name: str = "") -> Picked:
     """The model of a config.json."""
-    text = of_text(config)
-    own = _own(config, text)
+    every = read_encodings(config)
+    told = next((one for one in every if one.scheme), None)
+    if told is None or told.scheme is None:
+        found = every[0].kind
+        raise Mistake(
+            f"the positions of model_type {shown(config.get('model_type'))} can't be drawn "
+            f"({found}: {KINDS[found]}): write a scheme as the model's own instead."
+        )
+    others = [f"Besides, it has {KINDS[one.kind]}." for one in every if one.kind != told.kind]
+    return replace(_sized(told, name), notes=(*told.notes, *dict.fromkeys(others)))
+
+
+def _sized(told: Encoding, name: str) -> Picked:
+    """An encoding within the page's bounds."""
+    own = dump(shortest(parse(told.scheme or "")))
     if len(own) > TEXT:
         raise Mistake(
             f"the scheme of this model takes {len(own):,} characters to write: the page takes "
             f"{TEXT:,}, the command line more."
         )
-    heads = next((text[key] for key in HEADS if isinstance(text.get(key), int)), Asked.heads)
-    return Picked(name, own, _window(config, text), head_size(config), heads)
-
-
-def _own(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """The scheme that the model was trained with."""
-    ropes = read(config)
-    if any(ropes.values()):
-        kinds = layer_types(config) if None not in ropes else [None]
-        return dump(_period([_layer(ropes.get(kind), kind, text) for kind in kinds or list(ropes)]))
-    if text.get("alibi") or text.get("model_type") in ("bloom", "mpt"):
-        return dump(Scheme.of(Alibi()))
-    rows = text.get("n_positions") or text.get("max_position_embeddings")
-    if text.get("model_type") in TABLES and isinstance(rows, int):
-        return dump(Scheme.of(Learned(rows)))
-    raise Mistake(
-        f"the page knows rotations, ALiBi and learned tables, and finds none in a configuration of "
-        f"model_type {shown(config.get('model_type'))}: write the model's own scheme as a text."
+    window = told.window or told.original or Asked.window  # with its own scaling, if it has one
+    return Picked(
+        name,
+        own,
+        window=min(max(window, 2), LONGEST),
+        dim=min(told.head_dim or Asked.dim, WIDEST),
+        heads=min(told.heads or Asked.heads, HEADS),
     )
 
 
-def _layer(rope: Rope | None, kind: str | None, text: Mapping[str, Any]) -> Scheme:
-    size = text.get("sliding_window") if kind == "sliding_attention" else None
-    near = [Window(size)] if isinstance(size, int) and size > 0 else []
-    return Scheme.of(*([rope] if rope else []), *near)
-
-
-def _period(each: list[Scheme]) -> Scheme | Layers:
-    """Layers as short as they tile the model."""
-    count = len(each)
-    for n in range(1, count + 1):
-        if count % n == 0 and each == each[:n] * (count // n):
+def shortest(scheme: Scheme | Layers) -> Scheme | Layers:
+    """Layers as few as tile the model."""
+    each = [scheme.layer(n) for n in range(len(scheme))]
+    for n in range(1, len(each) + 1):
+        if len(each) % n == 0 and each == each[:n] * (len(each) // n):
             return each[0] if n == 1 else Layers(tuple(each[:n]))
-    return Layers(tuple(each))
-
-
-def _window(config: Mapping[str, Any], text: Mapping[str, Any]) -> int:
-    ropes = [rope for rope in read(config).values() if rope]
-    stated = text.get("n_positions") or text.get("seq_length") or text.get("max_seq_len")
-    if isinstance(stated, int) and "max_position_embeddings" not in text:
-        return min(stated, LONGEST)
-    return min(trained_length(config, ropes[0].frequencies if ropes else None), LONGEST)
-
-
-def _columns(own: str) -> tuple[Column, ...]:
-    """The methods to start with: the model as it is, and two ways past its window."""
-    kind = kind_of(parse(own))
-    first = {
-        "rope": ("yarn", "leaky_rerope"),
-        "alibi": ("alibi_interpolated", "ntk_alibi"),
-        "learned": ("hierarchical", "learned_interpolated"),
-    }
-    return (Column(OWN), *(Column(name) for name in first.get(kind or "", ())))
+    return scheme

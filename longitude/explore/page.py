@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from markupsafe import Markup
 
 from longitude import __version__
 from longitude.explore.asked import COLUMNS
-from longitude.explore.charts import NAMES, charts, strokes, themes
+from longitude.explore.charts import charts
+from longitude.explore.look import themes
+from longitude.explore.marks import NAMES
 from longitude.fields import Mistake, shown
 
 SCRIPTS = ("charts.js", "page.js")
@@ -81,6 +83,7 @@ FIGURES = (
 KINDS = {".js": "text/javascript", ".css": "text/css"}
 
 
+@lru_cache(maxsize=8)
 def live(link: str = "") -> str:
     """The page behind the server; `link` is what it starts from where its address says nothing."""
     return _rendered({"link": link, "still": None}, still=False)
@@ -111,7 +114,7 @@ def library() -> str:
 
 def _rendered(start: dict[str, Any], still: bool) -> str:
     scripts = [library(), *map(_file, SCRIPTS)] if still else []
-    data = {**start, "charts": charts(), "themes": themes(), "strokes": strokes()}
+    data = {**start, "charts": charts(), "themes": themes()}
     return _template().render(
         version=__version__,
         columns=[(n, NAMES[n - 1]) for n in range(1, COLUMNS + 1)],

@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost", "[::1]")
 BODY = 2**20  # bytes of a configuration
 QUERY = 16384  # characters of a link
-WORKERS = 2  # answers that are computed at once; the others wait for their turn
+WORKERS = 2  # pictures that are computed at once; words, which take longer, wait in another line
 OWN_SITE = ("same-origin", "none")
 Answer = Callable[[], str]
 
@@ -79,18 +79,18 @@ def mistake(sentence: str, status: int = 400) -> Response:
 
 def app(first: Asked | None = None) -> Starlette:
     """The application; `first` is what a link without a state shows."""
-    limiter = CapacityLimiter(WORKERS)
+    drawing, reading = CapacityLimiter(WORKERS), CapacityLimiter(1)
 
-    async def answered(answer: Answer) -> Response:
+    async def answered(answer: Answer, line: CapacityLimiter = drawing) -> Response:
         try:
-            text = await to_thread.run_sync(answer, limiter=limiter)
+            text = await to_thread.run_sync(answer, limiter=line)
         except Mistake as error:
             return mistake(str(error))
         return Response(text, media_type="application/json")
 
     async def root(request: Request) -> Response:
         link = (first or Asked()).link
-        text = await to_thread.run_sync(page.live, link, limiter=limiter)
+        text = await to_thread.run_sync(page.live, link, limiter=reading)
         return Response(text, media_type="text/html")
 
     async def draw(request: Request) -> Response:
@@ -100,17 +100,18 @@ def app(first: Asked | None = None) -> Starlette:
         return await answered(lambda: json.dumps(choices(_asked(request).own)))
 
     async def say(request: Request) -> Response:
-        return await answered(lambda: json.dumps(_words(request)))
+        return await answered(lambda: json.dumps(_words(request)), reading)
 
     async def model(request: Request) -> Response:
         if request.method == "POST":
             body = await _body(request)
-            return await answered(lambda: json.dumps(_dropped(body)))
+            return await answered(lambda: json.dumps(_dropped(body)), reading)
         name = request.query_params.get("name", "")
-        return await answered(lambda: json.dumps(_named(name)))
+        return await answered(lambda: json.dumps(_named(name)), reading)
 
     async def asset(request: Request) -> Response:
-        content, kind = page.asset(request.path_params["name"])
+        name = request.path_params["name"]
+        content, kind = await to_thread.run_sync(page.asset, name, limiter=reading)
         return Response(content, media_type=kind)
 
     routes = [
@@ -123,6 +124,7 @@ def app(first: Asked | None = None) -> Starlette:
     ]
     handlers: dict[Any, Any] = {HTTPException: _http, Mistake: _told}
     made = Starlette(routes=routes, exception_handlers=handlers)
+    made.router.redirect_slashes = False
     made.add_middleware(Guard)
     return made
 
