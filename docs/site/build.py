@@ -1,7 +1,7 @@
 """The documentation as a folder of plain HTML that loads nothing from anywhere.
 
 python docs/site/build.py --out build/docs            all of it, pictures included
-python docs/site/build.py --out build/docs --still    without pictures: fast, for a look at the text
+python docs/site/build.py --out build/docs --still    fast: without pictures and the models
 
 A page a method comes from the parts and presets themselves, the commands from their own help, the
 results from docs/results, the guides from Markdown beside this file. The build fails with a
@@ -31,7 +31,7 @@ def main(given: list[str]) -> None:
     """Build the folder, or say in a sentence what is wrong."""
     about = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     about.add_argument("--out", type=Path, default=Path("build/docs"), help="the folder to write")
-    about.add_argument("--still", action="store_true", help="leave the pictures out")
+    about.add_argument("--still", action="store_true", help="leave out pictures and models")
     asked = about.parse_args(given)
     try:
         count = build(asked.out.resolve(), asked.still)

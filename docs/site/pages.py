@@ -17,6 +17,7 @@ from commands import Command, commands
 from facts import SITES, Method
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markup import Rendered, block, inline, markdown, paragraphs, words
+from models import models
 from pictures import Gallery
 from snippets import on_a_checkpoint, snippet
 
@@ -196,6 +197,10 @@ def _lists(site: Site) -> Iterator[Page]:
     told: list[Command] = commands()
     body = site.render("commands.html", "commands.html", commands=told)
     yield Page("commands.html", "Commands", "commands", body)
+    if site.gallery:
+        found = models(lambda kind: site.about(kind, str))
+        body = site.render("models.html", "models.html", **found)
+        yield Page("models.html", "Models", "models", body)
     topics = [(topic, list(each)) for topic, each in groupby(site.errata, lambda e: e.topic)]
     body = site.render("errata.html", "errata.html", topics=topics, site=site)
     yield Page("errata.html", "Often written wrong", "errata", body)

@@ -164,6 +164,17 @@ def test_a_picture_follows_the_readers_light(of_site, tmp_path: Path) -> None:
         assert "prefers-color-scheme: dark" in text and 'fill="white"' not in text
 
 
+def test_models_are_told_by_their_encodings(of_site) -> None:
+    found = of_site("models").models(lambda kind: f"methods/{kind}.html", types=3)
+    kinds = {row.name: row.encodings[0].kind for row in found["named"]}
+    assert kinds["RoBERTa"] == "learned" and kinds["BLOOM"] == kinds["Falcon-RW"] == "alibi"
+    assert kinds["Falcon 7B, 40B, 180B"] == "rope" and len(found["types"]) == 3
+    pages = of_site("pages")
+    body = pages.Site().render("models.html", "models.html", **found)
+    assert 'href="methods/transformer_xl.html">transformer-xl</a>' in body
+    assert "<code>learned(512, offset=2) + bidirectional()</code>" in body
+
+
 def commands_known() -> dict[str, set[str]]:
     """The options that each command takes."""
     group: Any = typer.main.get_command(app)
