@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,17 @@ class Gallery:
     made: dict[str, Picture] = field(default_factory=dict)
 
     def draw(self, scheme: Scheme | Layers, whole: bool = False) -> tuple[list[Drawn], Page]:
-        """Every chart of a scheme; `whole` draws its mask though it be the usual one."""
-        rows = page(scheme)
+        """Every chart of a scheme; `whole` draws its mask though it be the usual one, and first."""
+        rows, first = page(scheme), draw.visible_pairs if whole else None
         schemes = [scheme] if isinstance(scheme, Scheme) else list(dict.fromkeys(scheme.schemes))
         return [
             Drawn(
                 f"Layer {spans(sheet.layers)}" if sheet.layers else "",
                 sheet.notes,
-                tuple(self._chart(m, sheet, rows) for m in _makers(sheet, whole or _shows(s))),
+                tuple(
+                    self._chart(make, sheet, rows)
+                    for make in _makers(sheet, whole or _shows(s), first)
+                ),
             )
             for sheet, s in zip(rows.sheets, schemes, strict=True)
         ], rows
@@ -100,8 +103,8 @@ class Gallery:
         return Picture(f"pictures/{file}", title, *(round(float(n)) for n in size.groups()))
 
 
-def _makers(sheet: Sheet, mask: bool) -> Iterator[Make]:
-    """The charts that a scheme has rows for."""
+def _makers(sheet: Sheet, mask: bool, first: Make | None = None) -> list[Make]:
+    """The charts that a scheme has rows for, one of them `first`."""
     every = {
         draw.distance_map: sheet.distances,
         draw.bias_curves: sheet.bias,
@@ -110,7 +113,8 @@ def _makers(sheet: Sheet, mask: bool) -> Iterator[Make]:
         draw.scale_curve: sheet.scale,
         draw.visible_pairs: sheet.visible.tokens if mask else (),
     }
-    return (make for make, rows in every.items() if rows)
+    shown = [make for make, rows in every.items() if rows]
+    return sorted(shown, key=lambda make: make is not first)
 
 
 def _shows(scheme: Scheme) -> bool:
