@@ -300,8 +300,7 @@
       const found = await promise;
       restore(found.link);
       tell("model-said", [`${found.model || name}: ${found.own}`, ...found.notes].join(" · "));
-      changed();
-      await ready;
+      await ask();
     } catch (error) { tell("model-said", error.message); }
   }
 
@@ -310,8 +309,10 @@
     if (name) ready = start(fetched(`api/model?${new URLSearchParams({ name })}`), name);
   }
 
-  async function dropped(file) {
-    if (file) await start(fetched("api/model", { method: "POST", body: await file.text() }), file.name);
+  function dropped(file) {
+    if (!file) return;
+    const told = file.text().then((body) => fetched("api/model", { method: "POST", body }));
+    ready = start(told, file.name);
   }
 
   // ---- events

@@ -90,7 +90,7 @@ def app(first: Asked | None = None) -> Starlette:
 
     async def root(request: Request) -> Response:
         link = (first or Asked()).link
-        text = await to_thread.run_sync(page.live, link, limiter=reading)
+        text = await to_thread.run_sync(page.live, link, limiter=drawing)
         return Response(text, media_type="text/html")
 
     async def draw(request: Request) -> Response:
@@ -111,7 +111,7 @@ def app(first: Asked | None = None) -> Starlette:
 
     async def asset(request: Request) -> Response:
         name = request.path_params["name"]
-        content, kind = await to_thread.run_sync(page.asset, name, limiter=reading)
+        content, kind = await to_thread.run_sync(page.asset, name, limiter=drawing)
         return Response(content, media_type=kind)
 
     routes = [
