@@ -88,15 +88,23 @@ def _table(as_json: bool) -> None:
 
 
 def _inspected(name: str, revision: str | None, to: str | None) -> Any:
-    from longitude.extend.prepare import target_of
-    from longitude.fields import Mistake
     from longitude.inspect.model import inspected
 
     encodings, faults = _read(name, revision)
-    window = encodings[0].window
-    if to and to.endswith("x") and not window:
+    target = _target(name, to, encodings[0].window) if to else None
+    return inspected(name, encodings, faults, target)
+
+
+def _target(name: str, to: str, window: int | None) -> int:
+    from longitude.extend.prepare import target_of
+    from longitude.fields import Mistake
+
+    if to.endswith("x") and not window:
         raise Mistake(f"{name} does not say its window, so --to {to} is no length: give tokens.")
-    return inspected(name, encodings, faults, target_of(to, window or 0) if to else None)
+    target = target_of(to, window or 0)
+    if target < 8:
+        raise Mistake(f"--to {to} is {target} tokens, less than one turn: give more.")
+    return target
 
 
 def _read(name: str, revision: str | None) -> tuple[tuple[Encoding, ...], list[Fault]]:
@@ -162,14 +170,16 @@ def _print(
 def _show(found: Any, linted: Lint | None, problem: str, measured: Measured | None) -> None:
     from longitude.cli.output import console
     from longitude.hf.configs.encodings import KINDS
-    from longitude.report import encodings, inspecting
+    from longitude.report import encodings
 
     out = console()
     encodings.show(found, KINDS, out)
     _show_lint(linted, problem, out)
     if measured:
+        from longitude.report.inspecting import show
+
         out.print()
-        inspecting.show(measured, out)
+        show(measured, out)
 
 
 def _show_lint(linted: Lint | None, problem: str, out: Console) -> None:

@@ -43,6 +43,7 @@ FREE = re.compile(r"self\.offset = (\d+)")
 FROM_PADDING = re.compile(r"create_position_ids_from_input_ids|padding_idx \+ 1")
 ENDPOINT = re.compile(r"half_dim - 1|channels // 2 - 1|embed_positions\.requires_grad_\(False\)")
 BESIDE = re.compile(r"torch\.cat\(\[?\(?\s*\[?(?:torch\.)?sin|0:sentinel|: ?sentinel")
+EITHER = re.compile(r"causal_mask if \S*is_decoder else")
 ONE_WAY = re.compile(r"causal_mask|is_causal ?= ?True|ForCausalLM|LMHead\w*Model|\btril\(|\btriu\(")
 
 
@@ -64,11 +65,7 @@ def placed(
     }.get(kind)
     try:
         made = make(config, text, window, part) if make else None
-    except (
-        Mistake,
-        TypeError,
-        AttributeError,
-    ):  # sizes that no part takes: a table of patches, say
+    except (Mistake, TypeError, AttributeError):  # sizes that no part takes
         made = None
     if made is None:
         return told
@@ -120,6 +117,8 @@ def direction(text: str, config: Any = None, part: str = "") -> Causal | Bidirec
         return Bidirectional()
     if part.endswith("decoder") or getattr(config, "is_decoder", False):
         return Causal()
+    if EITHER.search(text) and said(config, "is_decoder") is False:
+        return Bidirectional()
     masks = re.findall(r"create_\w*mask", text)
     if masks:
         return Causal() if any("causal" in mask for mask in masks) else Bidirectional()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from longitude.fields import Mistake
@@ -105,14 +106,13 @@ def _by_layers(config: Any, text: str, found: Mapping[str | None, Rope | None]) 
     types = list(said(config, "layer_types") or [None] * count)[:count]
     attends = {n: t for n, t in enumerate(types) if not (t and WITHOUT.search(t))}
     way, turns = direction(text, config), _turning(config, text)
-    each = {
-        n: Scheme.of(
-            *([rope] if (rope := _of_type(found, t)) and turns(n, t) else []),
-            *_sees(config, text, t, way),
-            way,
-        )
-        for n, t in attends.items()
-    }
+
+    @cache
+    def scheme(kind: str | None, turned: bool) -> Scheme:
+        rope = found.get(kind, found.get(None, found.get("main"))) if turned else None
+        return Scheme.of(*([rope] if rope else []), *_sees(config, text, kind, way), way)
+
+    each = {n: scheme(kind, turns(n, kind)) for n, kind in attends.items()}
     if not each:
         return {}
     schemes = tuple(each.values())
@@ -122,10 +122,6 @@ def _by_layers(config: Any, text: str, found: Mapping[str | None, Rope | None]) 
         what = str(each[n]) if n in each else f"no attention ({kind})"
         rows[what] = (*rows.get(what, ()), n)
     return {"scheme": str(whole)} | ({"layers": tuple(rows.items())} if len(rows) > 1 else {})
-
-
-def _of_type(found: Mapping[str | None, Rope | None], kind: str | None) -> Rope | None:
-    return found.get(kind, found.get(None, found.get("main")))
 
 
 def _turning(config: Any, text: str) -> Callable[[int, str | None], bool]:
