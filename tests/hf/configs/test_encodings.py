@@ -20,12 +20,12 @@ from longitude.text import parse
 from tests.hf.tiny import DECODERS, config_of, decoder
 
 KIND = {  # by the models' papers and cards
-    "rope": """llama mistral mixtral ministral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma
-        gemma2 gemma3_text phi phi3 phimoe gpt_neox gptj codegen falcon stablelm persimmon
-        starcoder2 olmo olmo2 olmo3 olmoe granite granitemoe cohere cohere2 deepseek_v2 deepseek_v3 llama4_text
-        smollm3 gpt_oss glm glm4 glm4_moe ernie4_5 apertus seed_oss lfm2 nemotron helium exaone4
-        modernbert eurobert roformer nomic_bert dbrx recurrent_gemma moonshine bitnet arcee dots1
-        minimax jetmoe diffllama hunyuan_v1_dense mimi qwen2_vl_text pixtral""",
+    "rope": """llama mistral mixtral ministral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma gemma2
+        gemma3_text phi phi3 phimoe gpt_neox gptj codegen falcon stablelm persimmon starcoder2
+        olmo olmo2 olmo3 olmoe granite granitemoe cohere cohere2 deepseek_v2 deepseek_v3
+        llama4_text smollm3 gpt_oss glm glm4 glm4_moe ernie4_5 apertus seed_oss lfm2 nemotron
+        helium exaone4 modernbert eurobert roformer nomic_bert dbrx recurrent_gemma moonshine
+        bitnet arcee dots1 minimax jetmoe diffllama hunyuan_v1_dense mimi qwen2_vl_text pixtral""",
     "learned": """gpt2 gpt_neo gpt_bigcode openai-gpt bert roberta xlm-roberta albert electra
         distilbert camembert ernie bart mbart opt biogpt blenderbot led longformer big_bird
         clip_text_model clip_vision_model siglip_text_model vit deit dinov2 layoutlm mobilebert
