@@ -61,23 +61,29 @@ def distances(scheme: Scheme, length: int) -> tuple[DistanceRow, ...]:
     return tuple(DistanceRow(a, number(b)) for a, b in zip(r.tolist(), told.tolist(), strict=True))
 
 
-def decay(
-    scheme: Scheme, length: int, head_dim: int, within: int = WITHIN
-) -> tuple[DecayRow, ...]:
+def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[DecayRow, ...]:
     """The mean over rotary pairs of cos(distance × frequency), with the decay of xPos, for the last
-    query; `within` points at most between two rows."""
+    query."""
     if scheme.rotary is None:
         return ()
-    edges = sample(length, even=False)
-    r = torch.tensor([_between(a, b, within) for a, b in pairwise([*edges, length])])
-    swing = _waves(scheme, scheme.rotary, length, head_dim, r)
+    edges, r, swing = swings(scheme, scheme.rotary, length, head_dim)
     dim, base = scheme.rotary.dim(head_dim), scheme.rotary.base
     plain = _mean_cos(r, Unscaled().inv_freq(dim, base, length)).where(r >= 0, torch.nan)
-    columns = [c.tolist() for c in (swing.nanmean(1), *_ends(swing), plain.nanmean(1))]
+    columns = [c.tolist() for c in (swing.nanmean(1), *ends(swing), plain.nanmean(1))]
     return tuple(
         DecayRow(edge, number(mean), number(low), number(high), usual)
         for edge, mean, low, high, usual in zip(edges, *columns, strict=True)
     )
+
+
+def swings(
+    scheme: Scheme, rope: Rope, length: int, head_dim: int, within: int = WITHIN
+) -> tuple[list[int], Tensor, Tensor]:
+    """The distances at which rows start, `within` distances of each row, and the mean cosine there;
+    nan where hidden or not a distance."""
+    edges = sample(length, even=False)
+    r = torch.tensor([_between(a, b, within) for a, b in pairwise([*edges, length])])
+    return edges, r, _waves(scheme, rope, length, head_dim, r)
 
 
 def wavelengths(scheme: Scheme, length: int, head_dim: int) -> tuple[WavelengthRow, ...]:
@@ -128,7 +134,7 @@ def _waves(scheme: Scheme, rope: Rope, length: int, head_dim: int, r: Tensor) ->
     """The mean over pairs at distances r; nan where hidden or not a distance."""
     dim = rope.dim(head_dim)
     told = _told(scheme, length, r.clamp(min=0)).where(r >= 0, torch.nan)
-    fade = rope.decay.rate(dim) if rope.decay else torch.zeros(dim // 2)
+    fade = rope.decay.rate(dim) if rope.decay else None
     return _mean_cos(told, rope.frequencies.inv_freq(dim, rope.base, length), fade)
 
 
@@ -137,7 +143,7 @@ def _mean_cos(r: Tensor, theta: Tensor, fade: Tensor | None = None) -> Tensor:
     return (waves if fade is None else waves * torch.exp(r[..., None] * fade)).mean(-1)
 
 
-def _ends(swing: Tensor) -> tuple[Tensor, Tensor]:
+def ends(swing: Tensor) -> tuple[Tensor, Tensor]:
     """The least and greatest number of each row; infinite where there is none."""
     inf = torch.inf
     return swing.nan_to_num(nan=inf).amin(1), swing.nan_to_num(nan=-inf).amax(1)
