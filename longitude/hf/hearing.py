@@ -77,6 +77,11 @@ Tell = Callable[[Heard], None]
 @torch.no_grad()
 def listen(model: Any, ids: Int[Tensor, " n"], tell: Tell) -> None:
     """Read a text from its beginning; `tell` gets each layer in turn, and may raise `Enough`."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise Mistake(
+            f"{name(model)} reads with one half and writes with the other: scores can be read of "
+            f"models of one half only."
+        )
     with hearing(model, tell):
         trunk = getattr(model, "base_model", model)  # without the head, whose logits nobody asked
         names = inspect.signature(trunk.forward).parameters

@@ -25,11 +25,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from longitude.attention.eager import softmax
-from longitude.attention.run import terms
+from longitude.attention.run import terms as score_terms
 from longitude.fields import Mistake, shown
 from longitude.hf.hearing import Heard, listen
 from longitude.hf.load import load
-from longitude.hf.patch import scheme_of, trained_length
+from longitude.hf.patch import applied, own_scheme, trained_length, without
 from longitude.inspect.four_terms import four_terms
 from longitude.inspect.score_rows import Band, Bin, HeadRow, LayerRow, Measured, Moved
 from longitude.inspect.tally import Tally
@@ -39,6 +39,7 @@ LARGEST = 2**22  # scores of one block
 LONGEST = {"cpu": 4096, "cuda": 32_768}  # tokens that are read if no length is given
 MOVED, PLACES = 64, 512  # pairs that are moved, and to how many distances on each side
 SEED = 0
+JOINT = "\n\n"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Options:
     """How to measure; everything has a default.
 
     `length` is in tokens: without it twice the trained window, as far as the device reads in good
-    time. `text` are files; without any, the topics of Python's own documentation.
+    time. `text` are files and folders; without any, the topics of Python's own documentation.
     """
 
     length: int | None = None
@@ -89,19 +90,22 @@ def weights(
     """What the scores of a loaded model do on these tokens."""
     trained = trained_length(model)
     inside = len(ids) if trained is None else min(trained, len(ids))
+    rows, put_on = _queries(len(ids), queries), applied(model)
     found: list[LayerRow] = []
-    rows = _queries(len(ids), queries)
-    listen(model, ids, lambda heard: found.append(_layer(heard, rows, inside, trained)))
+    with without(model):
+        listen(model, ids, lambda heard: found.append(_layer(heard, rows, inside, trained)))
+        terms = four_terms(model, ids[:inside], rows[rows < inside])
+        notes = _notes(model, trained, len(ids))
     return Measured(
         model=name,
-        scheme=str(scheme_of(model)),
+        scheme=str(own_scheme(model)),
         trained=trained,
         length=len(ids),
         queries=len(rows),
         text=text,
         layers=tuple(sorted(found, key=lambda row: row.layer)),
-        terms=four_terms(model, ids[:inside], rows[rows < inside]),
-        notes=tuple(_notes(model, trained, len(ids))),
+        terms=terms,
+        notes=(*([f"Measured without {put_on}, which was put on it."] if put_on else []), *notes),
     )
 
 
@@ -126,11 +130,10 @@ def _queries(length: int, count: int) -> Int[Tensor, " m"]:
 
 def _layer(heard: Heard, rows: Int[Tensor, " m"], inside: int, trained: int | None) -> LayerRow:
     heads, n = heard.q.shape[1], heard.q.shape[2]
-    tally = Tally(heads, n)
+    tally = Tally(heads, n, inside)
     for part in rows.split(max(1, LARGEST // (heads * n))):
         tally.add(part, *scores(heard, part))
     moved = _moved(heard, trained or n)
-    edges = tally.edges()
     return LayerRow(
         layer=heard.layer,
         written=str(heard.own),
@@ -139,12 +142,12 @@ def _layer(heard: Heard, rows: Int[Tensor, " m"], inside: int, trained: int | No
                 head=h,
                 inside=_sure(tally.band(h, 0, inside)),
                 past=tally.band(h, inside, n) if inside < n else None,
-                position=tally.explained(h, [e for e in edges if e < inside] + [inside]),
+                position=tally.explained(h, inside),
                 sink=tally.sink(h),
                 away=tally.away(h),
                 moved=moved[h] if moved else None,
                 bins=tuple(
-                    Bin(a, band) for a, b in pairwise([*edges, n]) if (band := tally.band(h, a, b))
+                    Bin(a, band) for a, b in pairwise(tally.edges) if (band := tally.band(h, a, b))
                 ),
             )
             for h in range(heads)
@@ -159,7 +162,7 @@ def scores(
     n, place = heard.k.shape[2], heard.q.device
     at = rows.to(place)
     q, k = heard.q[:1, :, at].float(), heard.k[:1].float()
-    made = terms(heard.left, q, k, at, range(n), scale=heard.scale)
+    made = score_terms(heard.left, q, k, at, range(n), scale=heard.scale)
     total = made.content
     for bias in made.biases.values():
         total = total + bias * heard.bias_by
@@ -226,21 +229,31 @@ def _length(model: Any, asked: int | None) -> int:
 
 def _most(model: Any) -> int | None:
     """How many tokens a model has positions for, where they end."""
-    embed: Any = scheme_of(model).layer(0).embed
+    embed: Any = own_scheme(model).layer(0).embed
     return None if embed is None else getattr(embed, "reach", embed.length)
 
 
-def _text(files: tuple[str, ...]) -> str:
-    if not files:
+def _text(given: tuple[str, ...]) -> str:
+    """The text of some files, and of the files in some folders."""
+    if not given:
         from pydoc_data.topics import topics
 
-        return "\n\n".join(topics.values())
+        return JOINT.join(topics.values())
+    found = []
+    for place in map(Path, given):
+        inside = sorted(f for f in place.rglob("*") if f.is_file()) if place.is_dir() else [place]
+        found += [_read(file, place.is_dir()) for file in inside]
+    return JOINT.join(found)
+
+
+def _read(file: Path, one_of_many: bool) -> str:
     try:
-        return "\n\n".join(Path(file).read_text(encoding="utf-8") for file in files)
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(
-            f"{shown(', '.join(files))} can't be read ({error}): give a text file."
-        ) from None
+        if one_of_many:
+            return ""  # a folder may hold what is no text
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise Mistake(f"{shown(str(file))} can't be read ({why}): give a text file.") from None
 
 
 def _tokens(tokenizer: Any, text: str, length: int) -> list[int]:

@@ -78,7 +78,7 @@ def far(text: str, length: int = 256, trained: int = 64, dim: int = 16) -> Extra
     ],
 )
 def test_distances_are_those_of_drawn_scores(text: str) -> None:
-    n, d, draws = 12, 8, 6000
+    n, d, draws = 12, 8, 4000
     f = field(text, n, d)
     rng = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, draws, 2, 1, d, generator=rng, dtype=torch.float64)
@@ -88,7 +88,7 @@ def test_distances_are_those_of_drawn_scores(text: str) -> None:
         for b in pairs:
             drawn = (made.total[:, :, *a] - made.total[:, :, *b]).square().mean()
             told = f.squared(*(x[None] for x in (*a, *b)))[0]
-            assert float(told) == pytest.approx(float(drawn), rel=0.1, abs=1e-12)
+            assert float(told) == pytest.approx(float(drawn), rel=0.12, abs=1e-12)
 
 
 def test_distances_of_embeddings_are_those_of_drawn_projections() -> None:

@@ -163,10 +163,10 @@ def test_a_head_that_goes_by_distance_alone_is_told_from_one_that_never_does() -
     level = 50 * torch.randn(len(rows), 1, generator=rng, dtype=torch.float64)  # softmax is blind
     made = torch.stack([near + level, noise + level, near + noise + level])
     attended = made.masked_fill(~seen, -torch.inf).softmax(-1)
-    tally = Tally(3, n)
+    tally = Tally(3, n, 100)
     for part in torch.arange(len(rows)).split(50):
         tally.add(rows[part], made[:, part], seen[part], attended[:, part])
-    shares = [tally.explained(h, [*tally.edges(), n]) for h in range(3)]
+    shares = [tally.explained(h, n) for h in range(3)]
     assert shares[0] > 0.7 and shares[1] < 0.01
     assert shares[1] < shares[2] < shares[0]
 
@@ -208,10 +208,34 @@ def test_what_can_not_be_read_is_said(options: Options, said: str) -> None:
         measure("tiny-learned", options)
 
 
-def test_models_without_a_known_way_are_refused() -> None:
+def test_a_patch_is_taken_off_to_measure(tmp_path: Path) -> None:
+    from longitude.hf.patch import apply, undo
+
+    model, text = eager("llama"), ids(80)[0]
+    plain = weights(model, text)
+    apply(model, "rope(remap=rerope(16))")
+    found = weights(model, text)
+    undo(model)
+    assert found.layers == plain.layers and found.scheme == "rope()"
+    assert found.notes == ("Measured without rope(remap=rerope(16)), which was put on it.",)
+
+
+def test_folders_are_read_but_for_what_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("words " * 60, encoding="utf-8")
+    (tmp_path / "b.bin").write_bytes(b"\xff\xfe" * 50)
+    found = measure("tiny-rope", Options(text=(str(tmp_path),), length=300, queries=4))
+    assert found.length == 300 and found.text == str(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_models_without_a_known_way_are_refused(kind: str) -> None:
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    small = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2}
-    model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", vocab_size=20, **small))
-    with pytest.raises(Mistake, match="can't be read"):
+    small: dict[str, dict[str, Any]] = {
+        "t5": {"d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2},
+        "bart": {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16},
+    }
+    config = AutoConfig.for_model(kind, vocab_size=20, d_model=16, **small[kind])
+    model = AutoModelForSeq2SeqLM.from_config(config)
+    with pytest.raises(Mistake, match="one half"):
         listen(model, torch.arange(5), lambda heard: None)
