@@ -42,7 +42,7 @@ def show(found: Inspected, meanings: dict[str, str], console: Console) -> None:
 
 def facts(e: Encoding) -> Iterator[tuple[str, str]]:
     """What is known of one encoding, a line each."""
-    if e.scheme:
+    if e.scheme and not e.layers:
         yield "scheme", cut(e.scheme)
     if e.base:
         yield "base", f"{e.base:,.10g}"
@@ -58,7 +58,8 @@ def facts(e: Encoding) -> Iterator[tuple[str, str]]:
         before = f", {e.original:,} before scaling" if e.original else ""
         yield "window", f"{e.window:,} tokens{before} ({e.window_from})"
     for what, layers in e.layers:
-        yield f"layers {spans(layers)}" if layers else "", cut(what)
+        half, _, scheme = what.partition(": ")
+        yield (f"layers {spans(layers)}", cut(what)) if layers else (half, cut(scheme))
     if e.where:
         yield "told by", e.where
     for note in e.notes:
@@ -68,15 +69,13 @@ def facts(e: Encoding) -> Iterator[tuple[str, str]]:
 def reaches(r: Reach) -> Iterator[tuple[str, str]]:
     """How far a rotation goes, by each law."""
     pairs = r.dim // 2
-    yield (
-        "wavelengths",
-        f"up to {short(r.longest)} tokens; {r.unfinished} of {pairs} pairs don't turn once in it",
-    )
+    still = f"{r.unfinished} of {pairs} pairs don't turn once in the window"
+    yield "wavelengths", f"up to {short(r.longest)} tokens; {still}"
     yield (
         "critical dimension",
         f"{r.critical_dimension} of {r.dim} saw a whole turn in {r.trained:,} tokens",
     )
-    yield "extrapolation limit", f"{r.limit:,.0f} tokens under this base"
+    yield "extrapolation limit", f"{r.limit:,.0f} tokens under this base alone"
     if r.least_base:
         yield "least base", f"{short(r.least_base)} for the window; it has {short(r.base)}"
     heard = "at every distance of the window" if r.against is None else f"up to {r.against:,}"

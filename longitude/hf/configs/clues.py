@@ -50,6 +50,7 @@ PLACES = re.compile(
 )
 # an encoding and those that are only its means: Transformer-XL's R is sinusoidal, RoPE's table too
 MEANS = {
+    "alibi": {"rope"},  # Falcon's code turns where there is no ALiBi
     "rope": {"sinusoidal"},
     "transformer-xl": {"sinusoidal", "relative"},
     "t5": {"relative"},

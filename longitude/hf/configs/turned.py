@@ -9,7 +9,7 @@ the rows and columns of an image.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -65,7 +65,7 @@ def turned(config: Any, lines: Mapping[str, str], where: str) -> Told:
     told |= {"base": float(chief.base), "fraction": chief.fraction, "pairs": chief.pairs}
     scaled = chief.frequencies != Unscaled()
     original = getattr(chief.frequencies, "original", None) if scaled else None
-    told |= {"notes": (LAID_APART,)} if laid_apart(lines) else {}
+    told["notes"] = tuple(_notes(config, chief, lines))
     told |= {"scaling": str(chief.frequencies) if scaled else None, "original": original}
     return told | _by_layers(config, "\n".join(lines.values()), found)
 
@@ -91,6 +91,9 @@ def _unspelt(parameters: Mapping[str, Any], why: str) -> Told:
     own = flat(parameters)
     base, share = own.get("rope_theta"), own.get("partial_rotary_factor")
     kind = own.get("rope_type") or own.get("type")
+    sections = own.get("mrope_section")
+    several = f"it turns by several positions at once (M-RoPE, sections {sections})"
+    why = several if sections else why
     return {
         "base": float(base) if is_number(base) else None,
         "fraction": float(share) if is_number(share) else None,
@@ -98,6 +101,19 @@ def _unspelt(parameters: Mapping[str, Any], why: str) -> Told:
         "original": own.get(ORIGINAL),
         "notes": (BY_PLACE if kind == "axial" else why,),
     }
+
+
+def _notes(config: Any, rope: Rope, lines: Mapping[str, str]) -> Iterator[str]:
+    """What else of positions the code does, which the scheme does not say."""
+    if laid_apart(lines):
+        yield LAID_APART
+    own = said(config, "rope_parameters")
+    if said(config, "attn_temperature_tuning") or (own and "llama_4_scaling_beta" in own):
+        yield "queries far out are scaled up with their position (Llama 4's temperature)"
+    if getattr(rope.frequencies, "mscale_all_dim", None) and any(
+        "yarn_apply_mscale" in text or "mscale * mscale" in text for text in lines.values()
+    ):
+        yield "scores are multiplied by (0.1 · mscale_all_dim · ln factor + 1)² besides"
 
 
 def _by_layers(config: Any, text: str, found: Mapping[str | None, Rope | None]) -> Told:

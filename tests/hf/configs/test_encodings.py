@@ -20,9 +20,9 @@ from longitude.text import parse
 from tests.hf.tiny import DECODERS, config_of, decoder
 
 KIND = {  # by the models' papers and cards
-    "rope": """llama mistral mixtral ministral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma gemma2
-        gemma3_text phi phi3 phimoe gpt_neox gptj codegen falcon stablelm persimmon starcoder2
-        olmo olmo2 olmo3 olmoe granite granitemoe cohere cohere2 deepseek_v2 deepseek_v3
+    "rope": """llama mistral mixtral ministral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma
+        gemma2 gemma3_text phi phi3 phimoe gpt_neox gptj codegen falcon stablelm persimmon
+        starcoder2 olmo olmo2 olmo3 olmoe granite granitemoe cohere cohere2 deepseek_v2 deepseek_v3
         llama4_text smollm3 gpt_oss glm glm4 glm4_moe ernie4_5 apertus seed_oss lfm2 nemotron
         helium exaone4 modernbert eurobert roformer nomic_bert dbrx recurrent_gemma moonshine
         bitnet arcee dots1 minimax jetmoe diffllama hunyuan_v1_dense mimi qwen2_vl_text pixtral""",
@@ -71,6 +71,7 @@ TURNED = """llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwe
     chameleon falcon_h1 longcat_flash cwm doge""".split()
 
 
+MROPE = {"text_config": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}}
 ENTRIES = {"glm4_moe": {"head_dim": 128}}  # its defaults leave an odd number to turn
 
 
@@ -173,6 +174,23 @@ def test_parts_of_several_models_text_first() -> None:
 )
 def test_an_entry_that_decides(kind: str, entries: dict[str, Any], expected: str) -> None:
     assert first(default(kind, **entries)).kind == expected
+
+
+def test_falcon_rw_turns_nothing_although_its_configuration_says_how() -> None:
+    config = default("falcon", alibi=True)
+    (found,) = encodings(config)
+    assert config.rope_parameters and found.scheme == "alibi()"
+    assert "divided by √d" in found.notes[0]
+
+
+def test_what_the_scheme_does_not_say_is_noted() -> None:
+    scaling = {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+    scaling |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    config = default("deepseek_v3", rope_scaling=scaling, max_position_embeddings=163840)
+    told = " ".join(first(config).notes)
+    assert "adjacent in its weights" in told and "multiplied by (0.1 · mscale_all_dim" in told
+    assert "Llama 4's temperature" in " ".join(first(default("llama4_text")).notes)
+    assert "M-RoPE" in first(default("qwen2_vl", **MROPE)).notes[0]
 
 
 def test_tables_that_count_from_their_padding() -> None:
