@@ -69,7 +69,7 @@ class Method:
     def sentence(self) -> str:
         """The meaning without the title that stands above it."""
         rest = self.meaning.removeprefix(f"{self.title}:").strip()
-        return rest[0].upper() + rest[1:] if re.match(r"[a-z]{2,}\b(?![_(^])", rest) else rest
+        return rest[0].upper() + rest[1:] if re.match(r"(a |[a-z]{2,}\b)(?![_(^])", rest) else rest
 
     @property
     def file(self) -> str:
@@ -143,8 +143,8 @@ def _facts(name: str, scheme: Scheme | Layers) -> dict[str, str]:
     facts = {}
     if isinstance(part, Learned):
         count = sum(w.numel() for w in part.init(DIMS, None).values())
-        where = "a model" if getattr(part, "site", "") == "embed" else "a layer"
-        facts["Learned numbers"] = f"{count:,} {where} of 8 heads of 64" if count else "none"
+        where = "model" if getattr(part, "site", "") == "embed" else "layer"
+        facts["Learned numbers"] = f"{count:,} for a {where} of 8 heads of 64" if count else "none"
     if part is not None and (asked := _asked(part, scheme)):
         able = [RUNTIMES.get(r, r) for r in serves(*asked)]
         facts["Served by"] = ", ".join(able) if able else "Longitude alone"

@@ -24,6 +24,7 @@ from snippets import on_a_checkpoint, snippet
 from longitude import __version__
 from longitude.inspect import catalogue
 from longitude.lab.compare import label
+from longitude.scheme import Layers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -171,7 +172,8 @@ def _method(site: Site, method: Method, users: Sequence[Method]) -> Page:
         rows=rows,
         users=users,
         snippet=snippet(method.text, method.scheme),
-        patched=on_a_checkpoint(method.text, method.kind),
+        patched=on_a_checkpoint(method.text, method.name, method.kind),
+        wide=not isinstance(method.scheme, Layers) and method.scheme.embed is not None,
         written=label(str(method.scheme)) if len(method.scheme) > 1 else str(method.scheme),
     )
     return Page(method.file, method.title, "methods", body, words(inline(method.meaning)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import vectors
 import vl_convert
 
 from longitude.inspect.page import page
@@ -73,10 +74,7 @@ class Gallery:
             Drawn(
                 f"Layer {spans(sheet.layers)}" if sheet.layers else "",
                 sheet.notes,
-                tuple(
-                    self._chart(make, sheet, rows)
-                    for make in _makers(sheet, whole or _shows(s), first)
-                ),
+                tuple(self._chart(make, sheet, rows) for make in _makers(s, sheet, first)),
             )
             for sheet, s in zip(rows.sheets, schemes, strict=True)
         ], rows
@@ -103,18 +101,20 @@ class Gallery:
         return Picture(f"pictures/{file}", title, *(round(float(n)) for n in size.groups()))
 
 
-def _makers(sheet: Sheet, mask: bool, first: Make | None = None) -> list[Make]:
-    """The charts that a scheme has rows for, one of them `first`."""
+def _makers(scheme: Scheme, sheet: Sheet, first: Make | None) -> list[Make]:
+    """The charts that a scheme has rows for, one of them `first`; its mask if it has no other."""
     every = {
         draw.distance_map: sheet.distances,
         draw.bias_curves: sheet.bias,
         draw.wavelength_plot: sheet.wavelengths,
         draw.decay_curve: sheet.decay,
         draw.scale_curve: sheet.scale,
-        draw.visible_pairs: sheet.visible.tokens if mask else (),
+        draw.visible_pairs: _shows(scheme) or first,
     }
-    shown = [make for make, rows in every.items() if rows]
-    return sorted(shown, key=lambda make: make is not first)
+    shown: list[Make] = [make for make, rows in every.items() if rows]
+    if scheme.embed:
+        shown = [lambda sheet, rows, put: vectors.chart(scheme, put), *shown]
+    return sorted(shown, key=lambda make: make is not first) or [draw.visible_pairs]
 
 
 def _shows(scheme: Scheme) -> bool:

@@ -6,7 +6,9 @@ from longitude.part import Dims
 from longitude.parts import Sequential
 from longitude.scheme import Layers, Scheme
 
-FURTHER = ("frequencies", "remap")  # what a checkpoint takes without training
+FURTHER = {"frequencies", "remap"}  # sites whose parts a checkpoint takes without training
+ALSO = {"hierarchical", "learned_tiled", "learned_interpolated", "alibi_interpolated", "ntk_alibi"}
+NOT = {"unscaled", "proportional", "inverse_leaky"}  # a model was trained with these, or never
 PLAIN = """from longitude import attention, parse
 
 scheme = parse("{text}")
@@ -50,9 +52,10 @@ def snippet(text: str, scheme: Scheme | Layers) -> str:
     return _shape(scheme).format(text=text, count=len(scheme))
 
 
-def on_a_checkpoint(text: str, kind: str) -> str:
+def on_a_checkpoint(text: str, name: str, site: str) -> str:
     """How to put it onto a checkpoint, where it needs no training."""
-    return PATCHED.format(text=text) if kind in FURTHER else ""
+    takes = name in ALSO or (site in FURTHER and name not in NOT)
+    return PATCHED.format(text=text) if takes else ""
 
 
 def _shape(scheme: Scheme | Layers) -> str:

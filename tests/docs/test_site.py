@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import shlex
 import xml.etree.ElementTree as ElementTree
@@ -162,6 +163,19 @@ def test_a_picture_follows_the_readers_light(of_site, tmp_path: Path) -> None:
         box = ElementTree.fromstring(text).attrib["viewBox"].split()
         assert [round(float(n)) for n in box[2:]] == [picture.width, picture.height]
         assert "prefers-color-scheme: dark" in text and 'fill="white"' not in text
+
+
+def test_vectors_of_positions_are_compared(of_site) -> None:
+    """A tiled table repeats itself after its rows; sinusoids are alike by distance alone."""
+    likeness = of_site("vectors").likeness
+    at, cosines = likeness(parse("learned_tiled(512)"))
+    assert at[16] == 512 and float(cosines[3, 19]) == pytest.approx(1, abs=1e-5)
+    assert abs(float(cosines[3, 18])) < 0.3
+    at, cosines = likeness(parse("sinusoidal()"))
+    away = at[5] - at[2]
+    waves = [math.cos(away * 10000 ** (-t / 256)) for t in range(256)]
+    assert float(cosines[2, 5]) == pytest.approx(sum(waves) / 256, abs=1e-4)
+    assert float(cosines[12, 9]) == pytest.approx(sum(waves) / 256, abs=1e-4)
 
 
 def test_models_are_told_by_their_encodings(of_site) -> None:
