@@ -22,6 +22,7 @@ from longitude.inspect import lengths
 from longitude.inspect.curves import believed, positions, sample
 from longitude.inspect.field import Field
 from longitude.inspect.four import Extrapolation
+from longitude.inspect.terms import count_seen
 from longitude.parts import (
     Alibi,
     AlibiInterpolated,
@@ -34,6 +35,7 @@ from longitude.parts import (
     Pose,
     Proportional,
     Randomized,
+    Sequential,
     Unscaled,
 )
 from longitude.scheme import Scheme
@@ -41,7 +43,7 @@ from longitude.scheme import Scheme
 EVERY = 65_536  # tokens that are all looked at; of more, some
 KEYS, WAYS = 256, 8  # keys whose codes are asked about, and queries of training besides its last
 BLOCK = 4096
-ROUNDING = 1e-6  # of distances that are differences of squares
+ROUNDING = 1e-9
 FULL_TURN = 2 * torch.pi
 Pairs = tuple[Int[Tensor, " n"], Int[Tensor, " n"]]
 
@@ -74,7 +76,7 @@ def extrapolation(field: Field, trained: int) -> Extrapolation:
     read = field if as_read(scheme) == scheme else Field(as_read(scheme), n, field.dims)
     known = Field(*as_trained(scheme, trained), field.dims)
     last = torch.tensor([n - 1])
-    keys = _tokens(n)
+    keys = _keys(read)
     seen = read.seen(last, keys)
     told, unseen = _angles(read, known, keys[seen]) if scheme.rotary else (None, None)
     return Extrapolation(
@@ -87,7 +89,7 @@ def extrapolation(field: Field, trained: int) -> Extrapolation:
         pairs=scheme.rotary.dim(field.dims.head_dim) // 2 if scheme.rotary else None,
         novelty={} if refused else _novelty(read, known, keys[seen]),
         scale=float(field.scale(last)[0]) * _gain(scheme, n),
-        hidden=1 - float(seen.double().mean()),
+        hidden=_hidden(read, float(seen.double().mean())),
     )
 
 
@@ -132,7 +134,7 @@ def _angles(read: Field, known: Field, keys: Int[Tensor, " n"]) -> tuple[float, 
     rope, base = read.scheme.rotary, known.scheme.rotary
     assert rope is not None and base is not None, "only asked where there is a rotation"
     dim = rope.dim(read.dims.head_dim)
-    most = [_largest(f, k) for f, k in ((read, keys), (known, _tokens(known.length)))]
+    most = [_largest(f, k) for f, k in ((read, keys), (known, _keys(known)))]
     now = most[0] * rope.frequencies.inv_freq(dim, rope.base, read.length)
     then = (most[1] + 1) * base.frequencies.inv_freq(dim, base.base, known.length)
     unseen = (then < FULL_TURN) & (now > then * (1 + ROUNDING))
@@ -149,10 +151,11 @@ def _largest(field: Field, keys: Int[Tensor, " n"]) -> float:
 
 def _novelty(read: Field, known: Field, keys: Int[Tensor, " n"]) -> dict[str, float]:
     """By site, how far the strangest of the last query's codes lies from those of training."""
-    asked = keys[sample(len(keys), even=False)] if len(keys) > KEYS else keys
-    asked = torch.cat([asked, keys[torch.linspace(0, len(keys) - 1, KEYS).long()]]).unique()
+    some = torch.linspace(0, len(keys) - 1, KEYS).long()
+    near = len(keys) - 1 - torch.tensor(sample(len(keys), even=False))
+    asked = keys[torch.cat([some, near]).unique()]
     pairs = (torch.full_like(asked, read.length - 1), asked)
-    seen = _trained_pairs(known)
+    seen = _trained_pairs(known, _told(read, asked))
     found: dict[str, float] = {}
     if read.scheme.rotary:
         found["rotation"] = _strangest(
@@ -161,20 +164,52 @@ def _novelty(read: Field, known: Field, keys: Int[Tensor, " n"]) -> dict[str, fl
     if read.scheme.bias:
         found["bias"] = _strangest(read.added(*pairs), known.added(*seen))
     if read.scheme.embed:
-        rows = known.codes(_tokens(known.length))
-        found["embedding"] = _strangest(read.codes(asked), rows) / read.dims.dim**0.5
+        rows = torch.cat([_tokens(known.length), asked[asked < known.length]]).unique()
+        found["embedding"] = _strangest(read.codes(asked), known.codes(rows))
+        found["embedding"] /= read.dims.dim**0.5
     return found
 
 
+def _told(read: Field, keys: Int[Tensor, " n"]) -> Int[Tensor, " m"]:
+    """Whole distances next to those that the last query is told, and the true ones."""
+    last = torch.tensor(read.length - 1)
+    i, j = (positions(read.scheme, read.length, tokens) for tokens in (last, keys))
+    told = believed(read.scheme, i, j)
+    return torch.cat([told.floor().long(), told.ceil().long(), last - keys]).unique()
+
+
 def _tokens(length: int) -> Int[Tensor, " n"]:
-    """All tokens, or some of very many."""
-    return torch.arange(length) if length <= EVERY else torch.tensor(sample(length))
+    """All tokens; of very many some, more of the first and of the last."""
+    if length <= EVERY:
+        return torch.arange(length)
+    some = torch.tensor(sample(length))
+    return torch.cat([some, length - 1 - some]).unique()
 
 
-def _trained_pairs(known: Field) -> Pairs:
-    """Pairs that training showed: every key of its last query, fewer of some queries before it."""
+def _keys(field: Field) -> Int[Tensor, " n"]:
+    """Keys of the last query: all, or of very many some, with the first and last that it sees."""
+    keys, last = _tokens(field.length), torch.tensor([field.length - 1])
+    if len(keys) == field.length or field.scheme.positions != Sequential():
+        return keys
+    ends = [e for area in field.scheme.areas() for e in area.interval(last)]
+    ends = torch.cat([e - past for e in ends for past in (0, 1)]).clamp(0, field.length - 1)
+    return torch.cat([keys, ends]).unique()
+
+
+def _hidden(field: Field, seen: float) -> float:
+    """The share of keys that the last query doesn't see, `seen` being that of those looked at."""
+    if field.length <= EVERY or field.scheme.positions != Sequential():
+        return 1 - seen
+    count = count_seen(field.scheme, field.length, torch.tensor([field.length - 1]))
+    return 1 - float(count[0]) / field.length
+
+
+def _trained_pairs(known: Field, away: Int[Tensor, " m"]) -> Pairs:
+    """Pairs that training showed: every key of its last query, or where those are very many some
+    and the keys of these distances; fewer of some queries before it."""
     last = known.length - 1
-    keys = _tokens(known.length)
+    asked = last - away[(away >= 0) & (away <= last)]
+    keys = torch.cat([_tokens(known.length), asked]).unique()
     ways = [last, *([] if known.scheme.causal else [0])]
     few = torch.tensor(sample(known.length))
     i = [torch.full_like(keys, way) for way in ways]
@@ -191,6 +226,7 @@ def _strangest(now: Float[Tensor, "n f"], then: Float[Tensor, "m f"]) -> float:
     """The largest distance from one of these codes to the nearest of those."""
     least = torch.full((len(now),), torch.inf, dtype=torch.float64)
     for part in then.split(BLOCK):
-        least = torch.minimum(least, torch.cdist(now, part).amin(1))
+        nearest = part[torch.cdist(now, part).argmin(1)]
+        least = torch.minimum(least, (now - nearest).norm(dim=1))  # cdist itself rounds
     worst = float(least.max())
     return worst if worst > ROUNDING else 0.0

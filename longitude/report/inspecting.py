@@ -33,7 +33,7 @@ def show(measured: Measured, console: Console) -> None:
     console.print(Text("Attention scores", style="bold"))
     console.print(Text(head, style=DIM))
     console.print(layers(measured.layers))
-    console.print(Text(LEGEND, style=DIM))
+    console.print(Text(legend(measured.layers), style=DIM))
     for row in side_by_side([by_distance(measured), attended(measured)], console.width):
         console.print()
         console.print(row)
@@ -45,11 +45,20 @@ def show(measured: Measured, console: Console) -> None:
         console.print(Text(sentence, style=DIM))
 
 
-LEGEND = (
-    "scores: least … greatest; moved: the text's own queries and keys at other distances; "
-    "position: share of the variance of scores that distance explains, for each head; sink: "
-    "attention on the first token, for each head; away: mean distance of attention"
-)
+def legend(rows: Sequence[LayerRow]) -> str:
+    """What the columns are."""
+    moved = any(h.moved for row in rows for h in row.heads)
+    said = ["scores: least … greatest"]
+    said += ["moved: the text's own queries and keys at distances inside and past"] if moved else []
+    said += ["bound: what no distance can exceed"] if moved else []
+    return "; ".join(
+        [
+            *said,
+            "away: mean distance of attention",
+            "position: share of the variance of scores that distance explains, a block a head",
+            "sink: attention on the first token, a block a head",
+        ]
+    )
 
 
 def layers(rows: Sequence[LayerRow]) -> Table:
@@ -99,7 +108,10 @@ def sentences(measured: Measured) -> list[str]:
         f"{_some(sinks)}.",
     ]
     if measured.terms:
-        said.append("Terms are in scores, each query's mean taken off: what softmax can see.")
+        said.append(
+            "Terms are in scores, each query's mean taken off: what softmax can see. "
+            "Constants count as content."
+        )
     return said
 
 
