@@ -112,7 +112,8 @@ def _read(name: str, revision: str | None) -> tuple[tuple[Encoding, ...], list[F
     from pathlib import Path
 
     from longitude.export.opened import gguf_config
-    from longitude.hf.configs.encodings import read_encodings
+    from longitude.fields import Mistake
+    from longitude.hf.configs.encodings import Encoding, read_encodings
     from longitude.hf.configs.faults import faults
     from longitude.hf.configs.headers import of_header, turns
     from longitude.hf.configs.stated import stated
@@ -128,8 +129,15 @@ def _read(name: str, revision: str | None) -> tuple[tuple[Encoding, ...], list[F
             header = read_header(source.gguf)
             return of_header(header, gguf_config(header) if turns(header) else None), []
         raw = raw_config(source)[1]
+    wrong = faults(raw)
     with hushed(bars=True):
-        return read_encodings(raw), faults(raw)
+        try:
+            return read_encodings(raw), wrong
+        except Mistake as mistake:
+            if not wrong:
+                raise
+            told = Encoding("unknown", where="faults of the file", notes=(str(mistake),))
+            return (told,), wrong
 
 
 def _linted(

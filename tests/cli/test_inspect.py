@@ -12,6 +12,8 @@ import pytest
 from longitude.hf.configs import types
 from tests.cli.conftest import Ran
 from tests.export.effective.configs import YARN, five
+from tests.hf.gguf_files import write_gguf
+from tests.hf.tiny import decoder
 
 
 @pytest.fixture
@@ -48,6 +50,26 @@ def test_json(longitude: Callable[..., Ran], name: str, kind: str, scheme: str) 
     assert (found["encodings"][0]["kind"], found["encodings"][0]["scheme"]) == (kind, scheme)
     assert (found["lint"] is not None) == (kind == "rope")
     assert bool(found["wavelengths"]) == (kind == "rope")
+
+
+def test_a_gguf_file(longitude: Callable[..., Ran], tmp_path: Path) -> None:
+    keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    keys |= {"rope.scaling.original_context_length": 16}
+    file = write_gguf(tmp_path / "m.gguf", decoder("llama"), keys)
+    code, out, _ = longitude("inspect", str(file), "--json")
+    found = json.loads(out)
+    assert code == 0 and found["encodings"][0]["scaling"] == "yarn(4, original=16)"
+    assert found["encodings"][0]["window_from"] == "llama.context_length"
+    assert {row["runtime"] for row in found["lint"]["runtimes"]} >= {"llama.cpp", "ollama"}
+
+
+def test_what_is_wrong_is_told_even_where_nothing_else_can_be(
+    longitude: Callable[..., Ran], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**five(YARN), "rope_parameters": "yarn"}))
+    code, out, _ = longitude("inspect", str(file))
+    assert code == 1 and "not a dictionary: " in out
 
 
 def test_a_fault_is_told_and_ends_with_1(longitude: Callable[..., Ran], faulty: str) -> None:

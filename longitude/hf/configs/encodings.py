@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from longitude.hf.configs.clues import kinds
@@ -32,6 +33,11 @@ KINDS = {
     "unknown": "neither its entries nor code that is here say",
     "none": "nothing tells positions apart but the causal mask, or recurrence",
 }
+ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_dim", "rotary_pct")
+ROTARY += ("partial_rotary_factor",)
+SIZES = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
+SIZES += ("max_position_embeddings",)
+HALF = "its code is not here: pairs are taken to lie half a head apart, in all layers alike"
 FIRST = ("text_config", "thinker_config", "llm_config", "language_config", "decoder")
 
 
@@ -67,7 +73,7 @@ def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
     """The encodings of what a config.json holds, that of its text first."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if raw.get("model_type") not in CONFIG_MAPPING:
+    if str(raw.get("model_type")) not in CONFIG_MAPPING:
         return (by_entries(raw),)
     return encodings(made(raw))
 
@@ -129,16 +135,18 @@ def _none(config: Any) -> Encoding:
 
 def by_entries(raw: Mapping[str, Any]) -> Encoding:
     """What entries say of a model whose code is not here: named after what they name first."""
-    from types import SimpleNamespace
-
-    config = SimpleNamespace(**raw)
     kind, key = _entry(raw)
     where = f"{key} of the configuration" if key else "no entry of the configuration"
-    if kind == "rope":
-        return Encoding(kind, **turned(config, {}, where))
     if kind == "unknown":
         return Encoding(kind, where=where)
-    return Encoding(kind, **placed(kind, config, {}, "", where))
+    if kind != "rope":
+        return Encoding(kind, **placed(kind, SimpleNamespace(**raw), {}, "", where))
+    told = {name: raw[name] for name in (*SIZES, *ROTARY) if raw.get(name) is not None}
+    partial = told.keys() & {"partial_rotary_factor", "rotary_pct"}
+    # the plainest of transformers' models that turns whole heads, or a share of them
+    config = made({"model_type": "stablelm" if partial else "llama", **told})
+    found = turned(config, {}, where) | {"where": where, "notes": (HALF,)}
+    return Encoding(kind, **found)
 
 
 def _entry(raw: Mapping[str, Any]) -> tuple[str, str]:
@@ -149,9 +157,8 @@ def _entry(raw: Mapping[str, Any]) -> tuple[str, str]:
         return "deberta", "relative_attention"
     if raw.get("relative_attention_num_buckets"):
         return "t5", "relative_attention_num_buckets"
-    rotary = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_dim", "rotary_pct")
     tables = ("max_position_embeddings", "n_positions")
-    for kind, keys in (("rope", rotary), ("learned", tables)):
+    for kind, keys in (("rope", ROTARY), ("learned", tables)):
         for key in keys:
             if raw.get(key):
                 return kind, key

@@ -98,9 +98,17 @@ def head_dim(config: Any) -> int | None:
     if all(isinstance(each, int) for each in pieces):
         return sum(filter(None, pieces))
     width, heads = entry(config, WIDTH), entry(config, HEADS)
-    return entry(config, ("head_dim", "kv_channels")) or (
-        width // heads if width and heads else None
-    )
+    own = _largest(config) or entry(config, ("head_dim", "kv_channels"))
+    return own or (width // heads if width and heads else None)
+
+
+def _largest(config: Any) -> int | None:
+    """The largest head where layers differ in it: Gemma 4's, in the layers that see everything."""
+    count = entry(config, LAYERS)
+    if said(config, "_heterogeneity_spec") is None or not count:
+        return None
+    sizes = [said(config.per_layer_config[n], "head_dim") for n in range(count)]
+    return max((size for size in sizes if size), default=None)
 
 
 def of_pictures(config: Any) -> bool:

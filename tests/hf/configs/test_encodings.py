@@ -227,6 +227,24 @@ def test_models_without_code_are_told_by_their_entries(
     assert found.kind == kind and where in found.where
 
 
+def test_a_rotation_of_remote_code_is_scaled_as_its_entries_say() -> None:
+    raw = {"model_type": "internlm", "hidden_size": 64, "num_attention_heads": 2}
+    scaling = {"type": "dynamic", "factor": 2.0}
+    raw |= {"max_position_embeddings": 2048, "rope_theta": 5e4, "rope_scaling": scaling}
+    (found,) = read_encodings(raw)
+    assert found.scheme == "rope(base=50000, frequencies=dynamic_ntk(2048, factor=2))"
+    assert "code is not here" in found.notes[0]
+
+
+@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="a later transformers")
+def test_heads_that_differ_by_layer() -> None:
+    config = default("gemma4_text")
+    found = first(config)
+    full = config.layer_types.index("full_attention")
+    assert found.head_dim == config.per_layer_config[full].head_dim
+    assert [len(layers) for _, layers in found.layers] == [25, 5]
+
+
 def test_windows_and_where_they_are_from() -> None:
     llama31 = {
         "model_type": "llama", "max_position_embeddings": 131072, "rope_theta": 5e5,
