@@ -208,6 +208,35 @@ def test_what_can_not_be_read_is_said(options: Options, said: str) -> None:
         measure("tiny-learned", options)
 
 
+def test_no_more_scores_than_a_block_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from longitude.inspect import scores as module
+
+    model, text = eager("llama"), ids(80)[0]
+    whole, made = weights(model, text), []
+
+    def watched(heard: Heard, rows: Tensor) -> Any:
+        made.append(heard.q.shape[1] * len(rows) * heard.k.shape[2])
+        return scores(heard, rows)
+
+    monkeypatch.setattr(module, "scores", watched)
+    monkeypatch.setattr(module, "LARGEST", 1000)
+    parts = weights(model, text)
+    assert max(made) <= 1000 and len(made) > 4 * len(whole.layers)
+    for a, b in zip(whole.layers, parts.layers, strict=True):
+        for mine, theirs in zip(a.heads, b.heads, strict=True):
+            assert mine.inside.count == theirs.inside.count
+            assert mine.inside.mean == pytest.approx(theirs.inside.mean)
+            assert (mine.position, mine.sink) == pytest.approx((theirs.position, theirs.sink))
+
+
+def test_encoders_look_both_ways() -> None:
+    found = weights(family("bert"), tokens(14)[0], queries=100)
+    for head in (h for row in found.layers for h in row.heads):
+        # 13 queries see 14 keys each: themselves, and 0 to 13 tokens away on either side
+        assert head.inside.count == 13 * 14 and head.bins[0].scores.count == 13
+        assert head.inside.mass == pytest.approx(1, abs=1e-5)
+
+
 def test_a_patch_is_taken_off_to_measure(tmp_path: Path) -> None:
     from longitude.hf.patch import apply, undo
 
