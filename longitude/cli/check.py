@@ -16,7 +16,9 @@ SchemeText = Annotated[
     str | None, typer.Argument(help="As in 'rope(frequencies=ntk(4)) + logn(4096)'.")
 ]
 Every = Annotated[bool, typer.Option("--all", help="Every preset, in one table.")]
-Dim = Annotated[int, typer.Option(help="Dimensions of a head.")]
+Dim = Annotated[
+    int | None, typer.Option(help="Dimensions of a head. [default: 64, if any will do]")
+]
 Heads = Annotated[int, typer.Option(help="Heads of a layer.")]
 Length = Annotated[
     int | None,
@@ -32,7 +34,7 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="The table of --all a
 def check(
     scheme: SchemeText = None,
     every: Every = False,
-    dim: Dim = 64,
+    dim: Dim = None,
     heads: Heads = 8,
     length: Length = None,
     trained: Trained = None,
@@ -68,7 +70,7 @@ def check(
 
 
 def _measured(
-    scheme: str | None, dim: int, heads: int, length: int | None, trained: int | None
+    scheme: str | None, dim: int | None, heads: int, length: int | None, trained: int | None
 ) -> list[Checked]:
     from longitude.inspect import compared
     from longitude.inspect.properties import check as checked
@@ -78,7 +80,7 @@ def _measured(
         return [checked(parse(scheme), dim=dim, heads=heads, length=length, trained=trained)]
     far = compared.LENGTH if length is None else length
     near = max(2, far // 4) if trained is None else trained
-    return _all(compared.compare(length=far, trained=near, dim=dim, heads=heads))
+    return _all(compared.compare(length=far, trained=near, dim=dim or 64, heads=heads))
 
 
 def _all(rows: Iterator[Checked]) -> list[Checked]:

@@ -116,12 +116,12 @@ def as_trained(scheme: Scheme, trained: int) -> tuple[Scheme, int]:
         rope = replace(rope, remap=remap, frequencies=plain)
     if isinstance(embed, Hierarchical | LearnedInterpolated | LearnedTiled):
         embed = Learned(embed.length, embed.offset)
-        trained = min(trained, embed.length)
     scaled = (AlibiInterpolated, NtkAlibi)
     bias: Any = tuple(Alibi() if isinstance(b, scaled) else b for b in scheme.bias)
     drawn: Any = scheme.positions
     covered = {Randomized: "max", Pose: "target"}.get(type(drawn))
     length = getattr(drawn, covered) if covered else trained
+    length = min(length, getattr(embed, "length", length))  # a table ends where it ends
     return Scheme(embed=embed, rotary=rope, bias=bias, mask=scheme.mask), length
 
 

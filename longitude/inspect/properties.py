@@ -40,7 +40,7 @@ ROUNDING = 1e-9
 def check(
     scheme: Scheme | Layers,
     *,
-    dim: int = 64,
+    dim: int | None = None,
     heads: int = 8,
     length: int | None = None,
     trained: int | None = None,
@@ -48,9 +48,11 @@ def check(
     """The properties of a scheme, or of each of its distinct layers.
 
     Without a length it is 4,096, or what shows all the lengths that the scheme names. Without a
-    trained length it is the one that the scheme names, or a quarter of the length.
+    trained length it is the one that the scheme names, or a quarter of the length. Heads have 64
+    dimensions, or as many as a scheme's own list of factors asks for.
     """
     each = distinct(scheme)
+    dim = max(map(lengths.default_dim, each)) if dim is None else dim
     if length is None:
         length = max(USUAL, *(_named_length(s) for s in each))
     lengths.check_length(length)
@@ -89,7 +91,7 @@ def _sheet(
 def _notes(field: Field) -> list[str]:
     """What the numbers don't say by themselves."""
     read = "The bias depends on content"
-    given = notes(field.scheme, min(field.length, USUAL), field.dims)
+    given = notes(field.scheme, field.length, field.dims)
     drawn = f"{read}: measured over {CONTENTS} drawn queries and keys."
     said = [drawn if note.startswith(read) else note for note in given]
     if field.scheme.embed and field.input_weights:

@@ -236,6 +236,8 @@ def test_a_table_ends() -> None:
     found = far("learned(100)")
     assert found.reach == 100 and found.refused and "100 positions" in found.refused
     assert found.strangest is None
+    short = far("learned(100)", length=80, trained=5000)  # no table was trained past its end
+    assert short.novelty == {"embedding": 0} and short.refused is None
     assert far("hierarchical(16)").refused is None and far("hierarchical(8)").reach == 64
 
 
@@ -296,6 +298,8 @@ def test_layers_are_checked_once_each() -> None:
 def test_lengths_come_from_the_scheme() -> None:
     found = check(parse("rope(frequencies=yarn(4, original=2048))"), dim=16, heads=2)
     assert found.length == 8192 and found.sheets[0].extrapolation.trained == 2048
+    longrope = "rope(frequencies=longrope((1, 1, 1), (2, 2, 2), original=64))"
+    assert check(parse(longrope), heads=2, length=100).dim == 6
     plain = check(parse("alibi()"), dim=16, heads=2)
     assert (plain.length, plain.sheets[0].extrapolation.trained) == (4096, 1024)
 
