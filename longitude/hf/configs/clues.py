@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from longitude.hf.configs.code import MOST, words
+from longitude.hf.configs.code import MOST, said, words
 
 FROZEN = re.compile(r"embed_positions\.requires_grad_\(False\)")  # a table of sines: Whisper's
 # patterns of names, in the order in which encodings are told
@@ -58,6 +58,7 @@ MEANS = {
     "sinusoidal": set[str](),
 }
 ADJACENT = re.compile(r"::2[\],]|view_as_complex|rotate_every_two\(")
+GATE = re.compile(r"if \S*config\.position_embedding_type == \"(\w+)\" else None")
 TURNS = re.compile(r"rot(?:ary|ate)|rope", re.I)
 
 
@@ -67,6 +68,8 @@ def kinds(lines: Mapping[str, str], config: Any = None) -> tuple[str, ...]:
     found = [kind for kind in NAMES if kind in each]
     if _sinusoidal_by_entry(config) and "learned" in found:
         found = ["sinusoidal" if kind == "learned" else kind for kind in found]
+    if "rope" in found and _without_turning(lines, config):
+        found.remove("rope")
     beside = {means for kind in found for means in MEANS.get(kind, ())}
     return tuple(kind for kind in dict.fromkeys(found) if kind not in beside)
 
@@ -94,6 +97,12 @@ def _sinusoidal_by_entry(config: Any) -> bool:
     """DistilBERT, XLM and FlauBERT fill a table with sines where an entry says so."""
     entries = vars(config) if config is not None else {}
     return any("sinusoidal" in key and value is True for key, value in entries.items())
+
+
+def _without_turning(lines: Mapping[str, str], config: Any) -> bool:
+    """Whether the code makes a rotation only under another entry than this one: Granite 4."""
+    asked = [found[1] for text in lines.values() if (found := GATE.search(text))]
+    return bool(asked) and said(config, "position_embedding_type") not in asked
 
 
 def layout(lines: Mapping[str, str]) -> str:

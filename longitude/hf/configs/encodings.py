@@ -31,7 +31,7 @@ KINDS = {
     "relative": "a learned bias, or vector, for each offset",
     "convolution": "convolutions over neighbours",
     "unknown": "neither its entries nor code that is here say",
-    "none": "nothing tells positions apart but the causal mask, or recurrence",
+    "none": "nothing but the causal mask, recurrence or convolutions tells positions apart",
 }
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_dim", "rotary_pct")
 ROTARY += ("partial_rotary_factor",)

@@ -125,7 +125,8 @@ def direction(text: str, config: Any = None, part: str = "") -> Causal | Bidirec
         return Bidirectional()
     if part.endswith("decoder") or getattr(config, "is_decoder", False):
         return Causal()
-    if EITHER.search(text) and said(config, "is_decoder") is False:
+    either = EITHER.search(text) and said(config, "is_decoder") is False
+    if either or said(config, "causal") is False:  # an entry of XLM and FlauBERT
         return Bidirectional()
     masks = re.findall(r"create_\w*mask", text)
     if masks:

@@ -92,8 +92,9 @@ def _unspelt(parameters: Mapping[str, Any], why: str) -> Told:
     base, share = own.get("rope_theta"), own.get("partial_rotary_factor")
     kind = own.get("rope_type") or own.get("type")
     sections = own.get("mrope_section")
-    several = f"it turns by several positions at once (M-RoPE, sections {sections})"
-    why = several if sections else why
+    if sections or "M-RoPE" in why:
+        named = f", sections {sections}" if sections else ""
+        why = f"it turns by several positions at once (M-RoPE{named})"
     return {
         "base": float(base) if is_number(base) else None,
         "fraction": float(share) if is_number(share) else None,

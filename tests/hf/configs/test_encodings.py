@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.hf.configs.encodings import KINDS, Encoding, encodings, read_encodings
 from longitude.hf.patch import own_scheme
 from longitude.text import parse
-from tests.hf.tiny import DECODERS, config_of, decoder
+from tests.hf.tiny import DECODERS, LINEAR, ROUTED, SHAPE, SHARED, capped, config_of, decoder, sharp
 
 KIND = {  # by the models' papers and cards
     "rope": """llama mistral mixtral ministral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma
@@ -138,6 +138,18 @@ def test_frequencies_are_the_models_own(kind: str) -> None:
     assert seen
 
 
+MORE = """
+    afmoe aria_text axk2 bart beam bert bert-generation big_bird biogpt blenderbot-small bloom
+    camembert cohere2_moe cwm data2vec-text electra ernie ernie4_5_moe exaone_moe falcon_h1
+    flex_olmo flint gemma4_unified_text glm4_moe glm4_moe_lite gpt-sw3 gpt2
+    granite_swa granitemoe_swa granitemoeshared hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3
+    hy_v4 hyperclovax jais2 kolibri1 laguna mbart megatron-bert mellum minicpm3 minimax_m2
+    minimax_m3_vl_text ministral3 modernbert-decoder moshi mpt nanochat olmo_hybrid openai-gpt
+    opt phimoe recurrent_gemma rembert roberta roberta-prelayernorm roc_bert solar_open xlm
+    xlm-roberta xlm-roberta-xl xmod
+""".split()  # which can be made tiny by common entries
+COMMON = {**SHAPE, **SHARED, **ROUTED, **LINEAR, "n_embd": 64, "n_head": 4, "n_layer": 4}
+COMMON |= {"n_positions": 64, "d_model": 64, "n_heads": 4, "n_layers": 4}
 PROBED = ["smollm3", "cohere2", "exaone4", "llama4_text", "gemma3_text", "deepseek_v3", "mistral"]
 CASES = [pytest.param(kind, marks=() if kind in PROBED else pytest.mark.slow) for kind in DECODERS]
 
@@ -145,6 +157,15 @@ CASES = [pytest.param(kind, marks=() if kind in PROBED else pytest.mark.slow) fo
 @pytest.mark.parametrize("kind", CASES)
 def test_layers_are_what_the_probe_finds_in_the_model(kind: str) -> None:
     assert first(config_of(kind)).scheme == str(own_scheme(decoder(kind)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", known(MORE))
+def test_more_layers_are_what_the_probe_finds(kind: str) -> None:
+    torch.manual_seed(0)
+    config = default(kind, **COMMON)
+    model = AutoModelForCausalLM.from_config(config, **capped(config))
+    assert first(config).scheme == str(own_scheme(sharp(model)))
 
 
 def test_halves_that_differ_are_told_apart() -> None:
@@ -170,6 +191,8 @@ def test_parts_of_several_models_text_first() -> None:
         ("wav2vec2-conformer", {"position_embeddings_type": "rotary"}, "rope"),
         ("wav2vec2-conformer", {"position_embeddings_type": "relative"}, "transformer-xl"),
         ("zamba2", {"use_mem_rope": True}, "rope"),
+        ("granitemoehybrid", {"position_embedding_type": "rope"}, "rope"),
+        ("granitemoehybrid", {}, "none"),
     ],
 )
 def test_an_entry_that_decides(kind: str, entries: dict[str, Any], expected: str) -> None:
