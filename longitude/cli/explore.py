@@ -69,11 +69,16 @@ def _asked(model: str | None, schemes: str | None, length: int | None) -> Asked:
     from dataclasses import replace
     from urllib.parse import parse_qsl
 
-    from longitude.explore.asked import WRITTEN, Asked, Column, read
+    from longitude.explore.asked import COLUMNS, WRITTEN, Asked, Column, read
     from longitude.explore.models import by_name
+    from longitude.fields import Mistake
 
     asked = by_name(model).asked if model else Asked()
     texts = [text.strip() for text in (schemes or "").split(";") if text.strip()]
+    if len(texts) > COLUMNS:
+        raise Mistake(
+            f"--schemes has {len(texts)}, but the page shows three at most: take some away."
+        )
     columns = tuple(Column(WRITTEN, text=t) if "(" in t else Column(t) for t in texts)
     if columns:
         asked = replace(asked, columns=columns)

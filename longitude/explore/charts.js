@@ -25,7 +25,7 @@ window.longitude = (() => {
       // a hair wider than they are, so that no seams show
       query: i * cell, query_end: (i + 1) * cell + 0.05, key: j * cell, key_end: (j + 1) * cell + 0.05,
       query_token: grid.tokens[i], key_token: grid.tokens[j],
-      believed: told === null ? null : Math.abs(told), past: grid.past[i][j],
+      believed: told < 0 ? null : told, past: grid.past[i][j] === 1,
     })));
     return found;
   }

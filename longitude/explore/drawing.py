@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
+
 from longitude.explore.asked import OWN, WRITTEN, Asked, Column
-from longitude.explore.methods import made
-from longitude.explore.seen import PAST, at_input, bound, keys
-from longitude.extend.distance import distance_map
+from longitude.explore.methods import made, parsed
+from longitude.explore.seen import PAST, ROUNDING, at_input, bound, keys
+from longitude.extend.distance import map_of
 from longitude.fields import Mistake
 from longitude.inspect import curves, terms
 from longitude.inspect.catalogue import row
@@ -23,12 +25,12 @@ from longitude.part import Dims
 from longitude.parts import Randomized
 from longitude.report.numbers import spans
 from longitude.scheme import Layers, Scheme
-from longitude.text import dump, parse
+from longitude.text import dump
 
-WITHIN = 16  # points of a decay curve between two of its rows: enough for its swing
+WITHIN = 8  # points of a decay curve between two of its rows: enough for its swing
 KINDS = 12  # of layers that differ, of which one can be chosen
 MAP = ("distance", "low", "high")
-LONGEST_BIAS = 65536  # tokens of which a bias is drawn,
+LONGEST_BIAS = 16384  # tokens of which a bias is drawn,
 SHORTEST_BIAS = 2048  # and of one with large weights: both are made of tables of every distance
 HEAVY = 100_000  # weights
 WIDEST = 1024  # dimensions of all heads together, where a bias learns
@@ -76,7 +78,7 @@ def _column(column: Column, asked: Asked) -> str:
 def _answered(column: Column, asked: Asked) -> str:
     found = made(column, asked)
     scheme, index, kinds = chosen(column, found.scheme)
-    own = _own_layer(parse(asked.own), found.scheme, scheme)
+    own = _own_layer(parsed(asked.own), found.scheme, scheme)
     sizes = Sizes(asked.window, asked.length, asked.dim, asked.heads)
     head = {
         "method": column.method,
@@ -122,8 +124,8 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
             "gain": scheme.rotary.frequencies.gain(length) if scheme.rotary else 1.0,
             "states": Counter(w.state for w in waves),
             "longest": max((w.scaled for w in waves if w.scaled), default=None),
-            "map": _columns(distance_map(dump(scheme), dump(own), length, dim), MAP),
-            "decay": _columns(curves.decay(scheme, length, dim, WITHIN)),
+            "map": _columns(map_of([scheme], own, length, dim), MAP),
+            "decay": _decay(scheme, length, dim),
             "wavelengths": _columns(waves) | stretch(waves, curves.wavelengths(own, length, dim)),
             "bias": _columns(terms.bias(scheme, far, dims)),
             "scale": _columns(terms.scale(scheme, length, dims)),
@@ -178,17 +180,26 @@ def _columns(rows: Sequence[Any], names: tuple[str, ...] = ()) -> dict[str, list
     return dict(zip(names or rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def _pairs(scheme: Scheme, length: int, most: float) -> dict[str, Any]:
-    """Which pairs are visible, and how far apart they are believed."""
-    grid = curves.grid(scheme, length)
-    past = [
-        [
-            told is not None and (j if at_input(scheme) else abs(told)) > most * (1 + 1e-9)
-            for j, told in zip(grid.tokens, line, strict=True)
-        ]
-        for line in grid.believed
-    ]
-    return {"tokens": grid.tokens, "believed": grid.believed, PAST: past}
+def _decay(scheme: Scheme, length: int, dim: int) -> dict[str, list[Any]]:
+    """The mean cosine over pairs by distance, and its swing up to the next row."""
+    if scheme.rotary is None:
+        return {}
+    edges, _, swing = curves.swings(scheme, scheme.rotary, length, dim, WITHIN)
+    named = zip(("mean", "low", "high"), (swing.nanmean(1), *curves.ends(swing)), strict=True)
+    return {"distance": edges} | {k: [*map(curves.number, v.tolist())] for k, v in named}
+
+
+def _pairs(scheme: Scheme, length: int, most: float) -> dict[str, list[Any]]:
+    """Which pairs are visible, and how far apart they are believed, in whole tokens (hidden: -1);
+    and which are past what training showed. A row of keys for each query."""
+    count = min(curves.GRID, length)
+    tokens = torch.linspace(0, length - 1, count, dtype=torch.float64).round().long()
+    where = curves.positions(scheme, length, tokens)
+    told = curves.believed(scheme, where[:, None], where).abs()
+    measured = torch.where(told.isnan(), told, where.to(told)) if at_input(scheme) else told
+    past = measured > most * (1 + ROUNDING)
+    whole = told.nan_to_num(-1.0).round().long()
+    return {"tokens": tokens.tolist(), "believed": whole.tolist(), PAST: past.int().tolist()}
 
 
 def _plain(asked: Asked) -> dict[str, Any]:

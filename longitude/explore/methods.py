@@ -55,9 +55,15 @@ def made(column: Column, asked: Asked) -> Made:
     return _made(replace(column, layer=None), asked.own, asked.window, asked.stretch)
 
 
+@lru_cache(maxsize=256)
+def parsed(text: str) -> Either:
+    """A scheme, read once for all the answers that name it."""
+    return parse(text)
+
+
 @lru_cache(maxsize=1024)
 def _made(column: Column, own_text: str, window: int, stretch: float) -> Made:
-    own, factor = _checked(parse(own_text)), column.factor or stretch
+    own, factor = _checked(parsed(own_text)), column.factor or stretch
     if column.method == WRITTEN:
         scheme = parse(column.text)
         return Made(_checked(scheme), base_of(scheme), None)

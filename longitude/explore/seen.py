@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ from longitude.scheme import Scheme
 
 DROPPED, HIDDEN, KNOWN, PAST = "dropped", "hidden", "known", "past"
 HEADS = 8  # whose slopes are compared
+ROUNDING = 1e-9  # a hair beyond: 4096 × θ/θ' with a factor of exactly 4 is 16384
+STEPS = 64  # into which the tokens between two looks are cut
 STATES = (DROPPED, HIDDEN, KNOWN, PAST)
 
 
@@ -87,9 +90,8 @@ def keys(scheme: Scheme, most: float, length: int) -> Keys:
         for area in scheme.areas():
             code[area.ever(last, where)] = STATES.index(HIDDEN)
         code[~told.isnan()] = STATES.index(KNOWN)
-        # a hair beyond is rounding: 4096 × θ/θ' with a factor of exactly 4 is 16384
         told = torch.where(told.isnan(), told, where.to(told)) if absolute else told
-        code[told.abs() > most * (1 + 1e-9)] = STATES.index(PAST)
+        code[told.abs() > most * (1 + ROUNDING)] = STATES.index(PAST)
         return code
 
     found = runs(state, length)
@@ -99,17 +101,29 @@ def keys(scheme: Scheme, most: float, length: int) -> Keys:
 
 
 def runs(state: Callable[[Tensor], Tensor], length: int) -> tuple[Run, ...]:
-    """Runs of tokens of one state, whose ends are found by halving between a few hundred looks."""
-    near = sample(length)
-    looks = torch.tensor(sorted({*near, *(length - 1 - n for n in near)}))
+    """Runs of tokens of one state, whose ends are found by ever closer looks between the first few
+    hundred."""
+    looks = _looks(length)
     found = state(looks)
     changes = (found[1:] != found[:-1]).nonzero()[:, 0]
     low, high, before = looks[changes], looks[changes + 1], found[changes]
     while (high - low > 1).any():
-        middle = (low + high) // 2
-        same = state(middle) == before
-        low, high = torch.where(same, middle, low), torch.where(same, high, middle)
+        step = -(-(high - low) // STEPS)
+        inside = torch.minimum(
+            low[:, None] + step[:, None] * torch.arange(STEPS + 1), high[:, None]
+        )
+        same = state(inside.flatten()).view_as(inside) == before[:, None]
+        at = same.int().argmin(1)  # the first look at another state
+        high = inside.gather(1, at[:, None])[:, 0]
+        low = torch.maximum(low, high - step)
     ends = [*low.tolist(), length - 1]
     starts = [0, *(n + 1 for n in low.tolist())]
     kinds = [*before.tolist(), int(found[-1])]
     return tuple(Run(a, b, STATES[k]) for a, b, k in zip(starts, ends, kinds, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _looks(length: int) -> Tensor:
+    """Tokens close to each other at both ends of a text, where things change."""
+    near = sample(length)
+    return torch.tensor(sorted({*near, *(length - 1 - n for n in near)}))

@@ -6,6 +6,7 @@ Every function samples: a few hundred rows, whatever the length, each exact at i
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -27,13 +28,17 @@ SAME = 0.01  # a wavelength within this share of another counts as equal to it
 def sample(count: int, even: bool = True) -> list[int]:
     """Whole numbers below count, in equal ratios and, where asked for, evenly spaced too: all of
     them while they are few."""
+    return list(_sample(count, even))
+
+
+@lru_cache(maxsize=64)
+def _sample(count: int, even: bool) -> tuple[int, ...]:
     if count <= ROWS:
-        return list(range(count))
+        return tuple(range(count))
     last = count - 1
     ratio = {round(last ** (s / ROWS)) for s in range(ROWS + 1)}
-    return sorted(
-        {0} | ratio | ({round(last * s / ROWS) for s in range(ROWS + 1)} if even else set())
-    )
+    evenly = {round(last * s / ROWS) for s in range(ROWS + 1)} if even else set()
+    return tuple(sorted({0} | ratio | evenly))
 
 
 def positions(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
@@ -81,9 +86,15 @@ def swings(
 ) -> tuple[list[int], Tensor, Tensor]:
     """The distances at which rows start, `within` distances of each row, and the mean cosine there;
     nan where hidden or not a distance."""
-    edges = sample(length, even=False)
-    r = torch.tensor([_between(a, b, within) for a, b in pairwise([*edges, length])])
+    edges, r = sample(length, even=False), _rows(length, within)
     return edges, r, _waves(scheme, rope, length, head_dim, r)
+
+
+@lru_cache(maxsize=16)
+def _rows(length: int, within: int) -> Tensor:
+    """The distances of each row of a decay curve."""
+    edges = [*sample(length, even=False), length]
+    return torch.tensor([_between(a, b, within) for a, b in pairwise(edges)])
 
 
 def wavelengths(scheme: Scheme, length: int, head_dim: int) -> tuple[WavelengthRow, ...]:
