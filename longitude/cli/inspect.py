@@ -39,6 +39,14 @@ Tokens = Annotated[
     int | None, typer.Option("--length", help="Tokens for --weights. [default: twice the window]")
 ]
 
+Texts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="A file for --weights to read; as often as you like. Without: Python's help topics.",
+    ),
+]
+
 
 def inspect(
     model: Source = None,
@@ -46,7 +54,7 @@ def inspect(
     to: To = None,
     weights: Weights = False,
     length: Tokens = None,
-    text: o.Text = None,
+    text: Texts = None,
     revision: o.Revision = None,
     as_json: o.Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ critical base on, β_0 = b^(log(T'/2π) / log(T/2π)). The paper's 10,000 is b h
 Men et al. 2024, "Base of RoPE Bounds Context Length" (arXiv:2405.14591); Su, kexue.fm 10122: that a
 key like the query is heard above others, Σ_i cos(m θ_i) >= 0 is wanted at every distance m of the
 window, and small bases don't give it. The condition comes and goes as the base grows, so the least
-one is searched for: in steps of the fourth digit for windows up to 8,192 tokens, the third up to
+one is searched for: in steps of the fourth digit for windows up to 4,096 tokens, the third up to
 131,072, the second beyond.
 """
 
@@ -25,8 +25,8 @@ from torch import Tensor
 
 LIMIT = 0.6165  # kexue.fm 10122: for many dimensions the condition fails below L / 0.6165
 LONGEST = 1 << 21  # windows past this are not searched
-DIGITS = ((1 << 13, 4), (1 << 17, 3), (LONGEST, 2))
-PIECE, BATCH, KEPT = 1024, 64, 48
+DIGITS = ((1 << 12, 4), (1 << 17, 3), (LONGEST, 2))
+BATCH, KEPT, STRIDE = 64, 48, 64
 
 
 def critical_dimension(dim: int, base: float, trained: float) -> int:
@@ -50,12 +50,8 @@ def turns_against(inv_freq: Float[Tensor, " pairs"], still: int, length: int) ->
 
     `still` pairs of a head that don't turn count 1 each.
     """
-    for start in range(0, length, PIECE):
-        m = torch.arange(start, min(length, start + PIECE), dtype=torch.float64)
-        below = (_sums(m, inv_freq.double()) + still < 0).nonzero()
-        if len(below):
-            return start + int(below[0])
-    return None
+    below = (sums(inv_freq.double(), length) + still < 0).nonzero()
+    return int(below[0]) if len(below) else None
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +68,7 @@ def least_base(length: int, dim: int) -> float | None:
         theta = some[:, None] ** -power
         heard = (torch.cos(against[:, None] * theta[:, None]).sum(-1) >= 0).all(-1)
         for n in heard.nonzero()[:, 0].tolist():
-            if (_sums(against[: KEPT // 3], theta[n]) < 0).any():
+            if (torch.cos(against[: KEPT // 3, None] * theta[n]).sum(-1) < 0).any():
                 continue  # by one that came up since
             worst = _worst(theta[n], length)
             if worst is None:
@@ -80,17 +76,27 @@ def least_base(length: int, dim: int) -> float | None:
             against = torch.cat([worst, against])[:KEPT]
 
 
-def _sums(m: Tensor, theta: Tensor) -> Tensor:
-    return torch.cos(m[:, None] * theta).sum(-1)
+def sums(theta: Float[Tensor, " pairs"], length: int, step: int = 1) -> Float[Tensor, " distances"]:
+    """Σ_i cos(m θ_i) at m = 0, step, 2 step, … below the length.
+
+    With m = a w + b, cos(m θ) is the real part of a product of a's and b's own: as many sines as
+    the square root of the distances, and one multiplication of matrices.
+    """
+    count = -(-length // step)
+    wide = math.isqrt(count - 1) + 1
+    coarse, fine = (
+        torch.arange(wide, dtype=torch.float64)[:, None] * theta * by for by in (wide * step, step)
+    )
+    both = coarse.cos() @ fine.cos().mT - coarse.sin() @ fine.sin().mT
+    return both.flatten()[:count]
 
 
 def _worst(theta: Tensor, length: int) -> Tensor | None:
-    """The distance that speaks most against these frequencies, in the last piece where any does."""
-    for start in range((length - 1) // PIECE * PIECE, -1, -PIECE):
-        m = torch.arange(start, min(length, start + PIECE), dtype=torch.float64)
-        sums = _sums(m, theta)
-        if sums.min() < 0:
-            return m[sums.argmin()][None]
+    """The distance that speaks most against these frequencies: of some, or else of all."""
+    for step in (STRIDE, 1):
+        found = sums(theta, length, step)
+        if found.min() < 0:
+            return found.argmin()[None].double() * step
     return None
 
 

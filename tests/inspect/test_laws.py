@@ -12,6 +12,7 @@ from longitude.inspect.laws import (
     critical_dimension,
     extrapolation_limit,
     least_base,
+    sums,
     turns_against,
 )
 
@@ -65,6 +66,14 @@ def test_least_bases_are_those_of_kexue_10122(length: int, published: float) -> 
 
 def test_there_is_none_for_windows_that_are_not_searched() -> None:
     assert least_base(1 << 22, 128) is None and least_base(1, 128) is None
+
+
+@pytest.mark.parametrize(("length", "step"), [(1, 1), (2, 1), (1000, 1), (4097, 7), (9, 64)])
+def test_sums_are_those_of_each_distance(length: int, step: int) -> None:
+    theta = 10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    m = torch.arange(0, length, step, dtype=torch.float64)
+    expected = torch.cos(m[:, None] * theta).sum(1)
+    torch.testing.assert_close(sums(theta, length, step), expected, rtol=0, atol=1e-10)
 
 
 def test_the_first_distance_that_is_not_heard() -> None:
