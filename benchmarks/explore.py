@@ -1,11 +1,11 @@
 """Fifty people moving sliders of one `longitude explore`: how long an answer takes.
 
 Each of them drags one slider after the other over neighbouring values. A page asks anew when its
-last answer is drawn, which takes a browser `--draw` seconds, for as long as a drag lasts; then the
-person looks at what came of it. The server is a process of its own; the people, who cost little,
-are here.
+last answer is drawn, which takes a browser `--draw` seconds, and not within `--pace` seconds of its
+last question, for as long as a drag lasts; then the person looks at what came of it. The server is
+a process of its own; the people, who cost little, are here.
 
-    python -m benchmarks.explore [--people 50] [--seconds 20] [--drag 1.5] [--look 1.5] [--draw 0.1]
+    python -m benchmarks.explore [--people 50] [--seconds 20] [--drag 1.5] [--look 1.5]
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ async def moving(
             asked = time.perf_counter()
             await person.ask(f"/api/draw?{urlencode(said)}")
             took.append(time.perf_counter() - asked)
-            await asyncio.sleep(args.draw)
+            await asyncio.sleep(max(args.draw, asked + args.pace - time.perf_counter()))
         state[name] = str(values[at])
         if rng.random() < 0.3:
             state["method1"] = rng.choice(METHODS)
@@ -139,7 +139,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--drag", type=float, default=1.5, help="seconds of one drag")
     parser.add_argument("--look", type=float, default=1.5, help="seconds between drags")
-    parser.add_argument("--draw", type=float, default=0.1, help="seconds of drawing an answer")
+    parser.add_argument("--draw", type=float, default=0.08, help="seconds of drawing an answer")
+    parser.add_argument("--pace", type=float, default=0.12, help="seconds between two questions")
     parser.add_argument("--json", action="store_true")
     return parser
 

@@ -5,8 +5,9 @@
   const form = document.getElementById("controls");
   const $ = (id) => document.getElementById(id);
   const LETTERS = "ABC", SIZES = ["window", "length", "dim", "heads"];
+  const PACE = 120;  // milliseconds between two questions of a drag: there are other readers
   const still = data.still;
-  let answer = null, wordsOf = 1, asking = false, again = false, wordsTimer = 0, offered = null;
+  let answer = null, wordsOf = 1, asking = false, again = false, wordsTimer = 0, wordsAsked = 0, offered = null;
 
   // ---- numbers and sliders
   const kinds = {
@@ -93,6 +94,7 @@
     asking = true;
     do {
       again = false;
+      const begun = performance.now();
       try {
         const link = query();
         await offer($("own").value);
@@ -101,6 +103,7 @@
         history.replaceState(null, "", `?${found.link}`);
         await told(found);
       } catch (error) { tell("mistake", error.message); }
+      if (again) await new Promise((go) => setTimeout(go, begun + PACE - performance.now()));
     } while (again);
     asking = false;
   }
@@ -244,8 +247,10 @@
 
   // ---- words to copy
   async function words() {
+    const turn = ++wordsAsked;
     try {
       const found = still ? still.words[wordsOf - 1] : await fetched(`api/words?${answer.link}&column=${wordsOf}`);
+      if (turn !== wordsAsked) return;  // asked again meanwhile
       if (found.mistake) throw new Error(found.mistake);
       const blocks = [block("The scheme", found.scheme), ...found.code.map((c) => block(c.title, c.text))];
       const served = found.exports.filter((e) => !e.refused).map(exported);
@@ -262,7 +267,6 @@
       }
       $("words").replaceChildren(...parts);
     } catch (error) { $("words").replaceChildren(element("p", error.message, { className: "mistake" })); }
-    window.longitude.worded = wordsOf;
   }
 
   function block(title, text, notes) {
