@@ -181,7 +181,7 @@
     const badges = found.columns.map((column, n) => {
       const item = element("li");
       item.append(element("span", LETTERS[n], { className: `badge s${n + 1}` }), " ",
-        element("code", column.scheme || column.method));
+        element("code", column.drawn || column.method));
       return item;
     });
     const past = element("li");
