@@ -86,7 +86,26 @@ def test_the_bound_grows_with_what_the_blocks_make_differ() -> None:
     assert Verified("llama.cpp", rows, (Compared(32, 0.3),)).holds
     doubtful = Verified("llama.cpp", rows, (Compared(32, 0.2),))
     assert not doubtful.holds and "a float32 file tells" in str(doubtful)
-    assert Verified("llama.cpp", rows, (Compared(32, 0.001),)).bound == 0.05
+    assert Verified("llama.cpp", rows, (Compared(32, 0.001),)).bound(rows[0]) == 0.05
+
+
+def test_each_length_is_held_to_the_untouched_file_at_its_own() -> None:
+    untouched = (Compared(32, 0.2), Compared(64, 0.3))
+    assert Verified("llama.cpp", (Compared(32, 0.2), Compared(96, 0.4)), untouched).holds
+    assert not Verified("llama.cpp", (Compared(32, 0.4), Compared(96, 0.4)), untouched).holds
+
+
+def test_blocks_are_held_to_the_untouched_file(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    model = decoder("llama", vocab_size=320, rope_parameters={"rope_theta": 5e4})
+    before = write_gguf(tmp_path / "in.gguf", model, vocabulary=True, blocks=True)
+    text, want = asked("yarn(4, original=64)")
+    export_gguf(before, tmp_path / "out.gguf", want)
+    found = verify(before, tmp_path / "out.gguf", text, want)
+    assert [row.length for row in found.untouched] == [32, 63]  # its slot holds one more token
+    assert found.holds, found
+    other = verify(before, tmp_path / "out.gguf", "rope(base=500)", want)
+    assert not other.holds, other
 
 
 def dequantised(source: Path, target: Path) -> Path:

@@ -33,9 +33,10 @@ def write_gguf(
     extra: dict[str, Any] | None = None,
     *,
     vocabulary: bool = False,
+    blocks: bool = False,
 ) -> Path:
     """A Llama as a GGUF file; `keys` are added to it, `extra` are further tensors. llama.cpp itself
-    opens it only with a vocabulary."""
+    opens it only with a vocabulary. In blocks, its matrices are Q8_0."""
     config, arch = model.config, "llama"
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config.max_position_embeddings)
@@ -57,6 +58,11 @@ def write_gguf(
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
         for letter, count in heads.items():
             weight = _permuted(weight, count) if f"{letter}_proj" in name else weight
+        if blocks and weight.dim() == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            packed = gguf.quants.quantize(weight.float().numpy(), kind)
+            writer.add_tensor(_renamed(name), packed, raw_dtype=kind)
+            continue
         writer.add_tensor(_renamed(name), weight.float().numpy())
     for name, values in (extra or {}).items():
         writer.add_tensor(name, np.asarray(values, dtype=np.float32))

@@ -53,6 +53,30 @@ def either(w: Wanted, config: Mapping[str, Any]) -> Iterator[Entries]:
         yield fixed(w, config)
 
 
+def by_attn_factor(w: Wanted, config: Mapping[str, Any], *unread: str) -> Iterator[Entries]:
+    """For servers that multiply YaRN's own factor by attn_factor, and read longrope's under two
+    names; entries that one does not read are left out."""
+    found = named(w, config)
+    if found is not None and found["rope_type"] != "longrope":
+        kept = {key: value for key, value in found.items() if key not in unread}
+        yield kept if usual(w) else kept | {"attn_factor": w.attention / usual_gain(w)}
+    if all(w.inv_freq):
+        yield fixed(w, config, short_mscale=w.attention, long_mscale=w.attention)
+
+
+def by_mscale(w: Wanted, config: Mapping[str, Any]) -> Iterator[Entries]:
+    """For runtimes that find YaRN's factor on cosine and sine in mscale alone."""
+    found = named(w, config)
+    if found is None or found["rope_type"] == "longrope":
+        return
+    if found["rope_type"] == "yarn":
+        kept = {k: v for k, v in found.items() if k not in ("attention_factor", "truncate")}
+        factor = found["factor"]
+        own = usual(w) or factor <= 1
+        found = kept if own else kept | {"mscale": (w.attention - 1) / (0.1 * math.log(factor))}
+    yield found
+
+
 def fixed(w: Wanted, config: Mapping[str, Any], **more: float) -> Entries:
     """A longrope that is the same at every length; `more` says what a runtime reads besides."""
     factors = list(ratios(w))

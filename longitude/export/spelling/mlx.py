@@ -7,11 +7,10 @@ YaRN's factor on cosine and sine is mscale's: 1 + 0.1 m ln s. Longrope's comes f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.export.spelling.carriers import both, fixed, named, usual
+from longitude.export.spelling.carriers import both, by_mscale, fixed
 from longitude.export.spelling.value import Model, Spelling
 from longitude.export.wanted import Wanted
 from longitude.hf.configs.stated import ORIGINAL
@@ -27,21 +26,8 @@ def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
 
 
 def _parameters(w: Wanted, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    found = named(w, config)
-    if found is not None and found["rope_type"] == "yarn":
-        yield by_mscale(found, w)
-    elif found is not None and found["rope_type"] != "longrope":
-        yield found
+    yield from by_mscale(w, config)
     if w.attention >= 1:
         factors = fixed(w, config)
         del factors["attention_factor"], factors["factor"]
         yield factors | {ORIGINAL: w.target ** (1 / w.attention**2)}
-
-
-def by_mscale(yarn: dict[str, Any], w: Wanted) -> dict[str, Any]:
-    """YaRN whose factor on cosine and sine is said by mscale alone."""
-    kept = {k: v for k, v in yarn.items() if k not in ("attention_factor", "truncate")}
-    factor = yarn["factor"]
-    if usual(w) or factor <= 1:
-        return kept
-    return kept | {"mscale": (w.attention - 1) / (0.1 * math.log(factor))}

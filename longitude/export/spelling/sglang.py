@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from longitude.export.spelling.carriers import fixed, named, placed, usual, usual_gain
+from longitude.export.spelling.carriers import by_attn_factor, placed
 from longitude.export.spelling.value import Model, Spelling
 from longitude.export.wanted import Wanted
 
 
 def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     """By its name, or by a list of factors."""
-    for parameters in _parameters(w, model.config):
+    for parameters in by_attn_factor(w, model.config, "attention_factor"):
         linear = parameters["rope_type"] == "linear"
         most = math.ceil(w.target / parameters["factor"]) if linear else w.target
         entries = {"max_position_embeddings": most, "rope_scaling": parameters}
@@ -27,15 +27,6 @@ def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
         given = {"--json-model-override-args": overrides, "--context-length": w.target}
         settings = {**model.config, **given}
         yield Spelling("sglang", version, settings, _text(w, model, overrides), "sglang.sh")
-
-
-def _parameters(w: Wanted, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    found = named(w, config)
-    if found is not None and found["rope_type"] != "longrope":
-        found.pop("attention_factor", None)
-        yield found if usual(w) else found | {"attn_factor": w.attention / usual_gain(w)}
-    if all(w.inv_freq):
-        yield fixed(w, config, short_mscale=w.attention, long_mscale=w.attention)
 
 
 def _text(w: Wanted, model: Model, overrides: dict[str, Any]) -> str:

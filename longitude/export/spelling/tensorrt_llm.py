@@ -10,8 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.export.spelling.carriers import fixed, level, named, placed
-from longitude.export.spelling.mlx import by_mscale
+from longitude.export.spelling.carriers import by_mscale, fixed, level, placed
 from longitude.export.spelling.value import Model, Spelling
 from longitude.export.spelling.yaml import yaml
 from longitude.export.wanted import Wanted
@@ -37,10 +36,6 @@ def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
 
 
 def _parameters(w: Wanted, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    found = named(w, config)
-    if found is not None and found["rope_type"] == "yarn":
-        yield by_mscale(found, w)
-    elif found is not None and found["rope_type"] != "longrope":
-        yield found
+    yield from by_mscale(w, config)
     yield fixed(w, config)
     yield from level(w, config)

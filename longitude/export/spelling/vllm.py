@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from longitude.export.effective.value import before
-from longitude.export.spelling.carriers import fixed, layered, named, placed, usual, usual_gain
+from longitude.export.spelling.carriers import by_attn_factor, layered, placed
 from longitude.export.spelling.value import TOKENIZER, Entries, Model, Spelling
 from longitude.export.spelling.versions import refuse_before
 from longitude.export.wanted import Wanted
@@ -25,7 +25,7 @@ def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
     refuse_before("vllm", version, "0.6.4", "it has no --hf-overrides yet")
     if model.kinds:
         refuse_before("vllm", version, "0.12", "it has one rotation for all types of layers yet")
-    for parameters in _parameters(w, model.config):
+    for parameters in by_attn_factor(w, model.config):
         entries = _entries(w, model, parameters, version)
         if model.limit is not None and model.limit < entries["max_position_embeddings"]:
             entries["model_max_length"] = w.target  # allows what the tokenizer's limit would not
@@ -33,14 +33,6 @@ def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
         given = {"--hf-overrides": overrides, "--max-model-len": w.target}
         settings = {**model.config, TOKENIZER: dict(model.tokenizer), **given}
         yield Spelling("vllm", version, settings, _text(w, model, overrides), "vllm.sh")
-
-
-def _parameters(w: Wanted, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    found = named(w, config)
-    if found is not None and found["rope_type"] != "longrope":
-        yield found if usual(w) else found | {"attn_factor": w.attention / usual_gain(w)}
-    if all(w.inv_freq):
-        yield fixed(w, config, short_mscale=w.attention, long_mscale=w.attention)
 
 
 def _entries(w: Wanted, model: Model, parameters: Entries, version: str) -> Entries:

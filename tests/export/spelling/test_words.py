@@ -136,7 +136,8 @@ MANY = ("transformers", "vllm", "sglang", "gguf", "ollama", "axolotl", "mlx", "e
 @pytest.mark.parametrize("runtime", MANY)
 def test_any_fixed_frequencies_can_be_told(runtime: str) -> None:
     w = wanted(parse("rope(frequencies=by_parts(4, original=512))"), CONFIG, 2048)
-    spell(runtime, w, model())
+    spelling = spell(runtime, w, model())
+    agrees(runtime, spelling.text, spelling.settings, w)
 
 
 def test_the_words_of_a_version() -> None:
