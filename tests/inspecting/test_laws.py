@@ -50,6 +50,7 @@ def holds(base: float, length: int, dim: int = 128) -> bool:
         (2048, 1.2e4),
         (4096, 2.7e4),
         (8192, 8.4e4),
+        (16384, 2.3e5),
         pytest.param(32768, 6.3e5, marks=pytest.mark.slow),
         pytest.param(65536, 2.1e6, marks=pytest.mark.slow),
         pytest.param(131072, 4.9e6, marks=pytest.mark.slow),
