@@ -59,7 +59,7 @@ def turned(config: Any, lines: Mapping[str, str], where: str) -> Told:
         found = _rotations(config, parameters, told["pairs"])
     except (Mistake, AttributeError, TypeError, ValueError) as problem:
         return told | _unspelt(parameters or {}, str(problem))
-    chief = found.get("full_attention") or next(filter(None, found.values()), None)
+    chief = _of_layer("full_attention", found) or next(filter(None, found.values()), None)
     if chief is None:
         return told
     told |= {"base": float(chief.base), "fraction": chief.fraction, "pairs": chief.pairs}
@@ -108,7 +108,10 @@ def _notes(config: Any, rope: Rope, lines: Mapping[str, str]) -> Iterator[str]:
     """What else of positions the code does, which the scheme does not say."""
     if laid_apart(lines):
         yield LAID_APART
-    own = said(config, "rope_parameters")
+    own, pressed = said(config, "rope_parameters"), said(config, "compress_rates")
+    if pressed:
+        rates = " or ".join(str(rate) for rate in sorted(pressed.values()))
+        yield f"keys past the sliding window are pressed together, {rates} to one (DeepSeek-V4)"
     if said(config, "attn_temperature_tuning") or (own and "llama_4_scaling_beta" in own):
         yield "queries far out are scaled up with their position (Llama 4's temperature)"
     if getattr(rope.frequencies, "mscale_all_dim", None) and any(
@@ -126,7 +129,7 @@ def _by_layers(config: Any, text: str, found: Mapping[str | None, Rope | None]) 
 
     @cache
     def scheme(kind: str | None, turned: bool) -> Scheme:
-        rope = found.get(kind, found.get(None, found.get("main"))) if turned else None
+        rope = _of_layer(kind, found) if turned else None
         return Scheme.of(*([rope] if rope else []), *_sees(config, text, kind, way), way)
 
     each = {n: scheme(kind, turns(n, kind)) for n, kind in attends.items()}
@@ -139,6 +142,15 @@ def _by_layers(config: Any, text: str, found: Mapping[str | None, Rope | None]) 
         what = str(each[n]) if n in each else f"no attention ({kind})"
         rows[what] = (*rows.get(what, ()), n)
     return {"scheme": str(whole)} | ({"layers": tuple(rows.items())} if len(rows) > 1 else {})
+
+
+def _of_layer(kind: str | None, found: Mapping[str | None, Rope | None]) -> Rope | None:
+    """The rotation of a type of layer. DeepSeek-V4 names two otherwise: "main" is that of layers
+    which see a window alone, "compress" of all others."""
+    if kind in found:
+        return found[kind]
+    slides = kind is None or "sliding" in kind
+    return found.get("main" if slides else "compress", found.get(None))
 
 
 def _turning(config: Any, text: str) -> Callable[[int, str | None], bool]:

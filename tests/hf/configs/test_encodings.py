@@ -56,6 +56,7 @@ SCHEMES = {  # transformers' defaults, as the classes' own documentation has the
     "apertus": "rope(base=12000000, frequencies=llama3(8, original=8192))",
     "qwen3_next": "rope(fraction=0.25)",
     "deepseek_v2": "rope(fraction=0.3333333333333333, pairs='adjacent')",
+    "deepseek_v4": "rope(base=160000, fraction=0.125, pairs='adjacent')",
     "xlnet": "transformer_xl() + bidirectional()",
     "xglm": "sinusoidal(layout='concatenated', spacing='endpoint')",
     "marian": "sinusoidal(layout='concatenated')",
@@ -214,6 +215,17 @@ def test_what_the_scheme_does_not_say_is_noted() -> None:
     assert "adjacent in its weights" in told and "multiplied by (0.1 · mscale_all_dim" in told
     assert "Llama 4's temperature" in " ".join(first(default("llama4_text")).notes)
     assert "M-RoPE" in first(default("qwen2_vl", **MROPE)).notes[0]
+
+
+def test_deepseek_v4_turns_layers_of_a_window_by_another_base() -> None:
+    types = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+    scaling = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536}
+    found = first(default("deepseek_v4", layer_types=types, num_hidden_layers=3, rope_scaling=scaling))
+    near, pressed = (set(layers) for _, layers in found.layers)
+    assert (near, pressed) == ({0}, {1, 2})
+    assert found.layers[0][0] == "rope(fraction=0.125, pairs='adjacent') + window(128)"
+    assert found.base == 160000 and str(found.scaling).startswith("yarn(16, original=65536")
+    assert any("4 or 128 to one" in note for note in found.notes)
 
 
 def test_tables_that_count_from_their_padding() -> None:
