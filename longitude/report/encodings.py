@@ -78,8 +78,8 @@ def reaches(r: Reach) -> Iterator[tuple[str, str]]:
     yield "extrapolation limit", f"{r.limit:,.0f} tokens under this base alone"
     if r.least_base:
         yield "least base", f"{short(r.least_base)} for the window; it has {short(r.base)}"
-    heard = "at every distance of the window" if r.against is None else f"up to {r.against:,}"
-    yield "like keys are heard", f"{heard} (Σ cos >= 0)"
+    far = "at every distance of the window" if r.against is None else f"up to {r.against:,} away"
+    yield "keys like the query", f"score above others {far} (Σ cos >= 0)"
     if r.target and r.critical_base:
         least = f"; least base {short(r.target_least_base)}" if r.target_least_base else ""
         yield f"to {r.target:,}", f"critical base {short(r.critical_base)}{least}"

@@ -70,7 +70,9 @@ def test_mistakes_are_sentences(longitude: Callable[..., Ran], args: list[str], 
 
 def test_it_serves_until_it_is_ended() -> None:
     command = [sys.executable, "-m", "longitude", "explore", "--no-browser", "--port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c
+    ) as server:
         try:
             assert server.stderr is not None
             told = server.stderr.readline()
@@ -80,6 +82,11 @@ def test_it_serves_until_it_is_ended() -> None:
             assert server.wait(timeout=30) == 130
         finally:
             server.kill()
+
+
+def hears_ctrl_c() -> None:
+    """What a shell starts in the background is deaf to it, and so would the server be."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def answered(port: int) -> Any:
