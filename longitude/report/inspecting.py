@@ -21,7 +21,7 @@ from longitude.report.braille import DASHED, SOLID, SPARSE, Pattern
 from longitude.report.plot import DIM, Line, Plot, Point
 from longitude.report.terminal import GAP, side_by_side
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
+BLOCKS = "·▁▂▃▄▅▆▇█"
 LOOKS: tuple[tuple[str, Pattern], ...] = (("cyan", SOLID), ("yellow", DASHED), ("magenta", SPARSE))
 NOTHING = "–"
 
@@ -66,12 +66,12 @@ def layers(rows: Sequence[LayerRow]) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style=DIM)
     past = any(h.past for row in rows for h in row.heads)
     moved = any(h.moved for row in rows for h in row.heads)
-    heads = ["layer", "scores inside", *(["past"] if past else [])]
-    heads += ["moved in", "past", "bound"] if moved else []
+    heads = ["layer", "scores\ninside", *(["scores\npast"] if past else [])]
+    heads += ["moved\ninside", "moved\npast", "bound"] if moved else []
     for head in [*heads, "away"]:
         made.add_column(head, justify="right", no_wrap=True)
     for head in ("position", "sink"):
-        made.add_column(head, no_wrap=True)
+        made.add_column(head, overflow="fold", min_width=8)  # many heads take several lines
     for row in rows:
         cells = [str(row.layer), _range([h.inside for h in row.heads])]
         cells += [_range([h.past for h in row.heads if h.past])] if past else []

@@ -54,6 +54,14 @@ def test_every_number_is_printed() -> None:
     assert all(cell_len(line) <= 80 for line in out.splitlines())
 
 
+def test_many_heads_take_several_lines() -> None:
+    found = measured()
+    rows = tuple(replace(row, heads=row.heads * 16) for row in found.layers)
+    out = printed(replace(found, layers=rows, terms=None))
+    assert out.count("▄") == 3 * 16 and out.count("▇") == 3 * 16
+    assert all(cell_len(line) <= 80 for line in out.splitlines())
+
+
 def test_what_was_not_measured_is_left_out() -> None:
     found = measured()
     rows = tuple(
