@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from longitude.export.linting import Lint
     from longitude.hf.configs.encodings import Encoding
     from longitude.hf.configs.faults import Fault
+    from longitude.inspect.model import Inspected
     from longitude.inspect.score_rows import Measured
 
 Source = Annotated[
@@ -95,7 +96,7 @@ def _table(as_json: bool) -> None:
         table(known(), console())
 
 
-def _inspected(name: str, revision: str | None, to: str | None) -> Any:
+def _inspected(name: str, revision: str | None, to: str | None) -> Inspected:
     from longitude.inspect.model import inspected
 
     encodings, faults = _read(name, revision)
@@ -183,7 +184,7 @@ def _print(
     print_json({**plain, **told})
 
 
-def _show(found: Any, linted: Lint | None, problem: str, measured: Measured | None) -> None:
+def _show(found: Inspected, linted: Lint | None, problem: str, measured: Measured | None) -> None:
     from longitude.cli.output import console
     from longitude.hf.configs.encodings import KINDS
     from longitude.report import encodings

@@ -74,7 +74,7 @@ def read(query: Iterable[tuple[str, str]]) -> Asked:
         said[key] = value.strip()
     named = {key: said[key] for key in OF_MODEL if said.get(key)}
     asked = Asked(
-        model=_brief("model", named.get("model", ""), NAME),
+        model=_one_line("model", named.get("model", "")),
         own=_brief("own", named.get("own", Asked.own), TEXT),
         window=_whole("window", named.get("window"), Asked.window, 2, LONGEST),
         length=_whole("length", named.get("length"), Asked.length, 2, LONGEST),
@@ -114,6 +114,13 @@ def _brief(name: str, text: str, most: int) -> str:
             f"line more."
         )
     return text
+
+
+def _one_line(name: str, text: str) -> str:
+    """A name, which stands in commands to copy."""
+    if not text.isprintable():
+        raise Mistake(f"{name} is a name on one line, but got {shown(text)}: give one.")
+    return _brief(name, text, NAME)
 
 
 def _whole(name: str, text: str | None, default: int, low: int, high: int) -> int:

@@ -89,8 +89,7 @@ def app(first: Asked | None = None) -> Starlette:
         return Response(text, media_type="application/json")
 
     async def root(request: Request) -> Response:
-        link = (first or Asked()).link
-        text = await to_thread.run_sync(page.live, link, limiter=drawing)
+        text = await to_thread.run_sync(page.live, (first or Asked()).link, limiter=drawing)
         return Response(text, media_type="text/html")
 
     async def draw(request: Request) -> Response:

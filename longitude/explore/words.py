@@ -6,6 +6,8 @@ Llama (or a GGUF file of one) of the page's sizes.
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ out = attention(scheme, q, k, v, q_pos=range(n), k_pos=range(n))
 """
 PATCH = """import longitude.hf as lh
 
-model, tokenizer = lh.load("{model}")
+model, tokenizer = lh.load({model})
 lh.apply(model, {text})
 """
 SHORT = 1024  # tokens that the code to copy runs on: enough to try it
@@ -61,9 +63,9 @@ def words(asked: Asked, index: int) -> dict[str, Any]:
 
 def code(asked: Asked, text: str) -> list[dict[str, str]]:
     """Programs and commands that use a scheme."""
-    said, model = repr(text), asked.model or MODEL
+    model = asked.model or MODEL
     whole = CODE.format(
-        text=said, length=min(asked.length, SHORT), heads=asked.heads, dim=asked.dim
+        text=_quoted(text), length=min(asked.length, SHORT), heads=asked.heads, dim=asked.dim
     )
     layered = "layers(" in text
     to = ["--to", str(asked.length)]
@@ -71,11 +73,19 @@ def code(asked: Asked, text: str) -> list[dict[str, str]]:
     write = ["longitude", "export", model, *to, "--for", "all", "--scheme", text]
     return [
         *([] if layered else [{"title": "Attention in PyTorch", "text": whole}]),
-        {"title": "A Hugging Face model", "text": PATCH.format(model=model, text=said)},
+        {
+            "title": "A Hugging Face model",
+            "text": PATCH.format(model=_quoted(model), text=_quoted(text)),
+        },
         {"title": "Draw it in the terminal", "text": f"longitude show {shlex.quote(text)}\n"},
         {"title": "Measure it on the model", "text": shlex.join(measure) + "\n"},
         {"title": "Write it for every runtime", "text": shlex.join(write) + "\n"},
     ]
+
+
+def _quoted(text: str) -> str:
+    """A text as Python writes it, in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def exported(asked: Asked, text: str, target: int) -> list[Export]:
@@ -138,8 +148,9 @@ def _file(asked: Asked) -> Opened:
 
 
 def _stem(asked: Asked) -> str:
-    """What files made of the model are called."""
-    return Path(asked.model).name.removesuffix(".gguf") or MODEL
+    """What files made of the model are called. A link may say anything, and this stands unquoted
+    in commands to copy."""
+    return re.sub(r"[^\w.-]+", "-", Path(asked.model).name.removesuffix(".gguf")) or MODEL
 
 
 def _opened(asked: Asked, model: Model) -> Opened:

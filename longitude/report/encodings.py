@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -109,14 +109,14 @@ def _several(e: Encoding) -> str:
     return "; ".join(dict.fromkeys(what for what, _ in e.layers)) or cut(e.scheme or "")
 
 
-def _pictures(found: Inspected, width: int) -> Iterator[Table]:
+def _pictures(found: Inspected, width: int) -> Iterator[RenderableType]:
     if found.page is None:
         return
     plots: list[Plot] = []
     for sheet in found.page.sheets[:3]:
         plots += [wavelength_plot(sheet, found.page)] if sheet.wavelengths else []
         plots += [decay_curve(sheet)] if sheet.decay else []
-    yield from side_by_side(plots, width)  # type: ignore[misc]
+    yield from side_by_side(plots, width)
 
 
 def _grid(rows: Iterable[tuple[str, str]]) -> Table:

@@ -63,6 +63,7 @@ def test_a_fresh_page_is_what_an_empty_link_says() -> None:
         ("method1=written&text1=" + "x" * 5000, "5,000 characters"),
         ("dim=64&dim=64", "twice"),
         ("method4=yarn", "method"),
+        ("model=a%0Ab", "on one line"),
     ],
 )
 def test_what_a_link_cant_say(query: str, words: str) -> None:

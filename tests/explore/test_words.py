@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from longitude.export.wanted import wanted
 from longitude.fields import Mistake
 
 
-def asked(method: str, **more: int) -> Asked:
+def asked(method: str, **more: Any) -> Asked:
     return Asked(**more, columns=(Column(method),))
 
 
@@ -28,9 +31,8 @@ def test_the_code_to_copy_runs() -> None:
     exec(compile(told["Attention in PyTorch"], "copied", "exec"), held)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 64, 16)
-    torch.testing.assert_close(
-        held["out"], attention(parse(found["scheme"]), q, k, v, range(64), range(64))
-    )
+    scheme = parse(found["scheme"]).layer(0)
+    torch.testing.assert_close(held["out"], attention(scheme, q, k, v, range(64), range(64)))
     assert found["scheme"] in told["Draw it in the terminal"]
 
 
@@ -75,6 +77,20 @@ def test_every_kind_of_model_has_words(own: str) -> None:
     found = words(state, 0)
     assert found["scheme"] == own
     assert all(bool(e["text"]) != bool(e["refused"]) for e in found["exports"])
+
+
+def test_a_name_that_a_link_says_stays_a_name_in_what_is_copied() -> None:
+    name = 'x"); print(1) #; $(touch y)'
+    found = words(Asked(model=name, columns=(Column("yarn"),)), 0)
+    told = {c["title"]: c["text"] for c in found["code"]}
+    _, load, _ = ast.parse(told["A Hugging Face model"]).body
+    assert isinstance(load, ast.Assign) and isinstance(load.value, ast.Call)
+    assert ast.literal_eval(load.value.args[0]) == name
+    assert shlex.split(told["Measure it on the model"])[:3] == ["longitude", "extend", name]
+    by = {e["runtime"]: e["text"] for e in found["exports"]}
+    assert shlex.split(by["vLLM"])[:3] == ["vllm", "serve", name]
+    for plain in ("llama.cpp", "llama.cpp (GGUF)", "mlx-lm", "exllama"):
+        assert not set("$;#(\"'") & set(by[plain]), plain
 
 
 def test_a_column_that_is_not_there() -> None:

@@ -10,7 +10,7 @@ flags, relative positions, rotations, tables, or none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +59,7 @@ class Encoding:
     original: int | None = None  # tokens, before a scaling
     where: str = ""  # what told: entries, or a file of code
     layers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # what they have, where layers differ
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it, without what is not said."""

@@ -1,5 +1,7 @@
 """Which models have a family, and what they refuse."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -32,7 +34,12 @@ def test_a_bert_that_decodes_is_causal():
 
 @pytest.mark.parametrize("kind", ["bart", "mvp", "trocr", "bigbird_pegasus"])
 def test_a_decoder_alone_is_causal(kind):
-    size = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    size: dict[str, Any] = {
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 48,
+    }
     model = tiny(kind, "AutoModelForCausalLM", **size)
     ids = tokens(WINDOW)
     other = ids.clone()
