@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from longitude.inspect.four import Checked
 
 SchemeText = Annotated[
-    str | None, typer.Argument(help="As in 'rope(frequencies=ntk(4)) + logn(4096)'.")
+    str | None,
+    typer.Argument(metavar="SCHEME", help="As in 'rope(frequencies=ntk(4)) + logn(4096)'."),
 ]
 Every = Annotated[bool, typer.Option("--all", help="Every preset, in one table.")]
 Dim = Annotated[

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Picked = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="To start from: a name on the Hub, a folder, a config.json, a .gguf file, tiny-rope.",
     ),
 ]

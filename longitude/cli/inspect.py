@@ -44,7 +44,8 @@ Texts = Annotated[
     list[str] | None,
     typer.Option(
         "--text",
-        help="A file for --weights to read; as often as you like. Without: Python's help topics.",
+        help="A file or folder for --weights to read; as often as you like. Without: Python's help "
+        "topics.",
     ),
 ]
 
@@ -70,6 +71,10 @@ def inspect(
 
     if every == (model is not None):
         raise Mistake("inspect takes one model, or --all for every known type: give one.")
+    if not weights and (length is not None or text):
+        raise Mistake("--length and --text are what --weights reads: give --weights too.")
+    if every and (to or weights):
+        raise Mistake("--to and --weights are about one model: give its name in place of --all.")
     if every:
         _table(as_json)
         return

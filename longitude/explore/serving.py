@@ -22,6 +22,7 @@ from longitude.explore.words import words
 from longitude.fields import Mistake
 
 PROCESSES = 4
+INTERRUPTED = 130  # the exit code after Ctrl-C
 OPENS = 0.3  # seconds from the start of the server to that of a browser
 
 
@@ -52,11 +53,19 @@ def serve(asked: Asked, port: int, browse: bool = True) -> None:
     address = f"http://{HOST}:{port}/"
     print(f"longitude explore: {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     torch.set_num_threads(1)  # several answers at once, each on one core
+    try:
+        _serve(asked, port, address if browse else None)
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)  # Python's own end aborts under threads that are inside torch or V8
+
+
+def _serve(asked: Asked, port: int, opens: str | None) -> None:
+    """The page on all cores; `opens` is the address that a browser opens."""
     cores = min(os.cpu_count() or 1, PROCESSES) if sys.platform == "linux" else 1
     others = [_forked(asked, port) for _ in range(cores - 1)]
     try:
-        if browse:
-            opened = Timer(OPENS, webbrowser.open, (address,))
+        if opens:
+            opened = Timer(OPENS, webbrowser.open, (opens,))
             opened.daemon = True
             opened.start()
         _run(asked, listen(port, shared=cores > 1))
