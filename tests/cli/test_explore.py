@@ -68,11 +68,16 @@ def test_mistakes_are_sentences(longitude: Callable[..., Ran], args: list[str], 
     assert (code, out) == (2, "") and words in err and err.count("\n") == 1
 
 
+# what a shell starts in the background is deaf to Ctrl-C, and so would the server be
+HEARING = """import signal, sys
+from longitude.cli.main import run
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(run(sys.argv[1:]))"""
+
+
 def test_it_serves_until_it_is_ended() -> None:
-    command = [sys.executable, "-m", "longitude", "explore", "--no-browser", "--port", "0"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c
-    ) as server:
+    command = [sys.executable, "-c", HEARING, "explore", "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
             told = server.stderr.readline()
@@ -82,11 +87,6 @@ def test_it_serves_until_it_is_ended() -> None:
             assert server.wait(timeout=30) == 130
         finally:
             server.kill()
-
-
-def hears_ctrl_c() -> None:
-    """What a shell starts in the background is deaf to it, and so would the server be."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def answered(port: int) -> Any:
