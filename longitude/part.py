@@ -8,6 +8,7 @@ name in the written form, its site and its paper, and checks its fields.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
@@ -210,11 +211,17 @@ def written(part: Any) -> str:
 
 
 def _check(self: Any) -> None:
-    hints = typing.get_type_hints(type(self))
+    hints = _hints(type(self))
     for f in dataclasses.fields(self):
         check_field(self.name, f.name, getattr(self, f.name), hints[f.name], f.default)
     if check := getattr(self, "check", None):
         check()
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a part's fields, which take long to work out."""
+    return typing.get_type_hints(cls)
 
 
 def positive(part: Any, *names: str) -> None:
