@@ -1,0 +1,1 @@
+"""A short fine-tune that makes an extension stick."""
