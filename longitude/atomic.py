@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CONFIG = "config.json"
-STALE = (CONFIG, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+STALE = (CONFIG, ADAPTER, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def whole_checkpoint(folder: Path) -> Iterator[Path]:
     """Where to write a model's folder; its files take their places when the block ends without an
-    error, config.json last: a folder that has it has everything."""
+    error, config.json (or an adapter's) last: a folder that has it has everything."""
     folder = folder.resolve()
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -43,7 +43,7 @@ def whole_checkpoint(folder: Path) -> Iterator[Path]:
         # an old config.json does not fit new weights; one old file is read before many new ones
         for file in (old for pattern in STALE for old in folder.glob(pattern)):
             file.unlink()
-        for file in sorted(part.iterdir(), key=lambda file: file.name == CONFIG):
+        for file in sorted(part.iterdir(), key=lambda file: file.name in (CONFIG, ADAPTER)):
             file.replace(folder / file.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)

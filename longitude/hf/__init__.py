@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longitude.hf.adapter import save_adapter as save_adapter
     from longitude.hf.load import load as load
     from longitude.hf.patch import apply as apply
     from longitude.hf.patch import patched as patched
@@ -23,11 +24,12 @@ _HOME = {
     "load": "longitude.hf.load",
     "patched": "longitude.hf.patch",
     "save": "longitude.hf.save",
+    "save_adapter": "longitude.hf.adapter",
     "scheme_of": "longitude.hf.patch",
     "stream": "longitude.hf.stream",
     "undo": "longitude.hf.patch",
 }
-__all__ = ["apply", "load", "patched", "save", "scheme_of", "stream", "undo"]
+__all__ = ["apply", "load", "patched", "save", "save_adapter", "scheme_of", "stream", "undo"]
 
 
 def __getattr__(name: str) -> Any:

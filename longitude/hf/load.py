@@ -19,17 +19,18 @@ import torch
 
 from longitude.fields import Mistake, short, shown
 from longitude.hf.configs.faults import faults
+from longitude.hf.loading.adapter import merged
 from longitude.hf.loading.choose import device_of, dtype_of
 from longitude.hf.loading.gguf import Header, read_header, read_once
 from longitude.hf.loading.hush import hushed
 from longitude.hf.loading.mend import mend
+from longitude.hf.loading.source import SCHEME as SCHEME
 from longitude.hf.loading.source import Source, find, has_one_of, raw_config, told
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 AUTO = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
-SCHEME = "longitude"  # the entry of config.json that save.py writes
 TOKENIZER = "tokenizer.json tokenizer_config.json tokenizer.model vocab.json vocab.txt spiece.model"
 
 
@@ -41,25 +42,29 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     quiet: bool = False,
+    base: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A model and its tokenizer, which is None where a checkpoint has none.
 
     Args:
         name: a name on the Hub, a folder, a .gguf file (its weights are dequantised), or tiny-rope,
             tiny-alibi or tiny-learned, which come with the package. What `save` wrote gets the
-            scheme back that was applied to it.
+            scheme back that was applied to it. An adapter's folder is its base with the adapter
+            merged in, under the scheme that lies beside it.
         device: auto (CUDA where there is CUDA), cpu, cuda, cuda:1, mps.
         dtype: auto (the file's own on CUDA; float32 on a CPU, see choose.py), float32, bfloat16,
             float16, float64.
         revision: a branch, tag or commit on the Hub.
         trust_remote_code: run Python code that comes with the checkpoint.
         quiet: don't say on stderr what was chosen, and show no progress.
+        base: where an adapter's base is, if it was moved; one with other weights is refused.
     """
-    source, place = find(name, revision), device_of(device)
+    source, place = find(name, revision, base), device_of(device)
     with hushed(bars=not quiet and sys.stderr.isatty()), _readable(source):
         opened = _opened(source, trust_remote_code)
         kind, why = dtype_of(dtype, opened.dtype, place)
         model = _model(source, opened, kind, place, trust_remote_code)
+        model = model if source.adapter is None else merged(model, source.adapter)
         tokenizer = _tokenizer(source, opened, trust_remote_code)
     if opened.scheme:
         _apply(source, model, opened.scheme)
@@ -70,9 +75,12 @@ def load(
 
 def _say(source: Source, opened: _Opened, model: Any, chosen: str) -> None:
     size = sum(p.numel() for p in model.parameters()) / 1e6
+    held = f"from {source.gguf or opened.file.parent}"
+    if source.adapter is not None:
+        held += f" and the adapter {source.adapter.folder}"
+        held += ", which names no scheme and reads with its base's" * (opened.scheme is None)
     print(
-        f"{source.name}: {type(model).__name__}, {size:,.1f}M parameters, {chosen}, "
-        f"from {source.gguf or opened.file.parent}.",
+        f"{source.name}: {type(model).__name__}, {size:,.1f}M parameters, {chosen}, {held}.",
         file=sys.stderr,
     )
 
@@ -116,7 +124,7 @@ def _opened(source: Source, trust: bool) -> _Opened:
         config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust, **source.where)
     scheme = raw.get(SCHEME)
     if scheme is not None:
-        delattr(config, SCHEME)  # the model itself knows what was applied to it
+        vars(config).pop(SCHEME, None)  # the model itself knows what was applied to it
         _as_before(source, config, scheme)
     return _Opened(file, config, header=None, scheme=scheme)
 
@@ -136,7 +144,8 @@ def _opened_gguf(source: Source, file: Path) -> _Opened:
     with told(source, f"header (architecture {header.keys['general.architecture']!r})"):
         config = AutoConfig.from_pretrained(source.place, **source.where)
     mend(config, header)
-    return _Opened(file, config, header=header, scheme=None)
+    scheme = source.adapter.entry if source.adapter else None
+    return _Opened(file, config, header=header, scheme=scheme)
 
 
 def _check_code(source: Source, raw: dict[str, Any], trust: bool) -> None:

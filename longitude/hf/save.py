@@ -39,7 +39,7 @@ def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> N
 def _write(model: Any, part: Path, tokenizer: Any) -> None:
     from longitude.hf.patch import without
 
-    entry, parameters = _scheme(model), None
+    entry, parameters = written_scheme(model), None
     if entry is not None:
         parameters = _named(model)
     with without(model), hushed(bars=False):
@@ -54,7 +54,7 @@ def _write(model: Any, part: Path, tokenizer: Any) -> None:
         _amend(part / "config.json", entry, parameters)
 
 
-def _scheme(model: Any) -> dict[str, Any] | None:
+def written_scheme(model: Any) -> dict[str, Any] | None:
     """What was applied to a model for good, as it is written down."""
     from longitude.hf.patch import PATCH, applied
 

@@ -11,13 +11,15 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from longitude.fields import Mistake, short
+from longitude.hf.loading.adapter import Adapter, is_adapter, read_adapter
 
 ASSETS = Path(__file__).parents[2] / "assets"
+SCHEME = "longitude"  # the entry of config.json that save.py writes
 TINY = ("tiny-rope", "tiny-alibi", "tiny-learned")
 HUB = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json")
@@ -25,12 +27,14 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json")
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint that was asked for: `place` is what transformers is told."""
+    """A checkpoint that was asked for: `place` is what transformers is told. Where an adapter was
+    asked for, everything but its name is its base's."""
 
     name: str
     place: str
     gguf: Path | None = None
     revision: str | None = None
+    adapter: Adapter | None = None
 
     @property
     def folder(self) -> Path | None:
@@ -44,11 +48,14 @@ class Source:
         return file | ({"revision": self.revision} if self.revision else {})
 
 
-def find(name: str | os.PathLike[str], revision: str | None) -> Source:
-    """The checkpoint of this name; raises unless it can be one."""
+def find(name: str | os.PathLike[str], revision: str | None, base: str | None = None) -> Source:
+    """The checkpoint of this name; raises unless it can be one. `base` is an adapter's, if it was
+    moved."""
     text = os.fspath(name)
-    source = _found(text, revision)
-    if revision and source.folder:
+    source = _found(text, revision, base)
+    if base is not None and source.adapter is None:
+        raise Mistake(f"{short(text)} is no adapter, and has no base: leave {short(base)} out.")
+    if revision and (source.folder or source.adapter):
         raise Mistake(
             f"revision {revision} was asked for, but {short(text)} is on this disk, where there is "
             "one: leave it out."
@@ -56,12 +63,14 @@ def find(name: str | os.PathLike[str], revision: str | None) -> Source:
     return source
 
 
-def _found(text: str, revision: str | None) -> Source:
+def _found(text: str, revision: str | None, base: str | None) -> Source:
     if text in TINY:
         return Source(text, str(ASSETS / text))
     path = Path(text).expanduser()
     if path.is_file():
         return Source(text, str(path.parent), _gguf(path))
+    if path.is_dir() and is_adapter(path):
+        return _adapted(text, read_adapter(path, base))
     if path.is_dir():
         _check_folder(path)
         return Source(text, str(path))
@@ -71,6 +80,17 @@ def _found(text: str, revision: str | None) -> Source:
             f"the Hub (owner/name) or one of {', '.join(TINY)}."
         )
     return Source(text, text, revision=revision)
+
+
+def _adapted(text: str, adapter: Adapter) -> Source:
+    """An adapter's base, under the adapter's name."""
+    try:
+        base = find(adapter.base, adapter.revision)
+    except Mistake as mistake:
+        raise Mistake(f"{text} is an adapter, and its base can't be found: {mistake}") from mistake
+    if base.adapter is not None:
+        raise Mistake(f"{text} is an adapter of the adapter {adapter.base}: merge that one first.")
+    return replace(base, name=text, adapter=adapter)
 
 
 def _gguf(path: Path) -> Path:
@@ -85,15 +105,14 @@ def _gguf(path: Path) -> Path:
 def _check_folder(path: Path) -> None:
     if (path / "config.json").is_file():
         return
-    if (path / "adapter_config.json").is_file():
-        raise Mistake(f"{path} holds an adapter alone: merge it into its model and give that.")
     files = sorted(path.glob("*.gguf"))
     hint = f"give the file {files[0].name} in it" if files else "give one that transformers saved"
     raise Mistake(f"{path} is no model's folder, for it has no config.json: {hint}.")
 
 
 def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
-    """The config.json of a folder or a name on the Hub: where it is, and what it says."""
+    """The config.json of a folder or a name on the Hub: where it is, and what it says; of an
+    adapter its base's, with the adapter's scheme for the base's."""
     from transformers.utils.hub import cached_file
 
     held = source.folder
@@ -106,7 +125,16 @@ def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
         raise Mistake(f"{source.name}: config.json is no JSON: write it anew.") from None
     if not isinstance(raw, dict):
         raise Mistake(f"{source.name}: config.json should hold an object: write it anew.")
-    return file, raw
+    return file, raw if source.adapter is None else _with_scheme(raw, source.adapter)
+
+
+def _with_scheme(raw: dict[str, Any], adapter: Adapter) -> dict[str, Any]:
+    """A base's config.json with what an adapter says of positions."""
+    if adapter.entry is None:
+        return raw
+    before = raw.get(SCHEME) or {}  # the base may have been saved under a scheme of its own
+    kept = {k: v for k, v in before.items() if k == "rope_parameters"}
+    return {**raw, SCHEME: {**kept, **adapter.entry}}
 
 
 def has_one_of(source: Source, files: Iterable[str]) -> bool:
