@@ -23,8 +23,9 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="MODEL|RUN",
-        help="A name on the Hub, a folder, a .gguf file, tiny-rope; or a folder that `longitude "
-        "extend` wrote: each runtime then gets the best scheme that it can serve.",
+        help="A name on the Hub, a folder, a .gguf file, tiny-rope; what `longitude tune` made, an "
+        "adapter too, has its scheme with it; or a folder that `longitude extend` wrote: each "
+        "runtime then gets the best scheme that it can serve.",
     ),
 ]
 SchemeText = Annotated[
@@ -87,15 +88,17 @@ def export(
     from longitude.fields import Mistake
 
     advice = advised(source) if is_run(source) else None
-    if scheme is None and advice is None:
-        raise Mistake(
-            f"{source} is no run of `longitude extend` that would advise a scheme: add --scheme, "
-            f'as in --scheme "rope(frequencies=yarn(4, original=8192))".'
-        )
     runtimes = names(runtime)
     if version is not None and len(runtimes) > 1:
         raise Mistake(f"--version is of one runtime, but --for has {len(runtimes)}: give one.")
     place = opened(model or (advice.name if advice else source), revision)
+    scheme = scheme or (None if advice else place.saved.get("scheme"))
+    if scheme is None and advice is None:
+        raise Mistake(
+            f"{source} is no run of `longitude extend` that would advise a scheme, nor was it "
+            f"saved with one: add --scheme, as in --scheme "
+            f'"rope(frequencies=yarn(4, original=8192))".'
+        )
     if verify and (place.source.gguf is None or not {"gguf", "ollama"} & set(runtimes)):
         raise Mistake("--verify runs a new GGUF file in llama.cpp: give a .gguf and --for gguf.")
     wishes = _wishes(runtimes, scheme, version, advice)
@@ -159,6 +162,8 @@ def _target(place: Opened, asked: Sequence[Wish], to: str | None, advice: Advise
         return max(1, target_of(to, place.trained or 1))
     if advice is not None:
         return advice.target
+    if asked[0].scheme == place.saved.get("scheme") and place.saved.get("target"):
+        return place.saved["target"]
     return reach(place, place.asked(asked[0].scheme).scheme)
 
 

@@ -21,7 +21,8 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A config.json, a folder, a name on the Hub, a .gguf file or tiny-rope.",
+        help="A config.json, a folder, an adapter's folder, a name on the Hub, a .gguf file or "
+        "tiny-rope.",
     ),
 ]
 For = Annotated[
@@ -59,6 +60,7 @@ def lint(
     input, with the trap behind each difference and its cure. The exit code is 1 if any differs.
     """
     from longitude.cli.output import console, print_json
+    from longitude.export.adapters import intended
     from longitude.export.linting import known, settings_of
     from longitude.export.linting import lint as linted
     from longitude.fields import Mistake
@@ -69,7 +71,9 @@ def lint(
     if isinstance(wanted, Layers):
         raise Mistake("--scheme of lint is one for all layers: leave layers(…) out.")
     named = known(runtimes)
-    found = linted({**settings_of(model, revision), **_said(told)}, named, wanted)
+    settings = {**settings_of(model, revision), **_said(told)}
+    own, wrong = (None, ()) if model.endswith(".json") else intended(model, revision)
+    found = linted(settings, named, wanted or own, wrong)
     if as_json:
         print_json(plain(found))
     else:

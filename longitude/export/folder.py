@@ -22,6 +22,7 @@ from longitude.hf.configs.stated import ORIGINAL
 from longitude.hf.families.longer import longer
 from longitude.hf.load import SCHEME, load
 from longitude.hf.loading.source import told
+from longitude.hf.patch import undo
 from longitude.hf.save import save
 from longitude.text import parse
 
@@ -72,7 +73,7 @@ def write_folder(opened: Opened, out: Path, contents: Contents, weights: str = "
 
 def _fill(opened: Opened, part: Path, contents: Contents, weights: str) -> Path:
     """The files of the checkpoint, in the new folder; where the ones to rewrite are to be read."""
-    if opened.source.gguf is not None:
+    if opened.apart is not None:
         return _converted(opened, part, weights)
     if contents.table is not None:
         return _grown(opened, part, contents.table, contents.target)
@@ -84,13 +85,13 @@ def _fill(opened: Opened, part: Path, contents: Contents, weights: str) -> Path:
 
 
 def _converted(opened: Opened, part: Path, weights: str) -> Path:
-    """The folder of a GGUF file's model, its weights dequantised."""
+    """The folder of a GGUF file's model, its weights dequantised; of an adapter's, merged."""
     if weights == "none":
         raise Mistake(
-            "a .gguf file has no folder whose weights could be left out: use --weights copy, or "
-            "--for gguf."
+            f"{opened.apart} has no folder whose weights could be left out: use --weights copy."
         )
-    model, tokenizer = load(opened.model.name, device="cpu", quiet=True)
+    model, tokenizer = load(opened.source.name, device="cpu", quiet=True)
+    undo(model)  # the scheme is written by what is exported
     save(model, part, tokenizer)
     return part
 

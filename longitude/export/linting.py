@@ -8,10 +8,11 @@ start of a server means an entry in place of the file's, with the file's base ke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from longitude.export.adapters import beside, trained_for
 from longitude.export.apart import Difference, difference
 from longitude.export.effective import (
     BROKEN,
@@ -29,6 +30,7 @@ from longitude.export.wanted import head_size, of_text, wanted
 from longitude.fields import Mistake, shown
 from longitude.hf.configs.faults import Fault, faults
 from longitude.hf.configs.stated import ORIGINAL, flat, is_number, rotations, stated
+from longitude.hf.loading.adapter import PEFT
 from longitude.hf.loading.gguf import read_header
 from longitude.hf.loading.source import find, raw_config
 from longitude.scheme import Scheme
@@ -75,14 +77,18 @@ def settings_of(name: str, revision: str | None = None) -> dict[str, Any]:
         source = find(name, revision)
         if source.gguf is not None:
             header = read_header(source.gguf)
-            return {**header.keys, **header.divisors}
+            return {**header.keys, **header.divisors, **beside(source)}
         file, raw = raw_config(source)
-    beside = file.parent / "tokenizer_config.json"
-    return {**raw, **({beside.name: stated(beside)} if beside.is_file() else {})}
+        raw |= beside(source)
+    cut = file.parent / "tokenizer_config.json"
+    return {**raw, **({cut.name: stated(cut)} if cut.is_file() else {})}
 
 
 def lint(
-    settings: Mapping[str, Any], runtimes: Sequence[str] = (), scheme: Scheme | None = None
+    settings: Mapping[str, Any],
+    runtimes: Sequence[str] = (),
+    scheme: Scheme | None = None,
+    known_faults: Sequence[Fault] = (),
 ) -> Lint:
     """What runtimes, as "vllm" or "vllm==0.28.0", compute from settings beside what they mean."""
     if not is_gguf(settings):
@@ -93,11 +99,15 @@ def lint(
     for name in named:
         runtime, _, version = name.partition("==")
         found = effective(runtime, settings, version or None)
+        if PEFT in settings:
+            found = replace(found, traps=("adapter alone", *found.traps))
         apart = difference(intent.inv_freq, intent.attention, intent.length, found)
         rows.append(Row(runtime, version or NEWEST[runtime], found, apart))
     wrong = () if is_gguf(settings) else tuple(faults(_plain(settings)))
     static = _scaled(settings) and intent.starts
-    return Lint(intent, wrong, tuple(rows), (TRAPS["short inputs"],) if static else ())
+    return Lint(
+        intent, (*known_faults, *wrong), tuple(rows), (TRAPS["short inputs"],) if static else ()
+    )
 
 
 def known(names: str) -> tuple[str, ...]:
@@ -117,6 +127,7 @@ def known(names: str) -> tuple[str, ...]:
 def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effective:
     """What settings mean, whoever reads them."""
     asked = next((settings[key] for key in LENGTHS if is_number(settings.get(key))), None)
+    asked = asked or trained_for(settings)
     if is_gguf(settings):
         try:
             own = llama_cpp.stated(settings)
@@ -146,7 +157,7 @@ def _check(settings: Mapping[str, Any]) -> None:
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What stands in config.json itself."""
-    said = (*TOLD, *LENGTHS, "tokenizer_config.json")
+    said = (*TOLD, *LENGTHS, "tokenizer_config.json", PEFT)
     return {k: v for k, v in settings.items() if k not in said}
 
 

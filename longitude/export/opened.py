@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from longitude.hf.configs.ropes import layer_types, read, rope_parameters
 from longitude.hf.configs.stated import FULL
 from longitude.hf.loading.gguf import Header, read_header
 from longitude.hf.loading.mend import mend
-from longitude.hf.loading.source import Source, find, raw_config
+from longitude.hf.loading.source import SCHEME, Source, find, raw_config
 from longitude.hf.patching.inherit import inherit
 from longitude.parts import Rope
 from longitude.scheme import Layers, Scheme
@@ -47,6 +47,14 @@ class Opened:
     source: Source
     home: Path  # of its small files: the folder, or what the Hub's cache has of it
     ropes: Mapping[str | None, Rope | None]  # of each type of layer, or of all
+    saved: Mapping[str, Any] = field(default_factory=dict)  # the scheme it was saved or tuned with
+
+    @property
+    def apart(self) -> str | None:
+        """What it is, where no folder of it exists that a runtime could read."""
+        if self.source.adapter is not None:
+            return "an adapter"
+        return "a GGUF file" if self.source.gguf is not None else None
 
     @property
     def own(self) -> Scheme | None:
@@ -95,11 +103,22 @@ def opened(name: str, revision: str | None = None) -> Opened:
         header = read_header(source.gguf)
         config = gguf_config(header)
         model = Model(str(source.gguf), config, header=header)
-        return Opened(model, source, source.gguf.parent, read(config))
+        saved = (source.adapter.entry if source.adapter else None) or {}
+        return Opened(model, source, source.gguf.parent, read(config), saved)
     file, config = raw_config(source)
+    config, saved = _as_before(config)
     place = name if source.folder is None else str(source.folder)
     model = Model(place, config, held(file.parent / TOKENIZER))
-    return Opened(model, source, file.parent, read(config))
+    return Opened(model, source, file.parent, read(config), saved)
+
+
+def _as_before(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A config.json as it was before `save` wrote a scheme into it, and that scheme's entry."""
+    entry = config.get(SCHEME)
+    if not isinstance(entry, dict) or not isinstance(entry.get("scheme"), str):
+        return config, {}
+    kept = {k: v for k, v in config.items() if k != SCHEME}
+    return kept | {k: v for k, v in entry.items() if k == "rope_parameters"}, entry
 
 
 def held(file: Path) -> dict[str, Any]:

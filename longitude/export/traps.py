@@ -231,6 +231,12 @@ _row(
     "check the first token before you measure.",
 )
 _row(
+    "adapter alone",
+    "frequencies attention length",
+    "peft stores no rotation: given the base and the adapter, it turns by the base's own settings.",
+    "merge it with its scheme: longitude export ADAPTER.",
+)
+_row(
     "other frequencies",
     "frequencies",
     "its frequencies differ.",

@@ -101,7 +101,7 @@ def export(opened: Opened, wish: Wish, target: int) -> Export:
             f"{wish.scheme} turns others anew as well: write layers(…) with a plain rope() for "
             f"those."
         )
-    if model.header is not None and wish.runtime not in OF_GGUF:
+    if opened.apart is not None and wish.runtime not in OF_GGUF:
         model = replace(model, name="{folder}")  # the one that is written for transformers
     w = _wanted(opened, model, wish, scheme, target)
     return Export(wish, dump(scheme), spell(wish.runtime, w, model, wish.version), w)
@@ -120,13 +120,18 @@ def exports(opened: Opened, wishes: Sequence[Wish], target: int) -> list[Export]
 
 
 def _check_kind(opened: Opened, wish: Wish, wishes: Sequence[Wish]) -> None:
-    """Raise for what reads folders, where the model is a GGUF file and no folder is made of it."""
+    """Raise for what reads folders, where the model is none and no folder is made of it."""
+    if opened.source.adapter is not None and wish.runtime in OF_GGUF:
+        raise Mistake(
+            f"{called(wish.runtime)} reads a GGUF file, but got an adapter: write it --for "
+            f"transformers, which merges it, and convert that folder."
+        )
     made = ("transformers", "mlx", "exllama", *OF_GGUF)  # these make one, or read none
-    if opened.model.header is None or wish.runtime in made:
+    if opened.apart is None or wish.runtime in made:
         return
     if not any(other.runtime == "transformers" for other in wishes):
         raise Mistake(
-            f"{called(wish.runtime)} reads a checkpoint's folder, but got a GGUF file: add "
+            f"{called(wish.runtime)} reads a checkpoint's folder, but got {opened.apart}: add "
             f"transformers to --for, which makes a folder of it."
         )
 
