@@ -94,7 +94,7 @@ def train(
 ) -> tuple[Decoder, Tensor, Progress]:
     """Train, from the folder's state if it has one: the model, the loss of each step, the pace."""
     manner = manner or Manner()
-    with _settings(manner.deterministic, world.device):
+    with settings(manner.deterministic, world.device):
         model = Decoder(run.shape, run.seed).to(world.device)
         if manner.compile:
             torch.compiler.reset()  # a graph that broke in another model's loop runs apart for all
@@ -106,7 +106,7 @@ def train(
         progress = Progress(run.steps, run.batch * run.shape.length, first, first)
         keeper = _Keeper(manner.every, world)
         batches = Batches(run, stream, world.rank, world.size)
-        with _asked_to_stop() as asked:
+        with asked_to_stop() as asked:
             for step in range(first, run.steps):
                 batch = batches.at(step).to(world.device)
                 losses[step] = take_step(ours, optimizer, batch, run, step, world)
@@ -171,7 +171,7 @@ class _Keeper:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
+def asked_to_stop() -> Iterator[threading.Event]:
     """Set at the first interrupt or termination; the second one stops at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -194,7 +194,7 @@ def _asked_to_stop() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _settings(deterministic: bool, device: torch.device) -> Iterator[None]:
+def settings(deterministic: bool, device: torch.device) -> Iterator[None]:
     """Torch's own switches for as long as a run trains."""
     was = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     threads = torch.get_num_threads()
