@@ -9,14 +9,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from longitude.cli.output import say
 
-if TYPE_CHECKING:
-    from longitude.lab.train import Progress as Training
-
 PAUSE = 15.0  # seconds between two lines of a log
+
+
+class Training(Protocol):
+    """How far a run is."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def rate(self) -> float: ...  # tokens a second
+    @property
+    def left(self) -> float: ...  # seconds
 
 
 class Bar:

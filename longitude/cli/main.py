@@ -29,6 +29,7 @@ from longitude.cli.schemes import schemes
 from longitude.cli.show import show
 from longitude.cli.stream import stream
 from longitude.cli.train import train
+from longitude.cli.tune import tune
 from longitude.fields import Mistake
 from longitude.record import RecordError
 
@@ -45,6 +46,7 @@ app.command()(explore)
 app.command()(check)
 app.command()(train)
 app.command()(extend)
+app.command()(tune)
 app.command()(export)
 app.command()(lint)
 app.command()(inspect)

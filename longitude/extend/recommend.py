@@ -88,7 +88,7 @@ def _for(case: Case, runtime: str, served: Mapping[str, tuple[str, ...]]) -> Adv
 
 def _use(case: Case, what: str, label: str, begin: str) -> Advice:
     numbers = case.numbers(label)
-    sentence = f"{begin}: {_story(numbers, what == 'best')}."
+    sentence = f"{begin}: {story(numbers, what == 'best')}."
     return Advice(what, label, case.schemes[label], sentence, numbers)
 
 
@@ -101,10 +101,10 @@ def _nothing(case: Case, what: str, begin: str) -> Advice:
     begin = f"{begin} helps at {at}"
     if case.reaches():
         begin = f"Change nothing, the model as it is reads {at} already"
-    return Advice(what, own, case.schemes[own], f"{begin}: {_story(numbers, True)}.", numbers)
+    return Advice(what, own, case.schemes[own], f"{begin}: {story(numbers, True)}.", numbers)
 
 
-def _story(numbers: Mapping[str, Any], whole: bool) -> str:
+def story(numbers: Mapping[str, Any], whole: bool) -> str:
     """The numbers in words: how good it is, and at which price; on the whole, against what."""
     by_loss = numbers["measure"] != "passkey"
     show = _loss if by_loss else _share

@@ -50,7 +50,14 @@ def documents(
 ) -> list[Document]:
     """As many documents of `length` predicted tokens as there are, at most `count`; of the standard
     library, if `unseen`, only what the lab never trains on."""
-    texts = _texts(given, unseen)
+    return cut(_texts(given, unseen), tokenizer, length, count, seed)
+
+
+def cut(
+    texts: list[tuple[str, str]], tokenizer: Any, length: int, count: int, seed: int
+) -> list[Document]:
+    """Documents out of names and texts, as many as there are, at most `count`."""
+    texts = [*texts]
     rng = random.Random(f"documents {seed}")
     rng.shuffle(texts)
     rate = _rate(texts, tokenizer)

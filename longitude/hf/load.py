@@ -73,6 +73,19 @@ def load(
     return model, tokenizer
 
 
+def without_weights(
+    name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
+) -> tuple[int | None, PreTrainedTokenizerBase | None]:
+    """What can be told of a checkpoint before its weights are read: its trained window, and its
+    tokenizer."""
+    from longitude.hf.patch import window
+
+    source = find(name, revision)
+    with hushed(bars=False), _readable(source):
+        opened = _opened(source, trust_remote_code)
+        return window(opened.config), _tokenizer(source, opened, trust_remote_code)
+
+
 def _say(source: Source, opened: _Opened, model: Any, chosen: str) -> None:
     size = sum(p.numel() for p in model.parameters()) / 1e6
     held = f"from {source.gguf or opened.file.parent}"

@@ -147,11 +147,16 @@ def together(schemes: list[Scheme]) -> Scheme | Layers:
 
 
 def trained_length(model: nn.Module) -> int | None:
-    """The window a checkpoint was trained to, as far as its configuration says.
+    """The window a checkpoint was trained to, as far as its configuration says."""
+    return window(model.config)
+
+
+def window(config: Any) -> int | None:
+    """The window that a configuration says.
 
     A scaling that came with the checkpoint was trained with, and counts: Llama 3.1 reads 131,072.
     """
-    config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    config = config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}
     name = "original_max_position_embeddings"
     told = [getattr(config, key, None) for key in (*WINDOW, name)]

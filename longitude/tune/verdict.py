@@ -8,49 +8,56 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from longitude.eval.rows import Measured
 from longitude.eval.sheet import KINDS
 from longitude.extend import folder as folders
 from longitude.extend.case import Case
-from longitude.extend.recommend import TOLD, story
+from longitude.extend.recommend import story
 from longitude.record import Store
+from longitude.report.extending import report
 from longitude.tune.asked import Tuned
 from longitude.tune.exam import AFTER, BEFORE
 
 REPORT = "report"  # the folder of a run's measurements
+HELPED = "helped"
 
 
 def verdict(found: Sequence[Measured], tuned: Tuned) -> dict[str, Any]:
     """What is told of a run, as a recommendation stands in its file."""
     case = Case(found, tuned.target)
-    start = BEFORE if BEFORE in case.schemes else case.own
-    numbers = case.numbers(AFTER)
-    told, helps = _change(case, str(start))
-    name = tuned.recipe.get("name", "training")
-    sentence = f"{tuned.steps:,} steps ({name}) {told}"
-    best = {"what": "tuned", "label": AFTER, "scheme": tuned.scheme}
-    if numbers["value"]:
-        sentence += f": {story(numbers, True)}."
-    was = case.numbers(start)
-    best |= {"sentence": sentence, "numbers": numbers, "before": was}
-    return {"best": best, "runtimes": [], "factor": None, "helps": helps}
+    start = str(BEFORE if BEFORE in case.schemes else case.own)
+    ours, was = case.numbers(AFTER), case.numbers(start)
+    word = _word(case, start)
+    sentence = f"{tuned.steps:,} steps of {tuned.recipe.get('name', 'training')} {word}"
+    if ours["value"] is not None:
+        sentence += f": {story(ours, True)}{_from(case, start)}."
+    best = {"what": "tuned", "label": AFTER, "scheme": tuned.scheme, "sentence": sentence}
+    best |= {"numbers": ours, "before": was}
+    return {"best": best, "runtimes": [], "factor": None, "helps": word == HELPED}
 
 
-def _change(case: Case, start: str) -> tuple[str, bool]:
-    """What training did at the target, and whether that is better beyond doubt."""
-    measure, length = case.measure, case.length
-    ours, theirs = case.value(measure, AFTER, length), case.value(measure, start, length)
+def _word(case: Case, start: str) -> str:
+    """What training did at the target, where that can be told."""
+    both = [case.value(case.measure, label, case.length) for label in (AFTER, start)]
+    ours, theirs = both
     if ours is None or theirs is None:
-        return f"have no pair of numbers at {length:,} tokens", False
-    gap = case.sheets[measure].difference((AFTER, length), (start, length))
-    better = (ours.mean < theirs.mean) == KINDS[measure].lower_is_better
-    if ours.mean == theirs.mean or case.alike(measure, AFTER, start, length):
-        word = "changed nothing that could be told"
-    else:
-        word = "helped" if better else "made it worse"
-    by = "" if gap is None or gap.n < 2 else f" ({gap.low:+.3f} to {gap.high:+.3f})"
-    moved = f"{TOLD[measure]} went from {theirs.mean:.3f} to {ours.mean:.3f}{by}"
-    return f"{word}, {moved}", better and word == "helped"
+        return f"can't be judged, for one of before and after has no number at {case.length:,}"
+    if case.alike(case.measure, AFTER, start, case.length):
+        return "changed nothing that could be told"
+    better = (ours.mean < theirs.mean) == KINDS[case.measure].lower_is_better
+    return HELPED if better else "made it worse"
+
+
+def _from(case: Case, start: str) -> str:
+    """What it was before, with the paired difference where there is one."""
+    was = case.value(case.measure, start, case.length)
+    if was is None or start == case.own:  # that is told already
+        return ""
+    gap = case.sheets[case.measure].difference((AFTER, case.length), (start, case.length))
+    paired = "" if gap is None or gap.n < 2 else f" (a change of {gap.low:+.3f} to {gap.high:+.3f})"
+    return f"; before training it was {was.mean:.3f}{paired}"
 
 
 def write(found: Sequence[Measured], tuned: Tuned, store: Store) -> dict[str, Any]:
@@ -59,6 +66,11 @@ def write(found: Sequence[Measured], tuned: Tuned, store: Store) -> dict[str, An
     following = commands(tuned)
     folders.write(Path(tuned.out) / REPORT, store, found, told, following)
     return {**told, "next": folders.listed(following)}
+
+
+def show(found: Sequence[Measured], told: dict[str, Any], console: Console) -> None:
+    """The table, the verdict and what to type next, in the terminal."""
+    report.show(found, told, console)
 
 
 def commands(tuned: Tuned) -> list[tuple[str, str]]:

@@ -105,6 +105,8 @@ def _gguf(path: Path) -> Path:
 def _check_folder(path: Path) -> None:
     if (path / "config.json").is_file():
         return
+    if (path / "model").is_dir():  # a run of tune's
+        raise Mistake(f"{path} is no model's folder: give {path / 'model'}, which lies in it.")
     files = sorted(path.glob("*.gguf"))
     hint = f"give the file {files[0].name} in it" if files else "give one that transformers saved"
     raise Mistake(f"{path} is no model's folder, for it has no config.json: {hint}.")
