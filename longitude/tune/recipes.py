@@ -21,6 +21,13 @@ from longitude.fields import Mistake, shown
 WIDE = 4096  # of the models that the papers' learning rates are for
 FASTER = 10  # LoRA's learning rate against that of full training
 LORA, FULL = "lora", "full"
+OPTIONS = {
+    "steps": "--steps",
+    "rows": "--batch",
+    "length": "--seq",
+    "rate": "--lr",
+    "rank": "--rank",
+}
 Write = Callable[[Stretch, float], str | None]  # given the stretch and the model's base
 
 
@@ -44,12 +51,12 @@ class Recipe:
     groups: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rows", "length", "rate", "rank"):
+        for name, option in OPTIONS.items():
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise Mistake(f"{name} must be above zero, but got {value}: give more.")
+                raise Mistake(f"{option} must be above zero, but got {value}: give more.")
         if self.warmup < 0:
-            raise Mistake(f"warmup must not be negative, but got {self.warmup}: give 0 or more.")
+            raise Mistake(f"--warmup must not be negative, but got {self.warmup}: give 0 or more.")
         if self.trained not in (LORA, FULL):
             raise Mistake(f"what is trained is lora or full, but got {shown(self.trained)}.")
 
@@ -198,7 +205,7 @@ def settle(name: str | None, about: About, asked: Mapping[str, Any]) -> Recipe:
         scheme=text and full_layers(text, about.own),
         rate=recipe.rate * WIDE / about.width * (FASTER if trained == LORA else 1),
         length=about.target if recipe.positions == "order" else about.trained,
-        warmup=min(recipe.warmup, given.get("steps", recipe.steps) // 10),
+        warmup=min(recipe.warmup, max(0, given.get("steps", recipe.steps)) // 10),
     )
     settled = replace(settled, **given)
     if "positions" in given and "length" not in given and settled.positions != "order":

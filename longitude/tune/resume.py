@@ -105,8 +105,12 @@ def _held(path: Path) -> dict[str, Any] | None:
 
 
 def _difference(held: dict[str, Any], asked: dict[str, Any]) -> str:
-    """The first thing in which two questions differ."""
-    one, other = ({**q, **q.get("recipe", {})} for q in (held, asked))
+    """The first thing in which two questions differ; what follows from others comes last."""
+    one, other = ({**_first(q), **q.get("recipe", {}), **q} for q in (held, asked))
     names = [n for n in {**one, **other} if n != "recipe" and one.get(n) != other.get(n)]
     name = names[0] if names else "question"
     return f"its {name} is {shown(one.get(name))}, not {shown(other.get(name))}"
+
+
+def _first(question: dict[str, Any]) -> dict[str, Any]:
+    return {name: question.get(name) for name in ("model", "target", "seed", "dtype")}

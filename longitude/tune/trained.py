@@ -48,6 +48,7 @@ def _adapted(model: Any, rank: int) -> Any:
         target_modules="all-linear",
         modules_to_save=saved_whole(model),
         task_type="CAUSAL_LM",
+        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
         ensure_weight_tying=bool(getattr(model.config, "tie_word_embeddings", False)),
     )
     return get_peft_model(model, config)
