@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from longitude.cli.output import say
 
 PAUSE = 15.0  # seconds between two lines of a log
 
 
+@runtime_checkable
 class Training(Protocol):
     """How far a run is."""
 
