@@ -38,6 +38,7 @@ docs-table: $(READY)  ## write the README's table of parts and the results' anew
 	$(BIN)/python docs/parts_table.py
 	$(BIN)/python docs/train_short_test_long.py
 	$(BIN)/python docs/smollm2.py
+	$(BIN)/python docs/tune.py
 	$(BIN)/python docs/benchmarks.py
 	$(BIN)/python docs/properties.py
 

@@ -194,7 +194,9 @@ def _finish(tuned: Tuned, asked: Asked, paper: Paper | None, wish: _Wish) -> Non
         found, told = _measured(tuned, asked, paper, wish)
     if wish.as_json:
         numbers = verdict.numbers(found, tuned) if found else None
-        return print_json({**tuned.plain(), "measured": numbers, "verdict": told.get("best")})
+        more = {"measured": numbers, "verdict": told.get("best")}
+        more |= {"machine": found[0].value["machine"] if found else None}
+        return print_json({**tuned.plain(), **more})
     if found:
         verdict.show(found, told, console())
     weights = tuned.weights.get("trained", 0) / 1e6
