@@ -162,11 +162,11 @@ def ready(made: Prepared) -> tuple[Job, Any]:
         apply(model, grouped(parse(made.scheme), made.group))
     elif recipe.scheme is not None:
         apply(model, recipe.scheme)
+    reader = Reader(model)  # which tries the model, while all its weights are of one type
+    text = replace(made.text, apart=made.text.apart and reader.packs())
     if recipe.trained == LORA and made.dtype == "bfloat16":
         model.to(torch.bfloat16)
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # LoRA's first matrices are drawn, in every process the same
         kept = make_trainable(model, recipe.trained, recipe.rank)
-    reader, text = Reader(model), made.text
-    text = replace(text, apart=text.apart and reader.packs())
     return Job(reader, recipe, text, made.positions, seed, made.dtype), kept

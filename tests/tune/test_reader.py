@@ -82,7 +82,7 @@ def test_a_head_that_does_more_than_multiply_is_asked_itself():
     config = Gemma2Config(
         vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8,
         num_attention_heads=4, num_key_value_heads=2, final_logit_softcapping=1.0,
-        initializer_range=0.5, attn_implementation="eager",
+        initializer_range=0.5,
     )  # fmt: skip
     model = Gemma2ForCausalLM(config).eval()
     tokens, targets, weights = batch()

@@ -115,8 +115,19 @@ def attend(
             "scale": scaling, "dropout": dropout, "softcap": more.get("softcap"),
             "sink_logits": more.get("s_aux"),
         }  # fmt: skip
-        out = seat.attend(query, key, value, options)
+        out = _attended(seat, (query, key, value), options)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attended(seat: Seat, heads: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Tensor:
+    """Under autocast, heads of the type that it gives to transformers' own attention: turning by a
+    wide cosine has left queries and keys wider than values."""
+    device = heads[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return seat.attend(*heads, options)
+    q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in heads)
+    with torch.autocast(device, enabled=False):  # what we widen shall stay wide
+        return seat.attend(q, k, v, options)
 
 
 def _stock(
