@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude import __version__
-from longitude.atomic import whole_checkpoint
+from longitude.atomic import whole_checkpoint, whole_file
 from longitude.fields import Mistake, short
 from longitude.hf.configs.ropes import rope_parameters, ropes
 from longitude.hf.loading.hush import hushed
@@ -102,3 +102,16 @@ def _amend(file: Path, entry: dict[str, Any], parameters: dict[str, Any] | None)
         raw["rope_parameters"] = parameters
     raw["longitude"] = entry
     file.write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def name_target(folder: str | os.PathLike[str], target: int) -> None:
+    """Write beside a saved scheme the length that it was trained for: where the window was raised
+    to it, a factor no longer tells how far the scheme reaches."""
+    file = Path(folder) / "config.json"
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    entry = raw.get("longitude")
+    if entry is None or entry.get("target") == target:
+        return
+    raw["longitude"] = {**entry, "target": target}
+    with whole_file(file) as part:
+        part.write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from longitude.eval.rows import Measured
+from longitude.eval.rows import PASSKEY, Measured
 from longitude.eval.sheet import KINDS
 from longitude.extend import folder as folders
 from longitude.extend.case import Case
@@ -51,13 +51,17 @@ def _word(case: Case, start: str) -> str:
 
 
 def _from(case: Case, start: str) -> str:
-    """What it was before, with the paired difference where there is one."""
-    was = case.value(case.measure, start, case.length)
-    if was is None or start == case.own:  # that is told already
-        return ""
-    gap = case.sheets[case.measure].difference((AFTER, case.length), (start, case.length))
-    paired = "" if gap is None or gap.n < 2 else f" (a change of {gap.low:+.3f} to {gap.high:+.3f})"
-    return f"; before training it was {was.mean:.3f}{paired}"
+    """What it was before: its number with the paired difference, and its passkeys."""
+    at, told = case.length, []
+    was = case.value(case.measure, start, at)
+    if was is not None and start != case.own:  # the own is told already
+        gap = case.sheets[case.measure].difference((AFTER, at), (start, at))
+        known = gap is not None and gap.n > 1
+        paired = f" (a change of {gap.low:+.3f} to {gap.high:+.3f})" if gap and known else ""
+        told.append(f"it was {was.mean:.3f}{paired}")
+    found = case.value(PASSKEY, start, at) if case.measure != PASSKEY else None
+    told += [f"it told {found.mean:.0%} of the passkeys"] if found else []
+    return f"; before training {' and '.join(told)}" if told else ""
 
 
 def write(found: Sequence[Measured], tuned: Tuned, store: Store) -> dict[str, Any]:

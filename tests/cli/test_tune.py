@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import longitude.hf as lh
 from longitude.cli.main import run
+from longitude.lab.train import Stopped
 from longitude.tune.asked import Asked
 from longitude.tune.exam import Exam, set_paper
 from longitude.tune.recipes import RECIPES
@@ -124,6 +125,36 @@ def test_it_is_measured_on_what_training_never_saw(text: Path) -> None:
     seen = text.read_bytes()[: len(text.read_bytes()) * 9 // 10]
     for document in paper.documents:
         assert bytes(document.ids[document.first :][:64].tolist()) not in seen
+
+
+def test_a_checkpoint_is_exported_for_its_target(
+    tuned: Path, tmp_path: Path, longitude: Callable[..., Ran]
+) -> None:
+    code, _, err = longitude("export", str(tuned / "model"), "--out", str(tmp_path / "out"))
+    assert code == 0, err
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 512  # the window was raised: not twice that
+    assert config["rope_parameters"]["factor"] == 2
+
+
+def test_stopped_it_says_how_to_go_on(
+    text: Path, tmp_path: Path, longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> None:
+        raise Stopped(7)
+
+    monkeypatch.setattr("longitude.tune.run.run", stopped)
+    given = ("tiny-rope", "--text", str(text), "--full", *SMALL, "--out", str(tmp_path / "run"))
+    code, _, err = longitude("tune", *given, "--recipe", "pi")
+    assert code == 130 and "stopped after step 7: the same command goes on" in err
+
+
+def test_only_the_first_of_many_processes_speaks_and_measures(
+    given: list[str], tuned: Path, longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longitude.tune.run.run", lambda asked, tell: None)
+    monkeypatch.setenv("RANK", "1")
+    assert longitude(*given) == (0, "", "")
 
 
 def test_another_question_in_the_same_folder_is_refused(
