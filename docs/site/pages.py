@@ -28,7 +28,10 @@ from longitude.scheme import Layers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-GUIDES = ("start", "extend", "export", "lab", "stream", "inspect", "checkpoints", "new-part")
+GUIDES = (
+    *("start", "extend", "tune", "export", "lab", "stream", "inspect", "checkpoints"),
+    "new-part",
+)
 ADDED = ROOT / "CONTRIBUTING.md"  # whose worked example is the guide to a new part, and is tested
 BEGIN = "## How to add an encoding, in one file"
 FOUND = {"methods": 1500}  # letters of a page that the search box looks through
