@@ -78,14 +78,16 @@ def show(found: Sequence[Measured], told: dict[str, Any], console: Console) -> N
 
 
 def commands(tuned: Tuned) -> list[tuple[str, str]]:
-    """What to type next."""
+    """What to type next. What has no rotation needs no export: transformers reads a checkpoint as
+    it is, and an adapter once it is merged."""
     folder = shlex.quote(tuned.folder)
     use = f'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("{tuned.folder}")'
-    return [
-        ("Use it in Python", use),
-        ("Serve it", f"longitude export {folder} --for transformers,vllm"),
-        ("Every way beside it", f"longitude extend {folder} --to {2 * tuned.target}"),
-    ]
+    found = [("Use it in Python", use)]
+    if tuned.recipe.get("family") == "rope":
+        found.append(("Serve it", f"longitude export {folder} --for transformers,vllm"))
+    elif tuned.kind == "adapter":
+        found.append(("Merge it", f'{use}\nlh.save(model, "{tuned.folder}-merged", tokenizer)'))
+    return [*found, ("Every way beside it", f"longitude extend {folder} --to {2 * tuned.target}")]
 
 
 def numbers(found: Sequence[Measured], tuned: Tuned) -> dict[str, Any]:
