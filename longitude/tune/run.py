@@ -14,8 +14,8 @@ from torch import Tensor
 
 from longitude import __version__
 from longitude.hf.adapter import save_adapter
-from longitude.hf.patch import apply, undo
-from longitude.hf.save import save
+from longitude.hf.patch import WINDOW, apply, undo
+from longitude.hf.save import name_target, save
 from longitude.lab.checkpoint import weights, write_json
 from longitude.lab.train import Progress
 from longitude.lab.world import World, fill, joined
@@ -28,8 +28,6 @@ from longitude.tune.recipes import LORA
 from longitude.tune.resume import begin, claim, done, telling
 from longitude.tune.train import LAST, Job, train
 from longitude.tune.trained import Trained
-
-WINDOW = ("max_position_embeddings", "max_seq_len", "seq_length")
 
 
 def run(asked: Asked, tell: Callable[[Step], None] = lambda step: None) -> Tuned:
@@ -88,6 +86,7 @@ def _keep(made: Prepared, job: Job, kept: Any, out: Path, found: dict[str, Tenso
         if isinstance(getattr(model.config, name, None), int):
             setattr(model.config, name, max(made.target, getattr(model.config, name)))
     save(model.to(getattr(torch, made.dtype)), folder, made.tokenizer)
+    name_target(folder, made.target)
 
 
 def _whole(made: Prepared, found: dict[str, Tensor]) -> tuple[Job, Any]:
