@@ -186,11 +186,8 @@ class _Pace:
 
 def _finish(tuned: Tuned, asked: Asked, paper: Paper | None, wish: _Wish) -> None:
     from longitude.cli.output import console, print_json
-    from longitude.hf.save import name_target
     from longitude.tune import verdict
 
-    if tuned.kind == "checkpoint":
-        name_target(tuned.folder, tuned.target)
     found: list[Any] = []
     told: dict[str, Any] = {}
     if paper is not None:
