@@ -20,6 +20,7 @@ from longitude.cli.export import export
 from longitude.cli.extend import extend
 from longitude.cli.lab import lab
 from longitude.cli.lint import lint
+from longitude.cli.read import read
 from longitude.cli.report import report
 from longitude.cli.schemes import schemes
 from longitude.cli.show import show
@@ -43,6 +44,7 @@ app.command()(export)
 app.command()(lint)
 app.command()(lab)
 app.command()(report)
+app.command()(read)
 app.command()(stream)
 app.command()(env)
 

@@ -35,7 +35,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to read, and why."""
+    """A way to read, and why; to extend by nothing is to read as it is."""
 
     by: str
     why: str
@@ -52,7 +52,8 @@ def known(by: str) -> str:
 def choose(case: Case) -> Choice:
     """The way that suits a case."""
     if case.trained is not None and case.need <= case.trained:
-        return Choice("windows", f"the text fits the model's window of {case.trained:,}")
+        why = f"the text fits the model's window of {case.trained:,}, so it is read as it is"
+        return Choice("extend", why)
     passed, best = "", fitting(case)
     if best is not None:
         if best.finds:

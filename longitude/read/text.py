@@ -45,7 +45,9 @@ class Document:
             return _between("page", self._page(first), self._page(max(first, past - 1)))
         begin = 1 + self.text.count("\n", 0, first)
         inside = self.text[first:past].rstrip("\n").count("\n")
-        return _between("line", begin, begin + inside)
+        column = first - self.text.rfind("\n", 0, first)  # from 1
+        within = f" from character {column:,}" if column > 1 and not inside else ""
+        return _between("line", begin, begin + inside) + within
 
     def _page(self, at: int) -> int:
         return max(1, bisect_right(self.pages, at))

@@ -35,7 +35,7 @@ def write_run(folder: Path, subject: Subject, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "by"),
     [
-        ({"need": 256}, "windows"),
+        ({"need": 256, "extensions": (GOOD,)}, "extend"),
         ({"extensions": (POOR, GOOD)}, "extend"),
         ({"extensions": (POOR, GOOD), "need": 2049}, "nbce"),
         ({"extensions": (GOOD,), "need": 5000}, "nbce"),
@@ -49,7 +49,8 @@ def write_run(folder: Path, subject: Subject, **changes: Any) -> Path:
 def test_what_auto_takes(changes: dict[str, Any], by: str) -> None:
     found = choose(replace(CASE, **changes))
     assert found.by == by and found.why and not found.why.endswith(".")
-    assert (found.extension is not None) == (by == "extend")
+    extended = by == "extend" and found.why.startswith("the text fits rerope")
+    assert found.extension == (GOOD if extended else None)
 
 
 def test_it_says_what_it_knows() -> None:

@@ -115,6 +115,8 @@ def test_a_pdf_is_its_pages(tmp_path: Path) -> None:
 
 def test_places_are_lines() -> None:
     found = Document("log", "a\nb\nc\nd\n")
+    assert found.place(4, 5) == "line 3"
+    assert Document("log", "one\ntwo three").place(8, 13) == "line 2 from character 5"
     assert found.place(0, 2) == "line 1" and found.place(2, 6) == "lines 2–3"
 
 
