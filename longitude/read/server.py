@@ -153,10 +153,10 @@ class Server:
                 begun = begun or time.monotonic()
                 pause = retry.before(tried) if trouble.after is None else trouble.after
                 late = time.monotonic() - begun + pause > retry.patience
-                if (late and tried >= retry.tries) or pause > retry.patience:
+                if (late and tried >= retry.tries) or (trouble.after or 0) > retry.patience:
                     raise Mistake(
-                        f"{self.url} gave no reply in {tried} tries (the last: {trouble}): see "
-                        f"what the server says, and ask again."
+                        f"{self.url} gave no reply ({tried}×, the last time: {trouble}): see what "
+                        f"the server says, and ask again."
                     ) from trouble
                 time.sleep(pause)
 

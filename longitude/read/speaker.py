@@ -74,8 +74,8 @@ class Local:
 
 
 def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens before and behind a prompt: a chat's marks where there is a template. They are made
-    apart from it, because a mark inside a document is text."""
+    """The tokens before and behind a prompt: a chat's marks where there is a template. They are
+    made apart from it, because a mark inside a document is text."""
     if not getattr(tokenizer, "chat_template", None):
         return layout(tokenizer, MARK).head, tuple(spelled(tokenizer, "\n"))
     before, _, after = Turns(tokenizer).next(MARK).partition(MARK)
