@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -29,7 +29,7 @@ from longitude.read.prompt import Prompt, check_fits, prompt, spelled
 from longitude.read.rows import AT_ONCE, Rows
 from longitude.read.saying import said
 
-Pooling = Literal["entropy", "mean", "max"]
+POOLINGS = ("entropy", "mean", "max")
 LEAST = -100.0  # a logarithm under which a token counts as left out
 
 
@@ -40,7 +40,7 @@ class Nbce:
     beta: float = 0.25
     eta: float = 0.1
     top_p: float = 0.95
-    pooling: Pooling = "entropy"
+    pooling: str = "entropy"  # or "mean", "max"
 
     def __post_init__(self) -> None:
         if self.beta < -1:
@@ -49,7 +49,7 @@ class Nbce:
             raise Mistake(f"eta is 0 or more, but got {shown(self.eta)}: use 0.1.")
         if not 0 < self.top_p <= 1:
             raise Mistake(f"top_p is a share, but got {shown(self.top_p)}: use 0.95, or 1 for all.")
-        if self.pooling not in get_args(Pooling):
+        if self.pooling not in POOLINGS:
             raise Mistake(
                 f"rows are pooled by 'entropy', 'mean' or 'max', but got {shown(self.pooling)}: "
                 f"use one of them."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from longitude.read.answer import Answer, Step, Tell, gathered
 from longitude.read.prompt import Prompt
 
 
+@runtime_checkable
 class Traced(Protocol):
     """A source that remembers where each token came from."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -32,7 +32,7 @@ from longitude.read.prompt import Prompt, check_fits, prompt, spelled
 from longitude.read.rows import AT_ONCE
 from longitude.read.saying import said
 
-Align = Literal["left", "right"]
+ALIGNS = ("left", "right")
 
 
 class Source:
@@ -44,7 +44,7 @@ class Source:
         layout: Prompt,
         windows: Sequence[Sequence[int]],
         *,
-        align: Align = "left",
+        align: str = "left",
         at_once: int = AT_ONCE,
     ) -> None:
         check(model, len(windows), align)
@@ -146,7 +146,7 @@ class Source:
 def check(model: nn.Module, windows: int, align: str) -> None:
     """Raise where windows can't stand side by side."""
     name = type(model).__name__
-    if align not in get_args(Align):
+    if align not in ALIGNS:
         raise Mistake(f"windows align 'left' or 'right', but got {shown(align)}: use one of them.")
     if not movable(model):
         raise Mistake(
@@ -161,7 +161,7 @@ def check(model: nn.Module, windows: int, align: str) -> None:
     place.check(model)
 
 
-def _shift(window: Sequence[int], longest: int, align: Align) -> int:
+def _shift(window: Sequence[int], longest: int, align: str) -> int:
     return 0 if align == "left" else longest - len(window)
 
 
@@ -171,7 +171,7 @@ def answer(
     windows: Sequence[str],
     question: str,
     *,
-    align: Align = "left",
+    align: str = "left",
     chat: bool | None = None,
     tell: Tell | None = None,
     at_once: int = AT_ONCE,

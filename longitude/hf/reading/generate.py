@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from longitude.fields import Mistake, shown
 
 
+@runtime_checkable
 class Source(Protocol):
     """What says the next token."""
 
