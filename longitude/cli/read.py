@@ -17,10 +17,10 @@ Files = Annotated[
 ]
 Question = Annotated[str, typer.Option("--question", "-q", help="What to ask about the text.")]
 Model = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="A name on the Hub, a folder, a .gguf file, tiny-rope; or the address of an "
-        "OpenAI-compatible server, as in http://127.0.0.1:8000/v1#NAME."
+        help="A name on the Hub, a folder, a .gguf file; or the address of an OpenAI-compatible "
+        "server, as in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]"
     ),
 ]
 By = Annotated[
@@ -58,7 +58,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print the answer and nothi
 def read(
     files: Files,
     question: Question,
-    model: Model = DEFAULT,
+    model: Model = None,
     by: By = "auto",
     show: Show = False,
     max_tokens: MaxTokens = 64,
@@ -84,13 +84,18 @@ def read(
 
     The answer goes to stdout as it comes, all else to stderr.
     """
+    from longitude.cli.output import say
     from longitude.cli.reading import Asked, answer
 
     asked = Asked(
-        files=tuple(files), question=question, model=model, by=by, show=show,
+        files=tuple(files), question=question, model=model or DEFAULT, by=by, show=show,
         max_tokens=max_tokens, temperature=temperature, seed=seed, window=window,
         most_windows=most_windows, runs=runs, out=out, key=key, quiet=quiet, as_json=as_json,
         load={"device": device, "dtype": dtype, "revision": revision,
               "trust_remote_code": trust_remote_code},
     )  # fmt: skip
+    if model is None and not asked.silent:
+        say(
+            f"{DEFAULT} comes along and knows passkeys, but little else: name another with --model."
+        )
     answer(asked)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from longitude.cli.following import Following
 from longitude.fields import Mistake, shown
 from longitude.read.auto import AUTO, Case, Choice, choose, extension_for, known
-from longitude.read.pieces import Piece, pieces
+from longitude.read.pieces import Count, Piece, pieces
 from longitude.read.text import STDIN, Document, documents
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from longitude.read.speaker import Speaker
 
 JOINT = "\n\n"  # between two documents that are read as one text
+EXACT, SAMPLES = 2**20, 16  # characters that are counted token by token, and samples of more
 LARGE = 1024  # tokens of a window where naive Bayes has the choice
 LEAST = 16  # tokens of a window that says something
 
@@ -128,9 +129,8 @@ class _Loaded:
 def _with_model(asked: Asked, found: list[Document], following: Following) -> None:
     loaded = _loaded(asked)
     full = _window(asked, loaded)
-    cut = [*pieces(found, full, loaded.count)]
     whole = JOINT.join(one.text for one in found)
-    choice = _chosen(asked, loaded, whole, len(cut))
+    choice = _chosen(asked, loaded, _tokens(whole, loaded.count), full)
     if choice.by == "memwalker":
         from longitude.read.speaker import Local
 
@@ -142,9 +142,19 @@ def _with_model(asked: Asked, found: list[Document], following: Following) -> No
     following.chosen(choice)
     if choice.by == "extend":
         cut = [Piece(Document(", ".join(one.name for one in found), whole), 0, len(whole))]
-    elif choice.by == "nbce" and asked.window is None and full > LARGE:
-        cut = [*pieces(found, LARGE, loaded.count)]
-    _by_windows(asked, loaded, following, choice, _telling(asked, cut, following))
+    else:
+        size = min(full, LARGE) if choice.by == "nbce" and asked.window is None else full
+        cut = _telling(asked, [*pieces(found, size, loaded.count)], following)
+    _by_windows(asked, loaded, following, choice, cut)
+
+
+def _tokens(text: str, count: Count) -> int:
+    """How many tokens a text has; of a very long one about how many, by its parts."""
+    if len(text) <= EXACT:
+        return count(text)
+    every = range(0, len(text), len(text) // SAMPLES)
+    parts = [text[at : at + EXACT // SAMPLES] for at in every]
+    return round(sum(map(count, parts)) / sum(map(len, parts)) * len(text))
 
 
 def _loaded(asked: Asked) -> _Loaded:
@@ -185,11 +195,12 @@ def _window(asked: Asked, loaded: _Loaded) -> int:
     return asked.window or room
 
 
-def _chosen(asked: Asked, loaded: _Loaded, whole: str, windows: int) -> Choice:
+def _chosen(asked: Asked, loaded: _Loaded, tokens: int, full: int) -> Choice:
     """The way that was asked for, or the one that suits."""
-    need = loaded.count(whole) + loaded.around + asked.max_tokens
     if asked.by not in (AUTO, "extend"):
         return Choice(asked.by, "")
+    need = tokens + loaded.around + asked.max_tokens
+    windows = -(-tokens // full)
     case = Case(need, asked.max_tokens, windows, loaded.trained, loaded.chats)
     if loaded.trained is not None and need > loaded.trained:
         case = replace(case, extensions=_extensions(asked, loaded))

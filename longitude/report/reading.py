@@ -53,6 +53,10 @@ def _harmless(letter: str) -> str:
 
 def by_windows(steps: Sequence[Step], places: Sequence[Place], console: Console) -> None:
     """Which window each token came from, then the windows themselves."""
+    if all(step.window is None for step in steps):
+        told = "; ".join(f"{printable(one.document)}, {one.where}" for one in places)
+        console.print(f"read as a whole: {told}", markup=False, soft_wrap=True)
+        return
     mass = any(step.mass for step in steps)
     console.print(Text("where it came from", style="bold"))
     console.print(_tokens(steps, mass, len(places)))
@@ -112,8 +116,8 @@ def _legend(shares: Sequence[float], places: Sequence[Place], console: Console) 
         head = Text.assemble((f"window {n + 1} ", _colour(n)), (f"{bar} {shares[n]:.0%} ", DIM))
         head.append(f"{printable(one.document)}, {one.where}")
         console.print(head, soft_wrap=True)
-        begins = short(printable(one.begins), max(20, console.width - 4))
-        console.print(Text(f"  {begins}", style=DIM), soft_wrap=True)
+        begins = Text(f"  {printable(one.begins)} …", style=DIM)
+        console.print(begins, overflow="ellipsis", no_wrap=True)
 
 
 def by_path(path: Sequence[Mapping[str, Any]], places: Sequence[str], console: Console) -> None:

@@ -8,17 +8,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longitude.eval.fit import GARBAGE
 from longitude.eval.passkey import KEY, QUESTION
-from longitude.eval.rows import Subject
 
 from .conftest import Ran
 
 pytestmark = pytest.mark.usefixtures("_offline")
-TEXT = f"{GARBAGE} " * 8 + f"\n{KEY.format(key=48213)}\n" + f"{GARBAGE} " * 8
+TEXT = f"{GARBAGE} " * 5 + f"\n{KEY.format(key=48213)}\n" + f"{GARBAGE} " * 5
 ASK = ("-q", QUESTION, "--device", "cpu", "--dtype", "float32", "--max-tokens", "6")
 
 
@@ -80,18 +80,18 @@ def test_a_text_that_fits_is_read_as_it_is(longitude: Callable[..., Ran], tmp_pa
     assert (code, out) == (0, "31415\n") and "fits the model's window of 256, so it is read" in err
 
 
-def write_run(folder: Path, passkeys: float) -> None:
+SCHEME = "rope(remap=leaky_rerope(128, 16))"
+
+
+def write_run(folder: Path, model: Any) -> None:
     """What `longitude extend tiny-rope` leaves, in short."""
     from longitude.extend.subject import subject
-    from longitude.hf.load import load
 
-    found: Subject = subject(load("tiny-rope", device="cpu", dtype="float32", quiet=True)[0], "x")
     folder.mkdir(parents=True)
-    row = {"key": {"kind": "extend", "subject": asdict(found)}, "value": {}}
+    row = {"key": {"kind": "extend", "subject": asdict(subject(model, "x"))}, "value": {}}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    numbers = {"length": 4096, "passkey": {"mean": passkeys}}
-    scheme = "rope(remap=leaky_rerope(128, 16))"
-    best = {"label": "leaky_rerope(128, 16)", "scheme": scheme, "numbers": numbers}
+    numbers = {"length": 4096, "passkey": {"mean": 0.8}}
+    best = {"label": "leaky_rerope(128, 16)", "scheme": SCHEME, "numbers": numbers}
     (folder / "recommendation.json").write_text(json.dumps({"best": best, "helps": True}))
 
 
@@ -101,23 +101,24 @@ def test_a_measured_extension_comes_first(
     from longitude.hf.load import load
     from longitude.hf.patch import patched
 
-    write_run(tmp_path / "runs" / "tiny-rope-4096", 0.8)
-    code, out, err = longitude("read", book, *ASK)
-    assert code == 0 and "by extend: the text fits leaky_rerope(128, 16), measured to 4,096" in err
     model, tokenizer = load("tiny-rope", device="cpu", dtype="float32", quiet=True)
+    write_run(tmp_path / "runs" / "tiny-rope-4096", model)
     assert tokenizer is not None
     prompt = tokenizer(f"{TEXT}\n{QUESTION}", return_tensors="pt")
-    with patched(model, "rope(remap=leaky_rerope(128, 16))"):
+    with patched(model, SCHEME):
         made = model.generate(**prompt, max_new_tokens=6, do_sample=False)  # type: ignore[operator]
-    said = tokenizer.decode(made[0, prompt["input_ids"].shape[1] :])
-    assert out.strip() == str(said).strip()
+    expected = str(tokenizer.decode(made[0, prompt["input_ids"].shape[1] :]))
+    code, out, err = longitude("read", book, *ASK, "--show")
+    assert code == 0 and "by extend: the text fits leaky_rerope(128, 16), measured to 4,096" in err
+    assert out == expected.lstrip().removesuffix("\n") + "\n"
+    assert err.splitlines()[-1] == "read as a whole: book.txt, lines 1–3"
     told = json.loads(longitude("read", book, *ASK, "--by", "extend", "--json")[1])
-    assert told["scheme"] == "rope(remap=leaky_rerope(128, 16))" and told["by"] == "extend"
+    assert (told["answer"], told["scheme"], told["by"]) == (expected, SCHEME, "extend")
 
 
 def test_draws_follow_the_seed(longitude: Callable[..., Ran], book: str) -> None:
-    drawn = ["read", book, "-q", "x", *ASK[2:], "--temperature", "9"]
-    drawn += ["--most-windows", "2", "--quiet", "--seed"]
+    Path(book).write_text("It begins.\n")
+    drawn = ["read", book, *ASK, "--temperature", "9", "--quiet", "--seed"]
     a, b, c = (longitude(*drawn, seed)[1] for seed in "112")
     assert a == b != c
 
