@@ -16,7 +16,7 @@ from pathlib import Path
 ATTEMPTS = 3
 ANSWER, REVERT = -2, -1  # actions that are no child's number
 # **Action:** 1 or Action: (1) or Action = −1: models write it in many ways
-ACTION = re.compile(r"\baction\b[\s*_`]*[:=][\s*_`(\[]*([-−–]?\d+)", re.IGNORECASE)
+ACTION = re.compile(r"\baction\b[\s*_`]*[:=][\s*_`(\[]*([-−–]?\d{1,9})(?!\d)", re.IGNORECASE)
 REASONING = re.compile(r"\A.*?\breasoning\b[\s*_`]*[:=][\s*_]*", re.IGNORECASE | re.DOTALL)
 SAID = re.compile(r"\banswer\b[\s*_`]*[:=][\s*_]*(.*)", re.IGNORECASE | re.DOTALL)
 SLOT = re.compile(r"\{(\w+)\}")

@@ -22,7 +22,6 @@ from longitude.read.tree import Node, Shape
 NO_ANSWER = "no answer"
 LEFT = "every part of it was read"
 ONLY = "the only part of it that is left"
-MARKS = 48  # tokens that a chat adds to a prompt
 Action = Literal["down", "answer", "revert", "invalid"]
 Place = tuple[int, ...]  # the children to take from the root to a node
 
@@ -127,7 +126,7 @@ class Walker:
     def _with_memory(self, name: str, slots: dict[str, str]) -> str:
         """A prompt with as much of what was read before as there is room for."""
         size = self.speaker.size
-        room = self.speaker.window - self.shape.reply - MARKS - size(prompt(name, **slots))
+        room = self.speaker.window - self.shape.reply - size(prompt(name, **slots))
         if room < 0:
             raise Mistake(
                 f"the question does not fit the model's window of {self.speaker.window} tokens "

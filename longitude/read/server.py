@@ -83,6 +83,7 @@ class Server:
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
+        self._thinks = False
         found = self._model()
         self.window = window or _whole(found.get("max_model_len")) or WINDOW
         self.fingerprint = address({"url": self.url, "model": self.name, "meta": _meta(found)})
@@ -97,22 +98,33 @@ class Server:
         return (len(text.encode(errors="replace")) + 2) // 3
 
     def say(self, prompt: str, new: int) -> str:
-        """The likeliest reply, without what a model said to itself before it."""
+        """The likeliest reply, without what a model said to itself before it; one that thought for
+        so long that no word of its reply was left is given the rest of the window from then on."""
+        said, thought = self._said(prompt, new)
+        if said or not thought or self._thinks:
+            return said
+        self._thinks = True
+        return self._said(prompt, new)[0]
+
+    def _said(self, prompt: str, new: int) -> tuple[str, bool]:
+        """A reply, and whether the model thought before it."""
         asked = {
             "model": self.name,
             "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": new,
+            "max_tokens": max(new, self.window - self.size(prompt)) if self._thinks else new,
             "temperature": 0,
             "stream": False,
         }
         reply = self._patiently("POST", "/chat/completions", asked)
         try:
-            content = reply["choices"][0]["message"]["content"] or ""
+            message = reply["choices"][0]["message"]
+            content = message["content"] or ""
         except (KeyError, IndexError, TypeError):
-            content = None
+            message, content = {}, None
         if not isinstance(content, str):
             raise Mistake(f"{self.url} replied with {shown(reply)}: give a server of chats.")
-        return THOUGHT.sub("", content).strip()
+        apart = any(message.get(name) for name in ("reasoning_content", "reasoning"))
+        return THOUGHT.sub("", content).strip(), apart or bool(THOUGHT.search(content))
 
     def _model(self) -> dict[str, Any]:
         """What the server says of the model that was named, or of its only one."""

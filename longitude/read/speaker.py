@@ -31,7 +31,7 @@ WINDOW = 4096  # the paper's, for what does not say its own
 class Speaker(Protocol):
     """What MemWalker needs of a model."""
 
-    window: int  # tokens of a prompt and its reply together
+    window: int  # tokens of a prompt and its reply together, a chat's own marks aside
     at_once: int  # prompts that may be asked at the same time
     fingerprint: str  # of the model: what it said is kept under it
 
@@ -53,9 +53,10 @@ class Local:
         if tokenizer is None:
             raise Mistake("the checkpoint has no tokenizer, so it can't read text: use another.")
         self.model, self.tokenizer = model, tokenizer
-        self.window = window or trained_length(model) or WINDOW
         self.fingerprint = f"{digest(model)} {_scheme(model)}".rstrip()
         self._before, self._after = _around(tokenizer)
+        whole = window or trained_length(model) or WINDOW
+        self.window = whole - len(self._before) - len(self._after)
 
     def size(self, text: str) -> int:
         """How many tokens a text has."""
@@ -63,12 +64,13 @@ class Local:
 
     def say(self, prompt: str, new: int) -> str:
         """The likeliest reply."""
-        ids = [*self._before, *spelled(self.tokenizer, prompt), *self._after]
-        if len(ids) + new > self.window:
+        own = spelled(self.tokenizer, prompt)
+        if len(own) + new > self.window:
             raise Mistake(
-                f"a prompt of {len(ids)} tokens and a reply of {new} don't fit the model's window "
-                f"of {self.window}: use a model with a longer one."
+                f"a prompt of {len(own)} tokens and a reply of {new} don't fit the {self.window} "
+                f"that the model has for them: use one with a longer window."
             )
+        ids = [*self._before, *own, *self._after]
         reply = said(self.model, torch.tensor(ids, device=place_of(self.model)), new)
         return self.tokenizer.decode(reply, skip_special_tokens=True).strip()
 

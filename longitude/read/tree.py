@@ -26,9 +26,10 @@ from longitude.read.speaker import Speaker, said_to
 from longitude.record import Store
 
 KIND = "memwalker"
-SEGMENT, SUMMARY, REPLY, FANOUT = 1000, 256, 512, 8  # the paper's, for a window of 4,096
+SEGMENT, SUMMARY, FANOUT = 1000, 256, 8  # the paper's, for a window of 4,096
+REPLY = 1024  # tokens of reasoning and an answer: a model that reasons shortly ends before
 LEAST = 32  # tokens of a summary that says something
-QUESTION = 160  # tokens that a question and a chat's marks may take
+QUESTION = 128  # tokens that a question may take before it leaves no room to remember
 
 
 @dataclass(frozen=True)

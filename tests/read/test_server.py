@@ -69,6 +69,23 @@ def test_thoughts_are_no_reply() -> None:
             assert Server(server.url).say("?", 7) == heard
 
 
+def test_one_who_thinks_for_long_is_given_the_room_for_it() -> None:
+    def script(prompt: str) -> str | Bad:
+        enough = server.asked[-1]["max_tokens"] > 1000
+        return "<think>so</think>fine" if enough else "<think>so, or else"
+
+    def apart(prompt: str) -> str | Bad:
+        enough = server.asked[-1]["max_tokens"] > 1000
+        message = {"content": "fine" if enough else None, "reasoning_content": "so, or else"}
+        return Bad(body=json.dumps({"choices": [{"message": message}]}).encode())
+
+    for thinker in (script, apart):
+        with Scripted(thinker) as server:
+            speaker = Server(server.url, window=2048)
+            assert [speaker.say("a" * 30, 7) for _ in range(3)] == ["fine"] * 3
+            assert [asked["max_tokens"] for asked in server.asked] == [7, *[2048 - 10] * 3]
+
+
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_what_may_pass_is_tried_again(status: int) -> None:
     with Scripted(after(2, Bad(status))) as server:

@@ -165,9 +165,9 @@ def test_shapes_fit_their_windows() -> None:
     speaker = Echo()
     with pytest.raises(Mistake, match="too short to walk a tree"):
         shape_for(speaker_with(speaker, 900))
-    small, large = shape_for(speaker_with(speaker, 2500)), shape_for(speaker_with(speaker, 10**6))
-    assert (large.segment, large.summary, large.reply, large.fanout) == (1000, 256, 512, 8)
-    assert small.segment < 1000 and small.summary * 8 + small.reply < 2500
+    small, large = shape_for(speaker_with(speaker, 2200)), shape_for(speaker_with(speaker, 10**6))
+    assert (large.segment, large.summary, large.reply, large.fanout) == (1000, 256, 1024, 8)
+    assert small.segment < 1000 and small.summary * 8 + small.reply < 2200
     with pytest.raises(Mistake, match="2 children or more"):
         shape_for(speaker, 1)
 
