@@ -6,7 +6,7 @@ A moving line where someone looks on and nothing is being written; in a log, a l
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,10 +25,10 @@ PAUSE = 15.0  # seconds between two lines of a log
 class Following:
     """Follows one answer."""
 
-    def __init__(self, silent: bool, unwritten: bool) -> None:
+    def __init__(self, *, silent: bool, shows: bool, writes: bool) -> None:
         from rich.console import Console
 
-        self.silent, self.unwritten = silent, unwritten
+        self.silent, self.shows, self.writes = silent, shows, writes
         self.console = Console(stderr=True, highlight=False)
         self.status: Any = None
         self.begun, self.last = False, "\n"  # of the answer
@@ -78,7 +78,7 @@ class Following:
         """A piece of the answer."""
         text = harmless(text)
         text = text if self.begun else text.lstrip()
-        if not text or self.unwritten:
+        if not text or not self.writes:
             return
         self._still()  # the moving line would be in the way
         print(text, end="", flush=True)
@@ -90,28 +90,22 @@ class Following:
             print(flush=True)
             self.last = "\n"
 
-    def news(self, news: Built | Visit) -> None:
-        """How far a tree or a walk is."""
-        from longitude.read.tree import Built
+    def built(self, built: Built) -> None:
+        """How far a tree is."""
+        kept = f" ({built.kept:,} kept from before)" if built.kept else ""
+        told = f"summaries: {built.done:,} of {built.of:,}{kept}"
+        self._tell(told, built.done == built.of)
 
-        if isinstance(news, Built):
-            told = f"{news.done:,} of {news.of:,} summaries"
-            kept = f" ({news.kept:,} kept from before)" if news.kept else ""
-            self._tell(f"building the tree: {told}{kept}", news.done == news.of)
-        else:
-            node = ".".join(str(n + 1) for n in news.place) or "root"
-            self._tell(f"walking: {news.action} at {node}", True)
+    def visited(self, visit: Visit, where: str) -> None:
+        """One step through a tree, told as it comes."""
+        if self.shows:
+            by_path(visit.plain(), where, self.console)
+        elif self.status is not None:
+            self._tell(f"looking at {harmless(where)} …", False)
 
-    def show_windows(
-        self, steps: Sequence[Step], places: Sequence[Mapping[str, str]], begins: Sequence[str]
-    ) -> None:
+    def show_windows(self, steps: Sequence[Step], places: Sequence[Place]) -> None:
         """Where each token came from."""
-        listed = [Place(p["document"], p["where"], b) for p, b in zip(places, begins, strict=True)]
-        by_windows(steps, listed, self.console)
-
-    def show_path(self, path: Sequence[Mapping[str, Any]], places: Sequence[str]) -> None:
-        """The way through the tree."""
-        by_path(path, places, self.console)
+        by_windows(steps, places, self.console)
 
     def _tell(self, told: str, now: bool) -> None:
         if self.status is not None:

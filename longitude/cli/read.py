@@ -34,7 +34,9 @@ Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")
 Seed = Annotated[int | None, typer.Option(help="Of the draws.")]
 Window = Annotated[
     int | None,
-    typer.Option(help="Tokens of text in a window. [default: what the model has room for]"),
+    typer.Option(
+        help="Tokens of text in a window; of a server, those it takes. [default: what fits]"
+    ),
 ]
 MostWindows = Annotated[
     int,
@@ -82,10 +84,12 @@ def read(
     side, and the question sees them all. memwalker: a tree of summaries, and a walk to where the
     answer stands. extend: the whole text, under a scheme that `longitude extend` has measured.
 
-    The answer goes to stdout as it comes, all else to stderr.
+    The answer goes to stdout as it comes, all else to stderr. The exit code is 1 where memwalker
+    finds no answer.
     """
+    from longitude.cli.asked import Asked
     from longitude.cli.output import say
-    from longitude.cli.reading import Asked, answer
+    from longitude.cli.reading import answer
 
     asked = Asked(
         files=tuple(files), question=question, model=model or DEFAULT, by=by, show=show,

@@ -120,15 +120,8 @@ def _legend(shares: Sequence[float], places: Sequence[Place], console: Console) 
         console.print(begins, overflow="ellipsis", no_wrap=True)
 
 
-def by_path(path: Sequence[Mapping[str, Any]], places: Sequence[str], console: Console) -> None:
-    """The way through a tree, a step a paragraph; `places` says where each step's part stands."""
-    console.print(Text("the way there", style="bold"))
-    for visit, place in zip(path, places, strict=True):
-        one_step(visit, place, console)
-
-
-def one_step(visit: Mapping[str, Any], place: str, console: Console) -> None:
-    """One step of a walk: where, what was decided, and why."""
+def by_path(visit: Mapping[str, Any], place: str, console: Console) -> None:
+    """One step of a walk through a tree: where it was, what was decided there, and why."""
     mark, told, style = {
         "down": ("↓", f"goes on to part {(visit['to'] or 0) + 1}", "cyan"),
         "revert": ("↩", "goes back", "yellow"),

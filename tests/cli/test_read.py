@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,6 +16,7 @@ import pytest
 from longitude.eval.fit import GARBAGE
 from longitude.eval.passkey import KEY, QUESTION
 
+from ..read.scripted import Scripted
 from .conftest import Ran
 
 pytestmark = pytest.mark.usefixtures("_offline")
@@ -183,3 +185,46 @@ def test_what_a_document_says_reaches_no_terminal(
     code, out, err = longitude("read", name, *ASK, "--by", "nbce", "--show")
     assert (code, out) == (0, "]0;title[2J31myes\ntab\t\n")
     assert all(c.isprintable() or c == "\n" for c in err) and "[31mred .txt, line" in err
+
+
+SECTIONS = [f"Section {n} begins. " + f"Nothing happens in section {n}. " * 80 for n in range(12)]
+
+
+def reader(prompt: str) -> str:
+    """A model that walks to section 7, goes back from where it is not, and answers there."""
+    named = [*dict.fromkeys(re.findall(r"[Ss]ection (\d+)", prompt))]
+    if "Summarize the above" in prompt or "Compress each" in prompt:
+        return f"About {', '.join(f'section {n}' for n in named)}."
+    if "MOST LIKELY" in prompt:
+        offered = re.findall(r"^Summary (\d+): .*section 7\b", prompt, re.MULTILINE)
+        return f"Reasoning: \x1b[2Jseven is here.\nAction: {offered[0] if offered else 0}"
+    if "7" in named:
+        return "Reasoning: it says so.\nAction: -2\nAnswer: under the \x1b[31mred\x1b[0m bridge"
+    return "Reasoning: nothing.\nAction: -1"
+
+
+def test_a_server_is_walked_with(longitude: Callable[..., Ran], tmp_path: Path) -> None:
+    for n, name in enumerate(("one.txt", "two.md")):
+        (tmp_path / name).write_text("\n".join(SECTIONS[6 * n : 6 * n + 6]), encoding="utf-8")
+    asked = ("read", "one.txt", "two.md", "-q", "Where is it?", "--model")
+    with Scripted(reader) as server:
+        code, out, err = longitude(*asked, server.url, "--show")
+        assert (code, out) == (0, "under the [31mred[0m bridge\n")
+        assert "by memwalker: a server is only talked to." in err and "summaries: " in err
+        assert all(c.isprintable() or c == "\n" for c in err)
+        *_, last, why = err.splitlines()
+        assert last.lstrip().startswith("✓ ") and "two.md, line" in last and "bridge" in last
+        assert why.strip() == "it says so."
+        summaries = sum("Summarize" in prompt for prompt in server.prompts)
+        told = json.loads(longitude(*asked, server.url, "--json")[1])
+        assert sum("Summarize" in prompt for prompt in server.prompts) == summaries > 6  # kept
+    assert told["found"] and told["by"] == "memwalker" and "two.md" in told["path"][-1]["where"]
+    assert [*Path("runs").rglob("*.sqlite")]
+
+
+def test_no_answer_is_an_exit_code_of_its_own(longitude: Callable[..., Ran], book: str) -> None:
+    with Scripted(lambda prompt: "I can't say.") as server:
+        asked = ("read", book, "-q", "Who?", "--model", server.url, "--out", "kept")
+        assert longitude(*asked, "--quiet") == (1, "no answer\n", "")
+        code, out, _ = longitude(*asked, "--json")
+        assert code == 1 and json.loads(out)["found"] is False

@@ -1,0 +1,64 @@
+"""What `longitude read` was asked, and the mistakes that can be told from that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longitude.fields import Mistake
+from longitude.read.auto import AUTO, known
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options, as they were given."""
+
+    files: tuple[str, ...]
+    question: str
+    model: str
+    by: str
+    show: bool
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    window: int | None
+    most_windows: int
+    runs: Path
+    out: Path
+    key: str | None
+    quiet: bool
+    as_json: bool
+    load: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def server(self) -> bool:
+        """Whether the model is behind a server."""
+        return self.model.startswith(("http://", "https://"))
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing but the answer, or data, is to be said."""
+        return self.quiet or self.as_json
+
+
+def check(asked: Asked) -> None:
+    """Mistakes that can be told before anything is read or loaded."""
+    from longitude.hf.streaming.sample import Sampling
+
+    known(asked.by)
+    if not asked.question.strip():
+        raise Mistake("the question is empty: ask something with --question.")
+    if asked.max_tokens < 1:
+        raise Mistake(f"--max-tokens is 1 or more, but got {asked.max_tokens}: use 64.")
+    if asked.window is not None and asked.window < 1:
+        raise Mistake(f"--window is 1 token or more, but got {asked.window}: leave it out.")
+    if asked.most_windows < 0:
+        raise Mistake(f"--most-windows is 0 (all) or more, but got {asked.most_windows}: use 32.")
+    Sampling(asked.temperature, 1.0, asked.seed)
+    if asked.server and asked.by not in (AUTO, "memwalker"):
+        raise Mistake(
+            f"a server is only talked to, so it can't be read with by {asked.by}: use --by "
+            f"memwalker, or a checkpoint."
+        )
