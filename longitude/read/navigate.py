@@ -20,7 +20,7 @@ from longitude.read.speaker import Speaker
 from longitude.read.tree import Node, Shape
 
 NO_ANSWER = "no answer"
-LEFT = "every part of it was read"
+LEFT = "no part of it is left"
 ONLY = "the only part of it that is left"
 Action = Literal["down", "answer", "revert", "invalid"]
 Place = tuple[int, ...]  # the children to take from the root to a node

@@ -179,7 +179,7 @@ def test_the_first_error_ends_it() -> None:
     with Scripted(script) as server:
         speaker = Server(server.url, at_once=2)
         with pytest.raises(Mistake, match="status 400"):
-            [*said_to(speaker, [str(n) for n in range(100)], 7)]
+            dict(said_to(speaker, [str(n) for n in range(100)], 7))
         time.sleep(0.1)
         assert len(server.prompts) < 20, "those that waited were not asked"
 
