@@ -58,6 +58,12 @@ class Following:
             self.say(f"by {choice.by}: {harmless(choice.why)}.")
 
     @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """While a text is counted and cut."""
+        with self._moving("cutting the text into windows …"):
+            yield
+
+    @contextmanager
     def reading(self, windows: int) -> Iterator[None]:
         """While the text is read, until the first token."""
         told = f"reading {windows:,} window{'s' if windows > 1 else ''} …"

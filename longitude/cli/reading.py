@@ -61,7 +61,8 @@ def _with_model(asked: Asked, found: list[Document], following: Following) -> No
     loaded = load_reader(asked)
     full = window(asked, loaded)
     whole = JOINT.join(one.text for one in found)
-    choice = chosen(asked, loaded, tokens_of(whole, loaded.count), full)
+    with following.cutting():
+        choice = chosen(asked, loaded, tokens_of(whole, loaded.count), full)
     if choice.by == "memwalker":
         from longitude.read.speaker import Local
 
@@ -76,8 +77,9 @@ def _with_model(asked: Asked, found: list[Document], following: Following) -> No
         _by_token(asked, loaded, following, choice, [whole], cut)
     else:
         size = min(full, LARGE) if choice.by == "nbce" and asked.window is None else full
-        every = [one for one in pieces(found, size, loaded.count) if one.text.strip()]
-        cut = _telling(asked, every, following)
+        with following.cutting():
+            every = [one for one in pieces(found, size, loaded.count) if one.text.strip()]
+            cut = _telling(asked, every, following)
         _by_token(asked, loaded, following, choice, [one.text for one in cut], cut)
 
 

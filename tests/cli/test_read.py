@@ -185,6 +185,9 @@ def test_what_a_document_says_reaches_no_terminal(
     code, out, err = longitude("read", name, *ASK, "--by", "nbce", "--show")
     assert (code, out) == (0, "]0;title[2J31myes\ntab\t\n")
     assert all(c.isprintable() or c == "\n" for c in err) and "[31mred .txt, line" in err
+    code, out, err = longitude("read", name, *ASK, "--by", "nbce", "--json")
+    assert code == 0 and json.loads(out)["answer"] == f"{evil}yes\r\ntab\t"
+    assert all(ord(c) >= 0x20 or c == "\n" for c in out) and "\x9b" not in out
 
 
 SECTIONS = [f"Section {n} begins. " + f"Nothing happens in section {n}. " * 80 for n in range(12)]
