@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longitude.fields import Mistake
+from longitude.fields import Mistake, shown
 from longitude.read.auto import AUTO, known
+
+DEFAULT = "tiny-rope"
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Asked:
 
     files: tuple[str, ...]
     question: str
-    model: str
+    model: str | None
     by: str
     show: bool
     max_tokens: int
@@ -33,9 +35,14 @@ class Asked:
     load: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def name(self) -> str:
+        """The model's name or address."""
+        return DEFAULT if self.model is None else self.model
+
+    @property
     def server(self) -> bool:
         """Whether the model is behind a server."""
-        return self.model.startswith(("http://", "https://"))
+        return self.name.startswith(("http://", "https://"))
 
     @property
     def silent(self) -> bool:
@@ -59,6 +66,6 @@ def check(asked: Asked) -> None:
     Sampling(asked.temperature, 1.0, asked.seed)
     if asked.server and asked.by not in (AUTO, "memwalker"):
         raise Mistake(
-            f"a server is only talked to, so it can't be read with by {asked.by}: use --by "
-            f"memwalker, or a checkpoint."
+            f"--by {asked.by} needs a model's own numbers, but {shown(asked.name)} is a server, "
+            f"which only talks: use --by memwalker, or a checkpoint."
         )

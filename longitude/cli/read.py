@@ -9,8 +9,6 @@ import typer
 
 from longitude.cli import options as o
 
-DEFAULT = "tiny-rope"
-
 Files = Annotated[
     list[str],
     typer.Argument(metavar="FILE...", help="Text, Markdown, HTML or PDF; - is standard input."),
@@ -88,18 +86,13 @@ def read(
     finds no answer.
     """
     from longitude.cli.asked import Asked
-    from longitude.cli.output import say
     from longitude.cli.reading import answer
 
     asked = Asked(
-        files=tuple(files), question=question, model=model or DEFAULT, by=by, show=show,
+        files=tuple(files), question=question, model=model, by=by, show=show,
         max_tokens=max_tokens, temperature=temperature, seed=seed, window=window,
         most_windows=most_windows, runs=runs, out=out, key=key, quiet=quiet, as_json=as_json,
         load={"device": device, "dtype": dtype, "revision": revision,
               "trust_remote_code": trust_remote_code},
     )  # fmt: skip
-    if model is None and not asked.silent:
-        say(
-            f"{DEFAULT} comes along and knows passkeys, but little else: name another with --model."
-        )
     answer(asked)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longitude.cli.asked import Asked
+from longitude.cli.output import say
 from longitude.fields import Mistake, shown
 from longitude.read.auto import AUTO, Case, Choice, choose, extension_for
 from longitude.read.pieces import Count
@@ -44,13 +45,15 @@ def load_reader(asked: Asked) -> Loaded:
     from longitude.hf.patch import trained_length
     from longitude.read.prompt import prompt
 
-    model, tokenizer = load(asked.model, quiet=asked.silent, **asked.load)
+    if asked.model is None and not asked.silent:
+        say(f"{asked.name} comes along, and knows passkeys but little else: name another --model.")
+    model, tokenizer = load(asked.name, quiet=asked.silent, **asked.load)
     if tokenizer is None:
-        raise Mistake(f"{asked.model} has no tokenizer, so it can't read text: give one that has.")
+        raise Mistake(f"{asked.name} has no tokenizer, so it can't read text: give one that has.")
     causal = not getattr(model.config, "is_encoder_decoder", False)
     if not causal or model.get_output_embeddings() is None:
         raise Mistake(
-            f"{shown(asked.model)} is no causal language model ({type(model).__name__}), so it "
+            f"{shown(asked.name)} is no causal language model ({type(model).__name__}), so it "
             f"can't answer: give one that writes."
         )
     around = prompt(tokenizer, asked.question).around
@@ -88,14 +91,14 @@ def chosen(asked: Asked, loaded: Loaded, tokens: int, full: int) -> Choice:
         case = replace(case, extensions=_extensions(asked, loaded))
     if asked.by == AUTO or need <= (loaded.trained or 0):
         return choose(case)
-    return Choice("extend", "", extension_for(case, asked.model))
+    return Choice("extend", "", extension_for(case, asked.name))
 
 
 def _extensions(asked: Asked, loaded: Loaded) -> list[Extension]:
     from longitude.extend.subject import subject
     from longitude.read.measured import extensions
 
-    return extensions(asked.runs, subject(loaded.model, asked.model, asked.load["revision"]))
+    return extensions(asked.runs, subject(loaded.model, asked.name, asked.load["revision"]))
 
 
 def tokens_of(text: str, count: Count) -> int:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from longitude.read.navigate import Visit
     from longitude.read.speaker import Speaker
 
-SEEN = 200  # letters of a window that show what it is
 JOINT = "\n\n"  # between two documents that are read as one text
 
 
@@ -51,7 +50,7 @@ def _only_walked(asked: Asked) -> Choice:
 def _server(asked: Asked) -> Speaker:
     from longitude.read.server import Server
 
-    return Server(asked.model, window=asked.window, key=asked.key)
+    return Server(asked.name, window=asked.window, key=asked.key)
 
 
 # a checkpoint
@@ -117,8 +116,15 @@ def _by_token(
     if asked.as_json:
         _print(asked, choice, made.plain() | {"windows": [*map(_listed, cut)]})
     elif asked.show:
-        places = [Place(one.document.name, one.place, one.text[:SEEN]) for one in cut]
-        following.show_windows(made.steps, places)
+        wanted = f"{asked.question} {made.text}"
+        following.show_windows(made.steps, [_seen(one, wanted) for one in cut])
+
+
+def _seen(piece: Piece, wanted: str) -> Place:
+    """A window as a reader knows it again."""
+    from longitude.read.rank import telling_part
+
+    return Place(piece.document.name, piece.place, telling_part(piece.text, wanted))
 
 
 def _listed(piece: Piece) -> dict[str, Any]:
@@ -210,6 +216,6 @@ def _place(found: Sequence[Document], start: int, stop: int) -> str:
 def _print(asked: Asked, choice: Choice, told: Mapping[str, Any]) -> None:
     from longitude.cli.output import print_json
 
-    used = {"model": asked.model, "question": asked.question, "files": list(asked.files)}
+    used = {"model": asked.name, "question": asked.question, "files": list(asked.files)}
     scheme = {"scheme": choice.extension.scheme} if choice.extension else {}
     print_json({**used, **told, "why": choice.why or None, **scheme})

@@ -12,9 +12,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 K, B = 1.2, 0.75  # the usual ones
 CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # written without spaces: each sign is a word
+END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n+")
 WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
 
 
@@ -24,6 +26,16 @@ def most_telling(texts: Sequence[str], question: str, most: int) -> list[int]:
     found = scores(texts, question)
     best = sorted(range(len(texts)), key=lambda n: (-found[n], n))[:most]
     return sorted(best)
+
+
+def telling_part(text: str, wanted: str, most: int = 200) -> str:
+    """The sentence or line of a text that has most of the wanted words, and what comes after it, up
+    to so many letters."""
+    asked = {*words(wanted)}
+    starts = [0, *(end.end() for end in END.finditer(text))]
+    parts = [text[a:b] for a, b in pairwise([*starts, len(text)])]
+    best = max(range(len(parts)), key=lambda n: (len(asked & {*words(parts[n])}), -n))
+    return text[starts[best] : starts[best] + most].strip()
 
 
 def scores(texts: Sequence[str], question: str) -> list[float]:

@@ -31,11 +31,11 @@ KEPT = frozenset("\n\t\u200c\u200d")  # the joiners are letters' own
 
 @dataclass(frozen=True)
 class Place:
-    """A window: the document it is of, where in it, and how it begins."""
+    """A window: the document it is of, where in it, and a few of its words."""
 
     document: str
     where: str
-    begins: str
+    words: str
 
 
 def harmless(text: str) -> str:
@@ -82,7 +82,7 @@ def _by_entropy(step: Step) -> Iterator[Text]:
     yield _number(step.window)
     yield Text(NOTHING if step.entropy is None else f"{step.entropy:.3f}")
     others = [(e, n) for n, e in enumerate(step.entropies) if n != step.window]
-    told = f"then window {min(others)[1] + 1} with {min(others)[0]:.3f}" if others else ""
+    told = f"beside window {min(others)[1] + 1} with {min(others)[0]:.3f}" if others else ""
     yield Text(told, style=DIM)
 
 
@@ -109,15 +109,15 @@ def _shares(steps: Sequence[Step], count: int) -> list[float]:
 
 
 def _legend(shares: Sequence[float], places: Sequence[Place], console: Console) -> None:
-    """The windows that an answer came from, the most telling first, and how each begins."""
+    """The windows that an answer came from, the most telling first, with a few words of each."""
     order = sorted(range(len(places)), key=lambda n: (-shares[n], n))
     for n in [n for n in order if round(100 * shares[n])][:LISTED]:
         one, bar = places[n], "█" * max(1, round(LONG * shares[n]))
         head = Text.assemble((f"window {n + 1} ", _colour(n)), (f"{bar} {shares[n]:.0%} ", DIM))
         head.append(f"{printable(one.document)}, {one.where}")
         console.print(head, soft_wrap=True)
-        begins = Text(f"  {printable(one.begins)} …", style=DIM)
-        console.print(begins, overflow="ellipsis", no_wrap=True)
+        words = Text(f"  {printable(one.words)}", style=DIM)
+        console.print(words, overflow="ellipsis", no_wrap=True)
 
 
 def by_path(visit: Mapping[str, Any], place: str, console: Console) -> None:

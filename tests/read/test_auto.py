@@ -14,7 +14,7 @@ from longitude.eval.rows import Subject
 from longitude.fields import Mistake
 from longitude.read.auto import Case, Choice, choose, extension_for, known
 from longitude.read.measured import Extension, extensions
-from longitude.read.rank import most_telling, scores
+from longitude.read.rank import most_telling, scores, telling_part
 
 SUBJECT = Subject("owner/model", "abc", "rope()", "rope", 256, "float32", "cpu")
 CASE = Case(need=2000, answer=16, windows=9, trained=256, chats=True)
@@ -144,3 +144,10 @@ def test_the_most_telling_stand_in_order() -> None:
     assert most_telling(texts, "Warum?", 3) == [0, 1, 2]
     assert most_telling(["天氣", "鑰匙是五", "海"], "鑰匙?", 1) == [1]
     assert most_telling(texts, "key", 100) == [*range(50)]
+
+
+def test_the_part_that_tells() -> None:
+    text = "A ship came.\nThe pass was cold. The pass key is 4711! Nobody knew."
+    assert telling_part(text, "What is the pass key?") == "The pass key is 4711! Nobody knew."
+    assert telling_part(text, "What is the pass key?", 8) == "The pass"
+    assert telling_part(text, "Warum?") == text and telling_part("word", "x") == "word"
