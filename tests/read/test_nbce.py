@@ -16,7 +16,7 @@ from longitude.fields import Mistake
 from longitude.hf.reading.generate import generated
 from longitude.read import nbce
 from longitude.read.answer import Step
-from longitude.read.nbce import Nbce, pooled, source
+from longitude.read.nbce import Nbce, nucleus, pooled, source
 from tests.read.keys import cut, text_of
 from tests.read.tiny import LAYOUT, model, windows
 
@@ -80,6 +80,15 @@ def test_pooling_is_the_formula(how: Nbce, last: int | None) -> None:
     torch.testing.assert_close(made.logits, torch.tensor(logits, dtype=torch.float64))
     torch.testing.assert_close(made.entropies, torch.tensor(entropies, dtype=torch.float64))
     assert made.window == window
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.95])
+def test_the_nucleus_is_transformers_own(top_p: float) -> None:
+    from transformers import TopPLogitsWarper
+
+    logs = (3 * torch.randn(6, 50, dtype=torch.float64)).log_softmax(-1)
+    theirs = TopPLogitsWarper(top_p)(torch.zeros(6, 1, dtype=torch.long), logs)  # type: ignore[arg-type]
+    torch.testing.assert_close(nucleus(logs, top_p), theirs, rtol=0, atol=0)
 
 
 @torch.no_grad()
@@ -146,48 +155,6 @@ def test_a_patched_model_reads_rows_of_one_length_together() -> None:
         tokens = generated(m, made, list(LAYOUT.tail), max_new_tokens=3, eos_token_id=None)
     assert tokens == [token for token, _ in expected]
     assert sorted(len(group.rows) for group in made.rows.groups) == [1, 1, 2]
-
-
-def test_generate_decides_how_tokens_are_chosen_and_when_to_stop() -> None:
-    from transformers import StoppingCriteriaList
-    from transformers.generation.streamers import BaseStreamer
-
-    m, texts = model("llama"), windows(9, 12)
-
-    def run(**options: Any) -> list[int]:
-        made = source(m, LAYOUT, texts, Nbce(top_p=1.0, beta=0.0))
-        options.setdefault("max_new_tokens", 6)
-        return generated(m, made, list(LAYOUT.tail), **options)
-
-    class Heard(BaseStreamer):
-        def __init__(self) -> None:
-            self.parts: list[list[int]] = []
-
-        def put(self, value: Any) -> None:
-            self.parts.append(value.flatten().tolist())
-
-        def end(self) -> None:
-            self.parts.append([])
-
-    plain, heard = run(), Heard()
-    assert run(streamer=heard) == plain
-    assert heard.parts == [list(LAYOUT.tail), *([token] for token in plain), []]
-    assert run(eos_token_id=plain[2]) == plain[: plain.index(plain[2]) + 1]
-    assert plain[0] not in run(bad_words_ids=[[plain[0]]])
-    short = StoppingCriteriaList([lambda ids, *_, **__: torch.tensor([ids.shape[1] >= 6])])
-    assert run(stopping_criteria=short) == plain[:2]
-    torch.manual_seed(0)
-    drawn = {tuple(run(do_sample=True, temperature=5.0)) for _ in range(4)}
-    assert len(drawn) > 1
-    with pytest.raises(Mistake, match="num_beams=2"):
-        run(num_beams=2)
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    m = model("llama")
-    before = dict(vars(m))
-    generated(m, source(m, LAYOUT, windows(5, 5), Nbce()), [3], max_new_tokens=2)
-    assert {k: id(v) for k, v in vars(m).items()} == {k: id(v) for k, v in before.items()}
 
 
 @pytest.mark.parametrize(

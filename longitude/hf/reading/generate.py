@@ -4,7 +4,7 @@ What a text over many windows says next is made of several forwards, with caches
 `generate` it is a model without a cache: a shallow copy of the real one, with its settings and
 its end tokens, whose forward asks a `Source`. So sampling, processors, stopping and streamers are
 transformers' own, in every version, and the real model is not touched. Beams and several answers at
-once would need as many caches: they are refused.
+once would need as many caches, assistants more logits: they are refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.fields import Mistake, shown
+
+DRAWS = ("temperature", "top_p", "top_k")
+# what would ask for several rows, or for more logits than the last token's, and what leaves it out
+ONE_ROW = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "assistant_model": None,
+    "prompt_lookup_num_tokens": None,
+    "guidance_scale": None,
+}
 
 
 @runtime_checkable
@@ -48,17 +58,14 @@ def generated(
         tell: called with each token as it comes.
         options: `generate`'s own. Without a word about sampling, the likeliest token is taken.
     """
-    if options.get("num_beams", 1) != 1 or options.get("num_return_sequences", 1) != 1:
-        raise Mistake(
-            f"an answer over several windows is one row, but got num_beams="
-            f"{shown(options.get('num_beams', 1))} and num_return_sequences="
-            f"{shown(options.get('num_return_sequences', 1))}: leave them out."
-        )
+    _check(options)
     settings = getattr(model, "generation_config", None)
     ends = getattr(settings, "eos_token_id", None)
     ends = ends if isinstance(ends, list) else [ends]
     pad = getattr(settings, "pad_token_id", None)
     options = {"do_sample": False, "pad_token_id": ends[0] if pad is None else pad} | options
+    if not options["do_sample"]:  # a checkpoint's own settings for draws would be warned of
+        options = dict.fromkeys(DRAWS) | options
     streamer = _Streamer(tell, options.pop("streamer", None))
     place = model.get_input_embeddings().weight.device  # type: ignore[operator, union-attr]
     ids = torch.tensor([prompt], device=place)
@@ -66,6 +73,15 @@ def generated(
     out = shell.generate(input_ids=ids, streamer=streamer, use_cache=False, **options)
     out = out if isinstance(out, Tensor) else out.sequences
     return out[0, len(prompt) :].tolist()
+
+
+def _check(options: dict[str, Any]) -> None:
+    for name, none in ONE_ROW.items():
+        if options.get(name, none) not in (none, None):
+            raise Mistake(
+                f"an answer over several windows is one row, token by token, but got {name}="
+                f"{shown(options[name])}: leave it out."
+            )
 
 
 def _shell(model: Any, source: Source, read: int) -> Any:
