@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from longitude.fields import Mistake, shown
 from longitude.hf.patch import trained_length
 from longitude.read.answer import Answer, Tell
-from longitude.read.prompt import Prompt, check_fits, prompt, spelled
+from longitude.read.prompt import Prompt, all_spelled, check_fits, prompt
 from longitude.read.rows import AT_ONCE, Rows
 from longitude.read.saying import said
 
@@ -178,10 +178,7 @@ def answer(
         room: bytes for caches; rows that find none are read again for every token.
         options: transformers' own for `generate`: do_sample, temperature, stopping_criteria, ….
     """
-    if not windows:
-        raise Mistake("a text of at least one window is read, but got none: give some text.")
-    layout = prompt(tokenizer, question, chat=chat)
-    ids = [spelled(tokenizer, window) for window in windows]
+    layout, ids = prompt(tokenizer, question, chat=chat), all_spelled(tokenizer, windows)
     check_fits(layout, ids, max_new_tokens, trained_length(model))
     made = source(model, layout, ids, how or Nbce(), at_once=at_once, room=room)
     options |= {"max_new_tokens": max_new_tokens}

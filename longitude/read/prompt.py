@@ -59,6 +59,19 @@ def spelled(tokenizer: Any, text: str) -> list[int]:
     return _ids(tokenizer, text, split_special_tokens=True)
 
 
+def all_spelled(tokenizer: Any, windows: Sequence[str]) -> list[list[int]]:
+    """The tokens of every window; none may be empty, for a trace counts them all."""
+    if not windows:
+        raise Mistake("a text of at least one window is read, but got none: give some text.")
+    ids = [spelled(tokenizer, window) for window in windows]
+    if not all(ids):
+        place = next(place for place, window in enumerate(ids) if not window)
+        raise Mistake(
+            f"a window has text in it, but number {place} of {len(ids)} has none: drop it."
+        )
+    return ids
+
+
 def check_fits(
     prompt: Prompt, windows: Sequence[Sequence[int]], new: int, trained: int | None
 ) -> None:

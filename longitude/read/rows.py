@@ -51,8 +51,9 @@ class Rows:
         at_once: int = AT_ONCE,
         room: int | None = None,
     ) -> None:
-        self.model, self.room, self.said = model, room, []
-        self.count, self.held = len(rows), 0
+        self.model, self.room = model, room
+        self.said: list[int] = []  # the tokens that all rows went on with
+        self.count, self.held = len(rows), 0  # rows, and bytes of the caches that are kept
         full = [list(row) for row in rows]
         self.movable = movable(model)
         shared = _alike(full) if self.movable and len(full) > 1 else 0
@@ -111,7 +112,8 @@ class Rows:
         rows = [row + self.said for row in group.rows]
         before = [len(row) - 1 for row in rows]
         widest = max(before)
-        cache = fresh(self.model) if self.head_cache is None else self._beginning(len(rows))
+        shared = self.head_cache
+        cache = fresh(self.model) if shared is None else repeated(shared, len(rows))
         if widest:
             # padded with a token of its own: some models warn of the one that is called padding
             padded = [r[:-1] + r[-1:] * (widest - n) for r, n in zip(rows, before, strict=True)]
@@ -122,9 +124,6 @@ class Rows:
         out = self._column(group, [row[-1] for row in rows])
         self._keep(group)
         return out
-
-    def _beginning(self, rows: int) -> Any:
-        return repeated(self.head_cache, rows)
 
     def _keep(self, group: Group) -> None:
         taken = size(group.cache)

@@ -28,7 +28,7 @@ from longitude.hf.reading import place
 from longitude.hf.reading.caches import fresh, joined, local, movable, repeated, taken
 from longitude.hf.reading.softmax import Watch
 from longitude.read.answer import Answer, Tell
-from longitude.read.prompt import Prompt, check_fits, prompt, spelled
+from longitude.read.prompt import Prompt, all_spelled, check_fits, prompt
 from longitude.read.rows import AT_ONCE
 from longitude.read.saying import said
 
@@ -187,10 +187,7 @@ def answer(
         at_once: tokens of windows that are read together.
         options: transformers' own for `generate`: do_sample, temperature, stopping_criteria, ….
     """
-    layout = prompt(tokenizer, question, chat=chat)
-    ids = [ids for window in windows if (ids := spelled(tokenizer, window))]
-    if not ids:
-        raise Mistake("a text of at least one window is read, but got none: give some text.")
+    layout, ids = prompt(tokenizer, question, chat=chat), all_spelled(tokenizer, windows)
     check_fits(layout, ids, max_new_tokens, trained_length(model))
     source = Source(model, layout, ids, align=align, at_once=at_once)
     options |= {"max_new_tokens": max_new_tokens}

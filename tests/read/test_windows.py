@@ -181,8 +181,8 @@ def test_an_answer_streams_and_tells_its_masses(tiny_rope: Any) -> None:
     for step in told:
         assert step.window == step.mass.index(max(step.mass)) and step.entropy is None
     assert made.plain()["steps"][0].keys() == {"token", "text", "window", "mass"}
-    with pytest.raises(Mistake, match="got none"):
-        reading.answer(m, tokenizer, ["", ""], QUESTION)
+    with pytest.raises(Mistake, match="number 1 of 2 has none"):
+        reading.answer(m, tokenizer, ["text", ""], QUESTION)
 
 
 def share_found(tiny_rope: Any, windows: int, seeds: range) -> float:

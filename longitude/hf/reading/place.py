@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from longitude.fields import Mistake
+from longitude.fields import Mistake, short
 from longitude.hf.families import bloom, falcon_rw, family_of, mpt
 from longitude.hf.families.alibi import attentions
 
@@ -82,7 +82,13 @@ def _run(
     if mask is not None:
         given["attention_mask"] = mask
     with _biased(model, keys):
-        return model(**given)
+        try:
+            return model(**given)
+        except (TypeError, ValueError) as error:  # a cache or arguments of another kind
+            raise Mistake(
+                f"{type(model).__name__} can't read a text in windows "
+                f"({short(str(error), 120)}): use another model."
+            ) from error
 
 
 def _names(model: nn.Module) -> Any:
