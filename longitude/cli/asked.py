@@ -57,6 +57,10 @@ def check(asked: Asked) -> None:
     known(asked.by)
     if not asked.question.strip():
         raise Mistake("the question is empty: ask something with --question.")
+    try:
+        asked.question.encode()
+    except UnicodeEncodeError:
+        raise Mistake(f"the question {shown(asked.question)} is not UTF-8: write it so.") from None
     if asked.max_tokens < 1:
         raise Mistake(f"--max-tokens is 1 or more, but got {asked.max_tokens}: use 64.")
     if asked.window is not None and asked.window < 1:

@@ -29,7 +29,8 @@ JOINT = "\n\n"  # between two documents that are read as one text
 def answer(asked: Asked) -> None:
     """Read, answer, and show where the answer came from."""
     check(asked)
-    if STDIN in asked.files and sys.stdin.isatty() and not asked.silent:
+    asks = STDIN in asked.files and sys.stdin is not None and sys.stdin.isatty()
+    if asks and not asked.silent:
         print("reading the text from standard input: end it with Ctrl-D.", file=sys.stderr)
     found = documents(asked.files)
     writes, shows = not asked.as_json, asked.show and not asked.as_json

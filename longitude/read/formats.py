@@ -29,7 +29,10 @@ MARKS = (  # UTF-32's little-endian one begins with UTF-16's
 )
 CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
 HTML = re.compile(r"<(!doctype\s+html|html)\b", re.IGNORECASE)
-UNSEEN = frozenset("script style template noscript svg".split())
+OPENS = re.compile(r"<!--|<[!?]|<(script|style)\b", re.IGNORECASE)
+REMARK, DECLARATION = re.compile("-->"), re.compile(">")
+SCRIPT, STYLE = (re.compile(rf"</{tag}[^>]*>", re.IGNORECASE) for tag in ("script", "style"))
+UNSEEN = frozenset("template noscript svg".split())
 APART = frozenset(
     "address article aside blockquote body br caption dd details dialog div dl dt fieldset "
     "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hr html li main nav ol p pre section "
@@ -83,11 +86,30 @@ def from_html(text: str) -> str:
     """What a reader sees of a page, a line for each block."""
     page = _Page()
     try:
-        page.feed(text)
+        page.feed(_tags_alone(text))
         page.close()
     except (AssertionError, ValueError) as error:  # marked sections of older Pythons
         raise NoText("is HTML that can't be parsed: save it as text") from error
     return page.text()
+
+
+def _tags_alone(text: str) -> str:
+    """A page without remarks, declarations and scripts, and without a tag that never ends: the
+    parser would read on to the end of the page for each of them, and a page may have a million."""
+    parts, at = [], 0
+    while found := OPENS.search(text, at):
+        parts.append(text[at : found.start()])
+        closed = _closing(found).search(text, found.end())
+        at = closed.end() if closed else len(text)
+    head, end, tail = "".join([*parts, text[at:]]).rpartition(">")
+    return head + end + tail.replace("<", "&lt;")
+
+
+def _closing(opened: re.Match[str]) -> re.Pattern[str]:
+    """What ends that which was opened."""
+    if opened[1]:
+        return SCRIPT if opened[1].lower() == "script" else STYLE
+    return REMARK if opened[0] == "<!--" else DECLARATION
 
 
 class _Page(HTMLParser):

@@ -65,6 +65,8 @@ def documents(names: Sequence[str], stdin: Readable | None = None) -> list[Docum
 def document(name: str, stdin: Readable | None = None) -> Document:
     """The text of one file."""
     told = "standard input" if name == STDIN else f"file {shown(name)}"
+    if name == STDIN and stdin is None and sys.stdin is None:
+        raise Mistake("standard input is closed: pipe a text in, or give a file.")
     data = _limited(stdin or sys.stdin.buffer, told) if name == STDIN else _read(name, told)
     try:
         if not data:

@@ -75,6 +75,21 @@ def test_only_the_windows_with_the_questions_words(
     assert (code, out) == (0, "48213\n") and "\n2 of " in err and "--most-windows 0" in err
 
 
+def test_windows_side_by_side_tell_their_attention(
+    longitude: Callable[..., Ran], book: str
+) -> None:
+    asked = ("read", book, *ASK, "--by", "windows", "--most-windows", "2")
+    code, out, err = longitude(*asked, "--show")
+    assert (code, out) == (0, "48213\n") and "by their share of the attention" in err
+    told = json.loads(longitude(*asked, "--json")[1])
+    masses = [step["mass"] for step in told["steps"]]
+    assert all(len(mass) == 2 and 0 < sum(mass) < 1 for mass in masses)
+    rows = [line.split() for line in err.splitlines() if line.startswith("“4”")]
+    number = masses[1].index(max(masses[1]))
+    assert rows[0][1:3] == [str(number + 1), f"{max(masses[1]):.0%}"]
+    assert rows[0][3][number] == "█"
+
+
 def test_a_text_that_fits_is_read_as_it_is(longitude: Callable[..., Ran], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(KEY.format(key=31415) + "\n")
     (tmp_path / "b.md").write_text(GARBAGE)
@@ -130,6 +145,7 @@ def test_draws_follow_the_seed(longitude: Callable[..., Ran], book: str) -> None
     [
         ("book.txt", "-q", ""),
         ("book.txt", "-q", " \n"),
+        ("book.txt", "-q", "Wo\udcff?"),
         ("book.txt",),
         ("-q", "Who?"),
         ("none.txt", "-q", "Who?"),

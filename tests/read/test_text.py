@@ -105,6 +105,21 @@ def test_a_page_is_what_a_reader_sees_of_it(tmp_path: Path) -> None:
     assert document(written(tmp_path, about.encode(), "about.md")).text == about
 
 
+@pytest.mark.parametrize(
+    "torn", ["<!--", "<![CDATA[", "<?", "<a b='", "<script>", "</", "<", "<a "]
+)
+def test_a_page_that_never_ends_is_read_once(torn: str) -> None:
+    page = f"<html><p>Seen.</p>{torn * 200_000}"  # each would be looked for to the end of the page
+    assert document("-", io.BytesIO(page.encode())).text.startswith("Seen.\n")
+
+
+def test_remarks_and_scripts_are_not_seen() -> None:
+    page = (
+        '<html>a<!-- <p>x</p> -->b<SCRIPT>if (1 < 2) "</p>"</Script >c<style>p</style>d < e</html>'
+    )
+    assert document("-", io.BytesIO(page.encode())).text == "abcd < e\n"
+
+
 def test_a_pdf_is_its_pages(tmp_path: Path) -> None:
     found = document(written(tmp_path, pdf(["The key is 4711.", "", "It ends here."]), "log.pdf"))
     assert found.text.split() == "The key is 4711. It ends here.".split()
@@ -120,7 +135,9 @@ def test_places_are_lines() -> None:
     assert found.place(0, 2) == "line 1" and found.place(2, 6) == "lines 2–3"
 
 
-def test_standard_input_is_a_file_like_another(tmp_path: Path) -> None:
+def test_standard_input_is_a_file_like_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert document("-", io.BytesIO(b"said")) == Document("standard input", "said")
     file = written(tmp_path, b"written")
     found = documents([file, "-"], io.BytesIO(PAGE.encode()))
@@ -129,6 +146,9 @@ def test_standard_input_is_a_file_like_another(tmp_path: Path) -> None:
         documents(["-", "-"], io.BytesIO(b"said"))
     with pytest.raises(Mistake, match="standard input is empty"):
         document("-", io.BytesIO(b""))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(Mistake, match="standard input is closed"):
+        document("-")
 
 
 def test_what_holds_no_text_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
