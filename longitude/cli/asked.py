@@ -67,6 +67,8 @@ def check(asked: Asked) -> None:
         raise Mistake(f"--window is 1 token or more, but got {asked.window}: leave it out.")
     if asked.most_windows < 0:
         raise Mistake(f"--most-windows is 0 (all) or more, but got {asked.most_windows}: use 32.")
+    if asked.quiet and asked.show:
+        raise Mistake("--quiet is the answer alone, and --show is more: leave one of them out.")
     Sampling(asked.temperature, 1.0, asked.seed)
     if asked.server and asked.by not in (AUTO, "memwalker"):
         raise Mistake(

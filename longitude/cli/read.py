@@ -11,7 +11,7 @@ from longitude.cli import options as o
 
 Files = Annotated[
     list[str],
-    typer.Argument(metavar="FILE...", help="Text, Markdown, HTML or PDF; - is standard input."),
+    typer.Argument(metavar="FILE", help="Text, Markdown, HTML or PDF; - is standard input."),
 ]
 Question = Annotated[str, typer.Option("--question", "-q", help="What to ask about the text.")]
 Model = Annotated[

@@ -155,6 +155,7 @@ def test_draws_follow_the_seed(longitude: Callable[..., Ran], book: str) -> None
         ("empty", "-q", "Who?"),
         ("book.txt", "-q", "Who?", "--by", "nbec"),
         ("book.txt", "-q", "Who?", "--by", "extend"),
+        ("book.txt", "-q", "Who?", "--quiet", "--show"),
         ("book.txt", "-q", "Who?", "--window", "0"),
         ("book.txt", "-q", "Who?", "--window", "257"),
         ("book.txt", "-q", "Who?", "--max-tokens", "0"),
