@@ -45,7 +45,7 @@ class Watch(TorchFunctionMode):
     def _add(self, weights: Tensor) -> None:
         if weights.shape[-1] - self.keys not in (0, 1):  # one more: a sink that is no token
             return
-        mean = weights[..., : self.keys].double().mean(0)
+        mean = _wide(weights[..., : self.keys]).mean(0)
         self.total = mean if self.total is None else self.total + mean.to(self.total.device)
         self.layers += 1
 
@@ -61,7 +61,7 @@ def _weights(
     enable_gqa: bool = False,
 ) -> Tensor:
     """The last query's weights (h, keys) in row 0."""
-    q, k = query[0, :, -1:].float(), key[0].float()
+    q, k = _wide(query[0, :, -1:]), _wide(key[0])
     k = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
     scores = (q @ k.mT)[:, 0] * (query.shape[-1] ** -0.5 if scale is None else scale)
     if attn_mask is not None:
@@ -69,5 +69,9 @@ def _weights(
         if seen.dtype == torch.bool:
             scores = scores.masked_fill(~seen, -torch.inf)
         else:
-            scores = scores + seen.float()
+            scores = scores + _wide(seen)
     return scores.softmax(-1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -23,7 +23,7 @@ def test_the_last_querys_weights_are_seen(kind: str) -> None:
             out = m(ids)
         shares = watch.shares()
         assert shares is not None and watch.layers == m.config.num_hidden_layers
-        torch.testing.assert_close(shares, weights.double(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(shares, weights, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(out.logits, m(ids).logits, rtol=0, atol=0)
 
 
