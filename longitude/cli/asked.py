@@ -26,7 +26,7 @@ class Asked:
     temperature: float
     seed: int | None
     window: int | None
-    most_windows: int
+    most_windows: int | None
     runs: Path
     out: Path
     key: str | None
@@ -65,7 +65,7 @@ def check(asked: Asked) -> None:
         raise Mistake(f"--max-tokens is 1 or more, but got {asked.max_tokens}: use 64.")
     if asked.window is not None and asked.window < 1:
         raise Mistake(f"--window is 1 token or more, but got {asked.window}: leave it out.")
-    if asked.most_windows < 0:
+    if asked.most_windows is not None and asked.most_windows < 0:
         raise Mistake(f"--most-windows is 0 (all) or more, but got {asked.most_windows}: use 32.")
     if asked.quiet and asked.show:
         raise Mistake("--quiet is the answer alone, and --show is more: leave one of them out.")

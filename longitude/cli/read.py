@@ -37,9 +37,10 @@ Window = Annotated[
     ),
 ]
 MostWindows = Annotated[
-    int,
+    int | None,
     typer.Option(
-        help="Windows that are read, those first that have most of the question's words; 0: all."
+        help="Windows that are read, those first that have most of the question's words; 0: all. "
+        "[default: 32; side by side 8]"
     ),
 ]
 Runs = Annotated[
@@ -65,7 +66,7 @@ def read(
     temperature: Temperature = 0.0,
     seed: Seed = None,
     window: Window = None,
-    most_windows: MostWindows = 32,
+    most_windows: MostWindows = None,
     runs: Runs = Path("runs"),
     out: Out = Path("runs/read"),
     key: Key = None,

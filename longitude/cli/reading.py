@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from longitude.read.navigate import Visit
     from longitude.read.speaker import Speaker
 
+MOST = {"nbce": 32, "windows": 8}  # side by side, many windows drown the one that tells
 JOINT = "\n\n"  # between two documents that are read as one text
 
 
@@ -79,22 +80,22 @@ def _with_model(asked: Asked, found: list[Document], following: Following) -> No
         size = min(full, LARGE) if choice.by == "nbce" and asked.window is None else full
         with following.cutting():
             every = [one for one in pieces(found, size, loaded.count) if one.text.strip()]
-            cut = _telling(asked, every, following)
+            most = MOST[choice.by] if asked.most_windows is None else asked.most_windows
+            cut = _telling(every, asked.question, most, following)
         _by_token(asked, loaded, following, choice, [one.text for one in cut], cut)
 
 
-def _telling(asked: Asked, cut: list[Piece], following: Following) -> list[Piece]:
+def _telling(cut: list[Piece], question: str, most: int, following: Following) -> list[Piece]:
     """The windows that are read: all of them, or those that have to do with the question."""
     from longitude.read.rank import most_telling
 
-    if not asked.most_windows or len(cut) <= asked.most_windows:
+    if not most or len(cut) <= most:
         return cut
     following.say(
-        f"{asked.most_windows} of {len(cut):,} windows are read, those that have most of the "
-        f"question's words (--most-windows 0 reads all)."
+        f"{most} of {len(cut):,} windows are read, those that have most of the question's words "
+        f"(--most-windows 0 reads all)."
     )
-    kept = most_telling([piece.text for piece in cut], asked.question, asked.most_windows)
-    return [cut[n] for n in kept]
+    return [cut[n] for n in most_telling([piece.text for piece in cut], question, most)]
 
 
 def _by_token(
