@@ -75,6 +75,19 @@ def test_only_the_windows_with_the_questions_words(
     assert (code, out) == (0, "48213\n") and "\n2 of " in err and "--most-windows 0" in err
 
 
+@pytest.mark.slow
+def test_ten_megabytes_are_answered_from_a_few_windows(
+    longitude: Callable[..., Ran], tmp_path: Path
+) -> None:
+    filler = f"{GARBAGE} " * 60_000
+    text = f"{filler[:4_000_000]}\n{KEY.format(key=90817)}\n{filler}{filler[:1_000_000]}"
+    (tmp_path / "long.txt").write_text(text, encoding="utf-8")
+    code, out, err = longitude("read", "long.txt", *ASK, "--most-windows", "4", "--json")
+    told = json.loads(out)
+    assert (code, err) == (0, "") and len(text) > 10_000_000
+    assert told["answer"].strip() == "90817" and len(told["windows"]) == 4
+
+
 def test_windows_side_by_side_tell_their_attention(
     longitude: Callable[..., Ran], book: str
 ) -> None:
