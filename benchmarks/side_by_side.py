@@ -1,21 +1,17 @@
-"""Time several ways to do one thing in turns, and print them as ratios.
-
-Machines are shared and noisy, so the ways take turns within each round and each row is the median
-of its ratios to the baseline of the same round.
-"""
+"""Several ways to do one thing, timed in turns as `longitude bench` does, and printed as ratios."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
 
-import torch
 from rich.console import Console
 from rich.table import Table
+
+from longitude.bench.clock import FILL, readings
 
 
 @dataclass
@@ -28,20 +24,6 @@ class Row:
     error: float | None = None
 
 
-def clock(run: Callable[[], object], cuda: bool) -> float:
-    """Seconds of one run."""
-    if not cuda:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) / 1e3
-
-
 def compare(
     ways: dict[str, Callable[[], object]],
     baseline: str,
@@ -50,13 +32,7 @@ def compare(
     cuda: bool,
 ) -> list[Row]:
     """Every way, in turns, against the baseline."""
-    for run in ways.values():  # compilation and first touches stay out of the numbers
-        for _ in range(3):
-            run()
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, run in ways.items():
-            taken[name].append(clock(run, cuda))
+    taken = readings(ways, rounds, cuda, FILL if cuda else 0.0)
     return [
         Row(
             name,

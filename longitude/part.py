@@ -8,6 +8,7 @@ name in the written form, its site and its paper, and checks its fields.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
@@ -35,6 +36,22 @@ Index = Tensor  # batch, head, query or key indices that broadcast against each 
 Term = Callable[
     [Index, Index, Index, Index], Tensor
 ]  # (b, h, i, j) -> a value to add to each score
+
+
+def hashed_once(cls: type[T]) -> type[T]:
+    """A frozen dataclass that computes its hash once: parts key every memo, and nest."""
+    compute = cls.__hash__
+
+    def hashed(self: Any) -> int:
+        if "_hash" not in self.__dict__:
+            object.__setattr__(self, "_hash", compute(self))
+        return self.__dict__["_hash"]  # type: ignore[no-any-return]
+
+    def state(self: Any) -> dict[str, Any]:  # the hash of a text is each process's own
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    cls.__hash__, cls.__getstate__ = hashed, state  # type: ignore[assignment]
+    return cls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +111,7 @@ class Frequencies(Protocol):
     def gain(self, length: int) -> float: ...
 
 
+@hashed_once
 @dataclasses.dataclass(frozen=True)
 class Region:
     """One area where queries and keys turn to shifted positions, perhaps at other frequencies."""
@@ -172,7 +190,7 @@ def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
         cls.name, cls.site, cls.paper = name, site, paper  # type: ignore[attr-defined]
         cls.__post_init__ = _check  # type: ignore[attr-defined]
         cls.__repr__ = written  # type: ignore[assignment]
-        made = dataclasses.dataclass(frozen=True, repr=False)(cls)
+        made = hashed_once(dataclasses.dataclass(frozen=True, repr=False)(cls))
         PARTS[name] = made
         return made
 
@@ -193,11 +211,17 @@ def written(part: Any) -> str:
 
 
 def _check(self: Any) -> None:
-    hints = typing.get_type_hints(type(self))
+    hints = _hints(type(self))
     for f in dataclasses.fields(self):
         check_field(self.name, f.name, getattr(self, f.name), hints[f.name], f.default)
     if check := getattr(self, "check", None):
         check()
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a part's fields, which take long to work out."""
+    return typing.get_type_hints(cls)
 
 
 def positive(part: Any, *names: str) -> None:

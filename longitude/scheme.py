@@ -24,6 +24,7 @@ from longitude.part import (
     Positions,
     Scale,
     Weights,
+    hashed_once,
 )
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 from longitude.region import Area, meet
@@ -36,6 +37,7 @@ INSIDE = {
 }  # parts that live inside rope(…)
 
 
+@hashed_once
 @dataclass(frozen=True, repr=False)
 class Scheme:
     """Six slots of parts. `Scheme.of(*parts)` puts each part into its own; without a direction it

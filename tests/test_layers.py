@@ -14,7 +14,7 @@ RANKS = [
     *({"fields", "region", "atomic"}, {"part"}, {"parts"}, {"scheme"}, {"presets"}, {"text"}),
     {"attention"},
     *({"nn", "cache"}, {"hf"}, {"eval"}, {"inspect", "lab", "read", "stream"}),
-    *({"export", "report"}, {"extend"}, {"explore"}, {"cli"}),
+    *({"export", "report"}, {"extend"}, {"explore"}, {"bench"}, {"cli"}),
 ]
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 ONLY_IN = {"transformers": "hf", "triton": "attention/triton"}

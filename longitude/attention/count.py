@@ -1,6 +1,8 @@
 """What is counted before attention: the keys each query may see, and each sequence's length.
 
 Both go by positions, not by what a cache happens to hold, so that decoding counts as prefill does.
+What the factors of site ④ make of the first is multiplied into q; where they are known from
+positions alone, into the tables that turn q (`rides`), which costs nothing and rounds nothing.
 """
 
 from __future__ import annotations
@@ -11,26 +13,46 @@ import torch
 from torch import Tensor
 
 from longitude.attention.problem import Length, Problem, weights_of
-from longitude.part import Mistake
+from longitude.part import Mistake, Weights
 from longitude.region import FAR
+from longitude.scheme import Scheme
+
+FEW = 16  # queries up to which q is multiplied itself: a decoder's tables serve one step each
 
 
 def scaled(p: Problem) -> Tensor:
     """q times every factor of site ④, rounded once."""
-    q_pos, seen = p.q_rows, _seen(p)
-    factor = torch.ones((), dtype=torch.float64, device=p.q.device)
-    for part in p.scheme.scale:
-        factor = factor * part.scale(q_pos, seen, weights_of(part.name, p.weights))
+    most = None if p.scheme.causal else _keys(p)
+    factor = factors(p.scheme, p.q_rows, most, p.weights)[..., None]
     wide = torch.promote_types(p.q.dtype, torch.float32)
-    return (p.q.to(wide) * factor[..., None].to(wide)).to(p.q.dtype)
+    return (p.q.to(wide) * factor.to(wide)).to(p.q.dtype)
 
 
-def _seen(p: Problem) -> Tensor:
+def rides(p: Problem) -> bool:
+    """Whether the factors are the same for all heads and known from positions alone, and every
+    dimension of q turns: its tables then carry them. Biases would see a q without them."""
+    scheme, rope = p.scheme, p.scheme.rotary
+    if rope is None or scheme.bias or not scheme.causal or not isinstance(p.q_pos, range):
+        return False
+    learned = any(weights_of(part.name, p.weights) for part in scheme.scale)
+    whole = rope.dim(p.q.shape[-1]) == p.q.shape[-1]
+    return whole and not learned and p.q.shape[2] > FEW and not torch.compiler.is_compiling()
+
+
+def factors(scheme: Scheme, q_pos: Tensor, most: Tensor | None, weights: Weights) -> Tensor:
+    """The product of all factors (b|1, h|1, n), in float64; `most` keys can be seen at all."""
+    seen = _seen(scheme, q_pos, most)
+    factor = torch.ones((), dtype=torch.float64, device=q_pos.device)
+    for part in scheme.scale:
+        factor = factor * part.scale(q_pos, seen, weights_of(part.name, weights))
+    return factor
+
+
+def _seen(scheme: Scheme, q_pos: Tensor, most: Tensor | None) -> Tensor:
     """How many keys each query's mask lets it see, by positions: an evicted key still counts."""
-    q_pos = p.q_rows
-    most = torch.full_like(q_pos, FAR) if p.scheme.causal else _keys(p).to(q_pos.dtype)
+    most = torch.full_like(q_pos, FAR) if most is None else most.to(q_pos.dtype)
     total = torch.zeros_like(q_pos)
-    for area in p.scheme.areas():
+    for area in scheme.areas():
         start, stop = area.interval(q_pos)
         total = total + (torch.minimum(stop, most) - start).clamp(min=0)
     return total

@@ -7,16 +7,19 @@ call are disjoint. Turning waits until a backend asks for the rows and columns i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
+from longitude.attention.count import factors
 from longitude.attention.problem import Length, Problem
-from longitude.part import Banded, Pos, Region
+from longitude.attention.triton.available import usable
+from longitude.part import Banded, Pos, Region, as_tensor
+from longitude.parts.rotary.memo import Memo, Tables
 from longitude.parts.rotary.rope import Rope
 from longitude.parts.rotary.tables import cos_sin
-from longitude.parts.rotary.turn import turn
+from longitude.parts.rotary.turn import Pairs, turn
 from longitude.region import Area, meet
 from longitude.scheme import Scheme
 
@@ -36,23 +39,27 @@ class Pass:
         if self.region is None or p.scheme.rotary is None:
             return q, k
         q_pos, k_pos = _cut(p.q_pos, rows), _cut(p.k_pos, cols)
-        centre = _last(q_pos) if p.scheme.rotary.decay else 0.0
-        return (
-            _turn(
-                q, p.scheme.rotary, self.region, "q", q_pos, _cut_length(p.q_length, rows), centre
-            ),
-            _turn(
-                k, p.scheme.rotary, self.region, "k", k_pos, _cut_length(p.k_length, cols), centre
-            ),
-        )
+        rope, centre = p.scheme.rotary, _last(q_pos) if p.scheme.rotary.decay else 0.0
+        q_length, k_length = _cut_length(p.q_length, rows), _cut_length(p.k_length, cols)
+        how = (wide_type(q), q.device, centre)
+        q_tables = k_tables = _tables(p, self.region, "q", q_pos, q_length, *how)
+        if p.rides or not _alike(rope, self.region, (q_pos, q_length), (k_pos, k_length)):
+            k_tables = _tables(p, self.region, "k", k_pos, k_length, *how)
+        return turn_both(q, k, q_tables, k_tables, rope.pairs)
 
 
 def lower(p: Problem) -> tuple[Pass, ...]:
     """The passes of a call."""
     rope = p.scheme.rotary
-    banded = rope is not None and isinstance(rope.frequencies, Banded)
-    rows = _span(p.q_pos) if banded else None
+    rows = _span(p.q_pos) if rope is not None and _by_rows(type(rope.frequencies)) else None
     return tuple(Pass(p, areas, region) for region, areas in cut(p.scheme, rows))
+
+
+@cache
+def _by_rows(kind: type) -> bool:
+    """Whether frequencies of this kind change by rows: asking a protocol takes longer than all
+    else that is done before a launch."""
+    return issubclass(kind, Banded)
 
 
 @lru_cache(maxsize=1024)
@@ -73,21 +80,50 @@ def cut(
     return tuple((region, areas) for region, areas in found if areas)
 
 
-def _turn(
-    x: Tensor, rope: Rope, region: Region, side: str, pos: Pos, length: Length, centre: float
-) -> Tensor:
-    cos, sin = cos_sin(
-        rope,
-        region,
-        side,
-        pos,
-        x.shape[-1],
-        length,
-        dtype=wide_type(x),
-        device=x.device,
-        centre=centre,
-    )
-    return turn(x, cos, sin, rope.pairs)
+def _tables(p: Problem, region: Region, side: str, pos: Pos, length: Length, dtype: torch.dtype,
+            device: torch.device, centre: float) -> Tables:  # fmt: skip
+    rope, size = p.scheme.rotary, p.q.shape[-1]
+    assert rope is not None
+    if side == "q" and p.rides:
+        make = _carried if isinstance(length, Tensor) else _carried_once
+        return make(p.scheme, region, pos, size, length, dtype, device, centre)
+    return cos_sin(rope, region, side, pos, size, length, dtype=dtype, device=device, centre=centre)
+
+
+def _carried(scheme: Scheme, region: Region, pos: Pos, size: int, length: Length,
+             dtype: torch.dtype, device: torch.device, centre: float) -> Tables:  # fmt: skip
+    """The tables of q, multiplied by the factors of ④."""
+    assert scheme.rotary is not None
+    how = {"dtype": torch.float64, "device": device, "centre": centre}
+    cos, sin = cos_sin(scheme.rotary, region, "q", pos, size, length, **how)
+    with torch.inference_mode(False), torch.no_grad():
+        rows = torch.atleast_2d(as_tensor(pos, device))
+        factor = factors(scheme, rows, None, {})[..., None]
+        return (cos * factor).to(dtype), (sin * factor).to(dtype)
+
+
+_carried_once = Memo(_carried, limit=2**26)
+
+
+def _alike(rope: Rope, region: Region, q: tuple[Pos, Length], k: tuple[Pos, Length]) -> bool:
+    """Whether queries and keys turn by the very same tables, which are then made and kept once."""
+    (q_pos, length), (k_pos, k_length) = q, k
+    same = isinstance(q_pos, range) and isinstance(k_pos, range) and q_pos == k_pos
+    if not same or isinstance(length, Tensor) or isinstance(k_length, Tensor):
+        return False
+    gain = (region.frequencies or rope.frequencies).gain(length)
+    return length == k_length and gain == 1.0 and region.q == region.k and rope.decay is None
+
+
+def turn_both(
+    q: Tensor, k: Tensor, q_tables: Tables, k_tables: Tables, pairs: Pairs
+) -> tuple[Tensor, Tensor]:
+    """q and k turned: in one launch where kernels run, else each by itself."""
+    if usable(q):
+        from longitude.attention.triton.turn import turned  # late: it imports Triton
+
+        return turned(q, k, q_tables, k_tables, pairs)
+    return turn(q, *q_tables, pairs), turn(k, *k_tables, pairs)
 
 
 def wide_type(x: Tensor) -> torch.dtype:

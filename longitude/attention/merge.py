@@ -1,23 +1,22 @@
 """Passes run tile by tile and merged exactly by their log-sum-exp, with exact gradients.
 
-Two parts of one softmax join as out = out₁ + σ(lse₂ - lse₁)(out₂ - out₁), lse = ln(e^lse₁ +
-e^lse₂). The gradient of the whole is each tile's own backward, called with the *merged* output and
+The gradient of the whole is each tile's own backward, called with the *merged* output and
 log-sum-exp: then e^(score - lse) is the weight in the merged softmax. (Merging with detached
-weights would be wrong by tens of per cent.) A sink's logit is one more part, whose output is
-nothing.
+weights would be wrong by tens of per cent.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.attention.operators import Operator, Ran, backward, forward
+from longitude.attention.join import Part, joining
+from longitude.attention.operators import Operator, Ran, backward, in_groups
+from longitude.attention.stack import Windows, evenly_apart, stacked, windows
 from longitude.attention.tiles import Tile, batches
 
 
@@ -67,19 +66,13 @@ class _Merged(torch.autograd.Function):
         *qk: Tensor,
     ) -> Tensor:
         b, h = qk[0].shape[:2]
-        wide = torch.promote_types(v.dtype, torch.float32)
-        out = torch.zeros(b, h, rows, v.shape[-1], dtype=wide, device=v.device)
-        lse = torch.full((b, h, rows), float("-inf"), dtype=wide, device=v.device)
-        extras = []
+        joined, extras = joining((b, h, rows), v), []
         for n, batch, box in _runs(plan, boxes):
-            ran = _forward(plan, batch, box, qk[2 * n], qk[2 * n + 1], v)
-            _join(out, lse, ran, batch, box)
-            extras.append(ran.extra)
-        if sinks is not None:
-            total = torch.logaddexp(lse, sinks.to(wide)[:, None])
-            out, lse = out * (lse - total).exp()[..., None], total
+            part, extra = _forward(plan, batch, box, qk[2 * n], qk[2 * n + 1], v)
+            joined.add(part)
+            extras.append(extra)
+        out, lse = joined.result(sinks)
         ctx.plan, ctx.boxes, ctx.extras = plan, boxes, extras
-        out = out.to(v.dtype)
         ctx.save_for_backward(v, out, lse, sinks, *qk)
         return out
 
@@ -111,90 +104,45 @@ def _runs(plan: Plan, boxes: list[Box]) -> Iterator[tuple[int, tuple[Tile, ...],
             yield n, batch, box
 
 
-def _tiles_of(
-    batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _tiles_of(batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """The batch's rows of q and columns of k and v, stacked; upper triangles reversed."""
-    first, tops, lefts = batch[0], [t.top for t in batch], [t.left for t in batch]
-
-    def stacked(x: Tensor, starts: list[int], size: int) -> Tensor:
-        return _reverse(windows(x, starts, size), first).flatten(0, 1)
-
-    across = [left + box.left for left in lefts]
-    return (
-        stacked(q, tops, first.height),
-        stacked(k, lefts, first.width),
-        stacked(v, across, first.width),
-    )
+    first, lefts = batch[0], [t.left for t in batch]
+    sources = [
+        Windows(q, [t.top for t in batch], first.height),
+        Windows(k, lefts, first.width),
+        Windows(v, [left + box.left for left in lefts], first.width),
+    ]
+    return stacked(sources, first.kind == "upper")
 
 
-def _reverse(x: Tensor, tile: Tile) -> Tensor:
-    return x.flip(3) if tile.kind == "upper" else x
-
-
-def _forward(plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor) -> Ran:
-    """Outputs (t b h n d) and log-sum-exps (t b h n) of a batch, rows in their own order."""
-    first, parts = batch[0], _tiles_of(batch, box, q, k, v)
-    ran = forward(plan.operator, *parts, first.kind != "full", plan.scale)
-    out, lse = ran.out.unflatten(0, (len(batch), -1)), ran.lse.unflatten(0, (len(batch), -1))
-    return Ran(_reverse(out, first), lse.flip(3) if first.kind == "upper" else lse, ran.extra)
+def _forward(
+    plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Part, tuple[Any, ...]]:
+    """A batch's outputs with the rows they belong to, and what its backward needs."""
+    first, (q, k, v) = batch[0], _tiles_of(batch, box, q, k, v)
+    ran = in_groups(plan.operator, q, k, v, first.kind != "full", plan.scale)
+    out, lse = (x.unflatten(0, (len(batch), -1)) for x in (ran.out, ran.lse))
+    return Part(out, lse, [t.top + box.top for t in batch], first.kind == "upper"), ran.extra
 
 
 def _backward(plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor,
               grad: Tensor, whole: Ran) -> list[Tensor]:  # fmt: skip
     """A batch's gradients (t b h n d), from the merged output and log-sum-exp."""
     first, tops = batch[0], [t.top + box.top for t in batch]
-    rows = [windows(x, tops, first.height) for x in (grad, whole.out, whole.lse[..., None])]
-    dout, out, lse = (_reverse(x, first).flatten(0, 1).contiguous() for x in rows)
-    ran = Ran(out, lse[..., 0], whole.extra)
-    tiled = _tiles_of(batch, box, q, k, v)
-    made = backward(plan.operator, dout, *tiled, ran, first.kind != "full", plan.scale)
-    return [_reverse(x.unflatten(0, (len(batch), -1)), first) for x in made]
-
-
-def _join(out: Tensor, lse: Tensor, ran: Ran, batch: tuple[Tile, ...], box: Box) -> None:
-    """Merge a batch into the running output, in place."""
-    tops, height = [t.top + box.top for t in batch], batch[0].height
-    if _apart(tops, height):
-        _lerp(
-            windows(out, tops, height),
-            windows(lse[..., None], tops, height)[..., 0],
-            ran.out,
-            ran.lse,
-        )
-        return
-    for n, top in enumerate(tops):  # rows that several tiles share merge one after the other
-        here = slice(top, top + height)
-        _lerp(out[:, :, here], lse[:, :, here], ran.out[n], ran.lse[n])
-
-
-def _lerp(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    more_lse = more_lse.to(lse.dtype)
-    out.lerp_(more.to(out.dtype), torch.sigmoid(more_lse - lse)[..., None])
-    lse.copy_(torch.logaddexp(lse, more_lse))
+    flipped, causal = first.kind == "upper", first.kind != "full"
+    dout, out = stacked([Windows(x, tops, first.height) for x in (grad, whole.out)], flipped)
+    (lse,) = stacked([Windows(whole.lse[..., None], tops, first.height)], flipped)
+    ran = Ran(out.contiguous(), lse[..., 0].contiguous(), whole.extra)
+    q, k, v = _tiles_of(batch, box, q, k, v)
+    made = backward(plan.operator, dout.contiguous(), q, k, v, ran, causal, plan.scale)
+    found = [x.unflatten(0, (len(batch), -1)) for x in made]
+    return [x.flip(3) for x in found] if flipped else found
 
 
 def _add(total: Tensor, parts: Tensor, starts: list[int]) -> None:
     size = parts.shape[3]
-    if _apart(starts, size):
+    if evenly_apart(starts, size):
         windows(total, starts, size).add_(parts)
         return
     for start, one in zip(starts, parts, strict=True):
         total[:, :, start : start + size].add_(one)
-
-
-def _apart(starts: list[int], size: int) -> bool:
-    """Whether windows of this size are evenly spaced and do not overlap."""
-    steps = {b - a for a, b in pairwise(starts)}
-    return len(steps) == 0 or (len(steps) == 1 and min(steps) >= size)
-
-
-def windows(x: Tensor, starts: list[int], size: int) -> Tensor:
-    """x[:, :, start : start+size] for each start, stacked (t b h size d): a view where evenly
-    spaced."""
-    if not _apart(starts, size):
-        return torch.stack([x[:, :, s : s + size] for s in starts])
-    step = starts[1] - starts[0] if len(starts) > 1 else 0
-    b, h, n, d = x.stride()
-    shape = (len(starts), *x.shape[:2], size, x.shape[3])
-    return x.as_strided(shape, (step * n, b, h, n, d), x.storage_offset() + starts[0] * n)

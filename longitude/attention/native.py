@@ -1,4 +1,4 @@
-"""PyTorch's fused kernels, by three ways that need no kernel of ours.
+"""PyTorch's fused kernels, by three ways that need no kernel of ours, and a few queries by ours.
 
 One pass over a whole call is `scaled_dot_product_attention`. Regions over ranges of positions are
 tiles of plain attention, merged exactly. What depends on more than positions (a bias, padding,
@@ -9,16 +9,21 @@ folds its regions into one turn of the keys. Memory is linear in the number of k
 from __future__ import annotations
 
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from longitude.attention import fused
 from longitude.attention.fold import fold
 from longitude.attention.lower import Pass, lower
 from longitude.attention.merge import Box, Plan, merged
 from longitude.attention.operators import operator_for
+from longitude.attention.pieces import Run
 from longitude.attention.problem import Problem, contiguous, in_blocks
+from longitude.attention.rented import quickest_for
+from longitude.attention.sight import Sight
 from longitude.attention.tiles import Tile, split, tiles
 from longitude.part import Term
 from longitude.parts.bias.distance import ByDistance
@@ -37,6 +42,8 @@ def refuses(p: Problem) -> str | None:
         return "Shaw's value side needs the whole row of weights"
     if p.overflows:
         return "the decay over so many queries at once would overflow float32"
+    if few(p) is not None:
+        return None
     if by_mask(p):
         several = p.q.shape[2] > 1 and len(lower(p)) > 1
         wanted = "several regions need contiguous positions (ranges), no bias, padding or segments"
@@ -56,14 +63,34 @@ def run(p: Problem) -> Tensor:
     """Attention by the way that fits the call."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
+    if (seen := few(p)) is not None:
+        return fused.run(p.scheme, p.q, p.k, p.v, seen, p.scale, p.sink_logits, p.key_padding)
     if by_mask(p):
         return in_blocks(p, _masked, ON_CUDA if p.q.is_cuda else LARGEST)
     return _whole(p) if single(p) else _tiled(p)
 
 
+def few(p: Problem) -> Sight | None:
+    """What a few queries over contiguous positions see, where our own kernel runs them: keys then
+    turn as they are read."""
+    if p.q.shape[2] > fused.MANY or not contiguous(p.q_pos, p.k_pos):
+        return None
+    if p.softcap or p.dropout or p.segments or not isinstance(p.k_length, int):
+        return None
+    if p not in _few:  # asked by who chooses, and by who runs
+        lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)  # type: ignore[arg-type]
+        at = (tuple(p.q_pos),)
+        _few[p] = fused.look(p.scheme, p.q, p.k, p.v, p.k_length, lines, at)  # type: ignore[arg-type]
+    return _few[p]
+
+
+_few: WeakKeyDictionary[Problem, Sight | None] = WeakKeyDictionary()
+
+
 def by_mask(p: Problem) -> bool:
-    """Whether visibility or scores depend on more than contiguous positions."""
-    return not (p.plain and contiguous(p.q_pos, p.k_pos))
+    """Whether visibility or scores depend on more than contiguous positions, and no kernel of ours
+    knows of it."""
+    return not (p.plain and contiguous(p.q_pos, p.k_pos)) and few(p) is None
 
 
 def _passes(p: Problem) -> tuple[Pass, ...]:
@@ -95,7 +122,7 @@ def _whole(p: Problem) -> Tensor:
 
 
 def _tiled(p: Problem) -> Tensor:
-    operator = operator_for(p.q)
+    operator = quickest_for(p.q)
     assert operator is not None
     turned, boxes, passes = [], [], []
     for one in _passes(p):

@@ -47,9 +47,16 @@ def operator_for(q: Tensor) -> Operator | None:
 
 def forward(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ran:
     """The operator over grouped heads."""
-    b, h = q.shape[:2]
+    ran = in_groups(op, q, k, v, causal, scale)
+    return Ran(ran.out.flatten(1, 2), ran.lse.flatten(1, 2), ran.extra)
+
+
+def in_groups(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ran:
+    """The same as (b hkv g n d) and (b hkv g n): as the kernel laid it in memory, not copied."""
+    b, hkv = k.shape[:2]
     ran = op.forward(*_group(q, k, v), causal, scale)
-    return Ran(_heads(ran.out, b, h), ran.lse.reshape(b, h, -1), ran.extra)
+    shape = (b, hkv, q.shape[1] // hkv, q.shape[2])
+    return Ran(ran.out.view(*shape, -1), ran.lse.view(shape), ran.extra)
 
 
 def backward(

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from longitude.attention.count import lengths, scaled
+from longitude.attention.count import lengths, rides, scaled
 from longitude.attention.problem import Problem, weights_of
-from longitude.part import Dims, Mistake, Pos, Weights
+from longitude.part import Dims, Learned, Mistake, Pos, Weights
 from longitude.scheme import Scheme
 
 
@@ -29,7 +30,7 @@ def prepare(
     length: int | Sequence[int] | Tensor | None,
     **rest: object,
 ) -> Problem:
-    """Check the inputs and multiply the scale of ④ into q."""
+    """Check the inputs and multiply the scale of ④ into q, or leave it to what turns q."""
     _check_sizes(q, k, v)
     q_pos = _positions("q_pos", q_pos, q)
     k_pos = _positions("k_pos", k_pos, k)
@@ -39,7 +40,7 @@ def prepare(
     _check_hidden(p)
     _check_weights(p)
     if scheme.scale:
-        p = replace(p, q=scaled(p))
+        p = replace(p, rides=True) if rides(p) else replace(p, q=scaled(p))
     if scheme.rotary and scheme.rotary.frequencies.by_length:
         p = replace(p, **lengths(p, length))
     return p
@@ -96,11 +97,15 @@ def _check_hidden(p: Problem) -> None:
         )
 
 
+@lru_cache(maxsize=1024)
+def _learned(part: Learned) -> frozenset[str]:
+    """The names of a part's weights."""
+    return frozenset(part.init(Dims(1, 1, 1), None))
+
+
 def _check_weights(p: Problem) -> None:
-    probe = Dims(1, 1, 1)
     for part in (*p.scheme.bias, *p.scheme.scale):
-        wanted, given = part.init(probe, None), weights_of(part.name, p.weights)
-        if missing := sorted(set(wanted) - set(given)):
+        if missing := sorted(_learned(part) - set(weights_of(part.name, p.weights))):
             names = ", ".join(f"{part.name}.{m}" for m in missing)
             raise Mistake(
                 f"{part} is learned, but weights lack {names}: pass "

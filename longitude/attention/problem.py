@@ -1,6 +1,7 @@
 """One call of attention as a value: what every backend starts from.
 
-The scale of site ④ is in q already, so backends and biases see queries that carry it.
+The scale of site ④ is in q already, so backends and biases see queries that carry it; or it rides
+on the tables by which every pass turns q.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Problem:
     sink_logits: Tensor | None = None
     q_length: Length = 1
     k_length: Length = 1
+    rides: bool = False
 
     @property
     def q_rows(self) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -17,8 +18,10 @@ from longitude.attention.problem import Problem
 from longitude.part import Mistake, Pos, Weights
 from longitude.scheme import Scheme
 
-Backend = Literal["auto", "eager", "native", "flex"]
-BACKENDS = ("eager", "native", "flex")
+Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
+BACKENDS = ("eager", "native", "flex", "banded", "alibi")
+AUTO = ("banded", "alibi", "flex", "native", "eager")  # asked in turn; the last runs everything
+FEW = 16  # queries that leave a card idle where each block of them is a program
 Call = tuple[Scheme, Tensor, Tensor, Tensor, Pos, Pos, Weights | None]  # what prepare takes
 
 
@@ -92,20 +95,49 @@ def terms(
 def module(backend: str, p: Problem) -> Any:
     """The backend that runs a call: the one asked for, or the fastest that does not refuse."""
     if backend == "auto":
-        return _auto(p)
+        return _loaded(next(name for name, why in considered(p) if why is None))
     if backend not in BACKENDS:
         raise Mistake(f"no backend is called {backend!r}: use auto, {', '.join(BACKENDS)}.")
-    chosen = import_module(f"longitude.attention.{backend}")
+    chosen = _loaded(backend)
     if why := chosen.refuses(p):
         raise Mistake(f"{backend} can't run {p.scheme}: {why}; use backend='eager' or 'auto'.")
     return chosen
 
 
-def _auto(p: Problem) -> Any:
-    """Native where kernels read positions; on CUDA flex for what they would need a dense mask
-    for."""
-    if p.q.is_cuda and p.q.shape[2] > 1 and native.by_mask(p):
-        flex = import_module("longitude.attention.flex")
-        if flex.refuses(p) is None:
-            return flex
-    return native if native.refuses(p) is None else eager
+def considered(p: Problem) -> Iterator[tuple[str, str | None]]:
+    """The backends that `auto` asks, each with why it does not run the call, until one does."""
+    for name in AUTO:
+        why = _slower(name, p) or _loaded(name).refuses(p)
+        yield name, why
+        if why is None:
+            return
+
+
+@cache
+def _loaded(backend: str) -> Any:
+    """A backend's module, imported when it is asked: flex brings the compiler."""
+    return import_module(f"longitude.attention.{backend}")
+
+
+def _slower(backend: str, p: Problem) -> str | None:
+    """Why a backend that could run the call is passed over: another is faster, or closer."""
+    if backend not in ("banded", "alibi", "flex"):
+        return None
+    if not p.q.is_cuda:
+        return "it pays on CUDA only"
+    if backend == "alibi" and p.q.dtype not in (torch.float16, torch.bfloat16):
+        return "in the wider types its extra dimensions round more than plain attention does"
+    if backend == "banded" and p.q.shape[2] < FEW:
+        return f"fewer than {FEW} queries leave its programs too few"
+    if p.q.shape[2] == 1:
+        return "a single query is one pass of a plain kernel"
+    if not native.by_mask(p):
+        return _by_positions(backend, p)
+    return None
+
+
+def _by_positions(backend: str, p: Problem) -> str | None:
+    """The same where positions alone decide: bands are for half types, and for several areas."""
+    if backend != "banded" or p.q.dtype not in (torch.float16, torch.bfloat16):
+        return "positions alone decide here, which plain kernels read as tiles"
+    return "one call of a plain kernel does it" if native.single(p) else None

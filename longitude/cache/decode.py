@@ -1,6 +1,7 @@
-"""One query over a cache whose keys stay turned: a few plain calls over views of it, merged.
+"""A few queries over a cache: by one kernel, or by a few plain calls over views of it, merged.
 
-Each region that the query sees is a span of columns, on which its keys are turned already and the
+Where our kernel runs, keys stay as they came and turn as they are read. Elsewhere they stay turned:
+each region that a query sees is a span of columns, on which its keys are turned already and the
 query turns to the region's own position. Nothing is copied or masked; the parts of one softmax join
 by their log-sum-exp.
 """
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention import attention
+from longitude.attention import attention, fused
 from longitude.attention.operators import forward, operator_for
 from longitude.attention.prepare import prepare
 from longitude.cache.keys import Keys
@@ -59,7 +60,12 @@ class Decoder:
             return None
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return None
-        where = _places(keys, v, query)
+        places = _places(query)
+        if places is not None and (out := self._fused(keys, v, query, places)) is not None:
+            return out
+        if q.shape[2] > fused.MANY and not keys.turned() and self._later(q, k, v):
+            return None
+        where = places if _alone(keys, v, query) else None
         if self.one_frame and (where is None or (q.is_cuda and len(keys.lines) > FEW)):
             return self._bare(keys, v, query)  # for many rows, one call with a mask is faster
         return None if where is None else self._one_by_one(keys, v, query, where)
@@ -79,38 +85,66 @@ class Decoder:
     def _one_by_one(
         self, keys: Keys, v: Tensor, query: Query, where: list[tuple[int, ...]]
     ) -> Tensor:
-        q, options = query.q, query.options
-        scale = options.get("scale")
+        q, scale = self._scaled(keys, v, query)
+        done = []
+        for n, at in enumerate(where):
+            now = step(self.scheme, keys.head(), keys.lines or [()], at)
+            one = q if len(where) == 1 else q[:, :, n : n + 1]
+            sinks = query.options.get("sink_logits")
+            done.append(_run(now, one, keys.follow(now), v, scale, sinks))
+        return done[0] if len(done) == 1 else torch.cat(done, 2)
+
+    def _fused(
+        self, keys: Keys, v: Tensor, query: Query, places: list[tuple[int, ...]]
+    ) -> Tensor | None:
+        """All queries over all that they see, by one kernel, if it suits."""
+        k, rows = keys.columns.view(), max(map(len, places))
+        at = tuple(tuple(i[r % len(i)] for i in places) for r in range(rows))
+        lines = tuple(keys.lines or ((),))
+        seen = fused.look(self.scheme, query.q, k, v, keys.length, lines, at)
+        if seen is None:
+            return None
+        q, scale = self._scaled(keys, v, query)
+        return fused.run(self.scheme, q, k, v, seen, scale, query.options.get("sink_logits"))
+
+    def _later(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether the kernel will decode after these queries: keys then need not turn for good."""
+        return fused.refuses(self.scheme, q[:, :, :1], k, v) is None
+
+    def _scaled(self, keys: Keys, v: Tensor, query: Query) -> tuple[Tensor, float]:
+        """The queries with the scale of ④ in them, and the softmax's own."""
+        q, scale = query.q, query.options.get("scale")
         scale = self.scheme.softmax_scale(q.shape[-1]) if scale is None else scale
         if self.scheme.scale:
             own = {"scale": scale, "segments": None, "length": keys.length}
             k = keys.columns.view()
             p = prepare(self.scheme, q, k, v, query.q_pos, query.k_pos, query.weights, **own)
             q = p.q
-        done = []
-        for n, at in enumerate(where):
-            now = step(self.scheme, keys.head(), keys.lines or [()], at)
-            one = q if len(where) == 1 else q[:, :, n : n + 1]
-            done.append(_run(now, one, keys.follow(now), v, scale, options.get("sink_logits")))
-        return done[0] if len(done) == 1 else torch.cat(done, 2)
+        return q, scale
 
 
-def _places(keys: Keys, v: Tensor, query: Query) -> list[tuple[int, ...]] | None:
-    """Where each query stands, one number or one for each sequence; None where a query can't go by
-    itself."""
+def _places(query: Query) -> list[tuple[int, ...]] | None:
+    """Where each query stands, one number or one for each sequence; None where the softmax is not
+    over q·k alone, or queries are many."""
     q, options = query.q, query.options
     if options.get("softcap") or options.get("dropout") or options.get("segments") is not None:
         return None
     if options.get("backend", "auto") != "auto":
         return None
-    if operator_for(q) is None or v.shape[-1] != q.shape[-1] or q.shape[1] % v.shape[1]:
-        return None
-    if q.shape[2] != 1 and (q.shape[2] > FEW or not keys.turned()):
+    if q.shape[2] > fused.MANY:
         return None
     if isinstance(query.q_pos, range):
         return [(i,) for i in query.q_pos]
     rows = torch.atleast_2d(on_host(query.q_pos))
     return None if rows.is_floating_point() else [same(tuple(c)) for c in rows.T.tolist()]
+
+
+def _alone(keys: Keys, v: Tensor, query: Query) -> bool:
+    """Whether queries may go one by one, over keys that stay turned."""
+    q = query.q
+    if operator_for(q) is None or v.shape[-1] != q.shape[-1] or q.shape[1] % v.shape[1]:
+        return False
+    return q.shape[2] == 1 or (q.shape[2] <= FEW and keys.turned())
 
 
 def _run(now: Step, q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor | None) -> Tensor:

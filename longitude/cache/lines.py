@@ -15,23 +15,12 @@ import torch
 from torch import Tensor
 
 from longitude.attention.lower import cut
+from longitude.attention.pieces import Line, Run, frame_of
 from longitude.attention.tiles import tiles
 from longitude.part import Banded, Pos, Region, as_tensor
 from longitude.scheme import Scheme
 
 MOST = 16  # runs of one sequence; positions in more pieces are no runs at all
-
-
-class Run(NamedTuple):
-    """Columns col … col+n-1 stand at positions pos … pos+n-1; `frame` turned their keys, if any."""
-
-    col: int
-    pos: int
-    n: int
-    frame: Region | None = None
-
-
-Line = tuple[Run, ...]  # one sequence; columns that are padding belong to no run
 Span = tuple[int, int]  # columns from the first up to the second
 
 
@@ -51,11 +40,6 @@ class Plan(NamedTuple):
     shown: tuple[tuple[Region, Span], ...]
     moves: tuple[Move, ...]
     line: Line
-
-
-def frame_of(region: Region) -> Region:
-    """How the keys of a region are turned: two regions may turn them alike."""
-    return Region(k=region.k, frequencies=region.frequencies)
 
 
 def plan(scheme: Scheme, line: Line, i: int) -> Plan:

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.cache.lines import Line, Move, Span, plan
+from longitude.attention.pieces import Line
+from longitude.attention.sight import Head, Latest
+from longitude.cache.lines import Move, Span, plan
 from longitude.part import Region
 from longitude.parts.rotary.memo import Tables
 from longitude.parts.rotary.rope import Rope
@@ -62,33 +64,9 @@ class Step(NamedTuple):
     lines: list[Line]
 
 
-class Head(NamedTuple):
-    """What a step's tables are made for."""
-
-    size: int
-    length: int
-    dtype: torch.dtype
-    device: torch.device
-
-
-def step(scheme: Scheme, head: Head, lines: list[Line], at: tuple[int, ...]) -> Step:
-    """The step of a query that stands at these positions, over these lines; the last one made for a
-    scheme is remembered, because its other layers ask for the same."""
-    asked, made = _last.get(scheme.written, (None, None))
-    if made is None or asked != (scheme, head, lines, at):
-        asked, made = (scheme, head, lines, at), _make(scheme, head, lines, at)
-        _last.pop(scheme.written, None)
-        _last[scheme.written] = asked, made
-        if len(_last) > 16:
-            _last.pop(next(iter(_last)))
-    return made
-
-
-_last: dict[str, tuple[tuple[Scheme, Head, list[Line], tuple[int, ...]], Step]] = {}
-
-
 @torch.no_grad()
 def _make(scheme: Scheme, head: Head, lines: list[Line], at: tuple[int, ...]) -> Step:
+    """The step of a query that stands at these positions, over these lines."""
     rope, rows = scheme.rotary, max(len(lines), len(at))
     assert rope is not None
     each = zip(*(x * rows if len(x) < rows else x for x in (lines, at)), strict=True)
@@ -109,6 +87,9 @@ def _make(scheme: Scheme, head: Head, lines: list[Line], at: tuple[int, ...]) ->
         for (region, span), seen in shown.items()
     )
     return Step(tuple(turns), queries, parts, [one.line for one in plans])
+
+
+step = Latest(_make)  # its other layers ask for the same
 
 
 def _turns(rope: Rope, head: Head, move: Move, starts: dict[int, int], rows: int) -> list[Turn]:

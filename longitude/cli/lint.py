@@ -73,7 +73,7 @@ def lint(
     if as_json:
         print_json(plain(found))
     else:
-        _show(found, console())
+        show(found, console())
     if not found.same:
         raise typer.Exit(1)
 
@@ -122,7 +122,8 @@ def _told(trap: Trap) -> dict[str, str]:
     return {"name": trap.name, "sentence": trap.sentence, "cure": trap.cure}
 
 
-def _show(found: Lint, console: Console) -> None:
+def show(found: Lint, console: Console) -> None:
+    """Print what was found, a row for each runtime."""
     from rich.padding import Padding
     from rich.text import Text
 

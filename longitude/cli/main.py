@@ -15,9 +15,13 @@ from typing import Annotated
 import typer
 
 from longitude import __version__
+from longitude.cli.bench import bench
+from longitude.cli.check import check
 from longitude.cli.env import env
+from longitude.cli.explore import explore
 from longitude.cli.export import export
 from longitude.cli.extend import extend
+from longitude.cli.inspect import inspect
 from longitude.cli.lab import lab
 from longitude.cli.lint import lint
 from longitude.cli.read import read
@@ -38,14 +42,18 @@ app = typer.Typer(
 )
 app.command()(schemes)
 app.command()(show)
+app.command()(explore)
+app.command()(check)
 app.command()(train)
 app.command()(extend)
 app.command()(export)
 app.command()(lint)
+app.command()(inspect)
 app.command()(lab)
 app.command()(report)
 app.command()(read)
 app.command()(stream)
+app.command()(bench)
 app.command()(env)
 
 

@@ -8,7 +8,7 @@ the greatest over pairs, heads and layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -57,8 +57,15 @@ def distance_map(text: str, own: str, length: int, size: int | None = None) -> l
     it sees nothing. Empty where the scheme has neither a rotation nor a bias. Heads have 64
     dimensions unless `size` says otherwise."""
     first = next(iter(distinct(parse(own))))
+    return map_of(distinct(parse(text)), first, length, size)
+
+
+def map_of(
+    schemes: Iterable[Scheme], own: Scheme, length: int, size: int | None = None
+) -> list[MapPoint]:
+    """The map of the schemes of a model's layers beside its own."""
     r = torch.tensor(sample(length))
-    ends = [e for s in distinct(parse(text)) if (e := _ends(s, first, length, r, size))]
+    ends = [e for s in schemes if (e := _ends(s, own, length, r, size))]
     if not ends:
         return []
     low = torch.stack([e[0] for e in ends]).nan_to_num(torch.inf).amin(0)

@@ -6,6 +6,7 @@ Every function samples: a few hundred rows, whatever the length, each exact at i
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -27,13 +28,17 @@ SAME = 0.01  # a wavelength within this share of another counts as equal to it
 def sample(count: int, even: bool = True) -> list[int]:
     """Whole numbers below count, in equal ratios and, where asked for, evenly spaced too: all of
     them while they are few."""
+    return list(_sample(count, even))
+
+
+@lru_cache(maxsize=64)
+def _sample(count: int, even: bool) -> tuple[int, ...]:
     if count <= ROWS:
-        return list(range(count))
+        return tuple(range(count))
     last = count - 1
     ratio = {round(last ** (s / ROWS)) for s in range(ROWS + 1)}
-    return sorted(
-        {0} | ratio | ({round(last * s / ROWS) for s in range(ROWS + 1)} if even else set())
-    )
+    evenly = {round(last * s / ROWS) for s in range(ROWS + 1)} if even else set()
+    return tuple(sorted({0} | ratio | evenly))
 
 
 def positions(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
@@ -66,16 +71,30 @@ def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[DecayRow, ...]:
     query."""
     if scheme.rotary is None:
         return ()
-    edges = sample(length, even=False)
-    r = torch.tensor([_between(a, b) for a, b in pairwise([*edges, length])])
-    swing = _waves(scheme, scheme.rotary, length, head_dim, r)
+    edges, r, swing = swings(scheme, scheme.rotary, length, head_dim)
     dim, base = scheme.rotary.dim(head_dim), scheme.rotary.base
     plain = _mean_cos(r, Unscaled().inv_freq(dim, base, length)).where(r >= 0, torch.nan)
-    columns = [c.tolist() for c in (swing.nanmean(1), *_ends(swing), plain.nanmean(1))]
+    columns = [c.tolist() for c in (swing.nanmean(1), *ends(swing), plain.nanmean(1))]
     return tuple(
         DecayRow(edge, number(mean), number(low), number(high), usual)
         for edge, mean, low, high, usual in zip(edges, *columns, strict=True)
     )
+
+
+def swings(
+    scheme: Scheme, rope: Rope, length: int, head_dim: int, within: int = WITHIN
+) -> tuple[list[int], Tensor, Tensor]:
+    """The distances at which rows start, `within` distances of each row, and the mean cosine there;
+    nan where hidden or not a distance."""
+    edges, r = sample(length, even=False), _rows(length, within)
+    return edges, r, _waves(scheme, rope, length, head_dim, r)
+
+
+@lru_cache(maxsize=16)
+def _rows(length: int, within: int) -> Tensor:
+    """The distances of each row of a decay curve."""
+    edges = [*sample(length, even=False), length]
+    return torch.tensor([_between(a, b, within) for a, b in pairwise(edges)])
 
 
 def wavelengths(scheme: Scheme, length: int, head_dim: int) -> tuple[WavelengthRow, ...]:
@@ -116,17 +135,17 @@ def _told(scheme: Scheme, length: int, r: Tensor) -> Tensor:
     return believed(scheme, last, positions(scheme, length, length - 1 - r))
 
 
-def _between(start: int, stop: int) -> list[int]:
+def _between(start: int, stop: int, most: int) -> list[int]:
     """Points from start up to stop, filled up with -1."""
-    count = min(stop - start, WITHIN)
-    return [start + s * (stop - start) // count for s in range(count)] + [-1] * (WITHIN - count)
+    count = min(stop - start, most)
+    return [start + s * (stop - start) // count for s in range(count)] + [-1] * (most - count)
 
 
 def _waves(scheme: Scheme, rope: Rope, length: int, head_dim: int, r: Tensor) -> Tensor:
     """The mean over pairs at distances r; nan where hidden or not a distance."""
     dim = rope.dim(head_dim)
     told = _told(scheme, length, r.clamp(min=0)).where(r >= 0, torch.nan)
-    fade = rope.decay.rate(dim) if rope.decay else torch.zeros(dim // 2)
+    fade = rope.decay.rate(dim) if rope.decay else None
     return _mean_cos(told, rope.frequencies.inv_freq(dim, rope.base, length), fade)
 
 
@@ -135,7 +154,7 @@ def _mean_cos(r: Tensor, theta: Tensor, fade: Tensor | None = None) -> Tensor:
     return (waves if fade is None else waves * torch.exp(r[..., None] * fade)).mean(-1)
 
 
-def _ends(swing: Tensor) -> tuple[Tensor, Tensor]:
+def ends(swing: Tensor) -> tuple[Tensor, Tensor]:
     """The least and greatest number of each row; infinite where there is none."""
     inf = torch.inf
     return swing.nan_to_num(nan=inf).amin(1), swing.nan_to_num(nan=-inf).amax(1)

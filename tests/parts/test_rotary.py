@@ -292,3 +292,10 @@ def test_many_small_tables_are_bounded_too():
     for n in range(100):
         memo(n)
     assert len(memo.kept) == 10
+
+
+@pytest.mark.parametrize("pairs", ["half", "adjacent"])
+def test_a_vector_may_start_anywhere_in_memory(pairs):
+    room, (cos, sin) = torch.randn(1 + 3 * 8), torch.randn(2, 1, 1, 3, 4)
+    x = room[1:].view(1, 1, 3, 8)  # contiguous, at an odd place
+    torch.testing.assert_close(turn(x, cos, sin, pairs), turn(x.clone(), cos, sin, pairs))

@@ -56,15 +56,16 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str | None, Rope | None
     transformers 5 or 4. Raises where it leaves open what they are."""
     raw = stated(source)
     check(raw)
-    return ropes(_made(raw))
+    return ropes(made(raw))
 
 
 def layer_types(raw: Mapping[str, Any]) -> list[str]:
     """The type of each layer of what a config.json holds; none where its class names none."""
-    return list(getattr(_of_text(_made(raw)), "layer_types", None) or ())
+    return list(getattr(_of_text(made(raw)), "layer_types", None) or ())
 
 
-def _made(raw: Mapping[str, Any]) -> Any:
+def made(raw: Mapping[str, Any]) -> Any:
+    """The configuration that transformers makes of what a config.json holds."""
     try:
         from transformers import AutoConfig
 

@@ -92,7 +92,8 @@ def claims(model: nn.Module) -> bool:
 def scheme(model: nn.Module) -> Scheme:
     """The table, and the direction of attention (the decoder's, where there are both)."""
     own = tables(model)[0].own
-    causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    says = ("is_causal", "is_decoder")  # the second is all that MVP's and TrOCR's attention says
+    causal = any(getattr(module, flag, False) for module in model.modules() for flag in says)
     way = Causal() if causal or _fixed_masks(model, own.length) else Bidirectional()
     return Scheme.of(own, way)
 

@@ -16,12 +16,17 @@ from longitude.part import Index
 
 @dataclass(frozen=True, eq=False)
 class ByDistance:
-    """The term value(h, i - j), with positions (b|1, n) gathered at the indices asked for."""
+    """The term value(h, i - j), with positions (b|1, n) gathered at the indices asked for.
+
+    `rows` are given where the term is a row of theirs, a number a head, which the part's `entry`
+    names for each distance: no weight changes which, so that can be kept.
+    """
 
     q_pos: Tensor
     k_pos: Tensor
     value: Callable[[Index, Tensor], Tensor]
     cheap: bool = False  # to compute rather than to look up
+    rows: Tensor | None = None
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         return self.value(h, at(self.q_pos, b, i) - at(self.k_pos, b, j))

@@ -62,7 +62,11 @@ class T5:
         table = weights["table"]
 
         def value(h: Tensor, r: Tensor) -> Tensor:
-            whole = r if not r.is_floating_point() else r.round().to(torch.int64)
-            return table[bucket(whole, self.buckets, self.max_distance, self.bidirectional), h]
+            return table[self.entry(r), h]
 
-        return by_distance(q_pos, k_pos, value)
+        return by_distance(q_pos, k_pos, value, rows=table)
+
+    def entry(self, distance: Tensor) -> Tensor:
+        """The row of the table at each distance."""
+        whole = distance.round().to(torch.int64) if distance.is_floating_point() else distance
+        return bucket(whole, self.buckets, self.max_distance, self.bidirectional)

@@ -36,7 +36,10 @@ def _turn_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     ):  # the compiler fuses real arithmetic and falls back on complex
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-    pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
+    x = x.contiguous()
+    if x.storage_offset() % 2:  # a complex number starts where an even one stands
+        x = x.clone()
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
 
 

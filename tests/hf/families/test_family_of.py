@@ -1,11 +1,13 @@
 """Which models have a family, and what they refuse."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from longitude import Mistake, parse
 from longitude.hf.families import Family, family_of
-from tests.hf.families.models import TABLES, own, state, tiny, under
+from tests.hf.families.models import TABLES, WINDOW, out, own, state, tiny, tokens, under
 
 ALIBI = {"bloom": {}, "mpt": {}, "falcon": {"alibi": True}}
 
@@ -28,6 +30,22 @@ def test_alibi_models_have_alibi(kind):
 
 def test_a_bert_that_decodes_is_causal():
     assert own(tiny("bert", is_decoder=True)) == parse("learned(16)")
+
+
+@pytest.mark.parametrize("kind", ["bart", "mvp", "trocr", "bigbird_pegasus"])
+def test_a_decoder_alone_is_causal(kind):
+    size: dict[str, Any] = {
+        "d_model": 32,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 48,
+    }
+    model = tiny(kind, "AutoModelForCausalLM", **size)
+    ids = tokens(WINDOW)
+    other = ids.clone()
+    other[:, -1] += 1
+    torch.testing.assert_close(out(model, ids)[:, :-1], out(model, other)[:, :-1])
+    assert own(model) == parse(f"learned(16, offset={0 if kind == 'bigbird_pegasus' else 2})")
 
 
 @pytest.mark.parametrize(

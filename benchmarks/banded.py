@@ -1,0 +1,186 @@
+"""Biases of the distance on a GPU: the ways to run them, and the block sizes of their kernels.
+
+    python -m benchmarks.banded [--sweep] [--grad] [--tokens 8192] [--heads 16] [--dim 128] [--json]
+
+Without `--sweep` T5 and ALiBi by each way that could run them, beside plain causal attention by
+cuDNN. With it the blocks of the kernel, under a bias that never goes flat, or of a band of
+`--window` distances (T5's is 128): forward, or with `--grad` those of each of its three backward
+kernels while the other two keep theirs; `--unbiased` without any bias. What wins belongs into
+`blocks_for` and `plan_for`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from benchmarks.attention import weights_of
+from benchmarks.side_by_side import compare, show
+from longitude import Scheme, parse
+from longitude.attention import alibi, banded, flex
+from longitude.attention.band import Band, Part, reach_of
+from longitude.attention.prepare import prepare
+from longitude.attention.problem import Problem
+from longitude.attention.triton import banded as kernel
+from longitude.attention.triton import banded_backward as gradients
+from longitude.attention.triton.band_call import Blocks
+from longitude.parts.bias.distance import ByDistance
+
+PLAIN = "plain causal, cuDNN"
+Ways = dict[str, Callable[[], object]]
+
+
+def main() -> None:
+    args = options().parse_args()
+    x = [
+        torch.randn(args.batch, h, args.tokens, args.dim, device="cuda", dtype=torch.bfloat16)
+        for h in (args.heads, args.kv_heads or args.heads, args.kv_heads or args.heads)
+    ]
+    ways, errors = sweep(x, args) if args.sweep else each_way(x, args.grad)
+    ways = {PLAIN: training(x, plain) if args.grad else partial(plain, *x), **ways}
+    rows = compare(ways, PLAIN, args.rounds, errors, cuda=True)
+    title = (
+        f"bias of the distance, {tuple(x[0].shape)}, {'backward too' if args.grad else 'forward'}"
+    )
+    show(title, rows[:1] + sorted(rows[1:], key=lambda row: row.ms), PLAIN, args.json)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    sizes = {
+        "tokens": 8192, "heads": 16, "kv-heads": 0, "dim": 128, "batch": 1, "window": 0,
+        "rounds": 7,
+    }  # fmt: skip
+    for name, value in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name in ("sweep", "grad", "unbiased", "json"):
+        parser.add_argument(f"--{name}", action="store_true")
+    return parser
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return sdpa(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def training(x: list[Tensor], run: Callable[..., Tensor]) -> Callable[[], object]:
+    """Forward and backward."""
+    leaves = [t.detach().requires_grad_() for t in x]
+    seed = torch.randn(*x[0].shape[:3], x[2].shape[-1], device="cuda", dtype=x[2].dtype)
+    return lambda: torch.autograd.grad(run(*leaves), leaves, seed)
+
+
+def problem(text: str, *x: Tensor) -> Problem:
+    (q, k, v), scheme, n = x, parse(text), x[0].shape[2]
+    assert isinstance(scheme, Scheme)
+    return prepare(scheme, q, k, v, range(n), range(n), weights_of(scheme, q), scale=None,
+                   segments=None, length=None)  # fmt: skip
+
+
+def each_way(x: list[Tensor], grad: bool) -> tuple[Ways, dict[str, float]]:
+    """T5 and ALiBi by everything that runs them."""
+    ways: Ways = {}
+    errors: dict[str, float] = {}
+    runs: dict[str, tuple[str, Callable[[Problem], Tensor]]] = {
+        "T5, near band and cuDNN": ("t5()", banded.run),
+        "T5, one band": ("t5()", partial(altered, change={"far": None})),
+        "T5, flex": ("t5()", flex.run),
+        "ALiBi, banded within reach": ("alibi()", banded.run),
+        "ALiBi, banded": ("alibi()", partial(altered, change={"reached": False})),
+        "ALiBi, extra dimensions": ("alibi()", alibi_by_cudnn),
+        "ALiBi, flex": ("alibi()", flex.run),
+        "KERPLE, banded within reach": ("kerple_log()", banded.run),
+    }
+    for name, (text, run) in runs.items():
+        once = partial(one_way, text, run)
+        with torch.no_grad():
+            errors[name] = error(problem(text, *x), once(*x))
+        ways[name] = training(x, once) if grad else partial(once, *x)
+    return ways, errors
+
+
+def one_way(text: str, run: Callable[[Problem], Tensor], *x: Tensor) -> Tensor:
+    return run(problem(text, *x))
+
+
+def altered(p: Problem, change: dict[str, Any]) -> Tensor:
+    """The banded way under a plan of which something is changed."""
+    plan = banded.plan_of(p)
+    if plan.far is not None and "far" in change:  # the near band is the whole again
+        piece = plan.pieces[0]
+        change = change | {"pieces": (piece._replace(band=Band(piece.band.lo, p.q.shape[2])),)}
+    return banded.run_plan(p, replace(plan, **change))
+
+
+def alibi_by_cudnn(p: Problem) -> Tensor:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return alibi.run(p)
+
+
+def error(p: Problem, out: Tensor) -> float:
+    """The relative error of some rows against float64."""
+    n, h = p.q.shape[2], p.q.shape[1]
+    rows = torch.linspace(0, n - 1, 256, device=p.q.device).long()
+    k, v = (t.repeat_interleave(h // t.shape[1], 1).double() for t in (p.k, p.v))
+    away = rows[:, None] - torch.arange(n, device=p.q.device)
+    heads = torch.arange(h, device=p.q.device)[:, None]
+    each = torch.arange(n, device=p.q.device)[None]
+    values = [t.value(heads, each) for t in p.terms().values() if isinstance(t, ByDistance)]
+    table = torch.stack(values).sum(0).double()
+    scores = p.q[:, :, rows].double() @ k.mT * p.scale + table[:, away.clamp(min=0)]
+    want = scores.masked_fill(away < 0, -torch.inf).softmax(-1) @ v
+    return float((out[:, :, rows].double() - want).norm() / want.norm())
+
+
+def sweep(x: list[Tensor], args: argparse.Namespace) -> tuple[Ways, dict[str, float]]:
+    """Blocks of the kernel, or of each of the three that make its gradients."""
+    grad, window = args.grad, args.window
+    p = problem("kerple_log()", *x)
+    bias = banded.bias_of(p, banded.plan_of(p))
+    part = Part(x[0], x[1], x[2], bias, Band(0, window or x[0].shape[2]), p.scale)
+    if args.unbiased:
+        part = part._replace(bias=None)
+    elif not window:
+        part = part._replace(reach=reach_of(part))
+    ways: Ways = {}
+    if not grad:
+        for sizes in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
+            run = partial(kernel.banded, part, blocks=Blocks(*sizes))
+            if runs(run):
+                ways[str(sizes)] = run
+        return ways, {}
+    out, lse = kernel.banded(part)
+    plan, seed = gradients.plan_for(x[0], x[2]), torch.randn_like(out)
+    for name in plan._fields:
+        for sizes in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
+            if name == "diagonals" and (sizes[0] != sizes[1] or args.unbiased):
+                continue
+            given = plan._replace(**{name: Blocks(*sizes)})
+            run = partial(gradients.backward, part, seed, out, lse, not args.unbiased, plan=given)
+            if runs(run):
+                ways[f"{name} {sizes}"] = run
+    return ways, {}
+
+
+def runs(run: Callable[[], object]) -> bool:
+    """Whether blocks fit the GPU at all."""
+    try:
+        run()
+        torch.cuda.synchronize()
+    except Exception as why:  # triton raises its own kind for each thing that is short
+        print(f"left out: {str(why).splitlines()[0][:80]}")
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Block sizes of the kernels that turn, join and stack, beside a copy of the same numbers.
+
+    python -m benchmarks.blocks [--kernel turn] [--tokens 8192] [--batch 4] [--dim 128] [--json]
+
+On a GPU. `turn` sweeps turning q and k; with one token, a decoder's step. `merge` sweeps joining
+the three parts of leaky ReRoPE, `stack` reversing q, k and v for its upper triangles. What wins
+belongs into `blocks_for` of the kernel's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from benchmarks.side_by_side import compare, show
+from longitude.attention.join import Part
+from longitude.attention.stack import Windows, windows
+from longitude.attention.triton import merge, stack, turn
+
+Ways = dict[str, Callable[[], object]]
+
+
+def main() -> None:
+    args = options().parse_args()
+    ways = {"turn": turning, "merge": joining, "stack": stacking}[args.kernel](args)
+    rows = compare(ways, "copy", args.rounds, {}, cuda=True)
+    rows.sort(key=lambda row: row.ms)
+    sizes = f"{args.batch}×{args.heads}×{args.tokens}×{args.dim}, {args.kv_heads} heads of keys"
+    show(f"{args.kernel}, {sizes}", rows, "copy", args.json)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernel", choices=["turn", "merge", "stack"], default="turn")
+    parser.add_argument("--pairs", choices=["half", "adjacent"], default="half")
+    for name, value in {
+        "tokens": 8192, "heads": 32, "kv-heads": 8, "dim": 128, "batch": 4, "window": 1024,
+        "rounds": 10,
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def turning(args: argparse.Namespace) -> Ways:
+    q, k = (drawn(args.batch, h, args.tokens, args.dim) for h in (args.heads, args.kv_heads))
+    angle = drawn(1, 1, args.tokens, args.dim // 2, dtype=torch.float32)
+    tables = (angle.cos(), angle.sin())
+    ways: Ways = {"copy": lambda: (q.clone(), k.clone())}
+    tokens = (1,) if args.tokens == 1 else (4, 8, 16, 32, 64)
+    for sizes in product(tokens, (1, 2, 4, 8, 16), (1, 2, 4, 8)):
+        blocks = turn.Blocks(*sizes)
+        each = blocks.tokens * blocks.heads * args.dim // 2 / (32 * blocks.warps)
+        if 4 <= each <= 64:  # pairs a thread: fewer waste it, more spill
+            ways[str(blocks)] = lambda blocks=blocks: turn.turned(
+                q, k, tables, tables, args.pairs, blocks=blocks
+            )
+    return ways
+
+
+def joining(args: argparse.Namespace) -> Ways:
+    n, w, count = args.tokens, args.window, args.tokens // args.window
+
+    def part(tiles: int, height: int, top: int, flipped: bool) -> Part:
+        shape = (tiles, args.batch, args.kv_heads, height, args.heads // args.kv_heads, args.dim)
+        lse = drawn(*shape[:3], shape[4], height, dtype=torch.float32)
+        return Part(
+            drawn(*shape).transpose(3, 4), lse, [top + w * t for t in range(tiles)], flipped
+        )
+
+    parts = [
+        part(count, w, 0, False),
+        part(count - 1, w - 1, w, True),
+        part(1, n - w, w, False),
+    ]
+    out = drawn(args.batch, n, args.heads, args.dim).transpose(1, 2)
+    lse = drawn(args.batch, args.heads, n, dtype=torch.float32)
+    # as many numbers as are read and written: three parts and one output are two copies
+    ways: Ways = {"copy": lambda: (out.clone(), out.clone())}
+    for sizes in product((4, 8, 16, 32, 64), (1, 2, 4, 8)):
+        blocks = merge.Blocks(*sizes)
+        if 8 <= blocks.rows * args.dim / (32 * blocks.warps) <= 64:
+            ways[str(blocks)] = lambda blocks=blocks: merge.merge(parts, out, lse, blocks=blocks)
+    return ways
+
+
+def stacking(args: argparse.Namespace) -> Ways:
+    w, count = args.window, args.tokens // args.window - 1
+    heads = (args.heads, args.kv_heads, args.kv_heads)
+    xs = [drawn(args.batch, h, args.tokens, args.dim) for h in heads]
+    firsts = (w, 1, 1)  # rows of the blocks below, columns of those before them
+    sources = [
+        Windows(x, [first + w * t for t in range(count)], w - 1)
+        for x, first in zip(xs, firsts, strict=True)
+    ]
+    ways: Ways = {
+        "copy": lambda: [x.clone() for x in xs],
+        "torch": lambda: [windows(*source).flip(3) for source in sources],
+    }
+    for sizes in product((8, 16, 32, 64), (1, 2, 4, 8)):
+        blocks = stack.Blocks(*sizes)
+        if 8 <= blocks.rows * args.dim / (32 * blocks.warps) <= 64:
+            ways[str(blocks)] = lambda blocks=blocks: stack.stack(sources, True, blocks=blocks)
+    return ways
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Time several ways to do one thing in turns: medians over rounds, and ratios within a round.
+
+Machines are shared and noisy, so the ways take turns within each round, and a ratio is the median
+of the ratios within rounds, not the ratio of medians. On CUDA the device's own events are read;
+what is short is run as often as fills some milliseconds, so that launches run ahead of the device
+as they do in a model, and the wait for the first is not all that is seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+WARM, WARM_CUDA = 1, 3  # runs before the clock: first touches stay out of the numbers
+SETTLED = 0.6  # seconds of them on CUDA: by then a shape has paid for its plan (attention.rented)
+FILL = 2e-2  # seconds that one reading lasts at least on CUDA
+MOST = 64  # runs of one reading
+
+Run = Callable[[], object]
+
+
+class Ran(NamedTuple):
+    """Milliseconds a run, and how many times as fast as the baseline."""
+
+    ms: float
+    speed: float | None
+
+
+def timed(ways: Mapping[str, Run], baseline: str, rounds: int, cuda: bool) -> dict[str, Ran]:
+    """Every way, in turns; speeds against the baseline, where it is among them."""
+    taken = readings(ways, rounds, cuda, FILL if cuda else 0.0)
+    return {
+        name: Ran(1e3 * median(times), _speed(times, taken.get(baseline)))
+        for name, times in taken.items()
+    }
+
+
+def readings(
+    ways: Mapping[str, Run], rounds: int, cuda: bool, fill: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds a run of each way, one number a round."""
+    counts = {name: _count(run, cuda, fill) for name, run in ways.items()}
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, run in ways.items():
+            taken[name].append(seconds(run, cuda, counts[name]))
+    return taken
+
+
+def seconds(run: Run, cuda: bool, count: int = 1) -> float:
+    """Seconds of one run, over `count` of them."""
+    if not cuda:
+        begin = time.perf_counter()
+        for _ in range(count):
+            run()
+        return (time.perf_counter() - begin) / count
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        run()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) / 1e3 / count
+
+
+def _count(run: Run, cuda: bool, fill: float) -> int:
+    """Warm a way up; how many runs fill a reading."""
+    once, spent, runs = 0.0, 0.0, 0
+    while runs < (WARM_CUDA if cuda else WARM) or (cuda and spent < min(SETTLED, 30 * fill)):
+        once = seconds(run, cuda)
+        spent, runs = spent + once, runs + 1
+    return min(MOST, max(1, round(fill / max(once, 1e-9))))
+
+
+def _speed(times: list[float], base: list[float] | None) -> float | None:
+    return median(b / t for t, b in zip(times, base, strict=True)) if base else None
+
+
+def graphed(run: Run) -> Run:
+    """The same work captured in a CUDA graph: what is left when nothing is launched by Python."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # what is made at the first run must not be made while capturing
+        for _ in range(WARM_CUDA):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+
+    def replay() -> object:
+        graph.replay()
+        return out
+
+    return replay

@@ -1,0 +1,85 @@
+"""GGUF files' own keys, read without transformers."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longitude.export.effective.llama_cpp import stated
+from longitude.export.opened import gguf_config
+from longitude.hf.configs.headers import of_header, turns
+from longitude.hf.loading.gguf import read_header
+from longitude.text import parse
+from tests.hf.gguf_files import write_gguf
+from tests.hf.tiny import decoder
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+ORIGINAL = {"rope.scaling.original_context_length": 16}
+LLAMA3 = [1.0, 1.0, 1.0, 1.3, 2.7, 8.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors"),
+    [
+        ({}, {}),
+        ({"rope.scale_linear": 4.0}, {}),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {}),
+        ({**YARN, **ORIGINAL}, {}),
+        ({**YARN, **ORIGINAL, "rope.scaling.yarn_beta_fast": 8.0}, {}),
+        ({}, {"rope_freqs.weight": LLAMA3}),
+    ],
+)
+def test_scalings_are_the_files_own(
+    keys: dict[str, Any], tensors: dict[str, Any], tmp_path: Path
+) -> None:
+    header = read_header(write_gguf(tmp_path / "m.gguf", decoder("llama"), keys, tensors))
+    assert turns(header)
+    (found,) = of_header(header, gguf_config(header))
+    assert found.kind == "rope" and found.head_dim == 16 and found.window == 64
+    assert found.scheme and found.where == "llama.rope.* of the file"
+    rope = parse(found.scheme).layer(0).rotary
+    assert rope
+    ours = rope.frequencies.inv_freq(16, rope.base, 64)
+    theirs = stated({**header.keys, **header.divisors}).inv_freq
+    torch.testing.assert_close(ours, torch.tensor(theirs, dtype=torch.float64), rtol=2e-6, atol=0)
+
+
+def header_of(path: Path, arch: str, **keys: float) -> Any:
+    """A GGUF file of keys alone, written by hand: numbers as uint32 or float32."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    def number(value: float) -> bytes:
+        whole = isinstance(value, int)
+        return struct.pack("<II" if whole else "<If", 4 if whole else 6, value)
+
+    held = text("general.architecture") + struct.pack("<I", 8) + text(arch)
+    for name, value in keys.items():
+        held += text(f"{arch}.{name.replace('__', '.')}") + number(value)
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1 + len(keys)) + held + bytes(64))
+    return read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "scheme"),
+    [
+        ("gpt2", {}, "learned(512)"),
+        ("bert", {}, "learned(512) + bidirectional()"),
+        ("bloom", {}, "alibi()"),
+        ("mpt", {"attention__max_alibi_bias": 16.0}, "alibi(steepness=16)"),
+        ("t5", {"attention__relative_buckets_count": 32}, "t5()"),
+        ("mamba", {}, None),
+    ],
+)
+def test_architectures_that_turn_nothing(
+    arch: str, keys: dict[str, float], scheme: str | None, tmp_path: Path
+) -> None:
+    sizes = {"context_length": 512, "embedding_length": 64, "attention__head_count": 4}
+    header = header_of(tmp_path / "m.gguf", arch, **sizes, **keys)
+    (found,) = of_header(header, None)
+    assert not turns(header) and found.scheme == scheme and found.window == 512
