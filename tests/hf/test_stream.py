@@ -74,6 +74,7 @@ def test_memory_is_flat_and_the_loss_that_of_a_fresh_window(
     assert streamed <= 1.02 * afresh(model, tokens, window, places).mean()
 
 
+@pytest.mark.slow
 def test_without_sinks_a_real_model_collapses(smollm2_file: Path) -> None:
     from pydoc_data.topics import topics
 
