@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.side_by_side import compare, show
-from longitude.bench.extending import SHAPE
+from longitude.bench.extending import SHAPE, fill
 from longitude.hf.patch import apply
 
 STOCK = "transformers, its own cache"
@@ -71,18 +71,6 @@ def decoding(model: Any, context: int, args: argparse.Namespace) -> Callable[[],
             model(token, past_key_values=state["cache"], position_ids=pos, use_cache=True)
 
     return go
-
-
-def fill(cache: Any, tokens: int, model: Any) -> None:
-    """Random keys and values for the tokens from position 1 on."""
-    config, p = model.config, next(model.parameters())
-    shape = (1, config.num_key_value_heads, tokens, config.head_dim)
-    for layer in cache.layers:
-        k, v = (torch.randn(shape, device=p.device).to(p.dtype) for _ in range(2))
-        if hasattr(layer, "store"):
-            layer.store.add(k, v, range(1, tokens + 1))
-        else:
-            layer.update(k, v)
 
 
 def prefill(model: Any, n: int) -> Callable[[], None]:
