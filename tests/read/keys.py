@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from longitude.eval.passkey import QUESTION, Passkey, passkey
+from typing import Any
+
+from longitude.eval.passkey import QUESTION, Passkey, passkey, retrieved
 
 TRAINED = 256  # bytes: the bundled models' window
 NEW = 7  # bytes of an answer: a space, five digits, a full stop
@@ -24,3 +26,14 @@ def cut(windows: int, seed: int) -> tuple[Passkey, list[str]]:
 def text_of(asked: Passkey) -> str:
     """All but the question."""
     return asked.prompt[:-ASKED]
+
+
+def share_found(answer: Any, tiny_rope: Any, windows: int, seeds: range) -> float:
+    """How often a way of answering finds the key of texts cut into so many windows."""
+    model, tokenizer = tiny_rope
+    found = []
+    for seed in seeds:
+        asked, texts = cut(windows, seed)
+        made = answer(model, tokenizer, texts, QUESTION, max_new_tokens=NEW)
+        found.append(retrieved(asked, made.text))
+    return sum(found) / len(found)

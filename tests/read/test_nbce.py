@@ -17,7 +17,7 @@ from longitude.hf.reading.generate import generated
 from longitude.read import nbce
 from longitude.read.answer import Step
 from longitude.read.nbce import Nbce, nucleus, pooled, source
-from tests.read.keys import cut, text_of
+from tests.read.keys import cut, share_found, text_of
 from tests.read.tiny import LAYOUT, model, windows
 
 KINDS = ["llama", "qwen3", "mistral", "gemma3_text", "gpt2", "opt", "bloom", "mpt", "falcon"]
@@ -208,23 +208,13 @@ def test_what_can_not_be_read(tiny_rope: Any) -> None:
         nbce.answer(m, tokenizer, ["x" * 300], "Which letter is it?", max_new_tokens=30)
 
 
-def share_found(tiny_rope: Any, windows: int, seeds: range) -> float:
-    m, tokenizer = tiny_rope
-    found = []
-    for seed in seeds:
-        asked, texts = cut(windows, seed)
-        made = nbce.answer(m, tokenizer, texts, QUESTION, max_new_tokens=7)
-        found.append(retrieved(asked, made.text))
-    return sum(found) / len(found)
-
-
 def test_keys_are_found_in_four_windows(tiny_rope: Any) -> None:
-    assert share_found(tiny_rope, 4, range(2)) == 1
+    assert share_found(nbce.answer, tiny_rope, 4, range(2)) == 1
 
 
 @pytest.mark.slow
 def test_keys_are_found_in_sixteen_windows(tiny_rope: Any) -> None:
-    assert share_found(tiny_rope, 16, range(50)) >= 0.9
+    assert share_found(nbce.answer, tiny_rope, 16, range(50)) >= 0.9
 
 
 def test_the_model_alone_finds_no_key_beyond_its_window(tiny_rope: Any) -> None:

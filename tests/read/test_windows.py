@@ -20,7 +20,7 @@ from longitude.read import windows as reading
 from longitude.read.answer import Step
 from longitude.read.prompt import Prompt
 from longitude.read.windows import Source
-from tests.read.keys import cut
+from tests.read.keys import cut, share_found
 from tests.read.tiny import LAYOUT, model, windows
 
 ROTARY = ["llama", "qwen3", "gpt_neox", "glm", "gpt2", "opt"]
@@ -185,20 +185,10 @@ def test_an_answer_streams_and_tells_its_masses(tiny_rope: Any) -> None:
         reading.answer(m, tokenizer, ["text", ""], QUESTION)
 
 
-def share_found(tiny_rope: Any, windows: int, seeds: range) -> float:
-    m, tokenizer = tiny_rope
-    found = []
-    for seed in seeds:
-        asked, texts = cut(windows, seed)
-        made = reading.answer(m, tokenizer, texts, QUESTION, max_new_tokens=7)
-        found.append(retrieved(asked, made.text))
-    return sum(found) / len(found)
-
-
 def test_keys_are_found_in_two_windows(tiny_rope: Any) -> None:
-    assert share_found(tiny_rope, 2, range(3)) == 1
+    assert share_found(reading.answer, tiny_rope, 2, range(3)) == 1
 
 
 @pytest.mark.slow
 def test_keys_are_found_in_two_windows_of_fifty_texts(tiny_rope: Any) -> None:
-    assert share_found(tiny_rope, 2, range(50)) >= 0.9
+    assert share_found(reading.answer, tiny_rope, 2, range(50)) >= 0.9
