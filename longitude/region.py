@@ -80,10 +80,10 @@ class Area:
         tests += [*_between(j, self.first, self.last), *_between(i, self.top, self.bottom)]
         for c in self.chunks:
             tests += _between(i // c.size - j // c.size, c.lo, c.hi)
-        seen = torch.ones((), dtype=torch.bool, device=i.device)
-        for test in tests:
+        seen = tests[0] if tests else torch.ones((), dtype=torch.bool, device=i.device)
+        for test in tests[1:]:
             seen = seen & test
-        return seen.expand(torch.broadcast_shapes(i.shape, j.shape))
+        return seen.expand(_shape(i, j))
 
     def interval(self, i: Tensor) -> tuple[Tensor, Tensor]:
         """The key positions start <= j < stop that each query position sees, from position 0 on."""
@@ -144,9 +144,14 @@ def meet(*unions: tuple[Area, ...]) -> tuple[Area, ...]:
 def visible(areas: tuple[Area, ...], i: Tensor, j: Tensor) -> Tensor:
     """Whether each pair lies in one of the areas."""
     seen = torch.zeros((), dtype=torch.bool, device=i.device)
-    for area in areas:
-        seen = seen | area.visible(i, j)
-    return seen.expand(torch.broadcast_shapes(i.shape, j.shape))
+    for n, area in enumerate(areas):
+        seen = seen | area.visible(i, j) if n else area.visible(i, j)
+    return seen.expand(_shape(i, j))
+
+
+def _shape(i: Tensor, j: Tensor) -> torch.Size:
+    """Of both together: torch.broadcast_shapes is Python, and takes longer than a small area."""
+    return i.shape if i.shape == j.shape else torch.broadcast_tensors(i, j)[0].shape
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ call are disjoint. Turning waits until a backend asks for the rows and columns i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from longitude.attention.count import factors
 from longitude.attention.problem import Length, Problem
 from longitude.attention.triton.available import usable
-from longitude.part import Banded, Pos, Region, as_tensor
+from longitude.part import Pos, Region, as_tensor, by_rows
 from longitude.parts.rotary.memo import Memo, Tables
 from longitude.parts.rotary.rope import Rope
 from longitude.parts.rotary.tables import cos_sin
@@ -51,15 +51,8 @@ class Pass:
 def lower(p: Problem) -> tuple[Pass, ...]:
     """The passes of a call."""
     rope = p.scheme.rotary
-    rows = _span(p.q_pos) if rope is not None and _by_rows(type(rope.frequencies)) else None
+    rows = _span(p.q_pos) if rope is not None and by_rows(rope.frequencies) else None
     return tuple(Pass(p, areas, region) for region, areas in cut(p.scheme, rows))
-
-
-@cache
-def _by_rows(kind: type) -> bool:
-    """Whether frequencies of this kind change by rows: asking a protocol takes longer than all
-    else that is done before a launch."""
-    return issubclass(kind, Banded)
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from longitude.attention.lower import cut
 from longitude.attention.tiles import tiles
-from longitude.part import Banded, Region
+from longitude.part import Region, by_rows
 from longitude.region import Shift
 from longitude.scheme import Scheme
 
@@ -101,7 +101,7 @@ def _seen(
 
 
 def _banded(scheme: Scheme) -> bool:
-    return scheme.rotary is not None and isinstance(scheme.rotary.frequencies, Banded)
+    return scheme.rotary is not None and by_rows(scheme.rotary.frequencies)
 
 
 def _even(k: Shift) -> bool:

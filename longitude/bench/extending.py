@@ -87,7 +87,7 @@ def _step(model: Any, token: Tensor, n: int, kept: list[Any]) -> Tensor:
     device = next(model.parameters()).device
     if not kept:
         kept.append(model(token.to(device), use_cache=True).past_key_values)
-        _fill(kept[0], n - 1, model)
+        fill(kept[0], n - 1, model)
     at = kept[0].get_seq_length()
     pos = torch.tensor([[at]], device=device)
     with sdpa_kernel(WITHOUT_CUDNN):
@@ -95,7 +95,7 @@ def _step(model: Any, token: Tensor, n: int, kept: list[Any]) -> Tensor:
     return made.logits
 
 
-def _fill(cache: Any, tokens: int, model: Any) -> None:
+def fill(cache: Any, tokens: int, model: Any) -> None:
     """Random keys and values for the tokens from position 1 on."""
     config, p = model.config, next(model.parameters())
     shape = (1, config.num_key_value_heads, tokens, config.head_dim)

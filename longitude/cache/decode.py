@@ -20,7 +20,7 @@ from longitude.attention.prepare import prepare
 from longitude.cache.keys import Keys
 from longitude.cache.lines import Span, on_host
 from longitude.cache.step import Step, same, step
-from longitude.part import Banded, Pos, Region, Weights
+from longitude.part import Pos, Region, Weights, by_rows
 from longitude.parts.rotary.tables import cos_sin
 from longitude.parts.rotary.turn import turn
 from longitude.scheme import Scheme
@@ -49,9 +49,7 @@ class Decoder:
         static = rope is not None and (not rope.frequencies.by_length or isinstance(length, int))
         self.suits = rope is not None and static and rope.decay is None and not scheme.bias
         # every key turns one way for good
-        self.one_frame = (
-            rope is not None and rope.remap is None and not isinstance(rope.frequencies, Banded)
-        )
+        self.one_frame = rope is not None and rope.remap is None and not by_rows(rope.frequencies)
 
     def attend(self, keys: Keys, v: Tensor, query: Query) -> Tensor | None:
         """Attention over what is kept, or None where the call does not fit."""

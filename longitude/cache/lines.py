@@ -17,7 +17,7 @@ from torch import Tensor
 from longitude.attention.lower import cut
 from longitude.attention.pieces import Line, Run, frame_of
 from longitude.attention.tiles import tiles
-from longitude.part import Banded, Pos, Region, as_tensor
+from longitude.part import Pos, Region, as_tensor, by_rows
 from longitude.scheme import Scheme
 
 MOST = 16  # runs of one sequence; positions in more pieces are no runs at all
@@ -46,7 +46,7 @@ def plan(scheme: Scheme, line: Line, i: int) -> Plan:
     """What a query at position i sees of a line, and what must turn for it."""
     rope = scheme.rotary
     assert rope is not None
-    rows = (i, i + 1) if isinstance(rope.frequencies, Banded) else None
+    rows = (i, i + 1) if by_rows(rope.frequencies) else None
     shown: list[tuple[Region, Span]] = []
     moves: list[Move] = []
     for region, areas in cut(scheme, rows):

@@ -24,6 +24,7 @@ from longitude.cli.extend import extend
 from longitude.cli.inspect import inspect
 from longitude.cli.lab import lab
 from longitude.cli.lint import lint
+from longitude.cli.read import read
 from longitude.cli.report import report
 from longitude.cli.schemes import schemes
 from longitude.cli.show import show
@@ -52,6 +53,7 @@ app.command()(lint)
 app.command()(inspect)
 app.command()(lab)
 app.command()(report)
+app.command()(read)
 app.command()(stream)
 app.command()(bench)
 app.command()(env)

@@ -8,6 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
+# JSON leaves these as they are, and a terminal may obey them
+CONTROLS = {n: f"\\u{n:04x}" for n in range(0x7F, 0xA0)}
+
 
 def console() -> Console:
     """Stdout; rich leaves colours out under NO_COLOR and where it is no terminal."""
@@ -16,7 +19,8 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """Data on stdout, and nothing else."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    print(text.translate(CONTROLS))
 
 
 def say(news: str) -> None:

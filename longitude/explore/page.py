@@ -99,21 +99,21 @@ def asset(name: str) -> tuple[str, str]:
     """A script or the style by its name, and what kind of file it is."""
     kind = KINDS.get(Path(name).suffix)
     if name == "vega.js":
-        return library(), KINDS[".js"]
+        return vega(), KINDS[".js"]
     if kind is None or name not in (*SCRIPTS, "page.css"):
         raise Mistake(f"there is nothing at {shown(name)}: open / instead.")
     return _file(name), kind
 
 
 @cache
-def library() -> str:
+def vega() -> str:
     """Vega, Vega-Lite and vega-embed, out of the installed vl-convert."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return bundle.replace("\r\n", "\n")  # as a browser reads it before it takes the hash
 
 
 def _rendered(start: dict[str, Any], still: bool) -> str:
-    scripts = [library(), *map(_file, SCRIPTS)] if still else []
+    scripts = [vega(), *map(_file, SCRIPTS)] if still else []
     data = {**start, "charts": charts(), "themes": themes()}
     return _template().render(
         version=__version__,

@@ -108,6 +108,6 @@ def server(asked: Asked) -> uvicorn.Server:
 
 def _warm(asked: Asked) -> None:
     """What takes long the first time, before the first reader asks for it."""
-    page.library()
+    page.vega()
     drawn(asked)
     words(asked, 0)  # imports transformers

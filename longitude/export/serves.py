@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from longitude.part import Banded, Frequencies
+from longitude.part import Frequencies, by_rows
 from longitude.parts import (
     DynamicNtk,
     Hierarchical,
@@ -69,5 +69,5 @@ def _frequencies(new: Frequencies, own: Frequencies) -> tuple[str, ...]:
             return RUNTIMES
         case Proportional():  # pairs that stand still have no finite factor
             return OF_CHECKPOINTS
-    fixed = not new.by_length and not isinstance(new, Banded)
+    fixed = not new.by_length and not by_rows(new)
     return RUNTIMES if fixed and not isinstance(own, Proportional) else ()

@@ -15,7 +15,7 @@ from typing import Any
 
 from longitude.fields import Mistake, shown
 from longitude.hf.configs.stated import INSIDE, ORIGINAL, flat, is_number
-from longitude.part import Banded, Frequencies
+from longitude.part import Frequencies, by_rows
 from longitude.parts import (
     Causal,
     DynamicLinear,
@@ -148,7 +148,7 @@ def _rotation(scheme: Scheme | Layers, config: Mapping[str, Any], target: int) -
 def _settled(frequencies: Frequencies) -> bool:
     """Whether a server that fixes its tables once can have them: longrope's choice of a list is
     the one thing that servers do by length."""
-    fixed = not frequencies.by_length and not isinstance(frequencies, Banded)
+    fixed = not frequencies.by_length and not by_rows(frequencies)
     return fixed or isinstance(frequencies, LongRope)
 
 

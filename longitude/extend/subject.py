@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
-
-import torch
 
 from longitude.eval.rows import Subject
 from longitude.extend.candidates import family
 from longitude.fields import Mistake, shown
+from longitude.hf.digest import digest
 from longitude.hf.patch import own_scheme, trained_length
 from longitude.text import dump
-
-SAMPLE = 4096  # numbers of each tensor that enter the digest
 
 
 def subject(model: Any, name: str, revision: str | None = None) -> Subject:
@@ -41,16 +37,3 @@ def subject(model: Any, name: str, revision: str | None = None) -> Subject:
         device=parameter.device.type,
         revision=revision,
     )
-
-
-@torch.no_grad()
-def digest(model: Any) -> str:
-    """16 hexadecimal digits of every tensor's name, shape and a sample of its numbers: whole for
-    small ones, evenly spaced for others, so that a large model costs no more than a small one."""
-    found = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        found.update(f"{name} {tuple(tensor.shape)} ".encode())
-        flat = tensor.reshape(-1)
-        every = flat[:: max(1, len(flat) // SAMPLE)].float().cpu()
-        found.update(every.numpy().tobytes())
-    return found.hexdigest()[:16]

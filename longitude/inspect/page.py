@@ -5,7 +5,7 @@ from __future__ import annotations
 from longitude.inspect import curves, lengths, terms
 from longitude.inspect.catalogue import row
 from longitude.inspect.rows import Page, Sheet
-from longitude.part import Banded, Dims, Mistake
+from longitude.part import Dims, Mistake, by_rows
 from longitude.parts import Randomized, Sequential
 from longitude.scheme import Layers, Scheme
 
@@ -66,7 +66,7 @@ def notes(scheme: Scheme, length: int, dims: Dims) -> list[str]:
         said.append(f"{frequencies} also multiplies the rotary part of every score by {gain:.3f}.")
     if frequencies and frequencies.by_length:
         said.append(f"{frequencies} depends on the length: shown for {length} tokens.")
-    if isinstance(frequencies, Banded):
+    if by_rows(frequencies):
         said.append(f"{frequencies} depends on the query: shown for the last one.")
     if isinstance(scheme.positions, Randomized):
         said.append(

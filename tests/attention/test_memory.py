@@ -61,9 +61,9 @@ def watch(text: str, n: int, backend: Any, grad: bool, **options: Any) -> tuple[
         ("rope(remap=leaky_rerope(64, 8))", "native"),
         ("rope(remap=dual_chunk(96, 24))", "native"),
         ("rope() + window(64, sinks=4)", "native"),
-        ("alibi()", "native"),
+        pytest.param("alibi()", "native", marks=pytest.mark.slow),
         pytest.param("t5()", "native", marks=pytest.mark.slow),
-        ("rope(remap=leaky_rerope(64, 8)) + alibi()", "auto"),
+        pytest.param("rope(remap=leaky_rerope(64, 8)) + alibi()", "auto", marks=pytest.mark.slow),
         pytest.param("rope(remap=rerope(64))", "eager", marks=pytest.mark.slow),
     ],
 )

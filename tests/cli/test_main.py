@@ -13,7 +13,7 @@ from longitude import __version__
 
 from .conftest import ROOT, Ran, python
 
-COMMANDS = ("schemes", "show", "train", "lab", "stream", "bench", "env")
+COMMANDS = ("schemes", "show", "train", "lab", "read", "stream", "bench", "env")
 MISTAKES = [
     ("show", "rop"),
     ("show", "rope() + + +"),

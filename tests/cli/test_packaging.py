@@ -56,7 +56,7 @@ def test_the_readmes_table_is_fresh() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("page", ["train_short_test_long", "smollm2", "benchmarks"])
+@pytest.mark.parametrize("page", ["train_short_test_long", "smollm2", "benchmarks", "read"])
 def test_a_page_of_results_is_that_of_its_rows(page) -> None:
     ran = python(f"docs/{page}.py", "--check")
     assert ran.returncode == 0, ran.stderr

@@ -84,6 +84,7 @@ class Reader:
         assert len(charts) > 6 and all(c.locator("svg, canvas").count() == 1 for c in charts)
         assert page.evaluate(NAMELESS) == [] and page.evaluate(TWICE) == []
         page.locator("#figure-map summary").click()
+        page.locator("#figure-map tbody tr").first.wait_for()  # filled once it is open
         assert page.locator("#figure-map tbody tr").count() > 10
         said = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--s1')")
         assert said.strip() == (DARK if theme == "dark" else LIGHT)[SCHEMES[0]]

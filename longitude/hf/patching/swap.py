@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from longitude.hf.patching.probe import Seen
-from longitude.part import Banded
+from longitude.part import by_rows
 from longitude.parts import Rope
 from longitude.parts.rotary.hf_precision import attention_scaling
 from longitude.scheme import Scheme
@@ -34,7 +34,7 @@ def only_frequencies(seen: list[Seen], wanted: list[Scheme]) -> bool:
         rope = scheme.rotary
         same = dataclasses.replace(rope, base=own.rotary.base, frequencies=own.rotary.frequencies)
         lasting = [not f.by_length for f in (rope.frequencies, own.rotary.frequencies)]
-        if same != own.rotary or not all(lasting) or isinstance(rope.frequencies, Banded):
+        if same != own.rotary or not all(lasting) or by_rows(rope.frequencies):
             return False
         if kinds.setdefault((id(one.trunk), one.kind), rope) != rope:
             return False  # layers that share an embedding would need two

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from longitude.part import Banded, Frequencies, Mistake, Pos, as_tensor
+from longitude.part import Frequencies, Mistake, Pos, as_tensor, by_rows
 from longitude.parts.rotary.frequencies.dynamic_ntk import DynamicNtk
 from longitude.parts.rotary.frequencies.unscaled import powers
 from longitude.parts.rotary.rope import Rope
@@ -26,7 +26,7 @@ def hf_cos_sin(
     They are as wide as the rotary dimensions, each angle standing twice, and carry the square root
     of the gain: transformers turns queries and keys by the same tables.
     """
-    if rope.remap or rope.decay or isinstance(rope.frequencies, Banded):
+    if rope.remap or rope.decay or by_rows(rope.frequencies):
         raise Mistake(
             f"hf precision: transformers has no counterpart of {rope}: "
             f"leave out its remap, decay or stepped frequencies."

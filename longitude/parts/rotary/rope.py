@@ -6,7 +6,7 @@ distance (xPos). `tables` makes the cosines and sines, exact far out; `hf_precis
 transformers' float32 bits instead, for parity tests.
 """
 
-from longitude.part import Banded, Decay, Frequencies, Mistake, Region, Remap, part, positive
+from longitude.part import Decay, Frequencies, Mistake, Region, Remap, by_rows, part, positive
 from longitude.parts.rotary.frequencies.unscaled import Unscaled
 from longitude.parts.rotary.turn import Pairs
 
@@ -45,7 +45,7 @@ class Rope:
         """Disjoint regions for queries below `reach`: the remap's, cut where frequencies change by
         rows."""
         regions = self.remap.regions() if self.remap else (Region(),)
-        if not isinstance(self.frequencies, Banded):
+        if not by_rows(self.frequencies):
             return regions
         cut = [
             Region(r.where & rows, r.q, r.k, frequencies)

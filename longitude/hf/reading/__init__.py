@@ -1,0 +1,1 @@
+"""What many windows of one text need of transformers: their caches, their positions, `generate`."""
