@@ -10,16 +10,16 @@ adds one number a head, which is a shift of the log-sum-exp. Only a narrow band 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from longitude.attention.band import TWIN, Band, Bias, Chunk, Way
+from longitude.attention import windowed
+from longitude.attention.band import TWIN, Band, Bias, Chunk, Gradients, Part, Way
 from longitude.attention.band_table import table_of
-from longitude.attention.chain import Banded, Far, Piece, Plan, Turned, chained
+from longitude.attention.chain import Banded, Far, Piece, Plan, chained, turning
 from longitude.attention.cudnn import CUDNN, cudnn_for
 from longitude.attention.lower import cut, lower
 from longitude.attention.operators import Operator, operator_for
@@ -120,30 +120,15 @@ def run_plan(p: Problem, plan: Plan, way: Way | None = None) -> Tensor:
     if not plan.pieces:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     way, bias = way or _way(p.q), bias_of(p, plan)
+    turns = tuple(one.turn() for one in lower(p))
     given = (p.q, p.k, p.v, p.sink_logits, None if bias is None else bias.table)
     if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)):
-        return chained(way, plan, _lazily(p, plan), p.v, bias, p.sink_logits).out
-    turned = [x for one in lower(p) for x in one.turned()]
+        turned = turning(plan, p.q, p.k, turns)
+        return chained(way, plan, turned, p.v, bias, p.sink_logits).out
     table, _, ahead = bias or (None, 0, None)
-    return Banded.apply(way, plan, p.v, table, ahead, p.sink_logits, *turned)  # type: ignore[no-any-return]
-
-
-def _lazily(p: Problem, plan: Plan) -> Turned:
-    """q and k turned when they are asked for: whole, and once, where several ask for one turn."""
-    passes, far = lower(p), () if plan.far is None else (plan.far.turn,)
-    asked = Counter([*far, *(piece.turn for piece in plan.pieces)])
-    latest: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def turned(turn: int, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        if asked[turn] == 1:
-            return passes[turn].turned(rows, columns)
-        if turn not in latest:
-            latest.clear()
-            latest[turn] = passes[turn].turned()
-        q, k = latest[turn]
-        return q[:, :, rows], k[:, :, columns]
-
-    return turned
+    return Banded.apply(  # type: ignore[no-any-return]
+        (way, plan, turns), p.q, p.k, p.v, table, ahead, p.sink_logits
+    )
 
 
 def _way(q: Tensor) -> Way:
@@ -151,7 +136,17 @@ def _way(q: Tensor) -> Way:
         return TWIN
     from longitude.attention.triton.banded_backward import WAY  # late: it imports Triton
 
-    return WAY
+    return Way(WAY.forward, _backward)
+
+
+def _backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool,
+              wide: bool) -> Gradients:  # fmt: skip
+    """A band's gradients by the quicker of two kernels."""
+    from longitude.attention.triton.banded_backward import backward
+
+    if windowed.takes(part):
+        return windowed.backward(part, grad, out, lse)
+    return backward(part, grad, out, lse, table, wide)
 
 
 def plan_of(p: Problem) -> Plan:

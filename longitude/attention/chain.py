@@ -9,7 +9,8 @@ what the others (and a sink) lack.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor
 
 from longitude.attention.band import Band, Bias, Chunk, Part, Start, Way, reach_of
+from longitude.attention.lower import Turn
 from longitude.attention.operators import Operator, Ran, backward, forward
 from longitude.attention.tiles import Tile
 
 # turned(turn, rows, columns): these rows of q and columns of k as that pass turns them
 Turned = Callable[[int, slice, slice], tuple[Tensor, Tensor]]
+Turns = tuple[Turn | None, ...]  # of every pass
 WHOLE = slice(None)
 
 
@@ -112,43 +115,68 @@ def _far(far: Far, scale: float, turned: Turned, v: Tensor, bias: Bias | None) -
     return Start(ran.out, lse, far.tile.top), ran.extra
 
 
-def _given(qk: tuple[Tensor, ...]) -> Turned:
-    """Of tensors that are turned already."""
-    return lambda turn, rows, columns: (qk[2 * turn][:, :, rows], qk[2 * turn + 1][:, :, columns])
+def turning(plan: Plan, q: Tensor, k: Tensor, turns: Turns) -> Turned:
+    """q and k turned when they are asked for: whole, and once, where several ask for one turn."""
+    far = () if plan.far is None else (plan.far.turn,)
+    asked = Counter([*far, *(piece.turn for piece in plan.pieces)])
+    latest: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def turned(turn: int, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        how, some = turns[turn], (q[:, :, rows], k[:, :, columns])
+        if how is None:
+            return some
+        if asked[turn] == 1:
+            return how.cut(rows, columns).of(*some)
+        if turn not in latest:
+            latest.clear()
+            latest[turn] = how.of(q, k)
+        return latest[turn][0][:, :, rows], latest[turn][1][:, :, columns]
+
+    return turned
+
+
+How = tuple[Way, Plan, Turns]
 
 
 class Banded(torch.autograd.Function):
-    """apply(way, plan, v, table, ahead, sinks, q, k, q, k …): every piece of a plan."""
+    """apply((way, plan, turns), q, k, v, table, ahead, sinks): every piece of a plan.
+
+    What is turned is turned again for the gradients, which takes less than keeping it: q and k are
+    kept as they came, however many turns there are.
+    """
 
     @staticmethod
-    def forward(ctx: Any, way: Way, plan: Plan, v: Tensor, table: Tensor | None,
-                ahead: Tensor | None, sinks: Tensor | None, *qk: Tensor) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, how: How, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None,
+                ahead: Tensor | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
+        way, plan, turns = how
         bias = None if table is None else Bias(table, plan.first, ahead)
-        made = chained(way, plan, _given(qk), v, bias, sinks)
-        ctx.way, ctx.plan, ctx.extra, ctx.reaches = way, plan, made.extra, made.reaches
-        ctx.save_for_backward(v, table, sinks, made.out, made.lse, *qk)
+        made = chained(way, plan, turning(plan, q, k, turns), v, bias, sinks)
+        ctx.how, ctx.extra, ctx.reaches = how, made.extra, made.reaches
+        ctx.save_for_backward(q, k, v, table, sinks, made.out, made.lse)
         return made.out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        plan, grad = ctx.plan, grad_outputs[0]
-        v, table, sinks, out, lse, *qk = ctx.saved_tensors
+        (way, plan, turns), grad = ctx.how, grad_outputs[0]
+        q, k, v, table, sinks, out, lse = ctx.saved_tensors
+        turned = turning(plan, q, k, turns)
         bias = None if table is None else Bias(table, plan.first)
-        added = _Sum([v, *qk], alone=len(plan.pieces) == 1 and plan.far is None)
-        d_table = torch.zeros_like(bias.table) if bias and ctx.needs_input_grad[3] else None
+        added = _Sum((q, k, v), turns)
+        wide = len(plan.pieces) > 1 or plan.far is not None
+        d_table = torch.zeros_like(bias.table) if bias and ctx.needs_input_grad[4] else None
         for piece, reach in zip(plan.pieces, ctx.reaches, strict=True):
-            part = plan.part(piece, _given(tuple(qk)), v, bias)._replace(reach=reach)
-            made = ctx.way.backward(part, grad, out, lse, d_table is not None, not added.alone)
+            part = plan.part(piece, turned, v, bias)._replace(reach=reach)
+            made = way.backward(part, grad, out, lse, d_table is not None, wide)
             added.add(piece.turn, WHOLE, slice(*piece.columns), made[:3])
             d_table = d_table if d_table is None or made[3] is None else d_table + made[3]
         if plan.far is not None:
             whole = Ran(out, lse if table is None else lse - table[:, -1:], ctx.extra)
-            _add_far(added, plan.far, plan.scale, grad, tuple(qk), v, whole)
+            made = _far_gradients(plan.far, plan.scale, turned, v, grad, whole)
+            added.add(plan.far.turn, plan.far.rows, plan.far.columns, made)
         d_sinks = None if sinks is None else _of_sinks(sinks, grad, out, lse)
         if d_table is not None and plan.flat:
             d_table[:, -1] = -d_table[:, :-1].sum(1) - (0 if d_sinks is None else d_sinks)
-        totals = [added.total(n) for n in range(1 + len(qk))]
-        return None, None, totals[0], d_table, None, d_sinks, *totals[1:]
+        return None, *added.totals(), d_table, None, d_sinks
 
 
 def _of_sinks(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
@@ -158,34 +186,38 @@ def _of_sinks(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
 
 
 class _Sum:
-    """Gradients that come in parts: in their own type where there is one part alone."""
+    """Gradients of q, k and v that come in parts, each turned back as its part was turned."""
 
-    def __init__(self, given: list[Tensor], alone: bool) -> None:
-        self.given, self.alone = given, alone
+    def __init__(self, given: tuple[Tensor, ...], turns: Turns) -> None:
+        self.given, self.turns = given, turns
         self.sums: list[Tensor | None] = [None] * len(given)
 
-    def add(self, turn: int, rows: slice, columns: slice, made: Any) -> None:
+    def add(self, turn: int, rows: slice, columns: slice, made: Sequence[Tensor]) -> None:
         """Add those of some rows of q and columns of k and v."""
-        for n, where, one in zip((1 + 2 * turn, 2 + 2 * turn, 0), (rows, columns, columns), made,
-                                 strict=True):  # fmt: skip
+        how, (dq, dk, dv) = self.turns[turn], made
+        if how is not None:
+            dq, dk = how.cut(rows, columns).of(dq, dk, back=True)
+        for n, (where, one) in enumerate(((rows, dq), (columns, dk), (columns, dv))):
             if self.sums[n] is None:
-                wide = torch.promote_types(one.dtype, torch.float32)
-                whole = one.shape == self.given[n].shape
-                self.sums[n] = one if whole else torch.zeros_like(self.given[n], dtype=wide)
-                if whole:
+                if one.shape == self.given[n].shape:
+                    self.sums[n] = one
                     continue
+                wide = torch.promote_types(one.dtype, torch.float32)
+                self.sums[n] = torch.zeros_like(self.given[n], dtype=wide)
             self.sums[n][:, :, where] += one  # type: ignore[index]
 
-    def total(self, n: int) -> Tensor | None:
-        found = self.sums[n]
-        return torch.zeros_like(self.given[n]) if found is None else found.to(self.given[n].dtype)
+    def totals(self) -> list[Tensor]:
+        """The sums, in the type of what they are gradients of."""
+        return [
+            torch.zeros_like(x) if found is None else found.to(x.dtype)
+            for x, found in zip(self.given, self.sums, strict=True)
+        ]
 
 
-def _add_far(added: _Sum, far: Far, scale: float, grad: Tensor, qk: tuple[Tensor, ...], v: Tensor,
-             whole: Ran) -> None:  # fmt: skip
+def _far_gradients(far: Far, scale: float, turned: Turned, v: Tensor, grad: Tensor,
+                   whole: Ran) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The far tile's gradients, by its own backward under the whole softmax's log-sum-exp."""
-    q, k = _given(qk)(far.turn, far.rows, far.columns)
+    q, k = turned(far.turn, far.rows, far.columns)
     dout, out, lse = (x[:, :, far.rows].contiguous() for x in (grad, whole.out, whole.lse))
     part = Ran(out, lse, whole.extra)
-    made = backward(far.operator, dout, q, k, v[:, :, far.columns], part, far.causal, scale)
-    added.add(far.turn, far.rows, far.columns, made)
+    return backward(far.operator, dout, q, k, v[:, :, far.columns], part, far.causal, scale)

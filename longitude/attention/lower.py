@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,18 +35,49 @@ class Pass:
 
     def turned(self, rows: slice = slice(None), cols: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """These rows of q and columns of k, turned for this pass."""
+        turn = self.turn(rows, cols)
+        q, k = self.problem.q[:, :, rows], self.problem.k[:, :, cols]
+        return (q, k) if turn is None else turn.of(q, k)
+
+    def turn(self, rows: slice = slice(None), cols: slice = slice(None)) -> Turn | None:
+        """How these rows of q and columns of k are turned, None where they stay as they are."""
         p = self.problem
-        q, k = p.q[:, :, rows], p.k[:, :, cols]
         if self.region is None or p.scheme.rotary is None:
-            return q, k
+            return None
         q_pos, k_pos = _cut(p.q_pos, rows), _cut(p.k_pos, cols)
         rope, centre = p.scheme.rotary, _last(q_pos) if p.scheme.rotary.decay else 0.0
         q_length, k_length = _cut_length(p.q_length, rows), _cut_length(p.k_length, cols)
-        how = (wide_type(q), q.device, centre)
+        how = (wide_type(p.q), p.q.device, centre)
         q_tables = k_tables = _tables(p, self.region, "q", q_pos, q_length, *how)
         if p.rides or not _alike(rope, self.region, (q_pos, q_length), (k_pos, k_length)):
             k_tables = _tables(p, self.region, "k", k_pos, k_length, *how)
-        return turn_both(q, k, q_tables, k_tables, rope.pairs)
+        return Turn(q_tables, k_tables, rope.pairs)
+
+
+class Turn(NamedTuple):
+    """The tables that q and k turn by, a row a token."""
+
+    q: Tables
+    k: Tables
+    pairs: Pairs
+
+    def cut(self, rows: slice, cols: slice) -> Turn:
+        """The same for some rows of q and columns of k."""
+        (c, s), (kc, ks) = self.q, self.k
+        of_k = (kc[:, :, cols], ks[:, :, cols])
+        return Turn((c[:, :, rows], s[:, :, rows]), of_k, self.pairs)
+
+    def of(self, q: Tensor, k: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
+        """q and k turned (or turned back, which takes their gradients to those of what was turned):
+        in one launch where kernels run, else each by itself."""
+        if usable(q):
+            from longitude.attention.triton.turn import turned  # late: it imports Triton
+
+            return turned(q, k, self.q, self.k, self.pairs, back=back)
+        (c, s), (kc, ks) = self.q, self.k
+        if back:
+            s, ks = -s, -ks
+        return turn(q, c, s, self.pairs), turn(k, kc, ks, self.pairs)
 
 
 def lower(p: Problem) -> tuple[Pass, ...]:
@@ -106,17 +138,6 @@ def _alike(rope: Rope, region: Region, q: tuple[Pos, Length], k: tuple[Pos, Leng
         return False
     gain = (region.frequencies or rope.frequencies).gain(length)
     return length == k_length and gain == 1.0 and region.q == region.k and rope.decay is None
-
-
-def turn_both(
-    q: Tensor, k: Tensor, q_tables: Tables, k_tables: Tables, pairs: Pairs
-) -> tuple[Tensor, Tensor]:
-    """q and k turned: in one launch where kernels run, else each by itself."""
-    if usable(q):
-        from longitude.attention.triton.turn import turned  # late: it imports Triton
-
-        return turned(q, k, q_tables, k_tables, pairs)
-    return turn(q, *q_tables, pairs), turn(k, *k_tables, pairs)
 
 
 def wide_type(x: Tensor) -> torch.dtype:

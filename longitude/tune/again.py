@@ -46,7 +46,8 @@ def knowing(trunk: Trunk, **known: Any) -> Iterator[None]:
 
 def checkpointed(model: Any) -> None:
     """Have every layer run again in the backward pass instead of keeping what it made."""
-    kinds = {"use_reentrant": False, "context_fn": lambda: _contexts(trunks(model))}
+    found = trunks(model)  # once: a walk over all modules for each layer would take its time
+    kinds = {"use_reentrant": False, "context_fn": lambda: _contexts(found)}
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kinds)
 
 

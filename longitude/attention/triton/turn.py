@@ -111,11 +111,12 @@ def turned(
     k_tables: Tables,
     pairs: Pairs = "half",
     *,
+    back: bool = False,
     inplace: bool = False,
     blocks: Blocks | None = None,
 ) -> tuple[Float[Tensor, "b h nq d"], Float[Tensor, "b hkv nk d"]]:
-    """q and k turned by their tables (b|1 1 n half), in one launch; gradients turn back."""
-    how = How(pairs, inplace=inplace, blocks=blocks)
+    """q and k turned by their tables (b|1 1 n half), or turned back, in one launch."""
+    how = How(pairs, back, inplace, blocks)
     made = _turned((q, k), (*q_tables, *k_tables), how)
     return made[0], made[1]
 

@@ -1,0 +1,210 @@
+"""A training step of `longitude tune` beside one of HF Trainer with SDPA: tokens a second, memory.
+
+    python -m benchmarks.tune [--lengths 8192,32768] [--device cuda] [--layers 30] [--rounds 3]
+
+The shape is SmolLM2-135M's, the weights are random, both train all of them: float32 weights,
+products in bfloat16 on a GPU, fused AdamW, the same rows in a step. Trainer reads with YaRN, which
+is transformers' own; ours with YaRN and with leaky ReRoPE, which it lacks. They take turns of a few
+steps each; the first step of a turn is not counted. A line of JSON a comparison is what
+docs/tune.py takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from longitude.bench.extending import SHAPE
+from longitude.hf.patch import apply
+from longitude.lab.world import World
+from longitude.parts import Sequential
+from longitude.tune.again import checkpointed
+from longitude.tune.data import Stream
+from longitude.tune.reader import Reader
+from longitude.tune.recipes import FULL, Recipe
+from longitude.tune.train import AT_ONCE, Job, optimizer_for, take_step
+from longitude.tune.trained import Trained, make_trainable
+
+TRAINER = "HF Trainer, SDPA, YaRN"
+WHOLE = {**SHAPE, "vocab_size": 49152, "tie_word_embeddings": True}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+SCHEMES = ("rope(frequencies=yarn(4, original=8192))", "rope(remap=leaky_rerope(4096, 8))")
+Turn = Callable[[], list[float]]  # some steps; the seconds of each
+
+
+def main() -> None:
+    """Every length, every scheme, in turns."""
+    args = options().parse_args()
+    for length in args.lengths:
+        makers: dict[str, Callable[[], Turn]] = {TRAINER: lambda n=length: trainer(n, args)}
+        makers |= {s: lambda s=s, n=length: ours(s, n, args) for s in args.schemes}
+        peaks = {name: peak(make, args.device) for name, make in makers.items()}
+        ways = {name: make() for name, make in makers.items()}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(args.rounds):
+            for name, turn in ways.items():
+                times[name].append(median(turn()[1:]))
+        for scheme in args.schemes:
+            print(json.dumps(row(scheme, length, times, peaks, args)), flush=True)
+        del ways
+
+
+def row(
+    scheme: str,
+    length: int,
+    times: dict[str, list[float]],
+    peaks: dict[str, int | None],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """One comparison, as the page has it; the ratio is the median of its turns'."""
+    tokens = rows_at(length, args) * length
+    ratio = median(b / a for a, b in zip(times[scheme], times[TRAINER], strict=True))
+    theirs = tokens / median(times[TRAINER])
+    again = "layers run again" if args.checkpointing else "layers kept"
+    return {
+        "kind": "step",
+        "model": f"SmolLM2-135M's shape, {args.layers} layers, {again}",
+        "scheme": scheme,
+        "length": length,
+        "tokens_per_second": round(ratio * theirs, 1),
+        "trainer_tokens_per_second": round(theirs, 1),
+        "peak": peaks[scheme],
+        "trainer_peak": peaks[TRAINER],
+        "machine": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
+    }
+
+
+def rows_at(length: int, args: argparse.Namespace) -> int:
+    """Sequences of a step: what goes through the model together."""
+    return max(1, args.tokens // length)
+
+
+def build(args: argparse.Namespace, rope: dict[str, Any] | None = None) -> Any:
+    """The model, in float32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**WHOLE, num_hidden_layers=args.layers)
+    config.use_cache = False
+    if rope is not None:
+        config.rope_parameters = {**config.rope_parameters, **rope}
+    return LlamaForCausalLM(config).to(args.device).train()
+
+
+def ours(scheme: str, length: int, args: argparse.Namespace) -> Turn:
+    """Steps as `longitude tune` takes them."""
+    model = build(args)
+    apply(model, scheme)
+    reader = Reader(model)
+    make_trainable(model, FULL, 16)
+    if args.checkpointing:
+        checkpointed(model)
+    rows = rows_at(length, args)
+    recipe = Recipe("bench", "", "rope", scheme, 1000, rows, length, 1e-4)
+    tokens = _tokens(8 * rows * length)
+    text = Stream(tokens, torch.zeros_like(tokens), "random", "", apart=False)
+    dtype = "bfloat16" if args.device == "cuda" else "float32"
+    job = Job(reader, recipe, text, Sequential(), 0, dtype)
+    learns, world = Trained(model), World(torch.device(args.device))
+    optimizer = optimizer_for(learns, recipe)
+
+    def turn() -> list[float]:
+        taken = []
+        for step in range(args.steps):
+            begun = time.perf_counter()
+            float(take_step(job, learns, optimizer, step, world))  # which waits for the device
+            taken.append(time.perf_counter() - begun)
+        return taken
+
+    return turn
+
+
+def trainer(length: int, args: argparse.Namespace) -> Turn:
+    """Steps as Trainer takes them."""
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.taken: list[float] = []
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.begun = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if args.device == "cuda":
+                torch.cuda.synchronize()
+            self.taken.append(time.perf_counter() - self.begun)
+
+    rows, clock = rows_at(length, args), Clock()
+    tokens = _tokens(8 * rows * length).long().view(-1, length)
+    given = TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=rows,
+        max_steps=args.steps,
+        learning_rate=1e-4,
+        bf16=args.device == "cuda",
+        use_cpu=args.device == "cpu",
+        gradient_checkpointing=args.checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        optim="adamw_torch_fused",
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    data = [{"input_ids": t, "labels": t} for t in tokens]
+    made = Trainer(build(args, YARN), given, train_dataset=data, callbacks=[clock])  # type: ignore[arg-type]
+    made.remove_callback(PrinterCallback)
+
+    def turn() -> list[float]:
+        clock.taken.clear()
+        made.train()
+        return list(clock.taken)
+
+    return turn
+
+
+def peak(make: Callable[[], Turn], device: str) -> int | None:
+    """Bytes that a model, its optimizer and a turn take at most, alone on the device."""
+    if device != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    make()()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _tokens(count: int) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(0)
+    return torch.randint(WHOLE["vocab_size"], (count,), generator=rng, dtype=torch.int32)
+
+
+def options() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=_sizes, default=[8192, 32768])
+    parser.add_argument("--schemes", nargs="*", default=SCHEMES)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--tokens", type=int, default=AT_ONCE, help="of a step")
+    parser.add_argument("--steps", type=int, default=4, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--checkpointing", action="store_true", help="layers run again, in both")
+    return parser
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()
