@@ -168,13 +168,18 @@ def long_table() -> str:
             cells[key["length"], key["way"], key["device"]].append(value)
     lines = ["| tokens | way | keys found | seconds each | peak memory | on |"]
     lines += ["| --: | --- | --: | --: | --: | --- |"]
-    for (length, way, device), values in sorted(cells.items()):
+    for (length, way, device), values in sorted(cells.items(), key=_gpus_first):
         found = sum(value["found"] for value in values)
         seconds = sum(value["seconds"] for value in values) / len(values)
         peak = max(value["peak"] for value in values) / 2**30
-        cell = f"{found} of {len(values)} | {seconds:,.0f} | {peak:.2f} GiB | {device}"
+        cell = f"{found} of {len(values)} | {seconds:,.3g} | {peak:.2f} GiB | {device}"
         lines += [f"| {length:,} | {way} | {cell} |"]
     return "\n".join(lines) + "\n"
+
+
+def _gpus_first(cell: tuple[tuple[Any, ...], Any]) -> tuple[Any, ...]:
+    length, way, device = cell[0]
+    return device == "cpu", device, length, way
 
 
 def rows() -> list[tuple[dict[str, Any], dict[str, Any]]]:
