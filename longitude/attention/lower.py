@@ -63,9 +63,7 @@ class Turn(NamedTuple):
 
     def cut(self, rows: slice, cols: slice) -> Turn:
         """The same for some rows of q and columns of k."""
-        (c, s), (kc, ks) = self.q, self.k
-        of_k = (kc[:, :, cols], ks[:, :, cols])
-        return Turn((c[:, :, rows], s[:, :, rows]), of_k, self.pairs)
+        return Turn(_rows(self.q, rows), _rows(self.k, cols), self.pairs)
 
     def of(self, q: Tensor, k: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
         """q and k turned (or turned back, which takes their gradients to those of what was turned):
@@ -142,6 +140,13 @@ def _alike(rope: Rope, region: Region, q: tuple[Pos, Length], k: tuple[Pos, Leng
 
 def wide_type(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def _rows(tables: Tables, part: slice) -> Tables:
+    cos, sin = tables
+    if part.start in (None, 0) and part.stop in (None, cos.shape[2]):
+        return tables
+    return cos[:, :, part], sin[:, :, part]
 
 
 def _cut(pos: Pos, part: slice) -> Pos:

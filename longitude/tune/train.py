@@ -32,7 +32,7 @@ from longitude.tune.trained import Trained
 
 BETAS = (0.9, 0.95)
 CLIP = 1.0
-AT_ONCE = 16384  # tokens that go through a model together; the rest of a batch follows
+AT_ONCE = 32768  # tokens that go through a model together; the rest of a batch follows
 LAST = 20  # steps whose mean loss is told
 Tell = Callable[[Step], None]
 
