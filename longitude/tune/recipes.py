@@ -21,6 +21,7 @@ from longitude.fields import Mistake, shown
 WIDE = 4096  # of the models that the papers' learning rates are for
 FASTER = 10  # LoRA's learning rate against that of full training
 LORA, FULL = "lora", "full"
+OWN = "own scheme"  # the recipe's name where a scheme is given and no recipe
 OPTIONS = {
     "steps": "--steps",
     "rows": "--batch",
@@ -208,6 +209,8 @@ def settle(name: str | None, about: About, asked: Mapping[str, Any]) -> Recipe:
         warmup=min(recipe.warmup, max(0, given.get("steps", recipe.steps)) // 10),
     )
     settled = replace(settled, **given)
+    if name is None and "scheme" in given:  # trained as usual, but no paper's
+        settled = replace(settled, name=OWN, paper="")
     if "positions" in given and "length" not in given and settled.positions != "order":
         settled = replace(settled, length=about.trained)
     return settled

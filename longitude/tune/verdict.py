@@ -19,6 +19,7 @@ from longitude.record import Store
 from longitude.report.extending import report
 from longitude.tune.asked import Tuned
 from longitude.tune.exam import AFTER, BEFORE
+from longitude.tune.recipes import OWN
 
 REPORT = "report"  # the folder of a run's measurements
 HELPED = "helped"
@@ -30,7 +31,8 @@ def verdict(found: Sequence[Measured], tuned: Tuned) -> dict[str, Any]:
     start = str(BEFORE if BEFORE in case.schemes else case.own)
     ours, was = case.numbers(AFTER), case.numbers(start)
     word = _word(case, start)
-    sentence = f"{tuned.steps:,} steps of {tuned.recipe.get('name', 'training')} {word}"
+    name = tuned.recipe.get("name", OWN)
+    sentence = f"{tuned.steps:,} steps of {'training' if name == OWN else name} {word}"
     if ours["value"] is not None:
         sentence += f": {story(ours, True)}{_from(case, start)}."
     best = {"what": "tuned", "label": AFTER, "scheme": tuned.scheme, "sentence": sentence}

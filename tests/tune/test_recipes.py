@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,13 @@ def test_each_family_has_its_usual_one_and_refuses_the_others(family):
         if recipe.family != family:
             with pytest.raises(Mistake, match=f"{name} is for models with {recipe.family}"):
                 settle(name, about(family), {})
+
+
+def test_a_scheme_of_ones_own_is_trained_as_usual_under_no_papers_name():
+    given = {"scheme": "rope(remap=rerope(2048))"}
+    own, usual = settle(None, LLAMA, given), settle("yarn", LLAMA, given)
+    assert (own.name, own.paper) == ("own scheme", "")
+    assert replace(own, name=usual.name, paper=usual.paper) == usual
 
 
 def test_the_papers_schemes():
