@@ -192,6 +192,7 @@ def _finish(tuned: Tuned, asked: Asked, paper: Paper | None, wish: _Wish) -> Non
     told: dict[str, Any] = {}
     if paper is not None:
         found, told = _measured(tuned, asked, paper, wish)
+    drawn = verdict.draw(tuned)
     if wish.as_json:
         numbers = verdict.numbers(found, tuned) if found else None
         more = {"measured": numbers, "verdict": told.get("best")}
@@ -205,8 +206,8 @@ def _finish(tuned: Tuned, asked: Asked, paper: Paper | None, wish: _Wish) -> Non
         f"{tuned.loss:.3f} after {tuned.steps:,} steps, {weights:,.1f}M weights trained, "
         f"{tuned.tokens_per_second:,.0f} tokens a second."
     )
-    if found:
-        _say(f"wrote {Path(tuned.out) / verdict.REPORT / 'report.html'} and summary.md.")
+    pages = f"{Path(tuned.out) / verdict.REPORT / 'report.html'}, summary.md and " if found else ""
+    _say(f"wrote {pages}{drawn}.")
 
 
 def _measured(

@@ -9,6 +9,7 @@ A run's folder (`Asked.out`):
     tune.json                 the question: recipe as settled, model, text, seed
     checkpoint.safetensors    what is trained, its optimizer and the losses, while it trains
     training.json             the loss of every step, tokens a second, seconds
+    training.png              the same as a picture
     model/                    what came out, for `longitude.hf.load`: an adapter or a checkpoint
 """
 
@@ -17,8 +18,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-QUESTION, STATE, HISTORY, RESULT = (
-    "tune.json", "checkpoint.safetensors", "training.json", "model",
+QUESTION, STATE, HISTORY, PICTURE, RESULT = (
+    "tune.json", "checkpoint.safetensors", "training.json", "training.png", "model",
 )  # fmt: skip
 
 

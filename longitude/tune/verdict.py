@@ -16,10 +16,12 @@ from longitude.extend import folder as folders
 from longitude.extend.case import Case
 from longitude.extend.recommend import story
 from longitude.record import Store
+from longitude.report import learning
 from longitude.report.extending import report
-from longitude.tune.asked import Tuned
+from longitude.tune.asked import PICTURE, Tuned
 from longitude.tune.exam import AFTER, BEFORE
 from longitude.tune.recipes import OWN
+from longitude.tune.train import LAST
 
 REPORT = "report"  # the folder of a run's measurements
 HELPED = "helped"
@@ -72,6 +74,14 @@ def write(found: Sequence[Measured], tuned: Tuned, store: Store) -> dict[str, An
     following = commands(tuned)
     folders.write(Path(tuned.out) / REPORT, store, found, told, following)
     return {**told, "next": folders.listed(following)}
+
+
+def draw(tuned: Tuned) -> Path:
+    """The loss of every step as a picture; where it lies."""
+    path = Path(tuned.out) / PICTURE
+    title = f"{Path(tuned.base).name} to {tuned.target:,} tokens: {tuned.scheme}"
+    learning.write(tuned.losses, LAST, title, path)
+    return path
 
 
 def show(found: Sequence[Measured], told: dict[str, Any], console: Console) -> None:

@@ -74,7 +74,8 @@ def outcome(given: list[str], tuned: Path) -> dict[str, Any]:
 
 
 def test_it_leaves_a_model_a_report_and_its_question(tuned: Path) -> None:
-    assert {f.name for f in tuned.iterdir()} == {"tune.json", "training.json", "model", "report"}
+    files = {"tune.json", "training.json", "training.png", "model", "report"}
+    assert {f.name for f in tuned.iterdir()} == files
     report = {f.name for f in (tuned / "report").iterdir()}
     assert {"results.sqlite", "rows.jsonl", "report.html", "summary.md"} <= report
     model, tokenizer = lh.load(tuned / "model", quiet=True)
