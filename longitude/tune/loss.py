@@ -6,7 +6,7 @@ in the backward pass.
 
 as in Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009. Between the passes two numbers a
 token are kept, and only one slice's logits are alive at once. Both formulas run over a slice's
-logits in one reading on a GPU (logits.py); what stands here beside them is plain torch.
+logits in one reading on a GPU (attention/triton/logits.py); beside them stands plain torch.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def gather(
     """The log-sum-exp with a slice added to it, and the targets' logits with those that it holds
     (`y` counts from its first column)."""
     if usable(logits) and sums.dtype == torch.float32:
-        from longitude.tune import logits as kernels
+        from longitude.attention.triton import logits as kernels  # late: it imports Triton
 
         return kernels.gather(logits, y, sums, told)
     wide, here = _wide(logits), (y >= 0) & (y < logits.shape[1])
@@ -119,7 +119,7 @@ def slopes(
 ) -> Float[Tensor, "n size"]:
     """The gradient of a slice's logits, maybe written over them."""
     if usable(logits) and sums.dtype == torch.float32:
-        from longitude.tune import logits as kernels
+        from longitude.attention.triton import logits as kernels  # late: it imports Triton
 
         return kernels.slopes(logits, y, sums, by)
     share = (_wide(logits) - sums[:, None]).exp_()

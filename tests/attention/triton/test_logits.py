@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-
 pytest.importorskip("triton")
 
-from longitude.tune import logits as kernels
+from longitude.attention.triton import logits as kernels
 from longitude.tune import loss
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,7 +1,7 @@
 """Kernels over a slice of logits: each is read once, and its gradient is written where it stood.
 
-`loss.gather` and `loss.slopes` are the twins. A program takes one token's row: the log-sum-exp goes
-on from the slices before, and what the row sums up to needs no copy in float32.
+`tune.loss.gather` and `tune.loss.slopes` are the twins. A program takes one token's row: the
+log-sum-exp goes on from the slices before, and what the row sums up to needs no copy in float32.
 """
 
 from __future__ import annotations
