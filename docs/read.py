@@ -27,7 +27,10 @@ KEYS = 50
 NEW = 7  # bytes of tiny-rope's answer: a space, five digits, a full stop
 OVERLAP = 70  # bytes: more than the sentences with the key take, so that one window has them all
 PIECE = 2048  # tokens of a larger model's windows
-SCHEME = "rope(remap=leaky_rerope(4096, 8))"
+SCHEMES = {  # the two best of smollm2.md: by loss, and by what it recommends
+    "extend": "rope(remap=leaky_rerope(4096, 8))",
+    "extend, rerope": "rope(remap=rerope(4096))",
+}
 Trial = tuple[dict[str, Any], Callable[[], tuple[Any, str]]]  # what it is, and how to ask it
 
 
@@ -38,7 +41,7 @@ def main() -> None:
     asked.add_argument("--check", action="store_true")
     asked.add_argument("--lengths", default="8192,16384,32768")
     asked.add_argument("--keys", type=int, default=2)
-    asked.add_argument("--ways", default="nbce,windows,extend")
+    asked.add_argument("--ways", nargs="*", default=["nbce", "windows", *SCHEMES])
     asked.add_argument("--device", default="cpu")
     asked.add_argument("--rows", type=Path, default=ROWS, help="where measured rows are kept")
     given = asked.parse_args()
@@ -95,7 +98,7 @@ def trials(given: argparse.Namespace, model: Any, tokenizer: Any) -> Iterator[Tr
     name = Path(given.model).name
     for seed in range(given.keys):
         for length in map(int, given.lengths.split(",")):
-            for way in given.ways.split(","):
+            for way in given.ways:
                 key = {"model": name, "way": way, "length": length, "seed": seed}
                 key |= {"device": given.device}
                 yield key, lambda k=key: ask_long(model, tokenizer, k)
@@ -136,8 +139,8 @@ def ask_long(model: Any, tokenizer: Any, key: dict[str, Any]) -> tuple[Any, str]
 
     made = passkey(key["length"], rng=key["seed"], count=count)
     text, options = made.prompt[: -len(f"\n{QUESTION}")], {"chat": False, "max_new_tokens": 8}
-    if key["way"] == "extend":
-        return made, extend.answer(model, tokenizer, text, QUESTION, SCHEME, **options).text
+    if scheme := SCHEMES.get(key["way"]):
+        return made, extend.answer(model, tokenizer, text, QUESTION, scheme, **options).text
     parts = [piece.text for piece in pieces([Document("text", text)], PIECE, count)]
     way = {"nbce": nbce, "windows": windows}[key["way"]]
     return made, way.answer(model, tokenizer, parts, QUESTION, **options).text
