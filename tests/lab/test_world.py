@@ -76,9 +76,8 @@ main()
 )
 
 
-@pytest.mark.parametrize(
-    "program", [SHARDED, pytest.param(ONE, marks=pytest.mark.slow)], ids=["sharded", "one"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [SHARDED, ONE], ids=["sharded", "one"])
 def test_a_sharded_run_goes_on_from_its_state_however_many_go_on(folder, tmp_path, program):
     settings = ("--scheme", "rope()", "--resume")
     run(folder, tmp_path / "straight", 2, *settings, program=SHARDED)
@@ -91,6 +90,7 @@ def test_a_sharded_run_goes_on_from_its_state_however_many_go_on(folder, tmp_pat
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_lab_of_two_processes_has_the_rows_of_one(folder, tmp_path):
     settings = ("--schemes", "rope(); alibi()", "--test", "32,64", "--excerpts", "2")
     for name, processes in (("one", 1), ("two", 2)):
