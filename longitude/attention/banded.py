@@ -37,6 +37,7 @@ LONG = 1024  # from so many queries on it pays to ask how far a bias lets them r
 WORTH = 8  # a far band pays for its own launch where this many near ones fit into the rows
 CHUNKS = 128  # rows of a block, which must lie in one chunk
 RENT, RENT_BIASED = Rent.of(BANDS), Rent.of(BIASED)
+TRAINED = 5  # a call whose gradients are wanted saves about so many times as much
 LARGE = 2048  # rows from which on a plain kernel over a far tile pays for its launch
 
 
@@ -112,7 +113,8 @@ def _unpaid(p: Problem, plan: Plan) -> bool:
     tile, q = plan.far.tile, p.q[:, :, plan.far.rows]
     shape = (tuple(q.shape), p.k.shape[1], tile.width, tile.kind)
     rent = RENT_BIASED if p.scheme.bias else RENT
-    return rent.due(q, shape, operations(q, tile.width, plan.far.causal))
+    share = TRAINED if torch.is_grad_enabled() and q.requires_grad else 1
+    return rent.due(q, shape, share * operations(q, tile.width, plan.far.causal))
 
 
 def run_plan(p: Problem, plan: Plan, way: Way | None = None) -> Tensor:
