@@ -1,7 +1,7 @@
 """What fine-tuning is for, on the tiny checkpoints: minutes to an hour on a CPU, so on demand.
 
 Losses are those of the last 128 bytes of test documents that the checkpoints were not trained on.
-How many steps each takes was found on a GPU (LOG.md, "How many steps the tiny checkpoints take").
+How many steps each takes: LOG.md, "How many steps the tiny checkpoints take".
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_linear_interpolation_by_8_comes_near_leaky_rerope(tmp_path):
     far = 8 * WINDOW
     free = tail("tiny-rope", far, "rope(remap=leaky_rerope(128, 32))")
     assert tail("tiny-rope", far, "rope(frequencies=linear(8))") > 3 * free
-    steps = {"steps": 300, "rows": 4, "length": far, "rate": 2e-3}
+    steps = {"steps": 200, "rows": 4, "length": far, "rate": 2e-3}
     folder = tuned(tmp_path, "tiny-rope", to="8x", recipe="pi", **steps)
     assert tail(folder, far) < 1.05 * free
 
@@ -79,7 +79,7 @@ def test_pose_on_short_sequences_finds_passkeys_at_four_times_the_window(tmp_pat
     for n in range(size // 3 // 4096):
         asked = [passkey(WINDOW - 2, rng=16 * n + i, form="short") for i in range(16)]
         (texts / f"key{n}.txt").write_text("\n\n".join(p.prompt + p.answer for p in asked))
-    positions = {"steps": 600, "rows": 32, "length": WINDOW, "rate": 1e-3}
+    positions = {"steps": 240, "rows": 32, "length": WINDOW, "rate": 1e-3}
     folder = tuned(tmp_path, "tiny-rope", to="4x", recipe="pose", text=(str(texts),), **positions)
     model, tokenizer = load(folder, device="cpu", quiet=True)
     found = []
