@@ -143,7 +143,8 @@ def _way(q: Tensor) -> Way:
 
 def _backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool,
               wide: bool) -> Gradients:  # fmt: skip
-    """A band's gradients by the quicker of two kernels."""
+    """A band's gradients by the quicker of two kernels; flash attention's are in the type of its
+    tensors, wide or not."""
     from longitude.attention.triton.banded_backward import backward
 
     if windowed.takes(part):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.band import Band, Bias, Chunk, Part, Start, Way, reach_of
-from longitude.attention.lower import Turn
+from longitude.attention.lower import Turn, some
 from longitude.attention.operators import Operator, Ran, backward, forward
 from longitude.attention.tiles import Tile
 
@@ -74,7 +74,7 @@ class Plan:
         columns = slice(*piece.columns)
         q, k = turned(piece.turn, WHOLE, columns)
         bias = bias and bias._replace(first=bias.first + columns.start)
-        return Part(q, k, _some(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
+        return Part(q, k, some(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
 
 
 class Made(NamedTuple):
@@ -110,14 +110,9 @@ def chained(way: Way, plan: Plan, turned: Turned, v: Tensor, bias: Bias | None,
 def _far(far: Far, scale: float, turned: Turned, v: Tensor, bias: Bias | None) -> Any:
     """The softmax that the bands start from, and what its backward needs."""
     q, k = turned(far.turn, far.rows, far.columns)
-    ran = forward(far.operator, q, k, _some(v, far.columns), far.causal, scale)
+    ran = forward(far.operator, q, k, some(v, far.columns), far.causal, scale)
     lse = ran.lse.float() if bias is None else ran.lse.float() + bias.table[:, -1:]
     return Start(ran.out, lse, far.tile.top), ran.extra
-
-
-def _some(x: Tensor, part: slice) -> Tensor:
-    """Some tokens of x: x itself where they are all, which is asked in no time."""
-    return x if part.start in (None, 0) and part.stop in (None, x.shape[2]) else x[:, :, part]
 
 
 def turning(plan: Plan, q: Tensor, k: Tensor, turns: Turns) -> Turned:
@@ -129,13 +124,13 @@ def turning(plan: Plan, q: Tensor, k: Tensor, turns: Turns) -> Turned:
     def turned(turn: int, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         how = turns[turn]
         if how is None:
-            return _some(q, rows), _some(k, columns)
+            return some(q, rows), some(k, columns)
         if asked[turn] == 1:
-            return how.cut(rows, columns).of(_some(q, rows), _some(k, columns))
+            return how.cut(rows, columns).of(some(q, rows), some(k, columns))
         if turn not in latest:
             latest.clear()
             latest[turn] = how.of(q, k)
-        return _some(latest[turn][0], rows), _some(latest[turn][1], columns)
+        return some(latest[turn][0], rows), some(latest[turn][1], columns)
 
     return turned
 
@@ -223,6 +218,6 @@ def _far_gradients(far: Far, scale: float, turned: Turned, v: Tensor, grad: Tens
                    whole: Ran) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The far tile's gradients, by its own backward under the whole softmax's log-sum-exp."""
     q, k = turned(far.turn, far.rows, far.columns)
-    dout, out, lse = (_some(x, far.rows).contiguous() for x in (grad, whole.out, whole.lse))
+    dout, out, lse = (some(x, far.rows).contiguous() for x in (grad, whole.out, whole.lse))
     part = Ran(out, lse, whole.extra)
-    return backward(far.operator, dout, q, k, _some(v, far.columns), part, far.causal, scale)
+    return backward(far.operator, dout, q, k, some(v, far.columns), part, far.causal, scale)

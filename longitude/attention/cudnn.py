@@ -1,7 +1,7 @@
 """cuDNN's attention with its log-sum-exp: on Hopper the fastest plain kernel there is.
 
-The same aten call that SDPA would make. cuDNN takes grouped heads by itself; keys that were
-expanded over a group before they came here go in as the one head they are.
+The same aten call that SDPA would make. cuDNN takes grouped heads by itself, so keys that were
+expanded over a group go in as the one head they are.
 """
 
 from __future__ import annotations
@@ -56,4 +56,4 @@ def _backward(
     )  # fmt: skip
 
 
-CUDNN = Operator(_forward, _backward, grouped=True)
+CUDNN = Operator(_forward, _backward)

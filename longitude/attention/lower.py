@@ -63,7 +63,9 @@ class Turn(NamedTuple):
 
     def cut(self, rows: slice, cols: slice) -> Turn:
         """The same for some rows of q and columns of k."""
-        return Turn(_rows(self.q, rows), _rows(self.k, cols), self.pairs)
+        (c, s), (kc, ks) = self.q, self.k
+        of_k = (some(kc, cols), some(ks, cols))
+        return Turn((some(c, rows), some(s, rows)), of_k, self.pairs)
 
     def of(self, q: Tensor, k: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
         """q and k turned (or turned back, which takes their gradients to those of what was turned):
@@ -142,11 +144,9 @@ def wide_type(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _rows(tables: Tables, part: slice) -> Tables:
-    cos, sin = tables
-    if part.start in (None, 0) and part.stop in (None, cos.shape[2]):
-        return tables
-    return cos[:, :, part], sin[:, :, part]
+def some(x: Tensor, part: slice) -> Tensor:
+    """Some tokens of x: x itself where they are all, since a view takes its time too."""
+    return x if part.start in (None, 0) and part.stop in (None, x.shape[2]) else x[:, :, part]
 
 
 def _cut(pos: Pos, part: slice) -> Pos:

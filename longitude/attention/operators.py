@@ -32,7 +32,6 @@ class Operator(NamedTuple):
 
     forward: Callable[..., Ran]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    grouped: bool = False  # whether it takes grouped heads as they are
 
 
 def operator_for(q: Tensor) -> Operator | None:
@@ -48,8 +47,6 @@ def operator_for(q: Tensor) -> Operator | None:
 
 def forward(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ran:
     """The operator over grouped heads."""
-    if op.grouped:
-        return op.forward(q, k, v, causal, scale)
     ran = in_groups(op, q, k, v, causal, scale)
     return Ran(ran.out.flatten(1, 2), ran.lse.flatten(1, 2), ran.extra)
 
@@ -73,8 +70,6 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; a group's gradients add up in its keys."""
-    if op.grouped:
-        return op.backward(grad, q, k, v, ran, causal, scale)
     b, h, hkv = q.shape[0], q.shape[1], k.shape[1]
     qg, kg, vg = _group(q, k, v)
     out, lse, grad = (
