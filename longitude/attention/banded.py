@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from longitude.attention import windowed
+from longitude.attention import paved, windowed
 from longitude.attention.band import TWIN, Band, Bias, Chunk, Gradients, Part, Way
 from longitude.attention.band_table import table_of
 from longitude.attention.chain import Banded, Far, Piece, Plan, chained, turning
@@ -143,10 +143,12 @@ def _way(q: Tensor) -> Way:
 
 def _backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool,
               wide: bool) -> Gradients:  # fmt: skip
-    """A band's gradients by the quicker of two kernels; flash attention's are in the type of its
+    """A band's gradients by the quickest kernels; but for our own they are in the type of its
     tensors, wide or not."""
     from longitude.attention.triton.banded_backward import backward
 
+    if paved.takes(part) and not paved.due(part):
+        return paved.gradients(part, grad, out, lse)
     if windowed.takes(part):
         return windowed.backward(part, grad, out, lse)
     return backward(part, grad, out, lse, table, wide)

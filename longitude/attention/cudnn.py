@@ -1,6 +1,6 @@
 """cuDNN's attention with its log-sum-exp: on Hopper the fastest plain kernel there is.
 
-The same aten call that SDPA would make. cuDNN takes grouped heads by itself, so keys that were
+The same aten call that SDPA would make. cuDNN takes grouped heads by itself; keys that were
 expanded over a group go in as the one head they are.
 """
 
@@ -38,22 +38,38 @@ def _one_head(x: Tensor) -> Tensor:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ran:
-    out, lse, *extra = aten._scaled_dot_product_cudnn_attention(
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
         q, _one_head(k), _one_head(v), None, True, 0.0, causal, False, scale=scale
     )
-    return Ran(out, lse.reshape(q.shape[:3]), (*extra[:6], lse.dim()))
+    return Ran(out, lse.reshape(q.shape[:3]))
 
 
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Ran, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    cum_q, cum_k, max_q, max_k, seed, offset, dims = ran.extra
-    k, v = _one_head(k), _one_head(v)
-    lse = ran.lse.contiguous() if dims == ran.lse.dim() else ran.lse.contiguous()[..., None]
+    """Nothing of a forward but its output and log-sum-exp: there need not have been one."""
+    k, v, out, lse = _one_head(k), _one_head(v), ran.out, ran.lse.contiguous()
+    if _steps(grad) != _steps(out):  # which the kernel would put right with a warning
+        grad, out = grad.contiguous(), out.contiguous()
+    dims, seed = _recorded(q.device)
     return aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, ran.out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal,
-        scale=scale,
+        grad, q, k, v, out, lse if dims == lse.dim() else lse[..., None], seed, seed, None, None,
+        None, q.shape[2], k.shape[2], 0.0, causal, scale=scale,
     )  # fmt: skip
 
 
-CUDNN = Operator(_forward, _backward)
+def _steps(x: Tensor) -> list[int]:
+    """Its strides; a dimension of one has none that matter."""
+    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
+
+
+@cache
+def _recorded(device: torch.device) -> tuple[int, Tensor]:
+    """How many dimensions this torch's log-sum-exp has there, and what a forward without dropout
+    leaves for a seed: asked of the smallest one."""
+    x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
+    made = aten._scaled_dot_product_cudnn_attention(x, x, x, None, True, 0.0, False, False)
+    return made[1].dim(), made[6]
+
+
+CUDNN = Operator(_forward, _backward, grouped=True)

@@ -32,6 +32,7 @@ class Operator(NamedTuple):
 
     forward: Callable[..., Ran]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    grouped: bool = False  # whether it takes fewer heads of keys than of queries
 
 
 def operator_for(q: Tensor) -> Operator | None:
@@ -54,7 +55,7 @@ def forward(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: 
 def in_groups(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ran:
     """The same as (b hkv g n d) and (b hkv g n): as the kernel laid it in memory, not copied."""
     b, hkv = k.shape[:2]
-    ran = op.forward(*_group(q, k, v), causal, scale)
+    ran = op.forward(*((q, k, v) if op.grouped else _group(q, k, v)), causal, scale)
     shape = (b, hkv, q.shape[1] // hkv, q.shape[2])
     return Ran(ran.out.view(*shape, -1), ran.lse.view(shape), ran.extra)
 
@@ -70,6 +71,8 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; a group's gradients add up in its keys."""
+    if op.grouped:
+        return op.backward(grad, q, k, v, ran, causal, scale)
     b, h, hkv = q.shape[0], q.shape[1], k.shape[1]
     qg, kg, vg = _group(q, k, v)
     out, lse, grad = (

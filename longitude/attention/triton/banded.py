@@ -154,7 +154,8 @@ def banded(
     if start is not None and (start.out.shape, start.out.dtype) == (size, v.dtype):
         out, lse = start.out, start.lse
     else:
-        out = torch.empty(size, dtype=v.dtype, device=v.device)
+        (b, h, n), d = size[:3], size[3]  # in memory tokens before heads, as layers have them
+        out = torch.empty(b, n, h, d, dtype=v.dtype, device=v.device).transpose(1, 2)
         lse = torch.empty(size[:3], dtype=torch.float32, device=v.device)
     so_far = start or Start(out, lse)
     programs = call.sizes[0] * -(-q.shape[2] // blocks.rows)
