@@ -58,7 +58,7 @@ def test_linear_interpolation_by_8_comes_near_leaky_rerope(tmp_path):
     far = 8 * WINDOW
     free = tail("tiny-rope", far, "rope(remap=leaky_rerope(128, 32))")
     assert tail("tiny-rope", far, "rope(frequencies=linear(8))") > 3 * free
-    steps = {"steps": 200, "rows": 4, "length": far, "rate": 2e-3}
+    steps = {"steps": 260, "rows": 4, "length": far, "rate": 2e-3}
     folder = tuned(tmp_path, "tiny-rope", to="8x", recipe="pi", **steps)
     assert tail(folder, far) < 1.05 * free
 
