@@ -126,9 +126,9 @@ def _tune(
     from longitude.tune.exam import check_base, set_paper
     from longitude.tune.prepare import check
 
-    wish = _Wish(exam, report_to, quiet or as_json, as_json)
+    wish = _Wish(exam, report_to, quiet, as_json)
     boards.check(report_to)
-    asked = _asked(given, wish.quiet)
+    asked = _asked(given, quiet or as_json)
     check(asked)
     check_base(asked)
     asked, note = with_advice(asked)

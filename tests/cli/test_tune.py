@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import longitude.hf as lh
+from longitude.cli import bar
 from longitude.cli.main import run
 from longitude.lab.train import Stopped
 from longitude.tune.asked import Asked
@@ -189,6 +190,21 @@ def test_an_adapter_comes_out_and_is_exported(
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert config["rope_parameters"]["rope_type"] == "yarn"
     assert config["max_position_embeddings"] == 512
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_data_on_stdout_leaves_progress_to_stderr(
+    text: Path,
+    tmp_path: Path,
+    longitude: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+    quiet: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(bar, "PAUSE", 0.0)
+    given = ("tiny-rope", "--recipe", "pi", "--full", "--text", str(text), *SMALL, "--no-measure")
+    code, printed, err = longitude("tune", *given, *quiet, "--json", "--out", str(tmp_path / "run"))
+    assert code == 0 and json.loads(printed)["steps"] == 2
+    assert err == "" if quiet else "tokens/s" in err and "left" in err
 
 
 @pytest.mark.parametrize(
