@@ -86,6 +86,7 @@ def seen(module: nn.Module) -> Iterator[list[tuple[int, ...]]]:
 def test_logits_are_made_a_stretch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     m, ids = model("tiny-rope"), tokens(650)
     monkeypatch.setattr(prefill, "LOGITS", 256 * 100)
+    head_of(m)  # which asks a model once, with a few tokens
     with seen(m.get_output_embeddings()) as shapes:
         losses(m, ids)
         whole, shapes[:] = list(shapes), []
