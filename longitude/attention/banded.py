@@ -38,7 +38,7 @@ WORTH = 8  # a far band pays for its own launch where this many near ones fit in
 CHUNKS = 128  # rows of a block, which must lie in one chunk
 RENT, RENT_BIASED = Rent.of(BANDS), Rent.of(BIASED)
 TRAINED = 5  # a call whose gradients are wanted saves about so many times as much
-LARGE = 2048  # rows from which on a plain kernel over a far tile pays for its launch
+LARGE = paved.LEAST  # rows from which on a far tile pays for its own launch, too
 
 
 def refuses(p: Problem) -> str | None:
@@ -148,7 +148,7 @@ def _backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool,
     from longitude.attention.triton.banded_backward import backward
 
     if paved.takes(part) and not paved.due(part):
-        return paved.gradients(part, grad, out, lse)
+        return paved.backward(part, grad, out, lse)
     if windowed.takes(part):
         return windowed.backward(part, grad, out, lse)
     return backward(part, grad, out, lse, table, wide)

@@ -219,7 +219,5 @@ def _far_gradients(far: Far, scale: float, turned: Turned, v: Tensor, grad: Tens
     """The far tile's gradients, by its own backward under the whole softmax's log-sum-exp."""
     q, k = turned(far.turn, far.rows, far.columns)
     dout, out, lse = (some(x, far.rows) for x in (grad, whole.out, whole.lse))
-    if not far.operator.grouped:
-        dout, out, lse = dout.contiguous(), out.contiguous(), lse.contiguous()
     part = Ran(out, lse, whole.extra)
     return backward(far.operator, dout, q, k, some(v, far.columns), part, far.causal, scale)

@@ -132,9 +132,9 @@ def _backward(plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tenso
     flipped, causal = first.kind == "upper", first.kind != "full"
     dout, out = stacked([Windows(x, tops, first.height) for x in (grad, whole.out)], flipped)
     (lse,) = stacked([Windows(whole.lse[..., None], tops, first.height)], flipped)
-    ran = Ran(out.contiguous(), lse[..., 0].contiguous(), whole.extra)
+    ran = Ran(out, lse[..., 0], whole.extra)
     q, k, v = _tiles_of(batch, box, q, k, v)
-    made = backward(plan.operator, dout.contiguous(), q, k, v, ran, causal, plan.scale)
+    made = backward(plan.operator, dout, q, k, v, ran, causal, plan.scale)
     found = [x.unflatten(0, (len(batch), -1)) for x in made]
     return [x.flip(3) for x in found] if flipped else found
 

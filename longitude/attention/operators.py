@@ -76,7 +76,8 @@ def backward(
     b, h, hkv = q.shape[0], q.shape[1], k.shape[1]
     qg, kg, vg = _group(q, k, v)
     out, lse, grad = (
-        x.reshape(qg.shape[0], qg.shape[1], *x.shape[2:]) for x in (ran.out, ran.lse, grad)
+        x.contiguous().view(qg.shape[0], qg.shape[1], *x.shape[2:])
+        for x in (ran.out, ran.lse, grad)
     )
     dq, dk, dv = op.backward(grad, qg, kg, vg, Ran(out, lse, ran.extra), causal, scale)
     if hkv != h:  # a kernel that knows groups has added them up itself

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from longitude.attention import windowed
+from longitude.attention import operators, windowed
 from longitude.attention.band import Gradients, Part
 from longitude.attention.cudnn import CUDNN, cudnn_for
-from longitude.attention.operators import Operator, Ran, backward
+from longitude.attention.operators import Operator, Ran
 from longitude.attention.rented import FLASHES, Rent, operations
 from longitude.attention.stack import Windows, stacked, windows
 
@@ -36,9 +36,7 @@ def due(part: Part) -> bool:
     return RENT.due(part.q, shape, SHARE * operations(part.q, part.band.hi, causal=False))
 
 
-def gradients(
-    part: Part, grad: Tensor, out: Tensor, lse: Tensor, by: Operator = CUDNN
-) -> Gradients:
+def backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, by: Operator = CUDNN) -> Gradients:
     """Gradients of a window, in the type of its tensors."""
     made = _lower(part, grad, Ran(out, lse), by)
     _add_upper(made, part, grad, Ran(out, lse), by)
@@ -49,7 +47,7 @@ def _lower(part: Part, grad: Tensor, whole: Ran, by: Operator) -> Three:
     """Of the triangles on the diagonal, in rows of the whole."""
     given = (grad, part.q, part.k, part.v, whole.out, whole.lse[..., None])
     dout, q, k, v, out, lse = (_blocks(x, part.band.hi) for x in given)
-    made = backward(by, dout, q, k, v, Ran(out, lse[..., 0]), True, part.scale)
+    made = operators.backward(by, dout, q, k, v, Ran(out, lse[..., 0]), True, part.scale)
     dq, dk, dv = (x.unflatten(0, (grad.shape[0], -1)).transpose(1, 2).flatten(2, 3) for x in made)
     return dq, dk, dv
 
@@ -68,7 +66,7 @@ def _add_upper(totals: Three, part: Part, grad: Tensor, whole: Ran, by: Operator
     columns = [Windows(x, lefts, size) for x in (part.k, part.v)]
     dout, out, q, k, v = stacked([*rows, *columns], flipped=True)
     (lse,) = stacked([Windows(whole.lse[..., None], tops, size)], flipped=True)
-    made = backward(by, dout, q, k, v, Ran(out, lse[..., 0]), True, part.scale)
+    made = operators.backward(by, dout, q, k, v, Ran(out, lse[..., 0]), True, part.scale)
     right = stacked([Windows(x, [0], size) for x in made], flipped=True)
     for total, one, starts in zip(totals, right, (tops, lefts, lefts), strict=True):
         windows(total, starts, size).add_(one.unflatten(0, (len(tops), -1)))

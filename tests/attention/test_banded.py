@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from longitude import Dims, attention
-from longitude.attention import banded
-from longitude.attention.band import TWIN, Part, Start, eager, reach_of
+from longitude.attention import banded, paved
+from longitude.attention.band import TWIN, Gradients, Part, Start, Way, eager, reach_of
 from longitude.attention.operators import CPU
 from longitude.attention.prepare import prepare
 from longitude.attention.problem import Problem
@@ -106,6 +106,29 @@ def test_a_chain_of_bands(
     banded._plain.cache_clear()
     for mine, its in zip(*results, strict=True):  # the table itself is float32
         torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_chain_whose_window_is_paved(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banded, "LARGE", 16 if far else 1000)
+    banded._plain.cache_clear()
+    text, n, paved_bands = "rope(remap=leaky_rerope(8, 3))", 40, []
+
+    def backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, *how: bool) -> Gradients:
+        if part.band != (0, 8):
+            return TWIN.backward(part, grad, out, lse, *how)
+        paved_bands.append(part.band)
+        return paved.backward(part, grad, out, lse, by=CPU)
+
+    x, weights, logits = inputs(text, n, n, True)
+    p = problem(text, n, n, x, weights, sink_logits=logits)
+    its = attention(p.scheme, *x, p.q_pos, p.k_pos, sink_logits=logits, backend="eager")
+    assert (banded.plan_of(p).far is not None) == far
+    mine = banded.run(p, Way(TWIN.forward, backward))
+    both = [torch.autograd.grad(out.square().sum(), [*x, logits]) for out in (mine, its)]
+    banded._plain.cache_clear()
+    assert paved_bands == [(0, 8)]
+    torch.testing.assert_close(both[0], both[1], rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(("q_pos", "k_pos"), [((100, 130), (0, 50)), ((40, 70), (20, 50))])

@@ -35,7 +35,7 @@ def test_tiles_give_the_gradients_of_the_band(wide, n, laid):
     part = a_window(wide, n, torch.float32, laid)
     part = part._replace(q=part.q.cpu(), k=part.k.cpu(), v=part.v.cpu())
     given = in_a_larger_softmax(part)
-    made = paved.gradients(part, *given, by=CPU)
+    made = paved.backward(part, *given, by=CPU)
     for one, want in zip(made[:3], backward_eager(part, *given)[:3], strict=True):
         torch.testing.assert_close(one, want, rtol=1e-4, atol=1e-5)
 
@@ -67,6 +67,6 @@ def test_cudnn_gives_the_gradients_of_the_band(laid, heads):
     grad, out, lse = in_a_larger_softmax(part)
     if laid:
         grad, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (grad, out))
-    made = paved.gradients(part, grad, out, lse)
+    made = paved.backward(part, grad, out, lse)
     for one, want in zip(made[:3], backward_eager(part, grad, out, lse)[:3], strict=True):
         assert (one.float() - want).norm() < 1e-2 * want.norm()
