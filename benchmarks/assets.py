@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 import longitude.hf as lh
-from longitude.eval.loss import tail, token_losses
-from longitude.eval.passkey import passkey, retrieved
-from longitude.lab.text import excerpts, gather
+from longitude.eval.perplexity import tail, token_losses
+from longitude.eval.tasks.passkey import passkey, retrieved
+from longitude.training.lab.text import excerpts, gather
 
 NAMES = ("tiny-rope", "tiny-alibi", "tiny-learned")
 LENGTHS = (256, 1024, 2048)

@@ -92,11 +92,11 @@ def transformers_causal(q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]
 
 def published(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """ReRoPE as its repository computes it: two score matrices, a choice, a softmax."""
-    from longitude.part import Region
+    from longitude.core.part import Region
+    from longitude.core.region import at
     from longitude.parts import Rope
-    from longitude.parts.rotary.tables import cos_sin
-    from longitude.parts.rotary.turn import turn
-    from longitude.region import at
+    from longitude.parts.rope import turn
+    from longitude.parts.rotary_tables import cos_sin
 
     n, d = q.shape[2], q.shape[3]
     make = partial(cos_sin, Rope(), head_dim=d, length=1, dtype=torch.float32, device=q.device)

@@ -26,14 +26,14 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from benchmarks.attention import weights_of
 from benchmarks.side_by_side import compare, show
 from longitude import Scheme, parse
-from longitude.attention import alibi, banded, flex
-from longitude.attention.band import Band, Part, reach_of
-from longitude.attention.prepare import prepare
-from longitude.attention.problem import Problem
-from longitude.attention.triton import banded as kernel
-from longitude.attention.triton import banded_backward as gradients
-from longitude.attention.triton.band_call import Blocks
-from longitude.parts.bias.distance import ByDistance
+from longitude.ops import banded, flex
+from longitude.ops import sdpa_alibi as alibi
+from longitude.ops.band import Band, Part, reach_of
+from longitude.ops.inputs import Problem, prepare
+from longitude.ops.kernels import banded as kernel
+from longitude.ops.kernels import banded_backward as gradients
+from longitude.ops.kernels.banded_tile import Blocks
+from longitude.parts.distance_bias import ByDistance
 
 PLAIN = "plain causal, cuDNN"
 Ways = dict[str, Callable[[], object]]

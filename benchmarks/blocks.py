@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.side_by_side import compare, show
-from longitude.attention.join import Part
-from longitude.attention.stack import Windows, windows
-from longitude.attention.triton import merge, stack, turn
+from longitude.ops.gather_windows import Windows, windows
+from longitude.ops.kernels import gather_windows as stack
+from longitude.ops.kernels import merge
+from longitude.ops.kernels import rope as turn
+from longitude.ops.lse_join import Part
 
 Ways = dict[str, Callable[[], object]]
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.side_by_side import compare, show
+from benchmarks.suites.timing import graphed
 from longitude import Scheme, attention, parse
-from longitude.attention.operators import forward, operator_for
-from longitude.attention.pieces import Run
-from longitude.attention.sight import Head, Sight, sight
-from longitude.attention.triton.decode import Blocks, decode
-from longitude.bench.clock import graphed
+from longitude.ops.aten import forward, operator_for
+from longitude.ops.decode_plan import Head, Sight, sight
+from longitude.ops.kernels.decode import Blocks, decode
+from longitude.ops.kv_segments import Run
 
 BASELINE = "flash attention, keys turned before"
 

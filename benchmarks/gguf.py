@@ -20,8 +20,8 @@ from statistics import median
 import gguf
 import numpy as np
 
-from longitude.export.gguf import rewrite
-from longitude.hf.loading.layout import read_layout
+from longitude.hf.gguf_reader import read_layout
+from longitude.runtimes.gguf_writer import rewrite
 
 PIECE = 2**26  # weights of one tensor
 ROUNDS = 5

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.side_by_side import compare, show
-from longitude.bench.extending import SHAPE, fill
+from benchmarks.suites.model import SHAPE, fill
 from longitude.hf.patch import apply
 
 STOCK = "transformers, its own cache"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import longitude.hf as lh
 from benchmarks.side_by_side import compare, show
-from longitude.eval.reading import losses
+from longitude.eval.perplexity import losses
 
 BASELINE = "one forward, one logit"
 

@@ -11,7 +11,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from longitude.bench.clock import FILL, readings
+from benchmarks.suites.timing import FILL, readings
 
 
 @dataclass

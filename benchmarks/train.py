@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.side_by_side import compare, show
-from longitude.lab.asked import Asked
-from longitude.lab.batch import Batches
-from longitude.lab.model import Decoder
-from longitude.lab.shape import Shape
-from longitude.lab.text import Corpus, Stream, gather, windows
-from longitude.lab.train import optimizer_for, take_step
-from longitude.lab.world import World
-from longitude.text import parse
+from longitude.core.text import parse
+from longitude.training.distributed import World
+from longitude.training.lab.batch import Batches
+from longitude.training.lab.config import Shape
+from longitude.training.lab.model import Decoder
+from longitude.training.lab.options import Asked
+from longitude.training.lab.text import Corpus, Stream, gather, windows
+from longitude.training.loop import optimizer_for, take_step
 
 BASELINE = "nanoGPT-style, rope"
 

@@ -22,16 +22,16 @@ from typing import Any
 
 import torch
 
-from longitude.bench.extending import SHAPE
+from benchmarks.suites.model import SHAPE
 from longitude.hf.patch import apply
-from longitude.lab.world import World
 from longitude.parts import Sequential
-from longitude.tune.again import checkpointed
-from longitude.tune.data import Stream
-from longitude.tune.reader import Reader
-from longitude.tune.recipes import FULL, Recipe
-from longitude.tune.train import AT_ONCE, Job, optimizer_for, take_step
-from longitude.tune.trained import Trained, make_trainable
+from longitude.training.distributed import World
+from longitude.training.tune.checkpointing import checkpointed
+from longitude.training.tune.data import Stream
+from longitude.training.tune.loss_model import Reader
+from longitude.training.tune.params import Trained, make_trainable
+from longitude.training.tune.recipes import FULL, Recipe
+from longitude.training.tune.train import AT_ONCE, Job, optimizer_for, take_step
 
 TRAINER = "HF Trainer, SDPA, YaRN"
 WHOLE = {**SHAPE, "vocab_size": 49152, "tie_word_embeddings": True}

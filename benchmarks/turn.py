@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.side_by_side import compare, show
-from longitude.parts.rotary.turn import turn
+from longitude.parts.rope import turn
 
 Way = Callable[[], object]
 

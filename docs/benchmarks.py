@@ -8,10 +8,10 @@ import re
 import sys
 from pathlib import Path
 
-from longitude.bench.chart import write
-from longitude.bench.rows import Row, load
-from longitude.bench.show import markdown
-from longitude.record import Store
+from benchmarks.suites.chart import write
+from benchmarks.suites.rows import Row, load
+from benchmarks.suites.show import markdown
+from longitude.core.store import Store
 
 PAGE = Path(__file__).with_suffix(".md")
 ROWS, CHART = PAGE.with_suffix(".jsonl"), PAGE.with_suffix(".svg")

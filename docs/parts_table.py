@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from longitude.inspect.catalogue import parts
-from longitude.inspect.rows import PartRow
+from longitude.inspection.catalogue import parts
+from longitude.inspection.rows import PartRow
 
 README = Path(__file__).parent.parent / "README.md"
 BETWEEN = re.compile(r"(?<=<!-- parts -->\n).*?(?=<!-- /parts -->)", re.DOTALL)

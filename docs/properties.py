@@ -11,11 +11,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from longitude.inspect.compared import LENGTH, TRAINED, made
-from longitude.inspect.four import Checked
-from longitude.inspect.properties import check
+from longitude.inspection.compare import LENGTH, TRAINED, made
+from longitude.inspection.properties import check
+from longitude.inspection.rows import Checked
 from longitude.presets import PRESETS
-from longitude.report.checking import markdown
+from longitude.viz.properties import markdown
 
 PAGE = Path(__file__).parent / "results" / "properties.md"
 BETWEEN = re.compile(r"(?<=<!-- rows -->\n).*?(?=<!-- /rows -->)", re.DOTALL)

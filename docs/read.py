@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from longitude.record import Store
+from longitude.core.store import Store
 
 PAGE = Path(__file__).parent / "results" / "read.md"
 ROWS = PAGE.with_suffix(".jsonl")
@@ -65,7 +65,7 @@ def measure(given: argparse.Namespace) -> None:
     """Ask every key that was not asked yet; what is known is written after each."""
     import longitude.hf as lh
     from longitude.eval.cost import _watched
-    from longitude.eval.passkey import retrieved
+    from longitude.eval.tasks.passkey import retrieved
 
     dtype = "float32" if given.device == "cpu" else "bfloat16"
     model, tokenizer = lh.load(given.model, device=given.device, dtype=dtype, quiet=True)
@@ -106,8 +106,8 @@ def trials(given: argparse.Namespace, model: Any, tokenizer: Any) -> Iterator[Tr
 
 def ask_tiny(model: Any, tokenizer: Any, key: dict[str, Any]) -> tuple[Any, str]:
     """A key in a text of so many windows, each with question and answer as long as the model's."""
-    from longitude.eval.passkey import QUESTION, passkey
-    from longitude.read import extend, nbce, windows
+    from longitude.eval.tasks.passkey import QUESTION, passkey
+    from longitude.reading import extend, nbce, windows
 
     asked = len(f"\n{QUESTION}")
     wide = 256 - asked - NEW
@@ -129,10 +129,10 @@ def ask_tiny(model: Any, tokenizer: Any, key: dict[str, Any]) -> tuple[Any, str]
 
 def ask_long(model: Any, tokenizer: Any, key: dict[str, Any]) -> tuple[Any, str]:
     """A key in a text of so many tokens, cut as `longitude read` cuts it."""
-    from longitude.eval.passkey import QUESTION, passkey
-    from longitude.read import extend, nbce, windows
-    from longitude.read.pieces import pieces
-    from longitude.read.text import Document
+    from longitude.eval.tasks.passkey import QUESTION, passkey
+    from longitude.reading import extend, nbce, windows
+    from longitude.reading.chunks import pieces
+    from longitude.reading.documents import Document
 
     def count(text: str) -> int:
         return len(tokenizer(text, verbose=False)["input_ids"])

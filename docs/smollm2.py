@@ -8,11 +8,11 @@ import re
 import sys
 from pathlib import Path
 
-from longitude.eval.rows import recorded
-from longitude.extend.folder import advised
-from longitude.record import Store
-from longitude.report.extending.report import section, write_charts
-from longitude.report.extending.summary import markdown
+from longitude.core.store import Store
+from longitude.eval.records import recorded
+from longitude.extension.folder import advised
+from longitude.viz.extend import section, write_charts
+from longitude.viz.extend_text import markdown
 
 PAGE = Path(__file__).parent / "results" / "smollm2.md"
 ROWS, CHARTS = PAGE.with_suffix(".jsonl"), PAGE.parent / "smollm2"

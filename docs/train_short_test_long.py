@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from longitude.lab.compare import recorded
-from longitude.lab.rows import Score
-from longitude.record import Store
-from longitude.report.lab import markdown, write
+from longitude.core.store import Store
+from longitude.training.lab.compare import recorded
+from longitude.training.lab.rows import Score
+from longitude.viz.lab import markdown, write
 
 PAGE = Path(__file__).parent / "results" / "train-short-test-long.md"
 ROWS, CHART = PAGE.with_suffix(".jsonl"), PAGE.with_suffix(".svg")

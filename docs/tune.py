@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from longitude.report.markdown import escaped, fenced, markdown_table
+from longitude.viz.text import escaped, fenced, markdown_table
 
 PAGE = Path(__file__).parent / "results" / "tune.md"
 BETWEEN = r"(?<=<!-- {0} -->\n).*?(?=<!-- /{0} -->)"

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention import attention
-from longitude.part import Dims, Pos, Weights, as_tensor
-from longitude.scheme import Layers, Scheme
-from longitude.text import parse
+from longitude.core.part import Dims, Pos, Weights, as_tensor
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.text import parse
+from longitude.ops.attention import attention
 
 if TYPE_CHECKING:
     from longitude.cache import Cache

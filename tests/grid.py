@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from longitude import Dims, Layers, Scheme, attention, parse
+from longitude.core.part import Pos, as_tensor
 from longitude.nn import PositionEmbedding
-from longitude.part import Pos, as_tensor
 from longitude.presets import PRESETS
 
 TOKENS, DIM, HEADS, HEAD_DIM = 40, 64, 4, 16

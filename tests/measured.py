@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from longitude.eval.rows import CONTEXT, COST, LOSS, UNTOUCHED, Asked, Measured, Subject, Text
+from longitude.eval.records import CONTEXT, COST, LOSS, UNTOUCHED, Asked, Measured, Subject, Text
 
 SUBJECT = Subject("a model", "digest", "rope()", "rope", 256, "float32", "cpu")
 OWN = "rope()"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude import Dims, Mistake, Scheme, attention
+from longitude import Dims, Scheme, UserError, attention
 from tests.grid import HEADS, scheme, schemes
 
 pytestmark = [
@@ -72,7 +72,7 @@ def test_native_and_its_gradients(name: str, dtype: torch.dtype) -> None:
         pytest.skip("its factors are made for heads of 16")
     try:
         got = results(s, 200, dtype, "native", length=200)
-    except Mistake as why:
+    except UserError as why:
         assert str(why).endswith(".")
         return
     want = results(s, 200, torch.float64, "eager", length=200)
@@ -99,7 +99,7 @@ def test_fire_runs_on_flex_and_refuses_its_gradient() -> None:
         got = attention(s, *x, range(n), range(n), own, backend="flex").double()
         want = attention(s, *x, range(n), range(n), own, backend="eager").double()
     assert max(far_apart([got], [want])) < 2e-5
-    with pytest.raises(Mistake, match="can't differentiate"):
+    with pytest.raises(UserError, match="can't differentiate"):
         results(s, n, torch.float32, "flex")
 
 

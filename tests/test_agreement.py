@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude import Cache, Mistake, attention
-from longitude.part import Pos
+from longitude import Cache, UserError, attention
+from longitude.core.part import Pos
 from tests.grid import HEADS, TOKENS, Layer, positions, rows, schemes, tokens
 
 TOLERANCE = 2e-5
@@ -129,7 +129,7 @@ def run(name: str, backend: str) -> tuple[dict[str, float], dict[str, str]]:
     for way, cell in ways_of(name).items():
         try:
             pairs = list(cell(SCHEMES[name], backend))
-        except Mistake as why:
+        except UserError as why:
             refused[way] = str(why)
             continue
         errors[way] = max(float((got - want).abs().max()) for got, want in pairs)
@@ -163,7 +163,7 @@ def test_gradients_agree_with_eager(name: str) -> None:
         pos = positions(scheme, n)
         try:
             out = attention(scheme, q, k, v, pos, pos, weights, backend=backend)  # type: ignore[arg-type]
-        except Mistake:
+        except UserError:
             assert "dense" in recorded(name, backend)
             return
         rng = torch.Generator().manual_seed(2)

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import longitude
-from longitude.eval.loss import tail, token_losses
-from longitude.eval.passkey import passkey, retrieved
-from longitude.lab.asked import Asked
-from longitude.lab.text import excerpts, gather
-from longitude.lab.whole import home
-from longitude.text import parse
+from longitude.core.text import parse
+from longitude.eval.perplexity import tail, token_losses
+from longitude.eval.tasks.passkey import passkey, retrieved
+from longitude.training.lab.options import Asked
+from longitude.training.lab.pipeline import home
+from longitude.training.lab.text import excerpts, gather
 
 ASSETS = Path(longitude.__file__).parent / "assets"
 KINDS = {"tiny-rope": "llama", "tiny-alibi": "bloom", "tiny-learned": "gpt2"}

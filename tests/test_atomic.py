@@ -2,7 +2,7 @@
 
 import pytest
 
-from longitude.atomic import whole_checkpoint, whole_file
+from longitude.core.atomic_io import whole_checkpoint, whole_file
 
 
 def test_a_file_takes_its_place(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude import Cache, Mistake, Scheme, attention
+from longitude import Cache, Scheme, UserError, attention
 from tests.grid import TOKENS, Layer, scheme, tokens
 
 WINDOWED = {
@@ -89,11 +89,11 @@ def test_gradients_flow_through_a_cache() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(Mistake, match="bidirectional"):
+    with pytest.raises(UserError, match="bidirectional"):
         Cache(scheme("rope() + bidirectional()"))
-    with pytest.raises(Mistake, match="depends on the total length"):
+    with pytest.raises(UserError, match="depends on the total length"):
         Cache(scheme("rope(frequencies=dynamic_ntk(16))"))
-    with pytest.raises(Mistake, match="give one a key"):
+    with pytest.raises(UserError, match="give one a key"):
         Cache(scheme("rope()")).update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), range(3))
 
 
@@ -131,9 +131,9 @@ def test_crop_takes_tokens_back(text: str) -> None:
 
 def test_crop_refuses_what_has_lost_its_past() -> None:
     cache, _ = filled(scheme("rope() + window(8)"))
-    with pytest.raises(Mistake, match="has been evicted"):
+    with pytest.raises(UserError, match="has been evicted"):
         cache.crop(10)
-    with pytest.raises(Mistake, match="seen 30 tokens"):
+    with pytest.raises(UserError, match="seen 30 tokens"):
         cache.crop(31)
     assert cache.seen == 30
     cache.reset()

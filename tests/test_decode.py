@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from longitude import Cache, attention
-from longitude.cache.keys import Keys
-from longitude.cache.step import Step
-from longitude.part import Pos
+from longitude.cache.decode_step import Step
+from longitude.cache.rotated_keys import Keys
+from longitude.core.part import Pos
 from tests.grid import HEADS, TOKENS, Layer, positions, scheme, schemes, tokens
 
 SCHEMES = {name: s for name, s in schemes().items() if s.causal}

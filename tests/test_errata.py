@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from longitude import Scheme
-from longitude.part import Region
+from longitude.core.part import Region
+from longitude.core.region import visible
 from longitude.parts import (
     Alibi,
     DynamicNtk,
@@ -22,9 +23,8 @@ from longitude.parts import (
     Sinusoidal,
     Unscaled,
 )
-from longitude.parts.rotary.tables import cos_sin
-from longitude.parts.rotary.turn import turn
-from longitude.region import visible
+from longitude.parts.rope import turn
+from longitude.parts.rotary_tables import cos_sin
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longitude import Cache, Dims, Mistake, attention, parse
+from longitude import Cache, Dims, UserError, attention, parse
 from longitude.nn import PositionAttention, PositionEmbedding
 from tests.grid import scheme
 
@@ -31,7 +31,7 @@ def test_learned_positions_train_and_name_hierarchical_past_their_table() -> Non
     module = PositionEmbedding("learned(16) + rope()", 32)
     module(torch.zeros(1, 16, 32), range(16)).sum().backward()
     assert [p.shape for p in module.parameters()] == [(16, 32)]
-    with pytest.raises(Mistake, match=r"hierarchical\(16\)"):
+    with pytest.raises(UserError, match=r"hierarchical\(16\)"):
         module(torch.zeros(1, 17, 32), range(17))
 
 
@@ -59,7 +59,7 @@ def test_each_layer_takes_its_own_scheme() -> None:
         "rope() + window(4)",
         "t5()",
     ] * 2
-    with pytest.raises(Mistake, match="do not tile"):
+    with pytest.raises(UserError, match="do not tile"):
         PositionAttention(text, DIMS, layer=0, layers=7)
 
 

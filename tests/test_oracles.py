@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from longitude import Cache, Scheme, attention
-from longitude.part import Region
+from longitude.core.part import Region
+from longitude.core.region import Shift
 from longitude.parts import (
     Alibi,
     ByParts,
@@ -24,10 +25,9 @@ from longitude.parts import (
     Unscaled,
     Yarn,
 )
-from longitude.parts.bias.t5 import bucket
-from longitude.parts.rotary.tables import cos_sin
-from longitude.parts.rotary.turn import turn
-from longitude.region import Shift
+from longitude.parts.rope import turn
+from longitude.parts.rotary_tables import cos_sin
+from longitude.parts.t5 import bucket
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longitude.record import VERSION, RecordError, Row, Store, address
+from longitude.core.store import VERSION, Row, Store, StoreError, address
 
 ROOT = Path(__file__).parent.parent
 KEY = {"scheme": "rope()", "seed": 0, "length": 512}
@@ -33,7 +33,7 @@ JSON = st.recursive(
 OBJECTS = st.dictionaries(st.text(), JSON, max_size=4)
 WRITER = """
 import sys
-from longitude.record import Store
+from longitude.core.store import Store
 first = int(sys.argv[2])
 for n in range(first, first + int(sys.argv[3])):
     with Store(sys.argv[1]) as store:  # opened anew, so that a kill may also hit the opening
@@ -113,9 +113,9 @@ def test_a_row_knows_when_it_was_made(store: Store) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, b"x", {1: 2}, {3}, 1j])
 def test_what_is_not_json_is_refused(store: Store, bad: Any) -> None:
-    with pytest.raises(RecordError, match=r"^value\.deep\[1\] can't be recorded, because it is"):
+    with pytest.raises(StoreError, match=r"^value\.deep\[1\] can't be recorded, because it is"):
         store.put(KEY, {"deep": [0, bad]})
-    with pytest.raises(RecordError, match=r"^key\.x can't be recorded"):
+    with pytest.raises(StoreError, match=r"^key\.x can't be recorded"):
         store.get({"x": bad})
     assert not [*store.rows()]
 
@@ -191,7 +191,7 @@ BAD = [
 def test_a_file_with_a_bad_line_is_not_loaded(store: Store, tmp_path: Path, bad: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{GOOD}\n{bad}\n")
-    with pytest.raises(RecordError, match=r"line 2, is no row|value\.value can't be recorded") as e:
+    with pytest.raises(StoreError, match=r"line 2, is no row|value\.value can't be recorded") as e:
         store.load(path)
     assert "\n" not in str(e.value) and not [*store.rows()]
 
@@ -199,18 +199,18 @@ def test_a_file_with_a_bad_line_is_not_loaded(store: Store, tmp_path: Path, bad:
 def test_a_file_that_is_no_text_is_not_loaded(store: Store, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "binary", tmp_path / "missing", tmp_path):
-        with pytest.raises(RecordError, match=f"^{re.escape(str(path))} can't be read as rows"):
+        with pytest.raises(StoreError, match=f"^{re.escape(str(path))} can't be read as rows"):
             store.load(path)
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("A text that somebody wants to keep. " * 100)
-    with pytest.raises(RecordError, match="file is not a database"):
+    with pytest.raises(StoreError, match="file is not a database"):
         Store(other)
-    with pytest.raises(RecordError, match="can't be opened as a store"):
+    with pytest.raises(StoreError, match="can't be opened as a store"):
         Store(tmp_path)
-    with pytest.raises(RecordError, match="can't be opened as a store"):
+    with pytest.raises(StoreError, match="can't be opened as a store"):
         Store(other / "under" / "a" / "file.sqlite")
     assert other.read_text().startswith("A text")
 
@@ -220,7 +220,7 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> 
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE mail (body)")
     before = path.read_bytes()
-    with pytest.raises(RecordError, match="a database of another program's"):
+    with pytest.raises(StoreError, match="a database of another program's"):
         Store(path)
     assert path.read_bytes() == before
 
@@ -230,7 +230,7 @@ def test_a_later_version_is_refused(tmp_path: Path) -> None:
     Store(path).close()
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version = {VERSION + 1}")
-    with pytest.raises(RecordError, match=rf"is of version {VERSION + 1}, but .* up to {VERSION}:"):
+    with pytest.raises(StoreError, match=rf"is of version {VERSION + 1}, but .* up to {VERSION}:"):
         Store(path)
 
 
@@ -271,5 +271,5 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     with Store(tmp_path / "rows.sqlite") as store:
         store.put(KEY, {})
-    with pytest.raises(RecordError, match="closed"):
+    with pytest.raises(StoreError, match="closed"):
         store.get(KEY)

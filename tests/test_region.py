@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longitude.region import SAME, Area, Chunks, Shift, at, meet, visible
+from longitude.core.region import SAME, Area, Chunks, Shift, at, meet, visible
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")

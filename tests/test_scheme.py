@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longitude import Dims, Layers, Mistake, Scheme, parse
+from longitude import Dims, Layers, Scheme, UserError, parse
 from longitude.parts import (
     Alibi,
     Causal,
@@ -62,5 +62,5 @@ def test_layers_tile_a_model(layers, picks):
 
 @pytest.mark.parametrize("layers", [1, 2, 4, 7])
 def test_layers_that_do_not_tile_say_so(layers):
-    with pytest.raises(Mistake, match=f"3 schemes.*divides {layers}"):
+    with pytest.raises(UserError, match=f"3 schemes.*divides {layers}"):
         Layers((A, B, C)).layer(0, layers)

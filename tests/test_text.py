@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longitude import Layers, Mistake, Scheme, dump, parse
-from longitude.part import PARTS
+from longitude import Layers, Scheme, UserError, dump, parse
+from longitude.core.part import PARTS
 from longitude.presets import PRESETS
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
@@ -146,7 +146,7 @@ def one_sentence(message: str) -> bool:
 
 
 def refused(text: str) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         parse(text)
     assert one_sentence(str(caught.value)), str(caught.value)
     return str(caught.value)
@@ -254,7 +254,7 @@ def test_ten_thousand_strings_parse_or_say_one_sentence():
         text = mutated(rng)
         try:
             scheme = parse(text)
-        except Mistake as mistake:
+        except UserError as mistake:
             assert one_sentence(str(mistake)), (text[:200], str(mistake))
         else:
             read += 1
@@ -267,7 +267,7 @@ def test_bits_in_every_place(place):
     for bit in BITS:
         try:
             scheme = parse(place.replace("{}", bit))
-        except Mistake as mistake:
+        except UserError as mistake:
             assert one_sentence(str(mistake)), str(mistake)
         else:
             assert parse(dump(scheme)) == scheme

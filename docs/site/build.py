@@ -21,7 +21,7 @@ import links
 from pages import Site, every_page
 from pictures import Gallery
 
-from longitude.fields import Mistake
+from longitude.core.validate import UserError
 
 HERE = Path(__file__).parent
 MARK = ".longitude-docs"  # what a folder that may be replaced has in it
@@ -35,7 +35,7 @@ def main(given: list[str]) -> None:
     asked = about.parse_args(given)
     try:
         count = build(asked.out.resolve(), asked.still)
-    except Mistake as e:
+    except UserError as e:
         sys.exit(f"docs: {e}")
     print(f"{count} pages: {asked.out / 'index.html'}")
 
@@ -43,14 +43,14 @@ def main(given: list[str]) -> None:
 def build(out: Path, still: bool = False) -> int:
     """Write every page beside `out`, check the links, and put the folder in its place."""
     if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
-        raise Mistake(f"{out} is there and was not built by this: give --out another folder.")
+        raise UserError(f"{out} is there and was not built by this: give --out another folder.")
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
         count = write(part, out, still)
         if wrong := links.broken(part):
-            raise Mistake(f"{len(wrong)} links are broken, the first is {wrong[0]}")
+            raise UserError(f"{len(wrong)} links are broken, the first is {wrong[0]}")
         shutil.rmtree(out, ignore_errors=True)
         part.replace(out)
     finally:

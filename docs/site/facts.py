@@ -11,13 +11,13 @@ from typing import Any
 
 from prose import Erratum, Prose
 
-from longitude.export.serves import serves
-from longitude.inspect import catalogue, lengths
-from longitude.part import PARTS, Dims, Learned
+from longitude.core.part import PARTS, Dims, Learned
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.text import parse
+from longitude.inspection import catalogue, lengths
 from longitude.parts import Alibi, Rope
 from longitude.parts import Learned as Table
-from longitude.scheme import Layers, Scheme
-from longitude.text import parse
+from longitude.runtimes.support import serves
 
 SITES = {
     "positions": ("① positions", "A number for each token."),

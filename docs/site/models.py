@@ -7,8 +7,7 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
-from longitude.hf.configs.encodings import Encoding
-from longitude.hf.configs.types import NAMED, known
+from longitude.hf.encodings import NAMED, Encoding, known
 
 
 def models(page_of: Callable[[str], str | None], types: int | None = None) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from pictures import Gallery
 from snippets import on_a_checkpoint, snippet
 
 from longitude import __version__
-from longitude.inspect import catalogue
-from longitude.lab.compare import label
-from longitude.scheme import Layers
+from longitude.core.scheme import Layers
+from longitude.inspection import catalogue
+from longitude.training.lab.compare import label
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -19,13 +19,13 @@ from typing import Any
 import vectors
 import vl_convert
 
-from longitude.inspect.page import page
-from longitude.inspect.rows import Page, Sheet
+from longitude.core.scheme import Layers, Scheme
+from longitude.inspection.page import page
+from longitude.inspection.rows import Page, Sheet
 from longitude.parts import Bidirectional, Causal
-from longitude.report import figures as draw
-from longitude.report.extending.look import DARK
-from longitude.report.numbers import spans
-from longitude.scheme import Layers, Scheme
+from longitude.viz import figures as draw
+from longitude.viz.text import spans
+from longitude.viz.theme import DARK
 
 INK, SOFT, LINE, PALE = "#e8e6e3", "#a9a6a1", "#353331", "#2f2d2b"
 AT_NIGHT = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longitude.fields import Mistake
+from longitude.core.validate import UserError
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent.parent / "tests" / "test_errata.py"
@@ -55,13 +55,13 @@ def methods(
         for name, fields in tomllib.loads(file.read_text(encoding="utf-8")).items():
             if name in said or name not in known:
                 why = "is there twice" if name in said else "is no part and no preset"
-                raise Mistake(f"{file.name}: {name} {why}: name each method once.")
+                raise UserError(f"{file.name}: {name} {why}: name each method once.")
             said[name] = _made(Prose, fields, f"{file.name}: {name}")
             _named(said[name].see, known, f"{file.name}: {name}: see")
     for name in parts:
         missing = [f for f in (*NEEDED, "example") if not getattr(said.get(name), f, "")]
         if missing:
-            raise Mistake(f"{name} has no {', '.join(missing)}: write it in {folder.name}/.")
+            raise UserError(f"{name} has no {', '.join(missing)}: write it in {folder.name}/.")
     return said
 
 
@@ -82,10 +82,10 @@ def _made(kind: Any, fields: dict[str, Any], where: str) -> Any:
     try:
         return kind(**lists)
     except TypeError as e:
-        raise Mistake(f"{where}: {e}: say all that an entry needs.") from e
+        raise UserError(f"{where}: {e}: say all that an entry needs.") from e
 
 
 def _named(names: Collection[str], known: Collection[str], where: str) -> None:
     for name in names:
         if name not in known:
-            raise Mistake(f"{where} names {name}, which there isn't: correct the name.")
+            raise UserError(f"{where} names {name}, which there isn't: correct the name.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from longitude.part import Dims
+from longitude.core.part import Dims
+from longitude.core.scheme import Layers, Scheme
 from longitude.parts import Sequential
-from longitude.scheme import Layers, Scheme
 
 FURTHER = {"frequencies", "remap"}  # sites whose parts a checkpoint takes without training
 ALSO = {"hierarchical", "learned_tiled", "learned_interpolated", "alibi_interpolated", "ntk_alibi"}

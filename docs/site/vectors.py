@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from longitude.inspect.lengths import default_length
-from longitude.inspect.terms import SEED
-from longitude.part import Dims
-from longitude.report import figures as draw
-from longitude.scheme import Scheme
+from longitude.core.part import Dims
+from longitude.core.scheme import Scheme
+from longitude.inspection.lengths import default_length
+from longitude.inspection.terms import SEED
+from longitude.viz import figures as draw
 
 SHOWN, CELL = 32, 8  # positions, and pixels for each
 DIMS = Dims(dim=512, heads=8, head_dim=64)

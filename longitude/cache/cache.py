@@ -17,13 +17,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention import attention
-from longitude.cache.columns import Columns, joined, picked
 from longitude.cache.decode import Decoder, Query
-from longitude.cache.keys import Keys
-from longitude.part import Mistake, Pos, Weights, as_tensor
-from longitude.region import Area
-from longitude.scheme import Scheme
+from longitude.cache.kv_buffer import Columns, joined, picked
+from longitude.cache.rotated_keys import Keys
+from longitude.core.part import Pos, Weights, as_tensor
+from longitude.core.region import Area
+from longitude.core.scheme import Scheme
+from longitude.core.validate import UserError
+from longitude.ops.attention import attention
 
 
 class Kept(NamedTuple):
@@ -40,12 +41,12 @@ class Cache:
 
     def __init__(self, scheme: Scheme, length: int | Tensor | None = None, slack: int = 64) -> None:
         if not scheme.causal:
-            raise Mistake(
+            raise UserError(
                 f"a cache serves decoding, but {scheme} is bidirectional: use a causal scheme."
             )
         rope = scheme.rotary
         if rope and rope.frequencies.by_length and length is None:
-            raise Mistake(
+            raise UserError(
                 f"{rope.frequencies} depends on the total length: give Cache(scheme, length=…), "
                 f"the prompt and what may follow, which stays fixed while the cache lives."
             )
@@ -94,7 +95,7 @@ class Cache:
         """Add the keys of new tokens, whose queries may then `attend`."""
         new = k.shape[2]
         if (len(pos) if isinstance(pos, range) else pos.shape[-1]) != new:
-            raise Mistake(f"{new} keys came with {pos} for positions: give one a key.")
+            raise UserError(f"{new} keys came with {pos} for positions: give one a key.")
         if self._evicts and self.seen - self._looked > self.slack:
             self._evict()
         if padding is not None and not len(self._padding):
@@ -129,9 +130,9 @@ class Cache:
     def crop(self, seen: int) -> None:
         """Forget all but the first `seen` tokens ever added, as if the others had never come."""
         if not 0 <= seen <= self.seen:
-            raise Mistake(f"a cache that has seen {self.seen} tokens can't be cropped to {seen}.")
+            raise UserError(f"a cache that has seen {self.seen} tokens can't be cropped to {seen}.")
         if seen < self._floor:
-            raise Mistake(
+            raise UserError(
                 f"this cache can't go back to its first {seen} tokens, because what these could "
                 f"see has been evicted: crop to {self._floor} or more, or give a larger slack."
             )

@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention import attention, fused
-from longitude.attention.operators import forward, operator_for
-from longitude.attention.prepare import prepare
-from longitude.cache.keys import Keys
-from longitude.cache.lines import Span, on_host
-from longitude.cache.step import Step, same, step
-from longitude.part import Pos, Region, Weights, by_rows
-from longitude.parts.rotary.tables import cos_sin
-from longitude.parts.rotary.turn import turn
-from longitude.scheme import Scheme
+from longitude.cache.decode_step import Step, same, step
+from longitude.cache.position_runs import Span, on_host
+from longitude.cache.rotated_keys import Keys
+from longitude.core.part import Pos, Region, Weights, by_rows
+from longitude.core.scheme import Scheme
+from longitude.ops import decode as fused
+from longitude.ops.aten import forward, operator_for
+from longitude.ops.attention import attention
+from longitude.ops.inputs import prepare
+from longitude.parts.rope import turn
+from longitude.parts.rotary_tables import cos_sin
 
 FEW = 8  # queries that go one by one, as when candidates of assisted decoding are checked
 Joint = tuple[Tensor, Tensor]  # an output (b h 1 d) and its log-sum-exp (b h 1)

@@ -10,8 +10,8 @@ import typer
 from longitude.cli import options as o
 
 if TYPE_CHECKING:
-    from longitude.bench.rows import Row
-    from longitude.record import Store
+    from benchmarks.suites.rows import Row
+    from longitude.core.store import Store
 
 ROWS, TABLE, DRAWN = ".jsonl", ".md", (".html", ".png", ".svg")
 TITLE = "Speed of attention under a scheme"
@@ -74,8 +74,8 @@ class Asked(NamedTuple):
 
 
 def _bench(asked: Asked, given: list[Path], out: list[Path]) -> None:
-    from longitude.bench.rows import load
-    from longitude.record import Store
+    from benchmarks.suites.rows import load
+    from longitude.core.store import Store
 
     with Store(":memory:") as store:
         rows = load(store, given) if given else _measured(asked, store, out)
@@ -89,9 +89,9 @@ def _bench(asked: Asked, given: list[Path], out: list[Path]) -> None:
 
 def _measured(asked: Asked, store: Store, out: list[Path]) -> list[Row]:
     """Measure; rows are printed and written as they come, so that a kill keeps them."""
-    from longitude.bench.rows import keep, recorded
-    from longitude.bench.run import chosen, run
-    from longitude.bench.setup import setup
+    from benchmarks.suites.rows import keep, recorded
+    from benchmarks.suites.run import chosen, run
+    from benchmarks.suites.setup import setup
     from longitude.cli.output import say
 
     made = setup(asked.device, asked.dtype, asked.peers, asked.tokens)
@@ -105,7 +105,7 @@ def _measured(asked: Asked, store: Store, out: list[Path]) -> list[Row]:
 
 
 def _show(rows: list[Row]) -> None:
-    from longitude.bench.show import show
+    from benchmarks.suites.show import show
     from longitude.cli.output import console
 
     show(rows, console())
@@ -117,12 +117,12 @@ def _write(store: Store, rows: list[Row], path: Path) -> None:
     if path.suffix == ROWS:
         store.export(path)
     elif path.suffix == TABLE:
-        from longitude.bench.show import markdown
-        from longitude.report.files import replace_file
+        from benchmarks.suites.show import markdown
+        from longitude.viz.files import replace_file
 
         replace_file(path, markdown(rows).encode())
     else:
-        from longitude.bench.chart import write
+        from benchmarks.suites.chart import write
 
         write(rows, path, TITLE)
     say(f"wrote {path}")
@@ -131,7 +131,7 @@ def _write(store: Store, rows: list[Row], path: Path) -> None:
 def _print(rows: list[Row]) -> None:
     import json
 
-    from longitude.bench.rows import plain
+    from benchmarks.suites.rows import plain
 
     for row in rows:
         print(json.dumps(plain(row), ensure_ascii=False, allow_nan=False), flush=True)
@@ -139,20 +139,20 @@ def _print(rows: list[Row]) -> None:
 
 def _check(out: list[Path], rounds: int) -> None:
     """What can be known before any work is done."""
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
 
     kinds = (ROWS, TABLE, *DRAWN)
     for path in out:
         if path.suffix not in kinds:
-            raise Mistake(f"--out {path} names no kind of file: end it in {', '.join(kinds)}.")
+            raise UserError(f"--out {path} names no kind of file: end it in {', '.join(kinds)}.")
     if rounds < 1:
-        raise Mistake(f"--rounds must be 1 or more, but got {rounds}.")
+        raise UserError(f"--rounds must be 1 or more, but got {rounds}.")
 
 
 def _lengths(text: str | None) -> tuple[int, ...]:
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
 
     try:
         return tuple(int(n) for n in text.split(",")) if text else ()
     except ValueError:
-        raise Mistake(f"--tokens takes whole numbers, but got {text!r}: write 256,512.") from None
+        raise UserError(f"--tokens takes whole numbers, but got {text!r}: write 256,512.") from None

@@ -10,7 +10,7 @@ import typer
 from longitude.cli import options as o
 
 if TYPE_CHECKING:
-    from longitude.inspect.four import Checked
+    from longitude.inspection.rows import Checked
 
 SchemeText = Annotated[
     str | None,
@@ -52,13 +52,13 @@ def check(
     variance 1. What is learned is measured at fresh weights.
     """
     from longitude.cli.output import console, print_json
-    from longitude.fields import Mistake
-    from longitude.report import checking
+    from longitude.core.validate import UserError
+    from longitude.viz import properties as checking
 
     if every == (scheme is not None):
-        raise Mistake("check takes one scheme in quotes, or --all for every preset: give one.")
+        raise UserError("check takes one scheme in quotes, or --all for every preset: give one.")
     if markdown and not every:
-        raise Mistake("--markdown writes the table of --all: give both, or neither.")
+        raise UserError("--markdown writes the table of --all: give both, or neither.")
     found = _measured(scheme, dim, heads, length, trained)
     if as_json:
         print_json([one.plain() for one in found] if every else found[0].plain())
@@ -73,9 +73,9 @@ def check(
 def _measured(
     scheme: str | None, dim: int | None, heads: int, length: int | None, trained: int | None
 ) -> list[Checked]:
-    from longitude.inspect import compared
-    from longitude.inspect.properties import check as checked
-    from longitude.text import parse
+    from longitude.core.text import parse
+    from longitude.inspection import compare as compared
+    from longitude.inspection.properties import check as checked
 
     if scheme is not None:
         return [checked(parse(scheme), dim=dim, heads=heads, length=length, trained=trained)]

@@ -10,7 +10,7 @@ import typer
 from longitude.cli import options as o
 
 if TYPE_CHECKING:
-    from longitude.explore.asked import Asked
+    from longitude.explorer.options import Asked
 
 Picked = Annotated[
     str | None,
@@ -49,8 +49,8 @@ def explore(
     --json prints the numbers of the state and serves nothing.
     """
     from longitude.cli.output import say
-    from longitude.explore.drawing import drawn
-    from longitude.explore.still import check_name, write
+    from longitude.explorer.data import drawn
+    from longitude.explorer.static import check_name, write
 
     if export is not None:
         check_name(export)  # before any work is done
@@ -69,14 +69,14 @@ def _asked(model: str | None, schemes: str | None, length: int | None) -> Asked:
     from dataclasses import replace
     from urllib.parse import parse_qsl
 
-    from longitude.explore.asked import COLUMNS, WRITTEN, Asked, Column, read
-    from longitude.explore.models import by_name
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
+    from longitude.explorer.models import by_name
+    from longitude.explorer.options import COLUMNS, WRITTEN, Asked, Column, read
 
     asked = by_name(model).asked if model else Asked()
     texts = [text.strip() for text in (schemes or "").split(";") if text.strip()]
     if len(texts) > COLUMNS:
-        raise Mistake(
+        raise UserError(
             f"--schemes has {len(texts)}, but the page shows three at most: take some away."
         )
     columns = tuple(Column(WRITTEN, text=t) if "(" in t else Column(t) for t in texts)
@@ -88,12 +88,12 @@ def _asked(model: str | None, schemes: str | None, length: int | None) -> Asked:
 
 
 def _serve(asked: Asked, port: int, no_browser: bool) -> None:
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
 
     try:
-        from longitude.explore.serving import serve
+        from longitude.explorer.serving import serve
     except ImportError:
-        raise Mistake(
+        raise UserError(
             "the page needs starlette and uvicorn: pip install 'longitude[explore]', or write a "
             "still one with --export page.html."
         ) from None

@@ -12,10 +12,10 @@ import typer
 from longitude.cli import options as o
 
 if TYPE_CHECKING:
-    from longitude.export.advice import Advised
-    from longitude.export.opened import Opened
-    from longitude.export.verify import Verified
-    from longitude.export.whole import Export, Wish
+    from longitude.runtimes.checkpoint import Opened
+    from longitude.runtimes.export import Export, Wish
+    from longitude.runtimes.prior_run import Advised
+    from longitude.runtimes.verify import Verified
 
 PRINTED = ("vllm", "sglang", "llama.cpp", "tensorrt-llm", "axolotl", "torchtitan")
 
@@ -82,25 +82,25 @@ def export(
     and a model card; for the others the command or file of the version named. A scheme that a
     runtime can't serve is refused, with the nearest that it can. The model itself is not changed.
     """
-    from longitude.export.advice import advised, is_run
-    from longitude.export.opened import opened
-    from longitude.export.whole import names
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
+    from longitude.runtimes.checkpoint import opened
+    from longitude.runtimes.export import names
+    from longitude.runtimes.prior_run import advised, is_run
 
     advice = advised(source) if is_run(source) else None
     runtimes = names(runtime)
     if version is not None and len(runtimes) > 1:
-        raise Mistake(f"--version is of one runtime, but --for has {len(runtimes)}: give one.")
+        raise UserError(f"--version is of one runtime, but --for has {len(runtimes)}: give one.")
     place = opened(model or (advice.name if advice else source), revision)
     scheme = scheme or (None if advice else place.saved.get("scheme"))
     if scheme is None and advice is None:
-        raise Mistake(
+        raise UserError(
             f"{source} is no run of `longitude extend` that would advise a scheme, nor was it "
             f"saved with one: add --scheme, as in --scheme "
             f'"rope(frequencies=yarn(4, original=8192))".'
         )
     if verify and (place.source.gguf is None or not {"gguf", "ollama"} & set(runtimes)):
-        raise Mistake("--verify runs a new GGUF file in llama.cpp: give a .gguf and --for gguf.")
+        raise UserError("--verify runs a new GGUF file in llama.cpp: give a .gguf and --for gguf.")
     wishes = _wishes(runtimes, scheme, version, advice)
     done, target = _exported(place, wishes, to, advice)
     folder = out or _default(place, runtimes, target)
@@ -111,15 +111,15 @@ def _wishes(
     runtimes: Sequence[str], scheme: str | None, version: str | None, advice: Advised | None
 ) -> list[tuple[Wish, str | None]]:
     """What to ask for each runtime, and why nothing where a run advises nothing."""
-    from longitude.export.whole import Wish
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
+    from longitude.runtimes.export import Wish
 
     found: list[tuple[Wish, str | None]] = []
     for name in runtimes:
         try:
             text = scheme or (advice.scheme(name) if advice else "")
             found.append((Wish(name, text, version), None))
-        except Mistake as mistake:
+        except UserError as mistake:
             found.append((Wish(name, "", version), str(mistake)))
     return found
 
@@ -131,8 +131,8 @@ def _exported(
     advice: Advised | None,
 ) -> tuple[list[Export], int]:
     """Every wish spelt or refused, and the length it is for; raises where nothing was spelt."""
-    from longitude.export.whole import Export, exports
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
+    from longitude.runtimes.export import Export, exports
 
     asked = [wish for wish, refused in wishes if refused is None]
     target = _target(place, asked, to, advice)
@@ -144,18 +144,18 @@ def _exported(
     if advice is not None:
         done = [_with_cost(one, advice) for one in done]
     if not any(one.spelling for one in done):
-        raise Mistake(" ".join(dict.fromkeys(str(one.refused) for one in done)))
+        raise UserError(" ".join(dict.fromkeys(str(one.refused) for one in done)))
     return done, target
 
 
 def _target(place: Opened, asked: Sequence[Wish], to: str | None, advice: Advised | None) -> int:
-    from longitude.export.whole import reach
-    from longitude.extend.prepare import target_of
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
+    from longitude.extension.prepare import target_of
+    from longitude.runtimes.export import reach
 
     if to is not None:
         if place.trained is None and to.strip().lower().endswith("x"):
-            raise Mistake(
+            raise UserError(
                 f"{place.source.name} does not say how long its inputs may be, so that --to {to} "
                 f"means nothing: give a number of tokens."
             )
@@ -183,7 +183,7 @@ def _with_cost(one: Export, advice: Advised) -> Export:
 
 
 def _default(place: Opened, runtimes: Sequence[str], target: int) -> Path | None:
-    from longitude.export.files import slug
+    from longitude.runtimes.files import slug
 
     alone = len(runtimes) == 1 and runtimes[0] in PRINTED
     return None if alone else Path(f"{slug(place.source.name)}-{target}")
@@ -200,7 +200,7 @@ def _finish(
     as_json: bool,
 ) -> None:
     from longitude.cli.output import print_json, say
-    from longitude.export.files import located, write, write_card
+    from longitude.runtimes.files import located, write, write_card
 
     if folder is not None:
         done = located(place, done, folder, target)
@@ -222,7 +222,7 @@ def _finish(
 
 def _show(one: Export, alone: bool) -> None:
     from longitude.cli.output import say
-    from longitude.export.spelling.versions import called
+    from longitude.runtimes.settings import called
 
     if one.spelling is None:
         say(f"{called(one.wish.runtime)}: {one.refused}")
@@ -252,7 +252,7 @@ def _plain(done: Sequence[Export], made: Sequence[Path], target: int) -> dict[st
 
 def _verified(place: Opened, done: Sequence[Export], made: Sequence[Path]) -> list[Verified]:
     """What llama.cpp itself makes of the new file."""
-    from longitude.export.verify import verify
+    from longitude.runtimes.verify import verify
 
     before, files = place.source.gguf, [path for path in made if path.suffix == ".gguf"]
     one = next((e for e in done if e.wish.runtime in ("gguf", "ollama") and e.wanted), None)

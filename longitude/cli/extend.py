@@ -11,8 +11,8 @@ import typer
 from longitude.cli import options as o
 
 if TYPE_CHECKING:
-    from longitude.extend.prepare import Options, Prepared
-    from longitude.record import Store
+    from longitude.core.store import Store
+    from longitude.extension.prepare import Options, Prepared
 
 DEFAULT = "tiny-rope"
 
@@ -92,7 +92,7 @@ def extend(
     All numbers go to results.sqlite in --out; the same command again goes on where one was
     stopped, and computes nothing twice. The report is one page, report.html.
     """
-    from longitude.extend.prepare import Options
+    from longitude.extension.prepare import Options
 
     chosen = to or ("8x" if model == DEFAULT else "4x")
     asked = () if tasks == "none" else tuple(t.strip() for t in tasks.split(",") if t.strip())
@@ -115,8 +115,8 @@ def _extend(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from longitude.extend import whole
-    from longitude.record import Store
+    from longitude.core.store import Store
+    from longitude.extension import pipeline as whole
 
     (tasks, limit), check = lm_eval, whole.engine_named(engine)
     if tasks:
@@ -139,8 +139,8 @@ def _extend(
 
 def _measure(prepared: Prepared, store: Store, folder: Path, run: Any, as_json: bool) -> None:
     from longitude.cli.output import say
-    from longitude.cli.steps import steps
-    from longitude.extend.run import missing
+    from longitude.cli.progress import steps
+    from longitude.extension.run import missing
 
     todo = missing(prepared.plan, store)
     every = len(prepared.plan.tasks())
@@ -156,7 +156,7 @@ def _measure(prepared: Prepared, store: Store, folder: Path, run: Any, as_json: 
 
 def _search(prepared: Prepared, store: Store, as_json: bool) -> list[dict[str, Any]]:
     from longitude.cli.output import say
-    from longitude.extend import whole
+    from longitude.extension import pipeline as whole
 
     tell = (lambda text: None) if as_json else say
     return whole.searched(prepared, store, tell)
@@ -166,7 +166,7 @@ def _finish(
     prepared: Prepared, store: Store, folder: Path, extra: dict[str, Any], as_json: bool
 ) -> None:
     from longitude.cli.output import console, print_json, say
-    from longitude.extend import whole
+    from longitude.extension import pipeline as whole
 
     found, advice = whole.written(prepared, store, folder, extra)
     if as_json:
@@ -193,7 +193,7 @@ def _tell(prepared: Prepared, folder: Path, as_json: bool) -> None:
 
 def _show_plan(prepared: Prepared, as_json: bool) -> None:
     from longitude.cli.output import print_json
-    from longitude.extend import whole
+    from longitude.extension import pipeline as whole
 
     told = whole.estimate(prepared)
     if as_json:
@@ -204,12 +204,14 @@ def _show_plan(prepared: Prepared, as_json: bool) -> None:
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
 
     try:
         return tuple(int(item) for item in text.split(",")) if text else ()
     except ValueError:
-        raise Mistake(f"--lengths takes whole numbers, but got {text!r}: write 512,2048.") from None
+        raise UserError(
+            f"--lengths takes whole numbers, but got {text!r}: write 512,2048."
+        ) from None
 
 
 def _slug(name: str) -> str:

@@ -12,11 +12,11 @@ from longitude.cli import options as o
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from longitude.export.linting import Lint
-    from longitude.hf.configs.encodings import Encoding
-    from longitude.hf.configs.faults import Fault
-    from longitude.inspect.model import Inspected
-    from longitude.inspect.score_rows import Measured
+    from longitude.hf.encodings import Encoding
+    from longitude.hf.faults import Fault
+    from longitude.inspection.checkpoint import Inspected
+    from longitude.inspection.score_rows import Measured
+    from longitude.runtimes.lint import Lint
 
 Source = Annotated[
     str | None,
@@ -67,14 +67,14 @@ def inspect(
     that reaches, and the least base for the window; faults of the file with their cures, and what
     runtimes make of it. The exit code is 1 if the file has a fault.
     """
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
 
     if every == (model is not None):
-        raise Mistake("inspect takes one model, or --all for every known type: give one.")
+        raise UserError("inspect takes one model, or --all for every known type: give one.")
     if not weights and (length is not None or text):
-        raise Mistake("--length and --text are what --weights reads: give --weights too.")
+        raise UserError("--length and --text are what --weights reads: give --weights too.")
     if every and (to or weights):
-        raise Mistake("--to and --weights are about one model: give its name in place of --all.")
+        raise UserError("--to and --weights are about one model: give its name in place of --all.")
     if every:
         _table(as_json)
         return
@@ -92,8 +92,8 @@ def inspect(
 
 def _table(as_json: bool) -> None:
     from longitude.cli.output import console, print_json
-    from longitude.hf.configs.types import known
-    from longitude.report.encodings import table
+    from longitude.hf.encodings import known
+    from longitude.viz.encodings import table
 
     if as_json:
         print_json([row.plain() for row in known()])
@@ -102,7 +102,7 @@ def _table(as_json: bool) -> None:
 
 
 def _inspected(name: str, revision: str | None, to: str | None) -> Inspected:
-    from longitude.inspect.model import inspected
+    from longitude.inspection.checkpoint import inspected
 
     encodings, faults = _read(name, revision)
     target = _target(name, to, encodings[0].window) if to else None
@@ -110,14 +110,14 @@ def _inspected(name: str, revision: str | None, to: str | None) -> Inspected:
 
 
 def _target(name: str, to: str, window: int | None) -> int:
-    from longitude.extend.prepare import target_of
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
+    from longitude.extension.prepare import target_of
 
     if to.endswith("x") and not window:
-        raise Mistake(f"{name} does not say its window, so --to {to} is no length: give tokens.")
+        raise UserError(f"{name} does not say its window, so --to {to} is no length: give tokens.")
     target = target_of(to, window or 0)
     if target < 8:
-        raise Mistake(f"--to {to} is {target} tokens, less than one turn: give more.")
+        raise UserError(f"--to {to} is {target} tokens, less than one turn: give more.")
     return target
 
 
@@ -125,15 +125,15 @@ def _read(name: str, revision: str | None) -> tuple[tuple[Encoding, ...], list[F
     """The encodings of a configuration or of a GGUF file's header, and the faults of the first."""
     from pathlib import Path
 
-    from longitude.export.opened import gguf_config
-    from longitude.fields import Mistake
-    from longitude.hf.configs.encodings import Encoding, read_encodings
-    from longitude.hf.configs.faults import faults
-    from longitude.hf.configs.headers import of_header, turns
-    from longitude.hf.configs.stated import stated
-    from longitude.hf.loading.gguf import read_header
-    from longitude.hf.loading.hush import hushed
-    from longitude.hf.loading.source import find, raw_config
+    from longitude.core.validate import UserError
+    from longitude.hf.device import hushed
+    from longitude.hf.encodings import Encoding, read_encodings
+    from longitude.hf.faults import faults
+    from longitude.hf.gguf_config import of_header, turns
+    from longitude.hf.gguf_reader import read_header
+    from longitude.hf.rope_fields import stated
+    from longitude.hf.source import find, raw_config
+    from longitude.runtimes.checkpoint import gguf_config
 
     if Path(name).is_file() and Path(name).suffix == ".json":
         raw = stated(name)
@@ -147,7 +147,7 @@ def _read(name: str, revision: str | None) -> tuple[tuple[Encoding, ...], list[F
     with hushed(bars=True):
         try:
             return read_encodings(raw), wrong
-        except Mistake as mistake:
+        except UserError as mistake:
             if not wrong:
                 raise
             told = Encoding("unknown", where="faults of the file", notes=(str(mistake),))
@@ -158,21 +158,21 @@ def _linted(
     name: str, revision: str | None, encodings: tuple[Encoding, ...]
 ) -> tuple[Lint | None, str]:
     """What runtimes make of the settings; or why that can't be told."""
-    from longitude.export.linting import lint, settings_of
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
+    from longitude.runtimes.lint import lint, settings_of
 
     if encodings[0].kind != "rope" or encodings[0].scheme is None:
         return None, ""
     try:
         return lint(settings_of(name, revision)), ""
-    except Mistake as mistake:
+    except UserError as mistake:
         return None, str(mistake)
 
 
 def _measured(
     name: str, revision: str | None, length: int | None, text: list[str] | None
 ) -> Measured:
-    from longitude.inspect.scores import Options, measure
+    from longitude.inspection.scores import Options, measure
 
     return measure(name, Options(length=length, text=tuple(text or ()), revision=revision))
 
@@ -191,14 +191,14 @@ def _print(
 
 def _show(found: Inspected, linted: Lint | None, problem: str, measured: Measured | None) -> None:
     from longitude.cli.output import console
-    from longitude.hf.configs.encodings import KINDS
-    from longitude.report import encodings
+    from longitude.hf.encodings import KINDS
+    from longitude.viz import encodings
 
     out = console()
     encodings.show(found, KINDS, out)
     _show_lint(linted, problem, out)
     if measured:
-        from longitude.report.inspecting import show
+        from longitude.viz.scores import show
 
         out.print()
         show(measured, out)

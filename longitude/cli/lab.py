@@ -10,13 +10,13 @@ import typer
 from longitude.cli import options as o
 
 if TYPE_CHECKING:
-    from longitude.lab.asked import Asked, How
-    from longitude.lab.compare import Plan
-    from longitude.lab.measure import Protocol
-    from longitude.lab.rows import Score
-    from longitude.lab.run import Run
-    from longitude.lab.text import Corpus
-    from longitude.lab.world import World
+    from longitude.training.distributed import World
+    from longitude.training.lab.compare import Plan
+    from longitude.training.lab.measure import Protocol
+    from longitude.training.lab.options import Asked, How
+    from longitude.training.lab.rows import Score
+    from longitude.training.lab.run import Run
+    from longitude.training.lab.text import Corpus
 
 
 def lab(
@@ -54,8 +54,8 @@ def lab(
     The table and the curves are printed and drawn into lab.html: loss of the last half window of
     the same text with more and more before it, and exact answers on the tasks.
     """
-    from longitude.lab.asked import Asked, How
-    from longitude.lab.measure import Protocol
+    from longitude.training.lab.measure import Protocol
+    from longitude.training.lab.options import Asked, How
 
     asked = Asked(length, size, "llama", tasks, steps, batch, rate, dtype)
     how = How(device, every, deterministic, compiled)
@@ -74,9 +74,9 @@ def _lab(
     out: Path,
     as_json: bool,
 ) -> None:
-    from longitude.lab.compare import plan
-    from longitude.lab.text import gather
-    from longitude.lab.world import joined
+    from longitude.training.distributed import joined
+    from longitude.training.lab.compare import plan
+    from longitude.training.lab.text import gather
 
     with joined(how.device) as world:
         corpus = gather(text)
@@ -88,11 +88,11 @@ def _lab(
 
 def _compared(plan: Plan, corpus: Corpus, out: Path, world: World, how: How) -> tuple[Score, ...]:
     """Every row of the plan; a run that is stopped keeps what it has."""
-    from longitude.cli.bar import bar
     from longitude.cli.output import say
-    from longitude.lab.compare import Watch, compare, label
-    from longitude.lab.train import Stopped
-    from longitude.record import Store
+    from longitude.cli.progress import bar
+    from longitude.core.store import Store
+    from longitude.training.lab.compare import Watch, compare, label
+    from longitude.training.loop import Stopped
 
     with Store(out / "rows.sqlite") as store, bar(world.first) as shown:
 
@@ -115,8 +115,8 @@ def _compared(plan: Plan, corpus: Corpus, out: Path, world: World, how: How) -> 
 
 def _show(scores: tuple[Score, ...], out: Path, as_json: bool) -> None:
     from longitude.cli.output import console, print_json, say
-    from longitude.lab.rows import plain
-    from longitude.report import lab as report
+    from longitude.training.lab.rows import plain
+    from longitude.viz import lab as report
 
     if as_json:
         print_json([plain(s) for s in scores])
@@ -128,9 +128,9 @@ def _show(scores: tuple[Score, ...], out: Path, as_json: bool) -> None:
 
 def _numbers(name: str, text: str | None) -> tuple[int, ...]:
     """Whole numbers, each once, in rising order."""
-    from longitude.fields import Mistake
+    from longitude.core.validate import UserError
 
     try:
         return tuple(sorted({int(item) for item in text.split(",")})) if text else ()
     except ValueError:
-        raise Mistake(f"--{name} takes whole numbers, but got {text!r}: write 256,512.") from None
+        raise UserError(f"--{name} takes whole numbers, but got {text!r}: write 256,512.") from None

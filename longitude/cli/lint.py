@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from longitude.export.linting import Lint, Row
-    from longitude.export.traps import Trap
+    from longitude.runtimes.issues import Trap
+    from longitude.runtimes.lint import Lint, Row
 
 Source = Annotated[
     str,
@@ -60,16 +60,16 @@ def lint(
     input, with the trap behind each difference and its cure. The exit code is 1 if any differs.
     """
     from longitude.cli.output import console, print_json
-    from longitude.export.adapters import intended
-    from longitude.export.linting import known, settings_of
-    from longitude.export.linting import lint as linted
-    from longitude.fields import Mistake
-    from longitude.scheme import Layers
-    from longitude.text import parse
+    from longitude.core.scheme import Layers
+    from longitude.core.text import parse
+    from longitude.core.validate import UserError
+    from longitude.runtimes.adapters import intended
+    from longitude.runtimes.lint import known, settings_of
+    from longitude.runtimes.lint import lint as linted
 
     wanted = parse(scheme) if scheme else None
     if isinstance(wanted, Layers):
-        raise Mistake("--scheme of lint is one for all layers: leave layers(…) out.")
+        raise UserError("--scheme of lint is one for all layers: leave layers(…) out.")
     named = known(runtimes)
     settings = {**settings_of(model, revision), **_said(told)}
     own, wrong = (None, ()) if model.endswith(".json") else intended(model, revision)
@@ -83,14 +83,14 @@ def lint(
 
 
 def _said(told: str | None) -> dict[str, Any]:
-    from longitude.fields import Mistake, shown
+    from longitude.core.validate import UserError, shown
 
     try:
         found = json.loads(told or "{}")
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Mistake(f"--with takes a JSON object, but got {shown(told)}: write one in braces.")
+        raise UserError(f"--with takes a JSON object, but got {shown(told)}: write one in braces.")
     return found
 
 

@@ -31,8 +31,8 @@ from longitude.cli.show import show
 from longitude.cli.stream import stream
 from longitude.cli.train import train
 from longitude.cli.tune import tune
-from longitude.fields import Mistake
-from longitude.record import RecordError
+from longitude.core.store import StoreError
+from longitude.core.validate import UserError
 
 app = typer.Typer(
     name="longitude",
@@ -107,7 +107,7 @@ def run(args: list[str]) -> int:
 
 def _told(error: Exception) -> tuple[str, int]:
     """The sentence for an error, and the exit code."""
-    if isinstance(error, Mistake | RecordError):
+    if isinstance(error, UserError | StoreError):
         return str(error), 2
     usage = getattr(error, "format_message", None)  # click's, wherever this typer keeps its click
     if usage is not None:

@@ -86,8 +86,8 @@ def read(
     The answer goes to stdout as it comes, all else to stderr. The exit code is 1 where memwalker
     finds no answer.
     """
-    from longitude.cli.asked import Asked
-    from longitude.cli.reading import answer
+    from longitude.reading.options import Asked
+    from longitude.reading.pipeline import answer
 
     asked = Asked(
         files=tuple(files), question=question, model=model, by=by, show=show,

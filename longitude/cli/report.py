@@ -20,12 +20,12 @@ def report(
     Runs of one model share a table where they read the same documents by the same protocols.
     """
     from longitude.cli.output import console, print_json, say
-    from longitude.extend.folder import joined
-    from longitude.fields import Mistake
-    from longitude.report.extending.report import plain, show_section, write_page
+    from longitude.core.validate import UserError
+    from longitude.extension.folder import joined
+    from longitude.viz.extend import plain, show_section, write_page
 
     if out.suffix.lower() != ".html":
-        raise Mistake(f"--out {out} names no page: end it in .html.")
+        raise UserError(f"--out {out} names no page: end it in .html.")
     sections = joined(runs)
     write_page(sections, out)
     if as_json:

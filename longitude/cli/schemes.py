@@ -13,9 +13,9 @@ def schemes(
 ) -> None:
     """List every part and every preset, with its meaning and its paper."""
     from longitude.cli.output import console, print_json
-    from longitude.inspect.catalogue import check_site, parts, presets
-    from longitude.inspect.rows import plain
-    from longitude.report.listing import listing
+    from longitude.inspection.catalogue import check_site, parts, presets
+    from longitude.inspection.rows import plain_rows as plain
+    from longitude.viz.terminal import listing
 
     check_site(site)
     found, named = parts(site), () if site else presets()

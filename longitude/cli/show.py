@@ -26,10 +26,10 @@ def show(
     wavelengths, the scale of queries, the bias of a few heads, and which pairs are visible.
     """
     from longitude.cli.output import console, print_json, say
-    from longitude.inspect.page import page
-    from longitude.inspect.rows import plain
-    from longitude.report import files, terminal
-    from longitude.text import parse
+    from longitude.core.text import parse
+    from longitude.inspection.page import page
+    from longitude.inspection.rows import plain_rows as plain
+    from longitude.viz import files, terminal
 
     if out:
         files.check_kind(out)  # before any work is done

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from longitude.cli.pace import Pace
-    from longitude.hf.stream import Stream
-    from longitude.hf.streaming.turns import Turns
+    from longitude.cli.stream_progress import Pace
+    from longitude.hf.generation import Turns
+    from longitude.hf.streaming import Stream
 
 BLOCK = 4096  # bytes read at once: what is fed between two looks at the pace
 WORD = 256  # the longest word that is kept together where two blocks meet
@@ -63,19 +63,18 @@ def stream(
     it never runs out of either memory or positions; what has left the window is forgotten. Sinks
     and window together may be as long as the model was trained to. Ctrl-C ends it.
     """
-    from longitude.fields import Mistake
-    from longitude.hf.streaming.forget import check
-    from longitude.hf.streaming.sample import Sampling
+    from longitude.core.validate import UserError
+    from longitude.hf.generation import Sampling, check
 
     check(sinks, window)  # mistakes come before a download
     draws = asdict(Sampling(temperature, top_p, seed))
     if chunk < 1 or max_new_tokens < 0:
-        raise Mistake(
+        raise UserError(
             f"--chunk is 1 or more and --max-new-tokens 0 or more, but got {chunk} and "
             f"{max_new_tokens}: leave them out."
         )
     if score and chat:
-        raise Mistake("--score reads a text and answers nothing, but got --chat: leave one out.")
+        raise UserError("--score reads a text and answers nothing, but got --chat: leave one out.")
     where = {"device": device, "dtype": dtype, "revision": revision}
     how = How(sinks, window, chat, score, chunk, max_new_tokens or None, draws, as_json)
     _stream(model, {**where, "trust_remote_code": trust_remote_code}, how)
@@ -95,15 +94,15 @@ class How(NamedTuple):
 
 
 def _stream(name: str, where: dict[str, Any], how: How) -> None:
-    from longitude.cli.pace import Pace
-    from longitude.fields import Mistake
-    from longitude.hf.load import load
-    from longitude.hf.stream import stream as opened
-    from longitude.hf.streaming.turns import Turns
+    from longitude.cli.stream_progress import Pace
+    from longitude.core.validate import UserError
+    from longitude.hf.generation import Turns
+    from longitude.hf.loading import load
+    from longitude.hf.streaming import stream as opened
 
     model, tokenizer = load(name, **where)
     if tokenizer is None:
-        raise Mistake(f"{name} has no tokenizer, so it can't read text: give one that has.")
+        raise UserError(f"{name} has no tokenizer, so it can't read text: give one that has.")
     chats = bool(getattr(tokenizer, "chat_template", None)) if how.chat is None else how.chat
     turns = Turns(tokenizer) if chats and not how.score else None
     with opened(model, tokenizer, sinks=how.sinks, window=how.window) as s, Pace(s) as pace:
@@ -144,14 +143,14 @@ class Told:
 
     def complete(self) -> None:
         """Everything is read; then comes what follows it."""
-        from longitude.fields import Mistake
+        from longitude.core.validate import UserError
 
         with self.pace.shown():
             for text in _words(_standard_input()):
                 self.stream.feed(text, self.how.chunk)
                 self.pace.tell()
         if not self.stream.tokens:
-            raise Mistake("standard input was empty: give a text to go on from.")
+            raise UserError("standard input was empty: give a text to go on from.")
         self._write()
 
     def score(self) -> None:

@@ -10,8 +10,8 @@ import typer
 from longitude.cli import options as o
 
 if TYPE_CHECKING:
-    from longitude.lab.asked import Asked, How
-    from longitude.lab.checkpoint import Folder
+    from longitude.training.checkpoint import Folder
+    from longitude.training.lab.options import Asked, How
 
 
 def train(
@@ -47,7 +47,7 @@ def train(
     the same, a checkpoint for it in hf/. Stop it at any moment: --resume goes on from the last
     checkpoint as if nothing had happened. Under torchrun each process takes its share of a batch.
     """
-    from longitude.lab.asked import Asked, How
+    from longitude.training.lab.options import Asked, How
 
     asked = Asked(length, size, block, tasks, steps, batch, rate, dtype)
     how = How(device, every, deterministic, compiled)
@@ -67,15 +67,15 @@ def _trained(
     weights: str,
 ) -> Folder | None:
     """The folder of the finished run, for the one process that speaks."""
-    from longitude.cli.bar import bar
     from longitude.cli.output import say
-    from longitude.lab.checkpoint import Folder
-    from longitude.lab.compare import slug
-    from longitude.lab.text import gather
-    from longitude.lab.train import Stopped
-    from longitude.lab.whole import check_kept, home, trained
-    from longitude.lab.world import joined
-    from longitude.text import parse
+    from longitude.cli.progress import bar
+    from longitude.core.text import parse
+    from longitude.training.checkpoint import Folder
+    from longitude.training.distributed import joined
+    from longitude.training.lab.compare import slug
+    from longitude.training.lab.pipeline import check_kept, home, trained
+    from longitude.training.lab.text import gather
+    from longitude.training.loop import Stopped
 
     written = parse(scheme)
     check_kept(weights)
@@ -102,7 +102,7 @@ def _outcome(folder: Folder, as_json: bool) -> None:
     import json
 
     from longitude.cli.output import print_json, say
-    from longitude.lab.checkpoint import HISTORY
+    from longitude.training.checkpoint import HISTORY
 
     history = json.loads((folder.path / HISTORY).read_text(encoding="utf-8"))
     hf = folder.path / "hf"

@@ -15,9 +15,9 @@ from longitude.cli import options as o
 from longitude.cli import tune_options as t
 
 if TYPE_CHECKING:
-    from longitude.extend.run import News
-    from longitude.tune.asked import Asked, Step, Tuned
-    from longitude.tune.exam import Exam, Paper
+    from longitude.extension.run import News
+    from longitude.training.tune.evaluate import Exam, Paper
+    from longitude.training.tune.options import Asked, Step, Tuned
 
 DEFAULT = "tiny-rope"
 
@@ -74,7 +74,7 @@ def tune(
     A recipe says the scheme, the learning rate, the steps, the sequences, their positions and what
     is trained; any of it can be set. Then the same measurements as `longitude extend` takes, of the
     model as it is, before and after training, in report/report.html. What comes out lies in model/:
-    longitude.hf.load opens it, longitude export writes it for a runtime; an adapter carries its
+    longitude.hf.loading opens it, longitude export writes it for a runtime; an adapter carries its
     scheme with it.
 
     Stop it at any moment: the same command goes on from the last checkpoint. It runs under
@@ -94,7 +94,7 @@ _AS_ASKED = (
 def _exam(
     measure: bool, test: list[str] | None, docs: int, tasks: str, questions: int | None
 ) -> Exam | None:
-    from longitude.tune.exam import Exam
+    from longitude.training.tune.evaluate import Exam
 
     if not measure:
         return None
@@ -104,8 +104,8 @@ def _exam(
 
 def _asked(given: dict[str, Any], quiet: bool) -> Asked:
     """The question, in the words of the library."""
-    from longitude.export.files import slug
-    from longitude.tune.asked import Asked
+    from longitude.runtimes.files import slug
+    from longitude.training.tune.options import Asked
 
     model, lora = given.pop("model"), given.pop("lora")
     names = {"batch": "rows", "seq": "length", "lr": "rate"}
@@ -121,10 +121,10 @@ def _asked(given: dict[str, Any], quiet: bool) -> Asked:
 def _tune(
     given: dict[str, Any], exam: Exam | None, report_to: str | None, quiet: bool, as_json: bool
 ) -> None:
-    from longitude.cli import boards
-    from longitude.tune.earlier import with_advice
-    from longitude.tune.exam import check_base, set_paper
-    from longitude.tune.prepare import check
+    from longitude.training import loggers as boards
+    from longitude.training.tune.evaluate import check_base, set_paper
+    from longitude.training.tune.prepare import check
+    from longitude.training.tune.prior_run import with_advice
 
     wish = _Wish(exam, report_to, quiet, as_json)
     boards.check(report_to)
@@ -141,8 +141,8 @@ def _tune(
 
 
 def _trained(asked: Asked, wish: _Wish) -> Tuned:
-    from longitude.lab.train import Stopped
-    from longitude.tune.run import run
+    from longitude.training.loop import Stopped
+    from longitude.training.tune.pipeline import run
 
     with _told(asked, wish) as tell:
         try:
@@ -158,8 +158,8 @@ def _told(asked: Asked, wish: _Wish) -> Iterator[Callable[[Step], None]]:
     """Every step, in the terminal and on a board."""
     from dataclasses import asdict
 
-    from longitude.cli.bar import bar
-    from longitude.cli.boards import board
+    from longitude.cli.progress import bar
+    from longitude.training.loggers import board
 
     with ExitStack() as stack:
         shown = stack.enter_context(bar(wish.speaks))
@@ -186,7 +186,7 @@ class _Pace:
 
 def _finish(tuned: Tuned, asked: Asked, paper: Paper | None, wish: _Wish) -> None:
     from longitude.cli.output import console, print_json
-    from longitude.tune import verdict
+    from longitude.training.tune import report as verdict
 
     found: list[Any] = []
     told: dict[str, Any] = {}
@@ -214,11 +214,11 @@ def _measured(
     tuned: Tuned, asked: Asked, paper: Paper, wish: _Wish
 ) -> tuple[list[Any], dict[str, Any]]:
     """The rows of as it is, before and after, and what they say."""
-    from longitude.cli.steps import steps
-    from longitude.extend.whole import writable
-    from longitude.record import Store
-    from longitude.tune import verdict
-    from longitude.tune.exam import sit
+    from longitude.cli.progress import steps
+    from longitude.core.store import Store
+    from longitude.extension.pipeline import writable
+    from longitude.training.tune import report as verdict
+    from longitude.training.tune.evaluate import sit
 
     folder = writable(Path(tuned.out) / verdict.REPORT)
     with Store(folder / "results.sqlite") as store, steps(not wish.speaks) as tell:

@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from longitude.eval.answer import step
+from longitude.core.validate import UserError, shown
+from longitude.eval.greedy import step
 from longitude.eval.prefill import place_of, reads, text_config
-from longitude.fields import Mistake, shown
 
 STATM = Path("/proc/self/statm")
 EVERY = 0.002  # seconds between two looks at the memory
@@ -44,7 +44,7 @@ class Cost:
 def cost(model: nn.Module, length: int, *, new: int = 16, seed: int = 0) -> Cost:
     """Read `length - new` random tokens and write `new`, behind a short run to warm up."""
     if not 1 <= new < length:
-        raise Mistake(
+        raise UserError(
             f"a cost takes 1 new token or more and a prompt before them, but got {shown(new)} of "
             f"{shown(length)}: give a greater length."
         )

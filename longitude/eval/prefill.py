@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from longitude.fields import Mistake, shown
+from longitude.core.validate import UserError, shown
 
 ROOM = 2**31  # bytes that the activations of one forward may take
 LEAST = 128  # tokens of a chunk, however long the text is
@@ -66,7 +66,7 @@ def reads(
         head: `head_of(model)`, where it is at hand.
     """
     if chunk is not None and chunk < 1:
-        raise Mistake(f"a chunk is 1 token or more, but got {shown(chunk)}: use 2048.")
+        raise UserError(f"a chunk is 1 token or more, but got {shown(chunk)}: use 2048.")
     head = head_of(model) if head is None else head
     total = ids.shape[1]
     chunk = chunk_for(model, ids.shape[0], total, head) if chunk is None else chunk
@@ -92,7 +92,7 @@ def forward(
     with _overheard(head.module) as heard:
         out: Any = model(input_ids=ids, use_cache=keep, **more)
     if keep and getattr(out, "past_key_values", None) is None:
-        raise Mistake(
+        raise UserError(
             f"{type(model).__name__} keeps no cache, so it can't read a text of this length in "
             f"chunks: use a shorter length."
         )

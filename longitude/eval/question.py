@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from longitude.eval.fit import GARBAGE, PERIOD, Count, fit
-from longitude.eval.passkey import Form
+from longitude.eval.haystack import GARBAGE, PERIOD, Count, fit
+from longitude.eval.tasks.passkey import Form
 
 # where a sentence of the filler can begin
 STARTS = (0, *(found.end() for found in re.finditer(r"\. ", f"{GARBAGE} ")))[:-1]

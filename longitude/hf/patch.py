@@ -16,14 +16,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from longitude.fields import Mistake, shown
-from longitude.hf.patching.inherit import inherit
-from longitude.hf.patching.probe import Seen, attending_as, forward, instead, look
-from longitude.hf.patching.seat import NAME, SEAT, Seat, register
-from longitude.hf.patching.swap import only_frequencies, swapped
-from longitude.hf.patching.trunk import Trunk, no_turn, trunks
-from longitude.scheme import Layers, Scheme
-from longitude.text import parse
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.text import parse
+from longitude.core.validate import UserError, shown
+from longitude.hf.frequency_patch import only_frequencies, swapped
+from longitude.hf.layer import NAME, SEAT, Seat, register
+from longitude.hf.merge_scheme import inherit
+from longitude.hf.model_state import Trunk, no_turn, trunks
+from longitude.hf.probe import Seen, attending_as, forward, instead, look
 
 Asked = str | Scheme | Layers
 PATCH = "_longitude_patch"
@@ -89,7 +89,7 @@ def undo(model: nn.Module) -> None:
     if patch is None:
         return
     if not patch.for_good:
-        raise Mistake(
+        raise UserError(
             f"the model is patched with {patch.text} inside a with block: leave the block first."
         )
     patch.stack.close()
@@ -111,7 +111,7 @@ def without(model: nn.Module) -> Iterator[nn.Module]:
         return
     if not patch.for_good:
         vars(model)[PATCH] = patch
-        raise Mistake(
+        raise UserError(
             f"the model is patched with {patch.text} inside a with block: leave the block first."
         )
     patch.stack.close()
@@ -135,7 +135,7 @@ class _Patch:
         self.stack = ExitStack()
 
     def __deepcopy__(self, memo: Any) -> Any:
-        raise Mistake(
+        raise UserError(
             f"a copy of a patched model would share the patch {self.text}: copy it first and patch "
             f"the copy."
         )
@@ -173,7 +173,7 @@ def _seen(model: nn.Module) -> list[Seen]:
     if model not in _LOOKS:
         found = trunks(model)
         if not found:
-            raise Mistake(
+            raise UserError(
                 f"{type(model).__name__} has neither rotary embeddings that longitude knows nor a "
                 f"family of its own in longitude.hf.families: it can't be patched."
             )
@@ -217,7 +217,7 @@ def _attention(
     """Our attention in every seat, the rotary embeddings standing still."""
     for one in seen:
         if one.odd:
-            raise Mistake(f"{one.odd}: only schemes of other frequencies run on it.")
+            raise UserError(f"{one.odd}: only schemes of other frequencies run on it.")
     register()
     with ExitStack() as stack:
         for trunk in dict.fromkeys(one.trunk for one in seen):
@@ -288,7 +288,7 @@ def _check_changed(model: nn.Module, before: list[torch.Tensor], scheme: Asked) 
         torch.allclose(a, b, atol=1e-6, rtol=1e-5)
         for a, b in zip(before, _said(model), strict=True)
     ):
-        raise Mistake(
+        raise UserError(
             f"{shown(str(scheme))} changed no logit of {type(model).__name__}, near or far: it "
             f"would run as it was (check=False to take it so)."
         )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from longitude.cli import boards
-from longitude.fields import Mistake
-from longitude.tune.asked import Step
+from longitude.core.validate import UserError
+from longitude.training import loggers as boards
+from longitude.training.tune.options import Step
 
 STEPS = [Step(n, 2, 3.0 - n, 1e-4 * n, 100.0, 1.0 * n, 2.0 - n) for n in (1, 2)]
 TOLD = [
@@ -86,10 +86,10 @@ def test_none_by_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", boards.BOARDS)
 def test_one_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boards, "find_spec", lambda name: None)
-    with pytest.raises(Mistake, match=f"needs the package {name}: pip install {name}"):
+    with pytest.raises(UserError, match=f"needs the package {name}: pip install {name}"):
         boards.check(name)
 
 
 def test_one_that_is_not_known() -> None:
-    with pytest.raises(Mistake, match="--report-to is tensorboard, trackio, wandb, but got"):
+    with pytest.raises(UserError, match="--report-to is tensorboard, trackio, wandb, but got"):
         boards.check("paper")

@@ -55,7 +55,7 @@ def test_every_preset_stands_in_the_table(longitude: Callable[..., Ran]) -> None
 def test_the_table_has_a_line_a_scheme(
     longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, markdown: bool
 ) -> None:
-    from longitude.inspect import compared
+    from longitude.inspection import compare as compared
 
     few = ("llama", "gpt2", "alibi_lm", "hwfa", "streaming_llm")
     monkeypatch.setattr(compared, "PRESETS", {name: PRESETS[name] for name in few})

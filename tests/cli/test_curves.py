@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from longitude import Dims, Scheme, attention, parse
-from longitude.inspect import curves, lengths, terms
-from longitude.inspect.page import page
+from longitude.inspection import curves, lengths, terms
+from longitude.inspection.page import page
 from longitude.parts import Alibi, LogN, Rope, Window
 
 DIMS = Dims(dim=32, heads=4, head_dim=8)

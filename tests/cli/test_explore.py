@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from longitude.explore.asked import Asked, Column
-from longitude.explore.drawing import drawn
+from longitude.explorer.data import drawn
+from longitude.explorer.options import Asked, Column
 
 from .conftest import ROOT, Ran
 

@@ -64,7 +64,10 @@ def test_a_full_disk_is_one_sentence(where, tmp_path, capsys, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device", "results.sqlite")
 
-    place = {"store": "longitude.record.Store.put", "report": "longitude.record.Store.export"}
+    place = {
+        "store": "longitude.core.store.Store.put",
+        "report": "longitude.core.store.Store.export",
+    }
     monkeypatch.setattr(place[where], full)
     assert run(["extend", *QUICK, "--out", str(tmp_path / "run")]) != 0
     said = capsys.readouterr().err

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from longitude.hf.configs import types
+from longitude.hf import encodings as types
 from tests.cli.conftest import Ran
-from tests.export.effective.configs import YARN, five
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
+from tests.runtimes.effective.configs import YARN, five
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from longitude.eval.fit import GARBAGE
-from longitude.eval.passkey import KEY, QUESTION
+from longitude.eval.haystack import GARBAGE
+from longitude.eval.tasks.passkey import KEY, QUESTION
 
-from ..read.scripted import Scripted
+from ..reading.scripted import Scripted
 from .conftest import Ran
 
 pytestmark = pytest.mark.usefixtures("_offline")
@@ -115,7 +115,7 @@ SCHEME = "rope(remap=leaky_rerope(128, 16))"
 
 def write_run(folder: Path, model: Any) -> None:
     """What `longitude extend tiny-rope` leaves, in short."""
-    from longitude.extend.subject import subject
+    from longitude.extension.prepare import subject
 
     folder.mkdir(parents=True)
     row = {"key": {"kind": "extend", "subject": asdict(subject(model, "x"))}, "value": {}}
@@ -128,7 +128,7 @@ def write_run(folder: Path, model: Any) -> None:
 def test_a_measured_extension_comes_first(
     longitude: Callable[..., Ran], book: str, tmp_path: Path
 ) -> None:
-    from longitude.hf.load import load
+    from longitude.hf.loading import load
     from longitude.hf.patch import patched
 
     model, tokenizer = load("tiny-rope", device="cpu", dtype="float32", quiet=True)
@@ -198,8 +198,8 @@ def test_a_mistake_is_one_line(
 def test_what_a_document_says_reaches_no_terminal(
     longitude: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from longitude.read import nbce
-    from longitude.read.answer import Answer, Step
+    from longitude.reading import nbce
+    from longitude.reading.answer import Answer, Step
 
     evil = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
     name = "\x1b[31mred\n.txt"

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 
 from longitude import dump, parse
-from longitude.inspect.catalogue import SITES
-from longitude.part import PARTS
+from longitude.core.part import PARTS
+from longitude.inspection.catalogue import SITES
 from longitude.presets import PRESETS
 
 from .conftest import Ran

@@ -14,9 +14,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from longitude import parse
-from longitude.inspect.page import page
+from longitude.inspection.page import page
 from longitude.presets import PRESETS
-from longitude.report import terminal
+from longitude.viz import terminal
 
 from .conftest import Ran, python
 

@@ -48,7 +48,7 @@ def chatting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model with a chat template."""
     from importlib import import_module
 
-    file = import_module("longitude.hf.load")  # longitude.hf.load itself is its function
+    file = import_module("longitude.hf.loading")  # longitude.hf.load itself is its function
     stock = file.load
 
     def load(*args: Any, **more: Any) -> Any:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from longitude.lab.checkpoint import HISTORY, MODEL, STATE
-from longitude.lab.whole import load
+from longitude.training.checkpoint import HISTORY, MODEL, STATE
+from longitude.training.lab.pipeline import load
 
 from .conftest import python
 
@@ -153,8 +153,8 @@ def test_help_explains_without_torch(command):
 
 
 def test_a_log_gets_a_line_now_and_then(longitude, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.cli.bar.PAUSE", 0.0)
-    monkeypatch.setattr("longitude.lab.train.NEWS", 0.0)
+    monkeypatch.setattr("longitude.cli.progress.PAUSE", 0.0)
+    monkeypatch.setattr("longitude.training.loop.NEWS", 0.0)
     _, _, news = longitude("train", *SMALL, "--text", text, "--out", str(tmp_path / "run"))
     lines = news.splitlines()
     assert lines[1].startswith("rope(): 1/2, loss ") and lines[1].endswith(" left")

@@ -15,12 +15,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import longitude.hf as lh
-from longitude.cli import bar
+from longitude.cli import progress as bar
 from longitude.cli.main import run
-from longitude.lab.train import Stopped
-from longitude.tune.asked import Asked
-from longitude.tune.exam import Exam, set_paper
-from longitude.tune.recipes import RECIPES
+from longitude.training.loop import Stopped
+from longitude.training.tune.evaluate import Exam, set_paper
+from longitude.training.tune.options import Asked
+from longitude.training.tune.recipes import RECIPES
 from tests.cli.conftest import Ran
 from tests.hf.adapters import with_lora
 
@@ -145,7 +145,7 @@ def test_stopped_it_says_how_to_go_on(
     def stopped(*given: Any) -> None:
         raise Stopped(7)
 
-    monkeypatch.setattr("longitude.tune.run.run", stopped)
+    monkeypatch.setattr("longitude.training.tune.pipeline.run", stopped)
     given = ("tiny-rope", "--text", str(text), "--full", *SMALL, "--out", str(tmp_path / "run"))
     code, _, err = longitude("tune", *given, "--recipe", "pi")
     assert code == 130 and "stopped after step 7: the same command goes on" in err
@@ -154,7 +154,7 @@ def test_stopped_it_says_how_to_go_on(
 def test_only_the_first_of_many_processes_speaks_and_measures(
     given: list[str], tuned: Path, longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longitude.tune.run.run", lambda asked, tell: None)
+    monkeypatch.setattr("longitude.training.tune.pipeline.run", lambda asked, tell: None)
     monkeypatch.setenv("RANK", "1")
     assert longitude(*given) == (0, "", "")
 

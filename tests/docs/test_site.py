@@ -18,11 +18,11 @@ import typer
 
 from longitude import parse
 from longitude.cli.main import app
-from longitude.fields import Mistake
-from longitude.part import PARTS
+from longitude.core.part import PARTS
+from longitude.core.validate import UserError
 from longitude.presets import PAPERS, PRESETS
 from tests.cli.conftest import ROOT, python
-from tests.report.browser import chromium
+from tests.viz.browser import chromium
 
 SITE = ROOT / "docs" / "site"
 GUIDES = sorted((SITE / "guides").glob("*.md"))
@@ -129,18 +129,18 @@ def test_broken_links_are_found(of_site, tmp_path: Path) -> None:
 def test_prose_that_does_not_fit_the_code_is_refused(of_site, tmp_path: Path) -> None:
     prose: ModuleType = of_site("prose")
     (tmp_path / "x.toml").write_text('[rope]\nwhen = "now"\n')
-    with pytest.raises(Mistake, match="rope has no costs, cannot, example"):
+    with pytest.raises(UserError, match="rope has no costs, cannot, example"):
         prose.methods(["rope"], [], tmp_path)
     (tmp_path / "x.toml").write_text('[rop]\nwhen = "now"\n')
-    with pytest.raises(Mistake, match="rop is no part and no preset"):
+    with pytest.raises(UserError, match="rop is no part and no preset"):
         prose.methods(["rope"], [], tmp_path)
     (tmp_path / "x.toml").write_text('[rope]\nwhy = "now"\n')
-    with pytest.raises(Mistake, match="names why, which there isn't"):
+    with pytest.raises(UserError, match="names why, which there isn't"):
         prose.methods(["rope"], [], tmp_path)
     (tmp_path / "e.toml").write_text(
         '[[entry]]\ntopic = "t"\noften = "o"\ninstead = "i"\nmethods = []\ntest = "test_none"\n'
     )
-    with pytest.raises(Mistake, match="names test_none, which there isn't"):
+    with pytest.raises(UserError, match="names test_none, which there isn't"):
         prose.errata(["rope"], tmp_path / "e.toml")
 
 

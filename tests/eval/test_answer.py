@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import longitude.hf as lh
-from longitude import Mistake
-from longitude.eval import answer, prefill
-from longitude.eval.answer import ends_of, said, said_all
-from longitude.eval.passkey import passkey
+from longitude import UserError
+from longitude.eval import greedy as answer
+from longitude.eval import prefill
+from longitude.eval.greedy import ends_of, said, said_all
+from longitude.eval.tasks.passkey import passkey
 from tests.eval.test_reading import model, tokens
 
 NEW = 6
@@ -91,7 +92,7 @@ def test_a_model_ends_by_itself() -> None:
 def test_nothing_asked_is_nothing_said() -> None:
     m = model("tiny-rope")
     assert said_all(m, [], 3) == []
-    with pytest.raises(Mistake, match="1 token or more"):
+    with pytest.raises(UserError, match="1 token or more"):
         said(m, tokens(5), 0)
-    with pytest.raises(Mistake, match=r"prompts of \[5, 0\]"):
+    with pytest.raises(UserError, match=r"prompts of \[5, 0\]"):
         said_all(m, [tokens(5), tokens(5)[:0]], 2)

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from longitude.eval.compare import Interval, boards, curves, grid, reach, tax
-from longitude.eval.rows import LOSS, PASSKEY, UNTOUCHED
-from longitude.eval.sheet import labels
+from longitude.eval.records import LOSS, PASSKEY, UNTOUCHED
+from longitude.eval.results import labels
+from longitude.eval.stats import Interval
+from longitude.eval.tables import boards, curves, grid, reach, tax
 from tests.measured import OWN, asked, context, cost, document, reading, row
 
 
@@ -208,5 +209,5 @@ def test_nothing_measured_makes_no_boards() -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys, longitude.eval.compare; assert 'torch' not in sys.modules"
+    code = "import sys, longitude.eval.tables; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

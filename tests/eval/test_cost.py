@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import longitude.hf as lh
-from longitude import Mistake
+from longitude import UserError
 from longitude.eval import cost as room
 from longitude.eval.cost import Cost, cost
 from tests.eval.test_reading import model
@@ -71,5 +71,5 @@ def test_a_table_that_is_just_long_enough_is_enough() -> None:
 
 
 def test_what_makes_no_sense_is_told() -> None:
-    with pytest.raises(Mistake, match="got 16 of 16"):
+    with pytest.raises(UserError, match="got 16 of 16"):
         cost(model("tiny-rope"), 16)

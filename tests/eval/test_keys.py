@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longitude import Mistake
-from longitude.eval.fit import GARBAGE, filler
-from longitude.eval.keys import WORDS, keys
+from longitude import UserError
+from longitude.eval.haystack import GARBAGE, filler
 from longitude.eval.question import Question, answered, woven
+from longitude.eval.tasks.multikey import WORDS, keys
 from tests.eval.test_passkey import pieces
 
 many = settings(max_examples=50, deadline=None)
@@ -88,14 +88,14 @@ def test_a_length_that_holds_one_draw_holds_any() -> None:
     assert {len(word) for word in WORDS} == {5} and len(set(WORDS)) == len(WORDS)
     for seed in range(30):
         assert keys(202, rng=seed).tokens == 202
-        with pytest.raises(Mistake, match=r"4 keys in its short form .* 202 tokens.* of 201"):
+        with pytest.raises(UserError, match=r"4 keys in its short form .* 202 tokens.* of 201"):
             keys(201, rng=seed)
 
 
 def test_what_makes_no_sense_is_told() -> None:
-    with pytest.raises(Mistake, match="1 to 32 keys, but got 33"):
+    with pytest.raises(UserError, match="1 to 32 keys, but got 33"):
         keys(5000, rng=0, keys=33)
-    with pytest.raises(Mistake, match="truncation off"):
+    with pytest.raises(UserError, match="truncation off"):
         keys(500, rng=0, count=lambda text: min(len(text), 100))
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longitude import Mistake
-from longitude.eval.passkey import Form, Passkey, form_for, passkey, retrieved
+from longitude import UserError
+from longitude.eval.tasks.passkey import Form, Passkey, form_for, passkey, retrieved
 
 many = settings(max_examples=60, deadline=None)
 forms = st.sampled_from(["short", "landmark"])
@@ -139,17 +139,17 @@ def test_a_length_too_small_is_told_whatever_the_key(form: Form, least: int) -> 
     for seed in range(30):
         assert passkey(least, rng=seed, form=form).tokens == least
         with pytest.raises(
-            Mistake, match=rf"in its {form} form takes at least {least} tokens.* {least - 1}"
+            UserError, match=rf"in its {form} form takes at least {least} tokens.* {least - 1}"
         ):
             passkey(least - 1, rng=seed, form=form)
 
 
 def test_what_makes_no_sense_is_told() -> None:
-    with pytest.raises(Mistake, match=r"share from 0 to 1, but got 1\.5"):
+    with pytest.raises(UserError, match=r"share from 0 to 1, but got 1\.5"):
         passkey(500, rng=0, depth=1.5)
-    with pytest.raises(Mistake, match="share from 0 to 1, but got nan"):
+    with pytest.raises(UserError, match="share from 0 to 1, but got nan"):
         passkey(500, rng=0, depth=math.nan)
-    with pytest.raises(Mistake, match="truncation off"):
+    with pytest.raises(UserError, match="truncation off"):
         passkey(500, rng=0, count=lambda text: min(len(text), 100))
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import longitude.hf as lh
-from longitude import Mistake
+from longitude import UserError
 from longitude.eval import prefill
+from longitude.eval.perplexity import is_out_of_memory, losses, tail_losses
 from longitude.eval.prefill import chunk_for, head_of
-from longitude.eval.reading import is_out_of_memory, losses, tail_losses
 
 TEXT = "\n".join(topics[name] for name in sorted(topics)).encode()
 MODELS: dict[str, Any] = {}
@@ -208,15 +208,15 @@ def test_memory_that_ran_out_is_told_from_other_errors() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
-    assert not is_out_of_memory(Mistake("out of memory"))
+    assert not is_out_of_memory(UserError("out of memory"))
     assert not is_out_of_memory(KeyError("out of memory"))
 
 
 def test_what_makes_no_sense_is_told() -> None:
     m = model("tiny-rope")
-    with pytest.raises(Mistake, match="2 tokens or more, but got 1"):
+    with pytest.raises(UserError, match="2 tokens or more, but got 1"):
         losses(m, tokens(1))
-    with pytest.raises(Mistake, match="a tail of 9 for 9 tokens"):
+    with pytest.raises(UserError, match="a tail of 9 for 9 tokens"):
         tail_losses(m, tokens(9), 9)
-    with pytest.raises(Mistake, match="1 token or more, but got 0"):
+    with pytest.raises(UserError, match="1 token or more, but got 0"):
         losses(m, tokens(9), chunk=0)

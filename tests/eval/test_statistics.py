@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from longitude.eval.statistics import (
+from longitude.eval.stats import (
     FEW,
     Interval,
     bootstrap,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longitude import Mistake
-from longitude.eval.fit import filler
+from longitude import UserError
+from longitude.eval.haystack import filler
 from longitude.eval.question import answered
-from longitude.eval.variables import variables
+from longitude.eval.tasks.variables import variables
 from tests.eval.test_passkey import pieces
 
 many = settings(max_examples=50, deadline=None)
@@ -65,10 +65,10 @@ def test_the_same_seed_gives_the_same_question() -> None:
 
 
 def test_what_makes_no_sense_is_told() -> None:
-    with pytest.raises(Mistake, match="2 chains of 2 hops in its short form takes at least 196"):
+    with pytest.raises(UserError, match="2 chains of 2 hops in its short form takes at least 196"):
         variables(195, rng=0)
     assert variables(196, rng=0).tokens == 196
-    with pytest.raises(Mistake, match=r"1 chain or more.* but got 0 and 2"):
+    with pytest.raises(UserError, match=r"1 chain or more.* but got 0 and 2"):
         variables(500, rng=0, chains=0)
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import longitude.hf as lh
-from longitude import Mistake
-from longitude.hf.loading.adapter import check_base, read_adapter
-from longitude.text import dump
+from longitude import UserError
+from longitude.core.text import dump
+from longitude.hf.peft import check_base, read_adapter
 from tests.hf.adapters import with_lora
 from tests.hf.tiny import WINDOW, decoder
 
@@ -74,18 +74,18 @@ def test_another_base_is_refused(base: Path, tmp_path: Path) -> None:
         for parameter in other.parameters():
             parameter.mul_(1.01)
     lh.save(other, tmp_path / "other")
-    with pytest.raises(Mistake, match=r"was trained on .*base, but .*other has other weights"):
+    with pytest.raises(UserError, match=r"was trained on .*base, but .*other has other weights"):
         lh.load(tmp_path / "adapter", base=str(tmp_path / "other"), quiet=True)
     shutil.rmtree(base)
     lh.save(other, base)  # or the same name, and other weights under it
-    with pytest.raises(Mistake, match="has other weights"):
+    with pytest.raises(UserError, match="has other weights"):
         lh.load(tmp_path / "adapter", quiet=True)
 
 
 def test_a_base_that_was_moved_or_rounded_is_the_same(base: Path, tmp_path: Path) -> None:
     said = saved(base, tmp_path / "adapter")
     base.rename(tmp_path / "elsewhere")
-    with pytest.raises(Mistake, match="its base can't be found"):
+    with pytest.raises(UserError, match="its base can't be found"):
         lh.load(tmp_path / "adapter", quiet=True)
     moved = str(tmp_path / "elsewhere")
     again, _ = lh.load(tmp_path / "adapter", base=moved, quiet=True)
@@ -105,12 +105,12 @@ def test_without_a_scheme_it_reads_with_its_bases(
 
 
 def test_a_model_that_is_no_adapter_has_no_base(base: Path) -> None:
-    with pytest.raises(Mistake, match="is no adapter"):
+    with pytest.raises(UserError, match="is no adapter"):
         lh.load(base, base="tiny-rope", quiet=True)
 
 
 def test_an_adapter_of_another_shape_is_refused(base: Path, tmp_path: Path) -> None:
     saved(base, tmp_path / "adapter")
     (tmp_path / "adapter" / "longitude.json").unlink()
-    with pytest.raises(Mistake, match="does not fit tiny-rope"):
+    with pytest.raises(UserError, match="does not fit tiny-rope"):
         lh.load(tmp_path / "adapter", base="tiny-rope", quiet=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from longitude.fields import Mistake
+from longitude.core.validate import UserError
 from longitude.hf.patch import _attention, _seen, patched, scheme_of
 from tests.hf.tiny import DECODERS, REFUSED, decoder, ids
 
@@ -110,7 +110,7 @@ def test_what_is_off_the_interface_is_refused_by_name(kind):
     model = decoder(kind)
     stock = model(ids(20)).logits
     with pytest.raises(
-        Mistake, match=r"can't be patched|can't patch|only schemes of other frequencies"
+        UserError, match=r"can't be patched|can't patch|only schemes of other frequencies"
     ):
         with patched(model, LEAKY):
             pass

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from longitude import Mistake, parse
-from longitude.hf import home
-from longitude.hf.home import Kind, write_home
-from longitude.lab.model import Decoder
-from longitude.lab.shape import Shape
+from longitude import UserError, parse
+from longitude.training import to_hf as home
+from longitude.training.lab.config import Shape
+from longitude.training.lab.model import Decoder
+from longitude.training.to_hf import Kind, write_home
 
 LENGTH = 32
 HOMES: dict[str, tuple[str, Kind]] = {
@@ -221,7 +221,7 @@ def test_random_numbers_drawn_elsewhere_stay_the_same(tmp_path: Path) -> None:
 
 def refused(tmp_path: Path, scheme: str, match: str, **given: Any) -> None:
     model = trained(shape(scheme))
-    with pytest.raises(Mistake, match=match):
+    with pytest.raises(UserError, match=match):
         write(tmp_path / "home", model, **given)
     assert not list(tmp_path.iterdir())
 
@@ -251,7 +251,9 @@ def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_weights_that_a_home_has_no_place_for_are_refused(tmp_path: Path) -> None:
     of = shape("rope()")
     weights = dict(trained(of).state_dict()) | {"blocks.0.attend.at.weights.r1": torch.ones(6)}
-    with pytest.raises(Mistake, match=r"a Llama has no place for the weight blocks\.0\.attend\.at"):
+    with pytest.raises(
+        UserError, match=r"a Llama has no place for the weight blocks\.0\.attend\.at"
+    ):
         write_home(tmp_path / "home", "llama", parse("rope()"), weights, **sizes(of))
 
 
@@ -267,6 +269,6 @@ def test_a_scheme_of_another_home_is_refused(
     kind: Kind, scheme: str, match: str, tmp_path: Path
 ) -> None:
     numbers = {"layers": 1, "dim": 8, "heads": 1, "hidden": 8, "length": 8}
-    with pytest.raises(Mistake, match=match):
+    with pytest.raises(UserError, match=match):
         write_home(tmp_path / "home", kind, parse(scheme), {}, **numbers)
     assert not list(tmp_path.iterdir())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from longitude import Mistake, parse
-from longitude.hf.home import NAME, home_of
+from longitude import UserError, parse
+from longitude.training.to_hf import NAME, home_of
 
 from .test_home import HOMES
 
@@ -52,5 +52,5 @@ def test_no_home_is_told_in_one_sentence(scheme: str, why: str, block: str) -> N
 
 
 def test_an_unknown_block_is_refused() -> None:
-    with pytest.raises(Mistake, match="no block is called 'mamba': use llama or gpt"):
+    with pytest.raises(UserError, match="no block is called 'mamba': use llama or gpt"):
         home_of(parse("rope()"), "mamba")

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 from transformers.utils.logging import get_verbosity, is_progress_bar_enabled
 
-from longitude import Mistake
+from longitude import UserError
 from longitude.hf import load
-from longitude.hf.loading.source import ASSETS, TINY
+from longitude.hf.source import ASSETS, TINY
 from tests.hf.tiny import config_of, decoder
 
 SMALL = {
@@ -61,7 +61,7 @@ def copied(llama: Path, tmp_path: Path) -> Path:
 
 def said(name: Any, **options: Any) -> str:
     """The one sentence that a load is refused with."""
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         load(name, **options)
     text = str(caught.value)
     assert "\n" not in text and text.endswith(".") and len(text) < 400

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
-from longitude.fields import Mistake
+from longitude.core.text import parse
+from longitude.core.validate import UserError
 from longitude.hf.patch import applied, apply, own_scheme, patched, scheme_of, undo, without
-from longitude.text import parse
 from tests.hf.test_architectures import by_steps, greedy
 from tests.hf.tiny import WINDOW, decoder, ids
 
@@ -107,7 +107,7 @@ def test_a_cache_without_a_length_goes_no_further(llama, scheme):
     text = ids(24)
     with patched(llama, scheme):
         past = llama(text[:, :20], use_cache=True).past_key_values
-        with pytest.raises(Mistake, match="depends on the total length"):
+        with pytest.raises(UserError, match="depends on the total length"):
             llama(text[:, 20:], past_key_values=past)
 
 
@@ -224,7 +224,7 @@ def test_leaving_restores_the_model_also_after_an_exception(model):
 def test_a_forward_that_fails_leaves_nothing_behind(llama):
     with patched(llama, SCHEMES[0]):
         good = llama(ids(20)).logits
-        with pytest.raises(Mistake, match="makes its mask from its scheme"):
+        with pytest.raises(UserError, match="makes its mask from its scheme"):
             llama(ids(20), attention_mask=torch.zeros(1, 1, 20, 20))
         assert torch.equal(llama(ids(20)).logits, good)
 
@@ -266,9 +266,9 @@ def test_for_good_and_off_again(llama):
 def test_one_patch_at_a_time(llama):
     with patched(llama, SCHEMES[0]):
         for act in (lambda: apply(llama, SCHEMES[1]), lambda: copy.deepcopy(llama)):
-            with pytest.raises(Mistake, match=r"leave the block first|copy it first"):
+            with pytest.raises(UserError, match=r"leave the block first|copy it first"):
                 act()
-        with pytest.raises(Mistake, match="leave the block first"):
+        with pytest.raises(UserError, match="leave the block first"):
             with patched(llama, SCHEMES[1]):
                 pass
         assert scheme_of(llama) == parse(SCHEMES[0])
@@ -277,10 +277,10 @@ def test_one_patch_at_a_time(llama):
 def test_a_cache_belongs_to_its_patch(llama):
     stock = llama(ids(20), use_cache=True).past_key_values
     with patched(llama, SCHEMES[0]):
-        with pytest.raises(Mistake, match="open a new cache"):
+        with pytest.raises(UserError, match="open a new cache"):
             llama(ids(1), past_key_values=stock)
         ours = llama(ids(20), use_cache=True).past_key_values
-    with pytest.raises(Mistake, match="no longer is: open a new one"):
+    with pytest.raises(UserError, match="no longer is: open a new one"):
         llama(ids(1), past_key_values=ours)
 
 
@@ -290,14 +290,14 @@ def test_a_cache_that_dropped_what_a_scheme_sees_is_refused():
     static = {"cache_implementation": "static", "disable_compile": True}
     with patched(model, wide):
         assert torch.equal(greedy(model, ids(40)), greedy(model, ids(40), use_cache=False))
-        with pytest.raises(Mistake, match="sees further back: use a dynamic cache"):
+        with pytest.raises(UserError, match="sees further back: use a dynamic cache"):
             greedy(model, ids(40), **static)
     with patched(model, "rope(remap=rerope(8))"):  # which keeps each layer's own window
         assert torch.equal(greedy(model, ids(40), **static), greedy(model, ids(40)))
 
 
 def test_a_scheme_that_changes_nothing_is_said(llama):
-    with pytest.raises(Mistake, match="changed no logit"):
+    with pytest.raises(UserError, match="changed no logit"):
         with patched(llama, "logn(100000)"):
             pass
     with patched(llama, "logn(100000)", check=False):
@@ -327,6 +327,6 @@ def test_half_precision_stays_close(llama):
 
 
 def test_the_window_is_known(llama):
-    with pytest.raises(Mistake, match=f"trained to {WINDOW}"):
+    with pytest.raises(UserError, match=f"trained to {WINDOW}"):
         with patched(llama, "rope(remap=rerope(100))"):
             pass

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 import longitude.hf as lh
+from longitude.core.text import parse
 from longitude.hf.patch import _attention, _seen
-from longitude.text import parse
 
 LEAKY = "rope(base=100000, remap=leaky_rerope(4096, 8))"
 FAR = 32_000

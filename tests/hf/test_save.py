@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import longitude.hf as lh
-from longitude import Mistake
+from longitude import UserError
 from longitude.hf import save as _save  # the function, whatever was imported before
 from tests.hf.tiny import WINDOW, decoder
 
@@ -32,8 +32,8 @@ def config(folder: Path) -> dict[str, Any]:
 
 
 def test_the_names_are_functions_whichever_was_imported_first() -> None:
-    import longitude.hf.load
-    import longitude.hf.save
+    import longitude.hf.loading
+    import longitude.hf.saving
 
     assert callable(lh.load) and lh.save is longitude.hf.save is _save
     assert {"apply", "load", "patched", "save", "scheme_of", "stream", "undo"} <= set(dir(lh))
@@ -110,7 +110,7 @@ def test_a_model_patched_for_a_while_is_refused(tmp_path: Path) -> None:
     model = decoder("llama")
     with lh.patched(model, REMAP):
         before = logits(model)
-        with pytest.raises(Mistake, match="with block"):
+        with pytest.raises(UserError, match="with block"):
             lh.save(model, tmp_path / "out")
         equal(logits(model), before)
     assert not list(tmp_path.iterdir())
@@ -157,11 +157,11 @@ def test_a_scheme_that_can_no_longer_be_applied(tmp_path: Path) -> None:
     lh.save(model, tmp_path)
     raw = config(tmp_path) | {"longitude": {"scheme": "spiral(3)"}}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(Mistake, match="spiral"):
+    with pytest.raises(UserError, match="spiral"):
         lh.load(tmp_path, quiet=True)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(Mistake, match="is a file"):
+    with pytest.raises(UserError, match="is a file"):
         lh.save(decoder("llama"), tmp_path / "out")

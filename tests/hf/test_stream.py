@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 import longitude.hf as lh
-from longitude.fields import Mistake
-from longitude.lab.text import gather
+from longitude.core.validate import UserError
+from longitude.training.lab.text import gather
 
 from .tiny import WINDOW, decoder, ids
 
@@ -225,12 +225,12 @@ def test_a_closed_stream_leaves_the_model_as_it_was(rope: Any) -> None:
     s.feed(tokens)
     s.close()
     s.close()
-    with pytest.raises(Mistake, match="closed"):
+    with pytest.raises(UserError, match="closed"):
         s.feed(tokens)
     with pytest.raises(KeyError), lh.stream(model, window=100) as s:
         raise KeyError
     for refused in ({"window": 1000}, {"scheme": "rope(remap=rerope(50))"}, {"scheme": "alibi()"}):
-        with pytest.raises(Mistake):
+        with pytest.raises(UserError):
             lh.stream(model, **refused)
     assert lh.scheme_of(model) == own
     with torch.no_grad():
@@ -245,7 +245,7 @@ def test_what_was_broken_off_says_so(rope: Any, monkeypatch: pytest.MonkeyPatch)
             patch.setattr(model.lm_head, "forward", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 s.feed(tokens)
-        with pytest.raises(Mistake, match="broken off"):
+        with pytest.raises(UserError, match="broken off"):
             s.feed(tokens)
         s.reset()
         s.feed(tokens)
@@ -276,13 +276,13 @@ def test_other_schemes_that_forget(rope: Any) -> None:
     ],
 )
 def test_mistakes_on_opening(rope: Any, how: dict[str, Any], told: str) -> None:
-    with pytest.raises(Mistake, match=told):
+    with pytest.raises(UserError, match=told):
         lh.stream(rope[0], **how)
 
 
 def test_mistakes_on_the_way(rope: Any) -> None:
     with lh.stream(rope[0], sinks=4, window=252) as s:
-        with pytest.raises(Mistake, match="feed the stream first"):
+        with pytest.raises(UserError, match="feed the stream first"):
             s.generate_ids(5)
         s.feed([])
         assert s.tokens == 0
@@ -292,23 +292,23 @@ def test_mistakes_on_the_way(rope: Any) -> None:
             (torch.zeros(2, 5, dtype=torch.long), "one row"),
             ("text", "tokenizer"),
         ):
-            with pytest.raises(Mistake, match=told):
+            with pytest.raises(UserError, match=told):
                 s.feed(wrong)
-        with pytest.raises(Mistake, match="chunk"):
+        with pytest.raises(UserError, match="chunk"):
             s.feed([1], chunk=0)
         s.feed(torch.ones(1, 3, dtype=torch.long))
-        with pytest.raises(Mistake, match="tokenizer"):
+        with pytest.raises(UserError, match="tokenizer"):
             s.generate(5)
-        with pytest.raises(Mistake, match="temperature"):
+        with pytest.raises(UserError, match="temperature"):
             s.generate_ids(5, temperature=-1.0)
-        with pytest.raises(Mistake, match="top_p"):
+        with pytest.raises(UserError, match="top_p"):
             s.generate_ids(5, temperature=1.0, top_p=0.0)
 
 
 @pytest.mark.parametrize("name", ["tiny-alibi", "tiny-learned"])
 def test_models_without_rotation_are_refused(name: str) -> None:
     model, _ = lh.load(name, device="cpu", quiet=True)
-    with pytest.raises(Mistake, match="use a RoPE model"):
+    with pytest.raises(UserError, match="use a RoPE model"):
         lh.stream(model, window=100)
 
 
@@ -326,5 +326,5 @@ def test_encoders_and_bare_trunks_are_refused() -> None:
         (AutoModel.from_config(two), "use a decoder"),
         (decoder("llama").model, "head"),
     ):
-        with pytest.raises(Mistake, match=told):
+        with pytest.raises(UserError, match=told):
             lh.stream(model.eval(), window=20)

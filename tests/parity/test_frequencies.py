@@ -13,9 +13,9 @@ from transformers.models.cohere.modeling_cohere import CohereRotaryEmbedding
 from transformers.models.glm.modeling_glm import GlmRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from longitude import Mistake
+from longitude import UserError
 from longitude.parts import DynamicNtk, Proportional, Rerope, Rope, Stepped, Xpos, Yarn
-from longitude.parts.rotary.hf_precision import hf_cos_sin
+from longitude.parts.rotary_tables import hf_cos_sin
 
 from .configurations import SCALINGS, Case, cases
 
@@ -129,5 +129,5 @@ def test_positions_given_as_a_range_are_the_same_tables() -> None:
     ids=["remap", "decay", "stepped"],
 )
 def test_what_transformers_lacks_is_refused(rope: Rope) -> None:
-    with pytest.raises(Mistake, match="transformers has no counterpart"):
+    with pytest.raises(UserError, match="transformers has no counterpart"):
         hf_cos_sin(rope, range(4), 16, 4)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from longitude import Dims, Mistake
-from longitude.part import PARTS
+from longitude import Dims, UserError
+from longitude.core.part import PARTS
 from longitude.parts import (
     T5,
     Alibi,
@@ -20,7 +20,7 @@ from longitude.parts import (
     Shaw,
     TransformerXl,
 )
-from longitude.parts.bias.t5 import bucket
+from longitude.parts.t5 import bucket
 
 B, H, D, SCALE = 2, 4, 6, 0.37
 Q = torch.tensor([[0, 3, 4, 9, 150, 151], [5, 6, 7, 8, 40, 1000]])  # other positions in each batch
@@ -213,7 +213,7 @@ def test_t5_adds_its_tables_entry(both):
     ("buckets", "top", "both"), [(30, 128, True), (1, 9, False), (32, 8, True), (32, 16, False)]
 )
 def test_t5_refuses_buckets_that_cannot_be(buckets, top, both):
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         T5(buckets, top, both)
 
 
@@ -415,7 +415,7 @@ def test_deberta_log_buckets(buckets, span):
 
 @pytest.mark.parametrize(("span", "buckets"), [(512, 1), (512, -4), (512, 1022), (1, 2)])
 def test_deberta_refuses_buckets_that_cannot_be(span, buckets):
-    with pytest.raises(Mistake, match="256 is usual"):
+    with pytest.raises(UserError, match="256 is usual"):
         Deberta(span, buckets)
 
 

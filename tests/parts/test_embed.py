@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from longitude import Dims, Mistake
+from longitude import Dims, UserError
 from longitude.parts import (
     Floater,
     Hierarchical,
@@ -79,7 +79,7 @@ def test_sinusoidal_inner_products_cannot_tell_direction():
 
 
 def test_sinusoidal_needs_an_even_dimension():
-    with pytest.raises(Mistake, match="even, but got 7"):
+    with pytest.raises(UserError, match="even, but got 7"):
         added(Sinusoidal(), torch.arange(3)[None], {}, 7)
 
 
@@ -95,19 +95,19 @@ def test_learned_adds_its_rows(offset):
 
 @pytest.mark.parametrize("position", [10, 11, 500])
 def test_learned_past_its_table_names_hierarchical(position):
-    with pytest.raises(Mistake, match=rf"position {position} .*hierarchical\(10\)"):
+    with pytest.raises(UserError, match=rf"position {position} .*hierarchical\(10\)"):
         added(Learned(10, 2), torch.tensor([[0, position]]), table(12, 4), 4)
 
 
 @pytest.mark.parametrize("pos", [torch.tensor([[-1]]), torch.tensor([[0.5]])])
 def test_learned_has_no_rows_before_or_between(pos):
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         added(Learned(10), pos, table(10, 4), 4)
 
 
 def test_offsets_are_not_negative():
     for make in (Learned, Hierarchical, LearnedTiled):
-        with pytest.raises(Mistake, match="offset"):
+        with pytest.raises(UserError, match="offset"):
             make(10, offset=-1)
 
 
@@ -143,12 +143,12 @@ def test_hierarchical_codes_are_all_distinct():
 
 @pytest.mark.parametrize("alpha", [0.5, 0, 1, -0.2, 1.5])
 def test_hierarchical_refuses_an_alpha_that_mixes_codes_up(alpha):
-    with pytest.raises(Mistake, match=r"differ from 0\.5"):
+    with pytest.raises(UserError, match=r"differ from 0\.5"):
         Hierarchical(512, alpha)
 
 
 def test_hierarchical_ends_at_the_square():
-    with pytest.raises(Mistake, match="0 to 35"):
+    with pytest.raises(UserError, match="0 to 35"):
         added(Hierarchical(6), torch.tensor([[36]]), table(6, 4), 4)
 
 
@@ -173,7 +173,7 @@ def test_interpolated_by_one_is_the_table_bit_for_bit():
 
 @pytest.mark.parametrize("position", [-1, 24])
 def test_interpolated_ends_at_the_factor(position):
-    with pytest.raises(Mistake, match="0 to 23"):
+    with pytest.raises(UserError, match="0 to 23"):
         added(LearnedInterpolated(6, 4), torch.tensor([[0, position]]), table(6, 4), 4)
 
 
@@ -186,7 +186,7 @@ def test_tiled_starts_again_after_the_last_row(offset):
 
 @pytest.mark.parametrize("pos", [torch.tensor([[-1]]), torch.tensor([[0.5]])])
 def test_tiled_has_no_rows_before_or_between(pos):
-    with pytest.raises(Mistake, match="whole positions from 0 on"):
+    with pytest.raises(UserError, match="whole positions from 0 on"):
         added(LearnedTiled(6), pos, table(6, 4), 4)
 
 
@@ -197,7 +197,7 @@ def test_multiplicative_is_one_plus_the_table():
     assert torch.equal(Multiplicative(7).embed(x, pos, w), expected)
     fresh = Multiplicative(7).init(Dims(4, 1, 4), None)
     assert torch.equal(Multiplicative(7).embed(x, pos, fresh), x)
-    with pytest.raises(Mistake, match="outside the table"):
+    with pytest.raises(UserError, match="outside the table"):
         Multiplicative(7).embed(x, pos + 1, w)
 
 
@@ -247,5 +247,5 @@ def test_floater_codes_do_not_depend_on_what_else_is_asked():
 @pytest.mark.parametrize("pos", [torch.tensor([[-1]]), torch.tensor([[0.5]])])
 def test_floater_is_read_off_at_whole_positions(pos):
     w = Floater().init(Dims(6, 1, 6), RNG)
-    with pytest.raises(Mistake, match="whole positions"):
+    with pytest.raises(UserError, match="whole positions"):
         Floater().embed(torch.zeros(1, 1, 6), pos, w)

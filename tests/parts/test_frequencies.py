@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from longitude import Mistake
-from longitude.part import PARTS
+from longitude import UserError
+from longitude.core.part import PARTS
 from longitude.parts import (
     ByParts,
     DynamicLinear,
@@ -85,7 +85,7 @@ def test_ntk_raises_the_base(dim, base, s):
 
 
 def test_ntk_needs_two_pairs():
-    with pytest.raises(Mistake, match="linear"):
+    with pytest.raises(UserError, match="linear"):
         Ntk(4).inv_freq(2, 10000, 1)
 
 
@@ -216,12 +216,12 @@ def test_longrope_switches_past_the_trained_length():
 
 
 def test_longrope_wants_a_factor_for_each_pair():
-    with pytest.raises(Mistake, match="one for each pair"):
+    with pytest.raises(UserError, match="one for each pair"):
         LongRope((1.0,), (2.0,), original=512).inv_freq(64, 10000, 1)
     for short, long in [((1.0,), (1.0, 2.0)), ((), ()), ((0.0,), (1.0,))]:
-        with pytest.raises(Mistake, match="positive factors"):
+        with pytest.raises(UserError, match="positive factors"):
             LongRope(short, long, original=512)
-    with pytest.raises(Mistake, match="original"):
+    with pytest.raises(UserError, match="original"):
         LongRope((1.0,), (2.0,), original=1, factor=4)  # its logarithm divides
 
 
@@ -279,7 +279,7 @@ def test_stepped_gives_each_query_the_factor_of_its_band(kind, step):
     ],
 )
 def test_fields_that_cannot_be(make):
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         make()
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from longitude import Mistake, Scheme
+from longitude import Scheme, UserError
+from longitude.core.region import visible
 from longitude.parts import Bidirectional, Causal, Chunked, Rerope, Rope, Streaming, Window
-from longitude.region import visible
 
 N = 40
 i, j = torch.arange(N)[:, None], torch.arange(N)[None, :]
@@ -61,7 +61,7 @@ def test_a_remap_hides_what_no_region_holds():
 
 def test_masks_that_cannot_be():
     for make in (lambda: Window(0), lambda: Window(4, sinks=-1), lambda: Chunked(0)):
-        with pytest.raises(Mistake):
+        with pytest.raises(UserError):
             make()
-    with pytest.raises(Mistake, match="keep one"):
+    with pytest.raises(UserError, match="keep one"):
         Scheme.of(Causal(), Bidirectional())

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from longitude import Mistake
+from longitude import UserError
 from longitude.parts import EqualMean, Pose, Randomized, Sequential
 
 
@@ -53,7 +53,7 @@ def test_randomized_tests_on_evenly_spaced_points(n, top):
 
 
 def test_randomized_has_no_room_for_more():
-    with pytest.raises(Mistake, match="at least 51"):
+    with pytest.raises(UserError, match="at least 51"):
         Randomized(50).ids(51)
 
 
@@ -82,7 +82,7 @@ def test_equal_mean_beta_stays_below_max_with_the_same_mean():
 
 def test_equal_mean_beta_needs_a_larger_max():
     for top in (None, 64, 10):
-        with pytest.raises(Mistake, match="max above mean=64"):
+        with pytest.raises(UserError, match="max above mean=64"):
             EqualMean(64, "beta", top)
 
 
@@ -106,5 +106,5 @@ def test_pose_covers_every_distance_of_the_target():
 def test_pose_without_room_stays_put():
     assert draws(Pose(16), 16, 1)[0].tolist() == list(range(16))
     for n in (17, 1):
-        with pytest.raises(Mistake, match="2 to 16 tokens"):
+        with pytest.raises(UserError, match="2 to 16 tokens"):
             Pose(16).ids(n, rng=torch.Generator())

@@ -6,13 +6,12 @@ import mpmath
 import pytest
 import torch
 
-from longitude import Mistake
-from longitude.part import Region
+from longitude import UserError
+from longitude.core.part import Region
+from longitude.core.region import Shift, at
 from longitude.parts import Linear, LongRope, Proportional, Rerope, Rope, Xpos, Yarn
-from longitude.parts.rotary.memo import LEAST, Memo
-from longitude.parts.rotary.tables import cos_sin
-from longitude.parts.rotary.turn import turn
-from longitude.region import Shift, at
+from longitude.parts.rope import turn
+from longitude.parts.rotary_tables import LEAST, Memo, cos_sin
 
 CPU = torch.device("cpu")
 WHOLE = Region()
@@ -104,7 +103,7 @@ def test_rotary_dimensions(head_dim, fraction, dim):
 
 @pytest.mark.parametrize(("head_dim", "fraction"), [(7, 1), (64, 0.01), (6, 0.5)])
 def test_odd_or_no_rotary_dimensions_are_a_mistake(head_dim, fraction):
-    with pytest.raises(Mistake, match=r"paired.*even number"):
+    with pytest.raises(UserError, match=r"paired.*even number"):
         Rope(fraction=fraction).dim(head_dim)
 
 

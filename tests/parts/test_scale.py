@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from longitude import Dims, Mistake
+from longitude import Dims, UserError
 from longitude.parts import Llama4Temperature, LogN, SsMax, Temperature
 
 POS = torch.tensor([[0, 1, 63, 511, 512, 4095, 8190, 8191, 8192, 16383, 10_000_000]])
@@ -42,7 +42,7 @@ def test_logn_counts_keys_and_not_positions():
 
 @pytest.mark.parametrize("train", [1, 0, -4])
 def test_logn_needs_a_length_whose_logarithm_divides(train):
-    with pytest.raises(Mistake, match="at least 2"):
+    with pytest.raises(UserError, match="at least 2"):
         LogN(train)
     assert float(scale(LogN(2), seen=POS * 0 + 8)[0, 0, 0]) == pytest.approx(3)
 

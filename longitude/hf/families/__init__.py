@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
+from longitude.core.scheme import Layers, Scheme
 from longitude.hf.families import bloom, falcon_rw, learned, mpt
-from longitude.scheme import Layers, Scheme
 
 
 @runtime_checkable

@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.fields import Mistake
-from longitude.hf.families.asked import name, only_part
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.validate import UserError
+from longitude.hf.families.validate import name, only_part
 from longitude.parts import Alibi, AlibiInterpolated, NtkAlibi
-from longitude.scheme import Layers, Scheme
 
 LINEAR = (Alibi, AlibiInterpolated, NtkAlibi)
 TAKES = "alibi(…), alibi_interpolated(…) or ntk_alibi(…)"
@@ -39,7 +39,7 @@ def settled(model: nn.Module, scheme: Scheme | Layers, own: Scheme) -> Scheme:
     """The model's own scheme with the bias that is asked for."""
     part = only_part(model, scheme, own, "bias", TAKES)
     if not isinstance(part, LINEAR):
-        raise Mistake(
+        raise UserError(
             f"{name(model)} has {own}, whose slopes are all that can change, but got {part}: give "
             f"it {TAKES}."
         )
@@ -71,7 +71,7 @@ def sloped(
     """The model with the bias of these modules changed, until the end."""
     hooks = [hook for m in modules for hook in m._forward_pre_hooks.values()]
     if any(isinstance(hook, Hook) for hook in hooks):
-        raise Mistake(f"{name(model)} is patched already: leave that patch first.")
+        raise UserError(f"{name(model)} is patched already: leave that patch first.")
     config: Any = model.config
     mine, theirs = (slopes(s.bias[0], config.num_attention_heads) for s in (full, own))
     ratio = (mine / theirs).to(torch.float32)

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from longitude.core.scheme import Layers, Scheme
 from longitude.hf.families.alibi import Arguments, attentions, settled, sloped, times
 from longitude.parts import Alibi
-from longitude.scheme import Layers, Scheme
 
 OWN = Scheme.of(Alibi())
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longitude.core.scheme import Layers, Scheme
 from longitude.hf.families.alibi import Arguments, attentions, settled, sloped, times
 from longitude.parts import Alibi, AlibiInterpolated
-from longitude.scheme import Layers, Scheme
 
 
 def claims(model: nn.Module) -> bool:

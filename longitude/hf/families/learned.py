@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from longitude.fields import Mistake
-from longitude.hf.families.asked import name, only_part
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.validate import UserError
+from longitude.hf.families.validate import name, only_part
 from longitude.parts import Bidirectional, Causal, Learned
-from longitude.scheme import Layers, Scheme
 
 NAMES = ("position_embeddings", "embed_positions", "positions_embed", "wpe")
 # modules that place tokens in another way, or in one more, which this scheme would not tell of
@@ -110,7 +110,7 @@ def patch(
     if part == rows:
         return nullcontext(own)
     if not isinstance(part, Grows):
-        raise Mistake(f"{name(model)} has {own}, which {part} can't read: give it {takes}.")
+        raise UserError(f"{name(model)} has {own}, which {part} can't read: give it {takes}.")
     _check_table(model, part, rows, force)
     _check_free(model, seats)
     return _grown(seats, part, replace(own, embed=part))
@@ -120,7 +120,7 @@ def _check_table(model: nn.Module, part: Grows, own: Learned, force: bool) -> No
     """Raise if the part is for another table; with `force` it may leave rows at the end unread."""
     fits = part.length == own.length or (force and part.length < own.length)
     if not fits or part.offset != own.offset:
-        raise Mistake(
+        raise UserError(
             f"{name(model)} has {own}, which {part} contradicts: give it length={own.length}"
             + (f" and offset={own.offset}." if own.offset else ".")
         )
@@ -130,15 +130,15 @@ def _check_free(model: nn.Module, seats: list[Seat]) -> None:
     """Raise if something in the model would go on ending where the table does."""
     for seat in seats:
         if isinstance(seat.table, Grown):
-            raise Mistake(f"{name(model)} is patched already: leave that patch first.")
+            raise UserError(f"{name(model)} is patched already: leave that patch first.")
         if "forward" in vars(seat.table):
-            raise Mistake(
+            raise UserError(
                 f"{name(model)}'s position table is wrapped, as it is under a device_map: load the "
                 f"model onto one device first."
             )
     rows = seats[0].own.length
     if _fixed_masks(model, rows):
-        raise Mistake(
+        raise UserError(
             f"{name(model)} keeps a mask of {rows} × {rows} tokens, past which its attention can't "
             f"read: use a model that makes its mask for each input, as GPT-2 does."
         )

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 from transformers import AutoConfig
 
-from longitude.hf.configs.clues import kinds, laid_apart, layout
-from longitude.hf.configs.code import alive, live, roots_of
+from longitude.hf.modeling_source import alive, kinds, laid_apart, layout, live, roots_of
 
 SOURCE = """class Thing(nn.Module):
     def __init__(self, config):

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from longitude.hf.configs.encodings import KINDS, Encoding, encodings, read_encodings
+from longitude.core.text import parse
+from longitude.hf.encodings import KINDS, Encoding, encodings, read_encodings
 from longitude.hf.patch import own_scheme
-from longitude.text import parse
 from tests.hf.tiny import DECODERS, LINEAR, ROUTED, SHAPE, SHARED, capped, config_of, decoder, sharp
 
 KIND = {  # by the models' papers and cards
@@ -309,7 +309,7 @@ def test_no_modelling_file_is_imported() -> None:
 
 @pytest.mark.slow
 def test_every_type_is_told_without_an_error() -> None:
-    from longitude.hf.configs.types import known as every
+    from longitude.hf.encodings import known as every
 
     rows = list(every())
     assert len(rows) > 500

@@ -9,10 +9,10 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from longitude import Mistake
-from longitude.hf.configs.faults import ROWS, check, faults
-from longitude.hf.configs.ropes import read, ropes
-from longitude.hf.configs.stated import code_reads
+from longitude import UserError
+from longitude.hf.faults import ROWS, check, faults
+from longitude.hf.rope_config import read, ropes
+from longitude.hf.rope_fields import code_reads
 from longitude.parts import Rope, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
 
@@ -125,7 +125,7 @@ def test_a_serious_fault_is_raised_and_the_others_are_not(
 ) -> None:
     serious = {row.name: row.serious for row in ROWS}[name]
     if serious:
-        with pytest.raises(Mistake):
+        with pytest.raises(UserError):
             check(raw)
     else:
         check(raw)
@@ -199,7 +199,7 @@ def test_whatever_a_file_holds_it_is_judged_or_refused_but_never_breaks(seed: in
             at = inner if isinstance(inner, dict) and inner and rng.random() < 0.7 else raw
             at[rng.choice(list(at))] = deepcopy(rng.choice(GARBAGE))
         assert isinstance(faults(raw), list)
-        with contextlib.suppress(Mistake):
+        with contextlib.suppress(UserError):
             read(raw)
 
 
@@ -226,5 +226,5 @@ def test_the_traps_are_real() -> None:
     whole = five({**THETA, "rope_type": "default", "partial_rotary_factor": 0.5})
     assert effective(whole) == Rope(fraction=1)
     for raw in (lost, dropped, raised, torn, ignored, whole):
-        with pytest.raises(Mistake):
+        with pytest.raises(UserError):
             check(raw)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from longitude.export.effective.llama_cpp import stated
-from longitude.export.opened import gguf_config
-from longitude.hf.configs.headers import of_header, turns
-from longitude.hf.loading.gguf import read_header
-from longitude.text import parse
+from longitude.core.text import parse
+from longitude.hf.gguf_config import of_header, turns
+from longitude.hf.gguf_reader import read_header
+from longitude.runtimes.checkpoint import gguf_config
+from longitude.runtimes.llama_cpp import stated
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
 

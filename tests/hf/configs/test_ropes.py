@@ -13,8 +13,8 @@ from transformers import AutoConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from longitude import Mistake, parse
-from longitude.hf.configs.ropes import _share, read, rope_parameters, ropes
+from longitude import UserError, parse
+from longitude.hf.rope_config import _share, read, rope_parameters, ropes
 from longitude.parts import Proportional, Rope, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
 
@@ -104,7 +104,7 @@ def test_the_share_of_a_head_that_turns_is_named() -> None:
 
 @pytest.mark.parametrize("text", UNNAMED)
 def test_what_transformers_has_no_name_for_is_refused(text: str) -> None:
-    with pytest.raises(Mistake, match=r"transformers (has no name for|turns no share)"):
+    with pytest.raises(UserError, match=r"transformers (has no name for|turns no share)"):
         rope_parameters(rope(text))
 
 
@@ -266,7 +266,7 @@ def test_phi_3_5_moe_scales_by_its_own_entries() -> None:
     cos, _ = rotary(config)(x, torch.arange(4)[None])
     assert ours and ours.frequencies.gain(4) == 1.25**2 == float(cos[0, 0, 0]) ** 2
     config.rope_parameters["long_mscale"] = 1.5
-    with pytest.raises(Mistake, match=r"a short_mscale of 1.25 and a long_mscale of 1.5"):
+    with pytest.raises(UserError, match=r"a short_mscale of 1.25 and a long_mscale of 1.5"):
         ropes(config)
 
 
@@ -296,7 +296,7 @@ REFUSED = {
 def test_what_cannot_be_read_is_refused_in_a_sentence(why: str) -> None:
     config = llama({"rope_theta": 10000.0})
     config.rope_parameters = REFUSED[why]
-    with pytest.raises(Mistake, match=why) as told:
+    with pytest.raises(UserError, match=why) as told:
         ropes(config)
     assert str(told.value).endswith(".")
 
@@ -304,12 +304,12 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(why: str) -> None:
 def test_a_scaling_that_needs_the_maximum_says_so() -> None:
     config = AutoConfig.for_model("recurrent_gemma")
     config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    with pytest.raises(Mistake, match="need max_position_embeddings"):
+    with pytest.raises(UserError, match="need max_position_embeddings"):
         ropes(config)
 
 
 def test_sections_in_a_models_code_count_too() -> None:
-    with pytest.raises(Mistake, match="M-RoPE, sections in its code"):
+    with pytest.raises(UserError, match="M-RoPE, sections in its code"):
         ropes(AutoConfig.for_model("qwen3_vl"))
 
 
@@ -317,7 +317,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     for held, why in ((None, "No such file"), ("{", "Expecting"), ("[1]", "holds a dictionary")):
         if held:
             (tmp_path / "config.json").write_text(held)
-        with pytest.raises(Mistake, match=why):
+        with pytest.raises(UserError, match=why):
             read(tmp_path if held else tmp_path / "config.json")
 
 
@@ -327,5 +327,5 @@ def test_a_model_that_transformers_does_not_know_is_refused() -> None:
         {"rope_theta": 5.0},
         {"model_type": "llama", "hidden_size": "x"},
     ):
-        with pytest.raises(Mistake, match="transformers refuses a configuration of model_type"):
+        with pytest.raises(UserError, match="transformers refuses a configuration of model_type"):
             read(raw)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import longitude
 from longitude import Scheme, parse
-from longitude.eval.loss import tail, token_losses
+from longitude.eval.perplexity import tail, token_losses
 from longitude.hf.families import Family, family_of
 
 WINDOW, VOCABULARY = 16, 97

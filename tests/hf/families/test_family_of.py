@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from longitude import Mistake, parse
+from longitude import UserError, parse
 from longitude.hf.families import Family, family_of
 from tests.hf.families.models import TABLES, WINDOW, out, own, state, tiny, tokens, under
 
@@ -86,7 +86,7 @@ def test_no_family_where_tokens_are_placed_otherwise(kind, entries):
 def test_another_kind_of_scheme_is_refused_in_one_sentence(kind, text):
     model = tiny(kind, **ALIBI.get(kind, {}))
     held = state(model)
-    with pytest.raises(Mistake) as caught, under(model, text):
+    with pytest.raises(UserError) as caught, under(model, text):
         pass
     said = str(caught.value)
     assert type(model).__name__ in said and str(own(model)) in said and "\n" not in said
@@ -98,7 +98,7 @@ def test_another_kind_of_scheme_is_refused_in_one_sentence(kind, text):
 def test_a_direction_is_not_turned_round(kind, text):
     model = tiny(kind)
     part = {"gpt2": "hierarchical(16)", "bloom": "ntk_alibi(4)"}[kind]
-    with pytest.raises(Mistake, match=type(model).__name__), under(model, f"{part} + {text}"):
+    with pytest.raises(UserError, match=type(model).__name__), under(model, f"{part} + {text}"):
         pass
 
 
@@ -108,7 +108,7 @@ def test_a_patch_in_a_patch_is_refused_and_harmless(kind, text):
     held = state(model)
     with under(model, text):
         inside = state(model)
-        with pytest.raises(Mistake, match="patched already"), under(model, text):
+        with pytest.raises(UserError, match="patched already"), under(model, text):
             pass
         assert state(model) == inside
     assert state(model) == held

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from longitude import Mistake, parse
+from longitude import UserError, parse
 from longitude.parts import Hierarchical
 from tests.hf.families.models import (
     TABLES,
@@ -143,7 +143,7 @@ def test_berts_512_reach_262144():
         codes = table(model)(last)
         assert model.embeddings.position_ids.shape == (1, 262_144)
         assert out(model, tokens(4, 1), position_ids=last).isfinite().all()
-        with pytest.raises(Mistake, match="0 to 262143"):
+        with pytest.raises(UserError, match="0 to 262143"):
             table(model)(last + 1)
     expected = Hierarchical(512).rows(table(model).weight.detach(), last)
     torch.testing.assert_close(codes, expected)
@@ -182,7 +182,7 @@ def test_what_does_not_fit_the_table_is_refused(kind, text, said):
     entries = {"attention_types": [[["global", "local"], 1]]} if kind == "gpt_neo" else {}
     model = tiny(kind, **entries)
     held = state(model)
-    with pytest.raises(Mistake, match=said), under(model, text):
+    with pytest.raises(UserError, match=said), under(model, text):
         pass
     assert state(model) == held
 
@@ -191,7 +191,7 @@ def test_force_reads_fewer_rows_never_more():
     model = tiny("bert")
     with under(model, "hierarchical(8)", force=True):
         assert out(model, tokens(64)).isfinite().all()
-    with pytest.raises(Mistake, match="length=16"), under(model, "hierarchical(32)", force=True):
+    with pytest.raises(UserError, match="length=16"), under(model, "hierarchical(32)", force=True):
         pass
 
 
@@ -199,7 +199,7 @@ def test_a_wrapped_table_is_refused():
     """As accelerate wraps modules under a device_map: our class would not be asked."""
     model = tiny("gpt2")
     model.wpe.forward = model.wpe.forward
-    with pytest.raises(Mistake, match="one device"), under(model, "hierarchical(16)"):
+    with pytest.raises(UserError, match="one device"), under(model, "hierarchical(16)"):
         pass
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from longitude import Mistake, parse
-from longitude.hf.families.longer import longer
+from longitude import UserError, parse
+from longitude.hf.families.resize_positions import longer
 from tests.hf.families.models import TABLES, out, tiny, tokens, under
 
 GROWN = ["hierarchical(16)", "learned_interpolated(16, 4)", "learned_tiled(16)"]
@@ -24,7 +24,7 @@ def test_the_longer_table_is_what_the_patch_reads(kind: str, text: str, tmp_path
 
 
 def test_refusals() -> None:
-    with pytest.raises(Mistake, match="reaches 256 positions, but 500"):
+    with pytest.raises(UserError, match="reaches 256 positions, but 500"):
         longer(tiny("gpt2"), parse("hierarchical(16)"), 500)
-    with pytest.raises(Mistake, match="no table of positions"):
+    with pytest.raises(UserError, match="no table of positions"):
         longer(tiny("bloom"), parse("hierarchical(16)"), 100)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from longitude.hf.loading import choose
-from longitude.hf.loading.choose import bfloat16_is_faster, device_of, dtype_of
+from longitude.hf import device as choose
+from longitude.hf.device import bfloat16_is_faster, device_of, dtype_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from longitude import Mistake
+from longitude import UserError
 from longitude.hf import load
-from longitude.hf.loading.gguf import read_header
+from longitude.hf.gguf_reader import read_header
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
 
@@ -140,7 +140,7 @@ def test_other_divisors_stay_what_they_are(tmp_path: Path) -> None:
 )
 def test_what_transformers_cant_be_told_is_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
     file = write_gguf(tmp_path / "m.gguf", scaled(PLAIN), keys)
-    with pytest.raises(Mistake, match=r"load the model's own folder\.$"):
+    with pytest.raises(UserError, match=r"load the model's own folder\.$"):
         load(file, quiet=True)
 
 
@@ -160,11 +160,11 @@ def test_a_header_is_read_whole_or_refused(tmp_path: Path) -> None:
     cuts = [0, 3, 20, 30, 100, 400, 1000, len(whole) // 2, len(whole) - 1]
     for cut in cuts:
         file.write_bytes(whole[:cut])
-        with pytest.raises(Mistake, match="cut short"):
+        with pytest.raises(UserError, match="cut short"):
             load(file, quiet=True)
     for wrong in (b"GGML" + whole[4:], whole[:4] + b"\x09" + whole[5:], b"GGUF" + b"\xff" * 200):
         file.write_bytes(wrong)
-        with pytest.raises(Mistake, match=r"\.$"):
+        with pytest.raises(UserError, match=r"\.$"):
             load(file, quiet=True)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from longitude.fields import Mistake
-from longitude.hf.patching.inherit import inherit
-from longitude.text import parse
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from longitude.hf.merge_scheme import inherit
 
 NEOX = parse("rope(base=500000, fraction=0.25)")
 SCALED = parse("rope(base=500000, frequencies=llama3(8, original=8192))")
@@ -93,7 +93,7 @@ def test_a_value_counts_as_its_text():
     ],
 )
 def test_what_contradicts_the_checkpoint_is_refused(asked, own, said):
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         full(asked, own)
 
 

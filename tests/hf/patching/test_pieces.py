@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from longitude.hf.patching.pieces import as_range, pieces
+from longitude.hf.layer import as_range, pieces
 
 
 def test_a_range_is_seen():

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from longitude.fields import Mistake
-from longitude.hf.reading.generate import generated
-from longitude.read.nbce import Nbce, source
-from tests.read.tiny import LAYOUT, model, windows
+from longitude.core.validate import UserError
+from longitude.reading.generate import generated
+from longitude.reading.nbce import Nbce, source
+from tests.reading.tiny import LAYOUT, model, windows
 
 
 def test_generate_decides_how_tokens_are_chosen_and_when_to_stop() -> None:
@@ -45,7 +45,7 @@ def test_generate_decides_how_tokens_are_chosen_and_when_to_stop() -> None:
     drawn = {tuple(run(do_sample=True, temperature=5.0)) for _ in range(4)}
     assert len(drawn) > 1
     for more in ({"num_beams": 2}, {"assistant_model": m}, {"prompt_lookup_num_tokens": 3}):
-        with pytest.raises(Mistake, match="is one row"):
+        with pytest.raises(UserError, match="is one row"):
             run(**more)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longitude.hf.reading.softmax import Watch
-from tests.read.tiny import model
+from longitude.reading.attention_recorder import Watch
+from tests.reading.tiny import model
 
 KINDS = ["llama", "qwen3", "gpt_neox", "gpt2", "bloom", "mpt", "gpt_oss", "mixtral"]
 

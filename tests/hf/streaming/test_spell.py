@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longitude.hf.streaming.spell import LONGEST, Speller
+from longitude.hf.generation import LONGEST, Speller
 from longitude.hf.tokenizer import byte_tokenizer
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from longitude.fields import Mistake
-from longitude.hf.streaming.turns import Turns
+from longitude.core.validate import UserError
+from longitude.hf.generation import Turns
 from longitude.hf.tokenizer import byte_tokenizer
 
 CHATML = (
@@ -36,10 +36,10 @@ def test_turns_join_to_the_whole(template: str) -> None:
 
 def test_templates_that_cannot_go_on() -> None:
     tokenizer = byte_tokenizer()
-    with pytest.raises(Mistake, match="no chat template"):
+    with pytest.raises(UserError, match="no chat template"):
         Turns(tokenizer)
     tokenizer.chat_template = ONLY_THE_LAST
     turns = Turns(tokenizer)
     assert turns.next("one") == "one:"
-    with pytest.raises(Mistake, match="leaves out earlier answers"):
+    with pytest.raises(UserError, match="leaves out earlier answers"):
         turns.next("two")

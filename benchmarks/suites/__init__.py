@@ -1,0 +1,1 @@
+"""Benchmark suites: rotation, attention, decoding and whole models beside baselines and peers."""

@@ -1,0 +1,192 @@
+"""The suite `attention`: whole calls under a scheme, against the best that its structure allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.suites.attention_peers import peers_of
+from benchmarks.suites.baselines import Base, Qkv, looked_up, plain, windowed
+from benchmarks.suites.case import Case, Way
+from benchmarks.suites.rows import BASELINE, MERGED, ONE_PASS, OURS, ROOM, Work
+from benchmarks.suites.setup import Setup, Sizes, machine, one_scheme, relative, sampled
+from longitude.core.part import Dims
+from longitude.core.scheme import Scheme
+from longitude.ops.attention import attention
+
+CUDA_LENGTHS, CPU_LENGTHS = (8192, 32768, 131072), (1024,)
+FAR = {8192: 0.75, 32768: 0.92, 131072: 0.97}  # of the baseline's speed, by length
+WITHIN = dict.fromkeys(CUDA_LENGTHS, 0.8)  # 1.25 of the best time
+TERMS = 512  # distances that a term of content tells apart
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A scheme to measure: `{w}` is the window; `best` says what it is held against, `goals` how
+    fast it should be by length, `longest` how far it is taken, `grad` that gradients are timed."""
+
+    name: str
+    text: str
+    best: str = "turned"
+    goals: Mapping[int, float] = field(default_factory=dict)
+    windows: tuple[int, ...] = (0,)
+    longest: int = 131072
+    kv: int = 0
+    grad: bool = False
+
+
+BOTH = (1024, 4096)
+LEAKY, SELF = "rope(remap=leaky_rerope({w}, 8))", "rope(remap=self_extend(8, {w}))"
+KINDS = (
+    Kind("RoPE", "rope()", goals=WITHIN),
+    Kind("YaRN + logn", "rope(frequencies=yarn(4, original=2048)) + logn(2048)", "sharper", WITHIN),
+    Kind("leaky ReRoPE", LEAKY, goals=FAR, windows=BOTH),
+    Kind("Self-Extend", SELF, goals=FAR, windows=BOTH),
+    Kind("dual chunk", "rope(remap=dual_chunk({w}, {eighth}))", goals=WITHIN, windows=(4096,)),
+    Kind("T5's bias", "t5()", "plain", {8192: 0.80, 32768: 0.93}),
+    Kind("ALiBi", "alibi()", "plain", {8192: 0.80, 32768: 0.85}),
+    Kind("KERPLE", "kerple_log()", "plain"),
+    Kind("window + 4 sinks", "rope() + window({w}, sinks=4)", "windowed",
+         dict.fromkeys(CUDA_LENGTHS, 1 / 1.1), (1024,)),
+    Kind("streaming", "rope(remap=streaming(4, {w}))", "windowed", WITHIN, (1024,)),
+    Kind("LM-Infinite", "rope(remap=lm_infinite({w}, 4))", "windowed", WITHIN, (1024,)),
+    Kind("Shaw", f"shaw({TERMS // 2 - 1})", "one table", WITHIN, longest=8192),
+    Kind("Transformer-XL", f"transformer_xl(clamp={TERMS - 1})", "one table", WITHIN, longest=8192),
+    Kind("DeBERTa", f"deberta({TERMS // 2}) + bidirectional()", "two tables", WITHIN, longest=8192),
+    Kind("leaky ReRoPE, grouped heads", LEAKY, goals=FAR, windows=(1024,), kv=4, longest=8192),
+    Kind("leaky ReRoPE, with gradients", LEAKY, windows=(1024,), longest=8192, grad=True),
+    Kind("T5's bias, with gradients", "t5()", "plain", longest=8192, grad=True),
+    Kind("ALiBi, with gradients", "alibi()", "plain", longest=8192, grad=True),
+)  # fmt: skip
+
+
+def cases(setup: Setup) -> Iterator[Case]:
+    """Every kind at every length that it is taken to."""
+    for n in setup.lengths(CUDA_LENGTHS, CPU_LENGTHS):
+        judges: dict[int, Judge] = {}
+        for kind in KINDS:
+            if n > kind.longest:
+                continue
+            s = sizes(setup, n, kind.kv)
+            judge = judges.setdefault(s.kv, Judge(setup.qkv(s)))
+            for w in kind.windows:
+                yield _case(setup, kind, s, judge, _window(w, n))
+
+
+def sizes(setup: Setup, n: int, kv: int = 0) -> Sizes:
+    """As many heads as keep the longest call in a tenth of a second."""
+    if not setup.cuda:
+        return Sizes(1, 4, kv // 2 or 4, n, 64)
+    heads = 8 if n > 65536 else 16
+    return Sizes(1, heads, kv or heads, n, 128)
+
+
+def _window(w: int, n: int) -> int:
+    """Windows are for 8,192 tokens and more; those of shorter calls are as much shorter."""
+    return min(w, max(2, w * n // CUDA_LENGTHS[0])) if w else 0
+
+
+def _case(setup: Setup, kind: Kind, s: Sizes, judge: Judge, w: int) -> Case:
+    scheme = one_scheme(kind.text.format(w=w, eighth=max(1, w // 8)))
+    q, k, v = (x.detach().requires_grad_(kind.grad) for x in judge.qkv)
+    base = _baseline(setup, kind, (q, k, v), w)
+    weights = fresh(scheme, s, setup.device, kind.grad)
+    goal = setup.goal(_goal(kind, scheme, s.tokens))
+    known = partial(judge.error, one_scheme(base.scheme)) if base.scheme else None
+    run, error = partial(attended, scheme, (q, k, v), weights), partial(judge.error, scheme)
+    if kind.grad:
+        both = partial(_there_and_back, torch.randn_like(q), (q, k, v))
+        ways = [Way(base.name, partial(both, base.run)), Way("longitude", partial(both, run))]
+    else:
+        ways = [Way(base.name, base.run, BASELINE, known), Way("longitude", run, OURS, error, goal)]
+    if setup.peers and not kind.grad:
+        seen = w if kind.best == "windowed" else None
+        ways += peers_of(setup, scheme, (q, k, v), weights, seen, error)
+    name, sizes = kind.name + (f", window {w:,}" if w else ""), f"{s}, {setup.written}"
+    work = Work("attention", name, sizes, s.tokens, base.name, machine(setup.device))
+    return Case(work, ways, judge.qkv, _operations(kind, s, w), "FLOP/s")
+
+
+def _goal(kind: Kind, scheme: Scheme, n: int) -> dict[str, float]:
+    """Speed by length; error by whether parts of a softmax are merged; memory."""
+    fast = {"speed": kind.goals[n]} if n in kind.goals else {}
+    remaps = scheme.rotary is not None and scheme.rotary.remap is not None
+    flat = any(part.flat_beyond for part in scheme.bias)
+    merges = remaps or flat or len(scheme.areas()) > 1
+    return {**fast, "error": MERGED if merges else ONE_PASS, "memory": ROOM}
+
+
+def _baseline(setup: Setup, kind: Kind, qkv: Qkv, w: int) -> Base:
+    make: dict[str, Callable[[], Base]] = {
+        "turned": lambda: plain(setup, qkv),
+        "sharper": lambda: plain(setup, qkv, sharper=_sharper(qkv[0].shape[2])),
+        "plain": lambda: plain(setup, qkv, turned=False),
+        "windowed": lambda: windowed(setup, qkv, w),
+        "one table": lambda: looked_up(setup, qkv, 1, TERMS, True),
+        "two tables": lambda: looked_up(setup, qkv, 2, TERMS, False),
+    }
+    return make[kind.best]()
+
+
+def _sharper(n: int) -> float:
+    """By how much YaRN ×4 and logn from 2,048 on sharpen the scores of the last of n rows."""
+    return (0.1 * math.log(4) + 1) ** 2 * max(1.0, math.log(n) / math.log(2048))
+
+
+def attended(scheme: Scheme, qkv: Qkv, weights: dict[str, Tensor]) -> Tensor:
+    """Our attention over all tokens."""
+    n = qkv[0].shape[2]
+    return attention(scheme, *qkv, range(n), range(n), weights)
+
+
+def _there_and_back(grad: Tensor, qkv: Qkv, run: Callable[[], Any]) -> tuple[Tensor, ...]:
+    """Forward and backward, to q, k and v."""
+    with torch.enable_grad():
+        return torch.autograd.grad(run(), qkv, grad)
+
+
+def fresh(scheme: Scheme, s: Sizes, device: torch.device, grad: bool = False) -> dict[str, Tensor]:
+    """Weights of learned parts as training would begin with them."""
+    made = scheme.init(Dims(s.heads * s.dim, s.heads, s.dim), torch.Generator().manual_seed(0))
+    return {name: w.to(device).requires_grad_(grad) for name, w in made.items()}
+
+
+def _operations(kind: Kind, s: Sizes, w: int) -> float:
+    """Multiplications and additions of the two products over visible pairs; backward takes 2.5
+    times those of forward, as flash attention's does."""
+    n = s.tokens
+    pairs = n * n / 2
+    if kind.best == "windowed":
+        pairs = n * min(w, n)
+    elif kind.best == "two tables":
+        pairs = n * n
+    return 4 * pairs * s.dim * s.heads * s.batch * (3.5 if kind.grad else 1)
+
+
+class Judge:
+    """Some rows of q in float64, and the attention of each scheme over them, computed once."""
+
+    def __init__(self, qkv: Qkv) -> None:
+        self.qkv, self.rows = qkv, sampled(qkv[0].shape[2], qkv[0].device)
+        self._known: dict[str, Tensor] = {}
+
+    def error(self, scheme: Scheme, out: Any) -> float:
+        """How far some rows of an output are from float64."""
+        return relative(out[:, :, self.rows], self._want(scheme))
+
+    def _want(self, scheme: Scheme) -> Tensor:
+        if scheme.written not in self._known:
+            q, k, v = (x.detach() for x in self.qkv)
+            s = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], q.shape[3])
+            own = {name: w.double() for name, w in fresh(scheme, s, q.device).items()}
+            pos = torch.arange(s.tokens, device=q.device)
+            few = q[:, :, self.rows].double()
+            call = (scheme, few, k.double(), v.double(), self.rows, pos, own)
+            self._known[scheme.written] = attention(*call, backend="eager")
+        return self._known[scheme.written]

@@ -1,0 +1,156 @@
+"""The best that a scheme's structure allows, by kernels that are not ours: what it is held against.
+
+Where every pair of a causal call is seen, turned or not, that is the fastest plain causal attention
+on the device behind a compiled turn; where a window is seen, flash attention with a window; where
+scores take a term of content and distance (Shaw, Transformer-XL, DeBERTa), FlexAttention that looks
+the term up in a table which one matrix product has made. Without CUDA it is SDPA in each case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from benchmarks.suites.rope import Pair, Turn, ours
+from benchmarks.suites.setup import Setup
+from benchmarks.suites.timing import Run, seconds
+from longitude.ops.flex import _flex as compiled_flex
+
+Qkv = tuple[Tensor, Tensor, Tensor]
+NAMES = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "xformers"}
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Base(NamedTuple):
+    """A baseline: its name, its run, and the scheme that it is the attention of."""
+
+    name: str
+    run: Run
+    scheme: str
+
+
+def plain(
+    setup: Setup, qkv: Qkv, causal: bool = True, turned: bool = True, sharper: float = 1.0
+) -> Base:
+    """Plain attention by the fastest kernel there is, behind a turn or not; its scores `sharper`
+    by a factor: what a kernel rounds grows with them."""
+    kernel, attend = fastest(setup, qkv, causal, sharper)
+    what = f"plain {'causal' if causal else 'full'} attention ({kernel})"
+    mask = "" if causal else " + bidirectional()"
+    if not turned:
+        return Base(what, lambda: attend(*qkv), "causal()" if causal else "bidirectional()")
+    turn = _turner(setup, qkv)
+    heat = "" if sharper == 1 else f" + temperature({1 / sharper!r})"
+    return Base(f"turn + {what}", lambda: attend(*turn(), qkv[2]), f"rope(){mask}{heat}")
+
+
+def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
+    """A turn and flash attention with a window; plain attention where there is no such kernel."""
+    if not setup.cuda or setup.dtype == torch.float32:
+        return plain(setup, qkv)
+    turn, v, n = _turner(setup, qkv), qkv[2], qkv[0].shape[2]
+
+    def run() -> Tensor:
+        x = [t.transpose(1, 2) for t in (*turn(), v)]
+        made = torch.ops.aten._flash_attention_forward(
+            *x, None, None, n, n, 0.0, True, False, window_size_left=window - 1, window_size_right=0
+        )
+        return made[0].transpose(1, 2)
+
+    return Base("turn + windowed attention (flash)", run, f"rope() + window({window})")
+
+
+def looked_up(setup: Setup, qkv: Qkv, tables: int, width: int, causal: bool) -> Base:
+    """Scores with a term or two read off tables (b h n width), which a matrix product makes."""
+    if not setup.cuda:
+        return plain(setup, qkv, causal, turned=False)
+    q, k, v = qkv
+    rows = [setup.random(q.shape[1], width, q.shape[3], seed=n) for n in range(tables)]
+    block, middle = _causal_blocks(q.shape[2], setup.device) if causal else None, width // 2
+    run = compiled_flex(True)
+
+    def one() -> Tensor:
+        by_query = q @ rows[0].mT
+
+        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + by_query[b, h, i, (i - j + middle).clamp(0, width - 1)]
+
+        return run(q, k, v, score_mod=modify, block_mask=block)
+
+    def two() -> Tensor:
+        by_query, by_key = q @ rows[0].mT, k @ rows[1].mT
+
+        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            at = (i - j + middle).clamp(0, width - 1)
+            return score + by_query[b, h, i, at] + by_key[b, h, j, at]
+
+        return run(q, k, v, score_mod=modify, block_mask=block)
+
+    if tables == 1:
+        return Base("Flex that looks one table up", one, "")
+    return Base("Flex that looks two tables up", two, "")
+
+
+def _causal_blocks(n: int, device: torch.device) -> object:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=str(device))
+
+
+def fastest(setup: Setup, qkv: Qkv, causal: bool, sharper: float = 1.0) -> tuple[str, Attend]:
+    """SDPA by the kernel that is fastest here, and its name."""
+    grouped, scale = qkv[0].shape[1] != qkv[1].shape[1], sharper * qkv[0].shape[-1] ** -0.5
+    how = {"is_causal": causal, "enable_gqa": grouped, "scale": scale}
+    if not setup.cuda:
+        return "SDPA", partial(sdpa, **how)
+    return quickest(_kernels(how), qkv)
+
+
+def quickest(kernels: Mapping[str, Attend], qkv: Qkv) -> tuple[str, Attend]:
+    """Of these on CUDA, the one that takes the least time; those that can't run are left out."""
+    took: dict[str, float] = {}
+    for name, attend in kernels.items():
+        try:
+            took[name] = [seconds(lambda a=attend: a(*qkv), True) for _ in range(4)][-1]
+        except RuntimeError:
+            continue
+    best = min(took, key=lambda name: took[name]) if took else [*kernels][-1]
+    return best, kernels[best]
+
+
+def _kernels(how: dict[str, Any]) -> dict[str, Attend]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def by(backend: SDPBackend) -> Attend:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                return sdpa(q, k, v, **how)
+
+        return attend
+
+    return {name: by(getattr(SDPBackend, key)) for key, name in NAMES.items()}
+
+
+def _turner(setup: Setup, qkv: Qkv) -> Callable[[], Pair]:
+    """A turn of q and k that is not ours on CUDA: the formula, compiled."""
+    q, k, _ = qkv
+    t = Turn(q, k, torch.arange(q.shape[2], device=setup.device)[None])
+    apply = ours(t)
+    if not (setup.cuda and setup.compiles):
+        return lambda: apply(q, k)
+    cos, sin = t.tables()
+    compiled = torch.compile(_formula, dynamic=False, fullgraph=True)
+    return lambda: compiled(q, k, cos, sin)
+
+
+def _formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    def one(x: Tensor) -> Tensor:
+        a, b = x.float().chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+    return one(q), one(k)

@@ -1,0 +1,107 @@
+"""The suite `extend`: whole models under a scheme, against the same model untouched.
+
+The shape is SmolLM2-135M's with fewer layers, the weights are random: prefill of a whole text, and
+one token behind a context, by transformers' own code and cache and by ours. A cache is filled with
+random keys rather than by a prefill, so that a long context costs no more to set up than to write.
+cuDNN's attention is left out of decoding: it plans anew at every length, which takes ten times as
+long as the step itself and would make anything beside it look fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.suites.case import Case, Way
+from benchmarks.suites.peers import found
+from benchmarks.suites.rows import BASELINE, OURS, Work
+from benchmarks.suites.setup import Setup, machine
+from benchmarks.suites.timing import Run
+from longitude.hf import apply
+
+STOCK = "transformers, untouched"
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+SHAPE = {
+    "vocab_size": 4096,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+    "eos_token_id": None,
+}
+SCHEMES = {
+    "YaRN": "rope(frequencies=yarn(4, original={w}))",
+    "leaky ReRoPE": "rope(remap=leaky_rerope({w}, 8))",
+    "Self-Extend": "rope(remap=self_extend(8, {w}))",
+    "logn": "logn({w})",
+}
+
+
+def cases(setup: Setup) -> Iterator[Case]:
+    """Prefill and a token at each length; every scheme has a model of its own, because a cache
+    can't change hands."""
+    layers = 8 if setup.cuda else 2
+    for n in setup.lengths((32768,), (512,)):
+        w = min(4096, n // 4)
+        models = {STOCK: _model(setup, layers)}
+        for name, text in SCHEMES.items():
+            models[f"longitude, {name}"] = model = _model(setup, layers)
+            apply(model, text.format(w=w))
+        yield _case(setup, "prefill", n, layers, {m: _prefill(x, n) for m, x in models.items()})
+        yield _case(setup, "one token", n, layers, {m: _token(x, n) for m, x in models.items()})
+
+
+def _case(setup: Setup, name: str, n: int, layers: int, runs: dict[str, Run]) -> Case:
+    sizes = f"{layers} layers × 9 heads (3 of keys) × {n:,} × 64, {setup.written}"
+    work = Work("extend", f"a whole model, {name}", sizes, n, STOCK, machine(setup.device))
+    ways = [Way(m, run, BASELINE if m == STOCK else OURS) for m, run in runs.items()]
+    return Case(work, ways)
+
+
+def _model(setup: Setup, layers: int) -> Any:
+    config, model = found("transformers", "LlamaConfig", "LlamaForCausalLM")
+    torch.manual_seed(0)
+    made = model(config(**SHAPE, num_hidden_layers=layers))
+    return made.to(setup.device, setup.dtype).eval()
+
+
+def _prefill(model: Any, n: int) -> Run:
+    device = next(model.parameters()).device
+    tokens = torch.randint(4096, (1, n), generator=torch.Generator().manual_seed(0)).to(device)
+    return lambda: model(tokens, use_cache=True, logits_to_keep=1).logits
+
+
+def _token(model: Any, n: int) -> Run:
+    """A token behind n others; the cache goes on from run to run."""
+    return partial(_step, model, torch.ones(1, 1, dtype=torch.long), n, [])
+
+
+def _step(model: Any, token: Tensor, n: int, kept: list[Any]) -> Tensor:
+    device = next(model.parameters()).device
+    if not kept:
+        kept.append(model(token.to(device), use_cache=True).past_key_values)
+        fill(kept[0], n - 1, model)
+    at = kept[0].get_seq_length()
+    pos = torch.tensor([[at]], device=device)
+    with sdpa_kernel(WITHOUT_CUDNN):
+        made = model(token.to(device), past_key_values=kept[0], position_ids=pos, use_cache=True)
+    return made.logits
+
+
+def fill(cache: Any, tokens: int, model: Any) -> None:
+    """Random keys and values for the tokens from position 1 on."""
+    config, p = model.config, next(model.parameters())
+    shape = (1, config.num_key_value_heads, tokens, config.head_dim)
+    for layer in cache.layers:
+        k, v = (torch.randn(shape, device=p.device).to(p.dtype) for _ in range(2))
+        if hasattr(layer, "store"):
+            layer.store.add(k, v, range(1, tokens + 1))
+        else:
+            layer.update(k, v)

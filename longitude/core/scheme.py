@@ -1,0 +1,209 @@
+"""A scheme: the six sites at which position enters a transformer, filled with parts.
+
+ids ─①positions→ p ─②embed→ x ─q,k,v→ ③rotary(q,k) ─④scale(q)→ q·k ─⑤bias─⑥mask→ softmax → out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from longitude.core.part import (
+    PARTS,
+    Bias,
+    Dims,
+    Embed,
+    Learned,
+    Mask,
+    Positions,
+    Scale,
+    Weights,
+    hashed_once,
+)
+from longitude.core.region import Area, meet
+from longitude.core.validate import UserError, shown
+from longitude.parts import Bidirectional, Causal, Rope, Sequential
+
+T = TypeVar("T")
+INSIDE = {
+    "frequencies": "frequencies",
+    "remap": "remap",
+    "decay": "decay",
+}  # parts that live inside rope(…)
+
+
+@hashed_once
+@dataclass(frozen=True, repr=False)
+class Scheme:
+    """Six slots of parts. `Scheme.of(*parts)` puts each part into its own; without a direction it
+    is causal."""
+
+    positions: Positions = Sequential()  # noqa: RUF009 (a part is frozen)
+    embed: Embed | None = None
+    rotary: Rope | None = None
+    bias: tuple[Bias, ...] = ()
+    scale: tuple[Scale, ...] = ()
+    mask: tuple[Mask, ...] = (Causal(),)
+    written: ClassVar[str]  # the text of this value; set once it is made
+
+    @classmethod
+    def of(cls, *parts: Any) -> Scheme:
+        """The scheme of these parts, in any order."""
+        slots: dict[str, list[Any]] = {
+            site: [] for site in ("positions", "embed", "rotary", "bias", "scale", "mask")
+        }
+        for p in parts:
+            slots[_site(p)].append(p)
+        for site in ("positions", "embed", "rotary"):
+            if len(slots[site]) > 1:
+                raise UserError(
+                    f"a scheme has one {_NOUN[site]}, but got "
+                    f"{' and '.join(map(shown, slots[site][:2]))}: "
+                    f"keep one, or give each layer its own with layers(…)."
+                )
+        single = {site: slots[site][0] for site in ("positions", "embed", "rotary") if slots[site]}
+        return cls(
+            **single,
+            bias=_sorted(slots["bias"]),
+            scale=_sorted(slots["scale"]),
+            mask=_masks(slots["mask"]),
+        )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "written", " + ".join(map(str, self.parts)) or str(Causal()))
+        if self.rotary and self.rotary.decay and Causal() not in self.mask:
+            raise UserError(
+                f"{self.rotary.decay} grows without bound towards keys ahead, but the scheme is "
+                f"bidirectional: "
+                f"make it causal or leave the decay out."
+            )
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The parts that differ from an empty scheme's, in the order of the sites."""
+        first = [self.positions] if self.positions != Sequential() else []
+        single = [p for p in (self.embed, self.rotary) if p is not None]
+        masks = [m for m in self.mask if m != Causal()]
+        return (*first, *single, *self.bias, *self.scale, *masks)
+
+    def __repr__(self) -> str:
+        return self.written
+
+    def __len__(self) -> int:
+        return 1
+
+    def layer(self, index: int, layers: int | None = None) -> Scheme:
+        """The scheme of one layer: every layer has this one."""
+        return self
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a key ahead of it."""
+        return Causal() in self.mask
+
+    def areas(self) -> tuple[Area, ...]:
+        """The visible pairs, as disjoint areas: the masks, and inside some region of the rotary's
+        remap."""
+        return _areas(self.mask, self.rotary)
+
+    def softmax_scale(self, head_dim: int) -> float:
+        """1/√d, or what a part's own formula puts in its place."""
+        own = [b.softmax_scale(head_dim) for b in self.bias if hasattr(b, "softmax_scale")]  # type: ignore[attr-defined]
+        return own[0] if own else head_dim**-0.5
+
+    def init(self, dims: Dims, rng: torch.Generator | None = None) -> Weights:
+        """Fresh weights of every learned part, named part.weight."""
+        learned = [p for p in self.parts if isinstance(p, Learned)]
+        return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
+
+    def settled(self, what: Callable[..., T], written: str, *values: Any) -> T:
+        """`what` of this scheme and plain values, which a compiler that traces the call takes for a
+        constant. It watches what it is given, but not `self`: so it is given the text as well, and
+        another scheme is another constant."""
+        assert written == self.written
+        return what(self, *values)
+
+    # torch.compiler.assume_constant_result, without importing the compiler
+    settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, repr=False)
+class Layers:
+    """A scheme for each layer: tiled when shorter than the model, exact when as long."""
+
+    schemes: tuple[Scheme, ...]
+
+    def __post_init__(self) -> None:
+        if not self.schemes:
+            raise UserError(
+                "layers() names no scheme: give at least one, as in layers(rope(), causal())."
+            )
+        shared = {(s.positions, s.embed) for s in self.schemes}
+        if len(shared) > 1:
+            raise UserError(
+                "layers(…) differ in positions or embeddings, which a model has once, before "
+                "its first layer: "
+                "give every layer the same."
+            )
+
+    def __repr__(self) -> str:
+        return f"layers({', '.join(map(str, self.schemes))})"
+
+    def __len__(self) -> int:
+        return len(self.schemes)
+
+    def layer(self, index: int, layers: int | None = None) -> Scheme:
+        """The scheme of one layer of a model with this many layers."""
+        if layers is not None and (layers < len(self.schemes) or layers % len(self.schemes)):
+            raise UserError(
+                f"layers(…) names {len(self.schemes)} schemes, which do not tile a model of "
+                f"{layers} layers: "
+                f"give a number of schemes that divides {layers}."
+            )
+        return self.schemes[index % len(self.schemes)]
+
+
+_NOUN = {"positions": "position policy", "embed": "embedding of positions", "rotary": "rotation"}
+
+
+def _site(p: Any) -> str:
+    site = getattr(p, "site", None)
+    if PARTS.get(getattr(p, "name", "")) is not type(p) or site is None:
+        raise UserError(
+            f"a scheme is made of parts, but got {shown(p)}: see `longitude schemes` for their "
+            f"names."
+        )
+    if site in INSIDE:
+        raise UserError(
+            f"{shown(p)} is no part of a scheme by itself: write it inside rope, as in "
+            f"rope({INSIDE[site]}={shown(p)})."
+        )
+    return site
+
+
+def _sorted(parts: list[Any]) -> tuple[Any, ...]:
+    names = [p.name for p in parts]
+    twice = next((n for n in names if names.count(n) > 1), None)
+    if twice:
+        raise UserError(
+            f"a scheme holds {twice} once, but got it {names.count(twice)} times: keep one."
+        )
+    return tuple(sorted(parts, key=lambda p: p.name))
+
+
+def _masks(parts: list[Any]) -> tuple[Any, ...]:
+    ways = [p for p in parts if p in (Causal(), Bidirectional())]
+    if len(set(ways)) > 1:
+        raise UserError("a scheme is causal() or bidirectional(), but got both: keep one.")
+    return (*(ways[:1] or [Causal()]), *_sorted([p for p in parts if p not in ways]))
+
+
+@lru_cache(maxsize=256)
+def _areas(mask: tuple[Mask, ...], rotary: Rope | None) -> tuple[Area, ...]:
+    remap = rotary.remap if rotary else None
+    unions = [m.areas() for m in mask]
+    return meet(*unions, tuple(r.where for r in remap.regions())) if remap else meet(*unions)

@@ -1,0 +1,125 @@
+"""The one written form of a scheme, for the command line, the records, the report and the page
+alike.
+
+    rope(base=100000, frequencies=yarn(4, original=8192)) + logn(8192) + window(1020, sinks=4)
+    layers(rope() + window(16), logn(512))
+
+Calls, names and literals only: the text is read with `ast` and never evaluated. `parse(dump(s)) ==
+s`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import warnings
+from typing import Any
+
+from longitude.core.part import PARTS
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.validate import UserError, short, shown
+from longitude.presets import PRESETS
+
+LONGEST = 100_000
+
+
+def dump(scheme: Scheme | Layers) -> str:
+    """The written form of a scheme."""
+    return str(scheme)
+
+
+def parse(text: str) -> Scheme | Layers:
+    """The scheme that a text writes down."""
+    if len(text) > LONGEST:
+        raise UserError(f"a scheme of {len(text)} characters is too long: {LONGEST} is the limit.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(), mode="eval")
+        value = _value(tree.body)
+    except RecursionError:
+        raise UserError("the scheme is nested too deeply: write it as parts joined by +.") from None
+    except (SyntaxError, ValueError, MemoryError, OverflowError) as e:
+        if isinstance(e, UserError):
+            raise
+        raise UserError(
+            f"{shown(text)} is not a scheme ({_reason(e)}): write parts joined by +, as in "
+            f"rope() + logn(8192)."
+        ) from None
+    return value if isinstance(value, Layers) else Scheme.of(*_parts(value))
+
+
+def _reason(error: Exception) -> str:
+    """Python's own words for what is wrong with a text or a call, kept short."""
+    if isinstance(error, SyntaxError):
+        return short(error.msg, 120)
+    return short(str(error), 120) if isinstance(error, TypeError) else "it can't be read"
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, a part, the parts of a sum (as a list), a Scheme or Layers."""
+    match node:
+        case ast.Constant(value=int() | float() | str() | bool() | None as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return tuple(_value(item) for item in items)
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            return [*_parts(_value(left)), *_parts(_value(right))]
+        case ast.Name(id=name):
+            return _call(name, [], {})
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            return _call(name, [_value(a) for a in args], _keywords(name, keywords))
+    raise UserError(
+        f"{shown(ast.unparse(node))} is neither a part nor a number, string or tuple: "
+        f"write parts joined by +, as in rope() + logn(8192)."
+    )
+
+
+def _keywords(name: str, keywords: list[ast.keyword]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for k in keywords:
+        if k.arg is None:
+            raise UserError(f"{shown(name)} takes plain arguments, but got **: write them out.")
+        if k.arg in given:
+            raise UserError(f"{shown(name)} got {shown(k.arg)} twice: give it once.")
+        given[k.arg] = _value(k.value)
+    return given
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, Layers):
+        raise UserError("layers(…) can't be joined by +: write + inside it, layer by layer.")
+    if isinstance(value, list):
+        return value
+    return list(value.parts) if isinstance(value, Scheme) else [value]
+
+
+def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if name == "layers":
+        if kwargs:
+            raise UserError("layers(…) takes schemes only: write layers(a, a, b).")
+        return Layers(tuple(Scheme.of(*_parts(a)) for a in args))
+    make = PARTS.get(name) or PRESETS.get(name)
+    if make is None:
+        near = difflib.get_close_matches(name, [*PARTS, *PRESETS, "layers"], n=3, cutoff=0.5)
+        known = " or ".join(near) if near else "one of those that `longitude schemes` lists"
+        raise UserError(f"no part is called {shown(name)}: use {known}.")
+    try:
+        inspect.signature(make).bind(*args, **kwargs)
+    except TypeError as e:
+        raise UserError(f"{name}: {_reason(e)}: it takes {_signature(make)}.") from None
+    return make(*args, **kwargs)
+
+
+def _signature(make: Any) -> str:
+    if not dataclasses.is_dataclass(make):
+        return f"({', '.join(inspect.signature(make).parameters)})"
+    names = [
+        f.name if f.default is dataclasses.MISSING else f"{f.name}=…"
+        for f in dataclasses.fields(make)
+    ]
+    return f"{make.name}({', '.join(names)})" if names else "no arguments"  # type: ignore[attr-defined]

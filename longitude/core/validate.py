@@ -1,0 +1,120 @@
+"""Whether a value fits the type its field is declared with, and the sentence to say if not.
+
+Parts come from text that anybody may have typed, so every field is checked when a part is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+HUGE = 1e100  # numbers past this, or below its inverse, leave float64 in a formula's powers
+LARGE = 10**15  # whole numbers past this are no exact positions
+
+
+class UserError(ValueError):
+    """A user's mistake, told in one sentence: what was wrong, what was given, what to do."""
+
+
+def check_field(owner: str, name: str, value: Any, hint: Any, default: Any) -> None:
+    """Raise unless the value fits its declared type."""
+    if not fits(value, hint):
+        raise UserError(
+            f"{owner}({name}=…) takes {in_words(hint)}, but got {shown(value)}: "
+            f"write for example {name}={example(hint, default)}."
+        )
+
+
+def check_arguments(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise unless each argument fits the annotation of its parameter."""
+    signature, hints = inspect.signature(call), typing.get_type_hints(call)
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        default = signature.parameters[name].default
+        check_field(call.__name__, name, value, hints[name], default)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether the value is of the declared type: whole numbers pass as numbers, True doesn't."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, a) for a in args)
+    if origin is Literal:
+        return type(value) in {type(a) for a in args} and value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(fits(v, args[0]) for v in value)
+    if hint is int:
+        return type(value) is int and abs(value) < LARGE
+    if hint is float:
+        return type(value) in (int, float) and (value == 0 or 1 / HUGE < abs(value) < HUGE)
+    if hint in (bool, str, types.NoneType):
+        return type(value) is hint
+    # a part fits by its site, because some have the methods of another site's; and a class is asked
+    # for a protocol's methods once, for that takes longer than making a part
+    known = (type(value), hint)
+    if known not in _fitting:
+        site = getattr(value, "site", None)
+        _fitting[known] = isinstance(value, hint) and site in (None, hint.__name__.lower())
+    return _fitting[known]
+
+
+_fitting: dict[tuple[type, Any], bool] = {}  # by the class of a value and its declared type
+
+
+def in_words(hint: Any) -> str:
+    """The declared type as a user would say it."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(a) for a in args)
+    if origin is Literal:
+        return " or ".join(repr(a) for a in args)
+    if origin is tuple:
+        return f"a tuple, each item {in_words(args[0])}"
+    plain = {
+        int: "a whole number below 10¹⁵",
+        float: "a finite number",
+        bool: "True or False",
+        str: "a string",
+    }
+    return (
+        "None" if hint is types.NoneType else plain.get(hint) or f"a {hint.__name__.lower()} part"
+    )
+
+
+def example(hint: Any, default: Any) -> str:
+    """A value that would fit, as it would be written."""
+    if fits(default, hint):
+        return literal(default)
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return repr(args[0])
+    if typing.get_origin(hint) is tuple:
+        return "(1, 2)"
+    return {int: "4", float: "4", bool: "True", str: "'yarn'"}.get(hint, "…")
+
+
+def literal(value: Any) -> str:
+    """A value as it is written in a scheme."""
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(literal, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
+
+
+def shown(value: Any) -> str:
+    """What was given, short enough for a sentence."""
+    try:
+        return short(repr(value))
+    except ValueError:  # a whole number with more digits than Python prints
+        return "a number with thousands of digits"
+
+
+def short(text: str, most: int = 60) -> str:
+    """A text on one line, cut in the middle of what is too long, its last character kept."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 2]}…{text[-1]}"

@@ -1,0 +1,1 @@
+"""An interactive page for comparing schemes."""

@@ -1,0 +1,1 @@
+"""Measure every context-extension method on one model, and recommend one."""

@@ -1,0 +1,1 @@
+"""Search for better parameters around the leading schemes."""

@@ -1,0 +1,178 @@
+"""Factors for each pair of dimensions: θ_i / λ_i with λ_0 <= λ_1 <= …, searched and written down as
+`longrope`, which every runtime can serve.
+
+After Ding et al. 2024, "LongRoPE" (arXiv:2402.13753): the search starts from linear, NTK and YaRN
+and keeps the factors non-decreasing. Theirs evolves every factor by itself over thousands of
+readings; this one is small. Curves of log λ are bent at a few knots, linearly in between, or slid
+along the pairs, or two of them are blended; successive halving decides, and steps shrink from
+generation to generation. The temperature is searched along. Short and long factors are the same, so
+nothing switches with the length. The paper also leaves the first few tokens uninterpolated; no
+runtime has a setting for that, and it is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from random import Random
+
+from longitude.core.scheme import Scheme
+from longitude.core.text import dump, parse
+from longitude.core.validate import UserError
+from longitude.extension.search.halving import News, Readings, Score, evolve, quiet
+from longitude.parts import Linear, LongRope, Ntk, Rope, Unscaled, Yarn
+
+KNOTS = 7
+STARTS = 3  # linear, NTK and YaRN
+GENERATIONS = 4
+SLIDES = 0.25  # the share of bends that move the whole curve along the pairs
+WARM = 0.04  # the standard deviation of a step in the temperature
+
+
+@dataclass(frozen=True)
+class Curve:
+    """ln λ of each pair, never falling, and the factor on q and on k each."""
+
+    logs: tuple[float, ...]
+    attention: float
+
+
+def search_factors(
+    score: Score | Readings,
+    rope: Rope,
+    head_dim: int,
+    trained: int,
+    target: int,
+    documents: Sequence[int],
+    budget: int,
+    rng: Random,
+    news: News = quiet,
+) -> str:
+    """The best scheme of per-dimension factors found for the model's own rotation: never worse
+    than its starts on these documents, all of which the starts are read on."""
+    readings = score if isinstance(score, Readings) else Readings(score)
+    roots = list(factor_starts(rope, head_dim, trained, target))
+    spent = readings.spent
+    roots.sort(key=lambda root: readings.mean(root, documents))
+    budget -= readings.spent - spent
+    most = math.log(2 * target / trained) + max(own_curve(rope, head_dim, trained).logs)
+
+    def breed(parents: Sequence[str], count: int, generation: int) -> list[str]:
+        step = math.log(target / trained) / 4 / 2**generation
+        curves = [curve_of(parent) for parent in parents]
+        drawn = [_child(curves, step, most, rng) for _ in range(count)]
+        return [written(rope, curve, trained, target) for curve in drawn]
+
+    return evolve(readings, roots, breed, documents, budget, GENERATIONS, rng, news)
+
+
+def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[str, str]:
+    """Linear, NTK and YaRN on top of the model's own frequencies: as factors, and by their name
+    where the model's own frequencies are unscaled."""
+    ratio, own = round(target / trained, 4), own_curve(rope, head_dim, trained)
+    kinds = (Linear(ratio), Ntk(ratio), Yarn(ratio, original=trained))
+    found = {}
+    for kind in kinds:
+        scaled = own_curve(replace(rope, frequencies=kind), head_dim, target)
+        logs = [a + b for a, b in zip(own.logs, scaled.logs, strict=True)]
+        curve = monotone(logs, own.attention * scaled.attention, math.inf)
+        text, plain = written(rope, curve, trained, target), rope.frequencies == Unscaled()
+        named = dump(Scheme.of(replace(rope, frequencies=kind)))
+        found[text] = named if plain else text
+    return found
+
+
+def scalable(rope: Rope, head_dim: int, length: int) -> bool:
+    """Whether there are two pairs or more, for NTK to part, and every one of them turns."""
+    dim = rope.dim(head_dim)
+    return dim > 2 and bool((rope.frequencies.inv_freq(dim, rope.base, length) > 0).all())
+
+
+def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
+    """What a rotation divides each of RoPE's frequencies by."""
+    if not scalable(rope, head_dim, length):
+        raise UserError(
+            f"factors can't scale {rope} in heads of {head_dim}: it has a single pair, or pairs "
+            f"that never turn; search the parameters of other schemes."
+        )
+    dim = rope.dim(head_dim)
+    turns = rope.frequencies.inv_freq(dim, rope.base, length)
+    logs = (Unscaled().inv_freq(dim, rope.base, length) / turns).log().tolist()
+    return Curve(tuple(logs), math.sqrt(rope.frequencies.gain(length)))
+
+
+def written(rope: Rope, curve: Curve, trained: int, target: int) -> str:
+    """The scheme of a curve; four decimals keep its text short, and rounding keeps the order."""
+    factors = tuple(round(math.exp(log), 4) for log in curve.logs)
+    frequencies = LongRope(
+        factors,
+        factors,
+        original=trained,
+        factor=round(target / trained, 4),
+        attention_factor=round(curve.attention, 4),
+    )
+    return dump(Scheme.of(replace(rope, frequencies=frequencies)))
+
+
+def curve_of(text: str) -> Curve:
+    """The curve of a scheme that `written` wrote."""
+    scheme = parse(text)
+    assert isinstance(scheme, Scheme) and scheme.rotary is not None
+    factors = scheme.rotary.frequencies
+    assert isinstance(factors, LongRope)
+    return Curve(tuple(map(math.log, factors.long)), factors.attention())
+
+
+def monotone(logs: Sequence[float], attention: float, most: float) -> Curve:
+    """The least curve above these numbers that never falls, between no scaling and the most."""
+    return Curve(tuple(min(log, most) for log in accumulate((0.0, *logs), max))[1:], attention)
+
+
+def _child(parents: Sequence[Curve], step: float, most: float, rng: Random) -> Curve:
+    """A blend of two parents, or one of them bent, or both; the first parents have the most."""
+    curve = parents[int(len(parents) * rng.random() ** 2)]
+    if len(parents) > 1 and rng.random() < 0.3:
+        curve = _blend(*rng.sample(parents, 2), share=rng.random())
+        if rng.random() < 0.5:
+            return curve
+    return _bent(curve, step, most, rng)
+
+
+def _blend(a: Curve, b: Curve, share: float) -> Curve:
+    """Between two curves that never fall: so it doesn't either."""
+    mix = [share * x + (1 - share) * y for x, y in zip(a.logs, b.logs, strict=True)]
+    return Curve(tuple(mix), share * a.attention + (1 - share) * b.attention)
+
+
+def _bent(curve: Curve, step: float, most: float, rng: Random) -> Curve:
+    """Slid along the pairs, or moved at one knot or at all of them; half of the time warmed or
+    cooled as well."""
+    if rng.random() < SLIDES:
+        return monotone(
+            _slid(curve.logs, rng.gauss(0, step * len(curve.logs) / 4)), curve.attention, most
+        )
+    only = rng.choice((None, *range(KNOTS)))
+    offsets = [rng.gauss(0, step) if only in (None, knot) else 0.0 for knot in range(KNOTS)]
+    logs = [log + _between(offsets, place) for log, place in _placed(curve.logs)]
+    warmer = rng.gauss(0, WARM) if rng.random() < 0.5 else 0.0
+    return monotone(logs, max(0.5, curve.attention + warmer), most)
+
+
+def _slid(logs: Sequence[float], by: float) -> list[float]:
+    """The curve so many pairs further on, its ends drawn out."""
+    last = len(logs) - 1
+    return [_between(logs, min(max(i - by, 0.0), last)) for i in range(len(logs))]
+
+
+def _placed(logs: Sequence[float]) -> list[tuple[float, float]]:
+    """Each value with its place among the knots, from 0 at the first pair to the last knot."""
+    last = max(1, len(logs) - 1)
+    return [(log, i / last * (KNOTS - 1)) for i, log in enumerate(logs)]
+
+
+def _between(offsets: Sequence[float], place: float) -> float:
+    """Linear between the knots on either side."""
+    left = min(int(place), len(offsets) - 2)
+    return offsets[left] + (place - left) * (offsets[left + 1] - offsets[left])

@@ -1,1 +1,0 @@
-"""What a configuration says about rotations: read, written, and its faults."""

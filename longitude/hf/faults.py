@@ -1,0 +1,261 @@
+"""Faults of a config.json: what it says of its rotation that transformers takes for something else.
+
+Whatever is missing, doubled or misspelt there is filled in from defaults with a warning at most,
+and the model turns at other frequencies than it was trained with. Each fault is one row of a table:
+its name, its sentence, and what is wrong as a function of one rotation. A serious one leaves open
+what the checkpoint turns by; of the others it is enough to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from longitude.core.validate import UserError, shown
+from longitude.hf.rope_fields import KEYS, ORIGINAL, THETAS, Stated, flat, is_number, rotations
+
+EVERY = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section"}
+IDLE = {"finetuned", *set().union(*KEYS.values())}  # where they are not the type's own, no harm
+REQUIRED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+LISTS = ("short_factor", "long_factor")
+WORDS = {"rope_type", "type", "truncate", "mrope_section", "finetuned", *LISTS}  # no numbers
+BOUNDS = {
+    "llama3": (("low_freq_factor", 1), ("high_freq_factor", 4)),
+    "yarn": (("beta_slow", 1), ("beta_fast", 32)),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a configuration, and what to do about it."""
+
+    name: str
+    sentence: str
+    serious: bool
+
+
+class Row(NamedTuple):
+    """One kind of fault; `wrong` gives what was found, for the sentence, or None."""
+
+    name: str
+    sentence: str
+    serious: bool
+    wrong: Callable[[Stated], str | None]
+
+
+ROWS: list[Row] = []  # in the order of what to set right first
+
+
+def row(
+    sentence: str, *, serious: bool = True
+) -> Callable[[Callable[[Stated], str | None]], Callable[[Stated], str | None]]:
+    """Enter a function into the table, under its own name."""
+
+    def enter(wrong: Callable[[Stated], str | None]) -> Callable[[Stated], str | None]:
+        ROWS.append(Row(wrong.__name__.replace("_", " "), sentence, serious, wrong))
+        return wrong
+
+    return enter
+
+
+def faults(raw: Mapping[str, Any]) -> list[Fault]:
+    """Every fault of a config.json's rotation, the serious ones first."""
+    found = {
+        Fault(r.name, r.sentence.format(at=s.where, kind=s.kind, got=got), r.serious): None
+        for s in rotations(raw)
+        for r in ROWS
+        if (got := r.wrong(s)) is not None
+    }
+    return sorted(found, key=lambda fault: not fault.serious)
+
+
+def check(raw: Mapping[str, Any]) -> None:
+    """Raise the first serious fault of a config.json."""
+    for fault in faults(raw):
+        if fault.serious:
+            raise UserError(fault.sentence)
+
+
+@row("the rotation in {at} should be a dictionary, but got {got}: give it a rope_type in braces.")
+def not_a_dictionary(s: Stated) -> str | None:
+    given = [s.raw.get(key) for key in ("rope_scaling", "rope_parameters")]
+    wrong = [value for value in given if value is not None and not isinstance(value, Mapping)]
+    return shown(wrong[0]) if wrong else None
+
+
+@row("rope_parameters and rope_scaling disagree on {got}, and one is dropped: keep one of them.")
+def two_dictionaries(s: Stated) -> str | None:
+    given = [s.raw.get(key) for key in ("rope_parameters", "rope_scaling")]
+    one, other = (_plain(flat(d), s) if isinstance(d, Mapping) else {} for d in given)
+    differ = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
+    return ", ".join(differ) if one and other and differ else None
+
+
+def _plain(d: Mapping[str, Any], s: Stated) -> dict[str, Any]:
+    kind = d.get("rope_type") or d.get("type") or "default"
+    stated = {"rope_theta": s.raw.get("rope_theta"), **d, "rope_type": kind, "type": None}
+    return {key: value for key, value in stated.items() if value is not None} if d else {}
+
+
+@row(
+    "{at} turns by several positions at once (M-RoPE, sections {got}), but a rope(…) by one: use "
+    "a model of text alone."
+)
+def several_positions(s: Stated) -> str | None:
+    sections = s.own.get("mrope_section")
+    return shown(sections) if sections or s.kind == "mrope" else None
+
+
+@row("type and rope_type of {at} differ, {got}, and transformers goes by rope_type: keep one.")
+def two_types(s: Stated) -> str | None:
+    both = [s.own.get(key) for key in ("type", "rope_type")]
+    return " and ".join(map(shown, both)) if None not in both and both[0] != both[1] else None
+
+
+@row(f"transformers knows no rope_type {{got}}, as in {{at}}: it has {', '.join(KEYS)}.")
+def unknown_type(s: Stated) -> str | None:
+    return shown(s.kind) if s.kind not in (*KEYS, "mrope") else None
+
+
+@row("neither transformers nor its model reads {got} in {at}: remove it or correct its spelling.")
+def unknown_key(s: Stated) -> str | None:
+    odd = sorted(key for key in s.own if key not in EVERY | IDLE)
+    homes = ("modeling", "configuration") if s.model else ()
+    unread = [key for key in odd if not any(s.named(key, home) for home in homes)]
+    return unread[0] if unread and not s.own.get("mrope_section") else None
+
+
+@row("{got} in {at}, but should be a number: write one.")
+def no_number(s: Stated) -> str | None:
+    wrong = (k for k in s.own if k in (IDLE | EVERY) - WORDS and not is_number(s.own[k]))
+    return next((f"{k} is {shown(s.own[k])}" for k in wrong if s.own[k] is not None), None)
+
+
+@row("{at} of type {kind} has no {got}, without which there are no frequencies: add it.")
+def missing_key(s: Stated) -> str | None:
+    missing = next((key for key in REQUIRED.get(s.kind, ()) if s.own.get(key) is None), None)
+    return "factor" if s.kind == "yarn" and "factor" not in s.own else missing
+
+
+@row("{at} has no rope_theta, but only {got}, and a default would be its base: add rope_theta.")
+def no_theta(s: Stated) -> str | None:
+    return _thetaless(s) if "rope_parameters" in s.where else None
+
+
+def _thetaless(s: Stated) -> str | None:
+    lost = s.own.get("rope_theta") is None and all(s.raw.get(name) is None for name in THETAS)
+    return ", ".join(sorted(s.own)) if s.own and lost else None
+
+
+@row("rope_theta is {got}, and transformers 5 takes the one inside {at}, 4 the other: keep one.")
+def two_thetas(s: Stated) -> str | None:
+    above = s.raw.get("rope_theta")
+    dictionaries = [d for d in s.whole.values() if isinstance(d, Mapping)] or [s.whole]
+    inside = [d["rope_theta"] for d in dictionaries if d.get("rope_theta") is not None]
+    return None if above is None or not inside or above in inside else f"{above} and {inside[0]}"
+
+
+@row(
+    f"{{at}} of type {{kind}} does not say how long the model was trained, and transformers takes "
+    f"max_position_embeddings, {{got}}: add {ORIGINAL}."
+)
+def no_original(s: Stated) -> str | None:
+    needed = ORIGINAL in KEYS.get(s.kind, ()) and s.number(ORIGINAL) is None
+    return shown(s.raw.get("max_position_embeddings", "its default")) if needed else None
+
+
+@row(f"{ORIGINAL} is {{got}}, and transformers does not take the one inside {{at}}: keep one.")
+def two_originals(s: Stated) -> str | None:
+    both = [d.get(ORIGINAL) for d in (s.raw, s.own)]
+    differ = not s.nested and None not in both and both[0] != both[1]
+    return " and ".join(map(shown, both)) if differ else None
+
+
+@row("{got} in {at}, which makes no rotation: correct it.")
+def out_of_range(s: Stated) -> str | None:
+    least = {"factor": 1, "rope_theta": 1.000001, ORIGINAL: 1, "attention_factor": 0}
+    numbers = {key: s.number(key) for key in least}
+    wrong = [f"{k} is {n}" for k, n in numbers.items() if n is not None and not n >= least[k]]
+    shares = [] if 0 < s.share <= 1 else [f"partial_rotary_factor is {s.share}"]
+    return next(iter(wrong + shares), None)
+
+
+@row("the bounds of {kind} in {at} should rise, but got {got}: exchange them.")
+def bounds_crossed(s: Stated) -> str | None:
+    ends = [(name, s.number(name) or default) for name, default in BOUNDS.get(s.kind, ())]
+    crossed = bool(ends) and not ends[0][1] < ends[1][1]
+    return " and ".join(f"{name}={end}" for name, end in ends) if crossed else None
+
+
+@row("short_factor and long_factor of {at} have a number for each pair, but got {got}: correct it.")
+def wrong_lists(s: Stated) -> str | None:
+    short, long = (s.own.get(key) for key in LISTS)
+    if s.kind != "longrope" or short is None or long is None:
+        return None
+    if not all(isinstance(each, list) and all(map(is_number, each)) for each in (short, long)):
+        return "something else than lists of numbers"
+    pairs = int(s.head * s.share) // 2 if s.head else len(short)
+    return None if len(short) == len(long) == pairs else f"{len(short)}, {len(long)} for {pairs}"
+
+
+@row("{at} turns {got} dimensions of a head, which can't be paired: correct head_dim or its share.")
+def odd_head(s: Stated) -> str | None:
+    dim = int(s.head * (1 if s.kind == "proportional" else s.share)) if s.head else 0
+    return f"{dim} of {s.head}" if dim % 2 else None
+
+
+@row(
+    "{at} turns {got} of each head, but this model's code turns whole heads: remove "
+    "partial_rotary_factor or correct model_type."
+)
+def partial_ignored(s: Stated) -> str | None:
+    pieces = "qk_rope_head_dim" in s.raw and s.kind != "default"  # the share is of another whole
+    if s.share == 1 or s.kind == "proportional" or pieces or s.named("partial_rotary_factor"):
+        return None
+    return shown(s.share)
+
+
+@row("truncate is {got} in {at}, but is read only beside the types of layers: move it there.")
+def truncate_ignored(s: Stated) -> str | None:
+    stated = s.own.get("truncate", True) if s.kind == "yarn" else True
+    heeded = not s.nested or bool(stated) == bool(s.whole.get("truncate", True))
+    return None if heeded else shown(stated)
+
+
+@row("{at}, {got}, stands without a rope_theta: add the model's default to be sure.", serious=False)
+def theta_by_default(s: Stated) -> str | None:
+    return _thetaless(s) if "rope_scaling" in s.where else None  # version 4 never kept it there
+
+
+@row("{at} has the entry {got}, which type {kind} does not use: remove it.", serious=False)
+def idle_key(s: Stated) -> str | None:
+    idle = IDLE - KEYS.get(s.kind, IDLE)
+    return next((key for key in sorted(s.own) if key in idle and not s.named(key)), None)
+
+
+@row("{at} gives {got} alone, which changes nothing: give both mscales or none.", serious=False)
+def mscale_alone(s: Stated) -> str | None:
+    given = [key for key in ("mscale", "mscale_all_dim") if s.own.get(key)]
+    return given[0] if s.kind == "yarn" and len(given) == 1 else None
+
+
+@row(
+    "the factor of {at} is {got} positions, and the factor counts: make them agree.", serious=False
+)
+def other_ratio(s: Stated) -> str | None:
+    factor, original, most = s.number("factor"), s.number(ORIGINAL), s.most
+    if s.kind not in ("yarn", "longrope") or not factor or not original or not most:
+        return None
+    return None if most / original in (1, factor) else f"{factor} for {most} / {original}"
+
+
+@row("{at} scales a model trained on {got} positions: raise the second.", serious=False)
+def not_extended(s: Stated) -> str | None:
+    original, short = s.number(ORIGINAL), s.kind == "llama3" and s.most
+    return f"{original} to {short}" if short and original and original >= short else None

@@ -1,0 +1,252 @@
+"""How a GGUF file lies on the disk: its keys, the table of its tensors, and their bytes.
+
+Format: ggml-org/ggml, docs/gguf.md. Only the header is read, 0.1 s for a vocabulary of 50,000,
+where the `gguf` package takes seconds; but a file that ends before its last tensor is found out.
+
+The header of a GGUF file: its keys, and the tensors that belong to its rotation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import mmap
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from longitude.core.validate import UserError
+
+NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
+START = struct.Struct("<4sIQQ")  # GGUF, the version, how many tensors, how many keys
+FLOAT32 = 0  # ggml's number for it
+BLOCKS: dict[int, tuple[int, int]] = {  # of each of ggml's types: weights in a block, and its bytes
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
+    9: (32, 40), 10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210),
+    15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18),
+    21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8),
+    28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
+    40: (64, 36), 41: (128, 18),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key, its value (of an array of strings its length), and the bytes that say both."""
+
+    name: str
+    value: Any
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor: its shape, ggml's number for its type, where its bytes are behind `Layout.data`."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is in a GGUF file; places are counted in bytes from its start."""
+
+    path: Path
+    version: int
+    entries: tuple[Entry, ...]
+    tensors: tuple[Held, ...]
+    table: int  # where the table of the tensors starts
+    table_end: int
+    step: int  # tensors start at multiples of it
+    data: int  # where their bytes start
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys and their values."""
+        return {entry.name: entry.value for entry in self.entries}
+
+    @property
+    def used(self) -> int:
+        """The bytes of the tensors, up to the end of the last."""
+        return max((t.offset + t.size for t in self.tensors), default=0)
+
+    def floats(self, tensor: Held) -> tuple[float, ...]:
+        """The numbers of a float32 tensor."""
+        with self.path.open("rb") as file:
+            file.seek(self.data + tensor.offset)
+            return struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size))
+
+
+def read_layout(path: Path) -> Layout:
+    """Where everything is in a GGUF file; raises unless the file is whole."""
+    with _mapped(path) as data:
+        if data[:4] != b"GGUF":
+            raise UserError(f"{path} is no GGUF file, whose first bytes are GGUF: give another.")
+        version = _one("<I", data, 4)
+        if version not in (2, 3):
+            raise UserError(f"{path} is GGUF version {version}: convert it to version 3.")
+        try:
+            found = _layout(path, data)
+        except (struct.error, IndexError, UnicodeDecodeError, ArithmeticError, MemoryError):
+            _cut_short(path)
+        if found.data + found.used > len(data):
+            _cut_short(path)
+        return found
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    if path.stat().st_size < START.size:
+        _cut_short(path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def _cut_short(path: Path) -> NoReturn:
+    raise UserError(f"{path} is cut short, or damaged: fetch it again.")
+
+
+def _layout(path: Path, data: mmap.mmap) -> Layout:
+    _, version, tensors, count = START.unpack_from(data)
+    entries, at = [], START.size
+    for _ in range(count):
+        start = at
+        key, at = _string(data, start)
+        value, at = _value(data, at + 4, _one("<I", data, at))
+        entries.append(Entry(key, value, start, at))
+    table, held = at, []
+    for _ in range(tensors):
+        tensor, at = _tensor(path, data, at)
+        held.append(tensor)
+    step = next((e.value for e in entries if e.name == "general.alignment"), 32)
+    return Layout(
+        path=path,
+        version=version,
+        entries=tuple(entries),
+        tensors=tuple(held),
+        table=table,
+        table_end=at,
+        step=step,
+        data=padded(at, step),
+    )
+
+
+def padded(size: int, step: int) -> int:
+    """The first multiple of a step from here."""
+    return -(-size // step) * step
+
+
+def _tensor(path: Path, data: mmap.mmap, at: int) -> tuple[Held, int]:
+    name, at = _string(data, at)
+    dims = _one("<I", data, at)
+    *shape, kind, offset = struct.unpack_from(f"<{dims}QIQ", data, at + 4)
+    if kind not in BLOCKS:
+        raise UserError(f"{path} has weights of ggml type {kind}, unknown here: convert it.")
+    block, size = BLOCKS[kind]
+    bytes_ = math.prod(shape) // block * size
+    return Held(name, tuple(shape), kind, offset, bytes_), at + 4 + 8 * dims + 12
+
+
+def _one(kind: str, data: mmap.mmap, at: int) -> Any:
+    return struct.unpack_from(kind, data, at)[0]
+
+
+def _string(data: mmap.mmap, at: int) -> tuple[str, int]:
+    end = at + 8 + _one("<Q", data, at)
+    if end > len(data):
+        raise IndexError
+    return data[at + 8 : end].decode(), end
+
+
+def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
+    """A value and where the next one starts; of an array of strings or arrays its length."""
+    if kind in NUMBERS:
+        return _one("<" + NUMBERS[kind], data, at), at + struct.calcsize("<" + NUMBERS[kind])
+    if kind == STRING:
+        return _string(data, at)
+    if kind != ARRAY:
+        raise IndexError
+    of, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if of in NUMBERS:
+        whole = f"<{count}{NUMBERS[of]}"
+        return list(struct.unpack_from(whole, data, at)), at + struct.calcsize(whole)
+    for _ in range(count):  # a vocabulary: skipped as fast as Python can
+        at = at + 8 + LENGTH.unpack_from(data, at)[0] if of == STRING else _value(data, at, of)[1]
+    return count, at
+
+
+ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+@dataclass(frozen=True)
+class Header:
+    """The keys of a GGUF file, arrays of strings as their length, and its rotary tensors."""
+
+    path: Path
+    keys: dict[str, Any]
+    divisors: dict[str, tuple[float, ...]]
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name for it."""
+        return self.keys["general.architecture"]
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """A key of the architecture's own, as in `llama.rope.freq_base`."""
+        return self.keys.get(f"{self.architecture}.{key}", default)
+
+    def scaling(self) -> dict[str, Any]:
+        """The keys under `rope.scaling.`, without the prefix."""
+        prefix = f"{self.architecture}.rope.scaling."
+        found = {k.removeprefix(prefix): v for k, v in self.keys.items() if k.startswith(prefix)}
+        legacy = self.own("rope.scale_linear", 1.0)
+        return found if legacy == 1 else {"type": "linear", "factor": legacy} | found
+
+
+def read_header(path: Path) -> Header:
+    """The header of a GGUF file; raises unless the file is whole."""
+    return header_of(read_layout(path))
+
+
+def header_of(layout: Layout) -> Header:
+    """The header of a file whose layout is known."""
+    keys = layout.keys
+    if "general.architecture" not in keys:
+        raise UserError(
+            f"{layout.path} does not say its general.architecture: convert the model again."
+        )
+    rotary = {
+        tensor.name: layout.floats(tensor)
+        for tensor in layout.tensors
+        if tensor.name in ROTARY and tensor.kind == FLOAT32
+    }
+    return Header(layout.path, keys, rotary)
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Let transformers read a GGUF file once while it loads it.
+
+    It parses the whole vocabulary for the configuration, for the weights and for the tokenizer, and
+    makes the table of tensor names anew for every module: two thirds of the time to load.
+    """
+    import gguf
+
+    stock = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    for name, call in stock.items():
+        setattr(gguf, name, functools.cache(call))
+    try:
+        yield
+    finally:
+        for name, call in stock.items():
+            setattr(gguf, name, call)

@@ -1,1 +1,0 @@
-"""What many windows of one text need of transformers: their caches, their positions, `generate`."""

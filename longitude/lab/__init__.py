@@ -1,1 +1,0 @@
-"""Train short, test long: small models that differ in nothing but their scheme."""

@@ -1,0 +1,1 @@
+"""Triton kernels, each tested against its eager reference; imported only where Triton runs."""

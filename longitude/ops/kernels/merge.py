@@ -1,0 +1,172 @@
+"""Parts of one softmax joined in one launch: out = Σ e^(lse_p - lse) out_p, lse = ln Σ e^(lse_p).
+
+`attention.join` holds the twin, which merges them one by one. A part covers windows of rows evenly
+apart, or a single one; which window a row lies in, and which of its rows it is (counted from the
+bottom where a tile ran reversed), is worked out here, so parts are read where and how their kernel
+left them. Each number is read once and written once, in the output's own type; a running result in
+float32 takes part where there are more parts than one launch takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longitude.ops.kernels.launch import on_device, require
+from longitude.ops.lse_join import Part, apart
+
+MOST = 4  # parts that one launch joins: leaky ReRoPE has three
+
+
+class Blocks(NamedTuple):
+    """What one program takes: some rows of one head, by so many warps."""
+
+    rows: int
+    warps: int
+
+
+@triton.jit
+@no_type_check
+def _merge_kernel(parts, so_far, so_far_lse, sinks, out, lse, first, last, heads, rows, ob, oh, on,
+                  blocks, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+                  RUNNING: tl.constexpr, SINK: tl.constexpr):  # fmt: skip
+    """Rows first … last-1 of each head; what has run so far is contiguous (b h rows d)."""
+    lane = (tl.program_id(0) // blocks).to(tl.int64)
+    batch, head = lane // heads, lane % heads
+    row = first + (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    here, wide = row < last, column < D
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, WIDTH), tl.float32)
+    if SINK:  # a part whose output is nothing
+        peak = total + tl.load(sinks + head).to(tl.float32)
+        total = tl.where(peak > float("-inf"), 1.0, 0.0)
+    if RUNNING:
+        at = lane * rows + row
+        x = tl.load(so_far + at[:, None] * D + column, mask=here[:, None] & wide, other=0.0)
+        weight = tl.load(so_far_lse + at, mask=here, other=float("-inf"))
+        peak, total, mixed = _joined(peak, total, mixed, x, weight)
+    for n in tl.static_range(len(parts)):
+        x, weight = _read(parts[n], batch, head, row, column, here, wide)
+        peak, total, mixed = _joined(peak, total, mixed, x, weight)
+    total = tl.where(total > 0, total, 1.0)  # where nothing is, peak is -inf and mixed zero
+    to = out + batch * ob + head * oh + row.to(tl.int64)[:, None] * on + column
+    tl.store(to, mixed / total[:, None], mask=here[:, None] & wide)
+    tl.store(lse + lane * rows + row, peak + tl.log(total), mask=here)
+
+
+@triton.jit
+@no_type_check
+def _read(part, batch, head, row, column, here, wide):
+    """A part's output and log-sum-exp of these rows; -inf where it covers none of them."""
+    x, lse, start, step, count, height, flipped, group, xt, xb, xk, xg, xn, lt, lb, lk, lg, ln = (
+        part
+    )
+    away = row - start
+    tile = away // step
+    within = away - tile * step
+    covered = here & (away >= 0) & (tile < count) & (within < height)
+    within = tl.where(flipped != 0, height - 1 - within, within).to(tl.int64)
+    tile, kv, one = tile.to(tl.int64), head // group, head % group
+    at = batch * lb + kv * lk + one * lg + tile * lt + within * ln
+    weight = tl.load(lse + at, mask=covered, other=float("-inf")).to(tl.float32)
+    at = batch * xb + kv * xk + one * xg + tile * xt + within * xn
+    found = tl.load(x + at[:, None] + column, mask=covered[:, None] & wide, other=0.0)
+    return found.to(tl.float32), weight
+
+
+@triton.jit
+@no_type_check
+def _joined(peak, total, mixed, x, weight):
+    """One more part: what is there and what comes, both against the larger of the two."""
+    higher = tl.maximum(peak, weight)
+    zero = tl.where(higher == float("-inf"), 0.0, higher)
+    old, new = tl.exp(peak - zero), tl.exp(weight - zero)
+    return higher, total * old + new, mixed * old[:, None] + x * new[:, None]
+
+
+Running = tuple[Tensor, Tensor]  # contiguous (b h n d) and (b h n) in float32
+
+
+def merge(
+    parts: list[Part],
+    out: Tensor,
+    lse: Tensor,
+    *,
+    span: tuple[int, int] | None = None,
+    running: Running | None = None,
+    sinks: Tensor | None = None,
+    blocks: Blocks | None = None,
+) -> None:
+    """Join the parts, what was joined before them and sinks (h) into out (b h n d) and lse (b h n).
+
+    Only rows of `span` are written. lse and the rows of out are contiguous; both may be the running
+    ones themselves. Rows that nothing covers get zeros, and -inf.
+    """
+    require(out)
+    (b, h, n, d), (first, last) = out.shape, span or (0, out.shape[2])
+    blocks = blocks or blocks_for(d)
+    runs = triton.cdiv(last - first, blocks.rows)
+    if not b * h * runs * d:
+        return
+    given = tuple(_numbers(part) for part in parts)
+    kernel: Any = _merge_kernel[(b * h * runs,)]
+    with on_device(out):
+        kernel(given, *(running or (out, lse)), lse if sinks is None else sinks, out, lse, first,
+               last, h, n, *out.stride()[:3], runs, d, triton.next_power_of_2(d), blocks.rows,
+               running is not None, sinks is not None, num_warps=blocks.warps,
+               enable_fp_fusion=True)  # fmt: skip
+
+
+def _numbers(part: Part) -> tuple[Any, ...]:
+    """A part as the kernel reads it: pointers, where its windows lie, strides."""
+    x, tops = part.out if part.out.stride(-1) == 1 else part.out.contiguous(), part.tops
+    height, group = x.shape[4], x.shape[3]
+    step = tops[1] - tops[0] if len(tops) > 1 else height
+    where = (tops[0], step, len(tops), height, int(part.flipped), group)
+    return x, part.lse, *where, *x.stride()[:5], *part.lse.stride()
+
+
+def blocks_for(d: int) -> Blocks:
+    """Some 2,048 numbers of each part for four warps: with four parts, more would not stay in
+    registers."""
+    return Blocks(max(1, min(64, 2048 // triton.next_power_of_2(max(d, 1)))), 4)
+
+
+class Together:
+    """Parts wait until a launch takes them; all in one, where there are few."""
+
+    def __init__(self, rows: tuple[int, int, int], like: Tensor) -> None:
+        self.rows, self.like = rows, like
+        self.waiting: list[Part] = []
+        self.running: Running | None = None
+
+    def add(self, part: Part) -> None:
+        for one in apart(part):
+            if len(self.waiting) == MOST:
+                self._settle()
+            self.waiting.append(one)
+
+    def _settle(self) -> None:
+        """Join what waits into the rows it covers; the first time, into all there are."""
+        if self.running is None:
+            out = self.like.new_empty(*self.rows, self.like.shape[-1], dtype=torch.float32)
+            self.running = out, out.new_empty(self.rows)
+            merge(self.waiting, *self.running)
+        else:
+            ends = [part.tops[-1] + part.out.shape[4] for part in self.waiting]
+            span = min(part.tops[0] for part in self.waiting), max(ends)
+            merge(self.waiting, *self.running, span=span, running=self.running)
+        self.waiting = []
+
+    def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        b, h, n = self.rows  # heads side by side in memory, as plain attention gives them
+        out = self.like.new_empty(b, n, h, self.like.shape[-1]).transpose(1, 2)
+        lse = self.like.new_empty(self.rows, dtype=torch.float32)
+        merge(self.waiting, out, lse, running=self.running, sinks=sinks)
+        return out, lse

@@ -1,0 +1,129 @@
+"""TODO."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from longitude.core.part import (
+    Dims,
+    Keys,
+    Queries,
+    Rows,
+    Term,
+    Weights,
+    not_negative,
+    part,
+    positive,
+)
+from longitude.parts.distance_bias import by_distance
+
+
+def slopes(heads: int, steepness: float = 8) -> Tensor:
+    """The paper's slopes for any number of heads, in float64."""
+    power = 2 ** math.floor(math.log2(heads))
+    main = 2.0 ** (-steepness * torch.arange(1, power + 1, dtype=torch.float64) / power)
+    rest = 2.0 ** (
+        -steepness * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64) / (2 * power)
+    )
+    return torch.cat([main, rest[: heads - power]])
+
+
+def linear_term(
+    m: Tensor, q: Tensor, q_pos: Tensor, k_pos: Tensor, future: float = 1, offset: float = 0
+) -> Term:
+    """-m_h |i - j|, keys ahead at `future` times the slope and `offset` further away."""
+    m = m.to(q.device, torch.promote_types(q.dtype, torch.float32))
+
+    def value(h: Tensor, r: Tensor) -> Tensor:
+        r = r.to(m.dtype)
+        return -m[h] * torch.where(r < 0, future * (offset - r), r)
+
+    return by_distance(q_pos, k_pos, value, cheap=True)
+
+
+@part("alibi", site="bias", paper="Press et al. 2021, arXiv:2108.12409")
+class Alibi:
+    """ALiBi: -m_h · |i - j| added to each score, after the 1/√d scaling and not scaled by it.
+
+    Press et al. 2021, "Train Short, Test Long". Slopes are a geometric sequence fixed before training,
+    m_h = 2^(-8h/H), h = 1 … H, for H a power of two; otherwise those of the power P below it, then
+    every other slope of 2P. Bidirectional models need a way to tell sides (symmetric slopes cannot):
+    `future` multiplies the slope of keys ahead, and `offset` is a distance added to keys ahead.
+    (DeepMind's randomized positions take 0.5 off keys behind instead, which differs on the diagonal.)
+    """
+
+    future: float = 1
+    offset: float = 0
+    steepness: float = 8
+    flat_beyond = None
+
+    def check(self) -> None:
+        positive(self, "steepness")
+        not_negative(self, "future")
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def term(
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
+    ) -> Term:
+        return linear_term(
+            slopes(q.shape[1], self.steepness), q, q_pos, k_pos, self.future, self.offset
+        )
+
+
+@part("alibi_interpolated", site="bias", paper="Al-Khateeb et al. 2023, arXiv:2310.13017")
+class AlibiInterpolated:
+    """ALiBi with interpolated positions: every slope divided by the factor, m_h / s.
+
+    Al-Khateeb et al. 2023, "Position Interpolation Improves ALiBi Extrapolation". Training-free; static
+    slopes keep a cache valid.
+    """
+
+    factor: float
+    flat_beyond = None
+
+    def check(self) -> None:
+        positive(self, "factor")
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def term(
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
+    ) -> Term:
+        return linear_term(slopes(q.shape[1]) / self.factor, q, q_pos, k_pos)
+
+
+def stretched(m: Tensor, factor: float) -> Tensor:
+    """Slopes divided by factor^t, t from 0 at the steepest to 1 at the shallowest."""
+    log = m.log()
+    span = log.max() - log.min()
+    t = (log.max() - log) / span if span > 0 else torch.zeros_like(log)
+    return m * factor ** (-t)
+
+
+@part("ntk_alibi", site="bias", paper="keezen 2023, github.com/keezen/ntk_alibi")
+class NtkAlibi:
+    """NTK-ALiBi: the steepest slope stays, the shallowest is divided by the factor, the others in
+    between.
+
+    keezen 2023. m'_h = m_h · s^(-t), t = (ln m_max - ln m_h)/(ln m_max - ln m_min). For a power of two
+    this is the published m_h / s^((h-1)/(H-1)); for other head counts the published code mixes the
+    ranks up, and this does not.
+    """
+
+    factor: float
+    flat_beyond = None
+
+    def check(self) -> None:
+        positive(self, "factor")
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def term(
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
+    ) -> Term:
+        return linear_term(stretched(slopes(q.shape[1]), self.factor), q, q_pos, k_pos)

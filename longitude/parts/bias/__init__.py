@@ -1,1 +1,0 @@
-"""⑤ A term added to each score."""

@@ -1,0 +1,61 @@
+"""Terms that depend on the distance alone, which the learned and the costly biases share.
+
+Where positions are contiguous there are no more distances than tokens: the term is then a table
+with a row a head, made once for a call, and the score of a pair is a look-up. Gradients flow into
+the table, and from there into the few weights behind it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longitude.core.part import Index
+
+
+@dataclass(frozen=True, eq=False)
+class ByDistance:
+    """The term value(h, i - j), with positions (b|1, n) gathered at the indices asked for.
+
+    `rows` are given where the term is a row of theirs, a number a head, which the part's `entry`
+    names for each distance: no weight changes which, so that can be kept.
+    """
+
+    q_pos: Tensor
+    k_pos: Tensor
+    value: Callable[[Index, Tensor], Tensor]
+    cheap: bool = False  # to compute rather than to look up
+    rows: Tensor | None = None
+
+    def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
+        return self.value(h, at(self.q_pos, b, i) - at(self.k_pos, b, j))
+
+    def table(self, heads: int, q: range, k: range) -> Tensor:
+        """The term of every distance between two contiguous ranges, the least first: (h, r)."""
+        device = self.q_pos.device
+        away = torch.arange(q[0] - k[-1], q[-1] - k[0] + 1, device=device)
+        return self.value(torch.arange(heads, device=device)[:, None], away[None])
+
+    def dense(self, heads: int, q: range, k: range) -> Tensor:
+        """The term of every pair of two contiguous ranges: (h, q, k), each row a step along the
+        table."""
+        steps = self.table(heads, q, k).flip(1).unfold(1, len(k), 1)
+        return steps.flip(1)
+
+
+by_distance = ByDistance
+
+
+def pick(table: Tensor, b: Index, h: Index, i: Index, r: Tensor) -> Tensor:
+    """table[b, h, i, r]. Over the whole grid of a call it is a gather, whose gradient adds up as it
+    comes: that of an index is sorted first, which takes a GPU ten times as long."""
+    sizes = (b.numel(), h.numel(), i.numel())
+    if r.dim() == 4 and sizes == table.shape[:3] and b.dim() == h.dim() == i.dim() == 4:
+        return table.gather(-1, r.expand(*sizes, r.shape[-1]))
+    return table[b, h, i, r]
+
+
+def at(pos: Tensor, b: Index, i: Index) -> Tensor:
+    """Positions (b|1, n) at batch b and index i; one row serves every batch."""
+    return pos[0][i] if pos.shape[0] == 1 else pos[b, i]

@@ -1,1 +1,0 @@
-"""② Vectors added to, or multiplied into, the embeddings."""

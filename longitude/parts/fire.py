@@ -1,0 +1,66 @@
+"""FIRE: a small network of the distance relative to the query's own position, f(ψ(i-j) / ψ(max(L,
+i))).
+
+Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context
+Transformers". ψ(x) = ln(c x + 1); c and the threshold L are learned, f is 1 → hidden → heads with
+ReLU. The normaliser depends on the query alone, never on the total length, so rows stay what they
+are as a cache grows.
+"""
+
+import torch
+from torch import Tensor
+
+from longitude.core.part import Dims, Index, Keys, Queries, Rows, Term, Weights, part, positive
+from longitude.parts.distance_bias import at
+
+
+@part("fire", site="bias", paper="Li et al. 2023, arXiv:2310.04418")
+class Fire:
+    hidden: int = 32
+    threshold: float = 512
+    c: float = 0.1
+    flat_beyond = None
+    many_reads = True  # its weights are read unit by unit, which compiled flex can't differentiate
+
+    def check(self) -> None:
+        positive(self, "hidden", "threshold", "c")
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {
+            "inward": torch.randn(self.hidden, generator=rng),
+            "inward_bias": torch.randn(self.hidden, generator=rng) * 0.1,
+            "outward": torch.randn(self.hidden, dims.heads, generator=rng) * self.hidden**-0.5,
+            "outward_bias": torch.zeros(dims.heads),
+            "c": torch.tensor(float(self.c)),
+            "multiplier": torch.tensor(1.0),
+        }
+
+    def term(
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
+    ) -> Term:
+        w = weights
+        dtype = w["c"].dtype
+
+        def psi(x: Tensor) -> Tensor:
+            return torch.log1p(w["c"].abs() * x)
+
+        threshold = (w["multiplier"] * self.threshold).abs()
+
+        def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
+            here = at(q_pos, b, i).to(dtype)
+            share = psi((here - at(k_pos, b, j)).abs()) / (
+                psi(torch.maximum(threshold, here)) + 1e-6
+            )
+            # a grid of pairs, the same for every head: all units at once
+            if share.dim() == 4 and share.shape[1] == 1 and h.numel() == h.shape[1]:
+                seen = torch.relu(share[..., None] * w["inward"] + w["inward_bias"])
+                heads = (seen @ w["outward"] + w["outward_bias"])[:, 0].movedim(-1, 1)
+                return heads[:, h.flatten()]
+            # unit by unit: indexing heads last keeps the term a scalar function of (b, h, i, j)
+            out = w["outward_bias"][h]
+            for unit in range(self.hidden):
+                seen = torch.relu(share * w["inward"][unit] + w["inward_bias"][unit])
+                out = out + seen * w["outward"][unit][h]
+            return out
+
+        return term

@@ -1,1 +1,0 @@
-"""⑥ Which keys a query may see."""

@@ -1,1 +1,0 @@
-"""① A number for each token."""

@@ -1,1 +1,0 @@
-"""③ Queries and keys turned by their positions."""

@@ -1,1 +1,0 @@
-"""How fast each rotary pair turns: the unscaled frequencies, and every way to scale them."""

@@ -1,1 +1,0 @@
-"""Which positions queries and keys turn to: every remap is a few regions of the (i, j) plane."""

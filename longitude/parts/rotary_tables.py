@@ -1,0 +1,161 @@
+"""Tables made once: a memo bounded by how much it holds, not by how many.
+
+Every layer of a model turns by the same tables, so they are worth keeping; but a decoder asks for a
+longer one at each step, and a fixed number of tables would grow without bound with the context.
+
+Tables of cosines and sines: what turns the queries or the keys of one region.
+
+Angles are made in float64 and only then rounded: in float32 the cosine is off by 0.07 at position
+one million. Tables for a range of positions are made once and shared by every layer.
+
+transformers' own tables: the cosines and sines of float32 angles, bit for bit.
+
+Longitude makes its angles in float64, where transformers (5.x, `LlamaRotaryEmbedding.forward`)
+multiplies float32 positions by float32 frequencies. `hf_cos_sin` reproduces those bits, so that a
+difference from a checkpoint's own run is never a matter of rounding: for tests of parity, and to
+tell one kind of error from another. A model that ran longer inputs before may hold other
+frequencies (dynamic NTK); these are a fresh model's.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from longitude.core.part import Frequencies, Pos, Region, as_tensor, by_rows
+from longitude.core.validate import UserError
+from longitude.parts.dynamic import DynamicNtk
+from longitude.parts.frequencies import powers
+from longitude.parts.rope import Rope
+
+Tables = tuple[Tensor, Tensor]
+LEAST = 4096  # what a small table counts as: a decoder makes one at each step
+
+
+class Memo:
+    """What `make` gave for recent arguments, up to `limit` numbers in all; the oldest go first."""
+
+    def __init__(self, make: Callable[..., Tables], limit: int) -> None:
+        self.make, self.limit, self.size = make, limit, 0
+        self.kept: OrderedDict[tuple[Hashable, ...], Tables] = OrderedDict()
+        self.lock = Lock()
+
+    def __call__(self, *key: Hashable) -> Tables:
+        with self.lock:
+            if key in self.kept:
+                self.kept.move_to_end(key)
+                return self.kept[key]
+        made = self.make(*key)
+        with self.lock:
+            if key not in self.kept:
+                self.kept[key] = made
+                self.size += _numbers(made)
+            while self.size > self.limit and len(self.kept) > 1:
+                self.size -= _numbers(self.kept.popitem(last=False)[1])
+        return made
+
+
+def _numbers(tables: Tables) -> int:
+    return max(LEAST, sum(t.numel() for t in tables))
+
+
+def cos_sin(
+    rope: Rope,
+    region: Region,
+    side: str,
+    pos: Pos,
+    head_dim: int,
+    length: int | Tensor,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    centre: float = 0.0,
+) -> Tables:
+    """Tables (b|1, 1, n, half) that turn one side of a region: "q", "k", or the whole "pair".
+
+    A query's tables carry the gain of the score. The tables of a pair turn a key for an unturned
+    query: `pos` is then minus the distance, and they carry the gain too. `length` is one number, or
+    one for each sequence or token, (b, n|1). `centre` is where a decay's gain is 1.
+    """
+    fixed = isinstance(pos, range) and not isinstance(length, Tensor)
+    make = _made_once if fixed and not torch.compiler.is_compiling() else _make
+    return make(rope, region, side, pos, head_dim, length, dtype, device, centre)
+
+
+def _make(
+    rope: Rope,
+    region: Region,
+    side: str,
+    pos: Pos,
+    head_dim: int,
+    length: int | Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    centre: float,
+) -> Tables:
+    frequencies, dim = region.frequencies or rope.frequencies, rope.dim(head_dim)
+    # made outside inference mode, because a table made once may serve a training step later
+    with torch.inference_mode(False), torch.no_grad():
+        where = (region.q if side == "q" else region.k)(torch.atleast_2d(as_tensor(pos, device)))
+        inv, gain = _of_length(frequencies, dim, rope.base, length)
+        angle = where[..., None] * inv.to(device)
+        size = gain.to(device) if side != "k" else torch.ones_like(gain, device=device)
+        if rope.decay:
+            away = (where - centre) if side == "q" else (centre - where)
+            size = size * (rope.decay.rate(dim).to(device) * away[..., None]).exp()
+        return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
+
+
+_made_once = Memo(_make, limit=2**26)
+
+
+def _of_length(
+    frequencies: Frequencies, dim: int, base: float, length: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Inverse frequencies (half) or (b, n|1, half), and gains that broadcast with them."""
+    if not isinstance(length, Tensor):
+        gain = torch.tensor(frequencies.gain(length), dtype=torch.float64)
+        return frequencies.inv_freq(dim, base, length), gain
+    each, which = length.unique(return_inverse=True)
+    inv = torch.stack([frequencies.inv_freq(dim, base, n) for n in each.tolist()])
+    gain = torch.tensor([[frequencies.gain(n)] for n in each.tolist()], dtype=torch.float64)
+    return inv.to(which.device)[which], gain.to(which.device)[which]
+
+
+def hf_cos_sin(
+    rope: Rope, pos: Pos, head_dim: int, length: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """The tables (…, n, rotary dim) of positions (…, n), laid out as the rope's pairs are.
+
+    They are as wide as the rotary dimensions, each angle standing twice, and carry the square root
+    of the gain: transformers turns queries and keys by the same tables.
+    """
+    if rope.remap or rope.decay or by_rows(rope.frequencies):
+        raise UserError(
+            f"hf precision: transformers has no counterpart of {rope}: "
+            f"leave out its remap, decay or stepped frequencies."
+        )
+    where = as_tensor(pos)
+    inv = _inv_freq(rope.frequencies, rope.dim(head_dim), rope.base, length).to(where.device)
+    angle = where[..., None].float() * inv
+    both = torch.cat([angle] * 2, -1) if rope.pairs == "half" else angle.repeat_interleave(2, -1)
+    scaling = attention_scaling(rope.frequencies, length)
+    return (both.cos() * scaling).to(dtype), (both.sin() * scaling).to(dtype)
+
+
+def _inv_freq(frequencies: Frequencies, dim: int, base: float, length: int) -> Tensor:
+    if isinstance(frequencies, DynamicNtk) and length > frequencies.original and dim > 2:
+        # a forward pass finds its length as a tensor, so the base grows in float32 there
+        grown = frequencies.factor * torch.tensor(length) / frequencies.original
+        grown = base * (grown - (frequencies.factor - 1)) ** (dim / (dim - 2))
+        return 1.0 / powers(dim, grown, torch.float32)
+    return frequencies.inv_freq(dim, base, length, dtype=torch.float32)
+
+
+def attention_scaling(frequencies: Frequencies, length: int) -> float:
+    """The factor on q and on k each: as the part has it, for the root of its square may differ."""
+    own = getattr(frequencies, "attention", None)
+    return own() if own else math.sqrt(frequencies.gain(length))

@@ -1,1 +1,0 @@
-"""④ A factor for each query."""

@@ -1,0 +1,100 @@
+"""TODO."""
+
+import math
+
+import torch
+
+from longitude.core.part import Dims, Factors, Rows, Weights, not_negative, part, positive
+from longitude.core.validate import UserError
+
+
+@part(
+    "logn",
+    site="scale",
+    paper="Su 2021, kexue.fm/archives/8823; Chiang & Cholak 2022, arXiv:2202.12172",
+)
+class LogN:
+    """logn: queries scaled by log_L n, n the number of keys they may see, L the trained length.
+
+    Su 2021, "Entropy invariance of attention" (kexue.fm 8823); Chiang & Cholak 2022. `clip` keeps the
+    factor at 1 or above, max(1, log_L n): the form for models trained without it, which an unclipped
+    factor would cool below the trained length (n = 64, L = 512: 0.667). Causal: n = i + 1;
+    bidirectional: the unpadded keys.
+    """
+
+    train: int
+    clip: bool = True
+
+    def check(self) -> None:
+        if self.train < 2:
+            raise UserError(
+                f"logn: the trained length must be at least 2, but got {self.train}: its "
+                f"logarithm divides."
+            )
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
+        factor = seen.clamp(min=1).to(torch.float64).log() / math.log(self.train)
+        return (factor.clamp(min=1) if self.clip else factor)[:, None]
+
+
+@part("ssmax", site="scale", paper="Nakanishi 2025, arXiv:2501.19399")
+class SsMax:
+    """Scalable softmax: logits × s_h ln n, n the number of keys a query may see, s_h learned for each
+    head.
+
+    Nakanishi 2025, "Scalable-Softmax Is Superior for Attention". The paper's fits lie near s = 0.43,
+    where s starts.
+    """
+
+    start: float = 0.43
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {"s": torch.full((dims.heads,), float(self.start))}
+
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
+        return weights["s"][None, :, None] * seen.clamp(min=1).to(torch.float64).log()[:, None]
+
+
+@part("temperature", site="scale", paper="Hinton et al. 2015, arXiv:1503.02531")
+class Temperature:
+    """A constant temperature: logits divided by t.
+
+    Hinton et al. 2015. YaRN's own temperature is part of `yarn`; this one is for trying others.
+    """
+
+    t: float
+
+    def check(self) -> None:
+        positive(self, "t")
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
+        return torch.full((1, 1, 1), 1 / self.t, dtype=torch.float64, device=q_pos.device)
+
+
+@part("llama4_temperature", site="scale", paper="Meta 2025, Llama 4; transformers modeling_llama4")
+class Llama4Temperature:
+    """Llama 4's temperature: 1 + scale · ln(1 + ⌊(pos + offset) / floor⌋).
+
+    Meta 2025, Llama 4, on its layers without positions. Ministral 3 uses the same with offset 0.
+    """
+
+    floor: int = 8192
+    scale_by: float = 0.1
+    offset: int = 1
+
+    def check(self) -> None:
+        positive(self, "floor")
+        not_negative(self, "offset")
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
+        steps = torch.floor((q_pos.to(torch.float64) + self.offset) / self.floor)
+        return (1 + self.scale_by * torch.log1p(steps))[:, None]

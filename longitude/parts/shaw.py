@@ -1,0 +1,56 @@
+"""Shaw's relative positions: keys (and values) take a learned vector for the clipped offset,
+a[clip(j - i, -c, c)].
+
+Shaw et al. 2018, "Self-Attention with Relative Position Representations". Scores gain q_i · aK /
+√d, outputs gain Σ_j α_ij aV. The key side is a term like any other; the value side needs the whole
+row of weights, so it runs eagerly only. Tables are shared by the heads.
+"""
+
+import torch
+from torch import Tensor
+
+from longitude.core.part import Dims, Index, Keys, Queries, Rows, Term, Weights, part, positive
+from longitude.parts.distance_bias import at, pick
+
+
+@part("shaw", site="bias", paper="Shaw et al. 2018, arXiv:1803.02155")
+class Shaw:
+    clip: int
+    values: bool = False
+
+    def check(self) -> None:
+        positive(self, "clip")
+
+    @property
+    def flat_beyond(self) -> int | None:
+        return self.clip
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        sides = ("keys", "values") if self.values else ("keys",)
+        shape = (2 * self.clip + 1, dims.head_dim)
+        return {side: torch.randn(*shape, generator=rng) * dims.head_dim**-0.5 for side in sides}
+
+    def offset(self, i: Tensor, j: Tensor) -> Tensor:
+        """The row of the tables for query position i and key position j."""
+        return (j - i).round().clamp(-self.clip, self.clip).to(torch.int64) + self.clip
+
+    def term(
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
+    ) -> Term:
+        score = torch.einsum("bhid,rd->bhir", q, weights["keys"].to(q.dtype))
+
+        def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
+            return pick(score, b, h, i, self.offset(at(q_pos, b, i), at(k_pos, b, j)))
+
+        return term
+
+    def value_term(
+        self, attended: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights
+    ) -> Tensor:
+        """Σ_j α_ij aV[clip(j - i)] from the weights α (b h i j)."""
+        row = self.offset(q_pos[:, :, None], k_pos[:, None, :])[:, None].expand(attended.shape)
+        table = weights["values"].to(attended.dtype)
+        mass = attended.new_zeros(*attended.shape[:-1], table.shape[0]).scatter_add(
+            -1, row, attended
+        )
+        return mass @ table

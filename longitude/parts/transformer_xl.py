@@ -1,0 +1,80 @@
+"""Transformer-XL's relative attention: (q_i + u)·k_j + (q_i + v)·(W R_{i-j}), all divided by √d.
+
+Dai et al. 2019, "Transformer-XL"; XLNet (bidirectional). R is sinusoidal, all sines then all
+cosines; W, u and v are learned for each head; values carry no position. `clamp` cuts distances off
+(0: never). Segment memory is a matter of which keys are given: pass the memory's keys with their
+positions.
+"""
+
+import torch
+from torch import Tensor
+
+from longitude.core.part import (
+    Dims,
+    Index,
+    Keys,
+    Queries,
+    Rows,
+    Term,
+    Weights,
+    not_negative,
+    part,
+    positive,
+)
+from longitude.core.validate import UserError
+from longitude.parts.distance_bias import at, pick
+from longitude.parts.sinusoidal import sinusoid
+
+
+@part("transformer_xl", site="bias", paper="Dai et al. 2019, arXiv:1901.02860")
+class TransformerXl:
+    clamp: int = 0
+    base: float = 10000
+
+    def check(self) -> None:
+        not_negative(self, "clamp")
+        positive(self, "base")
+
+    @property
+    def grows(self) -> bool:
+        """Whether the term's table of distances grows with the call: n² numbers without a clamp."""
+        return not self.clamp
+
+    @property
+    def flat_beyond(self) -> int | None:
+        return self.clamp or None
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        shape = (dims.heads, dims.head_dim)
+        return {
+            "relative": torch.randn(*shape, dims.dim, generator=rng) * dims.dim**-0.5,
+            "u": torch.randn(*shape, generator=rng) * 0.02,
+            "v": torch.randn(*shape, generator=rng) * 0.02,
+        }
+
+    def term(
+        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
+    ) -> Term:
+        low, high = self._reach(q_pos, k_pos)
+        relative = weights["relative"].to(q.dtype)
+        steps = torch.arange(low, high + 1, device=q.device)
+        wave = sinusoid(steps, relative.shape[-1], self.base, "concatenated")
+        keys = torch.einsum("hdm,rm->hrd", relative, wave.to(q.dtype))
+        u, v = (weights[name].to(q.dtype) * scale for name in ("u", "v"))
+        position = torch.einsum("bhid,hrd->bhir", q + v[:, None], keys)
+        group = q.shape[1] // k.shape[1]
+        content = torch.einsum("hd,bhjd->bhj", u, k.repeat_interleave(group, 1))
+
+        def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
+            r = (at(q_pos, b, i) - at(k_pos, b, j)).clamp(low, high) - low
+            return pick(position, b, h, i, r.to(torch.int64)) + content[b, h, j]
+
+        return term
+
+    def _reach(self, q_pos: Tensor, k_pos: Tensor) -> tuple[int, int]:
+        """The least and greatest distance that the table must hold."""
+        if q_pos.is_floating_point() or k_pos.is_floating_point():
+            raise UserError("transformer_xl: its table is of whole steps: give whole positions.")
+        low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
+        most = self.clamp or max(-low, high)
+        return max(min(low, most), -most), max(min(high, most), -most)

@@ -1,0 +1,1 @@
+"""Question answering over texts longer than the window, without changing positions."""

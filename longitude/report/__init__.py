@@ -1,1 +1,0 @@
-"""Tables and pictures of rows, in the terminal and as files. Nothing here imports torch."""

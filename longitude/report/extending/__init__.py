@@ -1,1 +1,0 @@
-"""The report of `longitude extend`: tables, charts, a page and a summary, from rows alone."""

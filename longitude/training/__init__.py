@@ -1,0 +1,1 @@
+"""Training: what the lab and fine-tuning share."""

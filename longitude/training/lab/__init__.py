@@ -1,0 +1,1 @@
+"""Train short, test long: small models that differ only in their scheme."""

@@ -1,0 +1,138 @@
+"""What a lab run found, as plain values without torch: recorded, tabled and drawn from here.
+
+One score is one scheme, seed, task and length; a summary says what the seeds have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+from longitude.core.validate import UserError
+
+TEXT = "text"  # the one task that is scored by its loss: lower is better
+Stretch = tuple[int, int, float]  # first position, past the last, mean loss
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one trained model did on one task at one length.
+
+    `value` is the mean loss of the last tokens (text, in nats a byte) or the share of exact
+    answers (other tasks), or None with the reason in `refused`. `curve` is the loss by position.
+    """
+
+    scheme: str
+    label: str
+    seed: int
+    task: str
+    trained: int
+    length: int
+    value: float | None
+    refused: str | None = None
+    curve: tuple[Stretch, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = [self.value or 0.0, *(loss for _, _, loss in self.curve)]
+        if not all(map(math.isfinite, numbers)):
+            raise UserError(
+                f"The score of {self.label} on {self.task} at {self.length} is no finite number: "
+                "give None as its value, no curve, and the reason in refused."
+            )
+
+
+class Spread(NamedTuple):
+    """The same number over several seeds."""
+
+    mean: float
+    least: float
+    greatest: float
+    n: int
+
+
+class Cell(NamedTuple):
+    """One scheme on one task at one length, over seeds; without a spread where it has no value."""
+
+    task: str
+    trained: int
+    label: str
+    length: int
+    spread: Spread | None
+    refused: str | None
+
+
+class Bin(NamedTuple):
+    """One scheme's loss over the positions from `first` to before `past`, over seeds."""
+
+    trained: int
+    label: str
+    length: int
+    first: int
+    past: int
+    spread: Spread
+
+
+def plain(score: Score) -> dict[str, Any]:
+    """A score as JSON's own types."""
+    return asdict(score) | {"curve": [[*stretch] for stretch in score.curve]}
+
+
+def read(row: Mapping[str, Any]) -> Score:
+    """A score from what `plain` made of it."""
+    try:
+        curve = tuple((int(a), int(b), float(loss)) for a, b, loss in row.get("curve") or ())
+        return Score(**{**row, "curve": curve})
+    except (TypeError, ValueError) as e:
+        if isinstance(e, UserError):
+            raise
+        known = ", ".join(field.name for field in fields(Score))
+        raise UserError(f"A score has the fields {known}, but got {', '.join(row)} ({e}).") from e
+
+
+def summary(scores: Iterable[Score]) -> tuple[Cell, ...]:
+    """What the seeds have in common, for each task, trained window, label and length."""
+    groups: dict[tuple[str, int, str, int], list[Score]] = {}
+    for label, s in _labelled(scores):
+        groups.setdefault((s.task, s.trained, label, s.length), []).append(s)
+    return tuple(Cell(*group, *_common(found)) for group, found in groups.items())
+
+
+def curves(scores: Iterable[Score]) -> tuple[Bin, ...]:
+    """Loss by position over seeds, from the longest text on which each label has a curve."""
+    drawn = [(label, s) for label, s in _labelled(scores) if s.task == TEXT and s.curve]
+    longest: dict[tuple[int, str], int] = {}
+    for label, s in drawn:
+        longest[s.trained, label] = max(s.length, longest.get((s.trained, label), 0))
+    groups: dict[tuple[int, str, int, int, int], list[float]] = {}
+    for label, s in drawn:
+        for first, past, loss in s.curve if s.length == longest[s.trained, label] else ():
+            groups.setdefault((s.trained, label, s.length, first, past), []).append(loss)
+    return tuple(Bin(*group, spread(losses)) for group, losses in groups.items())
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Mean, least, greatest and how many, of one number at least."""
+    found = [*values]
+    return Spread(math.fsum(found) / len(found), min(found), max(found), len(found))
+
+
+def _common(found: list[Score]) -> tuple[Spread | None, str | None]:
+    """The spread of those that have a value; if none has, why."""
+    values = [s.value for s in found if s.value is not None]
+    if values:
+        return spread(values), None
+    return None, next((s.refused for s in found if s.refused), None)
+
+
+def _labelled(scores: Iterable[Score]) -> Iterator[tuple[str, Score]]:
+    """Each score once (the last of those that are for the same), with a label that is its own.
+
+    Two schemes under one label would be taken for two seeds: they go by their written forms.
+    """
+    last = {(s.scheme, s.label, s.seed, s.task, s.trained, s.length): s for s in scores}
+    schemes: dict[str, set[str]] = {}
+    for s in last.values():
+        schemes.setdefault(s.label, set()).add(s.scheme)
+    return ((s.label if len(schemes[s.label]) == 1 else s.scheme, s) for s in last.values())

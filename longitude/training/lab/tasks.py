@@ -1,0 +1,246 @@
+"""The lab's generated tasks: passkey, recall, copy, reverse, sort, arithmetic and parity.
+
+Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers",
+arXiv:2305.16843, trains on short strings and tests on long ones; its tasks are Delétang et al.'s
+(arXiv:2207.02098). They were made for encoders with a place for each output; a decoder reads them
+as a line of text, `problem=answer` and a newline. A model solves a row if it says every byte of the
+answer, the newline too, for an answer that does not end is wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+from torch import Tensor
+
+from longitude.core.validate import UserError, shown
+from longitude.eval.tasks.passkey import Form, form_for, passkey
+
+KEY_WEIGHT = 10  # of a key's digits in the loss: a few bytes among hundreds that hardly matter
+MODULUS = 5
+POWERS = torch.tensor([1, 2, 4, 3])  # of 2 modulo 5: each number but 0 is one of them
+LOGS = torch.tensor([0, 0, 1, 3, 2])  # which one (0 is none, and counted apart)
+
+Bytes = Int64[Tensor, "size _"]  # NUL where a row has nothing: the gaps are closed later
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Windows of a task; `tokens[:, 1:]` are the targets that weights and answer speak of."""
+
+    tokens: Int64[Tensor, "size window"]
+    weights: Float32[Tensor, "size length"]  # in the loss
+    answer: Bool[Tensor, "size length"]  # which targets are the answer
+
+    def to(self, device: torch.device | str) -> Rows:
+        return Rows(self.tokens.to(device), self.weights.to(device), self.answer.to(device))
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Something to train and to test on, at any length."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def paper(self) -> str: ...
+    def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
+        """`size` windows of `length` + 1 tokens. To train, problems `vary` in what makes them easy
+        or hard; to test, each is the largest that fits."""
+        ...
+
+    def for_window(self, window: int) -> Task:
+        """The task for a model trained on this window, in a form that no test length changes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Line:
+    """A task written `problem=answer` and a newline, which takes `each` tokens for every symbol and
+    `extra` beside; `write` gives problems of n symbols (out of `most`) and their answers."""
+
+    name: str
+    paper: str
+    each: int
+    extra: int
+    write: Callable[[torch.Generator, Int64[Tensor, " size"], int], tuple[Bytes, Bytes]]
+
+    def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
+        most = (length + 1 - self.extra) // self.each
+        if most < 1:
+            raise UserError(
+                f"{self.name} takes at least {self.each + self.extra - 1} tokens, but got a length "
+                f"of {length}: give more."
+            )
+        n = torch.randint(1 if vary else most, most + 1, (size,), generator=rng)
+        problem, answer = self.write(rng, n, most)
+        tokens, said = _joined([problem, _always("=", n)], [answer, _always("\n", n)], length + 1)
+        return Rows(tokens, said[:, 1:].float(), said[:, 1:])
+
+    def for_window(self, window: int) -> Task:
+        return self
+
+
+@dataclass(frozen=True)
+class Passkeys:
+    """The passkey of `longitude.eval.tasks.passkey`, then a full stop. Windows are always full; the loss
+    is that of all text, the key's digits weighted 10. What varies is the depth of the key; in a
+    test the depths of a batch are evenly spread."""
+
+    name: str = "passkey"
+    paper: str = "Mohtashami & Jaggi 2023, arXiv:2305.16300"
+    form: Form | None = None  # the one that fits the length, unless given
+
+    def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
+        python = random.Random(int(torch.randint(2**62, (), generator=rng)))
+        depths = [None if vary else (n + python.random()) / size for n in range(size)]
+        made = [passkey(length, rng=python, depth=d, form=self.form) for d in depths]
+        text = bytearray("".join(f"{p.prompt}{p.answer}." for p in made).encode())
+        tokens = torch.frombuffer(text, dtype=torch.uint8).view(size, length + 1).long()
+        digits = torch.tensor([len(str(p.key)) for p in made])[:, None]
+        to_go = torch.arange(length).flip(0)  # 0 at the full stop
+        key = (to_go > 0) & (to_go <= digits)
+        return Rows(tokens, 1 + (KEY_WEIGHT - 1) * key.float(), key | (to_go == 0))
+
+    def for_window(self, window: int) -> Task:
+        return replace(self, form=form_for(window))
+
+
+def task(name: str, window: int) -> Task:
+    """The task of this name, for a model trained on windows of this length."""
+    if name not in TASKS:
+        near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
+        use = near[0] if near else f"one of {', '.join(TASKS)}"
+        raise UserError(f"no task is called {shown(name)}: use {use}.")
+    return TASKS[name].for_window(window)
+
+
+def accuracy(predicted: Int64[Tensor, "size length"], rows: Rows) -> float:
+    """The share of rows whose answer is right in every byte. Predictions are made with the right
+    tokens before them, so all are right just when greedy decoding would say the whole answer."""
+    right = predicted.to(rows.tokens.device) == rows.tokens[:, 1:]
+    return (right | ~rows.answer).all(1).double().mean().item()
+
+
+def copied(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+    """`qwe=qwe`: letters once more. The paper's "duplicate string", with 26 letters for its two:
+    a decoder then finds its place by what stands around it."""
+    letters = _drawn("abcdefghijklmnopqrstuvwxyz", rng, n, most)
+    return letters, letters
+
+
+def reversed_(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+    """`qwe=ewq`: letters backwards; the paper's "reverse string", with 26 letters for its two."""
+    letters = _drawn("abcdefghijklmnopqrstuvwxyz", rng, n, most)
+    return letters, letters.flip(1)
+
+
+def sorted_(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+    """`cabeb=abbce`: letters in order; the paper's "bucket sort", of five letters as there."""
+    letters = _drawn("abcde", rng, n, most)
+    return letters, letters.sort(1).values
+
+
+def parity(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+    """`abbaa=y`: whether the number of b's is even, y or n; the paper's "parity check"."""
+    letters = _drawn("ab", rng, n, most)
+    odd = (letters == ord("b")).sum(1, keepdim=True) % 2
+    return letters, _symbols("yn")[odd]
+
+
+def arithmetic(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+    """`1+2*3-4=3`: digits from 0 to 4 joined by +, - and *, worked out modulo 5 with products
+    first, as usual; the paper's "modular arithmetic" without brackets."""
+    digits, operators = _drawn("01234", rng, n, most), _drawn("+-*", rng, n, most)
+    operators[:, 0] = 0
+    value = _modular(digits, operators)
+    return torch.stack([operators, digits], -1).flatten(1), _symbols("01234")[value][:, None]
+
+
+def recall(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+    """`qf3zk8bm3?zk=8`: pairs of a key (two letters) and a value (a digit), then one of the keys:
+    which value was its own? Ba et al.'s associative retrieval. No other pair has the key asked
+    for, so there is one answer; the others may repeat, which lets a problem have any length."""
+    keys = torch.randint(26 * 26, (len(n), most), generator=rng)
+    asked = (torch.rand(len(n), 1, generator=rng, dtype=torch.float64) * n[:, None]).long()
+    key = keys.gather(1, asked)
+    other = torch.arange(most) != asked
+    keys = torch.where(other & (keys == key), (keys + 1) % 26**2, keys)
+    values = _drawn("0123456789", rng, n, most)
+    pairs = torch.cat([_two_letters(keys), values[..., None]], -1) * (values > 0)[..., None]
+    question = torch.cat([_always("?", n), _two_letters(key).flatten(1)], 1)
+    return torch.cat([pairs.flatten(1), question], 1), values.gather(1, asked)
+
+
+_RUOSS = "Ruoss et al. 2023, arXiv:2305.16843"
+TASKS: dict[str, Task] = {
+    t.name: t
+    for t in (
+        Passkeys(),
+        Line("recall", "Ba et al. 2016, arXiv:1610.06258", 3, 6, recall),
+        Line("copy", _RUOSS, 2, 2, copied),
+        Line("reverse", _RUOSS, 2, 2, reversed_),
+        Line("sort", _RUOSS, 2, 2, sorted_),
+        Line("arithmetic", _RUOSS, 2, 2, arithmetic),
+        Line("parity", _RUOSS, 1, 3, parity),
+    )
+}
+
+
+def _modular(
+    digits: Int64[Tensor, "size n"], operators: Int64[Tensor, "size n"]
+) -> Int64[Tensor, " size"]:
+    """The value of each row modulo 5. The terms of a sum are told apart by counting + and -; a
+    product becomes a sum of logarithms, which can be added up for all terms at once."""
+    signs = (operators == ord("+")) | (operators == ord("-"))
+    term = signs.cumsum(1)
+    number = (digits - ord("0")).clamp(min=0)
+    zeros = torch.zeros_like(number)
+    power = zeros.scatter_add(1, term, LOGS[number])
+    # past a row's end there are no digits: its place counts as 0 and its terms vanish
+    vanish = zeros.scatter_add(1, term, ((number == 0) & (digits > 0)).long()) > 0
+    sign = torch.ones_like(number).scatter_add(1, term, -2 * (operators == ord("-")).long())
+    there = zeros.scatter_add(1, term, (digits > 0).long()) > 0
+    return torch.where(there & ~vanish, sign * POWERS[power % 4], 0).sum(1) % MODULUS
+
+
+def _joined(
+    before: list[Tensor], after: list[Tensor], length: int
+) -> tuple[Int64[Tensor, "size {length}"], Bool[Tensor, "size {length}"]]:
+    """Rows without their gaps, filled up with NUL, and which tokens came `after`.
+
+    In numpy, whose one thread is done before several of torch's have woken up.
+    """
+    tokens = torch.cat([*before, *after], 1).numpy()
+    some = tokens > 0
+    last = some[:, -sum(piece.shape[1] for piece in after) :].sum(1, keepdims=True)
+    end = some.sum(1, keepdims=True)
+    place = np.arange(length)
+    closed = np.zeros((len(tokens), length), np.int64)
+    closed[place < end] = tokens[some]
+    return torch.from_numpy(closed), torch.from_numpy((place < end) & (place >= end - last))
+
+
+def _drawn(symbols: str, rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> Bytes:
+    """n of these symbols a row, each as likely, and nothing behind them."""
+    drawn = _symbols(symbols)[torch.randint(len(symbols), (len(n), most), generator=rng)]
+    return drawn * (torch.arange(most) < n[:, None])
+
+
+def _two_letters(keys: Int64[Tensor, "size some"]) -> Int64[Tensor, "size some 2"]:
+    return torch.stack([keys // 26, keys % 26], -1) + ord("a")
+
+
+def _symbols(symbols: str) -> Int64[Tensor, " count"]:
+    return torch.tensor(list(symbols.encode()))
+
+
+def _always(symbol: str, n: Int64[Tensor, " size"]) -> Int64[Tensor, "size 1"]:
+    return torch.full((len(n), 1), ord(symbol))

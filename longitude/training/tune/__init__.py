@@ -1,0 +1,1 @@
+"""A short fine-tune that adapts a checkpoint to an extension."""

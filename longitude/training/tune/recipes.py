@@ -1,0 +1,232 @@
+"""Recipes: how checkpoints of long context were made, each a value that names its paper.
+
+A scheme for the stretch from the trained length L to the target T, and how long and how fast it is
+trained. Learning rates are the papers', for models 4,096 wide; `settle` takes them to another width
+as 1/width (Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466), and LoRA's matrices learn ten
+times as fast (Schulman et al. 2025, "LoRA Without Regret"). The papers' batches are of 64 to 128
+sequences; the ones here fit one machine. Every field can be set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from longitude.core.validate import UserError, shown
+from longitude.extension.candidates import Own, Stretch, full_layers
+
+WIDE = 4096  # of the models that the papers' learning rates are for
+FASTER = 10  # LoRA's learning rate against that of full training
+LORA, FULL = "lora", "full"
+OWN = "own scheme"  # the recipe's name where a scheme is given and no recipe
+OPTIONS = {
+    "steps": "--steps",
+    "rows": "--batch",
+    "length": "--seq",
+    "rate": "--lr",
+    "rank": "--rank",
+}
+Write = Callable[[Stretch, float], str | None]  # given the stretch and the model's base
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, on what, and how. `scheme` None keeps the model's own; `length` None is the
+    target, `groups` the share of a sequence that one of LongLoRA's groups has."""
+
+    name: str
+    paper: str
+    family: str  # rope, alibi or learned
+    scheme: str | None = None
+    steps: int = 400
+    rows: int = 8
+    length: int | None = None
+    rate: float = 2e-5
+    warmup: int = 20
+    positions: str = "order"
+    trained: str = LORA
+    rank: int = 16
+    groups: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"{option} must be above zero, but got {value}: give more.")
+        if self.warmup < 0:
+            raise UserError(
+                f"--warmup must not be negative, but got {self.warmup}: give 0 or more."
+            )
+        if self.trained not in (LORA, FULL):
+            raise UserError(f"what is trained is lora or full, but got {shown(self.trained)}.")
+
+    def plain(self) -> dict[str, Any]:
+        """As it stands in tune.json."""
+        return asdict(self)
+
+    def rate_at(self, step: int) -> float:
+        """Up from a tenth in a straight line, then down another to a tenth."""
+        if step < self.warmup:
+            return self.rate * (0.1 + 0.9 * step / self.warmup)
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.rate * (1 - 0.9 * done)
+
+
+def _yarn(s: Stretch, base: float) -> str:
+    return f"rope(frequencies=yarn({s.factor}, original={s.trained}))"
+
+
+def _linear(s: Stretch, base: float) -> str:
+    return f"rope(frequencies=linear({s.factor}))"
+
+
+def _larger_base(s: Stretch, base: float) -> str:
+    """The critical base of the target, two digits of it rounded up: above it, the pairs that L
+    taught a whole turn cover T as well."""
+    turns = [max(math.e, n / (2 * math.pi)) for n in (s.trained, s.target)]
+    critical = base ** max(1.0, math.log(turns[1]) / math.log(turns[0]))
+    digit = 10 ** (math.floor(math.log10(critical)) - 1)
+    return f"rope(base={math.ceil(critical / digit) * digit})"
+
+
+def _own(s: Stretch, base: float) -> None:
+    return None
+
+
+def _hierarchical(s: Stretch, base: float) -> str:
+    return f"hierarchical({s.trained})"
+
+
+RECIPES: dict[str, tuple[Recipe, Write]] = {
+    made.name: (made, write)
+    for made, write in [
+        (Recipe("yarn", "Peng et al. 2023, YaRN, arXiv:2309.00071", "rope"), _yarn),
+        (
+            Recipe(
+                "pi",
+                "Chen et al. 2023, Position Interpolation, arXiv:2306.15595",
+                "rope",
+                steps=1000,
+            ),
+            _linear,
+        ),
+        (
+            Recipe(
+                "abf",
+                "Rozière et al. 2023, Code Llama, arXiv:2308.12950; Liu et al. 2023, Scaling Laws "
+                "of RoPE-based Extrapolation, arXiv:2310.05209",
+                "rope",
+                steps=1000,
+                trained=FULL,
+            ),
+            _larger_base,
+        ),
+        (
+            Recipe(
+                "pose",
+                "Zhu et al. 2023, PoSE, arXiv:2309.10400",
+                "rope",
+                steps=1000,
+                warmup=10,
+                positions="pose",
+            ),
+            _yarn,
+        ),
+        (
+            Recipe(
+                "longlora",
+                "Chen et al. 2023, LongLoRA, arXiv:2309.12307",
+                "rope",
+                steps=1000,
+                groups=0.25,
+            ),
+            _linear,
+        ),
+        (
+            Recipe(
+                "alibi",
+                "Press et al. 2021, ALiBi, arXiv:2108.12409; MosaicML 2023, MPT-7B-StoryWriter",
+                "alibi",
+                trained=FULL,
+            ),
+            _own,
+        ),
+        (
+            Recipe(
+                "learned",
+                "Su 2020, hierarchical decomposition, kexue.fm/archives/7947",
+                "learned",
+                trained=FULL,
+            ),
+            _hierarchical,
+        ),
+    ]
+}
+USUAL = {"rope": "yarn", "alibi": "alibi", "learned": "learned"}
+
+
+def named(name: str) -> Recipe:
+    """The recipe of a name, before it is settled for a model."""
+    if name not in RECIPES:
+        near = get_close_matches(name, RECIPES, n=1)
+        hint = f"{near[0]} is near" if near else f"use {', '.join(RECIPES)}"
+        raise UserError(f"no recipe is called {shown(name)}: {hint}.")
+    return RECIPES[name][0]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a recipe has to know of a model."""
+
+    name: str
+    own: Own
+    family: str
+    trained: int
+    target: int
+    width: int
+
+    @property
+    def base(self) -> float:
+        """Of its rotation, where it has one."""
+        ropes = [self.own.layer(i, len(self.own)).rotary for i in range(len(self.own))]
+        return next((float(rope.base) for rope in ropes if rope), 10000.0)
+
+
+def settle(name: str | None, about: About, asked: Mapping[str, Any]) -> Recipe:
+    """A recipe for a model: its scheme written for the stretch, its rate for the width, and over
+    them what was asked for (None: nothing)."""
+    recipe, write = RECIPES[named(name or USUAL[about.family]).name]
+    _check(recipe, about)
+    given = {key: value for key, value in asked.items() if value is not None}
+    trained = given.get("trained", recipe.trained)
+    text = write(Stretch(about.trained, about.target), about.base)
+    settled = replace(
+        recipe,
+        scheme=text and full_layers(text, about.own),
+        rate=recipe.rate * WIDE / about.width * (FASTER if trained == LORA else 1),
+        length=about.target if recipe.positions == "order" else about.trained,
+        warmup=min(recipe.warmup, max(0, given.get("steps", recipe.steps)) // 10),
+    )
+    settled = replace(settled, **given)
+    if name is None and "scheme" in given:  # trained as usual, but no paper's
+        settled = replace(settled, name=OWN, paper="")
+    if "positions" in given and "length" not in given and settled.positions != "order":
+        settled = replace(settled, length=about.trained)
+    return settled
+
+
+def _check(recipe: Recipe, about: About) -> None:
+    if recipe.family != about.family:
+        fitting = [n for n, (one, _) in RECIPES.items() if one.family == about.family]
+        raise UserError(
+            f"recipe {recipe.name} is for models with {recipe.family} positions, but {about.name} "
+            f"has {shown(about.own)}: use {' or '.join(fitting)}."
+        )
+    if about.target <= about.trained:
+        raise UserError(
+            f"--to is {about.target:,} tokens, but {about.name} was trained to {about.trained:,}: "
+            f"it reads that already; give more, for example --to {4 * about.trained}."
+        )

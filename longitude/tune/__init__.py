@@ -1,1 +1,0 @@
-"""A short fine-tune that makes an extension stick."""

@@ -1,0 +1,1 @@
+"""Tables and charts, in the terminal and as files. Nothing here imports torch."""

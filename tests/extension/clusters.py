@@ -1,0 +1,98 @@
+"""A small plan for a cluster, and a cluster that is played."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from longitude.extension.measure import Bench
+from longitude.extension.prepare import Options, Prepared, prepare
+from longitude.extension.ray_worker import Errand, Kit, Worker
+
+SMALL = Options(
+    to="512", methods="rope(frequencies=yarn(2, original=256))", lengths=(256, 512), docs=2,
+    text=(argparse.__file__,), questions=1, cost=False, device="cpu", quiet=True,
+)  # fmt: skip
+
+
+def small() -> Prepared:
+    """A plan that was cut, as a budget cuts: workers must not lay out one of their own."""
+    whole = prepare(SMALL)
+    cut = replace(whole.plan, protocol=replace(whole.plan.protocol, depths=(0.0, 1.0)))
+    bench = Bench(cut, whole.bench.model, whole.bench.tokenizer, whole.bench.documents)
+    return replace(whole, plan=cut, bench=bench)
+
+
+class Lost(Exception):
+    """What the stand-in raises for Ray's errors."""
+
+
+class Played:
+    """Ray, played in this process: `answer` says what a worker makes of an errand."""
+
+    exceptions = SimpleNamespace(RayError=Lost)
+
+    def __init__(self, answer: Callable[[Errand], Any], **resources: float) -> None:
+        self.answer, self.resources = answer, resources or {"CPU": 2.0}
+        self.made = self.killed = 0
+        self.asked: Counter[Errand] = Counter()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, kind: type) -> Any:
+        assert kind is Worker
+
+        def make(kit: Kit) -> Any:
+            self.made += 1
+            begin = SimpleNamespace(remote=lambda: self._ask(()))
+            return SimpleNamespace(begin=begin, measure=SimpleNamespace(remote=self._ask))
+
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
+
+    def _ask(self, errand: Errand, known: Any = ()) -> Any:
+        self.asked[errand] += 1
+        return _Awaited(errand)
+
+    def wait(self, answers: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return answers[-1:], answers[:-1]
+
+    def get(self, answer: _Awaited) -> Any:
+        found = self.answer(answer.errand)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def kill(self, worker: Any) -> None:
+        self.killed += 1
+
+
+class _Awaited:
+    def __init__(self, errand: Errand) -> None:
+        self.errand = errand
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Errand], Any], **resources: float
+) -> Played:
+    ray = Played(answer, **resources)
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    return ray
+
+
+def told(errand: Errand) -> list[Any]:
+    """An answer of the right form: a row for each task."""
+    return [({"task": repr(task)}, {"label": task.method.label}) for task in errand]

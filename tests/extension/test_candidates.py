@@ -1,0 +1,118 @@
+"""Windows, factors and groups keep the rules of their papers, whatever the stretch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from longitude.extension.candidates import (
+    FAMILIES,
+    Stretch,
+    by_length,
+    candidates,
+    family,
+    full_layers,
+    label,
+)
+
+ROPE, ALIBI, LEARNED = parse("rope(base=5000)"), parse("alibi()"), parse("learned(512)")
+
+
+def part(text, name):
+    """The remap or frequencies of this name that a text holds."""
+    rope = parse(text).rotary
+    found = [p for p in (rope.remap, rope.frequencies) if p is not None and p.name == name]
+    return found[0] if found else None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(64, 200_000), st.floats(1.05, 64))
+def test_every_rule_holds_at_every_stretch(trained, times):
+    target = int(trained * times) + 1
+    found = {c.name: c.text for c in reversed(candidates("auto", ROPE, trained, target))}
+    leaky = part(found["leaky_rerope"], "leaky_rerope")
+    assert leaky.window + (target - 1 - leaky.window) / leaky.factor <= 3 / 4 * trained
+    assert part(found["rerope"], "rerope").window <= trained / 2
+    extend = part(found["self_extend"], "self_extend")
+    assert extend.window + (target - extend.window) / extend.group <= 2 / 3 * trained + 1
+    assert target <= (trained - extend.window) * extend.group + extend.window
+    chunk = part(found["dual_chunk"], "dual_chunk")
+    assert chunk.size <= trained and chunk.local <= chunk.size
+    stream = part(found["streaming"], "streaming")
+    assert stream.sinks + stream.window <= trained
+    for name in ("linear", "ntk", "yarn"):
+        factor = part(found[name], name).factor
+        assert target / trained <= factor < target / trained + 0.011
+    assert part(found["yarn"], "yarn").original == trained
+
+
+@pytest.mark.parametrize("own", [ROPE, ALIBI, LEARNED], ids=str)
+@pytest.mark.parametrize("methods", ["auto", "all"])
+def test_all_are_schemes_and_change_nothing_comes_first(own, methods):
+    found = candidates(methods, own, 512, 4096)
+    assert found[0].text is None
+    assert len({c.text for c in found}) == len(found)
+    for one in found[1:]:
+        assert parse(one.text) != own
+
+
+def test_all_is_more_than_auto():
+    auto, every = (candidates(m, ROPE, 512, 4096) for m in ("auto", "all"))
+    assert {c.text for c in auto} < {c.text for c in every}
+    assert set(FAMILIES) == {family(one) for one in (ROPE, ALIBI, LEARNED)}
+
+
+def test_names_and_schemes_mix():
+    found = candidates("yarn; rope(remap=rerope(99)); none", ROPE, 512, 4096)
+    texts = [c.text for c in found]
+    assert texts[0] is None
+    assert [c.name for c in found[1:3]] == ["yarn", "yarn"]
+    assert texts[-1] == "rope(remap=rerope(99))"
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(UserError, match=r"'yran'.*yarn"):
+        candidates("yran", ROPE, 512, 4096)
+    with pytest.raises(UserError, match="names none"):
+        candidates(" ; ", ROPE, 512, 4096)
+    with pytest.raises(UserError, match="ntk_alibi"):
+        candidates("ntk_alib", ALIBI, 512, 4096)
+
+
+def test_layers_with_windows_of_their_own_stay():
+    own = parse("layers(rope() + window(16), rope())")
+    text = full_layers("rope(remap=rerope(128))", own)
+    assert parse(text) == parse("layers(rope() + window(16), rope(remap=rerope(128)))")
+    assert full_layers("rope(remap=rerope(128))", ROPE) == "rope(remap=rerope(128))"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("rope(base=5000)", "as it is"),
+        ("rope(base=5000, remap=rerope(64)) + logn(128)", "rerope(64) + logn(128)"),
+        ("rope(base=7000)", "base=7000"),
+        ("rope(base=5000, frequencies=linear(4))", "linear(4)"),
+        ("rope(base=9000, frequencies=linear(4))", "base=9000 + linear(4)"),
+    ],
+)
+def test_a_label_tells_what_changes(text, want):
+    assert label(parse(text), ROPE) == want
+
+
+def test_only_dynamic_frequencies_depend_on_the_length():
+    found = {c.text: by_length(parse(c.text)) for c in candidates("all", ROPE, 512, 2048)[1:]}
+    assert {text for text, dynamic in found.items() if dynamic} == {
+        t for t in found if "dynamic_" in t
+    }
+
+
+def test_the_group_is_the_least_power_of_two_that_keeps_the_rule():
+    for trained, target in ((256, 2048), (8192, 32768), (4096, 131072)):
+        s = Stretch(trained, target)
+        half = s.group // 2
+        assert s.group & (s.group - 1) == 0
+        assert half < 2 or s.neighbours + (target - s.neighbours) / half > 2 / 3 * trained

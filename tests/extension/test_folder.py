@@ -1,0 +1,131 @@
+"""A run's folder: everything is there and whole, and several are joined into one report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from longitude.cli.main import run
+from longitude.core.store import Store
+from longitude.core.validate import UserError
+from longitude.eval.records import CONTEXT, LOSS, Measured, Text
+from longitude.extension import folder as folders
+from tests.viz.extending import rows
+
+FEW = ("as it is", "yarn", "leaky_rerope")
+SMALL = [one for one in rows.FOUND if one.asked.measure == CONTEXT and one.label in FEW]
+
+
+def kept(folder: Path, found: list[Measured], advice: bool = True) -> Path:
+    """A folder with these rows in its store."""
+    with Store(folder / folders.STORE) as store:
+        for one in found:
+            store.put(one.asked.key, one.value)
+    if advice:
+        told = {**rows.ADVICE, "next": [{"title": t, "command": c} for t, c in rows.NEXT]}
+        (folder / folders.ADVICE).write_text(json.dumps(told), encoding="utf-8")
+    return folder
+
+
+def of_model(name: str) -> list[Measured]:
+    subject = replace(rows.MODEL, name=name, weights=name)
+    return [replace(one, asked=replace(one.asked, subject=subject)) for one in SMALL]
+
+
+def test_a_run_leaves_everything(tmp_path: Path) -> None:
+    with Store(tmp_path / folders.STORE) as store:
+        for one in SMALL:
+            store.put(one.asked.key, one.value)
+        folders.write(tmp_path, store, SMALL, rows.ADVICE, rows.NEXT)
+    left = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    wanted = {folders.STORE, folders.ROWS, folders.ADVICE, folders.PAGE, folders.SUMMARY}
+    assert left == wanted | {"charts/context.png", "charts/distance.png"}
+    assert len((tmp_path / folders.ROWS).read_text().splitlines()) == len(SMALL)
+    told = json.loads((tmp_path / folders.ADVICE).read_text())
+    assert told["best"] == rows.ADVICE["best"]
+    assert [(n["title"], n["command"]) for n in told["next"]] == rows.NEXT
+    (section,) = folders.joined([tmp_path])
+    assert section.recommendation["best"] == rows.ADVICE["best"]
+    assert [*section.what_next] == rows.NEXT and len(section.found) == len(SMALL)
+
+
+def test_each_model_has_a_section(tmp_path: Path) -> None:
+    paths = [kept(tmp_path / name, of_model(name)) for name in ("one", "two")]
+    assert [s.title for s in folders.joined(paths)] == ["one", "two"]
+
+
+def test_runs_alike_share_a_table(tmp_path: Path) -> None:
+    a = kept(tmp_path / "a", [one for one in SMALL if one.label in ("as it is", "yarn")])
+    b = kept(tmp_path / "b", [one for one in SMALL if one.label in ("as it is", "leaky_rerope")])
+    (section,) = folders.joined([a, b, a])
+    assert {*section.labels} == {"as it is", "yarn", "leaky_rerope"} and section.run == ""
+    best = section.recommendation["best"]  # made anew, from the rows of both
+    assert best["label"] == "leaky_rerope" and "1.443" in best["sentence"]
+
+
+def test_runs_of_other_documents_are_told_apart(tmp_path: Path) -> None:
+    other = [replace(one, asked=replace(one.asked, text=Text("b", "b" * 64))) for one in SMALL]
+    paths = [kept(tmp_path / "a", SMALL), kept(tmp_path / "b", other)]
+    name = rows.MODEL.name
+    assert [s.title for s in folders.joined(paths)] == [f"{name} (a)", f"{name} (b)"]
+
+
+def test_of_two_protocols_the_younger_is_shown(tmp_path: Path) -> None:
+    changed = [replace(o, asked=replace(o.asked, protocol={"last": 64})) for o in SMALL[:4]]
+    kept(tmp_path, SMALL)
+    (section,) = folders.joined([kept(tmp_path, changed, advice=False)])
+    assert {tuple(one.asked.protocol.items()) for one in section.found} == {(("last", 64),)}
+
+
+def test_a_reading_a_length_stands_beside_one_reading_for_all(tmp_path: Path) -> None:
+    once = [one for one in rows.FOUND if one.asked.measure == LOSS and one.label in FEW[:2]]
+    again = [
+        replace(one, asked=replace(one.asked, length=n, protocol={**one.asked.protocol, **read}))
+        for one in once
+        for n, read in (
+            [(2048, {"lengths": [*rows.LENGTHS]})]
+            if one.untouched
+            else [(n, {"lengths": [n]}) for n in rows.LENGTHS]
+        )
+    ]
+    (section,) = folders.joined([kept(tmp_path, again, advice=False)])
+    assert len(section.found) == len(again) == 4 + 4 * 4
+    assert {*section.boards["loss"].labels} == {*FEW[:2]}
+    half = [one for one in again if one.untouched]
+    a, b = (
+        kept(tmp_path / "a", half),
+        kept(tmp_path / "b", [one for one in again if one not in half]),
+    )
+    assert len(folders.joined([a, b])) == 1
+
+
+@pytest.mark.parametrize("what", ["no folder", "no store", "no rows"])
+def test_what_is_no_run_is_refused_in_a_sentence(what: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    if what != "no folder":
+        folder.mkdir()
+    if what == "no rows":
+        kept(folder, [])
+    with pytest.raises(UserError) as told:
+        folders.joined([folder])
+    assert str(folder) in str(told.value) and "\n" not in str(told.value)
+    assert not (folder / folders.STORE).exists() or what == "no rows"
+
+
+def test_the_command_joins_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(kept(tmp_path / name, of_model(name))) for name in ("one", "two")]
+    out = tmp_path / "both.html"
+    assert run(["report", *paths, "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [m["name"] for m in told["models"]] == ["one", "two"]
+    cells = {(c["label"], c["length"]): c["value"] for c in told["models"][0]["boards"]["context"]}
+    expected = sum(rows.loss("yarn", 1024, n) for n in range(4)) / 4
+    assert cells["yarn", 1024]["mean"] == pytest.approx(expected)
+    assert 'id="chart-2-context"' in out.read_text(encoding="utf-8")
+    assert run(["report", *paths, "--out", str(tmp_path / "both.pdf")]) == 2
+    assert run(["report", str(tmp_path / "none")]) == 2
+    err = capsys.readouterr().err.strip().splitlines()
+    assert len(err) == 2 and "There is no folder" in err[1]

@@ -1,0 +1,36 @@
+"""Killed at random moments and continued, a run leaves the rows of one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from longitude.core.store import Store, address
+from tests.extension import killing
+
+ROOT = Path(__file__).parents[2]
+OTHERWISE = ("seconds", "prefill", "decode", "peak", "machine")  # what differs from run to run
+
+
+def rows(path: Path) -> list[tuple[str, Any]]:
+    """What each row is of, and its value but for times and memory."""
+    with Store(path) as store:
+        return [
+            (address(row.key), {k: v for k, v in row.value.items() if k not in OTHERWISE})
+            for row in store.rows()
+        ]
+
+
+def test_rows_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", killing.__name__, str(tmp_path), "0"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    expected = rows(tmp_path / "undisturbed.sqlite")
+    assert sorted(at for at, _ in expected) == sorted(json.loads(ran.stdout))
+    killed = sorted(tmp_path.glob("killed*.sqlite"))
+    assert killed
+    for path in killed:
+        assert rows(path) == expected

@@ -1,0 +1,304 @@
+"""The banded kernel and its gradients are their twin: every band, head size, type and layout."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longitude import Dims, attention
+from longitude.core.validate import UserError
+from longitude.ops.band import Band, Bias, Chunk, Part, Start, backward_eager, eager, reach_of
+from tests.grid import scheme
+
+triton = pytest.importorskip("triton")
+
+from longitude.ops.kernels.banded import banded, blocks_for  # noqa: E402
+from longitude.ops.kernels.banded_backward import Plan, backward, plan_for  # noqa: E402
+from longitude.ops.kernels.banded_tile import Blocks  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = Blocks(32, 16, 4, 1)
+PLAN = Plan(SMALL, Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1))
+CLOSE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+@pytest.fixture(autouse=True)
+def _interpreted_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bfloat16 as whole numbers, and its dot multiplies them as such."""
+    if DEVICE == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    def wide(x: Any) -> np.ndarray:
+        if x.data.dtype != np.uint16:
+            return x.data
+        return (x.data.astype(np.uint32) << 16).view(np.float32)
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        product = np.matmul(wide(a), wide(b), dtype=d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+class Case(NamedTuple):
+    """Sizes of a call: batch, query and key heads, rows, columns, head sizes, its band."""
+
+    b: int
+    h: int
+    hkv: int
+    n: int
+    m: int
+    d: int
+    dv: int
+    lo: int
+    hi: int
+    entries: int | None = None  # of the table, where it goes flat before the band ends
+    dtype: torch.dtype = torch.float32
+    biased: bool = True
+
+
+CAUSAL, FAR = 0, 10**9
+CASES = [
+    Case(1, 2, 2, 34, 34, 16, 16, CAUSAL, FAR),
+    Case(2, 2, 1, 19, 37, 32, 16, -FAR, FAR),  # full, odd lengths, values of another size
+    Case(1, 2, 1, 50, 50, 16, 16, CAUSAL, 9),  # a window
+    Case(1, 2, 1, 17, 49, 16, 16, -32, 20),  # queries that follow a cache
+    Case(1, 1, 1, 50, 30, 16, 16, 3, 40),  # a far band: some rows see nothing
+    Case(1, 1, 1, 40, 40, 16, 16, CAUSAL, FAR, entries=7),
+    Case(1, 1, 1, 34, 34, 16, 16, 3, 30, entries=1),
+    Case(1, 1, 1, 20, 20, 80, 96, CAUSAL, FAR),
+    Case(1, 3, 1, 1, 1, 16, 16, CAUSAL, FAR),
+    Case(1, 2, 1, 5, 9, 16, 16, 60, 120),  # nothing at all is visible
+    Case(1, 2, 1, 24, 24, 16, 16, CAUSAL, FAR, dtype=torch.bfloat16),
+    Case(1, 2, 1, 24, 24, 16, 16, CAUSAL, 9, dtype=torch.float16),
+    Case(1, 1, 1, 16, 16, 256, 256, CAUSAL, FAR, dtype=torch.bfloat16),
+    Case(1, 2, 1, 50, 50, 16, 16, CAUSAL, 9, biased=False),
+    Case(1, 2, 1, 24, 40, 16, 16, -16, 9, dtype=torch.bfloat16, biased=False),
+]
+
+
+def part(case: Case, layout: str = "b h n d", seed: int = 0) -> Part:
+    rng = torch.Generator().manual_seed(seed)
+
+    def make(heads: int, tokens: int, size: int) -> Tensor:
+        x = torch.randn(case.b, heads, tokens, size, generator=rng).to(DEVICE, case.dtype)
+        if layout == "b n h d":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        return x.mT.contiguous().mT if layout == "b h d n" else x
+
+    first = max(case.lo, 1 - case.m)
+    entries = case.entries or max(1, min(case.hi, case.n) - first)
+    bias = Bias((2 * torch.randn(case.h, entries, generator=rng)).to(DEVICE), first)
+    q, k = make(case.h, case.n, case.d), make(case.hkv, case.m, case.d)
+    v = make(case.hkv, case.m, case.dv)
+    return Part(q, k, v, bias if case.biased else None, Band(case.lo, case.hi), case.d**-0.5)
+
+
+def double(p: Part) -> Part:
+    bias = p.bias and Bias(p.bias.table.double(), p.bias.first)
+    return Part(p.q.double(), p.k.double(), p.v.double(), bias, p.band, p.scale, chunk=p.chunk)
+
+
+def far_apart(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm().clamp(min=1.0))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_kernel_and_its_gradients_are_their_twin(case: Case) -> None:
+    p = part(case)
+    out, lse = banded(p, blocks=SMALL)
+    want, want_lse = eager(double(p))
+    assert out.dtype == case.dtype and lse.dtype == torch.float32
+    assert far_apart(out, want) < CLOSE[case.dtype]
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    got = backward(p, grad, out, lse, table=case.biased, plan=PLAN)
+    wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
+    for mine, its in zip(got[:3], wanted[:3], strict=True):
+        assert far_apart(mine, its) < 2 * CLOSE[case.dtype]
+    if p.bias is None:
+        assert got.table is wanted.table is None
+        return
+    assert got.table is not None and wanted.table is not None
+    said = p.bias.table.shape[1] - (case.entries is not None)  # the last holds on beyond
+    assert far_apart(got.table[:, :said], wanted.table[:, :said]) < 2e-5
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(0, 1), (1, 2), (2, 2**20), (0, 3)])
+@pytest.mark.parametrize(("row", "column", "m"), [(0, 0, 100), (64, 32, 130), (96, 17, 90)])
+def test_chunks_are_cut_out_of_a_band(lo: int, hi: int, row: int, column: int, m: int) -> None:
+    at = row - column  # causal by positions
+    p = part(Case(1, 2, 1, 100, m, 16, 16, -at, FAR, biased=False))
+    p = p._replace(chunk=Chunk(32, lo, hi, row, column))
+    out, lse = banded(p, blocks=SMALL)
+    want, want_lse = eager(double(p))
+    assert far_apart(out, want) < CLOSE[torch.float32]
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["b n h d", "b h d n"])
+def test_any_layout_will_do(layout: str) -> None:
+    p = part(Case(1, 2, 2, 17, 20, 32, 16, -3, 12), layout)
+    assert not p.q.is_contiguous() and not p.k.is_contiguous()
+    out, lse = banded(p, blocks=SMALL)
+    want, _ = eager(double(p))
+    assert far_apart(out, want) < 2e-6
+    grad = torch.randn(1, 2, 16, 17, generator=torch.Generator().manual_seed(1)).to(DEVICE).mT
+    got = backward(p, grad, out, lse, table=True, wide=True, plan=PLAN)
+    wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
+    for mine, its in zip(got, wanted, strict=True):
+        assert mine is not None and its is not None and far_apart(mine, its) < 4e-6
+
+
+@pytest.mark.parametrize("top", [0, 5])
+def test_a_softmax_goes_on_where_another_ended(top: int) -> None:
+    p = part(CASES[2])
+    rng = torch.Generator().manual_seed(2)
+    shape = (1, 2, p.q.shape[2] - top, 16)
+    so_far, sums = torch.randn(shape, generator=rng), 3 * torch.randn(shape[:3], generator=rng)
+    sums[:, :, 3] = -torch.inf
+    start = Start(so_far.to(DEVICE), sums.to(DEVICE), top)
+    want, want_lse = eager(double(p), Start(start.out.double(), start.lse.double(), top))
+    out, lse = banded(p, start, blocks=SMALL)
+    assert (out is start.out) == (top == 0)  # a start that has every row is written over
+    assert far_apart(out, want) < 2e-6
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
+
+
+def alibi(n: int) -> Part:
+    """Slopes so steep that most keys weigh nothing."""
+    p = part(Case(1, 2, 1, n, n, 16, 16, CAUSAL, FAR))
+    slopes = torch.tensor([[4.0], [0.02]], device=DEVICE)
+    return p._replace(bias=Bias(-slopes * torch.arange(n, device=DEVICE), 0))
+
+
+def test_keys_beyond_reach_are_not_read_and_not_missed() -> None:
+    p = alibi(80)
+    reach = reach_of(p)
+    assert reach is not None and reach.shape == (1, 2)
+    assert bool((reach[:, 0] < 40).all()) and bool((reach[:, 1] >= 80).all())
+    v = p.v.clone()
+    v[:, :, 0] = torch.nan  # who reads the first key can't hide it
+    out, _ = banded(p._replace(reach=reach, v=v), blocks=SMALL)
+    assert not out[:, 0, 64:].isnan().any() and out[:, 1, 64:].isnan().all()
+    out, lse = banded(p._replace(reach=reach), blocks=SMALL)
+    want, _ = eager(double(p))
+    assert far_apart(out, want) < 2e-6
+    grad = torch.ones_like(out)
+    got = backward(p._replace(reach=reach), grad, out, lse, table=True, plan=PLAN)
+    wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
+    for mine, its in zip(got, wanted, strict=True):
+        assert mine is not None and its is not None and far_apart(mine, its) < 4e-6
+
+
+def test_no_reach_where_a_row_may_miss_its_nearest_key() -> None:
+    assert reach_of(part(CASES[4])) is None
+    assert reach_of(part(Case(1, 1, 1, 9, 5, 16, 16, 0, FAR))) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scale": 0.0},
+        {"q": torch.zeros(1, 2, 40, 512, device=DEVICE)},
+        {"v": torch.zeros(1, 2, 40, 16, device=DEVICE, dtype=torch.float16)},
+        {"bias": Bias(torch.zeros(3, 4, device=DEVICE), 0)},
+    ],
+    ids=["scale", "head size", "types", "table"],
+)
+def test_what_it_can_not_run_is_said(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"but got .*: .*\.$"):
+        banded(part(CASES[0])._replace(**change))
+
+
+REAL = [(torch.bfloat16, 128, 8, 2), (torch.bfloat16, 64, 4, 4), (torch.float32, 64, 2, 1)]
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize(("dtype", "d", "h", "hkv"), REAL)
+@pytest.mark.parametrize("window", [FAR, 1000])
+def test_at_real_sizes(dtype: torch.dtype, d: int, h: int, hkv: int, window: int) -> None:
+    n = 4097
+    p = part(Case(1, h, hkv, n, n, d, d, CAUSAL, window, dtype=dtype))
+    out, lse = banded(p)
+    want, _ = eager(double(p))
+    assert far_apart(out, want) < CLOSE[dtype] / 2
+    grad = torch.randn_like(out)
+    got = backward(p, grad, out, lse, table=True)
+    wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
+    for mine, its in zip(got, wanted, strict=True):
+        assert mine is not None and its is not None and far_apart(mine, its) < CLOSE[dtype]
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("n", [8192, 131072])
+def test_sampled_rows_against_float64(n: int) -> None:
+    p = part(Case(1, 4, 2, n, n, 128, 128, CAUSAL, FAR, dtype=torch.bfloat16))
+    out, _ = banded(p)
+    rows = torch.linspace(0, n - 1, 256, device=DEVICE).long()
+    k, v = (x.repeat_interleave(2, 1).double() for x in (p.k, p.v))
+    away = rows[:, None] - torch.arange(n, device=DEVICE)
+    scores = p.q[:, :, rows].double() @ k.mT * p.scale + p.bias.table[:, away.clamp(min=0)].double()
+    want = scores.masked_fill(away < 0, -torch.inf).softmax(-1) @ v
+    assert far_apart(out[:, :, rows], want) < 4e-3
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("hkv", [4, 2])
+@pytest.mark.parametrize(
+    "text",
+    ["t5()", "alibi()", "kerple_log() + window(300, sinks=4)", "rope(remap=rerope(64)) + alibi()"],
+)
+def test_the_backend_on_a_gpu(text: str, hkv: int) -> None:
+    s, n = scheme(text), 2048
+    rng = torch.Generator().manual_seed(0)
+    x = [
+        torch.randn(1, h, n, 64, generator=rng).to(DEVICE, torch.bfloat16).requires_grad_()
+        for h in (4, hkv, hkv)
+    ]
+    own = s.init(Dims(256, 4, 64), rng)
+    weights = {name: w.to(DEVICE).requires_grad_() for name, w in own.items()}
+    leaves, results = [*x, *weights.values()], []
+    seed = torch.randn(1, 4, n, 64, generator=rng).to(DEVICE)
+    for backend, dtype in (("banded", torch.bfloat16), ("eager", torch.float64)):
+        given = {name: w.to(torch.promote_types(w.dtype, dtype)) for name, w in weights.items()}
+        q, k, v = (t.to(dtype) for t in x)
+        out = attention(s, q, k, v, range(n), range(n), given, backend=backend)  # type: ignore[arg-type]
+        results.append([out, *torch.autograd.grad((out * seed).sum(), leaves)])
+    for mine, its in zip(*results, strict=True):
+        assert far_apart(mine.detach(), its.detach().double()) < 1.2e-2
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("text", ["t5()", "alibi()"])
+def test_memory_is_linear(text: str) -> None:
+    s, peaks = scheme(text), []
+    own = s.init(Dims(256, 4, 64), torch.Generator().manual_seed(0))
+    weights = {name: w.to(DEVICE) for name, w in own.items()}
+    for n in (8192, 8192, 16384, 32768):  # the first also compiles
+        q = torch.randn(1, 4, n, 64, device=DEVICE, dtype=torch.bfloat16)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        attention(s, q, q, q, range(n), range(n), weights, backend="banded")
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[3] < 2.2 * peaks[2] < 2.2 * 2.2 * peaks[1], peaks
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_head_size_has_blocks(d: int, dtype: torch.dtype) -> None:
+    x = torch.empty(1, 1, 1, d, dtype=dtype, device="meta")
+    for one in (blocks_for(x, x), blocks_for(x, x, 128), *plan_for(x, x)):
+        assert min(one.rows, one.columns) >= 16
+        assert one.rows & (one.rows - 1) == 0 == one.columns & (one.columns - 1)
+    assert plan_for(x, x).diagonals.rows == plan_for(x, x).diagonals.columns

@@ -1,0 +1,95 @@
+"""The banded kernels compile for a Hopper GPU, with its matrix units, in its shared memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops.kernels.hopper import Spec, compiled
+
+pytest.importorskip("triton")
+
+from longitude.ops.kernels.banded import blocks_for
+from longitude.ops.kernels.banded_backward import STRIP, plan_for
+from longitude.ops.kernels.banded_tile import Blocks
+
+WHERE = "longitude.ops.kernels.banded"
+SHARED = 227 * 1024
+POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+def types(dtype: torch.dtype, *tensors: str) -> dict[str, Any]:
+    """The arguments that all kernels share, after tensors of q's type or, by name, of float32."""
+    one, sums = (POINTER[dtype], "i64", "i64", "i64"), ("*fp32", "i64", "i64", "i64")
+    wide = ("lse", "delta")
+    found: dict[str, Any] = {name: sums if name in wide else one for name in tensors}
+    if "start" in found:
+        found["start"] = (one, sums, "i32")
+    if "dtable" in found:
+        found["dtable"] = ("*fp32", "i32", "i32", "i32")
+    found |= {"table": ("*fp32", "i32", "i32", "i32"), "reach": "*i32"}
+    if "start" in found:
+        found["chunk"] = ("i32",) * 5
+    return found | {"sizes": ("i32",) * 7, "scales": ("fp32", "fp32")}
+
+
+def spec(
+    kernel: str, found: dict[str, Any], d: int, blocks: Blocks, **constants: int | bool
+) -> Spec:
+    aligned = [(n, at) for n, t in enumerate(found.values()) for at in range(4)
+               if isinstance(t, tuple) and t[1:] == ("i64",) * 3]  # fmt: skip
+    width = 1 << (d - 1).bit_length()
+    run = constants.pop("RUN", 1 << (blocks.rows + blocks.columns - 2).bit_length())
+    sizes = {"D": d, "DV": d, "WIDTH": width, "WIDTH_V": width}
+    square = {"SIZE": blocks.rows} if "SIZE" in constants else {}
+    blocked = square or {"ROWS": blocks.rows, "COLUMNS": blocks.columns}
+    rest = {name: value for name, value in constants.items() if name != "SIZE"}
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    return Spec(kernel, found, sizes | blocked | {"RUN": run} | rest, tuple(aligned), options)
+
+
+def forward(
+    d: int, dtype: torch.dtype, window: bool = True, started: bool = True, biased: bool = True
+) -> Spec:
+    x = torch.empty(1, 1, 1, d, dtype=dtype, device="meta")
+    found = types(dtype, "q", "k", "v", "out", "lse", "start")
+    blocks = blocks_for(x, x, 128 if window else 4096, biased)
+    bare: dict[str, int | bool] = {} if biased else {"RUN": 0}
+    return spec(f"{WHERE}:_kernel", found, d, blocks, STARTED=started, WINDOW=window,
+                REACH=not window and biased, CHUNKED=not biased, **bare)  # fmt: skip
+
+
+def backward(d: int, dtype: torch.dtype) -> list[Spec]:
+    x = torch.empty(1, 1, 1, d, dtype=dtype, device="meta")
+    plan, where = plan_for(x, x), f"{WHERE}_backward"
+    rows = types(dtype, "q", "k", "v", "out", "lse", "grad", "delta", "dq")
+    columns = types(dtype, "q", "k", "v", "lse", "grad", "delta", "dk", "dv")
+    diagonals = types(dtype, "q", "k", "v", "lse", "grad", "delta", "dtable")
+    diagonals |= {"least": "i32", "near": "i32", "strips": "i32"}
+    return [
+        spec(f"{where}:_rows_kernel", rows, d, plan.rows, WINDOW=False, REACH=True),
+        spec(f"{where}:_columns_kernel", columns, d, plan.columns, WINDOW=False, REACH=True,
+             TAIL=False),
+        spec(f"{where}:_diagonals_kernel", diagonals, d, plan.diagonals, SIZE=True, STRIP=STRIP,
+             REACH=True),
+    ]  # fmt: skip
+
+
+def held(specs: list[Spec], dtype: torch.dtype) -> None:
+    for one, made in zip(specs, compiled(specs), strict=True):
+        assert made["shared"] <= SHARED, (one.kernel, made["shared"])
+        assert ("wgmma.mma_async" in made["ptx"]) == (dtype != torch.float32), one.kernel
+
+
+def test_forward_compiles() -> None:
+    held([forward(64, torch.bfloat16, window=False, started=False)], torch.bfloat16)
+    held([forward(128, torch.bfloat16, biased=False)], torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+def test_every_kernel_compiles_for_every_head_size(d: int, dtype: torch.dtype) -> None:
+    held([forward(d, dtype), forward(d, dtype, False, False), *backward(d, dtype)], dtype)

@@ -1,0 +1,75 @@
+"""Turning, joining and stacking compile for Hopper: whole vectors moved, little shared memory."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.ops.kernels.hopper import Spec, compiled
+
+pytest.importorskip("triton")
+
+
+def turning(
+    dtype: str, d: int, half: int, adjacent: bool, blocks: tuple[int, int, int] = (16, 4, 4)
+) -> Spec:
+    side = (f"*{dtype}", f"*{dtype}", "*fp32", "*fp32", *["i32"] * 10)
+    constants = {
+        "HALF": half, "REST": d - 2 * half, "ADJACENT": adjacent, "BACK": False,
+        "TOKENS": blocks[0], "HEADS": blocks[1], "WIDTH": 1 << (half - 1).bit_length(),
+        "REST_WIDTH": 1 << max(d - 2 * half - 1, 0).bit_length(),
+    }  # fmt: skip
+    types = {"q": side, "k": side, "q_lanes": "i32", "lanes": "i32"}
+    aligned = tuple((i, j) for i in range(2) for j in range(14) if j not in (4, 5))
+    kernel = "longitude.ops.kernels.rope:_turn_kernel"
+    return Spec(kernel, types, constants, aligned, {"num_warps": blocks[2]})
+
+
+def joining(dtype: str, d: int, parts: int, running: bool, sink: bool) -> Spec:
+    width = 1 << (d - 1).bit_length()
+    constants = {"D": d, "WIDTH": width, "ROWS": 2048 // width, "RUNNING": running, "SINK": sink}
+    numbers = ["first", "last", "heads", "rows", "ob", "oh", "on", "blocks"]
+    types = {
+        "parts": ((f"*{dtype}", "*fp32", *["i32"] * 16),) * parts,
+        "so_far": "*fp32", "so_far_lse": "*fp32", "sinks": "*fp32", "out": f"*{dtype}",
+        "lse": "*fp32", **dict.fromkeys(numbers, "i32"),
+    }  # fmt: skip
+    rows = tuple((0, n, j) for n in range(parts) for j in (0, 1, 8, 9, 10, 11, 12))
+    aligned = (*rows, *((n,) for n in (1, 2, 3, 4, 5, 10, 11, 12)))
+    kernel = "longitude.ops.kernels.merge:_merge_kernel"
+    return Spec(kernel, types, constants, aligned, {"num_warps": 4})
+
+
+def stacking(dtype: str, d: int, flipped: bool) -> Spec:
+    width = 1 << (d - 1).bit_length()
+    constants = {"D": d, "WIDTH": width, "ROWS": 4096 // width, "FLIPPED": flipped}
+    types = {"sources": ((f"*{dtype}", f"*{dtype}", *["i32"] * 10),) * 3, "batch": "i32"}
+    aligned = tuple((0, n, j) for n in range(3) for j in (0, 1, 9, 10, 11))
+    kernel = "longitude.ops.kernels.gather_windows:_stack_kernel"
+    return Spec(kernel, types, constants, aligned, {"num_warps": 4})
+
+
+USUAL = [turning("bf16", 128, 64, False), joining("bf16", 128, 3, True, True)]
+OTHERS = [
+    turning("bf16", 128, 64, True),
+    turning("bf16", 80, 40, False),
+    turning("fp32", 256, 32, True, (8, 2, 4)),
+    turning("bf16", 128, 64, True, (1, 8, 2)),
+    joining("bf16", 80, 4, False, False),
+    joining("fp32", 256, 1, False, True),
+    stacking("bf16", 128, True),
+    stacking("fp32", 80, False),
+]
+
+
+@pytest.mark.parametrize("specs", [USUAL, pytest.param(OTHERS, marks=pytest.mark.slow)])
+def test_kernels_compile_for_hopper(specs: list[Spec]) -> None:
+    for spec, made in zip(specs, compiled(specs), strict=True):
+        moved = re.findall(r"(?:ld|st)\.global\S*", made["ptx"])
+        assert made["shared"] <= 16 * 1024
+        assert ".local" not in made["ptx"], "registers would spill"
+        assert any(name.startswith("ld.global.v4.b32") for name in moved), moved
+        written = [name for name in moved if name.startswith("st")]
+        single = [name for name in written if ".v4.b32" not in name]  # one log-sum-exp a row
+        assert len(single) == spec.kernel.count("merge_kernel") and len(written) > len(single)

@@ -1,0 +1,125 @@
+"""On a GPU: turning and joining at real sizes, in CUDA graphs, and past what 32 bits count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from longitude.ops.lse_join import OneByOne, Part
+from longitude.parts.rope import Pairs, turn
+from longitude.parts.rotary_tables import Tables
+
+pytestmark = [
+    pytest.mark.accelerator,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    rng = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=rng, device="cuda", dtype=dtype)
+
+
+def tables(n: int, half: int, batch: int = 1, start: int = 0) -> Tables:
+    inv = 10000.0 ** (-torch.arange(half, device="cuda", dtype=torch.float64) / half)
+    first = start + 1000 * torch.arange(batch, device="cuda", dtype=torch.float64)
+    angle = (first[:, None, None, None] + torch.arange(n, device="cuda")[:, None]) * inv
+    return angle.cos().float(), angle.sin().float()
+
+
+def error(got: Tensor, x: Tensor, by: Tables, pairs: Pairs) -> float:
+    """Against float64, on 256 tokens."""
+    rows = torch.randint(x.shape[2], (256,), device="cuda")
+    want = turn(x[:, :, rows].double(), *(t[:, :, rows].double() for t in by), pairs)
+    return float((got[:, :, rows].double() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("half", [64, 32])
+@pytest.mark.parametrize("pairs", ["half", "adjacent"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_turned_at_real_size(pairs: Pairs, half: int, dtype: torch.dtype) -> None:
+    from longitude.ops.kernels.rope import turned
+
+    n = 8192
+    q = drawn(4, n, 32, 128, dtype=dtype).transpose(1, 2).requires_grad_()
+    k = drawn(4, 8, n, 128, seed=1, dtype=dtype).requires_grad_()
+    q_by, k_by = tables(n, half), tables(n, half, batch=4, start=10_000_000)
+    got = turned(q, k, q_by, k_by, pairs)
+    least = 3e-3 if dtype == torch.bfloat16 else 3e-7
+    for x, made, by in zip((q, k), got, (q_by, k_by), strict=True):
+        assert error(made.detach(), x.detach(), by, pairs) < least
+        (grad,) = torch.autograd.grad(made, x, made.detach(), retain_graph=True)
+        back = (by[0], -by[1])
+        assert error(grad, made.detach(), back, pairs) < least
+
+
+def test_a_known_kernel_serves_only_aligned_pointers() -> None:
+    from longitude.ops.kernels.rope import turned_one
+
+    by = tables(33, 32)
+    room = drawn(2, 4, 33, 72)
+    for start in (0, 0, 1, 0, 3, 8):  # the kernel of the first is known from the second on
+        x = room[..., start : start + 64]
+        torch.testing.assert_close(turned_one(x, *by), turn(x, *by), rtol=8e-3, atol=8e-3)
+
+
+def test_turning_in_a_cuda_graph() -> None:
+    from longitude.ops.kernels.rope import turned
+
+    q, k, by = drawn(64, 32, 1, 128), drawn(64, 8, 1, 128, seed=1), tables(1, 64, batch=64)
+    for _ in range(3):
+        turned(q, k, by, by)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = turned(q, k, by, by)
+    q.copy_(drawn(64, 32, 1, 128, seed=2))
+    graph.replay()
+    torch.testing.assert_close(made[0], turn(q, *by), rtol=8e-3, atol=8e-3)
+    torch.testing.assert_close(made[1], turn(k, *by), rtol=8e-3, atol=8e-3)
+
+
+def test_more_numbers_than_32_bits_count_and_more_heads_than_16() -> None:
+    from longitude.ops.kernels.rope import turned_one
+
+    by = tables(8, 32)
+    x = drawn(2, 35_000, 8, 64)
+    torch.testing.assert_close(turned_one(x, *by), turn(x, *by), rtol=8e-3, atol=8e-3)
+    n = 2**31 // 128 + 100
+    x, (cos, sin) = torch.zeros(1, 1, n, 128, device="cuda", dtype=torch.bfloat16), tables(100, 64)
+    x[:, :, -100:] = drawn(1, 1, 100, 128)
+    last, far = x[:, :, -100:].clone(), torch.zeros(1, 1, n, 64, device="cuda")
+    far_sin = torch.zeros_like(far)
+    far[:, :, -100:], far_sin[:, :, -100:] = cos, sin
+    got = turned_one(x, far, far_sin)[:, :, -100:]
+    torch.testing.assert_close(got, turn(last, cos, sin), rtol=8e-3, atol=8e-3)
+
+
+@pytest.mark.parametrize("n", [8192, 8190])
+def test_joined_at_real_size(n: int) -> None:
+    from longitude.ops.kernels.merge import Together
+
+    w, h = 1024, 16
+    blocks = n // w
+    parts = [
+        part(blocks, h, w, [w * t for t in range(blocks)], False, 0),
+        part(blocks - 1, h, w - 1, [w * t for t in range(1, blocks)], True, 1),
+        part(1, h, n - w, [w], False, 2),
+        part(1, h, n - blocks * w or 1, [n - (n - blocks * w or 1)], False, 3),
+        part(1, h, 100, [7], False, 4),
+        part(2, h, 100, [500, 550], True, 5),
+    ]
+    sinks = drawn(h, seed=9, dtype=torch.float32)
+    ways = [OneByOne((1, h, n), parts[0].out), Together((1, h, n), parts[0].out)]
+    for way in ways:
+        for one in parts:
+            way.add(one)
+    (want, want_lse), (got, got_lse) = (way.result(sinks) for way in ways)
+    torch.testing.assert_close(got_lse, want_lse)
+    torch.testing.assert_close(got, want, rtol=8e-3, atol=1e-5)
+
+
+def part(count: int, h: int, height: int, tops: list[int], flipped: bool, seed: int) -> Part:
+    out = drawn(count, 1, h // 4, height, 4, 128, seed=seed).transpose(3, 4)
+    lse = 3 * drawn(count, 1, h // 4, 4, height, seed=seed + 20, dtype=torch.float32)
+    return Part(out, lse, tops, flipped)

@@ -1,0 +1,181 @@
+"""What is typed or pasted is read back by itself and put through each runtime's formulas: they give
+the scheme, or the export was refused with one that they do give."""
+
+import ast
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longitude.core.scheme import Scheme
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from longitude.hf.gguf_reader import Header
+from longitude.parts import ByParts, Linear, Llama3, Ntk, NtkMixed, Rope, Unscaled, Yarn
+from longitude.runtimes.emulate import effective
+from longitude.runtimes.settings import TOKENIZER, Model
+from longitude.runtimes.target import Wanted, wanted
+from longitude.runtimes.write import RUNTIMES, spell
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+KEYS = {
+    "general.architecture": "llama",
+    "llama.context_length": 512,
+    "llama.embedding_length": 64,
+    "llama.attention.head_count": 4,
+    "llama.rope.dimension_count": 16,
+    "llama.rope.freq_base": 10000.0,
+}
+OF_GGUF = ("llama.cpp", "gguf", "ollama")
+
+
+def model() -> Model:
+    header = Header(Path("m.gguf"), dict(KEYS), {})
+    return Model("some/model", CONFIG, {"model_max_length": 512}, header)
+
+
+def read_back(runtime: str, text: str, held: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a runtime gets from a text; a file of its own is `held`."""
+    if runtime == "vllm":
+        words = shlex.split(text)
+        assert words[:3] == ["vllm", "serve", "some/model"]
+        told = dict(zip(words[3::2], words[4::2], strict=True))
+        over = json.loads(told["--hf-overrides"])
+        given = {"--hf-overrides": over, "--max-model-len": int(told["--max-model-len"])}
+        return {**CONFIG, TOKENIZER: {"model_max_length": 512}, **given}
+    if runtime == "sglang":
+        words = shlex.split(text)
+        assert words[:3] == ["python", "-m", "sglang.launch_server"]
+        told = dict(zip(words[3::2], words[4::2], strict=True))
+        over = json.loads(told["--json-model-override-args"])
+        length = {"--context-length": int(told["--context-length"])}
+        return {**CONFIG, "--json-model-override-args": over, **length}
+    if runtime == "tensorrt-llm":
+        length = re.search(r"--max_seq_len (\d+)", text)
+        assert length
+        return {**CONFIG, **yaml.safe_load(text), "max_seq_len": int(length[1])}
+    if runtime == "axolotl":
+        told = yaml.safe_load(text)
+        assert told.pop("base_model") == "some/model"
+        return {**CONFIG, **told}
+    if runtime == "torchtitan":
+        call = ast.parse(text).body[0].value  # type: ignore[attr-defined]
+        return {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+    if runtime == "llama.cpp":
+        words = shlex.split(text)
+        told = dict(zip(words[1::2], words[2::2], strict=True))
+        over = [one.split("=") for one in told.pop("--override-kv").split(",")]
+        types = {"int": int, "float": float}
+        keys = {k: types[v.split(":")[0]](v.split(":")[1]) for k, v in over}
+        told.pop("-m")
+        flags = {k: v if k == "--rope-scaling" else float(v) for k, v in told.items()}
+        flags["-c"] = int(flags["-c"])
+        return {**KEYS, **keys, **flags}
+    return json.loads(json.dumps(held))
+
+
+def agrees(runtime: str, text: str, held: Any, w: Wanted, version: str | None = None) -> None:
+    found = effective(runtime, read_back(runtime, text, held), version)
+    assert found.inv_freq == pytest.approx(w.inv_freq, rel=1e-6)
+    assert found.attention == pytest.approx(w.attention, rel=1e-6)
+    assert found.length >= w.target
+
+
+factors = st.floats(1.25, 16)
+gains = st.none() | st.floats(0.5, 1.5)
+bases = st.sampled_from([10000, 500000.0, 1e6])
+kinds = st.one_of(
+    st.just(Unscaled()),
+    st.builds(Linear, factors),
+    st.builds(Ntk, factors),
+    st.builds(NtkMixed, factors),
+    st.builds(ByParts, factors, original=st.just(512)),
+    st.builds(Llama3, factors, original=st.just(512)),
+    st.builds(
+        Yarn,
+        factors,
+        original=st.just(512),
+        fast=st.sampled_from([32, 24.0]),
+        truncate=st.booleans(),
+        attention_factor=gains,
+    ),
+)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@settings(max_examples=8, deadline=None)
+@given(base=bases, kind=kinds, times=st.sampled_from([2, 4, 8]))
+def test_what_is_typed_is_the_scheme(runtime: str, base: float, kind: Any, times: int) -> None:
+    w = wanted(Scheme.of(Rope(base, frequencies=kind)), CONFIG, 512 * times)
+    try:
+        spelling = spell(runtime, w, model())
+    except UserError as mistake:
+        near = re.search(r"the nearest it can serve is (rope\(.*?)(, which is|\.$)", str(mistake))
+        assert near, mistake
+        w = wanted(parse(near[1]), CONFIG, 512 * times)
+        spelling = spell(runtime, w, model())
+    agrees(runtime, spelling.text, spelling.settings, w)
+
+
+MANY = ("transformers", "vllm", "sglang", "gguf", "ollama", "axolotl", "mlx", "exllama")
+
+
+@pytest.mark.parametrize("runtime", MANY)
+def test_any_fixed_frequencies_can_be_told(runtime: str) -> None:
+    w = wanted(parse("rope(frequencies=by_parts(4, original=512))"), CONFIG, 2048)
+    spelling = spell(runtime, w, model())
+    agrees(runtime, spelling.text, spelling.settings, w)
+
+
+def test_the_words_of_a_version() -> None:
+    text = "rope(frequencies=yarn(4, original=512, attention_factor=1.0))"
+    w = wanted(parse(text), CONFIG, 2048)
+    for version in ("0.11.0", "0.28.0", "0.32.0"):
+        spelling = spell("vllm", w, model(), version)
+        agrees("vllm", spelling.text, spelling.settings, w, version)
+        assert ("rope_parameters" in spelling.text) == (version != "0.11.0")
+    with pytest.raises(UserError, match=r"vLLM 0\.5\.0 .* use 0\.6\.4 or newer"):
+        spell("vllm", w, model(), "0.5.0")
+
+
+def test_numbers_are_floats_and_the_base_is_always_there() -> None:
+    w = wanted(parse("rope(frequencies=linear(4))"), CONFIG, 2048)
+    for runtime in ("vllm", "sglang"):
+        told = next(w for w in shlex.split(spell(runtime, w, model()).text) if w.startswith("{"))
+        rope = next(v for v in json.loads(told).values() if isinstance(v, dict))
+        assert isinstance(rope["factor"], float)
+        assert rope["rope_theta"] == 10000.0
+        assert json.loads(told)["max_position_embeddings"] == 512  # times the factor, there
+
+
+def test_refusals_name_what_comes_near() -> None:
+    w = wanted(parse("rope(frequencies=yarn(4, original=512))"), CONFIG, 2048)
+    with pytest.raises(UserError, match=r"torchtitan 0\.3 .*attention_factor=1"):
+        spell("torchtitan", w, model())
+    with pytest.raises(UserError, match=r"Ollama serves a GGUF file, but got 'some/model'"):
+        spell("ollama", w, Model("some/model", CONFIG))
+    with pytest.raises(UserError, match="no runtime is called 'vlm'"):
+        spell("vlm", w, model())
+
+
+def test_text_inside_a_larger_model() -> None:
+    config = {"model_type": "some_vlm", "text_config": CONFIG}
+    w = wanted(parse("rope(frequencies=yarn(4, original=512))"), config, 2048)
+    one = Model("some/model", config)
+    assert list(spell("vllm", w, one).settings["--hf-overrides"]) == ["text_config"]
+    written = spell("transformers", w, one).config
+    assert written and set(written) == {"model_type", "text_config"}
+    assert written["text_config"]["rope_scaling"] == written["text_config"]["rope_parameters"]

@@ -1,0 +1,191 @@
+"""Exported folders, opened by transformers itself and by `longitude.hf.loading`."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+import longitude.hf as lh
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from longitude.hf.faults import faults
+from longitude.parts import LongRope
+from longitude.runtimes.checkpoint import opened
+from longitude.runtimes.export import Wish, exports
+from longitude.runtimes.files import located, write
+from tests.hf.gguf_files import write_gguf
+
+FACTORS = tuple(1 + i / 4 for i in range(16))
+STATED = [
+    "rope(base=50000)",
+    "rope(frequencies=linear(4))",
+    "rope(frequencies=ntk(4))",
+    "rope(frequencies=ntk_mixed(4))",
+    "rope(frequencies=yarn(4, original=256))",
+    "rope(frequencies=yarn(4, original=256, attention_factor=1.0, fast=24))",
+    "rope(frequencies=yarn(4, original=256, ramp='paper'))",
+    "rope(frequencies=llama3(4, original=256))",
+    f"rope(frequencies=longrope({FACTORS}, {FACTORS}, original=256, factor=4))",
+]
+
+
+def made(text: str, out: Path, source: str = "tiny-rope", **options: Any) -> list[Path]:
+    place = opened(source)
+    done = located(place, exports(place, [Wish("transformers", text)], 1024), out, 1024)
+    assert done[0].refused is None
+    return write(place, done, out, 1024, **options)
+
+
+def rotary(folder: Path) -> Any:
+    config: Any = AutoConfig.from_pretrained(folder)
+    return LlamaRotaryEmbedding(config)
+
+
+@pytest.mark.parametrize("text", STATED)
+def test_transformers_computes_the_scheme_from_either_spelling(text: str, tmp_path: Path) -> None:
+    made(text, tmp_path / "f", weights="none")
+    raw = json.loads((tmp_path / "f/config.json").read_text())
+    assert not [f for f in faults(raw) if f.serious]
+    rope = parse(text).layer(0).rotary
+    assert rope
+    expected = rope.frequencies.inv_freq(32, rope.base, 1024)
+    gain = math.sqrt(rope.frequencies.gain(1024))
+    old = {k: v for k, v in raw.items() if k != "rope_parameters"}
+    new = {k: v for k, v in raw.items() if k not in ("rope_scaling", "rope_theta")}
+    for name, held in {"both": raw, "4": old, "5": new}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(held))
+        found = rotary(tmp_path / name)
+        torch.testing.assert_close(
+            found.inv_freq.double(), expected, rtol=1e-6, atol=0, msg=f"{name}: {text}"
+        )
+        assert found.attention_scaling == pytest.approx(gain, rel=1e-6)
+        assert found.config.max_position_embeddings == 1024
+
+
+def test_a_folder_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert made(STATED[4], out) == [out]
+    assert (out / "model.safetensors").is_symlink()
+    assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 1024
+    card = (out / "README.md").read_text()
+    assert f"vllm serve {out} --max-model-len 1024" in card
+    assert f"--model-path {out} --context-length 1024" in card
+    ours, _ = lh.load("tiny-rope", quiet=True)
+    stock = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(out)("def f(x):" * 60, return_tensors="pt")["input_ids"]
+    assert ids.shape[1] > 512
+    with lh.patched(ours, STATED[4]), torch.no_grad():
+        torch.testing.assert_close(stock(ids).logits, ours(ids).logits)
+
+
+def test_another_length_than_the_factors_is_told_of() -> None:
+    place = opened("tiny-rope")
+    new, old = (
+        exports(place, [Wish("transformers", STATED[4], version)], 2048)[0].spelling
+        for version in (None, "4.51.3")
+    )
+    assert new and new.config
+    assert "takes 8 for YaRN's factor, not 4: export with --to 1024" in new.notes[0]
+    assert new.config["rope_parameters"]["rope_type"] == "yarn"
+    assert old is None or (old.config or {})["rope_parameters"]["rope_type"] == "longrope"
+
+
+def test_weights_linked_copied_or_left_out(tmp_path: Path) -> None:
+    for weights in ("copy", "none", "link"):  # into the same folder, one after another
+        made(STATED[0], tmp_path / "out", weights=weights)
+        file = tmp_path / "out/model.safetensors"
+        assert file.is_symlink() == (weights == "link")
+        assert file.exists() == (weights != "none")
+    assert not list(tmp_path.glob(".*"))
+    with pytest.raises(UserError, match="--weights is link, copy or none, but got 'move'"):
+        made(STATED[0], tmp_path / "other", weights="move")
+
+
+def test_what_needs_our_attention_is_loaded_with_it(tmp_path: Path) -> None:
+    text = "rope(remap=rerope(128))"
+    made(text, tmp_path / "out")
+    model, tokenizer = lh.load(tmp_path / "out", quiet=True)
+    ours, _ = lh.load("tiny-rope", quiet=True)
+    assert tokenizer is not None
+    ids = torch.arange(600)[None] % 256
+    with lh.patched(ours, text), torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, ours(ids).logits)
+    assert text in (tmp_path / "out/load.py").read_text()
+
+
+def test_dynamic_ntk_in_transformers_words_and_ours(tmp_path: Path) -> None:
+    made("rope(frequencies=dynamic_ntk(256, 4))", tmp_path / "out")
+    config = AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.rope_parameters["rope_type"] == "dynamic"
+    assert config.max_position_embeddings == 256  # where it begins
+    model, _ = lh.load(tmp_path / "out", quiet=True)
+    assert lh.scheme_of(model) == parse("rope(frequencies=dynamic_ntk(256, 4))")
+
+
+def test_longrope_keeps_both_its_lists_for_transformers(tmp_path: Path) -> None:
+    short = (1.0,) * 16
+    made(f"rope(frequencies=longrope({short}, {FACTORS}, original=256, factor=4))", tmp_path / "o")
+    scheme = lh.scheme_of(lh.load(tmp_path / "o", quiet=True)[0]).layer(0)
+    assert scheme.rotary
+    assert scheme.rotary.frequencies == LongRope(short, FACTORS, original=256, factor=4)
+
+
+def test_a_gguf_file_becomes_a_folder(tmp_path: Path) -> None:
+    model, _ = lh.load("tiny-rope", quiet=True)
+    file = write_gguf(tmp_path / "m.gguf", model)
+    made(STATED[4], tmp_path / "out", source=str(file), weights="copy")
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    ids = torch.arange(600)[None] % 256
+    with lh.patched(model, STATED[4]), torch.no_grad():
+        torch.testing.assert_close(stock(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_longer_table_is_written_into_the_weights(tmp_path: Path) -> None:
+    place, text = opened("tiny-learned"), "hierarchical(256)"
+    wishes = [Wish(name, text) for name in ("transformers", "vllm", "sglang", "mlx")]
+    done = located(place, exports(place, wishes, 1024), tmp_path, 1024)
+    assert [one.refused is None for one in done] == [True, True, True, False]
+    assert done[1].spelling
+    assert done[1].spelling.text.startswith(f"vllm serve {tmp_path / 'transformers'} --max-model-")
+    assert write(place, done, tmp_path, 1024) == [tmp_path / "transformers"]
+    stock: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "transformers")
+    model, _ = lh.load("tiny-learned", quiet=True)
+    ids = torch.randint(256, (1, 900), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), lh.patched(model, text):
+        torch.testing.assert_close(stock(ids).logits, model(ids).logits)
+    card = (tmp_path / "transformers/README.md").read_text()
+    assert "its table of positions, which is written out longer" in card and "for 256." in card
+
+
+def test_places_that_can_be_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"is a file: name another folder\."):
+        made(STATED[0], tmp_path / "file")
+    with pytest.raises(UserError, match=r"can't be written \(Not a directory\)"):
+        made(STATED[0], tmp_path / "file" / "inside")
+    made(STATED[0], tmp_path / "own")
+    with pytest.raises(UserError, match="the model's own folder"):
+        made(STATED[1], tmp_path / "own", source=str(tmp_path / "own"))
+
+
+def test_a_kill_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    made(STATED[0], out)
+
+    class Killed(BaseException):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr("longitude.runtimes.folder._settings", stop)
+    before = (out / "config.json").read_text()
+    with pytest.raises(Killed):
+        made(STATED[1], out)
+    assert (out / "config.json").read_text() == before

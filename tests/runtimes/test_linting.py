@@ -1,0 +1,210 @@
+"""Every trap that is known of runtimes, as settings that lint catches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longitude import parse
+from longitude.core.scheme import Scheme
+from longitude.core.validate import UserError
+from longitude.runtimes.diff import difference
+from longitude.runtimes.emulate import COMPUTES
+from longitude.runtimes.issues import TRAPS
+from longitude.runtimes.lint import known, lint, settings_of
+from tests.runtimes.effective.configs import (
+    DYNAMIC,
+    LINEAR,
+    LLAMA3,
+    LONGROPE,
+    ORIGINAL,
+    RISING,
+    SIZES,
+    YARN,
+    both,
+    five,
+    gguf,
+)
+
+THETALESS = {k: v for k, v in YARN.items() if k != "rope_theta"}
+OWN_FACTOR = {**YARN, "attention_factor": 1.3}
+EQUAL = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}
+BASE = {"rope_type": "default", "rope_theta": 1e5}
+PLAIN = five(BASE, 8192)
+SCALED = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+SCALED["rope__scaling__original_context_length"] = 8192
+
+CAUGHT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "sglang's attention factor": ("sglang", both(OWN_FACTOR), "attention factor ignored"),
+    "mlx's": ("mlx", both(OWN_FACTOR), "attention factor ignored"),
+    "tensorrt's": ("tensorrt-llm", both(OWN_FACTOR), "attention factor ignored"),
+    "old vllm's": ("vllm==0.28.0", both(OWN_FACTOR), "attention factor ignored"),
+    "vllm's for longrope": (
+        "vllm",
+        both({**EQUAL, "attention_factor": 1.3}, **{"--max-model-len": 32768}),
+        "attention factor ignored",
+    ),
+    "dead attention key": (
+        "llama.cpp",
+        gguf(**SCALED, rope__scaling__yarn_attn_factor=1.5),
+        "dead attention key",
+    ),
+    "dead betas": ("llama.cpp", gguf(**SCALED, rope__scaling__yarn_beta_fast=8.0), "dead betas"),
+    "converted": ("llama.cpp", both({**YARN, "beta_fast": 8.0}), "dead betas"),
+    "not loaded": ("llama.cpp", gguf("qwen3") | {"rope_freqs.weight": RISING}, "tensor not loaded"),
+    "ratio in 4.51": ("transformers==4.51.3", both(YARN, 8192), "factor from lengths"),
+    "ratio in exllama": ("exllama", both(YARN, 8192), "factor from lengths"),
+    "ramp in 4.44": ("transformers==4.44.2", both(YARN), "other original"),
+    "whole number": ("vllm", both({**LINEAR, "factor": 4}), "whole number"),
+    "whole number, sglang": ("sglang", both({**LINEAR, "factor": 4}), "whole number"),
+    "vllm drops theta": (
+        "vllm",
+        {**PLAIN, "--hf-overrides": {"rope_parameters": THETALESS}},
+        "theta dropped",
+    ),
+    "the setter drops theta": (
+        "transformers",
+        {**PLAIN, "from_pretrained": {"rope_scaling": THETALESS}},
+        "no theta",
+    ),
+    "a keyword that is not read": (
+        "transformers",
+        {**PLAIN, "from_pretrained": {"rope_theta": 5e6}},
+        "theta beside",
+    ),
+    "linear twice": ("vllm", both(LINEAR), "length counted twice"),
+    "linear twice, sglang": ("sglang", both(LINEAR), "length counted twice"),
+    "tokenizer": (
+        "vllm",
+        {**both(YARN), "tokenizer_config.json": {"model_max_length": 8192}},
+        "tokenizer's length",
+    ),
+    "longer than derived": ("vllm", {**PLAIN, "--max-model-len": 32768}, "length refused"),
+    "context": ("llama.cpp", gguf() | {"-c": 65536}, "context cap"),
+    "dynamic, vllm": ("vllm", both(DYNAMIC, 8192), "dynamic is static"),
+    "dynamic, llama.cpp": ("llama.cpp", both(DYNAMIC, 8192), "dynamic is static"),
+    "dynamic, exllama": ("exllama", both(DYNAMIC, 8192), "unknown type"),
+    "version 5 alone": ("mlx", five(LLAMA3), "rope_parameters unread"),
+    "GGUF in transformers": ("transformers", gguf(**SCALED), "scaling dropped"),
+    "Gemma 3": (
+        "sglang",
+        five({"full_attention": YARN, "sliding_attention": BASE}) | {"model_type": "gemma3_text"},
+        "full layers unscaled",
+    ),
+    "truncate": ("mlx", both({**YARN, "truncate": False}), "truncate ignored"),
+    "mscales": ("exllama", both({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}), "mscale ignored"),
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_caught(name: str) -> None:
+    runtime, settings, trap = CAUGHT[name]
+    found = lint(settings, [runtime])
+    assert not found.same
+    assert trap in [t.name for t in found.rows[0].apart.traps]
+
+
+NOTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "dynamic": ("transformers", five(DYNAMIC, 8192), "decode differs"),
+    "longrope": ("vllm", both(LONGROPE, **{"--max-model-len": 32768}), "longrope switch"),
+    "BOS": ("transformers", gguf("gemma"), "no BOS"),
+    "num_ctx": ("ollama", gguf(), "context of its own"),
+}
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_noted(name: str) -> None:
+    runtime, settings, trap = NOTED[name]
+    found = lint(settings, [runtime])
+    assert found.same and trap in [t.name for t in found.rows[0].apart.notes]
+
+
+def test_static_scaling_is_noted_once() -> None:
+    assert [t.name for t in lint(both(YARN), ["vllm"]).notes] == ["short inputs"]
+    assert not lint(PLAIN, ["vllm"]).notes
+
+
+FAULTS = {
+    "no theta": five(THETALESS),
+    "two dictionaries": {**five({"rope_type": "default", "rope_theta": 5e5}), "rope_scaling": YARN},
+    "no original": five({k: v for k, v in YARN.items() if k != ORIGINAL}),
+    "two types": five({**YARN, "type": "linear"}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_the_file_are_told_too(name: str) -> None:
+    found = lint(FAULTS[name], ["transformers"])
+    assert not found.same and name in [fault.name for fault in found.faults]
+
+
+RIGHT = [both(YARN), both(LLAMA3), both({"rope_type": "default", "rope_theta": 4e6}), both(EQUAL)]
+
+
+@pytest.mark.parametrize("settings", RIGHT, ids=["yarn", "llama3", "base", "longrope"])
+def test_what_every_runtime_reads_alike_has_no_traps(settings: dict[str, Any]) -> None:
+    found = lint(settings)
+    assert found.same, [(r.runtime, r.apart) for r in found.rows if not r.apart.same]
+
+
+def test_overrides_that_are_whole_are_right() -> None:
+    told = {"rope_parameters": YARN, "max_position_embeddings": 32768}
+    assert lint({**PLAIN, "--hf-overrides": told, "--max-model-len": 32768}, ["vllm"]).same
+
+
+def test_against_a_scheme() -> None:
+    asked = parse("rope(base=100000, frequencies=yarn(4, original=8192))")
+    assert isinstance(asked, Scheme)
+    assert lint(both(YARN), scheme=asked).same
+    assert lint(gguf(**SCALED), ["llama.cpp"], asked).same
+    other = lint(both(OWN_FACTOR), ["transformers"], asked)
+    assert other.rows[0].apart.attention == pytest.approx(1.3 / 1.1386294361 - 1)
+    assert [t.name for t in other.rows[0].apart.traps] == ["other attention"]
+
+
+def test_a_difference_that_nothing_explains_is_told_all_the_same() -> None:
+    found = lint(both(YARN), ["transformers"]).rows[0].found
+    apart = difference([2 * f for f in found.inv_freq], 2.0, 99, found)
+    assert apart.frequencies == pytest.approx(0.5) and apart.attention > 0.4
+    names = {t.name for t in apart.traps}
+    assert names == {"other frequencies", "other attention", "other length"}
+    assert difference(found.inv_freq[1:], found.attention, 32768, found).frequencies == float("inf")
+
+
+def test_every_trap_has_a_sentence_and_a_cure() -> None:
+    for trap in TRAPS.values():
+        assert trap.sentence.endswith(".") and trap.cure.endswith(".")
+
+
+def test_settings_are_found(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(both(YARN)))
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 8192}')
+    for name in (tmp_path, tmp_path / "config.json"):
+        settings = settings_of(str(name))
+        assert settings["tokenizer_config.json"] == {"model_max_length": 8192}
+        assert not lint(settings, ["vllm"]).same
+
+
+def test_mistakes() -> None:
+    assert known("all") == () and known("vllm==0.28, mlx") == ("vllm==0.28", "mlx")
+    with pytest.raises(UserError, match="no runtime is called 'vlm'"):
+        known("vlm")
+    with pytest.raises(UserError, match="nothing turns"):
+        lint({"model_type": "bloom", "hidden_size": 64, "n_head": 4})
+    assert set(COMPUTES) > {"vllm", "torchtitan"} and SIZES["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("junk", [None, "x", -1, 0, True, [], {}, [1.0] * 32], ids=repr)
+@pytest.mark.parametrize("key", ["factor", ORIGINAL, "rope_theta", "beta_fast", "rope_type"])
+def test_nonsense_is_told_and_never_a_traceback(key: str, junk: Any) -> None:
+    for settings in (five({**YARN, key: junk}), {**both(YARN), "--hf-overrides": {key: junk}}):
+        assert lint(settings).rows
+
+
+def test_a_stretch_that_makes_no_rotation() -> None:
+    crossed = both({**YARN, "beta_fast": 1.0, "beta_slow": 32.0})
+    found = lint(crossed)
+    assert not found.same and "bounds crossed" in [fault.name for fault in found.faults]

@@ -1,0 +1,150 @@
+"""llama.cpp itself runs exported files, and computes the scheme; where it does not, it is seen."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from longitude import UserError, parse
+from longitude.hf.gguf_reader import read_layout
+from longitude.runtimes import verify as module
+from longitude.runtimes.gguf import export_gguf
+from longitude.runtimes.gguf_writer import rewrite
+from longitude.runtimes.target import Wanted, wanted
+from longitude.runtimes.verify import Compared, Verified, verify
+from tests.hf.gguf_files import write_gguf
+from tests.hf.tiny import decoder
+
+TINY = {"head_dim": 16, "num_attention_heads": 4, "max_position_embeddings": 64}
+SMOL = {"head_dim": 64, "num_attention_heads": 9, "max_position_embeddings": 8192}
+G = "1, 1, 1.5, 2, 3, 5, 7, 8"
+FREQUENCIES = {
+    "plain": "unscaled()",
+    "linear": "linear(4)",
+    "base": "ntk(4)",
+    "yarn": "yarn(4, original=64)",
+    "gain": "yarn(4, original=64, attention_factor=1.5)",
+    "betas": "yarn(4, original=64, fast=8, slow=2)",
+    "llama3": "llama3(8, original=64)",
+    "longrope": f"longrope(({G}), ({G}), original=64, factor=4)",
+}
+
+
+def asked(frequencies: str, config: dict[str, Any] = TINY, base: float = 5e4) -> tuple[str, Wanted]:
+    text = f"rope(base={base}, frequencies={frequencies})"
+    return text, wanted(parse(text), config, 4 * config["max_position_embeddings"])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Llama, with attention that is sharp."""
+    model = decoder("llama", vocab_size=320, rope_parameters={"rope_theta": 5e4})
+    return write_gguf(tmp_path_factory.mktemp("tiny") / "in.gguf", model, vocabulary=True)
+
+
+@pytest.mark.parametrize("name", FREQUENCIES)
+def test_llama_cpp_computes_each_scheme(tiny: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("xllamacpp")
+    text, want = asked(FREQUENCIES[name])
+    export_gguf(tiny, tmp_path / "out.gguf", want)
+    found = verify(tiny, tmp_path / "out.gguf", text, want)
+    assert [row.length for row in found.rows] == [32, 96]  # inside the window, and past it
+    assert found.holds and max(row.difference for row in found.rows) < 1e-3, found
+
+
+def test_another_scheme_is_seen(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    text, want = asked(FREQUENCIES["gain"])
+    export_gguf(tiny, tmp_path / "right.gguf", want)
+    dead = {"llama.rope.scaling.attn_factor": None, "llama.rope.scaling.yarn_attn_factor": 1.3}
+    rewrite(read_layout(tmp_path / "right.gguf"), tmp_path / "wrong.gguf", dead, {})
+    found = verify(tiny, tmp_path / "wrong.gguf", text, want)
+    assert not found.holds and "another scheme" in str(found)
+
+
+def test_what_llama_cpp_refuses_gets_a_sentence(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    text, want = asked("linear(4)")
+    stray = {"stray.weight": [1.0] * 8}  # which no loader asks for
+    rewrite(read_layout(tiny), tmp_path / "out.gguf", {}, stray)
+    with pytest.raises(UserError, match=r"llama\.cpp can't run .*\.$") as told:
+        verify(tiny, tmp_path / "out.gguf", text, want)
+    assert "\n" not in str(told.value)
+
+
+def test_without_xllamacpp_it_says_what_to_install(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="pip install longitude"):
+        verify(tiny, tiny, *asked("linear(4)"))
+
+
+def test_the_bound_grows_with_what_the_blocks_make_differ() -> None:
+    rows = (Compared(32, 0.2), Compared(96, 0.4))
+    assert not Verified("llama.cpp", rows).holds
+    assert Verified("llama.cpp", rows, (Compared(32, 0.3),)).holds
+    doubtful = Verified("llama.cpp", rows, (Compared(32, 0.2),))
+    assert not doubtful.holds and "a float32 file tells" in str(doubtful)
+    assert Verified("llama.cpp", rows, (Compared(32, 0.001),)).bound(rows[0]) == 0.05
+
+
+def test_each_length_is_held_to_the_untouched_file_at_its_own() -> None:
+    untouched = (Compared(32, 0.2), Compared(64, 0.3))
+    assert Verified("llama.cpp", (Compared(32, 0.2), Compared(96, 0.4)), untouched).holds
+    assert not Verified("llama.cpp", (Compared(32, 0.4), Compared(96, 0.4)), untouched).holds
+
+
+def test_blocks_are_held_to_the_untouched_file(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    model = decoder("llama", vocab_size=320, rope_parameters={"rope_theta": 5e4})
+    before = write_gguf(tmp_path / "in.gguf", model, vocabulary=True, blocks=True)
+    text, want = asked("yarn(4, original=64)")
+    export_gguf(before, tmp_path / "out.gguf", want)
+    found = verify(before, tmp_path / "out.gguf", text, want)
+    assert [row.length for row in found.untouched] == [32, 63]  # its slot holds one more token
+    assert found.holds, found
+    other = verify(before, tmp_path / "out.gguf", "rope(base=500)", want)
+    assert not other.holds, other
+
+
+def dequantised(source: Path, target: Path) -> Path:
+    """The same weights as float32, by the `gguf` package."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    for name, found in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            inner = found.types[1] if len(found.types) > 1 else None
+            writer.add_key_value(name, found.contents(), found.types[0], inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [False, True], ids=["float32", "Q4_1"])
+def test_smollm2_inside_and_past_its_window(
+    smollm2_file: Path, tmp_path: Path, blocks: bool
+) -> None:
+    pytest.importorskip("xllamacpp")
+    source = smollm2_file if blocks else dequantised(smollm2_file, tmp_path / "in.gguf")
+    schemes = ("yarn(4, original=8192)", "yarn(4, original=8192, fast=16, attention_factor=1.2)")
+    for frequencies in schemes:
+        text, want = asked(frequencies, SMOL, base=1e5)
+        export_gguf(source, tmp_path / "out.gguf", want)
+        found = verify(source, tmp_path / "out.gguf", text, want)
+        assert [row.length for row in found.rows] == [512, 8704]
+        assert bool(found.untouched) == blocks and found.holds, found
+
+
+def test_the_program_asks_nothing_but_xllamacpp() -> None:
+    """It runs by its path, without the library: a line of another import would break it."""
+    lines = module.PROGRAM.read_text().splitlines()
+    found = {line.split()[1] for line in lines if line.strip().startswith(("import ", "from "))}
+    assert found == {"__future__", "importlib", "json", "sys", "typing"}
+    assert [line for line in lines if 'import_module("xllamacpp")' in line]

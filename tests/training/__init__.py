@@ -1,0 +1,1 @@
+"""Training: the lab and fine-tuning."""

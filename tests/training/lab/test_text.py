@@ -1,0 +1,235 @@
+"""The lab's text: what is read, how it is split, and which windows and excerpts come of it."""
+
+import hashlib
+import os
+import shutil
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longitude import UserError
+from longitude.training.distributed import generator
+from longitude.training.lab.text import Corpus, Stream, excerpts, gather, windows
+from longitude.training.sources import standard_library
+
+# run-time type checks of tuples look at a random item, which hypothesis notices
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+
+
+def for_test(name: str) -> bool:
+    return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) % 10 == 0
+
+
+def folder(root: Path, names: Sequence[str]) -> Path:
+    for name in names:
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"this is {name}\n" * 3)
+    return root
+
+
+NAMES = [f"{place}{n}.txt" for place in ("", "b/", "a/deep/") for n in range(20)]
+
+
+@pytest.fixture(scope="module")
+def library() -> Corpus:
+    return gather()
+
+
+def test_the_default_is_the_standard_library(library: Corpus) -> None:
+    root = Path(sysconfig.get_path("stdlib"))
+    everything = {*library.train, *library.test}
+    for own in ("argparse.py", "json/decoder.py", "email/message.py"):
+        assert (root / own).read_bytes() in everything
+    from pydoc_data.topics import topics
+
+    assert topics["lambda"].encode() in everything
+    assert sum(map(len, library.test)) > 300_000
+    assert sum(map(len, library.train)) > 5 * sum(map(len, library.test))
+    assert "Python 3." in library.name
+    assert len(repr(library)) < 300, "the text stays out of a traceback"
+
+
+def test_the_default_leaves_out_what_is_not_the_librarys_own() -> None:
+    names = [document.name for document in standard_library()]
+    assert "pydoc_data/topics.py" not in names and "pydoc_data/topics/lambda" in names
+    assert len(names) == len(set(names))
+    parts = {part for name in names for part in name.split("/")}
+    assert not parts & {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+    assert not [name for name in names if "_sysconfigdata" in name], "they hold a machine's paths"
+
+
+def test_the_default_is_split_by_name(library: Corpus) -> None:
+    documents = sorted(standard_library())
+    assert library.test == tuple(d.text for d in documents if for_test(d.name))
+    assert library.train == tuple(d.text for d in documents if not for_test(d.name))
+
+
+def test_a_folder_is_split_by_relative_names_wherever_it_stands(tmp_path: Path) -> None:
+    here = folder(tmp_path / "here", NAMES)
+    there = folder(tmp_path / "some" / "where else", NAMES[::-1])
+    one, other = gather([str(here)]), gather([str(there)])
+    assert (one.train, one.test) == (other.train, other.test)
+    assert one.fingerprint == other.fingerprint
+    assert (one.name, other.name) == ("here", "where else")
+    expected = [f"this is {name}\n".encode() * 3 for name in sorted(NAMES) if for_test(name)]
+    assert list(one.test) == expected and len(one.train) == len(NAMES) - len(expected)
+
+
+def test_the_order_of_sources_changes_nothing(tmp_path: Path) -> None:
+    paths = [str(folder(tmp_path / name, NAMES[n : n + 20])) for n, name in enumerate("xyz")]
+    one, other = gather(paths), gather(paths[::-1])
+    assert (one.train, one.test) == (other.train, other.test)
+    assert one.fingerprint == other.fingerprint
+
+
+def test_what_is_met_twice_counts_once(tmp_path: Path) -> None:
+    """Else the same text could stand on both sides of the split."""
+    root = folder(tmp_path / "all", NAMES)
+    inside = [str(root / "a"), str(root / "a" / "deep" / "3.txt"), str(root)]
+    twice = gather([*inside, *inside])
+    assert len(twice.train) + len(twice.test) == len(NAMES)
+    assert not {*twice.train} & {*twice.test}
+    assert twice == replace(gather(inside[::-1]), name=twice.name), "in whatever order it is met"
+
+
+def test_the_fingerprint_tells_names_and_contents_apart(tmp_path: Path) -> None:
+    def of(name: str, content: str) -> str:
+        shutil.rmtree(tmp_path / "f", ignore_errors=True)
+        root = folder(tmp_path / "f", NAMES)
+        (root / name).write_text(content)
+        return gather([str(root)]).fingerprint
+
+    prints = [of("new", "ab"), of("new", "abc"), of("newa", "b"), of("ne", "wab")]
+    assert len(set(prints)) == 4 and prints[0] == of("new", "ab")
+    assert all(len(p) == 64 for p in prints)
+
+
+def test_only_plain_visible_text_is_read(tmp_path: Path) -> None:
+    root = folder(tmp_path / "root", NAMES)
+    outside = folder(tmp_path / "outside", ["secret.txt"])
+    (root / "link.txt").symlink_to(outside / "secret.txt")
+    (root / "links").symlink_to(outside)
+    (root / "loop").symlink_to(root)
+    (root / ".hidden").write_text("hidden")
+    folder(root / ".git", ["config"])
+    (root / "nul").write_bytes(b"a\0b")
+    (root / "latin").write_bytes("é".encode("latin-1"))
+    (root / "empty").write_bytes(b"")
+    os.mkfifo(root / "pipe")
+    assert (
+        gather([str(root)]).fingerprint == gather([str(folder(tmp_path / "r", NAMES))]).fingerprint
+    )
+
+
+def test_nothing_is_normalised(tmp_path: Path) -> None:
+    text = "\ufeffone\r\n two\ttabs \u00e9 e\u0301\n\n".encode() * 10
+    (tmp_path / "f").write_bytes(text)
+    made = gather([str(tmp_path / "f")])
+    assert made.train + made.test == (text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :])
+
+
+def test_too_few_documents_are_split_inside(tmp_path: Path) -> None:
+    only = [name for name in NAMES if not for_test(name)][:3]
+    made = gather([str(folder(tmp_path / "f", only))])
+    joined = b"\0".join(f"this is {name}\n".encode() * 3 for name in sorted(only))
+    assert b"\0".join(made.train) + b"\0".join(made.test) == joined
+    assert len(made.test) == 1 and abs(len(made.test[0]) - len(joined) / 10) <= 1
+    assert not [d for d in made.train + made.test if b"\0" in d or not d]
+
+
+def test_windows_are_pieces_of_the_stream() -> None:
+    documents = [bytes([97 + n]) * (5 + n) for n in range(20)]
+    stream = Stream(documents)
+    whole = b"".join(d + b"\0" for d in documents)
+    assert bytes(stream.tokens.tolist()) == whole
+    batch = stream.batch(0, 0, 500, 9)
+    assert batch.shape == (500, 10) and batch.dtype == torch.int64
+    found = {bytes(row.tolist()) for row in batch}
+    every = {whole[n : n + 10] for n in range(len(whole) - 9)}
+    assert found <= every and len(found) > 0.8 * len(every)
+
+
+def test_the_order_of_the_data_is_a_function_of_seed_and_step(library: Corpus) -> None:
+    stream, again = windows(library, 64), Stream(library.train)
+    torch.manual_seed(1)
+    one = stream.batch(3, 17, 8, 64)
+    torch.manual_seed(2)
+    stream.batch(3, 16, 8, 64)
+    assert torch.equal(one, again.batch(3, 17, 8, 64))
+    assert torch.equal(one[2::4], again.batch(3, 17, 8, 64, rows=slice(2, None, 4)))
+    for seed, step in ((3, 18), (4, 17), (17, 3)):
+        assert not torch.equal(one, stream.batch(seed, step, 8, 64))
+
+
+def test_a_text_as_short_as_one_window_is_enough_and_shorter_is_told() -> None:
+    stream = Stream([b"abc", b"def"])
+    assert bytes(stream.batch(0, 0, 1, 7)[0].tolist()) == b"abc\0def\0"
+    with pytest.raises(UserError, match=r"has 8 bytes, but a window of 8 takes 9"):
+        stream.batch(0, 0, 1, 8)
+    with pytest.raises(UserError, match=r"has 0 bytes, but a window of 8 takes 9"):
+        windows(Corpus((), (b"a",), "", ""), 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=12),
+    st.integers(1, 20),
+    st.integers(1, 12),
+    st.integers(0, 5),
+)
+def test_excerpts_lie_within_documents_and_apart(
+    sizes: list[int], length: int, count: int, seed: int
+) -> None:
+    # the same places twice: in the one corpus a byte says its document, in the other its place
+    marked = Corpus((), tuple(bytes([d + 1]) * s for d, s in enumerate(sizes)), "", "")
+    placed = Corpus((), tuple(bytes(range(1, s + 1)) for s in sizes), "", "")
+    if sum(sizes) + len(sizes) < length:
+        with pytest.raises(UserError, match=f"excerpt takes {length}"):
+            excerpts(marked, length, count, seed)
+        return
+    of, at = (excerpts(corpus, length, count, seed) for corpus in (marked, placed))
+    assert of.shape == (count, length) and of.dtype == torch.int64
+    room = {d + 1: s // length for d, s in enumerate(sizes) if s >= length}
+    if sum(room.values()) < count:
+        return
+    assert (of == of[:, :1]).all(), "each within one document"
+    taken = [(d, p) for d, p in zip(of.flatten().tolist(), at.flatten().tolist(), strict=True)]
+    assert len(set(taken)) == len(taken), "no byte twice"
+    shares = [of[:, 0].tolist().count(d) for d in room]
+    full = [s == r for s, r in zip(shares, room.values(), strict=True)]
+    open_ = [s for s, f in zip(shares, full, strict=True) if not f]
+    assert not open_ or min(open_) >= max(shares) - 1, "in turns"
+
+
+def test_excerpts_are_a_function_of_the_seed(library: Corpus) -> None:
+    one = excerpts(library, 2048, 20, 5)
+    assert torch.equal(one, excerpts(library, 2048, 20, 5))
+    assert not torch.equal(one, excerpts(library, 2048, 20, 6))
+    assert (one > 0).all()
+
+
+def test_short_documents_give_excerpts_of_the_joined_text() -> None:
+    documents = tuple(b"%03d" % n for n in range(100))
+    whole = b"".join(d + b"\0" for d in documents)
+    found = [bytes(row.tolist()) for row in excerpts(Corpus((), documents, "", ""), 40, 10, 0)]
+    starts = [whole.index(piece) for piece in found]
+    assert starts == sorted(starts)
+    assert [start * 10 // 361 for start in starts] == [*range(10)], "one from each tenth"
+
+
+def test_generators_differ_by_seed_step_and_purpose() -> None:
+    def first(*what: Any) -> int:
+        return int(torch.randint(2**62, (), generator=generator(*what)))
+
+    cases = [(s, t, p) for s in range(4) for t in range(50) for p in ("", "windows")]
+    assert len({first(*case) for case in cases}) == len(cases)
+    assert first(1, 2, "x") == first(1, 2, "x")
+    assert first(-1, 2**40, "") != first(-1, 2**40 + 1, "")

@@ -1,0 +1,58 @@
+"""The advice of an earlier run of extend: taken where it is of this model and target, and helps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longitude.core.store import Store
+from longitude.eval.records import LOSS, Asked, Subject
+from longitude.training.tune.options import Asked as Question
+from longitude.training.tune.prior_run import with_advice
+
+BEST = "rope(remap=leaky_rerope(128, 8))"
+OWN = {"label": "as it is", "numbers": {"own": "as it is", "target": 1024}}
+
+
+def write(folder: Path, best: dict[str, Any], model: str = "tiny-rope") -> None:
+    """A run's folder with one row and its advice."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subject = Subject(model, "0", "rope()", "rope", 256, "float32", "cpu")
+    with Store(folder / "results.sqlite") as store:
+        store.put(Asked(LOSS, subject, "rope()", 1024).key, {"label": "as it is"})
+    told = {"best": {**OWN, **best}, "runtimes": []}
+    (folder / "recommendation.json").write_text(json.dumps(told))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs" / "tiny-rope-1024"
+
+
+def test_the_best_is_taken_and_told(here: Path) -> None:
+    write(here, {"label": "leaky_rerope(128, 8)", "scheme": BEST})
+    asked, note = with_advice(Question())
+    assert asked.scheme == BEST and BEST in note and "runs/tiny-rope-1024" in note
+
+
+@pytest.mark.parametrize("given", [{"scheme": "rope()"}, {"recipe": "pi"}, {"to": "8x"}])
+def test_what_is_named_comes_first_and_another_target_is_another_run(
+    here: Path, given: dict[str, Any]
+) -> None:
+    write(here, {"label": "leaky_rerope(128, 8)", "scheme": BEST})
+    assert with_advice(Question(**given)) == (Question(**given), "")
+
+
+def test_where_nothing_helped_or_nothing_was_run_the_recipe_decides(here: Path) -> None:
+    assert with_advice(Question()) == (Question(), "")
+    write(here, {"scheme": "rope()"})
+    assert with_advice(Question()) == (Question(), "")
+
+
+def test_a_run_of_another_model_of_this_name_says_nothing(here: Path) -> None:
+    write(here, {"label": "leaky", "scheme": BEST}, model="elsewhere/tiny-rope")
+    assert with_advice(Question()) == (Question(), "")

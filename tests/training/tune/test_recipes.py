@@ -1,0 +1,95 @@
+"""Recipes, settled for a model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from longitude.training.tune.recipes import RECIPES, USUAL, About, Recipe, settle
+
+LLAMA = About("llama", parse("rope()"), "rope", 4096, 16384, 4096)
+OWN = {"rope": "rope()", "alibi": "alibi()", "learned": "learned(256)"}
+
+
+def about(family, trained=256, target=1024, width=192):
+    return About("it", parse(OWN[family]), family, trained, target, width)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_settles_for_its_family_with_a_scheme_that_can_be_read(name):
+    recipe = settle(name, about(RECIPES[name][0].family), {})
+    assert recipe.paper and recipe.steps > 0
+    if recipe.scheme is not None:
+        parse(recipe.scheme)
+    assert recipe.length == (256 if name == "pose" else 1024)
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_each_family_has_its_usual_one_and_refuses_the_others(family):
+    assert settle(None, about(family), {}).name == USUAL[family]
+    for name, (recipe, _) in RECIPES.items():
+        if recipe.family != family:
+            with pytest.raises(UserError, match=f"{name} is for models with {recipe.family}"):
+                settle(name, about(family), {})
+
+
+def test_a_scheme_of_ones_own_is_trained_as_usual_under_no_papers_name():
+    given = {"scheme": "rope(remap=rerope(2048))"}
+    own, usual = settle(None, LLAMA, given), settle("yarn", LLAMA, given)
+    assert (own.name, own.paper) == ("own scheme", "")
+    assert replace(own, name=usual.name, paper=usual.paper) == usual
+
+
+def test_the_papers_schemes():
+    schemes = {name: settle(name, LLAMA, {}).scheme for name in ("yarn", "pi", "longlora", "pose")}
+    yarn, linear = "rope(frequencies=yarn(4, original=4096))", "rope(frequencies=linear(4))"
+    assert schemes == {"yarn": yarn, "pi": linear, "longlora": linear, "pose": yarn}
+
+
+def test_the_larger_base_is_the_critical_one_of_scaling_laws():
+    """10000^(log_(T/2π) (T'/2π)) = 7.17e4 from 4,096 to 16,384, in two digits 72,000."""
+    critical = 10000 ** (math.log(16384 / 2 / math.pi) / math.log(4096 / 2 / math.pi))
+    assert critical == pytest.approx(7.17e4, rel=1e-3)
+    assert settle("abf", LLAMA, {}).scheme == "rope(base=72000)"
+
+
+def test_rates_are_the_papers_at_their_width():
+    assert settle("yarn", LLAMA, {"trained": "full"}).rate == pytest.approx(2e-5)
+    assert settle("yarn", LLAMA, {"trained": "lora"}).rate == pytest.approx(2e-4)
+    assert settle("alibi", about("alibi"), {}).rate == pytest.approx(2e-5 * 4096 / 192)
+
+
+def test_every_field_can_be_set():
+    wanted = {
+        "scheme": "rope(frequencies=linear(2))", "steps": 7, "rows": 3, "length": 100,
+        "rate": 0.5, "warmup": 2, "positions": "randomized", "trained": "full", "rank": 4,
+    }  # fmt: skip
+    found = settle("yarn", LLAMA, wanted).plain()
+    assert {name: found[name] for name in wanted} == wanted
+    assert settle("yarn", LLAMA, {"positions": "pose"}).length == 4096
+
+
+def test_the_rate_rises_from_a_tenth_and_falls_to_a_tenth():
+    recipe = Recipe("x", "", "rope", steps=100, warmup=10, rate=1.0)
+    rates = [recipe.rate_at(step) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1) and rates[10] == 1.0 == max(rates)
+    assert rates[100] == pytest.approx(0.1) and rates[55] == pytest.approx(0.55)
+
+
+def test_mistakes_are_told():
+    with pytest.raises(UserError, match="yarn is near"):
+        settle("yarm", LLAMA, {})
+    odd = [("steps", -3), ("rows", 0), ("rate", 0.0), ("rank", 0), ("length", 0)]
+    names = {"rows": "batch", "rate": "lr", "length": "seq"}
+    for name, value in odd:
+        option = f"--{names.get(name, name)}"
+        with pytest.raises(UserError, match=f"{option} must be above zero, but got {value}"):
+            settle("yarn", LLAMA, {name: value})
+    with pytest.raises(UserError, match="trained to 4,096: it reads that already"):
+        settle("yarn", About("llama", parse("rope()"), "rope", 4096, 4096, 64), {})
+    with pytest.raises(UserError, match="lora or full"):
+        settle("yarn", LLAMA, {"trained": "half"})

@@ -1,0 +1,82 @@
+"""What training changed, told from rows whose numbers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from longitude.eval.records import CONTEXT, PASSKEY, Measured
+from longitude.training.tune.options import Tuned
+from longitude.training.tune.report import commands, numbers, verdict
+from tests.measured import OWN, asked, context, document, row
+
+TUNED = Tuned(
+    "tiny-rope", "runs/a", "runs/a/model", "adapter", {"name": "pi", "family": "rope"},
+    "rope(frequencies=linear(4))", 256, 1024, 300, 1.5, 1000.0, 60.0,
+)  # fmt: skip
+BEFORE = (3.0, 3.1, 3.2)
+
+
+def rows(after: Sequence[float], before: Sequence[float] = BEFORE) -> list[Measured]:
+    """Three documents at the target, and at the window of the model as it is."""
+    found = [*context(OWN, 256, (1.0, 1.1, 1.2)), *context(OWN, 1024, (4.0, 4.1, 4.2))]
+    found += context("before", 1024, before) if before else []
+    return [*found, *context("after", 1024, after)]
+
+
+@pytest.mark.parametrize(
+    ("after", "word", "helps"),
+    [
+        ((2.0, 2.1, 2.2), "helped", True),
+        ((3.5, 3.6, 3.7), "made it worse", False),
+        ((3.01, 3.11, 3.21), "changed nothing that could be told", False),  # less than 1 %
+        ((1.0, 3.1, 5.0), "changed nothing that could be told", False),  # the interval holds zero
+    ],
+)
+def test_the_word_is_that_of_the_paired_numbers(
+    after: tuple[float, ...], word: str, helps: bool
+) -> None:
+    told = verdict(rows(after), TUNED)
+    assert told["best"]["sentence"].startswith(f"300 steps of pi {word}: ")
+    assert told["helps"] is helps and told["best"]["label"] == "after"
+    assert f"is {sum(after) / 3:.3f} (" in told["best"]["sentence"]
+    assert "before training it was 3.100 (a change of" in told["best"]["sentence"]
+
+
+def test_a_model_under_its_own_scheme_is_judged_by_itself() -> None:
+    sentence = verdict(rows((2.0, 2.1, 2.2), ()), TUNED)["best"]["sentence"]
+    assert sentence.startswith("300 steps of pi helped: ") and "before training" not in sentence
+    assert "4.100" in sentence and "as it is" in sentence
+
+
+def test_passkeys_that_were_lost_are_told() -> None:
+    more = [asked(PASSKEY, "before", 1024, [True] * 4), asked(PASSKEY, "after", 1024, [False] * 4)]
+    sentence = verdict([*rows((2.0, 2.1, 2.2)), *more], TUNED)["best"]["sentence"]
+    assert "it tells 0%" in sentence and "and it told 100% of the passkeys" in sentence
+
+
+def test_without_a_number_nothing_is_judged() -> None:
+    lost: dict[str, Any] = {"refused": "out of memory at 1024 tokens."}
+    found = [*rows((), BEFORE), row(CONTEXT, "after", 1024, lost, text=document(0))]
+    told = verdict(found, TUNED)
+    assert "can't be judged" in told["best"]["sentence"] and not told["helps"]
+
+
+def test_numbers_of_every_way() -> None:
+    found = numbers(rows((2.0, 2.1, 2.2)), TUNED)
+    assert set(found) == {"as it is", "before", "after"}
+    assert found["after"]["context"]["1024"]["mean"] == pytest.approx(2.1)
+    assert set(found["as it is"]["context"]) == {"256", "1024"}
+
+
+def test_what_to_type_next() -> None:
+    assert "longitude export runs/a/model" in dict(commands(TUNED))["Serve it"]
+    grown = replace(TUNED, recipe={"name": "learned", "family": "learned"})
+    assert "lh.save(model" in dict(commands(grown))["Merge it"]
+    assert {*dict(commands(replace(grown, kind="checkpoint")))} == {
+        "Use it in Python",
+        "Every way beside it",
+    }

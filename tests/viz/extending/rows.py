@@ -1,0 +1,164 @@
+"""A run of `longitude extend` made up for the tests of its report: every number by a formula."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from longitude.eval.records import (
+    CONTEXT,
+    COST,
+    KEYS,
+    LOSS,
+    PASSKEY,
+    UNTOUCHED,
+    Asked,
+    Measured,
+    Subject,
+    Text,
+)
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+SCRIPT = "</script><script>alert(2)</script>"
+MODEL = Subject(
+    name=f"tiny {HOSTILE}",
+    weights="0123456789abcdef" * 4,
+    scheme="rope()",
+    family="rope",
+    trained=256,
+    dtype="float32",
+    device="cpu",
+)
+METHODS = {
+    UNTOUCHED: "rope()",
+    "linear": "rope(frequencies=linear(8))",
+    "ntk": "rope(frequencies=ntk(8))",
+    "yarn": "rope(frequencies=yarn(8, original=256))",
+    "leaky_rerope": "rope(remap=leaky_rerope(128, 16))",
+    "self_extend": "rope(remap=self_extend(128, 16))",
+}
+LENGTHS = (256, 512, 1024, 2048)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DOCUMENTS = [
+    Text(name, f"{n:064x}") for n, name in enumerate(["topics", f"a{HOSTILE}.py", SCRIPT, "os.py"])
+]
+BINS = [(0, 16), (16, 64), (64, 256), (256, 512), (512, 1024), (1024, 2048)]
+SLOPES = dict(zip(METHODS, (0.9, 0.25, 0.12, 0.05, -0.02, -0.018), strict=True))  # a doubling
+SLOW = dict(zip(METHODS, (1.0, 1.0, 0.99, 1.0, 0.62, 0.55), strict=True))
+REFUSED = "Out of memory at 2048 tokens: give a smaller --to or a device with more."
+MACHINE = {"cpu": "two cores", "torch": "2.13.0", "longitude": "0.1.0", "python": "3.12"}
+
+
+def loss(label: str, length: int, document: int) -> float:
+    """A loss that grows (or falls) by a slope for each doubling past 256, a bit by document."""
+    doublings = LENGTHS.index(length)
+    tax = 0.0 if label == UNTOUCHED else 0.01 * list(METHODS).index(label)
+    return 1.4 + tax + SLOPES[label] * doublings + 0.03 * document + 0.004 * doublings * document
+
+
+def right(label: str, length: int, depth: float) -> list[bool]:
+    """Eight answers, fewer right the further the slope has gone."""
+    lost = max(0.0, SLOPES[label]) * LENGTHS.index(length) * (1.5 - depth)
+    return [n >= 8 * lost for n in range(8)]
+
+
+def row(measure: str, label: str, length: int, value: dict[str, Any], **asked: Any) -> Measured:
+    told = {"label": label, "seconds": 0.5, "machine": MACHINE, "refused": None, **value}
+    key = Asked(measure, MODEL, METHODS[label], length, **asked)
+    return Measured(key, told, "2026-01-31T12:00:00.000000+00:00")
+
+
+def _of_document(label: str, n: int, text: Text) -> list[Measured]:
+    means = [[length, loss(label, length, n)] for length in LENGTHS]
+    bins = [[a, b, loss(label, max(256, b), n) + 2 / (a + 4)] for a, b in BINS]
+    read = {"means": means, "bins": bins}
+    last = {"last": 128, "lengths": list(LENGTHS)}
+    return [
+        row(LOSS, label, 2048, read, text=text, protocol={"documents": 4}),
+        *(
+            row(CONTEXT, label, m, {"loss": loss(label, m, n)}, text=text, protocol=last)
+            for m in LENGTHS
+        ),
+    ]
+
+
+def _of_method(label: str) -> list[Measured]:
+    rows = [r for n, text in enumerate(DOCUMENTS) for r in _of_document(label, n, text)]
+    asks = {"protocol": {"questions": 8, "digits": 5}}
+    for length in LENGTHS:
+        for depth in DEPTHS:
+            value = {"right": right(label, length, depth)}
+            rows.append(row(PASSKEY, label, length, value, at={"depth": depth}, **asks))
+        rows.append(row(KEYS, label, length, {"right": right(label, length, 0.5)}, **asks))
+        fast = 90_000 * SLOW[label] / (1 + length / 4096)
+        cost = {"prefill": fast, "decode": 1.5 / SLOW[label], "peak": 2**20 * (100 + length // 16)}
+        rows.append(row(COST, label, length, cost))
+    return rows
+
+
+def _refused(one: Measured) -> Measured:
+    """What of a self_extend that ran out of memory at the greatest length."""
+    out = one.label == "self_extend" and one.asked.length == 2048 and one.asked.measure != LOSS
+    if not out:
+        return one
+    kept = {name: one.value[name] for name in ("label", "seconds", "machine")}
+    return replace(one, value={**kept, "refused": REFUSED})
+
+
+FOUND = [_refused(one) for label in METHODS for one in _of_method(label)]
+ADVICE: dict[str, Any] = {
+    "best": {
+        "what": "overall",
+        "label": "leaky_rerope",
+        "scheme": METHODS["leaky_rerope"],
+        "sentence": "Use leaky_rerope: with 2,048 tokens of context the loss of the last tokens is "
+        "1.40 (1.36 to 1.44), against 4.15 as it is; it tells 100 % of passkeys.",
+        "numbers": {"context": 1.4},
+    },
+    "runtimes": [
+        {
+            "what": runtime,
+            "label": "yarn",
+            "scheme": METHODS["yarn"],
+            "sentence": f"{runtime} can serve yarn as it is: the loss is 1.643 at 2,048 tokens.",
+            "numbers": {},
+        }
+        for runtime in ("transformers", "vllm", "sglang", "llama.cpp")
+    ],
+    "factor": {
+        "what": "smallest factor",
+        "label": "yarn",
+        "scheme": METHODS["yarn"],
+        "sentence": f"A factor of 8 is enough {HOSTILE}.",
+        "numbers": {},
+    },
+    "helps": True,
+    "notes": [f"left out to fit into 10m: {HOSTILE}"],
+    "search": [
+        {
+            "label": "leaky_rerope(96, 16)",
+            "scheme": "rope(remap=leaky_rerope(96, 16))",
+            "start": METHODS["leaky_rerope"],
+            "better": True,
+            "gain": {"mean": 0.021, "low": 0.01, "high": 0.03, "n": 4},
+            "tried": 17,
+            "sentence": "leaky_rerope(96, 16) in place of leaky_rerope gains +0.0210 nats a token.",
+        },
+    ],
+    "lm_eval": {
+        UNTOUCHED: {"lambada": {"acc,none": 0.123456, "perplexity,none": 81.25}},
+        "leaky_rerope": {"lambada": {"acc,none": 0.5}},
+    },
+}
+NEXT = [
+    ("Use it in Python", 'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("tiny-rope")'),
+    ("Read a long text with it", "longitude stream tiny-rope --window 200 < book.txt"),
+    ("Search its parameters", 'longitude extend tiny-rope --search --methods "leaky_rerope"'),
+]
+MAPS = {
+    UNTOUCHED: [(r, float(r), float(r)) for r in range(0, 2048, 32)],
+    "yarn": [(r, r / 8, float(r)) for r in range(0, 2048, 32)],
+    "leaky_rerope": [
+        (r, b, b) for r in range(0, 2048, 32) for b in (min(r, 128 + (r - 128) / 16),)
+    ],
+}

@@ -1,0 +1,284 @@
+"""The report of an extension: right numbers, nothing from outside unescaped, no part needed."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import vl_convert
+from rich.cells import cell_len
+from rich.console import Console
+
+from longitude.core.validate import UserError
+from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, UNTOUCHED, Measured
+from longitude.eval.stats import Interval
+from longitude.viz import extend as report
+from longitude.viz.extend_charts import _beside, charts, standing
+from longitude.viz.extend_page import page
+from longitude.viz.extend_section import NOT_ASKED, Section, _signed, printed
+from longitude.viz.extend_text import markdown
+from longitude.viz.theme import dashes, place
+from tests.cli.conftest import python
+from tests.viz.extending import rows
+
+
+def only(*measures: str) -> list[Measured]:
+    return [one for one in rows.FOUND if one.asked.measure in measures]
+
+
+CASES: dict[str, list[Measured]] = {
+    "a whole run": rows.FOUND,
+    "losses alone": only(LOSS),
+    "context alone": only(CONTEXT),
+    "passkeys alone": only(PASSKEY),
+    "cost alone": only(COST),
+    "one row": rows.FOUND[:1],
+    "the untouched model alone": [one for one in only(CONTEXT, KEYS) if one.untouched],
+    "one length": [one for one in only(CONTEXT, PASSKEY, COST) if one.asked.length == 512],
+    "all refused": [one for one in rows.FOUND if one.refused],
+    "one document": [one for one in only(LOSS, CONTEXT) if one.asked.text == rows.DOCUMENTS[0]],
+}
+
+
+@cache
+def section(case: str = "a whole run") -> Section:
+    return report.section(CASES[case], rows.ADVICE, rows.NEXT, rows.MAPS)
+
+
+@cache
+def whole_page() -> str:
+    return page([section()], rows.MODEL.name)
+
+
+def shown(case: str = "a whole run", width: int = 100, colour: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=colour, highlight=False)
+    report.show_section(section(case), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+class Read(HTMLParser):
+    """The tags of a page, and the text that is shown."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.shown: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.shown.append(data)
+
+
+def test_the_table_has_the_means_of_the_documents() -> None:
+    one = section()
+    for label in ("as it is", "yarn", "leaky_rerope"):
+        mean = fmean(rows.loss(label, 2048, n) for n in range(4))
+        assert one.shown(label, "context").value == f"{mean:.3f}"
+        given = [a for d in rows.DEPTHS for a in rows.right(label, 2048, d)]
+        assert one.shown(label, "passkey").value == f"{100 * fmean(given):.0f} %"
+    gap = fmean(rows.loss("yarn", 2048, n) - rows.loss("as it is", 2048, n) for n in range(4))
+    assert one.shown("yarn", "over").value == f"{gap:+.3f}"
+    gap = fmean(rows.loss("yarn", 256, n) - rows.loss("as it is", 256, n) for n in range(4))
+    assert one.shown("yarn", "tax").value == f"{gap:+.3f}"
+    assert one.shown("self_extend", "context").why == rows.REFUSED
+    assert one.ranked[0] == "leaky_rerope" and one.ranked[-2:] == ["as it is", "self_extend"]
+
+
+def test_what_can_not_be_told_apart_is_marked() -> None:
+    one = section()
+    assert one.shown("leaky_rerope", "keys").mark == "best"
+    assert one.shown("yarn", "keys").mark == "tied"  # eight questions tell little
+    assert one.shown("as it is", "keys").mark == ""
+    assert '<td class="tied">' in whole_page() and "≈75 %" in shown()
+
+
+def test_charts_hold_the_numbers_of_the_rows() -> None:
+    drawn = {c.name: c for c in charts(section())}
+    means = {(r["label"], r["length"]): r["mean"] for r in drawn["context"].rows}
+    for (label, length), mean in means.items():
+        assert mean == pytest.approx(fmean(rows.loss(label, length, n) for n in range(4)))
+    assert len(means) == 6 * 4 - 1  # one was refused
+    grid = next(c for c in drawn.values() if c.label == "linear")
+    for r in grid.rows:
+        assert r["mean"] == fmean(rows.right("linear", r["length"], r["depth"]))
+    assert {c.label for c in drawn.values() if c.label} == {*rows.METHODS}
+    assert {r["label"]: r["x"] for r in drawn["cost"].rows}["yarn"] == pytest.approx(60_000)
+    assert len(drawn["distance"].rows) == sum(map(len, rows.MAPS.values()))
+    trained = [n for n, c in drawn.items() if '"trained window 256"' in json.dumps(c.spec)]
+    assert trained == ["loss", "context", "passkey", "keys", "distance"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_is_drawn(case: str) -> None:
+    one = section(case)
+    for chart in (c for c in charts(one) if c.label in (None, UNTOUCHED)):
+        svg = vl_convert.vegalite_to_svg(json.dumps(standing(one, [chart]), allow_nan=False))
+        assert "NaN" not in svg and "Infinity" not in svg
+        named = {r["label"] for r in chart.rows}  # a picture that stands alone has a key
+        assert not [label for label in named if f">{label}</text>" not in svg]
+    read = Read(page([one], case))
+    assert [tag for tag, _ in read.tags].count("h1") == 1
+    text = "".join(read.shown)
+    assert all(label in text for label in one.labels)
+    assert report.plain(one)["target"] == one.target
+
+
+@pytest.mark.parametrize("width", [40, 120])
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_is_printed(case: str, width: int) -> None:
+    out = shown(case, width).split("Use it in Python")[0]  # commands are never broken
+    assert max(cell_len(line) for line in out.splitlines()) <= width
+    assert "\x1b" not in out and "tiny <img" in out
+
+
+def test_the_terminal_has_colours_only_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "\x1b[1m1.443\x1b[0m" in shown(colour=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown(colour=True))
+    assert "*1.443" in shown()
+
+
+def test_nothing_from_outside_is_obeyed() -> None:
+    text = whole_page()
+    read = Read(text)
+    assert not [tag for tag, _ in read.tags if tag == "img"]
+    assert not [attrs for _, attrs in read.tags if any(a.startswith("on") for a in attrs)]
+    assert sum(tag == "script" for tag, _ in read.tags) == 3  # the numbers, Vega and ours
+    assert rows.HOSTILE not in text and rows.SCRIPT not in text
+    data = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
+    assert data and "<" not in data[1]
+    assert not [a for _, attrs in read.tags for n, a in attrs.items() if n in ("src", "href") and a]
+
+
+def test_markdown_shows_html_as_text(tmp_path: Path) -> None:
+    report.write_summary([section()], tmp_path / "summary.md", [tmp_path / "charts" / "loss.png"])
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert rows.HOSTILE not in text and r"\<img src=x onerror=alert(1)\>" in text
+    assert "![loss](charts/loss.png)" in text
+    assert "| `leaky_rerope` | **1.443** (" in text and rows.REFUSED in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table[:8]}) == 1
+    assert not list(tmp_path.glob(".*"))
+    assert "`rope(remap=leaky_rerope(96, 16))`" in text and "| 0.1235 | 0.5 |" in text
+    assert r"- left out to fit into 10m: \<img" in text
+
+
+def test_the_first_words_of_the_page_are_which_why_and_what_to_type() -> None:
+    text = " ".join("".join(Read(whole_page().split("<h2>All methods")[0]).shown).split())
+    wanted = (
+        "Use leaky_rerope",
+        "1.443",
+        "100 %",
+        "import longitude.hf as lh",
+        "With 2,048 tokens",
+    )
+    places = [text.index(one) for one in (rows.MODEL.name, *wanted)]
+    assert places == sorted(places)
+    for shown_too in (
+        "gains +0.0210 nats",
+        "A factor of 8 is enough",
+        "transformers, vllm, sglang",
+    ):
+        assert shown_too in text
+    below = "".join(Read(whole_page()).shown)
+    assert "lambada, perplexity,none" in below and "left out to fit into 10m" in below
+
+
+def test_what_was_not_asked_has_a_dagger_everywhere() -> None:
+    found = [
+        replace(one, value={**one.value, "right": [False] * 8, "assumed": "none told at 1024."})
+        if (one.label, one.asked.measure, one.asked.length) == ("linear", PASSKEY, 2048)
+        else one
+        for one in only(PASSKEY)
+        if one.label in (UNTOUCHED, "linear")
+    ]
+    one = report.section(found)
+    (drawn,) = [c for c in charts(one) if c.label == "linear"]
+    assert {r["length"] for r in drawn.rows if not r["asked"]} == {2048}
+    svg = vl_convert.vegalite_to_svg(json.dumps(standing(one, [drawn])))
+    assert svg.count(">†<") == len(rows.DEPTHS) and NOT_ASKED in svg
+    card, written = markdown(one), page([one], "")
+    assert "| 0 %† (0 – 9 %)" in card and "0% of 8†" in written
+    assert NOT_ASKED in card and NOT_ASKED in written
+    assert "†" not in whole_page().split("<script")[0] and "†" not in markdown(section())
+
+
+def test_a_wide_interval_leaves_the_lines_in_view() -> None:
+    found = only(CONTEXT)
+    wild = [rows.row(CONTEXT, "yarn", 512, {"loss": 90.0}, text=rows.DOCUMENTS[0])]
+    (chart,) = [c for c in charts(report.section([*found, *wild])) if c.name == "context"]
+    means = [r["mean"] for r in chart.rows]
+    (low, high) = next(
+        scale["domain"]
+        for layer in chart.spec["layer"]
+        if "domain" in (scale := layer["encoding"].get("y", {}).get("scale", {}))
+    )
+    assert min(r["low"] for r in chart.rows) < 0 < low < min(means) < max(means) < high
+    assert high < 2 * max(means) < max(r["high"] for r in chart.rows)
+
+
+def test_names_beside_dots_do_not_cover_each_other() -> None:
+    dots = [{"label": f"method {n}", "x": 100.0, "mean": 1.0 + n / 1000} for n in range(4)]
+    placed = _beside([*dots, {"label": "far", "x": 900.0, "mean": 9.0}])
+    assert sum(map(len, placed.values())) == 5
+    assert {len(named) for (side, _), named in placed.items() if side == "left"} == {1}
+
+
+def test_no_change_has_no_minus() -> None:
+    tiny = Interval(-1e-5, -2e-5, 1e-5, 4)
+    assert _signed(tiny).value == "+0.000"
+
+
+def test_control_characters_are_left_out() -> None:
+    bad = rows.row(CONTEXT, "yarn", 256, {"loss": 1.0, "label": "ya\x1b[31mrn\x07"})
+    console = Console(file=io.StringIO(), width=80)
+    report.show([bad], rows.ADVICE, console, rows.NEXT)
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in out and "ya [31mrn" in out
+
+
+def test_pictures_are_written(tmp_path: Path) -> None:
+    found = [one for one in rows.FOUND if one.label in (UNTOUCHED, "yarn")]
+    drawn = report.write_charts(report.section(found, maps=rows.MAPS), tmp_path)
+    named = ["loss", "context", "passkey", "keys", "grid", "distance", "cost"]
+    assert [p.stem for p in drawn] == named
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
+
+
+def test_models_stand_beside_each_other_under_names_of_their_own() -> None:
+    text = page([section("context alone"), section("context alone")], "Two")
+    ids = [attrs["id"] for _, attrs in Read(text).tags if attrs.get("id")]
+    assert len(ids) == len({*ids}) and {"chart-context", "chart-2-context"} <= {*ids}
+
+
+def test_twenty_methods_have_strokes_of_their_own() -> None:
+    assert len({place(n) for n in range(20)}) == 20 and place(0) == (0, 0)
+    assert len(dashes(20)) == 20
+
+
+def test_numbers_are_printed_in_their_measures_figures() -> None:
+    assert printed("passkey", 0.755) == "76 %" and printed("memory", 3 * 2**29) == "1.50 GiB"
+    assert printed("prefill", 37_200.4) == "37,200" and printed("decode", 2.4193) == "2.42"
+    assert printed("loss", 1.2345) == "1.234" or printed("loss", 1.2345) == "1.235"
+
+
+def test_a_section_is_of_rows_of_one_model() -> None:
+    with pytest.raises(UserError, match="no measurements"):
+        report.section([])
+
+
+def test_the_report_needs_no_torch() -> None:
+    code = "import sys, longitude.viz.extend; sys.exit('torch' in sys.modules)"
+    assert python("-c", code).returncode == 0

@@ -1,0 +1,78 @@
+"""The terminal's table: what matters first, and what finds no room left out from the right."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from longitude.eval.records import COST, PASSKEY, Measured
+from longitude.viz import extend as report
+from longitude.viz.extend_section import NOT_ASKED, Section
+from longitude.viz.extend_terminal import _few
+from tests.viz.extending import rows
+
+
+def shown(section: Section, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    report.show_section(section, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def heads(width: int) -> list[str]:
+    lines = shown(report.section(rows.FOUND), width).splitlines()
+    below = next(n for n, line in enumerate(lines) if line.startswith("method"))
+    return f"{lines[below - 1]} {lines[below]}".split()
+
+
+def test_a_hundred_columns_tell_all_that_matters() -> None:
+    wanted = "loss loss loss loss reach tax keys prefill decode memory"
+    below = "method 256 512 1,024 2,048 passkeys 80 % nats many tok/s ms peak"
+    assert heads(110) == f"{wanted} {below}".split()
+    assert heads(46) == "loss loss loss loss method 256 512 1,024 2,048".split()
+
+
+def test_only_what_is_shown_is_explained() -> None:
+    section = report.section(rows.FOUND)
+    assert "reach: the longest" in shown(section, 100).replace("\n", " ")
+    assert "reach: the longest" not in shown(section, 46).replace("\n", " ")
+
+
+def test_of_many_lengths_a_few_are_shown() -> None:
+    doubled = [2**n for n in range(6, 18)]
+    few = _few(doubled, 256)
+    assert few == sorted({*few}) and {*few} <= {*doubled} and len(few) == 5
+    assert (few[0], few[-1]) == (256, 131072)
+    assert _few([128, 256, 512], 256) == [256, 512] and _few([512], 256) == [512]
+    assert _few([64, 128], 256) == [128]
+
+
+def test_search_scores_notes_and_commands_are_told() -> None:
+    text = shown(report.section(rows.FOUND, rows.ADVICE, rows.NEXT), 120)
+    assert "leaky_rerope gains +0.0210 nats a token. rope(remap=leaky_rerope(96, 16))" in text
+    assert "– left out to fit into 10m" in text and "lambada, acc,none" in text
+    listed = [{"title": t, "command": c} for t, c in rows.NEXT]
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    report.show(rows.FOUND, {**rows.ADVICE, "next": listed}, console)
+    assert console.file.getvalue() == text  # type: ignore[attr-defined]
+
+
+def unasked(one: Measured) -> Measured:
+    if one.label != "linear" or one.asked.measure != PASSKEY or one.asked.length != 2048:
+        return one
+    value = {**one.value, "right": [False] * 8, "assumed": "none of 40 told at 1024."}
+    return replace(one, value=value)
+
+
+def test_what_was_not_asked_is_marked() -> None:
+    plain, marked = (report.section([*map(f, rows.FOUND)]) for f in (lambda one: one, unasked))
+    assert marked.shown("linear", "passkey").sign == "†"
+    assert marked.shown("linear", "keys").sign == marked.shown("yarn", "passkey").sign == ""
+    assert "0 %†" in shown(marked, 100) and NOT_ASKED in shown(marked, 100)
+    assert "†" not in shown(plain, 100)
+
+
+def test_cost_alone_has_its_columns() -> None:
+    section = report.section([one for one in rows.FOUND if one.asked.measure == COST])
+    assert "prefill  decode" in shown(section, 100)
