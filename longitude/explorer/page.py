@@ -135,7 +135,7 @@ def _hashed(scripts: Sequence[str]) -> str:
 
 
 def _file(name: str) -> str:
-    return files("longitude.explore").joinpath(name).read_text(encoding="utf-8")
+    return files("longitude.explorer").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

@@ -117,7 +117,8 @@ def considered(p: Problem) -> Iterator[tuple[str, str | None]]:
 @cache
 def _loaded(backend: str) -> Any:
     """A backend's module, imported when it is asked: flex brings the compiler."""
-    return import_module(f"longitude.attention.{backend}")
+    module = {"native": "sdpa", "alibi": "sdpa_alibi"}.get(backend, backend)
+    return import_module(f"longitude.ops.{module}")
 
 
 def _slower(backend: str, p: Problem) -> str | None:

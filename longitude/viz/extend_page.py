@@ -295,7 +295,7 @@ def _library() -> str:
 
 
 def _asset(name: str) -> str:
-    return files("longitude.report.extending").joinpath(name).read_text(encoding="utf-8")
+    return files("longitude.viz").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

@@ -138,8 +138,8 @@ print([m for m in set(sys.modules) - before if m.startswith(heavy)])
 
 
 def test_reports_do_not_import_torch() -> None:
-    names = ("terminal", "listing", "figures", "files")
-    code = "import sys, " + ", ".join(f"longitude.report.{n}" for n in names)
+    names = ("terminal", "figures", "files")
+    code = "import sys, " + ", ".join(f"longitude.viz.{n}" for n in names)
     ran = python("-c", f"{code}; print('torch' in sys.modules)")
     assert ran.stdout == "False\n", ran.stderr
 

@@ -164,7 +164,7 @@ def test_a_cut_file_is_refused(tmp_path: Path) -> None:
 STUCK = """
 import os, sys, time
 from pathlib import Path
-from longitude.export.gguf import rewrite
+from longitude.runtimes.gguf_writer import rewrite
 from longitude.hf.gguf_reader import read_layout
 
 def slow(*_):
