@@ -95,14 +95,14 @@ def published(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     from longitude.core.part import Region
     from longitude.core.region import at
     from longitude.parts import Rope
-    from longitude.parts.rope import turn
+    from longitude.parts.rope import apply_rotary
     from longitude.parts.rotary_tables import cos_sin
 
     n, d = q.shape[2], q.shape[3]
     make = partial(cos_sin, Rope(), head_dim=d, length=1, dtype=torch.float32, device=q.device)
-    near = (turn(x, *make(Region(), "q", range(n))) for x in (q, k))
+    near = (apply_rotary(x, *make(Region(), "q", range(n))) for x in (q, k))
     a1 = torch.matmul(*(x if i == 0 else x.transpose(-1, -2) for i, x in enumerate(near)))
-    a2 = turn(q, *make(Region(q=at(window)), "q", range(n))) @ k.transpose(-1, -2)
+    a2 = apply_rotary(q, *make(Region(q=at(window)), "q", range(n))) @ k.transpose(-1, -2)
     i, j = torch.arange(n, device=q.device)[:, None], torch.arange(n, device=q.device)
     scores = torch.where(i - j < window, a1, a2) / d**0.5
     return torch.softmax(scores.masked_fill(i < j, float("-inf")), -1) @ v

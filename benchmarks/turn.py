@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.side_by_side import compare, show
-from longitude.parts.rope import turn
+from longitude.parts.rope import apply_rotary
 
 Way = Callable[[], object]
 
@@ -65,7 +65,7 @@ def options() -> argparse.ArgumentParser:
 
 def ours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, pairs: str) -> dict[str, Way]:
     def both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return turn(q, cos, sin, pairs), turn(k, cos, sin, pairs)  # type: ignore[arg-type]
+        return apply_rotary(q, cos, sin, pairs), apply_rotary(k, cos, sin, pairs)  # type: ignore[arg-type]
 
     compiled, tables = torch.compile(both), (cos[:, None], sin[:, None])
     return {

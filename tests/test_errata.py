@@ -23,7 +23,7 @@ from longitude.parts import (
     Sinusoidal,
     Unscaled,
 )
-from longitude.parts.rope import turn
+from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def tables(pos, dim: int, rope: Rope | None = None) -> tuple[torch.Tensor, torch
 def turned(x: torch.Tensor, position: int, pairs: str = "adjacent") -> torch.Tensor:
     """One vector turned to one position."""
     made = tables(range(position, position + 1), x.shape[-1])
-    return turn(x.view(1, 1, 1, -1), *made, pairs).flatten()
+    return apply_rotary(x.view(1, 1, 1, -1), *made, pairs).flatten()
 
 
 def sinusoidal(positions, dim: int) -> torch.Tensor:
@@ -233,7 +233,7 @@ def test_003_140_real_freqs_cis_do_not_broadcast():
     with pytest.raises(RuntimeError):
         torch.view_as_real(cis)[None, :, None, :].expand_as(pairs)
     fixed = torch.view_as_real(pairs * cis[None, :, None, :]).flatten(3)
-    got = turn(x.transpose(1, 2), *tables(range(7), 8), "adjacent").transpose(1, 2)
+    got = apply_rotary(x.transpose(1, 2), *tables(range(7), 8), "adjacent").transpose(1, 2)
     torch.testing.assert_close(got, fixed, rtol=0, atol=1e-13)
 
 

@@ -25,7 +25,7 @@ from longitude.parts import (
     Unscaled,
     Yarn,
 )
-from longitude.parts.rope import turn
+from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 from longitude.parts.t5 import bucket
 
@@ -36,7 +36,7 @@ def turned(x: torch.Tensor, pos, pairs: str = "half", region: Region | None = No
     """x (n, d) turned to positions, in float64."""
     tables = cos_sin(Rope(pairs=pairs), region or Region(), "k", pos, x.shape[-1], 1,
                      dtype=torch.float64, device=CPU)  # fmt: skip
-    return turn(x[None, None], *tables, pairs)[0, 0]
+    return apply_rotary(x[None, None], *tables, pairs)[0, 0]
 
 
 def rand(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -19,7 +19,7 @@ from benchmarks.suites.rows import BASELINE, OURS, Work
 from benchmarks.suites.setup import Setup, Sizes, machine, relative, sampled
 from benchmarks.suites.timing import Run, graphed
 from longitude.ops.kernels.launch import usable
-from longitude.parts.rope import Pairs, turn
+from longitude.parts.rope import Pairs, apply_rotary
 
 Pair = tuple[Tensor, Tensor]
 Apply = Callable[[Tensor, Tensor], Pair]
@@ -112,7 +112,7 @@ def ours(t: Turn) -> Apply:
         from longitude.ops.kernels.rope import turned
 
         return lambda q, k: turned(q, k, (cos, sin), (cos, sin), t.pairs)
-    return lambda q, k: (turn(q, cos, sin, t.pairs), turn(k, cos, sin, t.pairs))
+    return lambda q, k: (apply_rotary(q, cos, sin, t.pairs), apply_rotary(k, cos, sin, t.pairs))
 
 
 def in_graphs(case: Case) -> Case:

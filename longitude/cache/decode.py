@@ -23,7 +23,7 @@ from longitude.ops import decode as fused
 from longitude.ops.aten import forward, operator_for
 from longitude.ops.attention import attention
 from longitude.ops.inputs import prepare
-from longitude.parts.rope import turn
+from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 
 FEW = 8  # queries that go one by one, as when candidates of assisted decoding are checked
@@ -78,7 +78,7 @@ class Decoder:
         cos, sin = cos_sin(
             rope, Region(), "q", q_pos, q.shape[-1], keys.length, dtype=dtype, device=q.device
         )
-        q, k = turn(q, cos, sin, rope.pairs), keys.columns.view()
+        q, k = apply_rotary(q, cos, sin, rope.pairs), keys.columns.view()
         return attention(self.bare, q, k, v, q_pos, k_pos, weights, **options)
 
     def _one_by_one(

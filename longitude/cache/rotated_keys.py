@@ -19,7 +19,7 @@ from longitude.cache.position_runs import Move, kept, pieces, read, tidy
 from longitude.core.part import Pos, Region
 from longitude.ops.decode_plan import Head
 from longitude.ops.kv_segments import Line, Run
-from longitude.parts.rope import Rope, turn
+from longitude.parts.rope import Rope, apply_rotary
 
 BLOCK = 4096  # columns turned at once: turning needs room for several copies
 
@@ -123,7 +123,7 @@ class Keys:
             n = min(BLOCK, move.n - done)
             here = k[:, :, move.col + done : move.col + done + n]
             tables = between(self.rope, self.head(), move, starts, done, n)
-            here.copy_(turn(here, *tables, self.rope.pairs))
+            here.copy_(apply_rotary(here, *tables, self.rope.pairs))
 
 
 def _all(lines: list[Line] | None) -> Iterator[Run]:

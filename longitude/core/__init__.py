@@ -1,1 +1,4 @@
-"""What every other folder builds on: parts, regions, schemes, their written form, the result store."""
+"""The foundation: parts, regions, schemes and their text form, the result store, progress events.
+
+Imports nothing from the other folders except `parts`, which register themselves here.
+"""

@@ -203,7 +203,8 @@ T = TypeVar("T")
 def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
     """Make a class a part: frozen, named in the written form, its fields checked when it is made.
 
-    A class may define `check(self)`, which raises `UserError` for values that make no sense together.
+    A class may define `check(self)`, which raises `UserError` for values that make no sense
+    together.
     """
 
     def wrap(cls: type[T]) -> type[T]:

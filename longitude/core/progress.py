@@ -1,7 +1,7 @@
 """How far a long job is: the one value that every long-running function reports.
 
-A function takes `progress: Progress = silent` and calls it with an `Event` now and then; the command
-line passes its display (`cli/progress.py`).
+A function takes `progress: Progress = silent` and calls it with an `Event` now and then; the
+command line passes its display (`cli/progress.py`).
 """
 
 from collections.abc import Callable, Mapping

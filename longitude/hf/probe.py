@@ -26,7 +26,7 @@ from longitude.hf.layer import NAME, WATCHED, register
 from longitude.hf.model_state import Trunk, no_turn
 from longitude.hf.rope_config import ropes
 from longitude.parts import Bidirectional, Causal, Chunked, Rope, Window
-from longitude.parts.rope import turn
+from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 
 TOKENS = 24
@@ -180,7 +180,7 @@ def _turned(x: Tensor, rope: Rope, before: int, n: int) -> Tensor:
     pos = range(x.shape[2])
     cos, sin = cos_sin(rope, Region(), "k", pos, x.shape[-1], n, dtype=x.dtype, device=x.device)
     width = 2 * cos.shape[-1]
-    part = turn(x[..., before : before + width], cos * gain, sin * gain, rope.pairs)
+    part = apply_rotary(x[..., before : before + width], cos * gain, sin * gain, rope.pairs)
     return torch.cat([x[..., :before], part, x[..., before + width :]], -1)
 
 

@@ -28,7 +28,7 @@ from longitude.hf.layer import padding
 from longitude.hf.model_state import Trunk, trunks
 from longitude.hf.probe import Seen, attending_as, look
 from longitude.ops.attention import attention
-from longitude.parts.rope import turn
+from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 
 NAME = "longitude-ear"
@@ -66,7 +66,7 @@ class Heard:
         cos, sin = cos_sin(rope, Region(), "k", range(n), d, n, **wide)
         gain, width = rope.frequencies.gain(n) ** 0.5, rope.dim(d)
         q, k = (x[..., self.before : self.before + width].float() for x in (self.q, self.k))
-        return turn(q, cos / gain, -sin / gain, rope.pairs), turn(
+        return apply_rotary(q, cos / gain, -sin / gain, rope.pairs), apply_rotary(
             k, cos / gain, -sin / gain, rope.pairs
         )
 

@@ -21,7 +21,7 @@ from longitude.ops import sdpa as native
 from longitude.ops.attention import Call, run
 from longitude.ops.inputs import prepare
 from longitude.ops.passes import lower
-from longitude.parts.rope import Pairs, turn
+from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
 
@@ -70,7 +70,7 @@ def whole(
 def in_graph(found: Whole, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A turn and SDPA: nothing here but tensors."""
     if found.q is not None and found.k is not None:
-        q, k = turn(q, *found.q, found.pairs), turn(k, *found.k, found.pairs)
+        q, k = apply_rotary(q, *found.q, found.pairs), apply_rotary(k, *found.k, found.pairs)
     grouped = q.shape[1] != k.shape[1]
     return sdpa(q, k, v, is_causal=found.causal, scale=found.scale, enable_gqa=grouped)
 

@@ -22,7 +22,7 @@ from longitude.core.part import Frequencies, Region
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops.kv_segments import Line, Pieces, Places, Seen, Which, pieces
-from longitude.parts.rope import Pairs, Rope, turn
+from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
 FARTHEST = 2**30  # positions of a kernel are 32 bits wide
@@ -276,9 +276,9 @@ def looked_at(
             inner = [t[frame, at % chunk % span].double() for t in seen.frames.steps]
             outer = [t[frame, block % wrap].double() for t in seen.frames.starts]
             here = slice(low + offset, high + offset)
-            turned = turn(wide[1][r : r + 1, :, here], *_as(*inner), pairs)
-            turned = turn(turned, *_as(*outer), pairs)
-            query = turn(wide[0][r : r + 1], *_as(own[:, 0], own[:, 1]), pairs)
+            turned = apply_rotary(wide[1][r : r + 1, :, here], *_as(*inner), pairs)
+            turned = apply_rotary(turned, *_as(*outer), pairs)
+            query = apply_rotary(wide[0][r : r + 1], *_as(own[:, 0], own[:, 1]), pairs)
             bounds = torch.tensor(one[FIELDS:], device=q.device).view(nq, 2, 1)
             hidden = (at < bounds[:, 0]) | (at >= bounds[:, 1])
             product = (query @ turned.mT)[0] * (d**-0.5 if scale is None else scale)

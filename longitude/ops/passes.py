@@ -24,7 +24,7 @@ from longitude.core.region import Area, meet, visible
 from longitude.core.scheme import Scheme
 from longitude.ops.inputs import Length, Problem, factors
 from longitude.ops.kernels.launch import usable
-from longitude.parts.rope import Pairs, Rope, turn
+from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
 
@@ -80,7 +80,7 @@ class Turn(NamedTuple):
         (c, s), (kc, ks) = self.q, self.k
         if back:
             s, ks = -s, -ks
-        return turn(q, c, s, self.pairs), turn(k, kc, ks, self.pairs)
+        return apply_rotary(q, c, s, self.pairs), apply_rotary(k, kc, ks, self.pairs)
 
 
 def lower(p: Problem) -> tuple[Pass, ...]:
@@ -188,7 +188,7 @@ def fold(p: Problem) -> Pass:
     make = _made_once if fixed and not torch.compiler.is_compiling() else _make
     size, dtype = p.k.shape[-1], wide_type(p.k)
     cos, sin = make(rope, pieces, p.q_pos, p.k_pos, size, p.k_length, dtype, p.k.device)
-    turned = replace(p, k=turn(p.k, cos, sin, rope.pairs))
+    turned = replace(p, k=apply_rotary(p.k, cos, sin, rope.pairs))
     return Pass(turned, tuple(area for one in passes for area in one.areas))
 
 

@@ -1,4 +1,11 @@
-"""TODO."""
+"""ALiBi and its two training-free extensions: a linear penalty on distance, one slope per head.
+
+    score(i, j) = q_i·k_j / √d - m_h |i - j|
+
+Press et al. 2021 (arXiv:2108.12409) fix the slopes m_h = 2^(-8h/H) before training. Position
+interpolation (Al-Khateeb et al. 2023) divides all of them by a factor, NTK-ALiBi (keezen 2023)
+mostly the shallow ones. Site ⑤: the three parts share one term and differ in their slopes only.
+"""
 
 import math
 
@@ -46,11 +53,12 @@ def linear_term(
 class Alibi:
     """ALiBi: -m_h · |i - j| added to each score, after the 1/√d scaling and not scaled by it.
 
-    Press et al. 2021, "Train Short, Test Long". Slopes are a geometric sequence fixed before training,
-    m_h = 2^(-8h/H), h = 1 … H, for H a power of two; otherwise those of the power P below it, then
-    every other slope of 2P. Bidirectional models need a way to tell sides (symmetric slopes cannot):
-    `future` multiplies the slope of keys ahead, and `offset` is a distance added to keys ahead.
-    (DeepMind's randomized positions take 0.5 off keys behind instead, which differs on the diagonal.)
+    Press et al. 2021, "Train Short, Test Long". Slopes are a geometric sequence fixed before
+    training, m_h = 2^(-8h/H), h = 1 … H, for H a power of two; otherwise those of the power P below
+    it, then every other slope of 2P. Bidirectional models need a way to tell sides (symmetric
+    slopes cannot): `future` multiplies the slope of keys ahead, and `offset` is a distance added to
+    keys ahead. (DeepMind's randomized positions take 0.5 off keys behind instead, which differs on
+    the diagonal.)
     """
 
     future: float = 1
@@ -77,8 +85,8 @@ class Alibi:
 class AlibiInterpolated:
     """ALiBi with interpolated positions: every slope divided by the factor, m_h / s.
 
-    Al-Khateeb et al. 2023, "Position Interpolation Improves ALiBi Extrapolation". Training-free; static
-    slopes keep a cache valid.
+    Al-Khateeb et al. 2023, "Position Interpolation Improves ALiBi Extrapolation". Training-free;
+    static slopes keep a cache valid.
     """
 
     factor: float
@@ -109,9 +117,9 @@ class NtkAlibi:
     """NTK-ALiBi: the steepest slope stays, the shallowest is divided by the factor, the others in
     between.
 
-    keezen 2023. m'_h = m_h · s^(-t), t = (ln m_max - ln m_h)/(ln m_max - ln m_min). For a power of two
-    this is the published m_h / s^((h-1)/(H-1)); for other head counts the published code mixes the
-    ranks up, and this does not.
+    keezen 2023. m'_h = m_h · s^(-t), t = (ln m_max - ln m_h)/(ln m_max - ln m_min). For a power of
+    two this is the published m_h / s^((h-1)/(H-1)); for other head counts the published code mixes
+    the ranks up, and this does not.
     """
 
     factor: float

@@ -1,8 +1,8 @@
-"""Terms that depend on the distance alone, which the learned and the costly biases share.
+"""Biases that depend on the distance alone, which the learned and the costly ones share.
 
 Where positions are contiguous there are no more distances than tokens: the term is then a table
-with a row a head, made once for a call, and the score of a pair is a look-up. Gradients flow into
-the table, and from there into the few weights behind it.
+with one row per head, computed once per call, and the bias of a pair is a lookup. Gradients flow
+into the table, and from there into the few weights behind it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,11 @@
-"""TODO."""
+"""Frequencies that depend on length: dynamic linear, NTK and YaRN, and Longitude's `stepped`.
+
+The dynamic parts take the factor from the length of the call, max(1, l/L) (emozilla 2023; Peng et
+al. 2023, section 3.3). The length is an input of `attention`, fixed for the life of a cache: if it
+changed between steps, decoding would differ from prefill in every layer but the first. `stepped`
+takes the factor from the query's own position instead, in bands of rows, each a region with
+frequencies of its own. Site ③, inside `rope(frequencies=…)`.
+"""
 
 import math
 from dataclasses import field
@@ -25,8 +32,8 @@ from longitude.parts.frequencies import (
 class DynamicLinear:
     """Dynamic position interpolation: θ_i / max(1, l/L), l the length of the call.
 
-    Peng et al. 2023, section 3.3 ("Dynamic Scaling"). The length is an input, fixed for the life of a
-    cache.
+    Peng et al. 2023, section 3.3 ("Dynamic Scaling"). The length is an input, fixed for the life of
+    a cache.
     """
 
     original: int
@@ -48,9 +55,9 @@ class DynamicLinear:
 class DynamicNtk:
     """Dynamic NTK: the base grows with the length, b' = b · (f·l/L - (f - 1))^(d/(d-2)) for l > L.
 
-    emozilla 2023; transformers' type "dynamic", whose L is `max_position_embeddings`. The length l is
-    an input of the call, fixed for the life of a cache: with a length that changes under it, decoding
-    would differ from prefill in every layer but the first.
+    emozilla 2023; transformers' type "dynamic", whose L is `max_position_embeddings`. The length l
+    is an input of the call, fixed for the life of a cache: with a length that changes under it,
+    decoding would differ from prefill in every layer but the first.
     """
 
     original: int
@@ -109,9 +116,9 @@ class Stepped:
     """Stepped scaling: the factor grows with the query's own position, in steps. Longitude's own.
 
     Queries below `original` see the model's own frequencies; those of band b, from original·(1 +
-    (b-1)·step) up to original·(1 + b·step), see those of `kind` with factor 1 + b·step. Each band of
-    rows is a region with its own frequencies, so a cache stays valid for ever and decoding equals
-    prefill with no length fixed in advance: dynamic scaling without its fault.
+    (b-1)·step) up to original·(1 + b·step), see those of `kind` with factor 1 + b·step. Each band
+    of rows is a region with its own frequencies, so a cache stays valid for ever and decoding
+    equals prefill with no length fixed in advance: dynamic scaling without its fault.
     """
 
     kind: Literal["yarn", "linear", "ntk", "ntk_mixed", "by_parts"]

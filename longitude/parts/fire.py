@@ -1,10 +1,8 @@
-"""FIRE: a small network of the distance relative to the query's own position, f(ψ(i-j) / ψ(max(L,
-i))).
+"""FIRE: a small network of the distance relative to the query's own position.
 
-Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context
-Transformers". ψ(x) = ln(c x + 1); c and the threshold L are learned, f is 1 → hidden → heads with
-ReLU. The normaliser depends on the query alone, never on the total length, so rows stay what they
-are as a cache grows.
+    bias(i, j) = f(ψ(i - j) / ψ(max(L, i))),  ψ(x) = ln(c x + 1)
+
+Li et al. 2023 (arXiv:2310.04418). Site ⑤, with learned weights.
 """
 
 import torch
@@ -16,6 +14,15 @@ from longitude.parts.distance_bias import at
 
 @part("fire", site="bias", paper="Li et al. 2023, arXiv:2310.04418")
 class Fire:
+    """FIRE: a learned function of the distance relative to the query's own position, f(ψ(i-j) /
+    ψ(max(L, i))).
+
+    Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context
+    Transformers". ψ(x) = ln(c x + 1); c and the threshold L are learned, f is 1 → hidden → heads
+    with ReLU. The normaliser depends on the query alone, never on the total length, so rows do not
+    change as a cache grows.
+    """
+
     hidden: int = 32
     threshold: float = 512
     c: float = 0.1

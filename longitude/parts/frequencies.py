@@ -1,4 +1,11 @@
-"""TODO."""
+"""Static RoPE frequencies: the model's own, and the scalings that fix a factor in advance.
+
+RoPE rotates pair i at θ_i = base^(-2i/d), i = 0 … d/2 - 1, d the rotary dimension of one head. Each
+part here returns scaled θ_i (`inv_freq`) and a factor on the rotated part of the score (`gain`):
+position interpolation, NTK-aware, NTK mixed, NTK-by-parts, YaRN, Llama 3.1, LongRoPE, Gemma 4's
+proportional RoPE. Site ③, inside `rope(frequencies=…)`. All keep transformers' order of operations,
+so that in float32 they give transformers' bits.
+"""
 
 import math
 from dataclasses import field
@@ -21,10 +28,11 @@ def powers(
 
 @part("unscaled", site="frequencies", paper="Su et al. 2021, arXiv:2104.09864")
 class Unscaled:
-    """RoPE's own frequencies: θ_i = base^(-2i/d), i = 0 … d/2 - 1, d the rotary dimension of one head.
+    """RoPE's own frequencies: θ_i = base^(-2i/d), i = 0 … d/2 - 1, d the rotary dimension of one
+    head.
 
-    Su et al. 2021, "RoFormer". `powers` is where the other scalings start from; it keeps transformers'
-    order of operations, so that in float32 it gives transformers' bits.
+    Su et al. 2021, "RoFormer". `powers` is where the other scalings start from; it keeps
+    transformers' order of operations, so that in float32 it gives transformers' bits.
     """
 
     by_length: ClassVar[bool] = False
@@ -42,8 +50,8 @@ class Unscaled:
 class Linear:
     """Position interpolation: every frequency divided by the factor, θ_i / s.
 
-    Chen et al. 2023, "Extending Context Window of Large Language Models via Position Interpolation";
-    kaiokendev. Weak beyond a factor of 2 without fine-tuning.
+    Chen et al. 2023, "Extending Context Window of Large Language Models via Position
+    Interpolation"; kaiokendev. Weak beyond a factor of 2 without fine-tuning.
     """
 
     factor: float
@@ -75,8 +83,9 @@ def stretched(base: float, factor: float, dim: int) -> float:
 class Ntk:
     """NTK-aware scaling: a larger base, b' = b · s^(d/(d-2)), d the rotary dimension of one head.
 
-    bloc97 2023. The fastest pair keeps its frequency exactly, the slowest is divided by s exactly. Set
-    the factor above the ratio of lengths you need: it is reliable to about half of it (kexue.fm 9948).
+    bloc97 2023. The fastest pair keeps its frequency exactly, the slowest is divided by s exactly.
+    Set the factor above the ratio of lengths you need: it is reliable to about half of it (kexue.fm
+    9948).
     """
 
     factor: float
@@ -98,8 +107,8 @@ class Ntk:
 class NtkMixed:
     """NTK-RoPE mixed: θ_i · exp(-a (i+1)^p), with a (d/2)^p = ln s.
 
-    Su 2023 (kexue.fm 9706). p = 0 is position interpolation, p = 1 Su's "fixed" NTK; 0.625 was the best
-    of the post, 0.75 is what its published patch uses.
+    Su 2023 (kexue.fm 9706). p = 0 is position interpolation, p = 1 Su's "fixed" NTK; 0.625 was the
+    best of the post, 0.75 is what its published patch uses.
     """
 
     factor: float
@@ -125,9 +134,9 @@ class ByParts:
     """NTK-by-parts: pairs that turn often inside the window stay, pairs that never turn once are
     interpolated.
 
-    Peng et al. 2023, section 3.2. r_i = L θ_i / 2π turns inside the window; γ = clip((r_i - low)/(high
-    - low), 0, 1); θ'_i = (1 - γ) θ_i / s + γ θ_i. The ramp is linear in r, unlike YaRN's released code
-    (linear in i).
+    Peng et al. 2023, section 3.2. r_i = L θ_i / 2π turns inside the window; γ = clip((r_i -
+    low)/(high - low), 0, 1); θ'_i = (1 - γ) θ_i / s + γ θ_i. The ramp is linear in r, unlike YaRN's
+    released code (linear in i).
     """
 
     factor: float
@@ -165,12 +174,12 @@ def magnitude(factor: float, mscale: float = 1) -> float:
 class Yarn:
     """YaRN: NTK-by-parts and a temperature, logits × (0.1 ln s + 1)².
 
-    Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models". The released
-    code, all released checkpoints and transformers ramp linearly in the pair's index i ("code"); the
-    paper's formula ramps linearly in its turns r ("paper"), and differs by up to a factor of 3 on some
-    pairs. `truncate` rounds the ramp's ends outward. `attention_factor` is the factor on q and on k
-    each; `mscale` and `mscale_all_dim` (DeepSeek) give it as a ratio where both are set, and `mscale`
-    alone changes nothing, as in transformers.
+    Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models". The
+    released code, all released checkpoints and transformers ramp linearly in the pair's index i
+    ("code"); the paper's formula ramps linearly in its turns r ("paper"), and differs by up to a
+    factor of 3 on some pairs. `truncate` rounds the ramp's ends outward. `attention_factor` is the
+    factor on q and on k each; `mscale` and `mscale_all_dim` (DeepSeek) give it as a ratio where
+    both are set, and `mscale` alone changes nothing, as in transformers.
     """
 
     factor: float
@@ -269,11 +278,11 @@ class Llama3:
 class LongRope:
     """LongRoPE: each frequency divided by its own searched factor, θ_i / λ_i.
 
-    Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens"; Phi-3. Calls no
-    longer than `original` take the short factors, longer ones the long factors; the length is an input,
-    fixed for the life of a cache. The temperature √(1 + ln s / ln L) on q and on k squares to log_L(sL)
-    exactly, which is Su's logn at the target length. The paper's search also leaves the first few
-    tokens uninterpolated; checkpoints and transformers don't, and neither does this.
+    Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens"; Phi-3. Calls
+    no longer than `original` take the short factors, longer ones the long factors; the length is an
+    input, fixed for the life of a cache. The temperature √(1 + ln s / ln L) on q and on k squares
+    to log_L(sL) exactly, which is Su's logn at the target length. The paper's search also leaves
+    the first few tokens uninterpolated; checkpoints and transformers don't, and neither does this.
     """
 
     short: tuple[float, ...]
@@ -322,11 +331,11 @@ class LongRope:
 
 @part("proportional", site="frequencies", paper="Gemma Team 2026, transformers 5.22 'proportional'")
 class Proportional:
-    """Proportional RoPE: the first `share` of the pairs turn, at the frequencies of the whole head; the
-    rest stand still.
+    """Proportional RoPE: the first `share` of the pairs turn, at the frequencies of the whole head;
+    the rest stand still.
 
-    Gemma 4, as transformers computes it. Unlike a `fraction` of the head, the exponent runs over the
-    whole dimension, so the pairs that turn are the fastest ones.
+    Gemma 4, as transformers computes it. Unlike a `fraction` of the head, the exponent runs over
+    the whole dimension, so the pairs that turn are the fastest ones.
     """
 
     share: float

@@ -1,4 +1,10 @@
-"""TODO."""
+"""KERPLE: learned distance kernels as biases, logarithmic or power.
+
+    -r1 ln(1 + r2 |i - j|)  or  -a |i - j|^p,  0 < p <= 2, the weights learned for each head
+
+Chi et al. 2022 (arXiv:2205.09921). Site ⑤. Weights are clamped where they are read, so gradients
+stay right and no forward pass changes them.
+"""
 
 import torch
 from torch import Tensor
@@ -6,7 +12,7 @@ from torch import Tensor
 from longitude.core.part import Dims, Keys, Queries, Rows, Term, Weights, part
 from longitude.parts.distance_bias import by_distance
 
-LEAST = 0.01
+MIN_WEIGHT = 0.01
 
 
 @part("kerple_log", site="bias", paper="Chi et al. 2022, arXiv:2205.09921")
@@ -29,11 +35,8 @@ class KerpleLog:
     def term(
         self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
-        r1, r2 = (weights[name].clamp(min=LEAST) for name in ("r1", "r2"))
+        r1, r2 = (weights[name].clamp(min=MIN_WEIGHT) for name in ("r1", "r2"))
         return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
-
-
-LEAST_KERPLE_POWER = 0.01
 
 
 @part("kerple_power", site="bias", paper="Chi et al. 2022, arXiv:2205.09921")
@@ -41,8 +44,8 @@ class KerplePower:
     """KERPLE, power: -a |i - j|^p with 0 < p <= 2, a and p learned for each head.
 
     Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
-    Weights are kept at 0.01 or above, p at 2 or below, where they are read, so gradients stay right and
-    no forward changes them.
+    Weights are kept at 0.01 or above, p at 2 or below, where they are read, so gradients stay right
+    and no forward changes them.
     """
 
     flat_beyond = None
@@ -56,7 +59,7 @@ class KerplePower:
     def term(
         self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term:
-        a, p = weights["a"].clamp(min=LEAST_KERPLE_POWER), weights["p"].clamp(LEAST_KERPLE_POWER, 2)
+        a, p = weights["a"].clamp(min=MIN_WEIGHT), weights["p"].clamp(MIN_WEIGHT, 2)
 
         def value(h: Tensor, r: Tensor) -> Tensor:
             # |r|^p has no gradient in p at r = 0; its value there is 0

@@ -1,4 +1,11 @@
-"""TODO."""
+"""Learned absolute positions, and training-free ways to read a learned table past its end.
+
+    x_t = E[token_t] + P[t]
+
+Gehring et al. 2017 (arXiv:1705.03122); BERT, GPT-2. Past the table's end: interpolated between rows
+(Zhu et al. 2024), tiled (Beltagy et al. 2020), or hierarchical, n rows for n² positions (Su 2020).
+Site ②; `multiplicative` multiplies the table into the embeddings instead.
+"""
 
 import torch
 from torch import Tensor
@@ -29,7 +36,8 @@ class Learned:
     """Learned absolute positions: x_t = E[token_t] + P[t], P a table of `length` rows.
 
     Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; BERT, GPT-2. There is no row
-    past the table. `offset` skips rows that a checkpoint keeps for padding (RoBERTa, BART and OPT: 2).
+    past the table. `offset` skips rows that a checkpoint keeps for padding (RoBERTa, BART and OPT:
+    2).
     """
 
     length: int
@@ -49,11 +57,12 @@ class Learned:
 
 @part("learned_interpolated", site="embed", paper="Zhu et al. 2024, arXiv:2404.12096")
 class LearnedInterpolated:
-    """A learned table with interpolated positions: position t reads the table at t / s, between rows.
+    """A learned table with interpolated positions: position t reads the table at t / s, between
+    rows.
 
-    Zhu et al. 2024, "LongEmbed", position interpolation for absolute positions. With a = ⌊t/s⌋ and f =
-    t/s - a the code is (1 - f) P[a] + f P[a + 1]; n rows reach s·n positions, the last s - 1 of which
-    share the last row. Every position but 0 changes, those inside the trained window too.
+    Zhu et al. 2024, "LongEmbed", position interpolation for absolute positions. With a = ⌊t/s⌋ and
+    f = t/s - a the code is (1 - f) P[a] + f P[a + 1]; n rows reach s·n positions, the last s - 1 of
+    which share the last row. Every position but 0 changes, those inside the trained window too.
     """
 
     length: int
@@ -93,9 +102,9 @@ class LearnedInterpolated:
 class LearnedTiled:
     """A learned table read over and over: position t takes row t mod n.
 
-    Beltagy et al. 2020, "Longformer", start a table of 4,096 positions from eight copies of RoBERTa's
-    512 rows. Near tokens keep their trained differences except where two copies meet; a distance of n
-    can't be told from 0.
+    Beltagy et al. 2020, "Longformer", start a table of 4,096 positions from eight copies of
+    RoBERTa's 512 rows. Near tokens keep their trained differences except where two copies meet; a
+    distance of n can't be told from 0.
     """
 
     length: int
@@ -125,10 +134,10 @@ class LearnedTiled:
 class Hierarchical:
     """Hierarchical positions: a learned table of n rows reaches n² positions.
 
-    Su 2020, "Hierarchical decomposition of positions" (kexue.fm 7947). With 0-based position t, q_t = α
-    u[t // n] + (1 - α) u[t mod n],  u = (P - α P[0]) / (1 - α). The first n positions are the table's
-    own rows (given back unchanged here, not to rounding). α must not be 0.5, where only n(n+1)/2 codes
-    differ; 0.4 is the author's choice.
+    Su 2020, "Hierarchical decomposition of positions" (kexue.fm 7947). With 0-based position t, q_t
+    = α u[t // n] + (1 - α) u[t mod n], u = (P - α P[0]) / (1 - α). The first n positions are the
+    table's own rows (given back unchanged here, not to rounding). α must not be 0.5, where only
+    n(n+1)/2 codes differ; 0.4 is the author's choice.
     """
 
     length: int
@@ -172,9 +181,9 @@ class Hierarchical:
 class Multiplicative:
     """Multiplicative positions: x_t ⊗ (1 + p_t), p a learned table.
 
-    Su 2021, "Transformer position encodings that rack researchers' brains" (kexue.fm 8130) names the
-    idea, x_t ⊗ p_t; writing it as 1 + p makes a table of zeros the identity, so that training can start
-    from any model.
+    Su 2021, "Transformer position encodings that rack researchers' brains" (kexue.fm 8130) names
+    the idea, x_t ⊗ p_t; writing it as 1 + p makes a table of zeros the identity, so that training
+    can start from any model.
     """
 
     length: int

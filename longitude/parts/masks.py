@@ -1,4 +1,9 @@
-"""TODO."""
+"""Masks: which keys a query may see, as areas of the (i, j) plane.
+
+Causal and bidirectional are directions, of which a scheme has exactly one (causal by default); a
+sliding window with or without attention sinks and Llama 4's chunks restrict it further. Site ⑥. The
+mask is also the cache's eviction policy.
+"""
 
 from longitude.core.part import not_negative, part, positive
 from longitude.core.region import Area, Chunks
@@ -35,11 +40,11 @@ class Bidirectional:
 class Window:
     """Sliding window, with or without attention sinks: |i - j| < size, or j < sinks.
 
-    Beltagy et al. 2020, "Longformer" (window); Xiao et al. 2023, "Efficient Streaming Language Models
-    with Attention Sinks": a model trained with full attention collapses under a bare window
+    Beltagy et al. 2020, "Longformer" (window); Xiao et al. 2023, "Efficient Streaming Language
+    Models with Attention Sinks": a model trained with full attention collapses under a bare window
     (Llama-2-13B, PG19, window 1,024: perplexity 5158) and recovers when the first four tokens stay
-    visible (4 + 1,020: 5.40). The window counts the query itself. Keys keep their true positions here;
-    `streaming` renumbers them.
+    visible (4 + 1,020: 5.40). The window counts the query itself. Keys keep their true positions
+    here; `streaming` renumbers them.
     """
 
     size: int
@@ -59,7 +64,8 @@ class Window:
 
 @part("chunked", site="mask", paper="Meta 2025, Llama 4; transformers modeling_llama4")
 class Chunked:
-    """Chunked attention: a query sees only its own chunk of `size` positions, i // size = j // size.
+    """Chunked attention: a query sees only its own chunk of `size` positions, i // size = j //
+    size.
 
     Meta 2025, Llama 4: its rotary layers attend within chunks of 8,192, its others to everything.
     """

@@ -1,4 +1,9 @@
-"""TODO."""
+"""Position policies: which number each token gets.
+
+Sequential ids are the default. The others draw ids during training, so that a model trained on
+short sequences sees large positions: randomized (Ruoss et al. 2023), equal-mean (Su 2023), PoSE
+(Zhu et al. 2023). Site ①: `ids(n, rng)`; without a generator, the form used at test time.
+"""
 
 from typing import Literal
 
@@ -12,7 +17,8 @@ from longitude.core.validate import UserError
 class Sequential:
     """Sequential positions: token t stands at t.
 
-    The default. Its ids are a `range`, which lets a backend take the fast way without reading a tensor.
+    The default. Its ids are a `range`, which lets a backend take the fast way without reading a
+    tensor.
     """
 
     def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos:
@@ -23,10 +29,11 @@ class Sequential:
 class Randomized:
     """Randomized positions: n of the first `max` positions, drawn without replacement and sorted.
 
-    Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers".
-    Training sees every position below `max` although its sequences are short; queries and keys share
-    one draw. Without a generator the ids are evenly spaced over [0, max), Su's test-time form (kexue.fm
-    9444): ordinary positions 0..n-1 at test time would be a mismatch with training.
+    Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of
+    Transformers". Training sees every position below `max` although its sequences are short;
+    queries and keys share one draw. Without a generator the ids are evenly spaced over [0, max),
+    Su's test-time form (kexue.fm 9444): ordinary positions 0..n-1 at test time would be a mismatch
+    with training.
     """
 
     max: int
@@ -47,12 +54,12 @@ class Randomized:
 
 @part("equal_mean", site="positions", paper="Su 2023, kexue.fm/archives/9444")
 class EqualMean:
-    """Equal-mean random positions: 0..n-1 stretched so that the last position has a random size of mean
-    `mean`.
+    """Equal-mean random positions: 0..n-1 stretched so that the last position has a random size of
+    mean `mean`.
 
     Su 2023, "Length extrapolation and position robustness" (kexue.fm 9444). Draw N' with mean N =
-    `mean`, exponential by default or `max` times a Beta variable, and place the tokens evenly on [0,
-    N']. Because the mean is the training length, plain positions 0..n-1 are right at test time.
+    `mean`, exponential by default or `max` times a Beta variable, and place the tokens evenly on
+    [0, N']. Because the mean is the training length, plain positions 0..n-1 are right at test time.
     Positions are real numbers, so only encodings that are functions of position can take them:
     sinusoidal, RoPE, ALiBi and their kin.
     """
@@ -88,8 +95,8 @@ class Pose:
     Zhu et al. 2023, "PoSE: Efficient Context Window Extension of LLMs via Positional Skip-wise
     Training". The n tokens are cut into `chunks` consecutive pieces; each piece after the first is
     moved on by a random skip. Skips never shrink, ids inside a piece stay consecutive, and the last
-    position stays below `target`: a training window of n tokens then covers every relative distance of
-    the target window. Plain ids at test time.
+    position stays below `target`: a training window of n tokens then covers every relative distance
+    of the target window. Plain ids at test time.
     """
 
     target: int

@@ -1,4 +1,11 @@
-"""TODO."""
+"""Remaps of rotary positions: which positions q and k take, by region of the (i, j) plane.
+
+Training-free extensions keep the relative positions RoPE meets within the trained range: ReRoPE and
+leaky ReRoPE (Su 2023), Self-Extend (Jin et al. 2024), dual chunk attention (An et al. 2024),
+StreamingLLM (Xiao et al. 2023), LM-Infinite (Han et al. 2023). `inverse_leaky` (Su 2023) is for
+training. Site ③, inside `rope(remap=…)`: each part returns disjoint regions for both signs of i -
+j; a pair in no region is hidden.
+"""
 
 from longitude.core.part import Region, part, positive
 from longitude.core.region import Area, Chunks, Shift, at
@@ -10,8 +17,8 @@ class Rerope:
     """ReRoPE: distances are cut off at the window, min(i - j, w).
 
     Su 2023, "Transformer upgrade 12: ReRoPE, extrapolating without limit?" (kexue.fm 9708). Pairs
-    closer than the window turn as ever; beyond it every key stands at distance w. Choose w well inside
-    the trained length.
+    closer than the window turn as ever; beyond it every key stands at distance w. Choose w well
+    inside the trained length.
     """
 
     window: int
@@ -43,8 +50,8 @@ def leak(window: int, divide: float) -> tuple[Region, ...]:
 class LeakyRerope:
     """Leaky ReRoPE: distances beyond the window grow k times more slowly, w + (i - j - w)/k.
 
-    Su 2023 (kexue.fm 9708). A model trained to length L reads L' when w < L and w + (L' - 1 - w)/k <=
-    L; half of L is better (kexue.fm 9731). ReRoPE is the limit of large k.
+    Su 2023 (kexue.fm 9708). A model trained to length L reads L' when w < L and w + (L' - 1 - w)/k
+    <= L; half of L is better (kexue.fm 9731). ReRoPE is the limit of large k.
     """
 
     window: int
@@ -63,8 +70,8 @@ class InverseLeaky:
     step·(i - j - w).
 
     Su 2023, "Transformer upgrade 13: reverse use of leaky ReRoPE" (kexue.fm 9728). A model trained
-    short with it has seen large distances, and reads long text with plain RoPE, at full speed (512 to
-    4,096: w = 128, step 16).
+    short with it has seen large distances, and reads long text with plain RoPE, at full speed (512
+    to 4,096: w = 128, step 16).
     """
 
     window: int
@@ -82,10 +89,10 @@ class SelfExtend:
     """Self-Extend: beyond the window, positions are floored to groups, ⌊i/G⌋ - ⌊j/G⌋ + W - ⌊W/G⌋.
 
     Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning". Reaches (L -
-    W)·G + W positions; the authors advise W + (N - W)/G below one half to two thirds of L. Query and
-    key are floored apart, so one distance can map to two neighbouring values. Their eager code uses W/G
-    unfloored, which gives fractions unless G divides W; the paper's own listing floors, and so does
-    this.
+    W)·G + W positions; the authors advise W + (N - W)/G below one half to two thirds of L. Query
+    and key are floored apart, so one distance can map to two neighbouring values. Their eager code
+    uses W/G unfloored, which gives fractions unless G divides W; the paper's own listing floors,
+    and so does this.
     """
 
     group: int
@@ -107,13 +114,13 @@ class SelfExtend:
 
 @part("dual_chunk", site="remap", paper="An et al. 2024, arXiv:2402.17463")
 class DualChunk:
-    """Dual chunk attention: keys stand at j mod s; a query's position depends on how many chunks back
-    the key lies.
+    """Dual chunk attention: keys stand at j mod s; a query's position depends on how many chunks
+    back the key lies.
 
     An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models" (ChunkLlama;
-    Qwen2.5-1M). With c = `size` and s = size - local: same chunk i mod s; the chunk before min(i mod s
-    + s, c); earlier ones c. Distances stay within [0, c] and are exact up to local + 1. The authors'
-    code takes c = 3L/4, local = L/8.
+    Qwen2.5-1M). With c = `size` and s = size - local: same chunk i mod s; the chunk before min(i
+    mod s + s, c); earlier ones c. Distances stay within [0, c] and are exact up to local + 1. The
+    authors' code takes c = 3L/4, local = L/8.
     """
 
     size: int
@@ -151,9 +158,9 @@ class Streaming:
     cache.
 
     Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks". Inside the window
-    distances are true; a sink at position j stands at distance min(i, sinks + window - 1) - j, as if
-    the cache were all there is. Memory is constant and generation endless; the context is not longer:
-    what has left is forgotten.
+    distances are true; a sink at position j stands at distance min(i, sinks + window - 1) - j, as
+    if the cache were all there is. Memory is constant and generation endless; the context is not
+    longer: what has left is forgotten.
     """
 
     sinks: int
@@ -174,12 +181,13 @@ class Streaming:
 
 @part("lm_infinite", site="remap", paper="Han et al. 2023, arXiv:2308.16137")
 class LmInfinite:
-    """LM-Infinite: a window of true distances, and a few first tokens that all stand at the window's
-    edge.
+    """LM-Infinite: a window of true distances, and a few first tokens that all stand at the
+    window's edge.
 
-    Han et al. 2023, "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models".
-    Λ-shaped mask: the last `window` and the first `globals` tokens; distances are capped at the window,
-    min(i - j, w). The authors use the trained length for the window and 10 to 100 global tokens.
+    Han et al. 2023, "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language
+    Models". Λ-shaped mask: the last `window` and the first `globals` tokens; distances are capped
+    at the window, min(i - j, w). The authors use the trained length for the window and 10 to 100
+    global tokens.
     """
 
     window: int

@@ -1,8 +1,10 @@
-"""Turning vectors by angles: the rotation itself, in both pair layouts.
+"""RoPE: rotary position embedding, in both pair layouts, and xPos's decay.
 
-"half" pairs dimension i with i + d/2 (GPT-NeoX, Llama in transformers); "adjacent" pairs 2i with 2i
-+ 1 (RoFormer, GPT-J, Meta's Llama weights). The two give equal scores only after permuting the
-weights' rows. Dimensions past the tables' pass through: partial rotary.
+Pair t of a vector at position m is rotated by the angle m θ_t, so q·k depends on m - n alone (Su et
+al. 2021, arXiv:2104.09864). Layout "half" pairs dimension i with i + d/2 (GPT-NeoX, Llama in
+transformers); "adjacent" pairs 2i with 2i + 1 (RoFormer, GPT-J, Meta's Llama weights). The two give
+equal scores only after permuting the weights' rows. Dimensions past the tables' pass through:
+partial rotary. Site ③.
 """
 
 import math
@@ -19,7 +21,7 @@ from longitude.parts.frequencies import Unscaled
 Pairs = Literal["half", "adjacent"]
 
 
-def turn(
+def apply_rotary(
     x: Float[Tensor, "b h n d"],
     cos: Float[Tensor, "#b 1 n half"],
     sin: Float[Tensor, "#b 1 n half"],
@@ -29,7 +31,7 @@ def turn(
     dtype."""
     width = 2 * cos.shape[-1]
     if width < x.shape[-1]:
-        return torch.cat([turn(x[..., :width], cos, sin, pairs), x[..., width:]], -1)
+        return torch.cat([apply_rotary(x[..., :width], cos, sin, pairs), x[..., width:]], -1)
     wide = x.to(cos.dtype)
     turned = _turn_adjacent(wide, cos, sin) if pairs == "adjacent" else _turn_half(wide, cos, sin)
     return turned.to(x.dtype)
@@ -73,11 +75,12 @@ class _Half(torch.autograd.Function):
 
 @part("rope", site="rotary", paper="Su et al. 2021, arXiv:2104.09864")
 class Rope:
-    """RoPE: pair t of a vector at position m turns by the angle m θ_t, so q·k depends on m - n alone.
+    """RoPE: pair t of a vector at position m turns by the angle m θ_t, so q·k depends on m - n
+    alone.
 
-    Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding". `frequencies` says
-    how fast each pair turns, `remap` which positions are turned to, `decay` whether pairs fade with
-    distance (xPos). `tables` makes the cosines and sines, exact far out; `hf_precision` gives
+    Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding". `frequencies`
+    says how fast each pair turns, `remap` which positions are turned to, `decay` whether pairs fade
+    with distance (xPos). `tables` makes the cosines and sines, exact far out; `hf_precision` gives
     transformers' float32 bits instead, for parity tests.
     """
 
@@ -127,10 +130,10 @@ class Rope:
 class Xpos:
     """xPos: RoPE whose pairs also decay with distance, score of pair i × ζ_i^((i-j)/σ).
 
-    Sun et al. 2022, "A Length-Extrapolatable Transformer". ζ_i = (2i/d + γ)/(1 + γ), γ = 0.4, σ = 512.
-    As a gain on q of ζ^(m/σ) and on k of ζ^(-n/σ) it would overflow far from 0, so lowering centres it
-    on the queries at hand, which needs unturned keys and changes no score. Causal only: towards the
-    future the gain grows without bound.
+    Sun et al. 2022, "A Length-Extrapolatable Transformer". ζ_i = (2i/d + γ)/(1 + γ), γ = 0.4, σ =
+    512. As a gain on q of ζ^(m/σ) and on k of ζ^(-n/σ) it would overflow far from 0, so lowering
+    centres it on the queries at hand, which needs unturned keys and changes no score. Causal only:
+    towards the future the gain grows without bound.
     """
 
     gamma: float = 0.4

@@ -1,20 +1,12 @@
-"""Tables made once: a memo bounded by how much it holds, not by how many.
+"""Tables of cosines and sines: what rotates the queries or the keys of one region.
 
-Every layer of a model turns by the same tables, so they are worth keeping; but a decoder asks for a
-longer one at each step, and a fixed number of tables would grow without bound with the context.
+Angles are computed in float64 and only then rounded: in float32 the cosine is off by 0.07 at
+position one million. Tables for a range of positions are cached and shared by every layer; the
+cache is bounded by the numbers it holds, because a decoder needs a longer table at each step.
 
-Tables of cosines and sines: what turns the queries or the keys of one region.
-
-Angles are made in float64 and only then rounded: in float32 the cosine is off by 0.07 at position
-one million. Tables for a range of positions are made once and shared by every layer.
-
-transformers' own tables: the cosines and sines of float32 angles, bit for bit.
-
-Longitude makes its angles in float64, where transformers (5.x, `LlamaRotaryEmbedding.forward`)
-multiplies float32 positions by float32 frequencies. `hf_cos_sin` reproduces those bits, so that a
-difference from a checkpoint's own run is never a matter of rounding: for tests of parity, and to
-tell one kind of error from another. A model that ran longer inputs before may hold other
-frequencies (dynamic NTK); these are a fresh model's.
+`hf_cos_sin` reproduces transformers' bits (float32 positions times float32 frequencies, 5.x,
+`LlamaRotaryEmbedding.forward`), for parity tests. A model that ran longer inputs before may hold
+other frequencies (dynamic NTK); these are a fresh model's.
 """
 
 import math

@@ -1,9 +1,8 @@
-"""Sandwich: the inner product of sinusoidal positions as a bias, (H / (8h)) Σ_t cos((i-j) ω_t), h =
-1 … H.
+"""Sandwich: the inner product of sinusoidal positions as a bias.
 
-Chi et al. 2022, "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
-Analysis". No learned weights; ω_t = 10000^(-2t/dim), t < dim/2, dim = 128. The first head weighs
-position most.
+    bias_h(i, j) = H / (8h) Σ_t cos((i - j) ω_t),  h = 1 … H
+
+Chi et al. 2022 (arXiv:2212.10356). Site ⑤, without learned weights.
 """
 
 import torch
@@ -16,6 +15,13 @@ from longitude.parts.distance_bias import by_distance
 
 @part("sandwich", site="bias", paper="Chi et al. 2022, arXiv:2212.10356")
 class Sandwich:
+    """Sandwich: the inner product of sinusoidal positions as a bias, (H / (8h)) Σ_t cos((i-j) ω_t).
+
+    Chi et al. 2022, "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
+    Analysis". No learned weights; ω_t = 10000^(-2t/dim), t < dim/2, dim = 128. The first head
+    weighs position most.
+    """
+
     dim: int = 128
     base: float = 10000
     flat_beyond = None

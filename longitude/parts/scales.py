@@ -1,4 +1,9 @@
-"""TODO."""
+"""Scales: a factor on each query, so that attention stays as sharp over more keys.
+
+logn scales by the logarithm of the number of visible keys (Su 2021), scalable softmax by a learned
+multiple of it (Nakanishi 2025), Llama 4 by the logarithm of the position, `temperature` by a
+constant. Site ④: `scale(q_pos, seen, weights)`, where `seen` counts the keys each query may see.
+"""
 
 import math
 
@@ -16,10 +21,10 @@ from longitude.core.validate import UserError
 class LogN:
     """logn: queries scaled by log_L n, n the number of keys they may see, L the trained length.
 
-    Su 2021, "Entropy invariance of attention" (kexue.fm 8823); Chiang & Cholak 2022. `clip` keeps the
-    factor at 1 or above, max(1, log_L n): the form for models trained without it, which an unclipped
-    factor would cool below the trained length (n = 64, L = 512: 0.667). Causal: n = i + 1;
-    bidirectional: the unpadded keys.
+    Su 2021, "Entropy invariance of attention" (kexue.fm 8823); Chiang & Cholak 2022. `clip` keeps
+    the factor at 1 or above, max(1, log_L n): the form for models trained without it, which an
+    unclipped factor would cool below the trained length (n = 64, L = 512: 0.667). Causal: n = i +
+    1; bidirectional: the unpadded keys.
     """
 
     train: int
@@ -42,11 +47,11 @@ class LogN:
 
 @part("ssmax", site="scale", paper="Nakanishi 2025, arXiv:2501.19399")
 class SsMax:
-    """Scalable softmax: logits × s_h ln n, n the number of keys a query may see, s_h learned for each
-    head.
+    """Scalable softmax: logits × s_h ln n, n the number of keys a query may see, s_h learned for
+    each head.
 
-    Nakanishi 2025, "Scalable-Softmax Is Superior for Attention". The paper's fits lie near s = 0.43,
-    where s starts.
+    Nakanishi 2025, "Scalable-Softmax Is Superior for Attention". The paper's fits lie near s =
+    0.43, where s starts.
     """
 
     start: float = 0.43

@@ -1,4 +1,10 @@
-"""TODO."""
+"""Absolute positions as functions of position: sinusoidal, and FLOATER's learned flow.
+
+    PE(p, 2i) = sin(p ω_i), PE(p, 2i+1) = cos(p ω_i), ω_i = base^(-2i/d)
+
+Vaswani et al. 2017 (arXiv:1706.03762); Liu et al. 2020 (arXiv:2003.09229) replace the formula by
+the solution of a learned differential equation. Site ②: added to the embeddings, at any position.
+"""
 
 from typing import Literal
 
@@ -32,11 +38,12 @@ def sinusoid(
 class Sinusoidal:
     """Sinusoidal positions: PE(p, 2i) = sin(p ω_i), PE(p, 2i+1) = cos(p ω_i), ω_i = base^(-2i/d).
 
-    Vaswani et al. 2017. Two layouts and two spacings are in use and are not interchangeable: the paper
-    interleaves sin and cos and spaces by 2i/d ("paper"); tensor2tensor, fairseq and Whisper put all
-    sines before all cosines and space by i/(d/2 - 1) ("endpoint", the last wavelength is exactly
-    2π·base); transformers' Marian and Pegasus do the first but keep the paper's spacing. PE(p + k) is a
-    linear map of PE(p); PE(p)·PE(r) depends on |p - r| only, so it cannot tell direction.
+    Vaswani et al. 2017. Two layouts and two spacings are in use and are not interchangeable: the
+    paper interleaves sin and cos and spaces by 2i/d ("paper"); tensor2tensor, fairseq and Whisper
+    put all sines before all cosines and space by i/(d/2 - 1) ("endpoint", the last wavelength is
+    exactly 2π·base); transformers' Marian and Pegasus do the first but keep the paper's spacing.
+    PE(p + k) is a linear map of PE(p); PE(p)·PE(r) depends on |p - r| only, so it cannot tell
+    direction.
     """
 
     base: float = 10000
@@ -57,11 +64,11 @@ class Sinusoidal:
 class Floater:
     """FLOATER: positions as the path of a flow, dp/dt = h(p, t), read off at t = 0, 1, 2, …
 
-    Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous Dynamical Model". h is
-    a small network on (p, t); the path starts at a learned p(0) and is solved by fourth-order
-    Runge-Kutta with a fixed step, always from position 0, so a position's code never depends on what
-    else is asked for. Only the flow at the input is built: the paper's further flows, biases on q, k
-    and v in every layer, are not.
+    Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous Dynamical Model".
+    h is a small network on (p, t); the path starts at a learned p(0) and is solved by fourth-order
+    Runge-Kutta with a fixed step, always from position 0, so a position's code never depends on
+    what else is asked for. Only the flow at the input is built: the paper's further flows, biases
+    on q, k and v in every layer, are not.
     """
 
     hidden: int = 64

@@ -1,9 +1,8 @@
-"""T5's bias: one learned number a head for each bucket of distances.
+"""T5's bias: one learned number per head for each bucket of distances.
 
-Raffel et al. 2019, "Exploring the Limits of Transfer Learning". Half of the buckets are exact
-distances, the rest log-spaced up to `max_distance` and flat beyond; `bidirectional` gives each side
-half of the buckets. T5 itself has no 1/√d on its scores: to run its checkpoints pass `scale=1.0` to
-`attention`.
+Raffel et al. 2019 (arXiv:1910.10683). Half of the buckets are exact distances, the rest are
+log-spaced up to `max_distance` and flat beyond. Site ⑤: constant far away, so that only a narrow
+band needs the bias.
 """
 
 import math
@@ -33,6 +32,13 @@ def bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: boo
 
 @part("t5", site="bias", paper="Raffel et al. 2019, arXiv:1910.10683")
 class T5:
+    """T5's bias: one learned number per head for each bucket of distances.
+
+    Raffel et al. 2019, "Exploring the Limits of Transfer Learning". `bidirectional` gives each side
+    half of the buckets. T5 itself has no 1/√d on its scores: to run its checkpoints pass
+    `scale=1.0` to `attention`.
+    """
+
     buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False

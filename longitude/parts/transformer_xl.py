@@ -1,9 +1,8 @@
-"""Transformer-XL's relative attention: (q_i + u)·k_j + (q_i + v)·(W R_{i-j}), all divided by √d.
+"""Transformer-XL's relative attention, also XLNet's.
 
-Dai et al. 2019, "Transformer-XL"; XLNet (bidirectional). R is sinusoidal, all sines then all
-cosines; W, u and v are learned for each head; values carry no position. `clamp` cuts distances off
-(0: never). Segment memory is a matter of which keys are given: pass the memory's keys with their
-positions.
+    score(i, j) = ((q_i + u)·k_j + (q_i + v)·(W R_{i-j})) / √d
+
+Dai et al. 2019 (arXiv:1901.02860). Site ⑤: a bias that reads q and k, with learned u, v and W.
 """
 
 import torch
@@ -28,6 +27,15 @@ from longitude.parts.sinusoidal import sinusoid
 
 @part("transformer_xl", site="bias", paper="Dai et al. 2019, arXiv:1901.02860")
 class TransformerXl:
+    """Transformer-XL's relative attention: (q_i + u)·k_j + (q_i + v)·(W R_{i-j}), all divided by
+    √d.
+
+    Dai et al. 2019, "Transformer-XL"; XLNet (bidirectional). R is sinusoidal, all sines then all
+    cosines; W, u and v are learned for each head; values carry no position. `clamp` cuts distances
+    off (0: never). Segment memory is a matter of which keys are given: pass the memory's keys with
+    their positions.
+    """
+
     clamp: int = 0
     base: float = 10000
 

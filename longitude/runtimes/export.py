@@ -162,8 +162,8 @@ def _dynamic(scheme: Scheme | Layers) -> DynamicNtk | None:
 
 
 def _ours(opened: Opened, wish: Wish, scheme: Scheme | Layers, own: Scheme | None) -> Spelling:
-    """A config.json with the scheme in it, for `longitude.hf.loading`; dynamic NTK, which transformers
-    has a name for, in its words too."""
+    """A config.json with the scheme in it, for `longitude.hf.loading`; dynamic NTK, which
+    transformers has a name for, in its words too."""
     version = wish.version or NEWEST["transformers"]
     entry: dict[str, Any] = {"scheme": wish.scheme, "version": __version__}
     text = OURS.replace("{scheme}", wish.scheme.replace('"', '\\"'))

@@ -10,7 +10,7 @@ from longitude import UserError
 from longitude.core.part import Region
 from longitude.core.region import Shift, at
 from longitude.parts import Linear, LongRope, Proportional, Rerope, Rope, Xpos, Yarn
-from longitude.parts.rope import turn
+from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import LEAST, Memo, cos_sin
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def vectors(n: int, dim: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("dim", [2, 4, 6, 64])
 def test_turn_is_the_rotation_matrix(pairs, dim):
     x, rope = vectors(9, dim), Rope(pairs=pairs)
-    got = turn(x, *tables(rope, range(5, 14), dim), pairs)
+    got = apply_rotary(x, *tables(rope, range(5, 14), dim), pairs)
     for place in range(9):
         expected = rotated(x[:, :, place], 5 + place, thetas(dim), pairs)
         torch.testing.assert_close(got[:, :, place], expected, rtol=0, atol=1e-13)
@@ -57,7 +57,9 @@ def test_scores_depend_on_relative_position_alone(pairs):
     rope, q, k = Rope(500.0, pairs=pairs), vectors(1, 16)[:1, :1], vectors(1, 16, 1)[:1, :1]
 
     def score(m, n):
-        turned = [turn(x, *tables(rope, range(p, p + 1), 16), pairs) for x, p in ((q, m), (k, n))]
+        turned = [
+            apply_rotary(x, *tables(rope, range(p, p + 1), 16), pairs) for x, p in ((q, m), (k, n))
+        ]
         return float((turned[0] * turned[1]).sum())
 
     for m, n in [(0, 0), (7, 2), (2, 7), (40, 3)]:
@@ -75,7 +77,7 @@ def test_layouts_agree_after_permuting_the_weights():
     cos, sin = tables(Rope(), range(n), dim)
 
     def scores(q, k, pairs):
-        return turn(q, cos, sin, pairs) @ turn(k, cos, sin, pairs).mT
+        return apply_rotary(q, cos, sin, pairs) @ apply_rotary(k, cos, sin, pairs).mT
 
     adjacent = scores(q, k, "adjacent")
     permuted = scores(q[..., halves], k[..., halves], "half")
@@ -87,7 +89,7 @@ def test_layouts_agree_after_permuting_the_weights():
 def test_partial_rotary_turns_the_first_dimensions_by_their_own_exponents(pairs):
     """ρ·d dimensions turn, with ρ·d in the exponent; the rest pass through untouched."""
     rope, x = Rope(fraction=0.25, pairs=pairs), vectors(4, 64)
-    got = turn(x, *tables(rope, range(4), 64), pairs)
+    got = apply_rotary(x, *tables(rope, range(4), 64), pairs)
     assert torch.equal(got[..., 16:], x[..., 16:])
     for m in range(4):
         expected = rotated(x[:, :, m, :16], m, thetas(16), pairs)
@@ -171,7 +173,7 @@ def test_gains_ride_on_the_query_alone(frequencies, gain):
 def test_gain_leaves_unturned_dimensions_alone():
     x = vectors(3, 16)
     rope = Rope(fraction=0.5, frequencies=Yarn(4, original=64))
-    got = turn(x, *tables(rope, range(3), 16, "q"))
+    got = apply_rotary(x, *tables(rope, range(3), 16, "q"))
     assert torch.equal(got[..., 8:], x[..., 8:])
     norm = got[..., :8].norm(dim=-1) / x[..., :8].norm(dim=-1)
     torch.testing.assert_close(
@@ -192,7 +194,7 @@ def test_xpos_decays_each_pair_by_its_zeta(centre):
     rope = Rope(decay=Xpos())
     q, k = vectors(1, dim)[0, 0, 0], vectors(1, dim, 1)[0, 0, 0]
     turned = [
-        turn(x.view(1, 1, 1, dim), *tables(rope, range(p, p + 1), dim, side, centre=centre))
+        apply_rotary(x.view(1, 1, 1, dim), *tables(rope, range(p, p + 1), dim, side, centre=centre))
         for x, p, side in ((q, m, "q"), (k, n, "k"))
     ]
     expected = 0.0
@@ -217,8 +219,8 @@ def test_a_region_turns_to_its_shifted_positions():
     """A remap's tables are plain ones at other positions: ReRoPE's far scores are q^T R^(-w) k."""
     far = Rerope(7).regions()[1]
     rope, x, y = Rope(), vectors(1, 8), vectors(1, 8, 5)
-    q = turn(x, *tables(rope, range(90, 91), 8, "q", far))
-    k = turn(y, *tables(rope, range(3, 4), 8, "k", far))
+    q = apply_rotary(x, *tables(rope, range(90, 91), 8, "q", far))
+    k = apply_rotary(y, *tables(rope, range(3, 4), 8, "k", far))
     torch.testing.assert_close(q, rotated(x, 7, thetas(8), "half"), rtol=0, atol=1e-13)
     assert torch.equal(k, y)
     back, forth = (float((x * rotated(y, w, thetas(8), "half")).sum()) for w in (-7, 7))
@@ -244,17 +246,17 @@ def test_one_length_for_each_sequence():
 def test_the_compilers_way_is_the_same_turn(pairs, monkeypatch):
     """Under torch.compile the turn is written as arithmetic that it can fuse."""
     x, (cos, sin) = vectors(5, 12), tables(Rope(), range(7, 12), 8)
-    eager = turn(x, cos, sin, pairs)
+    eager = apply_rotary(x, cos, sin, pairs)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    torch.testing.assert_close(turn(x, cos, sin, pairs), eager, rtol=0, atol=1e-14)
+    torch.testing.assert_close(apply_rotary(x, cos, sin, pairs), eager, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("pairs", ["half", "adjacent"])
 def test_gradients_turn_back(pairs):
     x, weight = vectors(5, 8).requires_grad_(), vectors(5, 8, 3)
     cos, sin = tables(Rope(), range(5), 8)
-    (turn(x, cos, sin, pairs) * weight).sum().backward()
-    torch.testing.assert_close(x.grad, turn(weight, cos, -sin, pairs), rtol=0, atol=1e-14)
+    (apply_rotary(x, cos, sin, pairs) * weight).sum().backward()
+    torch.testing.assert_close(x.grad, apply_rotary(weight, cos, -sin, pairs), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("pairs", ["half", "adjacent"])
@@ -262,8 +264,8 @@ def test_low_precision_is_rounded_once(pairs):
     """bfloat16 vectors turn in float32: the result is the exact turn, rounded."""
     x = vectors(6, 32).bfloat16()
     cos, sin = tables(Rope(), range(100_000, 100_006), 32)
-    exact = turn(x.double(), cos, sin, pairs)
-    got = turn(x, cos.float(), sin.float(), pairs)
+    exact = apply_rotary(x.double(), cos, sin, pairs)
+    got = apply_rotary(x, cos.float(), sin.float(), pairs)
     assert got.dtype == torch.bfloat16
     gap = (got.double() - exact).abs()
     assert bool((gap <= exact.abs() * 2**-8 + 1e-6).all())
@@ -297,4 +299,6 @@ def test_many_small_tables_are_bounded_too():
 def test_a_vector_may_start_anywhere_in_memory(pairs):
     room, (cos, sin) = torch.randn(1 + 3 * 8), torch.randn(2, 1, 1, 3, 4)
     x = room[1:].view(1, 1, 3, 8)  # contiguous, at an odd place
-    torch.testing.assert_close(turn(x, cos, sin, pairs), turn(x.clone(), cos, sin, pairs))
+    torch.testing.assert_close(
+        apply_rotary(x, cos, sin, pairs), apply_rotary(x.clone(), cos, sin, pairs)
+    )

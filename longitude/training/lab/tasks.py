@@ -90,9 +90,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Passkeys:
-    """The passkey of `longitude.eval.tasks.passkey`, then a full stop. Windows are always full; the loss
-    is that of all text, the key's digits weighted 10. What varies is the depth of the key; in a
-    test the depths of a batch are evenly spread."""
+    """The passkey of `longitude.eval.tasks.passkey`, then a full stop. Windows are always full; the
+    loss is that of all text, the key's digits weighted 10. What varies is the depth of the key; in
+    a test the depths of a batch are evenly spread."""
 
     name: str = "passkey"
     paper: str = "Mohtashami & Jaggi 2023, arXiv:2305.16300"

@@ -1,8 +1,8 @@
 """The protocol of `longitude tune`: what is asked for, what is told on the way, what comes out.
 
 Standard library only, so that a command line can be built without torch. `tune.run.run(asked,
-tell)` does the work: it raises `UserError` for whatever is wrong before the first step, calls `tell`
-with a `Step` now and then, and returns a `Tuned`.
+tell)` does the work: it raises `UserError` for whatever is wrong before the first step, calls
+`tell` with a `Step` now and then, and returns a `Tuned`.
 
 A run's folder (`Asked.out`):
 
@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came out. `folder` opens with `longitude.hf.loading`; `base` is the model it began with."""
+    """Result: `folder` opens with `longitude.hf.loading`, `base` is the model it began with."""
 
     base: str
     out: str

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longitude.ops.lse_join import OneByOne, Part
-from longitude.parts.rope import Pairs, turn
+from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables
 
 pytestmark = [
@@ -31,7 +31,7 @@ def tables(n: int, half: int, batch: int = 1, start: int = 0) -> Tables:
 def error(got: Tensor, x: Tensor, by: Tables, pairs: Pairs) -> float:
     """Against float64, on 256 tokens."""
     rows = torch.randint(x.shape[2], (256,), device="cuda")
-    want = turn(x[:, :, rows].double(), *(t[:, :, rows].double() for t in by), pairs)
+    want = apply_rotary(x[:, :, rows].double(), *(t[:, :, rows].double() for t in by), pairs)
     return float((got[:, :, rows].double() - want).norm() / want.norm())
 
 
@@ -61,7 +61,7 @@ def test_a_known_kernel_serves_only_aligned_pointers() -> None:
     room = drawn(2, 4, 33, 72)
     for start in (0, 0, 1, 0, 3, 8):  # the kernel of the first is known from the second on
         x = room[..., start : start + 64]
-        torch.testing.assert_close(turned_one(x, *by), turn(x, *by), rtol=8e-3, atol=8e-3)
+        torch.testing.assert_close(turned_one(x, *by), apply_rotary(x, *by), rtol=8e-3, atol=8e-3)
 
 
 def test_turning_in_a_cuda_graph() -> None:
@@ -75,8 +75,8 @@ def test_turning_in_a_cuda_graph() -> None:
         made = turned(q, k, by, by)
     q.copy_(drawn(64, 32, 1, 128, seed=2))
     graph.replay()
-    torch.testing.assert_close(made[0], turn(q, *by), rtol=8e-3, atol=8e-3)
-    torch.testing.assert_close(made[1], turn(k, *by), rtol=8e-3, atol=8e-3)
+    torch.testing.assert_close(made[0], apply_rotary(q, *by), rtol=8e-3, atol=8e-3)
+    torch.testing.assert_close(made[1], apply_rotary(k, *by), rtol=8e-3, atol=8e-3)
 
 
 def test_more_numbers_than_32_bits_count_and_more_heads_than_16() -> None:
@@ -84,7 +84,7 @@ def test_more_numbers_than_32_bits_count_and_more_heads_than_16() -> None:
 
     by = tables(8, 32)
     x = drawn(2, 35_000, 8, 64)
-    torch.testing.assert_close(turned_one(x, *by), turn(x, *by), rtol=8e-3, atol=8e-3)
+    torch.testing.assert_close(turned_one(x, *by), apply_rotary(x, *by), rtol=8e-3, atol=8e-3)
     n = 2**31 // 128 + 100
     x, (cos, sin) = torch.zeros(1, 1, n, 128, device="cuda", dtype=torch.bfloat16), tables(100, 64)
     x[:, :, -100:] = drawn(1, 1, 100, 128)
@@ -92,7 +92,7 @@ def test_more_numbers_than_32_bits_count_and_more_heads_than_16() -> None:
     far_sin = torch.zeros_like(far)
     far[:, :, -100:], far_sin[:, :, -100:] = cos, sin
     got = turned_one(x, far, far_sin)[:, :, -100:]
-    torch.testing.assert_close(got, turn(last, cos, sin), rtol=8e-3, atol=8e-3)
+    torch.testing.assert_close(got, apply_rotary(last, cos, sin), rtol=8e-3, atol=8e-3)
 
 
 @pytest.mark.parametrize("n", [8192, 8190])

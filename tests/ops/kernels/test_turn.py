@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longitude import UserError, attention, parse
 from longitude.ops import passes as lower
-from longitude.parts.rope import Pairs, turn
+from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
 triton = pytest.importorskip("triton")
@@ -103,7 +103,7 @@ def test_kernel_is_the_formula(
     got = turned(q, k, q_tables, k_tables, pairs)
     for x, made, tables in zip((q, k), got, (q_tables, k_tables), strict=True):
         close(made, exactly(x, *tables, pairs), dtype)
-        close(made, turn(x, *tables, pairs), dtype)
+        close(made, apply_rotary(x, *tables, pairs), dtype)
 
 
 @pytest.mark.parametrize("pairs", ["half", "adjacent"])
@@ -113,7 +113,7 @@ def test_in_place_touches_only_what_turns(pairs: Pairs, half: int) -> None:
     x, before = whole[:, 1:4, ::2, 3:67], whole.clone()
     tables = tables_for(x, half, 2, seed=1)
     want = before.clone()
-    want[:, 1:4, ::2, 3:67] = turn(x, *tables, pairs)
+    want[:, 1:4, ::2, 3:67] = apply_rotary(x, *tables, pairs)
     assert turned_one(x, *tables, pairs, inplace=True) is x
     torch.testing.assert_close(whole, want)
 
@@ -128,7 +128,7 @@ def test_gradients_turn_back_to_any_order(pairs: Pairs) -> None:
     def kernel(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return turned(q, k, *tables, pairs, blocks=blocks)
 
-    want = [turn(x, *own, pairs).square().sum() for x, own in zip(xs, tables, strict=True)]
+    want = [apply_rotary(x, *own, pairs).square().sum() for x, own in zip(xs, tables, strict=True)]
     made = [y.square().sum() for y in kernel(q, k)]
     for got, exact in zip(
         torch.autograd.grad(sum(made), xs), torch.autograd.grad(sum(want), xs), strict=True
@@ -143,7 +143,7 @@ def test_the_gradient_of_one_side_alone() -> None:
     q_tables, k_tables = tables_for(q, 4, 1, seed=2), tables_for(k, 4, 1, seed=3)
     out = turned(q, k, q_tables, k_tables)
     (got,) = torch.autograd.grad(out[1].sum(), k)  # a gradient whose strides are all zero
-    (want,) = torch.autograd.grad(turn(k, *k_tables).sum(), k)
+    (want,) = torch.autograd.grad(apply_rotary(k, *k_tables).sum(), k)
     torch.testing.assert_close(got, want)
 
 
@@ -154,7 +154,7 @@ def test_any_blocks_give_the_same(blocks: tuple[int, int, int]) -> None:
     for x, own, got in zip(
         (q, k), tables, turned(q, k, *tables, blocks=Blocks(*blocks)), strict=True
     ):
-        torch.testing.assert_close(got, turn(x, *own))
+        torch.testing.assert_close(got, apply_rotary(x, *own))
 
 
 @pytest.mark.parametrize("start", [0, 1_000_000, 10_000_000, 2**31])
@@ -193,12 +193,12 @@ def test_attention_turns_by_the_kernel_where_it_runs(monkeypatch: pytest.MonkeyP
 def test_tables_laid_in_memory_in_any_way() -> None:
     x = drawn(2, 3, 5, 8, seed=0)
     cos, sin = tables_for(x, 4, 2, seed=1)
-    want = turn(x, cos, sin)
+    want = apply_rotary(x, cos, sin)
     for odd in (laid(sin, "dimensions first"), laid(sin, "cut out"), laid(sin, "tokens first")):
         torch.testing.assert_close(turned_one(x, cos, odd), want)
-        torch.testing.assert_close(turned_one(x, odd, cos), turn(x, sin, cos))
+        torch.testing.assert_close(turned_one(x, odd, cos), apply_rotary(x, sin, cos))
     one = tuple(t.expand(-1, -1, 5, -1) for t in (cos[:, :, :1], sin[:, :, :1]))
-    torch.testing.assert_close(turned_one(x, *one), turn(x, *one))
+    torch.testing.assert_close(turned_one(x, *one), apply_rotary(x, *one))
 
 
 def test_equal_tables_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
