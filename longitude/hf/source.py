@@ -18,7 +18,7 @@ from typing import Any
 from longitude.core.validate import UserError, short
 from longitude.hf.peft import Adapter, is_adapter, read_adapter
 
-ASSETS = Path(__file__).parents[2] / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 SCHEME = "longitude"  # the entry of config.json that save.py writes
 TINY = ("tiny-rope", "tiny-alibi", "tiny-learned")
 HUB = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
