@@ -7,14 +7,14 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
-from longitude.hf.encodings import NAMED, Encoding, known
+from longitude.hf.encodings import NAMED_MODELS, Encoding, known_models
 
 
 def models(page_of: Callable[[str], str | None], types: int | None = None) -> dict[str, Any]:
     """What the page tells: the named models, and every type, or so many `types`."""
-    rows = known()
+    rows = known_models()
     return {
-        "named": [*islice(rows, len(NAMED))],
+        "named": [*islice(rows, len(NAMED_MODELS))],
         "types": [*islice(rows, types)],
         "transformers": version("transformers"),
         "schemes": schemes,

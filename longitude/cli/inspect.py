@@ -92,13 +92,13 @@ def inspect(
 
 def _table(as_json: bool) -> None:
     from longitude.cli.output import console, print_json
-    from longitude.hf.encodings import known
+    from longitude.hf.encodings import known_models
     from longitude.viz.encodings import table
 
     if as_json:
-        print_json([row.plain() for row in known()])
+        print_json([row.plain() for row in known_models()])
     else:
-        table(known(), console())
+        table(known_models(), console())
 
 
 def _inspected(name: str, revision: str | None, to: str | None) -> Inspected:
@@ -126,25 +126,25 @@ def _read(name: str, revision: str | None) -> tuple[tuple[Encoding, ...], list[F
     from pathlib import Path
 
     from longitude.core.validate import UserError
-    from longitude.hf.device import hushed
+    from longitude.hf.device import quiet_transformers
     from longitude.hf.encodings import Encoding, read_encodings
     from longitude.hf.faults import faults
-    from longitude.hf.gguf_config import of_header, turns
+    from longitude.hf.gguf_config import gguf_encodings, has_rotary
     from longitude.hf.gguf_reader import read_header
-    from longitude.hf.rope_fields import stated
+    from longitude.hf.rope_config import read_config
     from longitude.hf.source import find, raw_config
     from longitude.runtimes.checkpoint import gguf_config
 
     if Path(name).is_file() and Path(name).suffix == ".json":
-        raw = stated(name)
+        raw = read_config(name)
     else:
         source = find(name, revision)
         if source.gguf is not None:
             header = read_header(source.gguf)
-            return of_header(header, gguf_config(header) if turns(header) else None), []
+            return gguf_encodings(header, gguf_config(header) if has_rotary(header) else None), []
         raw = raw_config(source)[1]
     wrong = faults(raw)
-    with hushed(bars=True):
+    with quiet_transformers(bars=True):
         try:
             return read_encodings(raw), wrong
         except UserError as mistake:

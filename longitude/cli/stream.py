@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from longitude.cli.stream_progress import Pace
-    from longitude.hf.generation import Turns
+    from longitude.hf.generation import Chat
     from longitude.hf.streaming import Stream
 
 BLOCK = 4096  # bytes read at once: what is fed between two looks at the pace
@@ -96,7 +96,7 @@ class How(NamedTuple):
 def _stream(name: str, where: dict[str, Any], how: How) -> None:
     from longitude.cli.stream_progress import Pace
     from longitude.core.validate import UserError
-    from longitude.hf.generation import Turns
+    from longitude.hf.generation import Chat
     from longitude.hf.loading import load
     from longitude.hf.streaming import stream as opened
 
@@ -104,13 +104,13 @@ def _stream(name: str, where: dict[str, Any], how: How) -> None:
     if tokenizer is None:
         raise UserError(f"{name} has no tokenizer, so it can't read text: give one that has.")
     chats = bool(getattr(tokenizer, "chat_template", None)) if how.chat is None else how.chat
-    turns = Turns(tokenizer) if chats and not how.score else None
+    turns = Chat(tokenizer) if chats and not how.score else None
     with opened(model, tokenizer, sinks=how.sinks, window=how.window) as s, Pace(s) as pace:
         told = Told(s, pace, how)
         _until_stopped(told, turns, pace)
 
 
-def _until_stopped(told: Told, turns: Turns | None, pace: Pace) -> None:
+def _until_stopped(told: Told, turns: Chat | None, pace: Pace) -> None:
     """Do what was asked for; Ctrl-C is a good end too."""
     try:
         if turns is not None:
@@ -132,7 +132,7 @@ class Told:
         self.stream, self.pace, self.how = stream, pace, how
         self.turn = 0
 
-    def chat(self, turns: Turns) -> None:
+    def chat(self, turns: Chat) -> None:
         """An answer to each line."""
         for line in _lines(self.pace):
             with self.pace.shown():

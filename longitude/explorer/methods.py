@@ -19,7 +19,7 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.explorer.options import OWN, WRITTEN, Asked, Column
 from longitude.extension.candidates import ALL, FAMILIES, Stretch, candidates, full_layers
-from longitude.hf.merge_scheme import inherit
+from longitude.hf.merge_scheme import merge_scheme
 from longitude.inspection.catalogue import meaning, presets
 from longitude.parts import Alibi, Learned
 from longitude.presets import PRESETS
@@ -125,7 +125,7 @@ def _joined(text: str, own: Either, window: int) -> Either:
     asked = parse(text)
     if asked.layer(0).embed is not None:
         return replace(asked.layer(0), mask=own.layer(0).mask)
-    each = inherit(text, [own.layer(n) for n in range(len(own))], window)
+    each = merge_scheme(text, [own.layer(n) for n in range(len(own))], window)
     return each[0] if len(set(each)) == 1 else Layers(tuple(each))
 
 

@@ -17,7 +17,7 @@ from longitude.core.validate import UserError, shown
 from longitude.explorer.methods import kind
 from longitude.explorer.options import HEADS, LONGEST, OWN, TEXT, WIDEST, Asked, Column
 from longitude.hf.encodings import KINDS, Encoding, read_encodings
-from longitude.hf.rope_fields import stated
+from longitude.hf.rope_config import read_config
 from longitude.runtimes.checkpoint import opened
 
 AHEAD = 4  # times the window, as far as the page then draws
@@ -61,7 +61,7 @@ class Picked:
 def by_name(name: str) -> Picked:
     """The model of a name on the Hub, a folder, a config.json, a .gguf file, or one of ours."""
     if Path(name).suffix == ".json" and Path(name).is_file():
-        return picked(stated(name), name)
+        return picked(read_config(name), name)
     return picked(opened(name).model.config, name)
 
 

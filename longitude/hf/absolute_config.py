@@ -13,7 +13,7 @@ from typing import Any
 
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.hf.modeling_source import said
+from longitude.hf.modeling_source import entry_of
 from longitude.parts import (
     T5,
     Alibi,
@@ -47,7 +47,7 @@ EITHER = re.compile(r"causal_mask if \S*is_decoder else")
 ONE_WAY = re.compile(r"causal_mask|is_causal ?= ?True|ForCausalLM|LMHead\w*Model|\btril\(|\btriu\(")
 
 
-def placed(
+def describe_absolute(
     kind: str, config: Any, lines: Mapping[str, str], part: str, where: str
 ) -> dict[str, Any]:
     """What is to be said of an encoding of this kind, besides its kind."""
@@ -80,7 +80,7 @@ def stated_window(config: Any, part: str = "") -> tuple[int | None, str | None]:
     """The longest input that a configuration allows, and the entry that says so."""
     names = (*SOURCE, *WINDOWS) if part.endswith("encoder") else (*WINDOWS, *SOURCE)
     for name in names:
-        value = said(config, name)
+        value = entry_of(config, name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value, name
     return None, None
@@ -88,13 +88,13 @@ def stated_window(config: Any, part: str = "") -> tuple[int | None, str | None]:
 
 def entry(config: Any, names: tuple[str, ...]) -> Any:
     """The first of these entries that a configuration has as a whole number."""
-    values = (said(config, name) for name in names)
+    values = (entry_of(config, name) for name in names)
     return next((v for v in values if isinstance(v, int) and v > 0), None)
 
 
 def head_dim(config: Any) -> int | None:
     """The dimensions of a head; of multi-head latent attention, the still and the turned ones."""
-    pieces = [said(config, f"qk_{n}_head_dim") for n in ("nope", "rope")]
+    pieces = [entry_of(config, f"qk_{n}_head_dim") for n in ("nope", "rope")]
     if all(isinstance(each, int) for each in pieces):
         return sum(filter(None, pieces))
     width, heads = entry(config, WIDTH), entry(config, HEADS)
@@ -105,18 +105,18 @@ def head_dim(config: Any) -> int | None:
 def _largest(config: Any) -> int | None:
     """The largest head where layers differ in it: Gemma 4's, in the layers that see everything."""
     count = entry(config, LAYERS)
-    if said(config, "_heterogeneity_spec") is None or not count:
+    if entry_of(config, "_heterogeneity_spec") is None or not count:
         return None
-    sizes = [said(config.per_layer_config[n], "head_dim") for n in range(count)]
+    sizes = [entry_of(config.per_layer_config[n], "head_dim") for n in range(count)]
     return max((size for size in sizes if size), default=None)
 
 
 def of_pictures(config: Any) -> bool:
     """Whether a configuration is of images, whose positions are rows and columns."""
     seen = any(
-        said(config, name) is not None for name in ("patch_size", "image_size", "num_channels")
+        entry_of(config, name) is not None for name in ("patch_size", "image_size", "num_channels")
     )
-    return seen and said(config, "vocab_size") is None
+    return seen and entry_of(config, "vocab_size") is None
 
 
 def direction(text: str, config: Any = None, part: str = "") -> Causal | Bidirectional:
@@ -125,8 +125,8 @@ def direction(text: str, config: Any = None, part: str = "") -> Causal | Bidirec
         return Bidirectional()
     if part.endswith("decoder") or getattr(config, "is_decoder", False):
         return Causal()
-    either = EITHER.search(text) and said(config, "is_decoder") is False
-    if either or said(config, "causal") is False:  # an entry of XLM and FlauBERT
+    either = EITHER.search(text) and entry_of(config, "is_decoder") is False
+    if either or entry_of(config, "causal") is False:  # an entry of XLM and FlauBERT
         return Bidirectional()
     masks = re.findall(r"create_\w*mask", text)
     if masks:
@@ -166,7 +166,7 @@ def _t5(config: Any, text: str, window: int | None, part: str) -> Made:
         return None
     most = entry(config, ("relative_attention_max_distance",)) or 128
     both = not text or isinstance(direction(text, config, part), Bidirectional)
-    if said(config, "is_encoder_decoder") and not part:
+    if entry_of(config, "is_encoder_decoder") and not part:
         halves = {"encoder": _bias(buckets, most, True), "decoder": _bias(buckets, most, False)}
         rows = tuple((f"{name}: {scheme}", ()) for name, scheme in halves.items())
         return halves["decoder"], {"layers": rows}
@@ -192,6 +192,6 @@ def _deberta(config: Any, text: str, window: int | None, part: str) -> Made:
     asked = getattr(config, "pos_att_type", None) or ()
     asked = asked.split("|") if isinstance(asked, str) else asked
     bias = Deberta(span or 512, max(0, buckets), "c2p" in asked, "p2c" in asked)
-    learned = window if said(config, "position_biased_input") else None
+    learned = window if entry_of(config, "position_biased_input") else None
     parts = (Learned(learned), bias) if learned else (bias,)
     return Scheme.of(*parts, Bidirectional()), {}

@@ -22,7 +22,7 @@ from longitude.cache import Cache as Store
 from longitude.core.validate import UserError
 
 if TYPE_CHECKING:
-    from longitude.hf.layer import Seat
+    from longitude.hf.layer import LayerState
 
 REPLACED = (
     DynamicLayer,
@@ -35,7 +35,7 @@ def own(cache: Any) -> Any:
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
-def adopt(cache: Cache, seats: dict[int, Seat]) -> None:
+def adopt(cache: Cache, seats: dict[int, LayerState]) -> None:
     """Give an empty dynamic cache our layers, where a seat has one."""
     if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
         return
@@ -56,7 +56,7 @@ class Layer(CacheLayerMixin):
     is_croppable = True
     is_compileable = False
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: LayerState) -> None:
         super().__init__()
         self.seat, self.store = seat, None
         self.opened_for: Any = None  # a length nobody fixed, which further tokens would change

@@ -103,7 +103,7 @@ NO_BOT = "DISABLE_SAFETENSORS_CONVERSION"
 
 
 @contextlib.contextmanager
-def hushed(*, bars: bool) -> Iterator[None]:
+def quiet_transformers(*, bars: bool) -> Iterator[None]:
     """No warnings logged, and no progress bars unless asked for; afterwards all is as it was."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging

@@ -21,11 +21,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from longitude.core.validate import UserError
-from longitude.hf.absolute_config import LAYERS, WIDTH, entry, placed, stated_window
-from longitude.hf.device import hushed
+from longitude.hf.absolute_config import LAYERS, WIDTH, describe_absolute, entry, stated_window
+from longitude.hf.device import quiet_transformers
 from longitude.hf.modeling_source import alive, code_of, inner_configs, kinds, roots_of
-from longitude.hf.rope_config import made
-from longitude.hf.rotary_config import turned
+from longitude.hf.rope_config import make_config
+from longitude.hf.rotary_config import describe_rotary
 
 KINDS = {
     "rope": "rotary: queries and keys are turned by their positions",
@@ -82,7 +82,7 @@ def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
 
     if str(raw.get("model_type")) not in CONFIG_MAPPING:
         return (by_entries(raw),)
-    return encodings(made(raw))
+    return encodings(make_config(raw))
 
 
 def encodings(config: Any) -> tuple[Encoding, ...]:
@@ -130,8 +130,8 @@ def _described(kind: str, config: Any, lines: Mapping[str, str], part: str) -> E
     code = code_of(type(config))
     where = code.file.name if code else ""
     if kind == "rope":
-        return Encoding(kind, part, **turned(config, lines, where))
-    return Encoding(kind, part, **placed(kind, config, lines, part, where))
+        return Encoding(kind, part, **describe_rotary(config, lines, where))
+    return Encoding(kind, part, **describe_absolute(kind, config, lines, part, where))
 
 
 def _none(config: Any) -> Encoding:
@@ -147,12 +147,12 @@ def by_entries(raw: Mapping[str, Any]) -> Encoding:
     if kind == "unknown":
         return Encoding(kind, where=where)
     if kind != "rope":
-        return Encoding(kind, **placed(kind, SimpleNamespace(**raw), {}, "", where))
+        return Encoding(kind, **describe_absolute(kind, SimpleNamespace(**raw), {}, "", where))
     told = {name: raw[name] for name in (*SIZES, *ROTARY) if raw.get(name) is not None}
     partial = told.keys() & {"partial_rotary_factor", "rotary_pct"}
     # the plainest of transformers' models that turns whole heads, or a share of them
-    config = made({"model_type": "stablelm" if partial else "llama", **told})
-    found = turned(config, {}, where) | {"where": where, "notes": (HALF,)}
+    config = make_config({"model_type": "stablelm" if partial else "llama", **told})
+    found = describe_rotary(config, {}, where) | {"where": where, "notes": (HALF,)}
     return Encoding(kind, **found)
 
 
@@ -173,7 +173,7 @@ def _entry(raw: Mapping[str, Any]) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownModel:
     """A model, or a type of models, and its encodings."""
 
     name: str
@@ -198,7 +198,7 @@ PALM = Encoding("rope", scheme="rope()", base=10000.0, window=2048, where="Chowd
 SEVEN = Encoding("rope", scheme="rope()", base=10000.0, window=4096, where="its remote code")
 THIRTEEN = Encoding("alibi", scheme="alibi()", window=4096, where="its remote code")
 Row = tuple[str, str | None, dict[str, Any] | Encoding, str]
-NAMED: tuple[Row, ...] = (
+NAMED_MODELS: tuple[Row, ...] = (
     ("GPT-2", "gpt2", {}, ""),
     ("GPT-3", None, GPT3, "not in transformers; every other layer attends in sparse bands"),
     ("BERT", "bert", {}, "position_embedding_type is no longer read"),
@@ -222,25 +222,25 @@ NAMED: tuple[Row, ...] = (
 )
 
 
-def known() -> Iterator[Known]:
+def known_models() -> Iterator[KnownModel]:
     """The named models, then every type in transformers' auto mapping."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    with hushed(bars=True), warnings.catch_warnings():
+    with quiet_transformers(bars=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that contradict each other
-        for name, kind, entries, note in NAMED:
+        for name, kind, entries, note in NAMED_MODELS:
             if isinstance(entries, Encoding):
-                yield Known(name, kind, (entries,), note)
+                yield KnownModel(name, kind, (entries,), note)
             elif kind in CONFIG_MAPPING:
                 yield _row(name, str(kind), entries, note)
         for kind in CONFIG_MAPPING:
             yield _row(kind, kind, {}, "")
 
 
-def _row(name: str, kind: str, entries: dict[str, Any], note: str) -> Known:
+def _row(name: str, kind: str, entries: dict[str, Any], note: str) -> KnownModel:
     try:
-        config = made({"model_type": kind, **entries})
+        config = make_config({"model_type": kind, **entries})
     except UserError:  # it has no defaults that it takes itself
         told = Encoding("unknown", where="its class makes no configuration by itself")
-        return Known(name, kind, (told,), note)
-    return Known(name, kind, encodings(config), note)
+        return KnownModel(name, kind, (told,), note)
+    return KnownModel(name, kind, encodings(config), note)

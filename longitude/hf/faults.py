@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from longitude.core.validate import UserError, shown
-from longitude.hf.rope_fields import KEYS, ORIGINAL, THETAS, Stated, flat, is_number, rotations
+from longitude.hf.rope_config import (
+    KEYS,
+    ORIGINAL,
+    THETAS,
+    RopeDict,
+    is_number,
+    main_rope_dict,
+    rope_dicts,
+)
 
 EVERY = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section"}
 IDLE = {"finetuned", *set().union(*KEYS.values())}  # where they are not the type's own, no harm
@@ -46,7 +54,7 @@ class Row(NamedTuple):
     name: str
     sentence: str
     serious: bool
-    wrong: Callable[[Stated], str | None]
+    wrong: Callable[[RopeDict], str | None]
 
 
 ROWS: list[Row] = []  # in the order of what to set right first
@@ -54,10 +62,10 @@ ROWS: list[Row] = []  # in the order of what to set right first
 
 def row(
     sentence: str, *, serious: bool = True
-) -> Callable[[Callable[[Stated], str | None]], Callable[[Stated], str | None]]:
+) -> Callable[[Callable[[RopeDict], str | None]], Callable[[RopeDict], str | None]]:
     """Enter a function into the table, under its own name."""
 
-    def enter(wrong: Callable[[Stated], str | None]) -> Callable[[Stated], str | None]:
+    def enter(wrong: Callable[[RopeDict], str | None]) -> Callable[[RopeDict], str | None]:
         ROWS.append(Row(wrong.__name__.replace("_", " "), sentence, serious, wrong))
         return wrong
 
@@ -68,7 +76,7 @@ def faults(raw: Mapping[str, Any]) -> list[Fault]:
     """Every fault of a config.json's rotation, the serious ones first."""
     found = {
         Fault(r.name, r.sentence.format(at=s.where, kind=s.kind, got=got), r.serious): None
-        for s in rotations(raw)
+        for s in rope_dicts(raw)
         for r in ROWS
         if (got := r.wrong(s)) is not None
     }
@@ -83,21 +91,21 @@ def check(raw: Mapping[str, Any]) -> None:
 
 
 @row("the rotation in {at} should be a dictionary, but got {got}: give it a rope_type in braces.")
-def not_a_dictionary(s: Stated) -> str | None:
+def not_a_dictionary(s: RopeDict) -> str | None:
     given = [s.raw.get(key) for key in ("rope_scaling", "rope_parameters")]
     wrong = [value for value in given if value is not None and not isinstance(value, Mapping)]
     return shown(wrong[0]) if wrong else None
 
 
 @row("rope_parameters and rope_scaling disagree on {got}, and one is dropped: keep one of them.")
-def two_dictionaries(s: Stated) -> str | None:
+def two_dictionaries(s: RopeDict) -> str | None:
     given = [s.raw.get(key) for key in ("rope_parameters", "rope_scaling")]
-    one, other = (_plain(flat(d), s) if isinstance(d, Mapping) else {} for d in given)
+    one, other = (_plain(main_rope_dict(d), s) if isinstance(d, Mapping) else {} for d in given)
     differ = sorted(k for k in one.keys() | other.keys() if one.get(k) != other.get(k))
     return ", ".join(differ) if one and other and differ else None
 
 
-def _plain(d: Mapping[str, Any], s: Stated) -> dict[str, Any]:
+def _plain(d: Mapping[str, Any], s: RopeDict) -> dict[str, Any]:
     kind = d.get("rope_type") or d.get("type") or "default"
     stated = {"rope_theta": s.raw.get("rope_theta"), **d, "rope_type": kind, "type": None}
     return {key: value for key, value in stated.items() if value is not None} if d else {}
@@ -107,24 +115,24 @@ def _plain(d: Mapping[str, Any], s: Stated) -> dict[str, Any]:
     "{at} turns by several positions at once (M-RoPE, sections {got}), but a rope(…) by one: use "
     "a model of text alone."
 )
-def several_positions(s: Stated) -> str | None:
+def several_positions(s: RopeDict) -> str | None:
     sections = s.own.get("mrope_section")
     return shown(sections) if sections or s.kind == "mrope" else None
 
 
 @row("type and rope_type of {at} differ, {got}, and transformers goes by rope_type: keep one.")
-def two_types(s: Stated) -> str | None:
+def two_types(s: RopeDict) -> str | None:
     both = [s.own.get(key) for key in ("type", "rope_type")]
     return " and ".join(map(shown, both)) if None not in both and both[0] != both[1] else None
 
 
 @row(f"transformers knows no rope_type {{got}}, as in {{at}}: it has {', '.join(KEYS)}.")
-def unknown_type(s: Stated) -> str | None:
+def unknown_type(s: RopeDict) -> str | None:
     return shown(s.kind) if s.kind not in (*KEYS, "mrope") else None
 
 
 @row("neither transformers nor its model reads {got} in {at}: remove it or correct its spelling.")
-def unknown_key(s: Stated) -> str | None:
+def unknown_key(s: RopeDict) -> str | None:
     odd = sorted(key for key in s.own if key not in EVERY | IDLE)
     homes = ("modeling", "configuration") if s.model else ()
     unread = [key for key in odd if not any(s.named(key, home) for home in homes)]
@@ -132,29 +140,29 @@ def unknown_key(s: Stated) -> str | None:
 
 
 @row("{got} in {at}, but should be a number: write one.")
-def no_number(s: Stated) -> str | None:
+def no_number(s: RopeDict) -> str | None:
     wrong = (k for k in s.own if k in (IDLE | EVERY) - WORDS and not is_number(s.own[k]))
     return next((f"{k} is {shown(s.own[k])}" for k in wrong if s.own[k] is not None), None)
 
 
 @row("{at} of type {kind} has no {got}, without which there are no frequencies: add it.")
-def missing_key(s: Stated) -> str | None:
+def missing_key(s: RopeDict) -> str | None:
     missing = next((key for key in REQUIRED.get(s.kind, ()) if s.own.get(key) is None), None)
     return "factor" if s.kind == "yarn" and "factor" not in s.own else missing
 
 
 @row("{at} has no rope_theta, but only {got}, and a default would be its base: add rope_theta.")
-def no_theta(s: Stated) -> str | None:
+def no_theta(s: RopeDict) -> str | None:
     return _thetaless(s) if "rope_parameters" in s.where else None
 
 
-def _thetaless(s: Stated) -> str | None:
+def _thetaless(s: RopeDict) -> str | None:
     lost = s.own.get("rope_theta") is None and all(s.raw.get(name) is None for name in THETAS)
     return ", ".join(sorted(s.own)) if s.own and lost else None
 
 
 @row("rope_theta is {got}, and transformers 5 takes the one inside {at}, 4 the other: keep one.")
-def two_thetas(s: Stated) -> str | None:
+def two_thetas(s: RopeDict) -> str | None:
     above = s.raw.get("rope_theta")
     dictionaries = [d for d in s.whole.values() if isinstance(d, Mapping)] or [s.whole]
     inside = [d["rope_theta"] for d in dictionaries if d.get("rope_theta") is not None]
@@ -165,20 +173,20 @@ def two_thetas(s: Stated) -> str | None:
     f"{{at}} of type {{kind}} does not say how long the model was trained, and transformers takes "
     f"max_position_embeddings, {{got}}: add {ORIGINAL}."
 )
-def no_original(s: Stated) -> str | None:
+def no_original(s: RopeDict) -> str | None:
     needed = ORIGINAL in KEYS.get(s.kind, ()) and s.number(ORIGINAL) is None
     return shown(s.raw.get("max_position_embeddings", "its default")) if needed else None
 
 
 @row(f"{ORIGINAL} is {{got}}, and transformers does not take the one inside {{at}}: keep one.")
-def two_originals(s: Stated) -> str | None:
+def two_originals(s: RopeDict) -> str | None:
     both = [d.get(ORIGINAL) for d in (s.raw, s.own)]
     differ = not s.nested and None not in both and both[0] != both[1]
     return " and ".join(map(shown, both)) if differ else None
 
 
 @row("{got} in {at}, which makes no rotation: correct it.")
-def out_of_range(s: Stated) -> str | None:
+def out_of_range(s: RopeDict) -> str | None:
     least = {"factor": 1, "rope_theta": 1.000001, ORIGINAL: 1, "attention_factor": 0}
     numbers = {key: s.number(key) for key in least}
     wrong = [f"{k} is {n}" for k, n in numbers.items() if n is not None and not n >= least[k]]
@@ -187,14 +195,14 @@ def out_of_range(s: Stated) -> str | None:
 
 
 @row("the bounds of {kind} in {at} should rise, but got {got}: exchange them.")
-def bounds_crossed(s: Stated) -> str | None:
+def bounds_crossed(s: RopeDict) -> str | None:
     ends = [(name, s.number(name) or default) for name, default in BOUNDS.get(s.kind, ())]
     crossed = bool(ends) and not ends[0][1] < ends[1][1]
     return " and ".join(f"{name}={end}" for name, end in ends) if crossed else None
 
 
 @row("short_factor and long_factor of {at} have a number for each pair, but got {got}: correct it.")
-def wrong_lists(s: Stated) -> str | None:
+def wrong_lists(s: RopeDict) -> str | None:
     short, long = (s.own.get(key) for key in LISTS)
     if s.kind != "longrope" or short is None or long is None:
         return None
@@ -205,7 +213,7 @@ def wrong_lists(s: Stated) -> str | None:
 
 
 @row("{at} turns {got} dimensions of a head, which can't be paired: correct head_dim or its share.")
-def odd_head(s: Stated) -> str | None:
+def odd_head(s: RopeDict) -> str | None:
     dim = int(s.head * (1 if s.kind == "proportional" else s.share)) if s.head else 0
     return f"{dim} of {s.head}" if dim % 2 else None
 
@@ -214,7 +222,7 @@ def odd_head(s: Stated) -> str | None:
     "{at} turns {got} of each head, but this model's code turns whole heads: remove "
     "partial_rotary_factor or correct model_type."
 )
-def partial_ignored(s: Stated) -> str | None:
+def partial_ignored(s: RopeDict) -> str | None:
     pieces = "qk_rope_head_dim" in s.raw and s.kind != "default"  # the share is of another whole
     if s.share == 1 or s.kind == "proportional" or pieces or s.named("partial_rotary_factor"):
         return None
@@ -222,25 +230,25 @@ def partial_ignored(s: Stated) -> str | None:
 
 
 @row("truncate is {got} in {at}, but is read only beside the types of layers: move it there.")
-def truncate_ignored(s: Stated) -> str | None:
+def truncate_ignored(s: RopeDict) -> str | None:
     stated = s.own.get("truncate", True) if s.kind == "yarn" else True
     heeded = not s.nested or bool(stated) == bool(s.whole.get("truncate", True))
     return None if heeded else shown(stated)
 
 
 @row("{at}, {got}, stands without a rope_theta: add the model's default to be sure.", serious=False)
-def theta_by_default(s: Stated) -> str | None:
+def theta_by_default(s: RopeDict) -> str | None:
     return _thetaless(s) if "rope_scaling" in s.where else None  # version 4 never kept it there
 
 
 @row("{at} has the entry {got}, which type {kind} does not use: remove it.", serious=False)
-def idle_key(s: Stated) -> str | None:
+def idle_key(s: RopeDict) -> str | None:
     idle = IDLE - KEYS.get(s.kind, IDLE)
     return next((key for key in sorted(s.own) if key in idle and not s.named(key)), None)
 
 
 @row("{at} gives {got} alone, which changes nothing: give both mscales or none.", serious=False)
-def mscale_alone(s: Stated) -> str | None:
+def mscale_alone(s: RopeDict) -> str | None:
     given = [key for key in ("mscale", "mscale_all_dim") if s.own.get(key)]
     return given[0] if s.kind == "yarn" and len(given) == 1 else None
 
@@ -248,7 +256,7 @@ def mscale_alone(s: Stated) -> str | None:
 @row(
     "the factor of {at} is {got} positions, and the factor counts: make them agree.", serious=False
 )
-def other_ratio(s: Stated) -> str | None:
+def other_ratio(s: RopeDict) -> str | None:
     factor, original, most = s.number("factor"), s.number(ORIGINAL), s.most
     if s.kind not in ("yarn", "longrope") or not factor or not original or not most:
         return None
@@ -256,6 +264,6 @@ def other_ratio(s: Stated) -> str | None:
 
 
 @row("{at} scales a model trained on {got} positions: raise the second.", serious=False)
-def not_extended(s: Stated) -> str | None:
+def not_extended(s: RopeDict) -> str | None:
     original, short = s.number(ORIGINAL), s.kind == "llama3" and s.most
     return f"{original} to {short}" if short and original and original >= short else None

@@ -17,12 +17,12 @@ from torch import nn
 
 from longitude.core.part import by_rows
 from longitude.core.scheme import Scheme
-from longitude.hf.probe import Seen
+from longitude.hf.probe import ProbedLayer
 from longitude.parts import Rope
 from longitude.parts.rotary_tables import attention_scaling
 
 
-def only_frequencies(seen: list[Seen], wanted: list[Scheme]) -> bool:
+def only_frequencies(seen: list[ProbedLayer], wanted: list[Scheme]) -> bool:
     """Whether these schemes differ from the model's own in frequencies alone, and those fixed."""
     kinds: dict[tuple[int, str | None], Rope] = {}
     for one, scheme in zip(seen, wanted, strict=True):
@@ -42,7 +42,7 @@ def only_frequencies(seen: list[Seen], wanted: list[Scheme]) -> bool:
 
 
 @contextmanager
-def swapped(seen: list[Seen], wanted: list[Scheme]) -> Iterator[None]:
+def frequencies_replaced(seen: list[ProbedLayer], wanted: list[Scheme]) -> Iterator[None]:
     """The model with these frequencies."""
     with ExitStack() as stack:
         done = set()

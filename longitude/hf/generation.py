@@ -32,7 +32,7 @@ from torch import Tensor
 
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.model_state import trunks
+from longitude.hf.model_state import model_states
 from longitude.hf.patch import trained_length
 
 LATER = 2**40  # a position that no text comes to
@@ -54,7 +54,7 @@ def check_model(model: Any, wide: int | None) -> None:
             f"a stream is one text that goes on, but {name} reads one and writes another: use a "
             f"decoder."
         )
-    if not trunks(model):
+    if not model_states(model):
         raise UserError(
             f"a stream gives tokens new positions as others leave, which takes rotary ones, and "
             f"{name} has none: use a RoPE model."
@@ -67,7 +67,7 @@ def check_model(model: Any, wide: int | None) -> None:
         )
 
 
-def forgetting(sinks: int, window: int) -> str:
+def streaming_scheme(sinks: int, window: int) -> str:
     """StreamingLLM's scheme. The mask says once more what the remap shows, for layers that have no
     rotation to remap."""
     if not sinks:
@@ -75,26 +75,26 @@ def forgetting(sinks: int, window: int) -> str:
     return f"rope(remap=streaming({sinks}, {window})) + window({window}, {sinks})"
 
 
-def check_forgets(scheme: Scheme | Layers) -> None:
+def check_evicts(scheme: Scheme | Layers) -> None:
     """Raise unless every layer reads forwards and forgets."""
     for one in (scheme.layer(i) for i in range(len(scheme))):
         if not one.causal:
             raise UserError(f"a stream reads forwards, but {shown(one)} sees ahead: use a decoder.")
-        if not forgets(one):
+        if not evicts(one):
             raise UserError(
                 f"{shown(one)} keeps every token in sight, so its memory would grow without end: "
                 f"add window(…), or leave the scheme out."
             )
 
 
-def forgets(scheme: Scheme | Layers) -> bool:
+def evicts(scheme: Scheme | Layers) -> bool:
     """Whether in every layer a token is out of sight some day, but for the first ones."""
     now, key = torch.tensor([[LATER]]), torch.tensor([[LATER // 2]])
     layers = [scheme.layer(i) for i in range(len(scheme))]
     return not any(bool(area.ever(now, key)) for one in layers for area in one.areas())
 
 
-def bytes_held(layer: Any) -> int:
+def cache_bytes(layer: Any) -> int:
     """What a layer of a cache holds: ours, or states of the model's own."""
     store = getattr(layer, "store", None)
     return _held(vars(layer)) if store is None else store.nbytes
@@ -151,7 +151,7 @@ HALF = "\ufffd"  # what a tokenizer writes for a part of a letter
 LONGEST = 8  # tokens that are waited for: more are no letter
 
 
-class Speller:
+class Detokenizer:
     """Spells one run of tokens, piece by piece; `before` is the token that they follow."""
 
     def __init__(self, tokenizer: Any, before: int | None = None) -> None:
@@ -182,7 +182,7 @@ class Speller:
 ANSWER = "LONGITUDE-ANSWER"
 
 
-class Turns:
+class Chat:
     """The turns of one chat, as text for the model."""
 
     def __init__(self, tokenizer: Any) -> None:

@@ -38,7 +38,7 @@ SAID = {
 Entries = dict[str, Any]
 
 
-def mend(config: Any, header: Header) -> None:
+def fix_config(config: Any, header: Header) -> None:
     """Give a configuration what transformers left in the file; raise where there is no way to."""
     _window(config, header)
     parameters = getattr(config, "rope_parameters", None)
@@ -178,12 +178,12 @@ TABLES = {"gpt2": False, "starcoder": False, "bert": True, "roberta-bert": True}
 STILL = ("mamba", "mamba2", "jamba", "rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2", "nemotron_h")
 
 
-def turns(header: Header) -> bool:
+def has_rotary(header: Header) -> bool:
     """Whether a file's model turns queries and keys."""
     return _still(header) is None
 
 
-def of_header(header: Header, config: Mapping[str, Any] | None) -> tuple[Encoding, ...]:
+def gguf_encodings(header: Header, config: Mapping[str, Any] | None) -> tuple[Encoding, ...]:
     """The encoding of a GGUF file; `config` is its rotation as a config.json, if it turns."""
     still = _still(header)
     if still is not None or config is None:

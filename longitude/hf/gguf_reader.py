@@ -36,7 +36,7 @@ BLOCKS: dict[int, tuple[int, int]] = {  # of each of ggml's types: weights in a 
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeyEntry:
     """A key, its value (of an array of strings its length), and the bytes that say both."""
 
     name: str
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Held:
+class TensorEntry:
     """A tensor: its shape, ggml's number for its type, where its bytes are behind `Layout.data`."""
 
     name: str
@@ -62,8 +62,8 @@ class Layout:
 
     path: Path
     version: int
-    entries: tuple[Entry, ...]
-    tensors: tuple[Held, ...]
+    entries: tuple[KeyEntry, ...]
+    tensors: tuple[TensorEntry, ...]
     table: int  # where the table of the tensors starts
     table_end: int
     step: int  # tensors start at multiples of it
@@ -79,7 +79,7 @@ class Layout:
         """The bytes of the tensors, up to the end of the last."""
         return max((t.offset + t.size for t in self.tensors), default=0)
 
-    def floats(self, tensor: Held) -> tuple[float, ...]:
+    def floats(self, tensor: TensorEntry) -> tuple[float, ...]:
         """The numbers of a float32 tensor."""
         with self.path.open("rb") as file:
             file.seek(self.data + tensor.offset)
@@ -122,7 +122,7 @@ def _layout(path: Path, data: mmap.mmap) -> Layout:
         start = at
         key, at = _string(data, start)
         value, at = _value(data, at + 4, _one("<I", data, at))
-        entries.append(Entry(key, value, start, at))
+        entries.append(KeyEntry(key, value, start, at))
     table, held = at, []
     for _ in range(tensors):
         tensor, at = _tensor(path, data, at)
@@ -145,7 +145,7 @@ def padded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _tensor(path: Path, data: mmap.mmap, at: int) -> tuple[Held, int]:
+def _tensor(path: Path, data: mmap.mmap, at: int) -> tuple[TensorEntry, int]:
     name, at = _string(data, at)
     dims = _one("<I", data, at)
     *shape, kind, offset = struct.unpack_from(f"<{dims}QIQ", data, at + 4)
@@ -153,7 +153,7 @@ def _tensor(path: Path, data: mmap.mmap, at: int) -> tuple[Held, int]:
         raise UserError(f"{path} has weights of ggml type {kind}, unknown here: convert it.")
     block, size = BLOCKS[kind]
     bytes_ = math.prod(shape) // block * size
-    return Held(name, tuple(shape), kind, offset, bytes_), at + 4 + 8 * dims + 12
+    return TensorEntry(name, tuple(shape), kind, offset, bytes_), at + 4 + 8 * dims + 12
 
 
 def _one(kind: str, data: mmap.mmap, at: int) -> Any:

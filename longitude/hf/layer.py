@@ -29,11 +29,11 @@ from longitude.core.scheme import Scheme
 from longitude.ops.attention import attention
 
 if TYPE_CHECKING:
-    from longitude.hf.model_state import Trunk
+    from longitude.hf.model_state import ModelState
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class TokenRun:
     """Some tokens of some rows, with their positions."""
 
     rows: list[int]
@@ -53,7 +53,7 @@ def as_range(ids: Int[Tensor, "b n"]) -> range | None:
     return range(first, first + n) if alike else None
 
 
-def pieces(pos: Int[Tensor, "b n"], hidden: Bool[Tensor, "b n"] | None) -> list[Piece]:
+def token_runs(pos: Int[Tensor, "b n"], hidden: Bool[Tensor, "b n"] | None) -> list[TokenRun]:
     """The runs of a batch: real tokens only, cut where a position does not grow."""
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     shown = torch.ones_like(pos, dtype=torch.bool) if hidden is None else ~hidden
@@ -62,7 +62,7 @@ def pieces(pos: Int[Tensor, "b n"], hidden: Bool[Tensor, "b n"] | None) -> list[
         for run in _cut(tokens, at):
             found.setdefault((tuple(run), tuple(at[i] for i in run)), []).append(row)
     return [
-        Piece(rows, _as_slice(run, pos.device), _as_pos(at, pos.device))
+        TokenRun(rows, _as_slice(run, pos.device), _as_pos(at, pos.device))
         for (run, at), rows in found.items()
     ]
 
@@ -87,9 +87,9 @@ def _as_pos(at: tuple[int, ...], device: torch.device) -> Pos:
 
 
 NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
-SEAT = "_longitude"
+LAYER_STATE = "_longitude"
 # a probe that watches instead: (module, query, key, value, mask) -> what attention gives
-WATCHED: ContextVar[Callable[..., Tensor] | None] = ContextVar("WATCHED", default=None)
+RECORDER: ContextVar[Callable[..., Tensor] | None] = ContextVar("WATCHED", default=None)
 
 
 def register() -> None:
@@ -98,14 +98,14 @@ def register() -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, padding)
+    AttentionMaskInterface.register(NAME, padding_mask)
 
 
 @dataclass(eq=False)
-class Seat:
+class LayerState:
     """One attention module's place: its scheme, its layer, where in a head the rotary part is."""
 
-    trunk: Trunk
+    trunk: ModelState
     layer: int
     scheme: Scheme
     before: int = 0  # dimensions of a head that stand before the rotary ones
@@ -137,7 +137,7 @@ class Seat:
 
 
 def _by_pieces(
-    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, trunk: Trunk, options: dict[str, Any]
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, trunk: ModelState, options: dict[str, Any]
 ) -> Tensor:
     """Attention of tokens among themselves, run by run."""
     if trunk.pieces is None:
@@ -169,7 +169,7 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls: heads come in as (b h n d) and go out as (b n h d)."""
-    watched, seat = WATCHED.get(), getattr(module, SEAT, None)
+    watched, seat = RECORDER.get(), getattr(module, LAYER_STATE, None)
     if watched is not None:
         out = watched(module, query, key, value, attention_mask)
     elif seat is None:
@@ -183,7 +183,9 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _attended(seat: Seat, heads: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Tensor:
+def _attended(
+    seat: LayerState, heads: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]
+) -> Tensor:
     """Under autocast, heads of the type that it gives to transformers' own attention: turning by a
     wide cosine has left queries and keys wider than values."""
     device = heads[0].device.type
@@ -210,9 +212,9 @@ def _stock(
     )
 
 
-def padding(*, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:
+def padding_mask(*, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:
     """The mask function: which keys are real (b 1 1 n), or None. The scheme says the rest."""
-    if WATCHED.get() is not None:
+    if RECORDER.get() is not None:
         return _tagged(more)
     return None if attention_mask is None else attention_mask[:, None, None, :]
 

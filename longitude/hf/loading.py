@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from longitude.core.validate import UserError, short, shown
-from longitude.hf.device import device_of, dtype_of, hushed
+from longitude.hf.device import device_of, dtype_of, quiet_transformers
 from longitude.hf.faults import faults
-from longitude.hf.gguf_config import mend
+from longitude.hf.gguf_config import fix_config
 from longitude.hf.gguf_reader import Header, read_header, read_once
 from longitude.hf.peft import merged
 from longitude.hf.source import SCHEME as SCHEME
-from longitude.hf.source import Source, find, has_one_of, raw_config, told
+from longitude.hf.source import Source, as_user_error, find, has_one_of, raw_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,7 +63,7 @@ def load(
         base: where an adapter's base is, if it was moved; one with other weights is refused.
     """
     source, place = find(name, revision, base), device_of(device)
-    with hushed(bars=not quiet and sys.stderr.isatty()), _readable(source):
+    with quiet_transformers(bars=not quiet and sys.stderr.isatty()), _readable(source):
         opened = _opened(source, trust_remote_code)
         kind, why = dtype_of(dtype, opened.dtype, place)
         model = _model(source, opened, kind, place, trust_remote_code)
@@ -84,7 +84,7 @@ def without_weights(
     from longitude.hf.patch import window
 
     source = find(name, revision)
-    with hushed(bars=False), _readable(source):
+    with quiet_transformers(bars=False), _readable(source):
         opened = _opened(source, trust_remote_code)
         return window(opened.config), _tokenizer(source, opened, trust_remote_code)
 
@@ -138,7 +138,7 @@ def _opened(source: Source, trust: bool) -> _Opened:
         # with several positions at once a model runs all the same; it only can't be patched
         if fault.serious and fault.name != "several positions":
             raise UserError(f"{source.name}: {fault.sentence}")
-    with told(source, "config.json"):
+    with as_user_error(source, "config.json"):
         config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust, **source.where)
     scheme = raw.get(SCHEME)
     if scheme is not None:
@@ -161,9 +161,9 @@ def _opened_gguf(source: Source, file: Path) -> _Opened:
     from transformers import AutoConfig
 
     header = read_header(file)
-    with told(source, f"header (architecture {header.keys['general.architecture']!r})"):
+    with as_user_error(source, f"header (architecture {header.keys['general.architecture']!r})"):
         config = AutoConfig.from_pretrained(source.place, **source.where)
-    mend(config, header)
+    fix_config(config, header)
     scheme = source.adapter.entry if source.adapter else None
     return _Opened(file, config, header=header, scheme=scheme)
 
@@ -219,7 +219,7 @@ def _model(
         options["trust_remote_code"] = True
     if opened.header:
         options["quantization_config"] = _dequantised()
-    with told(source, "weights"):
+    with as_user_error(source, "weights"):
         model, info = kind.from_pretrained(
             source.place, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
@@ -280,7 +280,7 @@ def _tokenizer(source: Source, opened: _Opened, trust: bool) -> Any:
     if not held:
         return None
     options = source.where | ({"trust_remote_code": True} if trust else {})
-    with told(source, "tokenizer"):
+    with as_user_error(source, "tokenizer"):
         return AutoTokenizer.from_pretrained(source.place, **options)
 
 

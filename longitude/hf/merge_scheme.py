@@ -24,7 +24,7 @@ FIELDS = [field.name for field in dataclasses.fields(Rope)]
 FIXED = ("fraction", "pairs", "decay")  # of the weights: they were trained with these
 
 
-def inherit(
+def merge_scheme(
     asked: str | Scheme | Layers, own: Sequence[Scheme], trained: int | None, force: bool = False
 ) -> list[Scheme]:
     """The scheme of every layer: what was asked for, the rest from the layer's own."""

@@ -20,16 +20,16 @@ from longitude.core.part import Pos, as_tensor
 from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.layer import Piece, Seat, as_range, pieces
+from longitude.hf.layer import LayerState, TokenRun, as_range, token_runs
 
 
-def trunks(model: nn.Module) -> list[Trunk]:
+def model_states(model: nn.Module) -> list[ModelState]:
     """The modules of a model that own rotary embeddings of positions."""
     found = []
     for module in model.modules():
         rotaries = [child for child in module.children() if _rotary(child)]
         if rotaries:
-            found.append(Trunk(module, rotaries))
+            found.append(ModelState(module, rotaries))
     return found
 
 
@@ -38,13 +38,13 @@ def _rotary(module: nn.Module) -> bool:
     return named and "position_ids" in inspect.signature(type(module).forward).parameters
 
 
-class Trunk:
+class ModelState:
     """One trunk, and what its forward under way knows."""
 
     def __init__(self, module: nn.Module, rotaries: list[nn.Module]) -> None:
         self.module, self.rotaries = module, rotaries
         self.names = tuple(inspect.signature(module.forward).parameters)
-        self.seats: dict[int, Seat] = {}
+        self.seats: dict[int, LayerState] = {}
         self.asked: int | None = None  # the length that length-dependent frequencies are to see
         self.reach: int | None = None  # how far `generate` will go, padding included
         self._records: WeakKeyDictionary[Any, Pos] = WeakKeyDictionary()
@@ -53,7 +53,7 @@ class Trunk:
     def _clear(self) -> None:
         self.pos: Pos = range(0)
         self.past = 0  # tokens before this forward
-        self.pieces: list[Piece] | None = None  # None: every row is the one range
+        self.pieces: list[TokenRun] | None = None  # None: every row is the one range
         self.length: int | Tensor | None = None
         self.hidden: Tensor | None = None  # (b, past + tokens), True where a token is padding
         self._cache: Any = None
@@ -69,7 +69,7 @@ class Trunk:
         """Before the forward: see the padding, take over a fresh cache or make one."""
         self._clear()
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        self.hidden = hidden_of(given.get("attention_mask"))
+        self.hidden = padding_of(given.get("attention_mask"))
         cache = given.get("past_key_values")
         if cache is None and "past_key_values" in self.names and self._wants_cache(given):
             from transformers import DynamicCache
@@ -118,7 +118,7 @@ class Trunk:
         self.pos = ids if whole is None else whole
         new = None if self.hidden is None else self.hidden[:, -ids.shape[1] :]
         if self.past == 0 and (whole is None or new is not None):
-            self.pieces = pieces(ids.expand(rows, -1), new)
+            self.pieces = token_runs(ids.expand(rows, -1), new)
         self.length = self._length(rows)
         if self._cache is not None:
             self._record(rows)
@@ -194,7 +194,7 @@ class Trunk:
         return next(self.module.parameters()).device
 
 
-def no_turn(rotary: nn.Module, trunk: Trunk) -> Callable[..., Any]:
+def identity_rotation(rotary: nn.Module, trunk: ModelState) -> Callable[..., Any]:
     """A forward for the rotary embedding that turns nothing and tells the trunk its positions."""
 
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ def no_turn(rotary: nn.Module, trunk: Trunk) -> Callable[..., Any]:
     return forward
 
 
-def hidden_of(mask: Any) -> Tensor | None:
+def padding_of(mask: Any) -> Tensor | None:
     """Which tokens are padding (b n), from the mask a model was called with; None if none is."""
     if isinstance(mask, dict):  # a mask for each kind of layer, made beforehand
         mask = next((one for one in mask.values() if one is not None), None)

@@ -130,12 +130,12 @@ def alive(config: Any, roots: Iterable[str] = ()) -> dict[str, str]:
 def inner_configs(config: Any) -> Iterator[tuple[str, Any]]:
     """The configurations inside a configuration, each with the name of its entry."""
     for name in getattr(config, "sub_configs", None) or ():
-        inner = said(config, name)
-        if said(inner, "model_type") is not None:
+        inner = entry_of(config, name)
+        if entry_of(inner, "model_type") is not None:
             yield name, inner
 
 
-def said(config: Any, name: str, default: Any = None) -> Any:
+def entry_of(config: Any, name: str, default: Any = None) -> Any:
     """An entry of a configuration; the default where there is none, or one a layer (Gemma 4)."""
     try:
         return getattr(config, name, default)
@@ -203,7 +203,7 @@ def _holds(asked: Any, config: Any, kept: Mapping[str, str]) -> bool | None:
         return None
     negated, whose, name, how, other = asked
     entry = name if whose == "config." else kept.get(name)
-    value = said(config, entry, MISSING) if entry else MISSING
+    value = entry_of(config, entry, MISSING) if entry else MISSING
     if value is MISSING:
         return None
     if how in ("==", "!=") and not isinstance(value, str | bool | None):
@@ -310,7 +310,7 @@ def _sinusoidal_by_entry(config: Any) -> bool:
 def _without_turning(lines: Mapping[str, str], config: Any) -> bool:
     """Whether the code makes a rotation only under another entry than this one: Granite 4."""
     asked = [found[1] for text in lines.values() if (found := GATE.search(text))]
-    return bool(asked) and said(config, "position_embedding_type") not in asked
+    return bool(asked) and entry_of(config, "position_embedding_type") not in asked
 
 
 def layout(lines: Mapping[str, str]) -> str:

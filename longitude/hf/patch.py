@@ -19,16 +19,22 @@ from torch import nn
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
-from longitude.hf.frequency_patch import only_frequencies, swapped
-from longitude.hf.layer import NAME, SEAT, Seat, register
-from longitude.hf.merge_scheme import inherit
-from longitude.hf.model_state import Trunk, no_turn, trunks
-from longitude.hf.probe import Seen, attending_as, forward, instead, look
+from longitude.hf.frequency_patch import frequencies_replaced, only_frequencies
+from longitude.hf.layer import LAYER_STATE, NAME, LayerState, register
+from longitude.hf.merge_scheme import merge_scheme
+from longitude.hf.model_state import ModelState, identity_rotation, model_states
+from longitude.hf.probe import (
+    ProbedLayer,
+    attention_implementation,
+    forward,
+    probe_layers,
+    replaced,
+)
 
-Asked = str | Scheme | Layers
+SchemeLike = str | Scheme | Layers
 PATCH = "_longitude_patch"
 WINDOW = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two MPT's and BLOOM's
-_LOOKS: WeakKeyDictionary[nn.Module, list[Seen]] = WeakKeyDictionary()
+_LOOKS: WeakKeyDictionary[nn.Module, list[ProbedLayer]] = WeakKeyDictionary()
 
 
 def scheme_of(model: nn.Module) -> Scheme | Layers:
@@ -40,7 +46,7 @@ def scheme_of(model: nn.Module) -> Scheme | Layers:
 
 def own_scheme(model: nn.Module) -> Scheme | Layers:
     """The scheme of the checkpoint, whatever it is patched with."""
-    with without(model):
+    with unpatched(model):
         family = _family(model)
         return family.scheme(model) if family else together([s.scheme for s in _seen(model)])
 
@@ -48,7 +54,7 @@ def own_scheme(model: nn.Module) -> Scheme | Layers:
 @contextmanager
 def patched(
     model: nn.Module,
-    scheme: Asked,
+    scheme: SchemeLike,
     *,
     length: int | None = None,
     force: bool = False,
@@ -63,7 +69,7 @@ def patched(
         force: also where the scheme contradicts the checkpoint.
         check: look whether the logits changed, where they should have.
     """
-    with without(model), _entered(model, scheme, length, force, check) as full:
+    with unpatched(model), _entered(model, scheme, length, force, check) as full:
         vars(model)[PATCH] = _Patch(full, str(scheme), length, force, for_good=False)
         try:
             yield model
@@ -72,7 +78,7 @@ def patched(
 
 
 def apply(
-    model: nn.Module, scheme: Asked, *, length: int | None = None, force: bool = False
+    model: nn.Module, scheme: SchemeLike, *, length: int | None = None, force: bool = False
 ) -> None:
     """Patch a model for good: until `undo`, or another `apply`."""
     undo(model)
@@ -103,7 +109,7 @@ def applied(model: nn.Module) -> str | None:
 
 
 @contextmanager
-def without(model: nn.Module) -> Iterator[nn.Module]:
+def unpatched(model: nn.Module) -> Iterator[nn.Module]:
     """The model as its checkpoint has it, for as long as the context lasts."""
     patch = vars(model).pop(PATCH, None)
     if patch is None:
@@ -169,21 +175,21 @@ def _family(model: nn.Module) -> Any:
     return family_of(model)
 
 
-def _seen(model: nn.Module) -> list[Seen]:
+def _seen(model: nn.Module) -> list[ProbedLayer]:
     if model not in _LOOKS:
-        found = trunks(model)
+        found = model_states(model)
         if not found:
             raise UserError(
                 f"{type(model).__name__} has neither rotary embeddings that longitude knows nor a "
                 f"family of its own in longitude.hf.families: it can't be patched."
             )
-        _LOOKS[model] = look(model, found)
+        _LOOKS[model] = probe_layers(model, found)
     return _LOOKS[model]
 
 
 @contextmanager
 def _entered(
-    model: nn.Module, scheme: Asked, length: int | None, force: bool, check: bool
+    model: nn.Module, scheme: SchemeLike, length: int | None, force: bool, check: bool
 ) -> Iterator[Scheme | Layers]:
     family = _family(model)
     if family is not None:
@@ -193,7 +199,7 @@ def _entered(
         return
     seen = _seen(model)
     own = [s.scheme for s in seen]
-    wanted = inherit(scheme, own, trained_length(model), force)
+    wanted = merge_scheme(scheme, own, trained_length(model), force)
     way = _frequencies if only_frequencies(seen, wanted) else _attention
     before = _sample(model, seen, own) if check and wanted != own else None
     with way(model, seen, wanted, length):
@@ -204,15 +210,15 @@ def _entered(
 
 @contextmanager
 def _frequencies(
-    model: nn.Module, seen: list[Seen], wanted: list[Scheme], length: int | None
+    model: nn.Module, seen: list[ProbedLayer], wanted: list[Scheme], length: int | None
 ) -> Iterator[None]:
-    with swapped(seen, wanted):
+    with frequencies_replaced(seen, wanted):
         yield
 
 
 @contextmanager
 def _attention(
-    model: nn.Module, seen: list[Seen], wanted: list[Scheme], length: int | None
+    model: nn.Module, seen: list[ProbedLayer], wanted: list[Scheme], length: int | None
 ) -> Iterator[None]:
     """Our attention in every seat, the rotary embeddings standing still."""
     for one in seen:
@@ -224,18 +230,18 @@ def _attention(
             trunk.seats, trunk.asked, trunk.reach = {}, length, None
             stack.enter_context(_hooked(model, trunk))
         for one, scheme in zip(seen, wanted, strict=True):
-            seat = Seat(one.trunk, one.layer, scheme, one.before, one.width, one.kept)
+            seat = LayerState(one.trunk, one.layer, scheme, one.before, one.width, one.kept)
             one.trunk.seats[one.layer] = seat
             stack.callback(setattr, seat, "active", False)
-            stack.enter_context(instead(one.module, SEAT, seat))
+            stack.enter_context(replaced(one.module, LAYER_STATE, seat))
         yield
 
 
 @contextmanager
-def _hooked(model: nn.Module, trunk: Trunk) -> Iterator[None]:
+def _hooked(model: nn.Module, trunk: ModelState) -> Iterator[None]:
     with ExitStack() as stack:
         for rotary in trunk.rotaries:
-            stack.enter_context(instead(rotary, "forward", no_turn(rotary, trunk)))
+            stack.enter_context(replaced(rotary, "forward", identity_rotation(rotary, trunk)))
         hooks = [
             trunk.module.register_forward_pre_hook(trunk.enter, with_kwargs=True),
             trunk.module.register_forward_hook(trunk.leave, with_kwargs=True, always_call=True),
@@ -243,12 +249,12 @@ def _hooked(model: nn.Module, trunk: Trunk) -> Iterator[None]:
         for hook in hooks:
             stack.callback(hook.remove)
         if hasattr(model, "_prepare_generated_length"):
-            stack.enter_context(instead(model, "_prepare_generated_length", _told(model, trunk)))
-        stack.enter_context(attending_as(NAME, trunk))
+            stack.enter_context(replaced(model, "_prepare_generated_length", _told(model, trunk)))
+        stack.enter_context(attention_implementation(NAME, trunk))
         yield
 
 
-def _told(model: Any, trunk: Trunk) -> Any:
+def _told(model: Any, trunk: ModelState) -> Any:
     """`generate` works its length out here: the only place that knows it before a cache opens."""
     stock = model._prepare_generated_length
 
@@ -261,7 +267,7 @@ def _told(model: Any, trunk: Trunk) -> Any:
 
 
 @torch.no_grad()
-def _sample(model: nn.Module, seen: list[Seen], own: list[Scheme]) -> list[torch.Tensor]:
+def _sample(model: nn.Module, seen: list[ProbedLayer], own: list[Scheme]) -> list[torch.Tensor]:
     """Logits of two short texts, one at near and one at far positions, under the own scheme."""
     if any(s.odd for s in seen):
         return _said(model)
@@ -282,7 +288,7 @@ def _logits(model: nn.Module, positions: torch.Tensor) -> torch.Tensor:
     return (out.logits if hasattr(out, "logits") else out[0]).float().cpu()
 
 
-def _check_changed(model: nn.Module, before: list[torch.Tensor], scheme: Asked) -> None:
+def _check_changed(model: nn.Module, before: list[torch.Tensor], scheme: SchemeLike) -> None:
     """Raise where a scheme that differs from the checkpoint's changed nothing."""
     if all(
         torch.allclose(a, b, atol=1e-6, rtol=1e-5)

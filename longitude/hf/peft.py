@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from longitude.core.validate import UserError, short
 
-PEFT, OURS = "adapter_config.json", "longitude.json"
+ADAPTER_JSON, LONGITUDE_JSON = "adapter_config.json", "longitude.json"
 TENSORS, NUMBERS = 16, 8  # of the base that are written down
 Sample = dict[str, list[float]]
 
@@ -45,16 +45,18 @@ class Adapter:
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter and no whole model."""
-    return (folder / PEFT).is_file() and not (folder / "config.json").is_file()
+    return (folder / ADAPTER_JSON).is_file() and not (folder / "config.json").is_file()
 
 
 def read_adapter(folder: Path, base: str | None = None) -> Adapter:
     """What an adapter's folder says; `base` where that was moved."""
-    peft, held = _json(folder / PEFT), _json(folder / OURS) if (folder / OURS).is_file() else {}
+    peft, ours = _json(folder / ADAPTER_JSON), folder / LONGITUDE_JSON
+    held = _json(ours) if ours.is_file() else {}
     about = held.get("base") or {}
     named = base or about.get("name") or peft.get("base_model_name_or_path")
     if not isinstance(named, str):
-        raise UserError(f"{folder / PEFT} names no base model: add base_model_name_or_path.")
+        file = folder / ADAPTER_JSON
+        raise UserError(f"{file} names no base model: add base_model_name_or_path.")
     return Adapter(folder, named, None if base else about.get("revision"), held)
 
 
@@ -133,9 +135,9 @@ def _grown(model: Any, adapter: Adapter) -> Any:
     if not grown:
         return model
     from longitude.core.text import parse
-    from longitude.hf.families.resize_positions import longer
+    from longitude.hf.families.learned import resize_positions
 
-    return longer(model, parse(grown["scheme"]), grown["length"]).to(model.device)
+    return resize_positions(model, parse(grown["scheme"]), grown["length"]).to(model.device)
 
 
 def _near(ours: Iterable[float], theirs: Iterable[float], eps: float) -> bool:

@@ -22,8 +22,8 @@ from longitude.core.part import Region
 from longitude.core.region import meet, visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.hf.layer import NAME, WATCHED, register
-from longitude.hf.model_state import Trunk, no_turn
+from longitude.hf.layer import NAME, RECORDER, register
+from longitude.hf.model_state import ModelState, identity_rotation
 from longitude.hf.rope_config import ropes
 from longitude.parts import Bidirectional, Causal, Chunked, Rope, Window
 from longitude.parts.rope import apply_rotary
@@ -35,11 +35,11 @@ LAYOUTS = ("half", "adjacent")
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class ProbedLayer:
     """One attention module: the scheme it has, and where in its heads the rotary part stands."""
 
     module: nn.Module
-    trunk: Trunk
+    trunk: ModelState
     layer: int
     scheme: Scheme
     kind: str | None = None  # the configuration's name for its rotation
@@ -59,7 +59,7 @@ class _Call:
 
 
 @torch.no_grad()
-def look(model: nn.Module, trunks: list[Trunk]) -> list[Seen]:
+def probe_layers(model: nn.Module, trunks: list[ModelState]) -> list[ProbedLayer]:
     """Every self-attention module of these trunks, in the order of their layers."""
     register()
     turned = _watch(model, trunks, still=False)
@@ -86,7 +86,7 @@ def look(model: nn.Module, trunks: list[Trunk]) -> list[Seen]:
 
 
 def _watch(
-    model: nn.Module, trunks: list[Trunk], still: bool, cache: Any = None
+    model: nn.Module, trunks: list[ModelState], still: bool, cache: Any = None
 ) -> dict[nn.Module, _Call]:
     """The calls of attention in one forward."""
     calls: dict[nn.Module, _Call] = {}
@@ -101,11 +101,11 @@ def _watch(
     with ExitStack() as stack:
         stack.enter_context(_evaluating(model))
         for trunk in trunks:
-            stack.enter_context(attending_as(NAME, trunk))
+            stack.enter_context(attention_implementation(NAME, trunk))
             for rotary in trunk.rotaries if still else ():
-                stack.enter_context(instead(rotary, "forward", no_turn(rotary, trunk)))
-        token = WATCHED.set(watch)
-        stack.callback(WATCHED.reset, token)
+                stack.enter_context(replaced(rotary, "forward", identity_rotation(rotary, trunk)))
+        token = RECORDER.set(watch)
+        stack.callback(RECORDER.reset, token)
         forward(model, cache=cache)
     return calls
 
@@ -142,11 +142,13 @@ def forward(model: nn.Module, positions: Tensor | None = None, cache: Any = None
     return model(**{name: x for name, x in given.items() if name in names or open_ended})
 
 
-def _seen(module: nn.Module, trunk: Trunk, layer: int, plain: _Call, turned: _Call) -> Seen:
+def _seen(
+    module: nn.Module, trunk: ModelState, layer: int, plain: _Call, turned: _Call
+) -> ProbedLayer:
     masks = _masks(turned.mask, module)
     eps = turned.eps
     if _alike(plain.query, turned.query, eps) and _alike(plain.key, turned.key, eps):
-        return Seen(module, trunk, layer, Scheme(mask=masks))
+        return ProbedLayer(module, trunk, layer, Scheme(mask=masks))
     kinds = _kinds(trunk, layer)
     size, n = plain.query.shape[-1], plain.query.shape[2]
     for kind, rope in kinds.items():
@@ -157,16 +159,16 @@ def _seen(module: nn.Module, trunk: Trunk, layer: int, plain: _Call, turned: _Ca
                 pairs = ((plain.query, turned.query), (plain.key, turned.key))
                 if all(_alike(_turned(x, mine, before, n), y, eps) for x, y in pairs):
                     scheme = Scheme(rotary=mine, mask=masks)
-                    return Seen(module, trunk, layer, scheme, kind, before, width)
+                    return ProbedLayer(module, trunk, layer, scheme, kind, before, width)
     kind, rope = next(iter(kinds.items()))
     odd = (
         f"{type(module).__name__} does more with its queries than turn them as its configuration "
         f"says ({rope})"
     )
-    return Seen(module, trunk, layer, Scheme(rotary=rope, mask=masks), kind, odd=odd)
+    return ProbedLayer(module, trunk, layer, Scheme(rotary=rope, mask=masks), kind, odd=odd)
 
 
-def _kinds(trunk: Trunk, layer: int) -> dict[str | None, Rope]:
+def _kinds(trunk: ModelState, layer: int) -> dict[str | None, Rope]:
     """The configuration's rotations, the one of this layer's type first."""
     found = {kind: rope for kind, rope in ropes(trunk.config).items() if rope is not None}
     types = getattr(trunk.config, "layer_types", None) or []
@@ -241,7 +243,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attending_as(name: str, trunk: Trunk) -> Iterator[None]:
+def attention_implementation(name: str, trunk: ModelState) -> Iterator[None]:
     """Have a trunk's modules call the attention of this name."""
     configs = {id(m.config): m.config for m in trunk.module.modules() if hasattr(m, "config")}
     key = "_attn_implementation_internal"
@@ -256,7 +258,7 @@ def attending_as(name: str, trunk: Trunk) -> Iterator[None]:
 
 
 @contextmanager
-def instead(thing: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
     """An attribute of one object put in another's place, and taken out again."""
     had, before = name in vars(thing), vars(thing).get(name)
     object.__setattr__(thing, name, value)

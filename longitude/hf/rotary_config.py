@@ -25,9 +25,8 @@ from longitude.hf.absolute_config import (
     of_pictures,
     stated_window,
 )
-from longitude.hf.modeling_source import laid_apart, layout, said
-from longitude.hf.rope_config import ropes
-from longitude.hf.rope_fields import ORIGINAL, THETAS, flat, is_number
+from longitude.hf.modeling_source import entry_of, laid_apart, layout
+from longitude.hf.rope_config import ORIGINAL, THETAS, is_number, main_rope_dict, ropes
 from longitude.parts import Bidirectional, Causal, Chunked, Rope, Unscaled, Window
 
 WITHOUT = re.compile(
@@ -45,7 +44,7 @@ LAID_APART = "pairs lie adjacent in its weights, and are laid half a head apart 
 Told = dict[str, Any]
 
 
-def turned(config: Any, lines: Mapping[str, str], where: str) -> Told:
+def describe_rotary(config: Any, lines: Mapping[str, str], where: str) -> Told:
     """What is to be said of a rotation, besides that it is one."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     window, key = stated_window(config)
@@ -80,14 +79,14 @@ def _rotations(config: Any, parameters: Any, pairs: str) -> dict[str | None, Rop
 def _bare(config: Any) -> Rope:
     """A rotation that the code alone speaks of: of the usual base, unless an entry names one."""
     names = (*THETAS, "rotary_embedding_base", "rotary_base", "layer_rope_theta")
-    base = next((v for n in names if is_number(v := said(config, n))), 10000)
-    whole, some = head_dim(config), said(config, "rotary_dim")
+    base = next((v for n in names if is_number(v := entry_of(config, n))), 10000)
+    whole, some = head_dim(config), entry_of(config, "rotary_dim")
     return Rope(float(base), some / whole if some and whole else 1)
 
 
 def _unspelt(parameters: Mapping[str, Any], why: str) -> Told:
     """What can be said where no rope(…) turns like this."""
-    own = flat(parameters)
+    own = main_rope_dict(parameters)
     base, share = own.get("rope_theta"), own.get("partial_rotary_factor")
     kind = own.get("rope_type") or own.get("type")
     sections = own.get("mrope_section")
@@ -107,11 +106,11 @@ def _notes(config: Any, rope: Rope, lines: Mapping[str, str]) -> Iterator[str]:
     """What else of positions the code does, which the scheme does not say."""
     if laid_apart(lines):
         yield LAID_APART
-    own, pressed = said(config, "rope_parameters"), said(config, "compress_rates")
+    own, pressed = entry_of(config, "rope_parameters"), entry_of(config, "compress_rates")
     if pressed:
         rates = " or ".join(str(rate) for rate in sorted(pressed.values()))
         yield f"keys past the sliding window are pressed together, {rates} to one (DeepSeek-V4)"
-    if said(config, "attn_temperature_tuning") or (own and "llama_4_scaling_beta" in own):
+    if entry_of(config, "attn_temperature_tuning") or (own and "llama_4_scaling_beta" in own):
         yield "queries far out are scaled up with their position (Llama 4's temperature)"
     if getattr(rope.frequencies, "mscale_all_dim", None) and any(
         "yarn_apply_mscale" in text or "mscale * mscale" in text for text in lines.values()
@@ -122,7 +121,7 @@ def _notes(config: Any, rope: Rope, lines: Mapping[str, str]) -> Iterator[str]:
 def _by_layers(config: Any, text: str, found: Mapping[str | None, Rope | None]) -> Told:
     """The scheme of each layer that attends, put together."""
     count = entry(config, LAYERS) or 1
-    types = list(said(config, "layer_types") or [None] * count)[:count]
+    types = list(entry_of(config, "layer_types") or [None] * count)[:count]
     attends = {n: t for n, t in enumerate(types) if not (t and WITHOUT.search(t))}
     way, turns = direction(text, config), _turning(config, text)
 
@@ -154,7 +153,7 @@ def _of_layer(kind: str | None, found: Mapping[str | None, Rope | None]) -> Rope
 
 def _turning(config: Any, text: str) -> Callable[[int, str | None], bool]:
     """Whether a layer turns anything: a list says it (1: it does), or a condition in the code."""
-    listed, size = said(config, "no_rope_layers"), said(config, "sliding_window")
+    listed, size = entry_of(config, "no_rope_layers"), entry_of(config, "sliding_window")
     if isinstance(listed, list) and listed:
         return lambda n, kind: bool(listed[n]) if n < len(listed) else True
     only = ONLY_SLIDING.search(text) or (size is not None and UNLESS_FULL.search(text))
@@ -163,10 +162,10 @@ def _turning(config: Any, text: str) -> Callable[[int, str | None], bool]:
 
 def _sees(config: Any, text: str, kind: str | None, way: Causal | Bidirectional) -> list[Any]:
     """The mask of a layer besides its direction."""
-    size, chunk = (said(config, n) for n in ("sliding_window", "attention_chunk_size"))
+    size, chunk = (entry_of(config, n) for n in ("sliding_window", "attention_chunk_size"))
     if kind is not None and "chunked" in kind and isinstance(chunk, int):
         return [Chunked(chunk)]
-    alone = kind is None and said(config, "use_sliding_window", True)
+    alone = kind is None and entry_of(config, "use_sliding_window", True)
     slides = kind is not None and "sliding" in kind
     if not isinstance(size, int) or not (slides or (alone and "sliding_window_causal" in text)):
         return []

@@ -24,9 +24,9 @@ from longitude import __version__
 from longitude.core.atomic_io import whole_checkpoint, whole_file
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, short
-from longitude.hf.device import hushed
-from longitude.hf.patch import without
-from longitude.hf.peft import OURS, about_base
+from longitude.hf.device import quiet_transformers
+from longitude.hf.patch import unpatched
+from longitude.hf.peft import LONGITUDE_JSON, about_base
 from longitude.hf.rope_config import rope_parameters, ropes
 from longitude.hf.source import find
 
@@ -45,12 +45,12 @@ def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> N
 
 
 def _write(model: Any, part: Path, tokenizer: Any) -> None:
-    from longitude.hf.patch import without
+    from longitude.hf.patch import unpatched
 
     entry, parameters = written_scheme(model), None
     if entry is not None:
         parameters = _named(model)
-    with without(model), hushed(bars=False):
+    with unpatched(model), quiet_transformers(bars=False):
         try:
             model.save_pretrained(part)
             if tokenizer is not None:
@@ -155,14 +155,14 @@ def save_adapter(
     entry |= {"target": target} if target else {}
     entry |= {"grown": {"scheme": grown[0], "length": grown[1]}} if grown else {}
     with whole_checkpoint(path) as part:
-        with without(inner), hushed(bars=False):
+        with unpatched(inner), quiet_transformers(bars=False):
             try:
                 model.save_pretrained(part, save_embedding_layers=False)
             except (ValueError, RuntimeError, TypeError) as error:
                 said = short(str(error), 160).rstrip(".")
                 raise UserError(f"peft can't save this adapter ({said}): mend it first.") from error
         text = json.dumps(entry, indent=2, allow_nan=False) + "\n"
-        (part / OURS).write_text(text, encoding="utf-8")
+        (part / LONGITUDE_JSON).write_text(text, encoding="utf-8")
 
 
 def _lasting(base: str) -> str:

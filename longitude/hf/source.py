@@ -122,7 +122,7 @@ def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
     from transformers.utils.hub import cached_file
 
     held = source.folder
-    with told(source, "config.json"):
+    with as_user_error(source, "config.json"):
         found = held / "config.json" if held else None
         file = Path(found or cached_file(source.place, "config.json", **source.where) or "")
     try:
@@ -159,7 +159,7 @@ def _on_hub(source: Source, file: str) -> bool:
 
 
 @contextmanager
-def told(source: Source, what: str) -> Iterator[None]:
+def as_user_error(source: Source, what: str) -> Iterator[None]:
     """Errors of transformers, and of what lies below it, as one sentence."""
     try:
         yield

@@ -23,16 +23,16 @@ from torch.nn import functional as F
 
 from longitude.core.validate import UserError, short, shown
 from longitude.hf.generation import (
+    Detokenizer,
     Sampling,
-    Speller,
-    bytes_held,
+    cache_bytes,
     check,
-    check_forgets,
+    check_evicts,
     check_model,
-    forgets,
-    forgetting,
+    evicts,
+    streaming_scheme,
 )
-from longitude.hf.patch import Asked, own_scheme, patched, scheme_of, trained_length
+from longitude.hf.patch import SchemeLike, own_scheme, patched, scheme_of, trained_length
 
 RECENT = 64  # forwards that the rate is taken over
 
@@ -43,7 +43,7 @@ def stream(
     *,
     sinks: int = 4,
     window: int = 1020,
-    scheme: Asked | None = None,
+    scheme: SchemeLike | None = None,
 ) -> Stream:
     """A causal model with rotary positions that reads and writes for as long as it is fed.
 
@@ -69,18 +69,18 @@ class Stream:
         *,
         sinks: int = 4,
         window: int = 1020,
-        scheme: Asked | None = None,
+        scheme: SchemeLike | None = None,
     ) -> None:
         check(sinks, window)
         self.model: Any = model
         self.tokenizer = tokenizer
         check_model(model, sinks + window if scheme is None else None)
         length = trained_length(model) if scheme is not None else sinks + window
-        asked = forgetting(sinks, window) if scheme is None else scheme
-        changes = not forgets(own_scheme(model))  # a shorter window of its own hides what ours does
+        asked = streaming_scheme(sinks, window) if scheme is None else scheme
+        changes = not evicts(own_scheme(model))  # a shorter window of its own hides what ours does
         with ExitStack() as stack:
             stack.enter_context(patched(model, asked, length=length, check=changes))
-            check_forgets(scheme_of(model))
+            check_evicts(scheme_of(model))
             self.reset()
             self._try()
             self._open: ExitStack | None = stack.pop_all()
@@ -131,7 +131,7 @@ class Stream:
                 "text needs a tokenizer: give stream(model, tokenizer), or generate_ids."
             )
         tokens = self.generate_ids(max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        return _spelled(Speller(self.tokenizer, self._last), tokens)
+        return _spelled(Detokenizer(self.tokenizer, self._last), tokens)
 
     def generate_ids(
         self,
@@ -155,7 +155,7 @@ class Stream:
     @property
     def memory(self) -> int:
         """Bytes that the cache holds."""
-        return sum(bytes_held(layer) for layer in self._cache.layers)
+        return sum(cache_bytes(layer) for layer in self._cache.layers)
 
     @property
     def rate(self) -> float:
@@ -291,7 +291,7 @@ def _logits(model: Any, ids: Tensor, at: Tensor, cache: Any, every: bool) -> Ten
     return out.logits[0]
 
 
-def _spelled(speller: Speller, tokens: Iterator[int]) -> Iterator[str]:
+def _spelled(speller: Detokenizer, tokens: Iterator[int]) -> Iterator[str]:
     for token in tokens:
         if piece := speller.add(token):
             yield piece

@@ -23,10 +23,9 @@ from longitude.core.part import Region
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.hf.families import family_of, learned
-from longitude.hf.families.validate import name
-from longitude.hf.layer import padding
-from longitude.hf.model_state import Trunk, trunks
-from longitude.hf.probe import Seen, attending_as, look
+from longitude.hf.layer import padding_mask
+from longitude.hf.model_state import ModelState, model_states
+from longitude.hf.probe import ProbedLayer, attention_implementation, probe_layers
 from longitude.ops.attention import attention
 from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
@@ -79,7 +78,7 @@ def listen(model: Any, ids: Int[Tensor, " n"], tell: Tell) -> None:
     """Read a text from its beginning; `tell` gets each layer in turn, and may raise `Enough`."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(
-            f"{name(model)} reads with one half and writes with the other: scores can be read of "
+            f"{type(model).__name__} reads with one half and writes with the other: scores can be read of "
             f"models of one half only."
         )
     with hearing(model, tell):
@@ -113,7 +112,9 @@ def hearing(model: nn.Module, tell: Tell) -> Iterator[None]:
             stack.enter_context(_by_projection(model, told, family.scheme(model)))
         yield
     if not heard[0]:
-        raise UserError(f"no attention of {name(model)} could be overheard: it has its own way.")
+        raise UserError(
+            f"no attention of {type(model).__name__} could be overheard: it has its own way."
+        )
 
 
 # models that call transformers' attention functions
@@ -123,10 +124,10 @@ def hearing(model: nn.Module, tell: Tell) -> Iterator[None]:
 class _Ear:
     tell: Tell
     own: Scheme | None  # of every layer, where a family says so
-    seen: dict[nn.Module, Seen]
+    seen: dict[nn.Module, ProbedLayer]
     calls: int = 0
 
-    def place(self, module: nn.Module) -> Seen | Scheme | None:
+    def place(self, module: nn.Module) -> ProbedLayer | Scheme | None:
         return self.own or self.seen.get(module)
 
 
@@ -135,20 +136,20 @@ def _by_interface(model: nn.Module, tell: Tell, own: Scheme | None) -> Iterator[
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    found: dict[nn.Module, Seen] = {}
+    found: dict[nn.Module, ProbedLayer] = {}
     if own is None:
-        rotary = trunks(model)
+        rotary = model_states(model)
         if not rotary:
             raise UserError(
-                f"{name(model)} has neither rotary embeddings that longitude knows nor a family "
+                f"{type(model).__name__} has neither rotary embeddings that longitude knows nor a family "
                 f"of its own in longitude.hf.families: its scores can't be read."
             )
-        found = {seen.module: seen for seen in look(model, rotary)}
+        found = {seen.module: seen for seen in probe_layers(model, rotary)}
     AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, padding)
+    AttentionMaskInterface.register(NAME, padding_mask)
     token = EAR.set(_Ear(tell, own, found))
     try:
-        with attending_as(NAME, Trunk(model, [])):
+        with attention_implementation(NAME, ModelState(model, [])):
             yield
     finally:
         EAR.reset(token)
@@ -179,7 +180,7 @@ def _attend(
         softcap=more.get("softcap"),
         sinks=more.get("s_aux"),
     )
-    if isinstance(place, Seen):
+    if isinstance(place, ProbedLayer):
         heard = replace(heard, before=place.before, odd=place.odd)
     ear.calls += 1
     ear.tell(heard)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from longitude.core.validate import UserError, shown
 from longitude.hf.loading import load
-from longitude.hf.patch import applied, own_scheme, trained_length, without
+from longitude.hf.patch import applied, own_scheme, trained_length, unpatched
 from longitude.inspection.histogram import Tally
 from longitude.inspection.qk_hooks import Heard, listen
 from longitude.inspection.qk_terms import four_terms
@@ -92,7 +92,7 @@ def weights(
     inside = len(ids) if trained is None else min(trained, len(ids))
     rows, put_on = _queries(len(ids), queries), applied(model)
     found: list[LayerRow] = []
-    with without(model):
+    with unpatched(model):
         listen(model, ids, lambda heard: found.append(_layer(heard, rows, inside, trained)))
         terms = four_terms(model, ids[:inside], rows[rows < inside])
         notes = _notes(model, trained, len(ids))

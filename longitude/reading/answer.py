@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.hf.generation import Speller
+from longitude.hf.generation import Detokenizer
 from longitude.reading.generate import generated
 from longitude.reading.prompt import Prompt
 
@@ -95,7 +95,7 @@ def said(
 ) -> Answer:
     """The answer that `generate` makes of a source, each step told as it comes."""
     steps: list[Step] = []
-    speller = Speller(tokenizer, layout.tail[-1])
+    speller = Detokenizer(tokenizer, layout.tail[-1])
 
     def add(step: Step) -> None:
         steps.append(step)

@@ -18,7 +18,7 @@ from longitude.core.text import dump
 from longitude.core.validate import UserError
 from longitude.eval.greedy import said
 from longitude.eval.prefill import place_of
-from longitude.hf.generation import Turns
+from longitude.hf.generation import Chat
 from longitude.hf.loading import digest
 from longitude.hf.patch import scheme_of, trained_length
 from longitude.reading.prompt import MARK, spelled
@@ -80,7 +80,7 @@ def _around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     made apart from it, because a mark inside a document is text."""
     if not getattr(tokenizer, "chat_template", None):
         return layout(tokenizer, MARK).head, tuple(spelled(tokenizer, "\n"))
-    before, _, after = Turns(tokenizer).next(MARK).partition(MARK)
+    before, _, after = Chat(tokenizer).next(MARK).partition(MARK)
     marks = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, after))
     first, last = map(tuple, marks)
     return first, last

@@ -12,13 +12,13 @@ from typing import Any
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, short
 from longitude.hf.faults import Fault
-from longitude.hf.peft import OURS, PEFT
+from longitude.hf.peft import ADAPTER_JSON
 from longitude.hf.source import Source, find
 from longitude.runtimes.checkpoint import opened
 from longitude.runtimes.target import wanted
 
 MISSING = (
-    f"beside {PEFT} lies no {OURS}, and peft stores no rotation: on its base as it is the adapter "
+    f"beside {ADAPTER_JSON} lies no {OURS}, and peft stores no rotation: on its base as it is the adapter "
     "may turn by other angles than it was trained with; save it by longitude.hf.save_adapter."
 )
 
@@ -27,12 +27,14 @@ def beside(source: Source) -> dict[str, Any]:
     """What an adapter adds to its base's settings; nothing where there is no adapter."""
     if source.adapter is None:
         return {}
-    return {PEFT: {"base": source.adapter.base, "target": source.adapter.held.get("target")}}
+    return {
+        ADAPTER_JSON: {"base": source.adapter.base, "target": source.adapter.held.get("target")}
+    }
 
 
 def trained_for(settings: Mapping[str, Any]) -> int | None:
     """The length that an adapter says it was trained for."""
-    return (settings.get(PEFT) or {}).get("target")
+    return (settings.get(ADAPTER_JSON) or {}).get("target")
 
 
 def intended(name: str, revision: str | None) -> tuple[Scheme | None, tuple[Fault, ...]]:

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.hf.gguf_config import mend
+from longitude.hf.gguf_config import fix_config
 from longitude.hf.gguf_reader import Header, read_header
-from longitude.hf.merge_scheme import inherit
-from longitude.hf.rope_config import layer_types, read, rope_parameters
-from longitude.hf.rope_fields import FULL
+from longitude.hf.merge_scheme import merge_scheme
+from longitude.hf.rope_config import FULL, layer_types, read, rope_parameters
 from longitude.hf.source import SCHEME, Source, find, raw_config
 from longitude.parts import Rope
 from longitude.runtimes.settings import TOKENIZER, Model
@@ -76,7 +75,7 @@ class Opened:
             _as_asked(self.ropes.get(kind), asked.layer(n, len(types)))
             for n, kind in enumerate(types)
         ]
-        after = inherit(text, before, self.trained)
+        after = merge_scheme(text, before, self.trained)
         first = {kind: n for n, kind in reversed([*enumerate(types)])}
         if any(after[n] != after[first[kind]] for n, kind in enumerate(types)):
             raise UserError(
@@ -150,7 +149,7 @@ def gguf_config(header: Header) -> dict[str, Any]:
         sliding_window=header.own("attention.sliding_window"),
         rope_parameters={"rope_type": "default", "rope_theta": header.own("rope.freq_base", 1e4)},
     )
-    mend(turns, header)
+    fix_config(turns, header)
     partial = "partial_rotary_factor" in turns.rope_parameters
     # the plainest of transformers' models that turns whole heads, or a share of them
     return {"model_type": "stablelm" if partial else "llama", **vars(turns)}

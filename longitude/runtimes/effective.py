@@ -13,7 +13,7 @@ from typing import Any
 
 from longitude.core.part import Frequencies
 from longitude.core.validate import UserError
-from longitude.hf.rope_fields import ORIGINAL, is_number
+from longitude.hf.rope_config import ORIGINAL, is_number
 from longitude.parts import DynamicNtk, Linear, Llama3, LongRope, Proportional, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes.target import head_size

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.hf.rope_fields import ORIGINAL, Stated, flat, is_number
+from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
 from longitude.runtimes.effective import (
     Effective,
     Read,
@@ -58,9 +58,9 @@ def effective(config: Mapping[str, Any], version: str | None = None) -> Effectiv
 
 def _held(text: Mapping[str, Any], old: bool) -> Read:
     inside = text.get("rope_parameters")
-    other = flat(inside) if isinstance(inside, Mapping) and not old else {}
+    other = main_rope_dict(inside) if isinstance(inside, Mapping) and not old else {}
     scaling = text.get("rope_scaling")
-    own = dict(flat(scaling)) if isinstance(scaling, Mapping) else dict(other)
+    own = dict(main_rope_dict(scaling)) if isinstance(scaling, Mapping) else dict(other)
     if old and own.get("type") and own.get("rope_type"):
         raise Refused("both types")
     thetas = (text.get("rope_theta"), other.get("rope_theta"))
@@ -69,7 +69,7 @@ def _held(text: Mapping[str, Any], old: bool) -> Read:
     lost = base != own.get("rope_theta", base)
     shares = (text.get("partial_rotary_factor"), other.get("partial_rotary_factor"), 1.0)
     share = next(float(s) for s in shares if is_number(s))
-    stated = Stated(text, own, own, "")
+    stated = RopeDict(text, own, own, "")
     share = 1.0 if stated.kind == "proportional" else share
     read = Read(text, own, base, turned_dims(text, share))
     return read.trapped(

@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 from longitude.core.atomic_io import whole_checkpoint
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
-from longitude.hf.families.resize_positions import longer
+from longitude.hf.families.learned import resize_positions
 from longitude.hf.loading import load
 from longitude.hf.patch import undo
-from longitude.hf.rope_fields import ORIGINAL
+from longitude.hf.rope_config import ORIGINAL
 from longitude.hf.saving import save
-from longitude.hf.source import SCHEME, told
+from longitude.hf.source import SCHEME, as_user_error
 from longitude.runtimes.checkpoint import Opened, held
 from longitude.runtimes.settings import TOKENIZER
 
@@ -100,7 +100,7 @@ def _grown(opened: Opened, part: Path, scheme: str, target: int) -> Path:
     """The folder of a model whose table of positions is written out longer."""
     source = opened.source
     model, tokenizer = load(source.name, revision=source.revision, device="cpu", quiet=True)
-    save(longer(model, parse(scheme), target), part, tokenizer)
+    save(resize_positions(model, parse(scheme), target), part, tokenizer)
     return part
 
 
@@ -112,7 +112,7 @@ def _fetched(opened: Opened, weights: str) -> Path:
 
     small = [f"*{ending}" for ending in SMALL] + [f"{name}*" for name in LEGAL] + ["README.md"]
     heavy = [] if weights == "none" else [f"*{ending}" for ending in HEAVY[:1]]
-    with told(opened.source, "files"):
+    with as_user_error(opened.source, "files"):
         found = snapshot_download(
             opened.source.place, revision=opened.source.revision, allow_patterns=small + heavy
         )

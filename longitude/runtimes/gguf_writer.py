@@ -31,7 +31,16 @@ from typing import Any, BinaryIO
 
 from longitude.core.atomic_io import whole_file
 from longitude.core.validate import UserError, shown
-from longitude.hf.gguf_reader import FLOAT32, LENGTH, START, STRING, Header, Held, Layout, padded
+from longitude.hf.gguf_reader import (
+    FLOAT32,
+    LENGTH,
+    START,
+    STRING,
+    Header,
+    Layout,
+    TensorEntry,
+    padded,
+)
 from longitude.parts import Yarn
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes.llama_cpp import DIVISORS, FAR, LOADS_DIVISORS, LOADS_LISTS, NEAR
@@ -92,7 +101,7 @@ def _sentence(target: Path, size: int, error: OSError) -> str:
     return f"{target} can't be written ({error.strerror or error}): name another place."
 
 
-def _placed(layout: Layout, tensors: Tensors, added: list[str]) -> tuple[list[Held], int]:
+def _placed(layout: Layout, tensors: Tensors, added: list[str]) -> tuple[list[TensorEntry], int]:
     """The tensors of the new file, and where their bytes end."""
     placed, end = list(layout.tensors), padded(layout.used, layout.step)
     for tensor in placed:
@@ -104,12 +113,12 @@ def _placed(layout: Layout, tensors: Tensors, added: list[str]) -> tuple[list[He
             )
     for name in added:
         size = 4 * len(tensors[name])
-        placed.append(Held(name, (len(tensors[name]),), FLOAT32, end, size))
+        placed.append(TensorEntry(name, (len(tensors[name]),), FLOAT32, end, size))
         end += padded(size, layout.step)
     return placed, end
 
 
-def _head(layout: Layout, old: bytes, keys: Keys, added: Sequence[Held]) -> bytes:
+def _head(layout: Layout, old: bytes, keys: Keys, added: Sequence[TensorEntry]) -> bytes:
     """The new file up to the end of its table; `old` is the old one's from its first key."""
     left = dict(keys)
     entries = []
@@ -137,7 +146,7 @@ def _text(text: str) -> bytes:
     return LENGTH.pack(len(text.encode())) + text.encode()
 
 
-def _row(tensor: Held) -> bytes:
+def _row(tensor: TensorEntry) -> bytes:
     shape = tensor.shape
     numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor.kind, tensor.offset)
     return _text(tensor.name) + numbers

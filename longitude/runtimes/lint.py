@@ -16,8 +16,8 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.faults import Fault, faults
 from longitude.hf.gguf_reader import read_header
-from longitude.hf.peft import PEFT
-from longitude.hf.rope_fields import ORIGINAL, flat, is_number, rotations, stated
+from longitude.hf.peft import ADAPTER_JSON
+from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict, read_config, rope_dicts
 from longitude.hf.source import find, raw_config
 from longitude.runtimes import llama_cpp
 from longitude.runtimes.adapters import beside, trained_for
@@ -66,7 +66,7 @@ class Lint:
 def settings_of(name: str, revision: str | None = None) -> dict[str, Any]:
     """A model's settings: of a config.json, a folder, a name on the Hub, or a GGUF file."""
     if Path(name).is_file() and Path(name).suffix == ".json":
-        file, raw = Path(name), stated(name)
+        file, raw = Path(name), read_config(name)
     else:
         source = find(name, revision)
         if source.gguf is not None:
@@ -75,7 +75,7 @@ def settings_of(name: str, revision: str | None = None) -> dict[str, Any]:
         file, raw = raw_config(source)
         raw |= beside(source)
     cut = file.parent / "tokenizer_config.json"
-    return {**raw, **({cut.name: stated(cut)} if cut.is_file() else {})}
+    return {**raw, **({cut.name: read_config(cut)} if cut.is_file() else {})}
 
 
 def lint(
@@ -93,7 +93,7 @@ def lint(
     for name in named:
         runtime, _, version = name.partition("==")
         found = effective(runtime, settings, version or None)
-        if PEFT in settings:
+        if ADAPTER_JSON in settings:
             found = replace(found, traps=("adapter alone", *found.traps))
         apart = difference(intent.inv_freq, intent.attention, intent.length, found)
         rows.append(Row(runtime, version or NEWEST[runtime], found, apart))
@@ -143,7 +143,7 @@ def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effectiv
 def _check(settings: Mapping[str, Any]) -> None:
     text = of_text(settings)
     head_size(text)
-    if not any(True for _ in rotations(_plain(settings))) and "rope_theta" not in text:
+    if not any(True for _ in rope_dicts(_plain(settings))) and "rope_theta" not in text:
         kind = text.get("model_type")
         if kind in ("bloom", "mpt", "gpt2", "opt", "bert", "roberta") or text.get("alibi"):
             raise UserError(
@@ -153,7 +153,7 @@ def _check(settings: Mapping[str, Any]) -> None:
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What stands in config.json itself."""
-    said = (*TOLD, *LENGTHS, "tokenizer_config.json", PEFT)
+    said = (*TOLD, *LENGTHS, "tokenizer_config.json", ADAPTER_JSON)
     return {k: v for k, v in settings.items() if k not in said}
 
 
@@ -169,8 +169,12 @@ def _merged(settings: Mapping[str, Any]) -> Mapping[str, Any]:
         new = next((given[k] for k in ROPE if isinstance(given.get(k), Mapping)), None)
         text = of_text(plain)
         held = next((text[k] for k in reversed(ROPE) if isinstance(text.get(k), Mapping)), {})
-        base = given.get("rope_theta") or text.get("rope_theta") or flat(held).get("rope_theta")
-        one = {**flat(held), **({"rope_theta": base} if base else {})}
+        base = (
+            given.get("rope_theta")
+            or text.get("rope_theta")
+            or main_rope_dict(held).get("rope_theta")
+        )
+        one = {**main_rope_dict(held), **({"rope_theta": base} if base else {})}
         whole = {**({"rope_theta": base} if base else {}), **new} if new else one
         given |= {"rope_parameters": whole or None, "rope_scaling": None}
         plain = dict(overridden(plain, given, key))
@@ -190,6 +194,6 @@ def _scaled(settings: Mapping[str, Any]) -> bool:
     """Whether the frequencies are scaled the same for short inputs as for long ones."""
     if is_gguf(settings):
         return any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
-    own = [flat(d) for k in ROPE if isinstance(d := of_text(settings).get(k), Mapping)]
+    own = [main_rope_dict(d) for k in ROPE if isinstance(d := of_text(settings).get(k), Mapping)]
     kinds = {str(d.get("rope_type") or d.get("type")) for d in own}
     return bool(kinds & {"linear", "yarn", "longrope", "su", "llama3"})

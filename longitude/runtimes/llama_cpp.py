@@ -23,7 +23,7 @@ from typing import Any
 
 from longitude.core.part import Frequencies
 from longitude.core.validate import UserError
-from longitude.hf.rope_fields import ORIGINAL, is_number
+from longitude.hf.rope_config import ORIGINAL, is_number
 from longitude.parts import Linear, LongRope, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, powers
 from longitude.runtimes.effective import (

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.hf.rope_fields import ORIGINAL, Stated, flat, is_number
+from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes.effective import (
     Effective,
@@ -70,14 +70,14 @@ def _held(config: Mapping[str, Any]) -> Read:
     other = text.get("rope_parameters")
     traps = []
     if isinstance(other, Mapping) and text.get("model_type") in BOTH:
-        scaling, theta = scaling or other, theta or flat(other).get("rope_theta")
+        scaling, theta = scaling or other, theta or main_rope_dict(other).get("rope_theta")
     elif isinstance(other, Mapping) and (not scaling or theta is None):
         traps = ["rope_parameters unread"]
-    own = dict(flat(scaling)) if isinstance(scaling, Mapping) else {}
+    own = dict(main_rope_dict(scaling)) if isinstance(scaling, Mapping) else {}
     own["rope_type"] = own.get("type") or own.get("rope_type") or "default"  # in this order
     if text.get(ORIGINAL) is not None:  # Phi-3's own file hands it over
         own.setdefault(ORIGINAL, text[ORIGINAL])
-    share = Stated(text, own, own, "").share
+    share = RopeDict(text, own, own, "").share
     whole = text.get("model_type") in WHOLE or own["rope_type"] == "proportional"
     dims = turned_dims(text, 1.0 if whole else share)
     base = float(theta) if is_number(theta) else THETAS.get(str(text.get("model_type")), THETA)

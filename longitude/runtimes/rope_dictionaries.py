@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from longitude.core.validate import UserError, shown
-from longitude.hf.rope_config import rope_parameters
-from longitude.hf.rope_fields import FULL, INSIDE, ORIGINAL
+from longitude.hf.rope_config import FULL, INSIDE, ORIGINAL, rope_parameters
 from longitude.parts import Linear, LongRope, Ntk, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, stretched
 from longitude.runtimes.settings import Entries, Model

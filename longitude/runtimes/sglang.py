@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.hf.rope_fields import ORIGINAL, flat
+from longitude.hf.rope_config import ORIGINAL, main_rope_dict
 from longitude.parts import Ntk
 from longitude.runtimes.effective import (
     Effective,
@@ -78,7 +78,7 @@ def _held(config: Mapping[str, Any], version: str | None) -> Read:
         there = version5(config)
         for key in KEYS:
             if isinstance(told.get(key), Mapping):
-                told[key] = {**there.own, **flat(told[key])}
+                told[key] = {**there.own, **main_rope_dict(told[key])}
     read = version5(config, told)
     if str(read.text.get("model_type")).startswith("gemma3") and read.kind != "default":
         read = read.having(rope_type="default", factor=None).trapped("full layers unscaled")

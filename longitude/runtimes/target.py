@@ -16,7 +16,7 @@ from typing import Any
 from longitude.core.part import Frequencies, by_rows
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.rope_fields import INSIDE, ORIGINAL, flat, is_number
+from longitude.hf.rope_config import INSIDE, ORIGINAL, is_number, main_rope_dict
 from longitude.parts import (
     Causal,
     DynamicLinear,
@@ -99,7 +99,7 @@ def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = 
     text = of_text(config)
     said = getattr(frequencies, "original", None)
     scaling = [text.get(key) for key in ("rope_parameters", "rope_scaling")]
-    inside = [flat(d).get(ORIGINAL) for d in scaling if isinstance(d, Mapping)]
+    inside = [main_rope_dict(d).get(ORIGINAL) for d in scaling if isinstance(d, Mapping)]
     stated = [said, *inside, text.get(ORIGINAL), text.get("max_position_embeddings")]
     found = next(filter(is_number, stated), None)
     if found is None:

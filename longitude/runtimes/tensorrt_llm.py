@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.hf.rope_fields import ORIGINAL
+from longitude.hf.rope_config import ORIGINAL
 from longitude.parts import Ntk, Unscaled
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes.effective import Effective, Read, computed, frequencies, longrope_attention

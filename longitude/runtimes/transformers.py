@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from longitude.hf.rope_fields import ORIGINAL, Stated, flat, is_number
+from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
 from longitude.parts import Ntk, Yarn
 from longitude.runtimes.effective import (
     Effective,
@@ -65,7 +65,7 @@ def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) 
     read = _standard(text, _dictionary(text), _theta(text))
     if given:
         text = {**text, **given}
-        new = flat(given.get("rope_scaling") or given.get("rope_parameters") or {})
+        new = main_rope_dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
         beside = given.get("rope_theta")
         lost = bool(new) and new.get("rope_theta") is None
         ignored = beside is not None and not new and beside != read.base
@@ -79,7 +79,7 @@ def _dictionary(text: Mapping[str, Any]) -> Mapping[str, Any]:
     """`rope_scaling` if it is given, or else `rope_parameters`; of layers that differ, those that
     see everything."""
     found = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    return flat(found) if isinstance(found, Mapping) else {}
+    return main_rope_dict(found) if isinstance(found, Mapping) else {}
 
 
 def _theta(text: Mapping[str, Any]) -> float:
@@ -87,7 +87,7 @@ def _theta(text: Mapping[str, Any]) -> float:
     stated = text.get("rope_theta", text.get("rotary_emb_base"))
     if is_number(stated):
         return float(stated)
-    found = getattr(Stated(text, {}, {}, "").model, "default_theta", THETA)
+    found = getattr(RopeDict(text, {}, {}, "").model, "default_theta", THETA)
     return float(found) if is_number(found) else THETA
 
 
@@ -105,7 +105,7 @@ def _standard(text: Mapping[str, Any], own: Mapping[str, Any], theta: float | No
 
 def _share(text: Mapping[str, Any], own: Mapping[str, Any], kind: str) -> float:
     """The share of a head that turns, which a model's own code may not heed."""
-    stated = Stated(text, own, own, "")
+    stated = RopeDict(text, own, own, "")
     blind = kind == "default" and not stated.named("partial_rotary_factor")
     return 1.0 if blind or kind == "proportional" else stated.share
 
@@ -114,7 +114,7 @@ def version4(config: Mapping[str, Any], version: str | None) -> Read:
     """The rotation as version 4 holds it: `rope_theta` and `rope_scaling` side by side."""
     text = of_text(config)
     scaling = text.get("rope_scaling")
-    own = dict(flat(scaling)) if isinstance(scaling, Mapping) else {}
+    own = dict(main_rope_dict(scaling)) if isinstance(scaling, Mapping) else {}
     unread = bool(text.get("rope_parameters")) and (not own or not text.get("rope_theta"))
     kind = str(own.get("rope_type") or own.get("type") or "default")
     share = _share(text, {}, kind)
@@ -168,7 +168,7 @@ def made(read: Read, version: str | None = None, length: int | None = None) -> E
             gain = longrope_attention(read, scale) if stated is None else stated
             switched = ["longrope switch"] if _two_lists(read) else []
             return computed(read, frequencies(read), attention=gain, length=most, traps=switched)
-        case "dynamic" if read.maybe("alpha") and Stated(read.text, {}, {}, "").named("alpha"):
+        case "dynamic" if read.maybe("alpha") and RopeDict(read.text, {}, {}, "").named("alpha"):
             return computed(read, Ntk(read.number("alpha")), length=most)  # Hunyuan's, once
         case "dynamic":
             reach = most * read.number("factor")

@@ -20,7 +20,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.hf.rope_fields import ORIGINAL, flat, is_number
+from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict
 from longitude.parts import Ntk, Unscaled
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes.effective import (
@@ -69,7 +69,7 @@ def _held(config: Mapping[str, Any]) -> Read:
     """The configuration with what the server was told put in its place."""
     told = config.get("--hf-overrides") or {}
     told = told.get("text_config", told)
-    new = flat(told.get("rope_parameters") or told.get("rope_scaling") or {})
+    new = main_rope_dict(told.get("rope_parameters") or told.get("rope_scaling") or {})
     read = version5(config, told)
     if not new or new.get("rope_theta") is not None:
         return read

@@ -14,7 +14,7 @@ from longitude.viz.terminal import cut, decay_curve, side_by_side, wavelength_pl
 from longitude.viz.text import short, spans
 
 if TYPE_CHECKING:
-    from longitude.hf.encodings import Encoding, Known
+    from longitude.hf.encodings import Encoding, KnownModel
     from longitude.inspection.checkpoint import Inspected, Reach
 
 
@@ -83,7 +83,7 @@ def reaches(r: Reach) -> Iterator[tuple[str, str]]:
         yield f"to {r.target:,}", f"critical base {short(r.critical_base)}{least}"
 
 
-def table(rows: Iterable[Known], console: Console) -> None:
+def table(rows: Iterable[KnownModel], console: Console) -> None:
     """Every known model, a line each."""
     grid = Table(box=None, pad_edge=False)
     for head in ("model", "encoding", "scheme", "window"):

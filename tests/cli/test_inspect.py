@@ -99,9 +99,9 @@ def test_mistakes(longitude: Callable[..., Ran], args: tuple[str, ...], sentence
 def test_the_table_begins_with_named_models(
     longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = len(types.NAMED)
-    every = types.known
-    monkeypatch.setattr(types, "known", lambda: islice(every(), count))
+    count = len(types.NAMED_MODELS)
+    every = types.known_models
+    monkeypatch.setattr(types, "known_models", lambda: islice(every(), count))
     code, out, _ = longitude("inspect", "--all", "--json")
     rows = {row["name"]: row["encodings"][0] for row in json.loads(out)}
     assert code == 0 and len(rows) == count

@@ -9,7 +9,7 @@ from longitude.core.validate import UserError
 from longitude.explorer.methods import base_of, choices, made, rebased
 from longitude.explorer.options import Asked, Column
 from longitude.extension.candidates import candidates
-from longitude.hf.merge_scheme import inherit
+from longitude.hf.merge_scheme import merge_scheme
 from longitude.presets import PRESETS
 
 OWN = {
@@ -35,7 +35,7 @@ def test_ways_past_the_window_are_extends(own: str) -> None:
         if mine.layer(0).embed:
             assert str(found) == text
         else:
-            assert found == inherit(text, [mine.layer(0)], 512)[0]
+            assert found == merge_scheme(text, [mine.layer(0)], 512)[0]
 
 
 def test_every_choice_is_a_scheme_that_is_written_back() -> None:

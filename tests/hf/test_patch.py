@@ -9,7 +9,7 @@ import torch
 
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.hf.patch import applied, apply, own_scheme, patched, scheme_of, undo, without
+from longitude.hf.patch import applied, apply, own_scheme, patched, scheme_of, undo, unpatched
 from tests.hf.test_architectures import by_steps, greedy
 from tests.hf.tiny import WINDOW, decoder, ids
 
@@ -236,7 +236,7 @@ def test_a_patch_that_fails_leaves_no_half_patched_model(llama, monkeypatch):
         calls.append(given)
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr("longitude.hf.patch.Seat", fail)
+    monkeypatch.setattr("longitude.hf.patch.LayerState", fail)
     with pytest.raises(RuntimeError, match="in the middle"):
         with patched(llama, SCHEMES[0], check=False):
             pass
@@ -254,7 +254,7 @@ def test_for_good_and_off_again(llama):
         with patched(llama, SCHEMES[1]):
             assert not torch.allclose(llama(ids(40)).logits, changed, atol=1e-4)
         assert torch.equal(llama(ids(40)).logits, changed)
-        with without(llama):
+        with unpatched(llama):
             assert torch.equal(llama(ids(40)).logits, stock)
         apply(llama, SCHEMES[1])
         assert applied(llama) == SCHEMES[1]

@@ -9,6 +9,7 @@ from which BERT cuts its positions, grow as far as the table reads.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -207,3 +208,34 @@ def _plain(cls: type) -> bool:
 
 
 _own = scheme  # `patch` has a scheme of that name
+
+
+def resize_positions(model: Any, scheme: Scheme | Layers, length: int) -> Any:
+    """A copy of a model whose table holds `length` positions, as the scheme reads them."""
+    if not claims(model):
+        raise UserError(f"{name(model)} has no table of positions that could be longer.")
+    with patch(model, scheme) as full:
+        part: Any = full.embed
+    if part.reach is not None and part.reach < length:
+        raise UserError(
+            f"{part} reaches {part.reach:,} positions, but {length:,} are asked for: ask for fewer."
+        )
+    config = copy.deepcopy(model.config)
+    config.max_position_embeddings += length - part.length  # some count rows for padding as well
+    weights = dict(model.state_dict())
+    for path, module in model.named_modules():
+        if any(module is seat.table for seat in tables(model)):
+            weights[f"{path}.weight"] = _rows(module, part, length)
+    made = type(model)(config).to(model.dtype).eval()
+    made.load_state_dict(weights)
+    made.generation_config = getattr(model, "generation_config", None)
+    return made
+
+
+@torch.no_grad()
+def _rows(table: nn.Embedding, part: Any, length: int) -> Tensor:
+    """The rows for padding, and one for each position."""
+    held = table.weight
+    wide = held.to(torch.promote_types(held.dtype, torch.float32))
+    rows = part.rows(wide, torch.arange(length, device=held.device))
+    return torch.cat([held[: part.offset], rows.to(held.dtype)])

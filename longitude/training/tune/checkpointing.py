@@ -14,25 +14,25 @@ from typing import Any
 
 from torch import nn
 
-from longitude.hf.layer import SEAT, Seat
-from longitude.hf.model_state import Trunk
+from longitude.hf.layer import LAYER_STATE, LayerState
+from longitude.hf.model_state import ModelState
 
 KNOWN = ("pos", "past", "pieces", "length", "hidden")  # of a forward under way
 
 
-def seats(model: nn.Module) -> list[Seat]:
+def seats(model: nn.Module) -> list[LayerState]:
     """Where a patched model attends by our own attention; none where only frequencies changed."""
-    found = [getattr(module, SEAT, None) for module in model.modules()]
-    return [seat for seat in found if isinstance(seat, Seat) and seat.active]
+    found = [getattr(module, LAYER_STATE, None) for module in model.modules()]
+    return [seat for seat in found if isinstance(seat, LayerState) and seat.active]
 
 
-def trunks(model: nn.Module) -> list[Trunk]:
+def trunks(model: nn.Module) -> list[ModelState]:
     """What those seats read their positions from."""
     return list(dict.fromkeys(seat.trunk for seat in seats(model)))
 
 
 @contextmanager
-def knowing(trunk: Trunk, **known: Any) -> Iterator[None]:
+def knowing(trunk: ModelState, **known: Any) -> Iterator[None]:
     """A trunk that knows something else, for as long as the context lasts."""
     before = {name: getattr(trunk, name) for name in known}
     for name, value in known.items():
@@ -52,7 +52,7 @@ def checkpointed(model: Any) -> None:
 
 
 def _contexts(
-    found: list[Trunk],
+    found: list[ModelState],
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """For the first run nothing; for the second, what the trunks know now."""
     known = [(trunk, {name: getattr(trunk, name) for name in KNOWN}) for trunk in found]
@@ -60,7 +60,7 @@ def _contexts(
 
 
 @contextmanager
-def _remembering(known: list[tuple[Trunk, dict[str, Any]]]) -> Iterator[None]:
+def _remembering(known: list[tuple[ModelState, dict[str, Any]]]) -> Iterator[None]:
     with ExitStack() as stack:
         for trunk, each in known:
             stack.enter_context(knowing(trunk, **each))

@@ -13,7 +13,7 @@ from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
 from longitude.eval.records import Subject
 from longitude.extension.prepare import subject, target_of
-from longitude.hf.families.resize_positions import longer
+from longitude.hf.families.learned import resize_positions
 from longitude.hf.loading import load
 from longitude.hf.patch import apply, own_scheme, patched, scheme_of
 from longitude.training.distributed import World
@@ -155,7 +155,7 @@ def ready(made: Prepared) -> tuple[Job, Any]:
     """What is trained, and the model that is saved in the end (peft's, with LoRA)."""
     model, recipe, seed = made.model, made.recipe, made.asked.seed
     if made.grown is not None:
-        model = longer(model, parse(made.grown[0]), made.grown[1]).to(model.device)
+        model = resize_positions(model, parse(made.grown[0]), made.grown[1]).to(model.device)
     elif made.group is not None:
         apply(model, grouped(parse(made.scheme), made.group))
     elif recipe.scheme is not None:

@@ -22,7 +22,7 @@ from longitude.core.part import Pos
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
 from longitude.extension.candidates import Own, by_length
-from longitude.hf.layer import Seat
+from longitude.hf.layer import LayerState
 from longitude.training.tune.checkpointing import knowing, seats
 
 
@@ -61,7 +61,7 @@ def shifted(model: nn.Module, size: int) -> Iterator[None]:
 class _Halves:
     """Attention of one seat, half its heads at a time."""
 
-    def __init__(self, seat: Seat, by: int) -> None:
+    def __init__(self, seat: LayerState, by: int) -> None:
         self.seat, self.by = seat, by
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
@@ -76,7 +76,7 @@ class _Halves:
     def _of(self, heads: slice, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         sinks = options.get("sink_logits")
         options = {**options, "sink_logits": None if sinks is None else sinks[heads]}
-        return Seat.attend(self.seat, q[:, heads], k[:, heads], v[:, heads], options)
+        return LayerState.attend(self.seat, q[:, heads], k[:, heads], v[:, heads], options)
 
 
 def _moved(pos: Pos, by: int) -> Pos:

@@ -80,7 +80,7 @@ def default(kind: str, **entries: Any) -> Any:
     return AutoConfig.for_model(kind, **entries)
 
 
-def known(names: Sequence[str]) -> list[str]:
+def known_models(names: Sequence[str]) -> list[str]:
     """Those that this version of transformers has."""
     return [name for name in names if name in CONFIG_MAPPING]
 
@@ -91,17 +91,17 @@ def first(config: Any) -> Encoding:
 
 @pytest.mark.parametrize("kind", KIND)
 def test_each_type_has_the_encoding_of_its_paper(kind: str) -> None:
-    names = known(KIND[kind].split())
+    names = known_models(KIND[kind].split())
     assert {name: first(default(name)).kind for name in names} == dict.fromkeys(names, kind)
 
 
 def test_enough_types_are_told() -> None:
-    assert sum(len(known(names.split())) for names in KIND.values()) >= 120
-    assert len(known(TURNED)) >= 60
+    assert sum(len(known_models(names.split())) for names in KIND.values()) >= 120
+    assert len(known_models(TURNED)) >= 60
     assert KIND.keys() <= KINDS.keys()
 
 
-@pytest.mark.parametrize("kind", known([*SCHEMES]))
+@pytest.mark.parametrize("kind", known_models([*SCHEMES]))
 def test_schemes_of_defaults(kind: str) -> None:
     assert first(default(kind)).scheme == SCHEMES[kind]
 
@@ -119,7 +119,7 @@ def rotary(config: Any) -> Any:
     return found[0](config)
 
 
-@pytest.mark.parametrize("kind", known(TURNED))
+@pytest.mark.parametrize("kind", known_models(TURNED))
 def test_frequencies_are_the_models_own(kind: str) -> None:
     config = default(kind, **ENTRIES.get(kind, {}))
     encoding, module = first(config), rotary(config)
@@ -161,7 +161,7 @@ def test_layers_are_what_the_probe_finds_in_the_model(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", known(MORE))
+@pytest.mark.parametrize("kind", known_models(MORE))
 def test_more_layers_are_what_the_probe_finds(kind: str) -> None:
     torch.manual_seed(0)
     config = default(kind, **COMMON)
@@ -217,7 +217,7 @@ def test_what_the_scheme_does_not_say_is_noted() -> None:
     assert "M-RoPE" in first(default("qwen2_vl", **MROPE)).notes[0]
 
 
-@pytest.mark.skipif(not known(["deepseek_v4"]), reason="of later versions of transformers")
+@pytest.mark.skipif(not known_models(["deepseek_v4"]), reason="of later versions of transformers")
 def test_deepseek_v4_turns_layers_of_a_window_by_another_base() -> None:
     types = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
     scaling = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536}
@@ -309,7 +309,7 @@ def test_no_modelling_file_is_imported() -> None:
 
 @pytest.mark.slow
 def test_every_type_is_told_without_an_error() -> None:
-    from longitude.hf.encodings import known as every
+    from longitude.hf.encodings import known_models as every
 
     rows = list(every())
     assert len(rows) > 500

@@ -11,8 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import UserError
 from longitude.hf.faults import ROWS, check, faults
-from longitude.hf.rope_config import read, ropes
-from longitude.hf.rope_fields import code_reads
+from longitude.hf.rope_config import code_reads, read, ropes
 from longitude.parts import Rope, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from longitude.core.text import parse
-from longitude.hf.gguf_config import of_header, turns
+from longitude.hf.gguf_config import gguf_encodings, has_rotary
 from longitude.hf.gguf_reader import read_header
 from longitude.runtimes.checkpoint import gguf_config
 from longitude.runtimes.llama_cpp import stated
@@ -37,8 +37,8 @@ def test_scalings_are_the_files_own(
     keys: dict[str, Any], tensors: dict[str, Any], tmp_path: Path
 ) -> None:
     header = read_header(write_gguf(tmp_path / "m.gguf", decoder("llama"), keys, tensors))
-    assert turns(header)
-    (found,) = of_header(header, gguf_config(header))
+    assert has_rotary(header)
+    (found,) = gguf_encodings(header, gguf_config(header))
     assert found.kind == "rope" and found.head_dim == 16 and found.window == 64
     assert found.scheme and found.where == "llama.rope.* of the file"
     rope = parse(found.scheme).layer(0).rotary
@@ -81,5 +81,5 @@ def test_architectures_that_turn_nothing(
 ) -> None:
     sizes = {"context_length": 512, "embedding_length": 64, "attention__head_count": 4}
     header = header_of(tmp_path / "m.gguf", arch, **sizes, **keys)
-    (found,) = of_header(header, None)
-    assert not turns(header) and found.scheme == scheme and found.window == 512
+    (found,) = gguf_encodings(header, None)
+    assert not has_rotary(header) and found.scheme == scheme and found.window == 512

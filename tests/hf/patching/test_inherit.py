@@ -6,7 +6,7 @@ import pytest
 
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.hf.merge_scheme import inherit
+from longitude.hf.merge_scheme import merge_scheme
 
 NEOX = parse("rope(base=500000, fraction=0.25)")
 SCALED = parse("rope(base=500000, frequencies=llama3(8, original=8192))")
@@ -16,7 +16,7 @@ NOPE = parse("causal()")
 
 
 def full(asked, *own, trained=8192, force=False):
-    return [str(scheme) for scheme in inherit(asked, own, trained, force)]
+    return [str(scheme) for scheme in merge_scheme(asked, own, trained, force)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from longitude.core.validate import UserError
-from longitude.hf.generation import Turns
+from longitude.hf.generation import Chat
 from longitude.hf.tokenizer import byte_tokenizer
 
 CHATML = (
@@ -24,7 +24,7 @@ ONLY_THE_LAST = "{{ messages[-1].content }}:"
 def test_turns_join_to_the_whole(template: str) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
-    messages, turns, text = [], Turns(tokenizer), ""
+    messages, turns, text = [], Chat(tokenizer), ""
     for said, answer in (("Hello.", "Hi!"), ("How are you?", "Well."), ("Bye", "")):
         text += turns.next(said)
         messages.append({"role": "user", "content": said})
@@ -37,9 +37,9 @@ def test_turns_join_to_the_whole(template: str) -> None:
 def test_templates_that_cannot_go_on() -> None:
     tokenizer = byte_tokenizer()
     with pytest.raises(UserError, match="no chat template"):
-        Turns(tokenizer)
+        Chat(tokenizer)
     tokenizer.chat_template = ONLY_THE_LAST
-    turns = Turns(tokenizer)
+    turns = Chat(tokenizer)
     assert turns.next("one") == "one:"
     with pytest.raises(UserError, match="leaves out earlier answers"):
         turns.next("two")
