@@ -18,7 +18,7 @@ from longitude.runtimes.checkpoint import opened
 from longitude.runtimes.target import wanted
 
 MISSING = (
-    f"beside {ADAPTER_JSON} lies no {OURS}, and peft stores no rotation: on its base as it is the adapter "
+    f"beside {ADAPTER_JSON} lies no {LONGITUDE_JSON}, and peft stores no rotation: on its base as it is the adapter "
     "may turn by other angles than it was trained with; save it by longitude.hf.save_adapter."
 )
 
