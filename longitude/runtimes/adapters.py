@@ -12,14 +12,14 @@ from typing import Any
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, short
 from longitude.hf.faults import Fault
-from longitude.hf.peft import ADAPTER_JSON
+from longitude.hf.peft import ADAPTER_JSON, LONGITUDE_JSON
 from longitude.hf.source import Source, find
 from longitude.runtimes.checkpoint import opened
 from longitude.runtimes.target import wanted
 
 MISSING = (
-    f"beside {ADAPTER_JSON} lies no {LONGITUDE_JSON}, and peft stores no rotation: on its base as it is the adapter "
-    "may turn by other angles than it was trained with; save it by longitude.hf.save_adapter."
+    f"beside {ADAPTER_JSON} lies no {LONGITUDE_JSON}, and peft stores no rotation: on its base as "
+    "it is the adapter may turn by other angles than it was trained with; save it by longitude.hf.save_adapter."
 )
 
 
