@@ -22,8 +22,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.greedy import step
-from longitude.eval.prefill import place_of, reads, text_config
+from longitude.eval.prefill import decode_step as step
+from longitude.eval.prefill import input_device, prefill, text_config
 
 STATM = Path("/proc/self/statm")
 EVERY = 0.002  # seconds between two looks at the memory
@@ -50,7 +50,7 @@ def cost(model: nn.Module, length: int, *, new: int = 16, seed: int = 0) -> Cost
         )
     rng = torch.Generator().manual_seed(seed)
     ids = torch.randint(text_config(model).vocab_size, (length - new,), generator=rng)
-    ids = ids[None].to(place_of(model))
+    ids = ids[None].to(input_device(model))
     _run(model, ids[:, :WARM], min(new, 2))
     with _watched(model) as peak:
         read, steps = _run(model, ids, new)
@@ -60,10 +60,10 @@ def cost(model: nn.Module, length: int, *, new: int = 16, seed: int = 0) -> Cost
 def _run(model: nn.Module, ids: Int[Tensor, "1 n"], new: int) -> tuple[float, list[float]]:
     """Seconds of reading, and of each token behind it."""
     marks = [_now(ids.device)]
-    *_, read = reads(model, ids, keep=True)
+    *_, read = prefill(model, ids, keep_cache=True)
     marks.append(_now(ids.device))
     for _ in range(new):
-        read = step(model, read.said.argmax(-1), read)
+        read = step(model, read.logits.argmax(-1), read)
         marks.append(_now(ids.device))
     taken = [after - before for before, after in pairwise(marks)]
     return taken[0], taken[1:]
@@ -78,7 +78,7 @@ def _now(device: torch.device) -> float:
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[Callable[[], int]]:
     """Has the peak of memory, once the context is left."""
-    device = place_of(model)
+    device = input_device(model)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         yield lambda: torch.cuda.max_memory_allocated(device)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.prefill import head_of, place_of, reads, stretch_for
+from longitude.eval.prefill import input_device, lm_head, logit_chunk, prefill
 
 Logits = Callable[[Tensor], Tensor]  # tokens (b n) to logits (b n vocabulary)
 AT_ONCE = 2**15  # tokens of one forward
@@ -105,10 +105,10 @@ def _scored(model: nn.Module, ids: Tensor, skipped: int, chunk: int | None) -> T
     """The losses but for the first `skipped`."""
     if len(ids) < 2:
         raise UserError(f"a loss takes 2 tokens or more, but got {len(ids)}: give more text.")
-    head, stretch = head_of(model), stretch_for(model)
-    targets: Tensor = ids[1:].to(place_of(model))
+    head, stretch = lm_head(model), logit_chunk(model)
+    targets: Tensor = ids[1:].to(input_device(model))
     found: list[Tensor] = []
-    for read in reads(model, ids[None, :-1], chunk=chunk, head=head):
+    for read in prefill(model, ids[None, :-1], chunk=chunk, head=head):
         hidden = read.hidden[0, max(0, skipped - read.first) :]
         if not len(hidden):
             continue

@@ -1,15 +1,19 @@
-"""Reading a long text through a live model, in memory that grows with its length and no faster.
+"""Prefill and greedy decoding with a live model, in memory that grows with the length and no faster.
 
-One forward without a cache where its activations fit: transformers then runs plain causal attention
-and makes no mask. A longer text goes in chunks through the model's cache. The head makes the last
-token's logits alone; what it was given is kept beside them, for whoever wants others.
+A prompt takes one forward without a cache where its activations fit: transformers then runs plain
+causal attention and builds no mask. A longer prompt goes through the model's cache in chunks. The LM
+head computes the last token's logits only; the hidden states it was given are returned beside them.
+
+Greedy decoding gives the tokens of `generate(do_sample=False)`, without a generation config that
+could add a repetition penalty or a minimal length. Prompts of one length run as a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,18 +23,19 @@ from torch import Tensor, nn
 
 from longitude.core.validate import UserError, shown
 
-ROOM = 2**31  # bytes that the activations of one forward may take
-LEAST = 128  # tokens of a chunk, however long the text is
-LOGITS = 2**25  # logits at once
-STRETCH = 2**11  # tokens at once through the head
+ACTIVATION_BYTES = 2**31  # of one forward
+MIN_CHUNK = 128  # tokens, however long the text is
+LOGITS_AT_ONCE = 2**25
+TOKENS_AT_ONCE = 2**11  # through the LM head
+BATCH_TOKENS = 2**15  # of a decoding batch, prompts and answers together
 WINDOWS = ("sliding_window", "attention_chunk_size")  # layers with these take a mask on every call
-SAMPLE = 4  # tokens on which the head is tried
+PROBE_TOKENS = 4  # on which the LM head is tried
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What makes logits of what comes out of a model's last layer. Without a module there is none
-    to be found, and the model's own logits stand in for both."""
+    """Maps the last layer's hidden states to logits. Without a module none could be found, and the
+    model's own logits stand in for both."""
 
     module: nn.Module | None
     finish: Callable[[Tensor], Tensor]
@@ -40,41 +45,41 @@ class Head:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
-    """Some tokens that were read, those from `first` on: what the head gets for each, the logits
-    after the last one, and the cache to read on with."""
+class Chunk:
+    """One forward, over the tokens from `first` on: the LM head's input for each of them, the
+    logits after the last one, and the cache to continue with."""
 
     first: int
     hidden: Float[Tensor, "b n d"]
-    said: Float[Tensor, "b vocabulary"]
+    logits: Float[Tensor, "b vocabulary"]
     cache: Any
 
 
 @torch.no_grad()
-def reads(
+def prefill(
     model: nn.Module,
     ids: Int[Tensor, "b n"],
     *,
     chunk: int | None = None,
-    keep: bool = False,
+    keep_cache: bool = False,
     head: Head | None = None,
-) -> Iterator[Read]:
-    """Read rows of tokens from their beginning, `chunk` at a time (without it: as many as fit).
+) -> Iterator[Chunk]:
+    """Run rows of tokens from their beginning, `chunk` at a time (without it: as many as fit).
 
     Args:
-        keep: hand out a cache also where one forward reads everything.
-        head: `head_of(model)`, where it is at hand.
+        keep_cache: return a cache even if a single forward suffices.
+        head: `lm_head(model)`, if the caller has it.
     """
     if chunk is not None and chunk < 1:
         raise UserError(f"a chunk is 1 token or more, but got {shown(chunk)}: use 2048.")
-    head = head_of(model) if head is None else head
+    head = lm_head(model) if head is None else head
     total = ids.shape[1]
     chunk = chunk_for(model, ids.shape[0], total, head) if chunk is None else chunk
-    cache, first = None, 0
-    for part in ids.to(place_of(model)).split(chunk, 1):
-        read = forward(model, part, head, cache=cache, keep=keep or chunk < total, first=first)
-        yield read
-        cache, first = read.cache, first + part.shape[1]
+    cache, first, keep = None, 0, keep_cache or chunk < total
+    for part in ids.to(input_device(model)).split(chunk, 1):
+        out = forward(model, part, head, cache=cache, keep_cache=keep, first=first)
+        yield out
+        cache, first = out.cache, first + part.shape[1]
 
 
 @torch.no_grad()
@@ -84,55 +89,117 @@ def forward(
     head: Head,
     *,
     cache: Any = None,
-    keep: bool = True,
+    keep_cache: bool = True,
     first: int = 0,
-) -> Read:
-    """One forward. A model without a cache makes its own, so that a patch can take it over."""
+) -> Chunk:
+    """One forward. Without a cache the model builds its own, so that a patch can replace it."""
     more = {"past_key_values": cache} if cache is not None else {}
-    with _overheard(head.module) as heard:
-        out: Any = model(input_ids=ids, use_cache=keep, **more)
-    if keep and getattr(out, "past_key_values", None) is None:
+    with _last_token_only(head.module) as inputs:
+        out: Any = model(input_ids=ids, use_cache=keep_cache, **more)
+    if keep_cache and getattr(out, "past_key_values", None) is None:
         raise UserError(
             f"{type(model).__name__} keeps no cache, so it can't read a text of this length in "
             f"chunks: use a shorter length."
         )
-    hidden = heard[-1] if heard else out.logits
-    return Read(first, hidden, out.logits[:, -1], out.past_key_values if keep else None)
+    hidden = inputs[-1] if inputs else out.logits
+    return Chunk(first, hidden, out.logits[:, -1], out.past_key_values if keep_cache else None)
 
 
 @contextmanager
-def _overheard(module: nn.Module | None) -> Iterator[list[Tensor]]:
-    """What a module is given while the context lasts; it goes on with each row's last token."""
-    heard: list[Tensor] = []
+def _last_token_only(module: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Record a module's inputs, and give it each row's last token only."""
+    inputs: list[Tensor] = []
 
     def narrow(_: nn.Module, args: tuple[Any, ...]) -> Any:
-        heard.append(args[0])
+        inputs.append(args[0])
         return (args[0][:, -1:], *args[1:])
 
     hook = None if module is None else module.register_forward_pre_hook(narrow)
     try:
-        yield heard
+        yield inputs
     finally:
         if hook is not None:
             hook.remove()
 
 
-# the head
+# greedy decoding
+
+
+def greedy(
+    model: nn.Module, prompt: Int[Tensor, " n"], new: int, stop: Collection[int] | None = None
+) -> list[int]:
+    """The `new` likeliest tokens after a prompt, or those before the first that is in `stop`: the
+    end-of-text tokens; without it, the model's own."""
+    return greedy_batch(model, [prompt], new, stop)[0]
+
+
+def greedy_batch(
+    model: nn.Module,
+    prompts: Sequence[Int[Tensor, " _"]],
+    new: int,
+    stop: Collection[int] | None = None,
+) -> list[list[int]]:
+    """`greedy` of every prompt, in their order; prompts of one length share a forward."""
+    if new < 1 or not all(len(prompt) for prompt in prompts):
+        raise UserError(
+            f"an answer is 1 token or more behind a prompt of 1 or more, but got {shown(new)} and "
+            f"prompts of {shown([len(prompt) for prompt in prompts])}: give more."
+        )
+    ends = eos_tokens(model) if stop is None else set(stop)
+    by_length: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt), []).append(index)
+    answers: dict[int, list[int]] = {}
+    for length, indices in by_length.items():
+        rows = max(1, BATCH_TOKENS // (length + new))
+        for first in range(0, len(indices), rows):
+            batch = indices[first : first + rows]
+            tokens = _decode(model, torch.stack([prompts[i] for i in batch]), new, ends)
+            answers |= zip(batch, tokens, strict=True)
+    return [answers[index] for index in range(len(prompts))]
+
+
+def eos_tokens(model: nn.Module) -> set[int]:
+    """The tokens with which a model ends a text."""
+    settings = getattr(model, "generation_config", None) or getattr(model, "config", None)
+    ends = getattr(settings, "eos_token_id", None)
+    return {end for end in (ends if isinstance(ends, list) else [ends]) if end is not None}
+
+
+@torch.no_grad()
+def _decode(model: nn.Module, batch: Tensor, new: int, ends: set[int]) -> list[list[int]]:
+    """The rows of a batch advance together until each has ended."""
+    *_, state = prefill(model, batch, keep_cache=True)
+    tokens, ended = [], torch.zeros(len(batch), dtype=torch.bool)
+    while True:
+        tokens.append(state.logits.argmax(-1))
+        ended |= torch.isin(tokens[-1].cpu(), torch.tensor(sorted(ends), dtype=torch.long))
+        if len(tokens) == new or ended.all():
+            rows = torch.stack(tokens, 1).tolist()
+            return [list(takewhile(lambda token: token not in ends, row)) for row in rows]
+        state = decode_step(model, tokens[-1], state)
+
+
+def decode_step(model: nn.Module, token: Int[Tensor, " b"], state: Chunk) -> Chunk:
+    """Append one token to each row."""
+    return forward(model, token[:, None], lm_head(model), cache=state.cache)
+
+
+# the LM head
 
 _HEADS: WeakKeyDictionary[nn.Module, Head] = WeakKeyDictionary()
 
 
-def head_of(model: nn.Module) -> Head:
-    """A model's head, tried once on a few tokens against the logits that the model gives itself."""
+def lm_head(model: nn.Module) -> Head:
+    """A model's LM head, checked once on a few tokens against the logits of the model itself."""
     if model not in _HEADS:
-        found = Head(model.get_output_embeddings(), _finish(model))  # type: ignore[operator]
-        _HEADS[model] = found if _tells(model, found) else Head(None, lambda x: x)
+        head = Head(model.get_output_embeddings(), _logit_transform(model))  # type: ignore[operator]
+        _HEADS[model] = head if _reproduces_logits(model, head) else Head(None, lambda x: x)
     return _HEADS[model]
 
 
-def _finish(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What families do with their logits: a factor (Cohere), a divisor (Granite), a soft cap
-    (Gemma)."""
+def _logit_transform(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A family's factor (Cohere), divisor (Granite) or soft cap (Gemma) on its logits."""
     config = text_config(model)
     times = getattr(config, "logit_scale", None) or 1.0
     by = getattr(config, "logits_scaling", None) or 1.0
@@ -146,57 +213,57 @@ def _finish(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def _tells(model: Any, head: Head) -> bool:
-    """Whether the head makes the model's logits."""
+def _reproduces_logits(model: Any, head: Head) -> bool:
     if head.module is None:
         return False
-    ids = torch.arange(SAMPLE, device=place_of(model))[None]
-    said: Tensor = model(input_ids=ids, use_cache=False).logits.float()
+    ids = torch.arange(PROBE_TOKENS, device=input_device(model))[None]
+    expected: Tensor = model(input_ids=ids, use_cache=False).logits.float()
     try:
-        made = head(forward(model, ids, head, keep=False).hidden)
+        logits = head(forward(model, ids, head, keep_cache=False).hidden)
     except (IndexError, RuntimeError, TypeError):  # called otherwise, or not with every token
         return False
     close = 1e-4 if model.dtype.itemsize > 2 else 0.05  # bfloat16 rounds
-    return made.shape == said.shape and torch.allclose(made, said, rtol=close, atol=close)
+    same_shape = logits.shape == expected.shape
+    return same_shape and torch.allclose(logits, expected, rtol=close, atol=close)
 
 
-# how much at once
+# sizes
 
 
 def chunk_for(model: nn.Module, rows: int, total: int, head: Head) -> int:
-    """How many tokens of a text one forward may read: all, or a half, a quarter … of them."""
+    """How many tokens of a text one forward may take: all, or a half, a quarter … of them."""
     chunk = total
-    while chunk > LEAST and _bytes(model, rows, chunk, total) > ROOM:
+    while chunk > MIN_CHUNK and _activation_bytes(model, rows, chunk, total) > ACTIVATION_BYTES:
         chunk = -(-chunk // 2)
-    return chunk if head.module is not None else min(chunk, stretch_for(model))
+    return chunk if head.module is not None else min(chunk, logit_chunk(model))
 
 
-def stretch_for(model: nn.Module) -> int:
-    """How many tokens' logits are made at once."""
-    return max(1, min(STRETCH, LOGITS // text_config(model).vocab_size))
+def logit_chunk(model: nn.Module) -> int:
+    """How many tokens' logits are computed at once."""
+    return max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // text_config(model).vocab_size))
 
 
-def _bytes(model: Any, rows: int, tokens: int, total: int) -> int:
-    """What the activations of one forward take, roughly: a layer's feed-forward or its heads, which
-    come one after the other, and scores or a mask where attention has all of them in memory."""
+def _activation_bytes(model: Any, rows: int, tokens: int, total: int) -> int:
+    """Estimate for one forward: a layer's feed-forward or its heads, whichever is larger, and
+    scores or a mask where attention materialises them."""
     config = text_config(model)
     width, heads = config.hidden_size, config.num_attention_heads
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     inner = max(inner) if isinstance(inner, list) else inner or 4 * width
-    size, how = model.dtype.itemsize, config._attn_implementation
+    size, backend = model.dtype.itemsize, config._attn_implementation
     pairs = 0
-    if how == "sdpa" and (tokens < total or any(getattr(config, w, None) for w in WINDOWS)):
+    if backend == "sdpa" and (tokens < total or any(getattr(config, w, None) for w in WINDOWS)):
         pairs = 1 + size  # a mask, as booleans and as numbers to add
-    elif how == "eager":
+    elif backend == "eager":
         pairs = heads * (4 + 2 * size)  # scores, their softmax in float32, and rounded
     return rows * tokens * (size * max(4 * inner + 2 * width, 12 * width) + pairs * total)
 
 
 def text_config(model: nn.Module) -> Any:
-    """The part of a model's configuration that speaks of text."""
+    """A model's configuration, of its text part where it has several."""
     return model.config.get_text_config()  # type: ignore[operator, union-attr]
 
 
-def place_of(model: nn.Module) -> torch.device:
-    """Where a model wants its tokens."""
+def input_device(model: nn.Module) -> torch.device:
+    """The device of a model's input embeddings."""
     return model.get_input_embeddings().weight.device  # type: ignore[operator, union-attr]

@@ -16,7 +16,7 @@ from longitude.core.store import Row, Store
 KIND = "extend"
 LOSS, CONTEXT, PASSKEY, COST = "loss", "context", "passkey", "cost"
 KEYS, VARIABLES = "keys", "variables"
-UNTOUCHED = "as it is"  # the label of the model's own scheme
+BASELINE = "baseline"  # the label of the model's own scheme
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResultKey:
     """What decides a measurement's numbers. `at` is its place in a grid (a passkey's depth), and
     `protocol` how it is taken: every count and cut that another run could choose otherwise."""
 
@@ -55,14 +55,13 @@ class Asked:
     protocol: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
-    @property
-    def key(self) -> dict[str, Any]:
-        """As the store has it."""
+    def to_json(self) -> dict[str, Any]:
+        """The key of its row in the store."""
         return {"kind": KIND, **asdict(self)}
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A measurement and its numbers.
 
     Fields of the value by measure: loss has `means` ([n, mean loss of the first n tokens] …) and
@@ -72,38 +71,39 @@ class Measured:
     `machine`, and `refused`: a sentence where there are no numbers, otherwise None.
     """
 
-    asked: Asked
+    key: ResultKey
     value: Mapping[str, Any]
     made: str = ""
 
     @property
     def label(self) -> str:
-        return str(self.value["label"])
+        """The method's short name; older stores call the baseline otherwise."""
+        return BASELINE if self.is_baseline else str(self.value["label"])
 
     @property
     def refused(self) -> str | None:
         return self.value.get("refused")
 
     @property
-    def untouched(self) -> bool:
-        return self.asked.scheme == self.asked.subject.scheme
+    def is_baseline(self) -> bool:
+        return self.key.scheme == self.key.subject.scheme
 
 
-def read(row: Row) -> Measured:
+def read(row: Row) -> Measurement:
     """A row of the store as a measurement."""
     key = dict(row.key)
     text = key.pop("text")
     key.pop("kind")
     subject = Subject(**key.pop("subject"))
-    asked = Asked(subject=subject, text=text and Text(**text), **key)
-    return Measured(asked, row.value, row.made)
+    measured = ResultKey(subject=subject, text=text and Text(**text), **key)
+    return Measurement(measured, row.value, row.made)
 
 
-def recorded(store: Store) -> Iterator[Measured]:
+def recorded(store: Store) -> Iterator[Measurement]:
     """Every measurement that a store has."""
     return (read(row) for row in store.rows(kind=KIND))
 
 
-def of(found: Iterable[Measured], measure: str) -> list[Measured]:
+def of(found: Iterable[Measurement], measure: str) -> list[Measurement]:
     """Those of one measure."""
-    return [one for one in found if one.asked.measure == measure]
+    return [one for one in found if one.key.measure == measure]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, VARIABLES, Measured
+from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, VARIABLES, Measurement
 from longitude.eval.stats import Interval, matched, over_documents, paired, share
 
 NOISE = 0.05  # costs that are no further apart are tied
@@ -93,17 +93,17 @@ class Sheet:
         return gap is None or not gap.clear
 
 
-def labels(found: Iterable[Measured]) -> dict[str, str]:
+def labels(found: Iterable[Measurement]) -> dict[str, str]:
     """What each scheme is called, the untouched model first, then in order of first appearance.
     Two schemes under one label go by their written forms."""
     named: dict[str, str] = {}
-    for one in sorted(found, key=lambda one: not one.untouched):
-        named.setdefault(one.asked.scheme, one.label)
+    for one in sorted(found, key=lambda one: not one.is_baseline):
+        named.setdefault(one.key.scheme, one.label)
     twice = [*named.values()]
     return {scheme: s if twice.count(s) == 1 else scheme for scheme, s in named.items()}
 
 
-def sheet(rows: Sequence[Measured], kind: Kind, names: Mapping[str, str]) -> Sheet:
+def sheet(rows: Sequence[Measurement], kind: Kind, names: Mapping[str, str]) -> Sheet:
     """The numbers of one kind, by label, length and document."""
     made = Sheet(kind)
     for name, one in answered(rows, names):
@@ -111,44 +111,46 @@ def sheet(rows: Sequence[Measured], kind: Kind, names: Mapping[str, str]) -> She
             made.numbers.setdefault((name, length), {})[each] = value
     for one in rows:
         if one.refused:
-            _refuse(made, names[one.asked.scheme], one)
+            _refuse(made, names[one.key.scheme], one)
     return made
 
 
-def _refuse(made: Sheet, name: str, one: Measured) -> None:
+def _refuse(made: Sheet, name: str, one: Measurement) -> None:
     """Enter a refusal where there are no numbers; a reading's is for all it would have told."""
-    lengths = {one.asked.length, *(made.lengths if made.kind.field == "means" else ())}
+    lengths = {one.key.length, *(made.lengths if made.kind.field == "means" else ())}
     for length in lengths:
-        if length <= one.asked.length and (name, length) not in made.numbers:
+        if length <= one.key.length and (name, length) not in made.numbers:
             made.refused[name, length] = str(one.refused)
 
 
-def answered(found: Iterable[Measured], names: Mapping[str, str]) -> Iterator[tuple[str, Measured]]:
+def answered(
+    found: Iterable[Measurement], names: Mapping[str, str]
+) -> Iterator[tuple[str, Measurement]]:
     """The rows that have numbers, each with its label: the youngest of those that ask the same, and
     the shortest reading last, for its means to count. (A scheme that depends on the length of the
     whole is read once a length, and its longer readings say nothing about a shorter one.)"""
     last = {_question(one): one for one in sorted(found, key=lambda one: one.made)}
     return (
-        (names[one.asked.scheme], one)
-        for one in sorted(last.values(), key=lambda one: -one.asked.length)
+        (names[one.key.scheme], one)
+        for one in sorted(last.values(), key=lambda one: -one.key.length)
         if not one.refused
     )
 
 
-def _question(one: Measured) -> tuple[str, str, int, Unit]:
-    return one.asked.measure, one.asked.scheme, one.asked.length, unit(one)
+def _question(one: Measurement) -> tuple[str, str, int, Unit]:
+    return one.key.measure, one.key.scheme, one.key.length, unit(one)
 
 
-def unit(one: Measured) -> Unit:
+def unit(one: Measurement) -> Unit:
     """The document or the place in a grid, whatever method is asked."""
-    text = one.asked.text.digest if one.asked.text else ""
-    at = json.dumps(dict(one.asked.at), sort_keys=True)
-    return text, at, str(one.asked.seed)
+    text = one.key.text.digest if one.key.text else ""
+    at = json.dumps(dict(one.key.at), sort_keys=True)
+    return text, at, str(one.key.seed)
 
 
-def numbers(one: Measured, field: str) -> Iterator[tuple[int, Unit, float]]:
+def numbers(one: Measurement, field: str) -> Iterator[tuple[int, Unit, float]]:
     """Length, document or question, and number: several in a row of answers or of means."""
-    value, whole, length = one.value.get(field), unit(one), one.asked.length
+    value, whole, length = one.value.get(field), unit(one), one.key.length
     if field == "means":
         yield from ((n, whole, mean) for n, mean in one.value["means"])
     elif field == "right":

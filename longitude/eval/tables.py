@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from longitude.eval.records import LOSS, PASSKEY, UNTOUCHED, Measured, of
+from longitude.eval.records import BASELINE, LOSS, PASSKEY, Measurement, of
 from longitude.eval.results import KINDS, Numbers, Place, Sheet, answered, numbers, sheet, unit
 from longitude.eval.results import labels as labels
 from longitude.eval.stats import Interval as Interval
@@ -46,13 +46,13 @@ class Board:
     cells: Mapping[Place, Cell]
 
 
-def boards(found: Iterable[Measured]) -> dict[str, Board]:
+def boards(found: Iterable[Measurement]) -> dict[str, Board]:
     """Every measure that has rows, as a board."""
     rows = [*found]
     return {name: made for name in KINDS if (made := board(rows, name))}
 
 
-def board(found: Iterable[Measured], name: str) -> Board | None:
+def board(found: Iterable[Measurement], name: str) -> Board | None:
     """One measure's board, by its name among KINDS, if it has rows."""
     rows = [*found]
     kind, names = KINDS[name], labels(rows)
@@ -61,12 +61,12 @@ def board(found: Iterable[Measured], name: str) -> Board | None:
     return _board(name, made, of_kind, names) if made.lengths else None
 
 
-def curves(found: Iterable[Measured]) -> dict[str, list[tuple[int, int, Interval]]]:
+def curves(found: Iterable[Measurement]) -> dict[str, list[tuple[int, int, Interval]]]:
     """Loss by position: (first, past, loss) of each bin, from the longest text each was read on."""
     rows = [*found]
     longest: dict[str, dict[int, dict[tuple[int, int], Numbers]]] = {}
     for name, one in answered(of(rows, LOSS), labels(rows)):
-        bins = longest.setdefault(name, {}).setdefault(one.asked.length, {})
+        bins = longest.setdefault(name, {}).setdefault(one.key.length, {})
         for first, past, loss in one.value["bins"]:
             bins.setdefault((first, past), {})[unit(one)] = loss
     return {
@@ -78,18 +78,18 @@ def curves(found: Iterable[Measured]) -> dict[str, list[tuple[int, int, Interval
     }
 
 
-def grid(found: Iterable[Measured], label: str) -> dict[tuple[int, float], Interval]:
+def grid(found: Iterable[Measurement], label: str) -> dict[tuple[int, float], Interval]:
     """One method's share of passkeys told, by length and depth."""
     rows = [*found]
     answers: dict[tuple[int, float], Numbers] = {}
     for name, one in answered(of(rows, PASSKEY), labels(rows)):
         if name == label:
-            place = one.asked.length, float(one.asked.at["depth"])
+            place = one.key.length, float(one.key.at["depth"])
             answers.setdefault(place, {}).update((u, v) for _, u, v in numbers(one, "right"))
     return {place: share([*right.values()]) for place, right in sorted(answers.items())}
 
 
-def tax(found: Iterable[Measured]) -> dict[str, Interval]:
+def tax(found: Iterable[Measurement]) -> dict[str, Interval]:
     """What each method costs inside the trained window: its loss there (of the most tokens that
     fit and that the untouched model has a loss for) less the untouched model's."""
     made = board(found, "loss")
@@ -100,16 +100,16 @@ def tax(found: Iterable[Measured]) -> dict[str, Interval]:
     return {s: over for (s, n), over in overs.items() if n == inside}
 
 
-def reach(found: Iterable[Measured], share: float = 0.8) -> dict[str, int | None]:
+def reach(found: Iterable[Measurement], share: float = 0.8) -> dict[str, int | None]:
     """The longest length such that it, and every shorter one asked, has this share of passkeys."""
     made = board(found, "passkey")
     return {s: _reached(made, s, share) for s in made.labels} if made else {}
 
 
-def _board(name: str, sheet: Sheet, rows: Sequence[Measured], names: Mapping[str, str]) -> Board:
-    asked = {one.asked.scheme for one in rows}
+def _board(name: str, sheet: Sheet, rows: Sequence[Measurement], names: Mapping[str, str]) -> Board:
+    asked = {one.key.scheme for one in rows}
     schemes = {label: scheme for scheme, label in names.items() if scheme in asked}
-    own = next((names[one.asked.scheme] for one in rows if one.untouched), UNTOUCHED)
+    own = next((names[one.key.scheme] for one in rows if one.is_baseline), BASELINE)
     cells: dict[Place, Cell] = {}
     for length in sheet.lengths:
         cells |= _column(sheet, [*schemes], length, own)
@@ -118,7 +118,7 @@ def _board(name: str, sheet: Sheet, rows: Sequence[Measured], names: Mapping[str
         title=sheet.kind.title,
         unit=sheet.kind.unit,
         lower_is_better=sheet.kind.lower_is_better,
-        trained=rows[0].asked.subject.trained,
+        trained=rows[0].key.subject.trained,
         labels=(*schemes,),
         schemes=schemes,
         lengths=sheet.lengths,

@@ -197,10 +197,10 @@ def full_layers(text: str, own: Own) -> str:
 
 def label(scheme: Own, own: Own) -> str:
     """What a scheme changes, as short as can be told: leaky_rerope(128, 16) + logn(256)."""
-    from longitude.eval.records import UNTOUCHED
+    from longitude.eval.records import BASELINE
 
     if scheme == own:
-        return UNTOUCHED
+        return BASELINE
     pairs = [(scheme.layer(i, len(own)), own.layer(i, len(own))) for i in range(len(own))]
     told = list(dict.fromkeys(_changes(a, b) for a, b in pairs if a != b))
     return " | ".join(told)

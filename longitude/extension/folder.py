@@ -15,7 +15,7 @@ from typing import Any
 from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.eval.records import Measured, Subject, recorded
+from longitude.eval.records import Measurement, Subject, recorded
 from longitude.eval.results import labels
 from longitude.extension.distance_map import by_size, maps
 from longitude.extension.recommend import recommend
@@ -34,7 +34,7 @@ class Run:
     """One folder: its rows of one model, its advice, and what to type next."""
 
     name: str
-    found: list[Measured]
+    found: list[Measurement]
     advice: Mapping[str, Any] | None
     what_next: Next
 
@@ -42,7 +42,7 @@ class Run:
 def write(
     folder: Path,
     store: Store,
-    found: Sequence[Measured],
+    found: Sequence[Measurement],
     recommendation: Mapping[str, Any],
     what_next: Next = (),
 ) -> Section:
@@ -74,17 +74,17 @@ def joined(paths: Sequence[Path]) -> list[Section]:
             alike.append(run)
         else:
             groups.append([run])
-    models = [group[0].found[0].asked.subject.name for group in groups]
+    models = [group[0].found[0].key.subject.name for group in groups]
     return [
         _joined(group, models.count(name) > 1) for group, name in zip(groups, models, strict=True)
     ]
 
 
-def advised(found: Sequence[Measured]) -> dict[str, Any]:
+def advised(found: Sequence[Measurement]) -> dict[str, Any]:
     """What these rows of one model advise for the greatest length among them."""
-    own = parse(found[0].asked.subject.scheme)
+    own = parse(found[0].key.subject.scheme)
     served = {label: serves(parse(text), own) for text, label in labels(found).items()}
-    return recommend(found, max(one.asked.length for one in found), served).plain()
+    return recommend(found, max(one.key.length for one in found), served).plain()
 
 
 def _joined(group: list[Run], named: bool) -> Section:
@@ -95,10 +95,10 @@ def _joined(group: list[Run], named: bool) -> Section:
 
 
 def _section(
-    found: Sequence[Measured], advice: Mapping[str, Any], what_next: Next, run: str = ""
+    found: Sequence[Measurement], advice: Mapping[str, Any], what_next: Next, run: str = ""
 ) -> Section:
-    own = found[0].asked.subject.scheme if found else ""
-    target = max((one.asked.length for one in found), default=0)
+    own = found[0].key.subject.scheme if found else ""
+    target = max((one.key.length for one in found), default=0)
     schemes = {label: text for text, label in labels(found).items()}
     drawn, sized = maps(schemes, own, target), by_size(schemes, own, target)
     return report.section(found, advice, what_next, drawn, run, sized)
@@ -116,9 +116,9 @@ def _runs(folder: Path) -> list[Run]:
         raise UserError(
             f"The store of {folder} has no rows of measurements: run `longitude extend`."
         )
-    by_subject: dict[Subject, list[Measured]] = {}
+    by_subject: dict[Subject, list[Measurement]] = {}
     for one in found:
-        by_subject.setdefault(one.asked.subject, []).append(one)
+        by_subject.setdefault(one.key.subject, []).append(one)
     advice = _read_advice(folder / ADVICE) if len(by_subject) == 1 else {}
     listed = advice.pop("next", ())
     what_next = [(str(n["title"]), str(n["command"])) for n in listed]
@@ -136,32 +136,32 @@ def _read_advice(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no JSON ({error}): delete it, and it is made anew.") from error
 
 
-def _latest(found: Iterable[Measured]) -> list[Measured]:
+def _latest(found: Iterable[Measurement]) -> list[Measurement]:
     """Of each measure the rows of its youngest protocol: a store may hold those of several."""
     rows = [*found]
-    young = {one.asked.measure: _protocol(one) for one in sorted(rows, key=lambda one: one.made)}
-    return [one for one in rows if _protocol(one) == young[one.asked.measure]]
+    young = {one.key.measure: _protocol(one) for one in sorted(rows, key=lambda one: one.made)}
+    return [one for one in rows if _protocol(one) == young[one.key.measure]]
 
 
-def _protocol(one: Measured) -> str:
+def _protocol(one: Measurement) -> str:
     """How it was measured; not at which lengths, which differ between methods that are read once
     and those that are read once a length."""
-    how = {name: value for name, value in one.asked.protocol.items() if name != "lengths"}
-    return json.dumps([how, one.asked.seed], sort_keys=True)
+    how = {name: value for name, value in one.key.protocol.items() if name != "lengths"}
+    return json.dumps([how, one.key.seed], sort_keys=True)
 
 
 def _alike(a: Run, b: Run) -> bool:
     """Whether the rows of two runs can stand in one table: one model, and of each measure that both
     have the same documents and protocol."""
-    if a.found[0].asked.subject != b.found[0].asked.subject:
+    if a.found[0].key.subject != b.found[0].key.subject:
         return False
     ours, theirs = _taken(a.found), _taken(b.found)
     return all(ours[m] == theirs[m] for m in ours.keys() & theirs.keys())
 
 
-def _taken(found: Iterable[Measured]) -> dict[str, set[tuple[str, str]]]:
+def _taken(found: Iterable[Measurement]) -> dict[str, set[tuple[str, str]]]:
     taken: dict[str, set[tuple[str, str]]] = {}
     for one in found:
-        text = one.asked.text.digest if one.asked.text else ""
-        taken.setdefault(one.asked.measure, set()).add((_protocol(one), text))
+        text = one.key.text.digest if one.key.text else ""
+        taken.setdefault(one.key.measure, set()).add((_protocol(one), text))
     return taken

@@ -18,7 +18,7 @@ from typing import Any
 
 from longitude.core.store import Store
 from longitude.core.validate import UserError, short, shown
-from longitude.eval.records import Asked
+from longitude.eval.records import ResultKey
 from longitude.extension.measure import Bench
 from longitude.extension.plan import Method
 from longitude.hf.patch import patched
@@ -35,8 +35,8 @@ def judge(
     """Scores by task, recorded: {task: {metric: number}}."""
     plan = bench.plan
     protocol = {"limit": limit, "version": getattr(_library(), "__version__", None)}
-    asked = Asked(KIND, plan.subject, method.scheme, plan.target, protocol=protocol)
-    key = {**asked.key, "kind": KIND, "tasks": list(tasks)}
+    asked = ResultKey(KIND, plan.subject, method.scheme, plan.target, protocol=protocol)
+    key = {**asked.to_json(), "kind": KIND, "tasks": list(tasks)}
     known = store.get(key)
     if known is not None:
         return known["scores"]

@@ -18,20 +18,20 @@ import torch
 from torch import Tensor
 
 from longitude.core.validate import UserError
-from longitude.eval import greedy as answer
 from longitude.eval import perplexity as reading
+from longitude.eval import prefill as answer
 from longitude.eval.cost import cost
 from longitude.eval.documents import Document
 from longitude.eval.perplexity import by_position
 from longitude.eval.question import answered
-from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, VARIABLES, Asked
+from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, VARIABLES, ResultKey
 from longitude.eval.tasks import multikey as keys
 from longitude.eval.tasks import passkey, variables
 from longitude.extension.plan import Method, Plan, Task
 from longitude.hf.patch import patched
 
 Value = dict[str, Any]
-Keep = Callable[[Asked, Value], None]
+Keep = Callable[[ResultKey, Value], None]
 
 
 class Bench:
@@ -45,7 +45,7 @@ class Bench:
     def run(self, task: Task, keep: Keep) -> None:
         """Measure a task and hand each row over as soon as it is known."""
 
-        def kept(asked: Asked, value: Value, seconds: float) -> None:
+        def kept(asked: ResultKey, value: Value, seconds: float) -> None:
             keep(asked, self.row(task.method, value, seconds))
 
         if task.measure == LOSS:
@@ -60,7 +60,7 @@ class Bench:
         for asked, one in zip(rows, values, strict=True):
             kept(asked, one, each)
 
-    def context(self, method: Method, document: Document, asked: Asked) -> Value:
+    def context(self, method: Method, document: Document, asked: ResultKey) -> Value:
         """The loss of a document's last tokens, as a row's value."""
         start = time.perf_counter()
         value = self._taken(method, asked.length, lambda: self._context(document, asked))
@@ -73,7 +73,7 @@ class Bench:
 
     # loss by position, and of the last tokens
 
-    def _read(self, task: Task, keep: Callable[[Asked, Value, float], None]) -> None:
+    def _read(self, task: Task, keep: Callable[[ResultKey, Value, float], None]) -> None:
         assert task.document is not None
         for asked in self._in_order(task):
             start = time.perf_counter()
@@ -82,13 +82,13 @@ class Bench:
                 self._shorter(task, asked, keep)
             keep(asked, value, time.perf_counter() - start)
 
-    def _one(self, task: Task, asked: Asked) -> Value:
+    def _one(self, task: Task, asked: ResultKey) -> Value:
         document = self.documents[task.document or 0]
         take = self._loss if asked.measure == LOSS else self._context
         return self._taken(task.method, asked.length, lambda: take(document, asked))
 
     def _shorter(
-        self, task: Task, asked: Asked, keep: Callable[[Asked, Value, float], None]
+        self, task: Task, asked: ResultKey, keep: Callable[[ResultKey, Value, float], None]
     ) -> None:
         """The loss at the greatest length that can be had, in place of one that could not."""
         for n in sorted(self.plan.lengths[:-1], reverse=True):
@@ -100,16 +100,16 @@ class Bench:
                 keep(shorter, value, time.perf_counter() - start)
                 return
 
-    def _in_order(self, task: Task) -> list[Asked]:
+    def _in_order(self, task: Task) -> list[ResultKey]:
         """Longest first, and the loss before the context, which reads the same tokens there."""
         return sorted(self.plan.asked(task), key=lambda a: (-a.length, a.measure == CONTEXT))
 
-    def _loss(self, document: Document, asked: Asked) -> Value:
+    def _loss(self, document: Document, asked: ResultKey) -> Value:
         found = self._losses(document.begun(asked.length))
         means = [[n, float(found[:n].double().mean())] for n in asked.protocol["lengths"]]
         return {"means": means, "bins": [list(b) for b in by_position(found[None])]}
 
-    def _context(self, document: Document, asked: Asked) -> Value:
+    def _context(self, document: Document, asked: ResultKey) -> Value:
         ids, tail = document.ended(asked.length), min(asked.protocol["tail"], asked.length)
         last = self._remembered(ids)
         last = reading.tail_losses(self.model, ids, tail) if last is None else last[-tail:]
@@ -146,11 +146,11 @@ class Bench:
         for size in sorted({len(p) for p in prompts}):
             which = [i for i, p in enumerate(prompts) if len(p) == size]
             new = min(most, length - size + 1)
-            answers = answer.said_all(self.model, [prompts[i] for i in which], new)
+            answers = answer.greedy_batch(self.model, [prompts[i] for i in which], new)
             said |= dict(zip(which, answers, strict=True))
         return [said[i] for i in range(len(prompts))]
 
-    def _asked(self, asked: Asked) -> list[Any]:
+    def _asked(self, asked: ResultKey) -> list[Any]:
         """The questions of a row: the same for every method, and slow to fit to a length."""
         cell = (asked.measure, asked.length, asked.at.get("depth"))
         if cell not in self.cells:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from longitude.core.store import Store
 from longitude.core.validate import UserError, shown
-from longitude.eval.records import Measured
+from longitude.eval.records import Measurement
 from longitude.extension import budget as budgets
 from longitude.extension import folder as folders
 from longitude.extension import lm_eval
@@ -91,7 +91,7 @@ def writable(folder: Path) -> Path:
     return folder
 
 
-def advise(prepared: Prepared, store: Store) -> tuple[list[Measured], Recommendation]:
+def advise(prepared: Prepared, store: Store) -> tuple[list[Measurement], Recommendation]:
     """The rows of the plan, and what they say."""
     found = measured(prepared.plan, store)
     return found, recommend(found, prepared.plan.target, prepared.served())
@@ -123,7 +123,7 @@ def judged_by_lm_eval(
 
 def written(
     prepared: Prepared, store: Store, folder: Path, extra: dict[str, Any]
-) -> tuple[list[Measured], dict[str, Any]]:
+) -> tuple[list[Measurement], dict[str, Any]]:
     """Everything that a run leaves in its folder; the rows and the advice."""
     found, advice = advise(prepared, store)
     plain = {**advice.plain(), **extra, "notes": prepared.notes}
@@ -132,7 +132,7 @@ def written(
     return found, {**plain, "next": folders.listed(following)}
 
 
-def show(found: Sequence[Measured], advice: Mapping[str, Any], console: Console) -> None:
+def show(found: Sequence[Measurement], advice: Mapping[str, Any], console: Console) -> None:
     """The table, the advice and what to type next, in the terminal."""
     report.show(found, advice, console)
 

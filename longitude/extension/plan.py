@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longitude.core.validate import UserError
-from longitude.eval.records import CONTEXT, COST, LOSS, PASSKEY, Asked, Subject, Text
+from longitude.eval.records import CONTEXT, COST, LOSS, PASSKEY, ResultKey, Subject, Text
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TASKS = (PASSKEY, "keys", "variables")  # what --tasks may name
@@ -93,7 +93,7 @@ class Plan:
         """A method's tasks of one kind of question, by length."""
         return (Task(method, name, length=n) for n in self.question_lengths or self.lengths)
 
-    def asked(self, task: Task) -> list[Asked]:
+    def asked(self, task: Task) -> list[ResultKey]:
         """The rows that a task leaves."""
         if task.measure == LOSS:
             assert task.document is not None
@@ -103,16 +103,16 @@ class Plan:
             return [*loss, *(self._context(task.method, text, n) for n in self.lengths)]
         return [self._cost(task)] if task.measure == COST else [*self._cells(task)]
 
-    def _loss(self, method: Method, text: Text, length: int) -> Asked:
+    def _loss(self, method: Method, text: Text, length: int) -> ResultKey:
         within = [n for n in self.lengths if n <= length] if not method.by_length else [length]
         return self._base(method, LOSS, length, text=text, protocol={"lengths": within})
 
-    def _context(self, method: Method, text: Text, length: int) -> Asked:
+    def _context(self, method: Method, text: Text, length: int) -> ResultKey:
         # documents are cut for the greatest length, so a text's digest tells it
         protocol = {"tail": self.protocol.tail}
         return self._base(method, CONTEXT, length, text=text, protocol=protocol)
 
-    def _cells(self, task: Task) -> Iterator[Asked]:
+    def _cells(self, task: Task) -> Iterator[ResultKey]:
         """A row for each depth, where there are depths."""
         depths = self.protocol.depths if task.measure == PASSKEY else (None,)
         asked = {"questions": self.count(task.measure), "form": self.protocol.form}
@@ -120,7 +120,7 @@ class Plan:
             at = {} if depth is None else {"depth": depth}
             yield self._base(task.method, task.measure, task.length, at=at, protocol=asked)
 
-    def _cost(self, task: Task) -> Asked:
+    def _cost(self, task: Task) -> ResultKey:
         protocol = {"new": self.protocol.new}
         return self._base(task.method, COST, task.length, protocol=protocol)
 
@@ -133,9 +133,9 @@ class Plan:
         """How many questions a task has."""
         return self.protocol.questions * len(self.protocol.depths)
 
-    def _base(self, method: Method, measure: str, length: int, **more: Any) -> Asked:
+    def _base(self, method: Method, measure: str, length: int, **more: Any) -> ResultKey:
         protocol = {"version": self.protocol.version, **more.pop("protocol", {})}
         drawn = self.seed if measure in TASKS else 0  # other numbers don't depend on it
-        return Asked(
+        return ResultKey(
             measure, self.subject, method.scheme, length, protocol=protocol, seed=drawn, **more
         )

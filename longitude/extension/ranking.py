@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from longitude.eval.records import PASSKEY, Measured, of
+from longitude.eval.records import PASSKEY, Measurement, of
 from longitude.eval.results import KINDS, labels, sheet
 from longitude.eval.stats import Interval
 
@@ -38,16 +38,16 @@ PAST = "past"  # the sheet of all passkeys past the window
 class Case:
     """What was measured of one model, for a target."""
 
-    def __init__(self, found: Sequence[Measured], target: int) -> None:
+    def __init__(self, found: Sequence[Measurement], target: int) -> None:
         named = labels(found)
-        subject = found[0].asked.subject
+        subject = found[0].key.subject
         self.target = target
         self.schemes = {label: scheme for scheme, label in named.items()}
         self.trained, self.own = subject.trained, named.get(subject.scheme)
         self.sheets = {
             name: sheet(of(found, kind.measure), kind, named) for name, kind in KINDS.items()
         }
-        past = [one for one in found if self.trained < one.asked.length <= target]
+        past = [one for one in found if self.trained < one.key.length <= target]
         self.sheets[PAST] = sheet(_at_once(of(past, PASSKEY), target), KINDS[PASSKEY], named)
         lengths = {
             name: [n for _, n in self.sheets[name].numbers if self.trained < n <= target]
@@ -167,14 +167,12 @@ class Case:
         return value.mean if value else 0.0
 
 
-def _at_once(found: Iterable[Measured], target: int) -> list[Measured]:
+def _at_once(found: Iterable[Measurement], target: int) -> list[Measurement]:
     """Questions of several lengths as of one: five at each of three tell more than five do."""
     return [
         replace(
             one,
-            asked=replace(
-                one.asked, length=target, at={**one.asked.at, "length": one.asked.length}
-            ),
+            key=replace(one.key, length=target, at={**one.key.at, "length": one.key.length}),
         )
         for one in found
     ]

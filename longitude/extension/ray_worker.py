@@ -43,7 +43,9 @@ def known_of(plan: Plan, errand: Errand, store: Store) -> list[Pair]:
     first = errand[0]
     if first.measure not in plan.protocol.tasks:
         return []
-    every = (a.key for t in plan.questions(first.method, first.measure) for a in plan.asked(t))
+    every = (
+        a.to_json() for t in plan.questions(first.method, first.measure) for a in plan.asked(t)
+    )
     return [(key, value) for key in every if (value := store.get(key)) is not None]
 
 

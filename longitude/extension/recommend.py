@@ -16,7 +16,7 @@ from typing import Any
 from longitude.core.scheme import Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.eval.records import Measured
+from longitude.eval.records import Measurement
 from longitude.extension.ranking import Case
 from longitude.runtimes.support import RUNTIMES
 
@@ -54,7 +54,7 @@ class Recommendation:
 
 
 def recommend(
-    found: Sequence[Measured], target: int, served: Mapping[str, tuple[str, ...]]
+    found: Sequence[Measurement], target: int, served: Mapping[str, tuple[str, ...]]
 ) -> Recommendation:
     """The advice of one model's rows for a target; `served` says by label which runtimes can run a
     method as it is."""

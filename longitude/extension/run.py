@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longitude.core.store import Row, Store, address
-from longitude.eval.records import COST, KIND, LOSS, Measured, read
+from longitude.eval.records import COST, KIND, LOSS, Measurement, read
 from longitude.extension.measure import Bench
 from longitude.extension.plan import Plan, Task
 
@@ -36,25 +36,25 @@ def missing(plan: Plan, store: Store) -> list[Task]:
     return [
         task
         for task in plan.tasks()
-        if any(store.get(asked.key) is None for asked in plan.asked(task))
+        if any(store.get(asked.to_json()) is None for asked in plan.asked(task))
     ]
 
 
-def measured(plan: Plan, store: Store) -> list[Measured]:
+def measured(plan: Plan, store: Store) -> list[Measurement]:
     """The rows of a plan that the store has, and those that stand in for one it was refused."""
-    wanted = [asked.key for task in plan.tasks() for asked in plan.asked(task)]
+    wanted = [asked.to_json() for task in plan.tasks() for asked in plan.asked(task)]
     found = [read(Row(key, value, "")) for key in wanted if (value := store.get(key)) is not None]
-    refused = any(one.refused and one.asked.measure == LOSS for one in found)
+    refused = any(one.refused and one.key.measure == LOSS for one in found)
     return [*found, *(_shorter(plan, store, wanted) if refused else ())]
 
 
-def _shorter(plan: Plan, store: Store, wanted: Sequence[dict[str, Any]]) -> Iterator[Measured]:
+def _shorter(plan: Plan, store: Store, wanted: Sequence[dict[str, Any]]) -> Iterator[Measurement]:
     """Losses at shorter lengths, taken where the greatest was out of reach."""
     schemes, known = {m.scheme for m in plan.methods}, {address(key) for key in wanted}
     for row in store.rows(kind=KIND, measure=LOSS):
         one = read(row)
-        mine = one.asked.subject == plan.subject and one.asked.text in plan.texts
-        if mine and one.asked.scheme in schemes and address(row.key) not in known:
+        mine = one.key.subject == plan.subject and one.key.text in plan.texts
+        if mine and one.key.scheme in schemes and address(row.key) not in known:
             yield one
 
 
@@ -112,11 +112,11 @@ def do(bench: Bench, task: Task, store: Store) -> None:
     """One task: measured, or known beforehand."""
     lost = beyond(bench.plan, task, store)
     if lost is None:
-        bench.run(task, lambda asked, value: store.put(asked.key, value))
+        bench.run(task, lambda asked, value: store.put(asked.to_json(), value))
         return
     right = {"right": [False] * bench.plan.count(task.measure), "assumed": lost}
     for asked in bench.plan.asked(task):
-        store.put(asked.key, bench.row(task.method, right, 0.0))
+        store.put(asked.to_json(), bench.row(task.method, right, 0.0))
 
 
 def beyond(plan: Plan, task: Task, store: Store) -> str | None:
@@ -125,6 +125,6 @@ def beyond(plan: Plan, task: Task, store: Store) -> str | None:
     if task.measure not in plan.protocol.tasks:
         return None
     before = [t for t in plan.questions(task.method, task.measure) if t.length < task.length]
-    rows = [store.get(asked.key) for t in before[-1:] for asked in plan.asked(t)]
+    rows = [store.get(asked.to_json()) for t in before[-1:] for asked in plan.asked(t)]
     told = [one for row in rows for one in (row or {}).get("right", [True])]
     return f"none of {len(told)} told at {before[-1].length}." if told and not any(told) else None

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.eval.prefill import chunk_for, head_of, place_of
+from longitude.eval.prefill import chunk_for, input_device, lm_head
 from longitude.reading.forward import fresh, logits, movable, moved, read, repeated, size
 
 AT_ONCE = 2**14  # tokens of rows that are read together
@@ -99,8 +99,8 @@ class Rows:
 
     def _read(self, ids: Tensor, first: int, cache: Any) -> None:
         """Read rows into a cache, as many tokens at a time as fit."""
-        ids = ids.to(place_of(self.model))
-        chunk = chunk_for(self.model, *ids.shape, head_of(self.model))  # type: ignore[misc]
+        ids = ids.to(input_device(self.model))
+        chunk = chunk_for(self.model, *ids.shape, lm_head(self.model))  # type: ignore[misc]
         for piece in ids.split(chunk, 1):
             at = torch.arange(first, first + piece.shape[1], device=ids.device)
             read(self.model, piece, at.expand(len(ids), -1), cache)
@@ -138,7 +138,7 @@ class Rows:
 
     def _column(self, group: Group, tokens: list[int]) -> Tensor:
         """One token of each row."""
-        place = place_of(self.model)
+        place = input_device(self.model)
         ids = torch.tensor(tokens, device=place)[:, None]
         lengths = torch.tensor(group.lengths, device=place)[:, None]
         mask, longest = None, max(group.lengths) + 1

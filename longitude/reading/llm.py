@@ -16,8 +16,7 @@ from torch import nn
 
 from longitude.core.text import dump
 from longitude.core.validate import UserError
-from longitude.eval.greedy import said
-from longitude.eval.prefill import place_of
+from longitude.eval.prefill import greedy, input_device
 from longitude.hf.generation import Chat
 from longitude.hf.loading import digest
 from longitude.hf.patch import scheme_of, trained_length
@@ -71,7 +70,7 @@ class Local:
                 f"that the model has for them: use one with a longer window."
             )
         ids = [*self._before, *own, *self._after]
-        reply = said(self.model, torch.tensor(ids, device=place_of(self.model)), new)
+        reply = greedy(self.model, torch.tensor(ids, device=input_device(self.model)), new)
         return self.tokenizer.decode(reply, skip_special_tokens=True).strip()
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.prefill import chunk_for, head_of, place_of
+from longitude.eval.prefill import chunk_for, input_device, lm_head
 from longitude.hf.patch import trained_length
 from longitude.reading import forward as place
 from longitude.reading.answer import Answer, Tell, said
@@ -48,7 +48,7 @@ class Source:
     ) -> None:
         check(model, len(windows), align)
         self.model, self.layout, self.at_once = model, layout, at_once
-        self.place = place_of(model)
+        self.place = input_device(model)
         self.windows = [list(window) for window in windows]
         self.longest = max(map(len, self.windows))
         start = len(layout.head)
@@ -135,7 +135,7 @@ class Source:
             ids.shape[1], device=self.place
         )
         head = torch.arange(before, device=self.place).expand(len(rows), -1)
-        chunk = chunk_for(self.model, *ids.shape, head_of(self.model))  # type: ignore[misc]
+        chunk = chunk_for(self.model, *ids.shape, lm_head(self.model))  # type: ignore[misc]
         for first in range(0, ids.shape[1], chunk):
             piece = slice(first, first + chunk)
             keys = torch.cat([head, at[:, : piece.stop]], 1)

@@ -64,7 +64,7 @@ def advised(path: str) -> Advised:
     """The advice in the folder of a run."""
     folder = Path(path)
     with Store(folder / STORE) as store:
-        subjects = {one.asked.subject for one in recorded(store)}
+        subjects = {one.key.subject for one in recorded(store)}
     if len(subjects) != 1:
         raise UserError(
             f"an export is of one model, but {folder} has measurements of {len(subjects)}: export "

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, short
-from longitude.eval.prefill import head_of, reads, text_config
+from longitude.eval.prefill import lm_head, prefill, text_config
 from longitude.hf.gguf_reader import FLOAT32, read_layout
 from longitude.hf.loading import load
 from longitude.hf.patch import patched
@@ -150,8 +150,8 @@ def _hugging_face(
     model: nn.Module, ids: Int[Tensor, " n"], lengths: Sequence[int]
 ) -> dict[int, Tensor]:
     """The log-probabilities behind the first so many tokens, for each length."""
-    head, found = head_of(model), {}
-    for read in reads(model, ids[None, : max(lengths)], head=head):
+    head, found = lm_head(model), {}
+    for read in prefill(model, ids[None, : max(lengths)], head=head):
         for n in lengths:
             if read.first < n <= read.first + read.hidden.shape[1]:
                 at = n - 1 - read.first

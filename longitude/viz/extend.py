@@ -12,7 +12,7 @@ import vl_convert
 from rich.console import Console
 
 from longitude.core.validate import UserError
-from longitude.eval.records import Measured
+from longitude.eval.records import Measurement
 from longitude.eval.tables import Board
 from longitude.viz.extend_charts import charts, standing
 from longitude.viz.extend_page import page
@@ -23,7 +23,7 @@ from longitude.viz.files import replace_file
 
 
 def section(
-    found: Sequence[Measured],
+    found: Sequence[Measurement],
     recommendation: Mapping[str, Any] | None = None,
     what_next: Sequence[tuple[str, str]] = (),
     maps: Mapping[str, Sequence[MapPoint]] | None = None,
@@ -34,7 +34,7 @@ def section(
     recommendation, as it does in its file."""
     if not found:
         raise UserError("There are no measurements to report, but got 0 rows: measure some first.")
-    if len({one.asked.subject for one in found}) > 1:
+    if len({one.key.subject for one in found}) > 1:
         raise UserError("A section is of one model, but got rows of several: make one for each.")
     told = recommendation or {}
     following = what_next or [(n["title"], n["command"]) for n in told.get("next", ())]
@@ -42,7 +42,7 @@ def section(
 
 
 def show(
-    found: Sequence[Measured],
+    found: Sequence[Measurement],
     recommendation: Mapping[str, Any] | None,
     console: Console,
     what_next: Sequence[tuple[str, str]] = (),

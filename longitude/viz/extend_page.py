@@ -195,7 +195,7 @@ def _advice(s: Section) -> dict[str, Any] | None:
 
 def _tiles(s: Section) -> list[dict[str, Any]]:
     """The recommended method's numbers at a glance, each with that of the model as it is."""
-    own = s.labels[0] if s.found and any(one.untouched for one in s.found) else None
+    own = s.labels[0] if s.found and any(one.is_baseline for one in s.found) else None
     if s.best not in s.schemes:
         return []
     return [

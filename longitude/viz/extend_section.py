@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from longitude.eval.records import COST, PASSKEY, Measured, Subject, Text, of
+from longitude.eval.records import COST, PASSKEY, Measurement, Subject, Text, of
 from longitude.eval.results import labels
 from longitude.eval.stats import Interval
 from longitude.eval.tables import Board, Cell, boards, curves, grid, reach, tax
@@ -54,7 +54,7 @@ class Section:
     head, and `run` tells sections of one model apart.
     """
 
-    found: Sequence[Measured]
+    found: Sequence[Measurement]
     recommendation: Mapping[str, Any] = field(default_factory=dict)
     what_next: Sequence[tuple[str, str]] = ()
     maps: Mapping[str, Sequence[MapPoint]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Section:
 
     @property
     def subject(self) -> Subject:
-        return self.found[0].asked.subject
+        return self.found[0].key.subject
 
     @property
     def title(self) -> str:
@@ -73,7 +73,7 @@ class Section:
     @property
     def target(self) -> int:
         """The greatest length that was asked for."""
-        return max(one.asked.length for one in self.found)
+        return max(one.key.length for one in self.found)
 
     @cached_property
     def boards(self) -> dict[str, Board]:
@@ -133,7 +133,7 @@ class Section:
 
     @property
     def texts(self) -> list[Text]:
-        return [*dict.fromkeys(one.asked.text for one in self.found if one.asked.text)]
+        return [*dict.fromkeys(one.key.text for one in self.found if one.key.text)]
 
     def columns(self) -> list[Column]:
         """What the table of methods tells, the most telling first."""
@@ -187,7 +187,7 @@ class Section:
     @cached_property
     def _assumed(self) -> set[tuple[str, str, int]]:
         names = labels(self.found)
-        rows = [one.asked for one in self.found if one.value.get("assumed")]
+        rows = [one.key for one in self.found if one.value.get("assumed")]
         return {(asked.measure, names[asked.scheme], asked.length) for asked in rows}
 
     def refusals(self) -> list[str]:
@@ -197,7 +197,7 @@ class Section:
         for one in self.found:
             if one.refused:
                 who = where.setdefault(one.refused, {})
-                who.setdefault(names[one.asked.scheme], []).append(one.asked.length)
+                who.setdefault(names[one.key.scheme], []).append(one.key.length)
         return [
             "; ".join(
                 f"{s} at {', '.join(f'{n:,}' for n in sorted({*at}))}" for s, at in who.items()
@@ -214,7 +214,7 @@ class Section:
     def protocols(self, measure: str) -> list[str]:
         """How a measure was taken: every count and cut that another run could choose otherwise."""
         rows = of(self.found, COST if measure in COSTS else measure)
-        told = (printable(_told({**r.asked.protocol, "seed": r.asked.seed})) for r in rows)
+        told = (printable(_told({**r.key.protocol, "seed": r.key.seed})) for r in rows)
         return [*dict.fromkeys(told)]
 
     def _at(self, board: Board) -> int:
@@ -256,23 +256,23 @@ def between(measure: str, value: Interval) -> str:
     return f"{low.removesuffix(' %')} – {high}"
 
 
-def tidied(found: Sequence[Measured]) -> list[Measured]:
+def tidied(found: Sequence[Measurement]) -> list[Measurement]:
     """The measurements with every text from outside on one line and printable."""
     return [_tidy(one) for one in found]
 
 
-def _tidy(one: Measured) -> Measured:
-    subject, text = one.asked.subject, one.asked.text
+def _tidy(one: Measurement) -> Measurement:
+    subject, text = one.key.subject, one.key.text
     names = {"name": printable(subject.name), "scheme": printable(subject.scheme)}
     asked = replace(
-        one.asked,
-        scheme=printable(one.asked.scheme),
+        one.key,
+        scheme=printable(one.key.scheme),
         subject=replace(subject, **names),
         text=text and replace(text, name=printable(text.name)),
     )
     refused = one.refused and printable(one.refused)
     value = {**one.value, "label": printable(one.label), "refused": refused}
-    return replace(one, asked=asked, value=value)
+    return replace(one, key=asked, value=value)
 
 
 def _signed(value: Interval | None) -> Shown:

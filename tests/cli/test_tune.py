@@ -86,7 +86,7 @@ def test_it_leaves_a_model_a_report_and_its_question(tuned: Path) -> None:
 
 def test_the_table_and_the_news(first: tuple[str, str], tuned: Path) -> None:
     out, err = first
-    assert "after" in out and "before" in out and "as it is" in out
+    assert "after" in out and "before" in out and "baseline" in out
     assert "2 steps of pi" in " ".join(out.split())
     assert f"{tuned / 'model'}: checkpoint of tiny-rope for 512 tokens" in err
     assert "report.html" in err
@@ -95,7 +95,7 @@ def test_the_table_and_the_news(first: tuple[str, str], tuned: Path) -> None:
 def test_the_same_command_again_tells_the_same(outcome: dict[str, Any], tuned: Path) -> None:
     assert outcome["kind"] == "checkpoint" and outcome["steps"] == 2 and outcome["target"] == 512
     assert outcome["folder"] == str(tuned / "model")
-    assert set(outcome["measured"]) == {"as it is", "before", "after"}
+    assert set(outcome["measured"]) == {"baseline", "before", "after"}
 
 
 def last_tokens(model: Any, ids: torch.Tensor, tail: int) -> float:
@@ -112,7 +112,7 @@ def test_before_and_after_are_what_the_models_say(
     plain, _ = lh.load("tiny-rope", dtype="float32", quiet=True)
     trained, _ = lh.load(tuned / "model", dtype="float32", quiet=True)
     documents = [document.ended(512) for document in paper.documents]
-    ways = {"as it is": plain, "after": trained}
+    ways = {"baseline": plain, "after": trained}
     for label, model in ways.items():
         mean = sum(last_tokens(model, ids, 128) for ids in documents) / 2
         assert found[label]["context"]["512"]["mean"] == pytest.approx(mean, abs=1e-4)

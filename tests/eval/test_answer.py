@@ -11,9 +11,8 @@ from torch import Tensor
 
 import longitude.hf as lh
 from longitude import UserError
-from longitude.eval import greedy as answer
 from longitude.eval import prefill
-from longitude.eval.greedy import ends_of, said, said_all
+from longitude.eval.prefill import eos_tokens, greedy, greedy_batch
 from longitude.eval.tasks.passkey import passkey
 from tests.eval.test_reading import model, tokens
 
@@ -49,50 +48,50 @@ def test_it_is_what_generate_says(
     long = max(len(prompt) for prompt in asked) + NEW
     with nullcontext() if scheme is None else lh.patched(m, scheme, length=long):
         want = [generated(m, prompt) for prompt in asked]
-        assert said_all(m, asked, NEW) == want
+        assert greedy_batch(m, asked, NEW) == want
         monkeypatch.setattr(prefill, "chunk_for", lambda *_: 100)
-        assert said(m, asked[0], NEW) == want[0]
+        assert greedy(m, asked[0], NEW) == want[0]
     assert len({tuple(row) for row in want}) > 1, "the test would not see rows exchanged"
 
 
 def test_rows_of_one_length_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     m = model("tiny-rope")
     asked = [tokens(60), tokens(50), tokens(60) // 2, tokens(50) // 2, tokens(60) // 3]
-    monkeypatch.setattr(answer, "AT_ONCE", 2 * 64 + 1)
+    monkeypatch.setattr(prefill, "BATCH_TOKENS", 2 * 64 + 1)
     shapes: list[tuple[int, ...]] = []
     hook = m.get_input_embeddings().register_forward_pre_hook(
         lambda module, given: shapes.append(tuple(given[0].shape))
     )
-    together = said_all(m, asked, 4, stop=())
+    together = greedy_batch(m, asked, 4, stop=())
     hook.remove()
     assert [shape for shape in shapes if shape[1] > 1] == [(2, 60), (1, 60), (2, 50)]
-    assert together == [said(m, prompt, 4, stop=()) for prompt in asked]
+    assert together == [greedy(m, prompt, 4, stop=()) for prompt in asked]
 
 
 def test_a_row_ends_without_ending_the_others() -> None:
     m = model("tiny-rope")
     asked = [tokens(60), tokens(60) // 2]
-    first, second = said_all(m, asked, 8, stop=())
+    first, second = greedy_batch(m, asked, 8, stop=())
     assert len(first) == len(second) == 8
     end = next(token for token in first if token not in second)
-    assert said_all(m, asked, 8, stop={end}) == [first[: first.index(end)], second]
-    assert said_all(m, asked, 8, stop={first[0], second[0]}) == [[], []]
+    assert greedy_batch(m, asked, 8, stop={end}) == [first[: first.index(end)], second]
+    assert greedy_batch(m, asked, 8, stop={first[0], second[0]}) == [[], []]
 
 
 def test_a_model_ends_by_itself() -> None:
-    assert ends_of(model("tiny-rope")) == {0}
+    assert eos_tokens(model("tiny-rope")) == {0}
     m = lh.load("tiny-rope", device="cpu", dtype="float32", quiet=True)[0]
     m.generation_config.eos_token_id = [3, 7]  # type: ignore[union-attr]
-    assert ends_of(m) == {3, 7}
+    assert eos_tokens(m) == {3, 7}
     m.generation_config.eos_token_id = None  # type: ignore[union-attr]
-    assert ends_of(m) == set()
-    assert len(said(m, tokens(20), 3)) == 3
+    assert eos_tokens(m) == set()
+    assert len(greedy(m, tokens(20), 3)) == 3
 
 
 def test_nothing_asked_is_nothing_said() -> None:
     m = model("tiny-rope")
-    assert said_all(m, [], 3) == []
+    assert greedy_batch(m, [], 3) == []
     with pytest.raises(UserError, match="1 token or more"):
-        said(m, tokens(5), 0)
+        greedy(m, tokens(5), 0)
     with pytest.raises(UserError, match=r"prompts of \[5, 0\]"):
-        said_all(m, [tokens(5), tokens(5)[:0]], 2)
+        greedy_batch(m, [tokens(5), tokens(5)[:0]], 2)

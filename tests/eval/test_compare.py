@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from longitude.eval.records import LOSS, PASSKEY, UNTOUCHED
+from longitude.eval.records import BASELINE, LOSS, PASSKEY
 from longitude.eval.results import labels
 from longitude.eval.stats import Interval
 from longitude.eval.tables import boards, curves, grid, reach, tax
@@ -28,10 +28,10 @@ def about(interval: Interval | None, values: list[float]) -> None:
 def test_a_board_has_means_over_documents_and_paired_differences() -> None:
     own, other = [3.0, 4.0, 5.0, 6.0], [2.8, 3.9, 4.7, 5.8]
     board = boards([*context("b", 512, other), *context(OWN, 512, own)])["context"]
-    assert board.labels == (UNTOUCHED, "b")  # the untouched first
-    assert board.schemes == {UNTOUCHED: OWN, "b": "b"}
+    assert board.labels == (BASELINE, "b")  # the untouched first
+    assert board.schemes == {BASELINE: OWN, "b": "b"}
     assert (board.lengths, board.trained, board.lower_is_better) == ((512,), 256, True)
-    cell, untouched = board.cells["b", 512], board.cells[UNTOUCHED, 512]
+    cell, untouched = board.cells["b", 512], board.cells[BASELINE, 512]
     about(cell.value, other)
     about(cell.over, [a - b for a, b in zip(other, own, strict=True)])
     assert untouched.over is None
@@ -60,7 +60,7 @@ def test_documents_are_paired_whatever_the_order_of_rows() -> None:
 
 def test_one_document_ties_everything() -> None:
     cells = boards([*context(OWN, 512, [9.0]), *context("b", 512, [1.0])])["context"].cells
-    assert cells["b", 512].best and cells[UNTOUCHED, 512].tied
+    assert cells["b", 512].best and cells[BASELINE, 512].tied
 
 
 def test_a_loss_comes_from_the_shortest_reading_that_has_it() -> None:
@@ -73,7 +73,7 @@ def test_a_loss_comes_from_the_shortest_reading_that_has_it() -> None:
         board = boards(rows)["loss"]
         means = {place: cell.value and cell.value.mean for place, cell in board.cells.items()}
         assert [means["b", n] for n in (256, 512, 1024)] == [1.0, 2.0, 3.0]
-        assert [means[UNTOUCHED, n] for n in (256, 512, 1024)] == [1.5, None, 3.5]
+        assert [means[BASELINE, n] for n in (256, 512, 1024)] == [1.5, None, 3.5]
         over = board.cells["b", 256].over
         assert over is not None and over.mean == -0.5
 
@@ -107,7 +107,7 @@ def test_answers_are_paired_by_question() -> None:
     half = 1.959964 * math.sqrt((p12 + p21 - (p12 - p21) ** 2) / n)
     assert best.over.mean == 0.75
     assert best.over.low == pytest.approx(p12 - p21 - half, abs=1e-5)
-    assert not board.cells[UNTOUCHED, 512].tied
+    assert not board.cells[BASELINE, 512].tied
     other = board.cells["b", 512]
     assert other.value is not None and other.value.n == 15
     assert other.best and not other.tied  # 15 of 15: no one has a better share
@@ -119,10 +119,10 @@ def test_costs_are_tied_within_what_timings_vary_by() -> None:
     made = boards(rows)
     assert [*made] == ["prefill", "decode", "memory"]
     prefill = made["prefill"].cells
-    marks = {s: (prefill[s, 512].best, prefill[s, 512].tied) for s in (UNTOUCHED, "b", "c")}
-    assert marks == {UNTOUCHED: (True, False), "b": (False, True), "c": (False, False)}
+    marks = {s: (prefill[s, 512].best, prefill[s, 512].tied) for s in (BASELINE, "b", "c")}
+    assert marks == {BASELINE: (True, False), "b": (False, True), "c": (False, False)}
     assert made["decode"].lower_is_better and not made["prefill"].lower_is_better
-    assert not any(made["memory"].cells[s, 512].best for s in (UNTOUCHED, "b", "c"))  # all alike
+    assert not any(made["memory"].cells[s, 512].best for s in (BASELINE, "b", "c"))  # all alike
     over = prefill["c", 512].over
     assert over is not None and over.mean == -500
 
@@ -139,8 +139,8 @@ def test_what_is_asked_twice_counts_once_with_the_younger_answer() -> None:
 def test_two_schemes_under_one_label_go_by_their_written_forms() -> None:
     rows = [*context(OWN, 512, [3.0]), *context("b", 512, [2.0]), *context("c", 512, [2.0])]
     alike = [replace(one, value={**one.value, "label": "same"}) for one in rows[1:]]
-    assert labels([rows[0], *alike]) == {OWN: UNTOUCHED, "b": "b", "c": "c"}
-    assert boards([rows[0], *alike])["context"].labels == (UNTOUCHED, "b", "c")
+    assert labels([rows[0], *alike]) == {OWN: BASELINE, "b": "b", "c": "c"}
+    assert boards([rows[0], *alike])["context"].labels == (BASELINE, "b", "c")
 
 
 def test_curves_are_of_the_longest_text_that_was_read() -> None:

@@ -16,7 +16,7 @@ import longitude.hf as lh
 from longitude import UserError
 from longitude.eval import prefill
 from longitude.eval.perplexity import is_out_of_memory, losses, tail_losses
-from longitude.eval.prefill import chunk_for, head_of
+from longitude.eval.prefill import chunk_for, lm_head
 
 TEXT = "\n".join(topics[name] for name in sorted(topics)).encode()
 MODELS: dict[str, Any] = {}
@@ -85,8 +85,8 @@ def seen(module: nn.Module) -> Iterator[list[tuple[int, ...]]]:
 
 def test_logits_are_made_a_stretch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     m, ids = model("tiny-rope"), tokens(650)
-    monkeypatch.setattr(prefill, "LOGITS", 256 * 100)
-    head_of(m)  # which asks a model once, with a few tokens
+    monkeypatch.setattr(prefill, "LOGITS_AT_ONCE", 256 * 100)
+    lm_head(m)  # which asks a model once, with a few tokens
     with seen(m.get_output_embeddings()) as shapes:
         losses(m, ids)
         whole, shapes[:] = list(shapes), []
@@ -98,12 +98,12 @@ def test_logits_are_made_a_stretch_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_text_too_long_for_one_forward_goes_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     m, ids = model("tiny-rope"), tokens(601)
-    assert chunk_for(m, 1, 600, head_of(m)) == 600
+    assert chunk_for(m, 1, 600, lm_head(m)) == 600
     read: list[int] = []
     hook = m.model.register_forward_pre_hook(
         lambda module, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
     )
-    monkeypatch.setattr(prefill, "ROOM", 5 * 2**20)
+    monkeypatch.setattr(prefill, "ACTIVATION_BYTES", 5 * 2**20)
     found = losses(m, ids)
     hook.remove()
     assert read == [300, 300]
@@ -113,10 +113,10 @@ def test_a_text_too_long_for_one_forward_goes_in_chunks(monkeypatch: pytest.Monk
 def test_attention_that_holds_all_scores_reads_shorter_chunks() -> None:
     """BLOOM's attention has heads × tokens × keys in memory."""
     rope, alibi = model("tiny-rope"), model("tiny-alibi")
-    assert chunk_for(rope, 1, 2**16, head_of(rope)) == 2**16
-    assert chunk_for(rope, 64, 2**16, head_of(rope)) < 2**12, "rows count, too"
-    chunk = chunk_for(alibi, 1, 2**16, head_of(alibi))
-    assert 6 * 4 * chunk * 2**16 < prefill.ROOM
+    assert chunk_for(rope, 1, 2**16, lm_head(rope)) == 2**16
+    assert chunk_for(rope, 64, 2**16, lm_head(rope)) < 2**12, "rows count, too"
+    chunk = chunk_for(alibi, 1, 2**16, lm_head(alibi))
+    assert 6 * 4 * chunk * 2**16 < prefill.ACTIVATION_BYTES
     assert chunk >= 256
 
 
@@ -130,7 +130,7 @@ def test_a_long_text_of_a_small_model_needs_no_mask_and_no_cache() -> None:
         m = m.to(torch.bfloat16)
     head = prefill.Head(m.lm_head, lambda x: x)
     assert chunk_for(m, 1, 2**17, head) == 2**17
-    assert prefill.LEAST <= chunk_for(m, 1, 2**20, head) <= 2**10, "there it takes a mask"
+    assert prefill.MIN_CHUNK <= chunk_for(m, 1, 2**20, head) <= 2**10, "there it takes a mask"
 
 
 def capped(kind: str) -> Any:
@@ -159,7 +159,7 @@ def capped(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere"])
 def test_what_comes_behind_the_head_is_done_too(kind: str) -> None:
     m, ids = capped(kind), tokens(120) % 64
-    assert head_of(m).module is not None
+    assert lm_head(m).module is not None
     for chunk in (None, 50):
         found = losses(m, ids, chunk=chunk)
         same(found, plainly(m, ids))
@@ -185,8 +185,8 @@ def test_a_head_that_does_not_tell_all_is_left_to_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     m, ids = Doubled(), tokens(301)
-    monkeypatch.setattr(prefill, "LOGITS", 256 * 64)
-    assert head_of(m).module is None
+    monkeypatch.setattr(prefill, "LOGITS_AT_ONCE", 256 * 64)
+    assert lm_head(m).module is None
     with seen(m.get_output_embeddings()) as shapes:
         found = losses(m, ids)
     assert max(shape[-2] for shape in shapes) <= 64

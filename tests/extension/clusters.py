@@ -42,7 +42,7 @@ class Played:
     def __init__(self, answer: Callable[[Errand], Any], **resources: float) -> None:
         self.answer, self.resources = answer, resources or {"CPU": 2.0}
         self.made = self.killed = 0
-        self.asked: Counter[Errand] = Counter()
+        self.key: Counter[Errand] = Counter()
 
     def is_initialized(self) -> bool:
         return True
@@ -64,7 +64,7 @@ class Played:
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
 
     def _ask(self, errand: Errand, known: Any = ()) -> Any:
-        self.asked[errand] += 1
+        self.key[errand] += 1
         return _Awaited(errand)
 
     def wait(self, answers: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:

@@ -76,7 +76,7 @@ def main(folder: Path, seed: int) -> None:
         hits, stores = hits + hit, stores + (not hit)
     ended(forked(lambda: run(prepared, path)))
     plan = prepared.plan
-    print(json.dumps([address(a.key) for task in plan.tasks() for a in plan.asked(task)]))
+    print(json.dumps([address(a.to_json()) for task in plan.tasks() for a in plan.asked(task)]))
 
 
 if __name__ == "__main__":

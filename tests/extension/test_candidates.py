@@ -92,7 +92,7 @@ def test_layers_with_windows_of_their_own_stay():
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        ("rope(base=5000)", "as it is"),
+        ("rope(base=5000)", "baseline"),
         ("rope(base=5000, remap=rerope(64)) + logn(128)", "rerope(64) + logn(128)"),
         ("rope(base=7000)", "base=7000"),
         ("rope(base=5000, frequencies=linear(4))", "linear(4)"),

@@ -11,34 +11,34 @@ import pytest
 from longitude.cli.main import run
 from longitude.core.store import Store
 from longitude.core.validate import UserError
-from longitude.eval.records import CONTEXT, LOSS, Measured, Text
+from longitude.eval.records import CONTEXT, LOSS, Measurement, Text
 from longitude.extension import folder as folders
 from tests.viz.extending import rows
 
-FEW = ("as it is", "yarn", "leaky_rerope")
-SMALL = [one for one in rows.FOUND if one.asked.measure == CONTEXT and one.label in FEW]
+FEW = ("baseline", "yarn", "leaky_rerope")
+SMALL = [one for one in rows.FOUND if one.key.measure == CONTEXT and one.label in FEW]
 
 
-def kept(folder: Path, found: list[Measured], advice: bool = True) -> Path:
+def kept(folder: Path, found: list[Measurement], advice: bool = True) -> Path:
     """A folder with these rows in its store."""
     with Store(folder / folders.STORE) as store:
         for one in found:
-            store.put(one.asked.key, one.value)
+            store.put(one.key.to_json(), one.value)
     if advice:
         told = {**rows.ADVICE, "next": [{"title": t, "command": c} for t, c in rows.NEXT]}
         (folder / folders.ADVICE).write_text(json.dumps(told), encoding="utf-8")
     return folder
 
 
-def of_model(name: str) -> list[Measured]:
+def of_model(name: str) -> list[Measurement]:
     subject = replace(rows.MODEL, name=name, weights=name)
-    return [replace(one, asked=replace(one.asked, subject=subject)) for one in SMALL]
+    return [replace(one, key=replace(one.key, subject=subject)) for one in SMALL]
 
 
 def test_a_run_leaves_everything(tmp_path: Path) -> None:
     with Store(tmp_path / folders.STORE) as store:
         for one in SMALL:
-            store.put(one.asked.key, one.value)
+            store.put(one.key.to_json(), one.value)
         folders.write(tmp_path, store, SMALL, rows.ADVICE, rows.NEXT)
     left = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
     wanted = {folders.STORE, folders.ROWS, folders.ADVICE, folders.PAGE, folders.SUMMARY}
@@ -58,43 +58,43 @@ def test_each_model_has_a_section(tmp_path: Path) -> None:
 
 
 def test_runs_alike_share_a_table(tmp_path: Path) -> None:
-    a = kept(tmp_path / "a", [one for one in SMALL if one.label in ("as it is", "yarn")])
-    b = kept(tmp_path / "b", [one for one in SMALL if one.label in ("as it is", "leaky_rerope")])
+    a = kept(tmp_path / "a", [one for one in SMALL if one.label in ("baseline", "yarn")])
+    b = kept(tmp_path / "b", [one for one in SMALL if one.label in ("baseline", "leaky_rerope")])
     (section,) = folders.joined([a, b, a])
-    assert {*section.labels} == {"as it is", "yarn", "leaky_rerope"} and section.run == ""
+    assert {*section.labels} == {"baseline", "yarn", "leaky_rerope"} and section.run == ""
     best = section.recommendation["best"]  # made anew, from the rows of both
     assert best["label"] == "leaky_rerope" and "1.443" in best["sentence"]
 
 
 def test_runs_of_other_documents_are_told_apart(tmp_path: Path) -> None:
-    other = [replace(one, asked=replace(one.asked, text=Text("b", "b" * 64))) for one in SMALL]
+    other = [replace(one, key=replace(one.key, text=Text("b", "b" * 64))) for one in SMALL]
     paths = [kept(tmp_path / "a", SMALL), kept(tmp_path / "b", other)]
     name = rows.MODEL.name
     assert [s.title for s in folders.joined(paths)] == [f"{name} (a)", f"{name} (b)"]
 
 
 def test_of_two_protocols_the_younger_is_shown(tmp_path: Path) -> None:
-    changed = [replace(o, asked=replace(o.asked, protocol={"last": 64})) for o in SMALL[:4]]
+    changed = [replace(o, key=replace(o.key, protocol={"last": 64})) for o in SMALL[:4]]
     kept(tmp_path, SMALL)
     (section,) = folders.joined([kept(tmp_path, changed, advice=False)])
-    assert {tuple(one.asked.protocol.items()) for one in section.found} == {(("last", 64),)}
+    assert {tuple(one.key.protocol.items()) for one in section.found} == {(("last", 64),)}
 
 
 def test_a_reading_a_length_stands_beside_one_reading_for_all(tmp_path: Path) -> None:
-    once = [one for one in rows.FOUND if one.asked.measure == LOSS and one.label in FEW[:2]]
+    once = [one for one in rows.FOUND if one.key.measure == LOSS and one.label in FEW[:2]]
     again = [
-        replace(one, asked=replace(one.asked, length=n, protocol={**one.asked.protocol, **read}))
+        replace(one, key=replace(one.key, length=n, protocol={**one.key.protocol, **read}))
         for one in once
         for n, read in (
             [(2048, {"lengths": [*rows.LENGTHS]})]
-            if one.untouched
+            if one.is_baseline
             else [(n, {"lengths": [n]}) for n in rows.LENGTHS]
         )
     ]
     (section,) = folders.joined([kept(tmp_path, again, advice=False)])
     assert len(section.found) == len(again) == 4 + 4 * 4
     assert {*section.boards["loss"].labels} == {*FEW[:2]}
-    half = [one for one in again if one.untouched]
+    half = [one for one in again if one.is_baseline]
     a, b = (
         kept(tmp_path / "a", half),
         kept(tmp_path / "b", [one for one in again if one not in half]),

@@ -37,33 +37,33 @@ def straightforward(model, method, ids, length):
 
 
 def test_losses_at_every_length_are_those_of_a_forward_at_that_length(small, store):
-    rows = [r for r in measured(small.plan, store) if r.asked.measure == LOSS]
+    rows = [r for r in measured(small.plan, store) if r.key.measure == LOSS]
     methods = {m.scheme: m for m in small.plan.methods}
     documents = {d.text: d for d in small.bench.documents}
     assert len(rows) == 2 * 2 + 2 * 2  # two read once, one at each of two lengths
     seen = set()
     for row in rows:
-        method, document = methods[row.asked.scheme], documents[row.asked.text]
+        method, document = methods[row.key.scheme], documents[row.key.text]
         for n, mean in row.value["means"]:
             want = straightforward(small.bench.model, method, document.ids[: n + 1], n)
             assert math.isclose(mean, float(want.mean()), abs_tol=1e-4), (method.label, n)
             seen.add((method.label, document.text, n))
         first, past, loss = row.value["bins"][-1]
-        assert past == row.asked.length and math.isclose(
+        assert past == row.key.length and math.isclose(
             loss, float(want[first:past].mean()), abs_tol=1e-4
         )
     assert len(seen) == 3 * 2 * 2
 
 
 def test_the_last_tokens_are_scored_with_more_and_more_before_them(small, store):
-    rows = [r for r in measured(small.plan, store) if r.asked.measure == CONTEXT]
+    rows = [r for r in measured(small.plan, store) if r.key.measure == CONTEXT]
     methods = {m.scheme: m for m in small.plan.methods}
     documents = {d.text: d for d in small.bench.documents}
     assert len(rows) == 3 * 2 * 2
     for row in rows:
-        n, tail = row.asked.length, small.plan.protocol.tail
-        ids = documents[row.asked.text].ids[-(n + 1) :]
-        want = straightforward(small.bench.model, methods[row.asked.scheme], ids, n)
+        n, tail = row.key.length, small.plan.protocol.tail
+        ids = documents[row.key.text].ids[-(n + 1) :]
+        want = straightforward(small.bench.model, methods[row.key.scheme], ids, n)
         assert math.isclose(row.value["loss"], float(want[-tail:].mean()), abs_tol=1e-4)
 
 
@@ -79,12 +79,12 @@ def test_a_method_that_told_none_is_not_asked_further(small):
     with Store(":memory:") as store:
         assert beyond(plan, far, store) is None  # not known yet
         for asked in plan.asked(near):
-            store.put(asked.key, {"right": [False]})
+            store.put(asked.to_json(), {"right": [False]})
         assert beyond(plan, far, store) == f"none of 5 told at {near.length}."
         do(small.bench, far, store)
-        rows = [store.get(asked.key) for asked in plan.asked(far)]
+        rows = [store.get(asked.to_json()) for asked in plan.asked(far)]
         assert all(row and row["right"] == [False] and row["assumed"] for row in rows)
-        store.put(plan.asked(near)[0].key, {"right": [True]})
+        store.put(plan.asked(near)[0].to_json(), {"right": [True]})
         assert beyond(plan, far, store) is None
         assert beyond(plan, near, store) is None
 
@@ -103,8 +103,8 @@ def test_out_of_memory_is_recorded_and_the_rest_goes_on(small, monkeypatch):
     bench = Bench(plan, small.bench.model, small.bench.tokenizer, small.bench.documents)
     with Store(":memory:") as store:
         do(bench, Task(static, LOSS, document=0), store)
-        rows = [r for r in measured(plan, store) if r.asked.measure == LOSS]
-    by_length = {r.asked.length: r for r in rows}
+        rows = [r for r in measured(plan, store) if r.key.measure == LOSS]
+    by_length = {r.key.length: r for r in rows}
     assert by_length[512].refused == "out of memory at 512 tokens."
     assert [n for n, _ in by_length[256].value["means"]] == [256]
 

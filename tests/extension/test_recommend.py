@@ -8,7 +8,7 @@ import pytest
 
 from longitude import parse
 from longitude.core.validate import UserError
-from longitude.eval.records import CONTEXT, PASSKEY, UNTOUCHED, Measured
+from longitude.eval.records import BASELINE, CONTEXT, PASSKEY, Measurement
 from longitude.extension.recommend import Advice, Recommendation, recommend
 from longitude.runtimes.support import RUNTIMES, serves
 from tests.measured import OWN, asked, context, cost, document, reading, row
@@ -19,7 +19,9 @@ DYNAMIC = "rope(frequencies=dynamic_ntk(256))"
 TARGET = 1024
 
 
-def at_target(losses: Mapping[str, float], documents: int = 6, own: float = 2.0) -> list[Measured]:
+def at_target(
+    losses: Mapping[str, float], documents: int = 6, own: float = 2.0
+) -> list[Measurement]:
     """Context losses at the window (the untouched model's) and at the target, documents apart by
     more than methods, methods by more than their noise."""
     rng = random.Random(1)
@@ -29,14 +31,14 @@ def at_target(losses: Mapping[str, float], documents: int = 6, own: float = 2.0)
     return rows + context(OWN, 256, [own + h for h in hard])
 
 
-def keys(shares: Mapping[str, float], questions: int = 20) -> list[Measured]:
+def keys(shares: Mapping[str, float], questions: int = 20) -> list[Measurement]:
     rights = {s: [i < share * questions for i in range(questions)] for s, share in shares.items()}
     return [asked(PASSKEY, s, TARGET, right) for s, right in rights.items()]
 
 
-def advised(rows: Iterable[Measured], target: int = TARGET) -> Recommendation:
+def advised(rows: Iterable[Measurement], target: int = TARGET) -> Recommendation:
     found = [*rows]
-    schemes = {one.label: one.asked.scheme for one in found}
+    schemes = {one.label: one.key.scheme for one in found}
     served = {label: serves(parse(s), parse(OWN)) for label, s in schemes.items()}
     made = recommend(found, target, served)
     assert json.loads(json.dumps(made.plain())) == made.plain()
@@ -119,14 +121,14 @@ def test_nothing_helps() -> None:
     rows = [*at_target({OWN: 5.0, LEAKY: 5.001, YARN[4]: 6.0}, own=2.0)]
     made = advised([*rows, *keys({OWN: 0.5, LEAKY: 0.5, YARN[4]: 0.5})])
     assert not made.helps and made.factor is None
-    assert (made.best.label, made.best.scheme) == (UNTOUCHED, OWN)
+    assert (made.best.label, made.best.scheme) == (BASELINE, OWN)
     assert made.best.sentence.startswith("Nothing helps at 1,024 tokens: the loss")
-    assert set(runtimes(made).values()) == {UNTOUCHED}
+    assert set(runtimes(made).values()) == {BASELINE}
 
 
 def test_nothing_is_needed() -> None:
     made = advised(at_target({OWN: 1.9, LEAKY: 1.9, YARN[4]: 2.2}, own=2.0))
-    assert not made.helps and made.best.label == UNTOUCHED
+    assert not made.helps and made.best.label == BASELINE
     assert made.best.sentence.startswith("Change nothing, the model as it is reads 1,024 tokens")
 
 
@@ -134,7 +136,7 @@ def test_more_passkeys_help_where_losses_are_alike() -> None:
     rows = at_target({OWN: 2.0, LEAKY: 2.001})
     made = advised([*rows, *keys({OWN: 0.0, LEAKY: 1.0})])
     assert made.helps and made.best.label == LEAKY
-    assert runtimes(made)["vllm"] == UNTOUCHED
+    assert runtimes(made)["vllm"] == BASELINE
 
 
 def test_passkeys_asked_of_one_alone_are_no_help() -> None:

@@ -88,7 +88,7 @@ def test_the_default_run(tmp_path):
     found, advice = extended(tmp_path / "run")
     best = advice["best"]["scheme"]  # asked again with as many questions as make 95 % a number
     more, _ = extended(tmp_path / "best", "--methods", best, "--docs", "1", "--questions", "4")
-    holds([m for m in found if m.asked.measure != PASSKEY] + of(more, PASSKEY), advice)
+    holds([m for m in found if m.key.measure != PASSKEY] + of(more, PASSKEY), advice)
     opens_cleanly(tmp_path / "run" / "report.html")
     same_as_rows(read_charts(tmp_path / "run" / "report.html"), found)
 
@@ -102,7 +102,7 @@ def test_a_real_checkpoint(smollm2_file, tmp_path):
     found, advice = extended(tmp_path / "run", str(smollm2_file), *more)
     context = boards(found)["context"]
     target = context.lengths[-1]
-    own, best = (context.cells[label, target] for label in ("as it is", advice["best"]["label"]))
+    own, best = (context.cells[label, target] for label in ("baseline", advice["best"]["label"]))
     assert advice["helps"] and "rerope" in advice["best"]["label"]
     assert own.value.mean > best.value.mean + 2
 
@@ -111,8 +111,8 @@ def test_a_real_checkpoint(smollm2_file, tmp_path):
 @pytest.mark.parametrize("name", ["tiny-alibi", "tiny-learned"])
 def test_models_without_rotation(name, tmp_path):
     found, advice = extended(tmp_path / "run", name, "--docs", "2")
-    assert boards(found)["context"].labels[0] == "as it is"
+    assert boards(found)["context"].labels[0] == "baseline"
     assert advice["best"]["sentence"]
     if name == "tiny-learned":
-        beyond = [m for m in found if m.untouched and m.asked.length > WINDOW]
+        beyond = [m for m in found if m.is_baseline and m.key.length > WINDOW]
         assert beyond and all("no position beyond" in m.refused for m in beyond)

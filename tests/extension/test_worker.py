@@ -35,7 +35,7 @@ def test_a_worker_that_goes_on_knows_what_was_told_at_the_length_before(
     (before, after), *_ = [e for e in errands(plan.tasks()) if e[0].measure == "passkey"]
     with Store(":memory:") as store:
         for asked in plan.asked(before):
-            store.put(asked.key, {"label": "as it is", "right": [False]})
+            store.put(asked.to_json(), {"label": "baseline", "right": [False]})
         known = known_of(plan, (after,), store)
     assert len(known) == len(plan.asked(before))
     worker = Worker(Kit.of(prepared))

@@ -11,7 +11,7 @@ import torch
 
 import longitude.hf as lh
 from longitude.core.validate import UserError
-from longitude.eval.prefill import head_of
+from longitude.eval.prefill import lm_head
 from longitude.eval.tasks.passkey import QUESTION, passkey, retrieved
 from longitude.reading import nbce
 from longitude.reading.answer import Step
@@ -125,7 +125,7 @@ def test_rows_without_room_are_read_again_and_hold_nothing() -> None:
 
 def test_the_common_beginning_is_read_once() -> None:
     m, read = model("llama"), []
-    head_of(m)  # tries it on a few tokens, once
+    lm_head(m)  # tries it on a few tokens, once
     hook = m.model.embed_tokens.register_forward_hook(
         lambda _, ids, out: read.append(ids[0].numel())
     )
@@ -218,12 +218,12 @@ def test_keys_are_found_in_sixteen_windows(tiny_rope: Any) -> None:
 
 
 def test_the_model_alone_finds_no_key_beyond_its_window(tiny_rope: Any) -> None:
-    from longitude.eval.greedy import said_all
+    from longitude.eval.prefill import greedy_batch
 
     m, tokenizer = tiny_rope
     rng = random.Random(0)
     asked = [passkey(640, rng=rng, depth=rng.uniform(0, 0.5), form="short") for _ in range(3)]
     prompts = [torch.tensor(tokenizer(one.prompt)["input_ids"]) for one in asked]
-    said = [tokenizer.decode(ids) for ids in said_all(m, prompts, 7)]
+    said = [tokenizer.decode(ids) for ids in greedy_batch(m, prompts, 7)]
     assert not any(map(retrieved, asked, said))
     assert text_of(asked[0]) in asked[0].prompt

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, VARIABLES, Measured, of
+from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, VARIABLES, Measurement, of
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -31,7 +31,7 @@ class Seen:
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address = page, address
         self.errors: list[str] = []
-        self.asked: list[str] = []
+        self.key: list[str] = []
         self.dialogs: list[str] = []
         page.on("console", lambda m: self.errors.append(m.text) if m.type != "log" else None)
         page.on("pageerror", lambda e: self.errors.append(str(e)))
@@ -43,7 +43,7 @@ class Seen:
     def _route(self, route: Any) -> None:
         mine = route.request.url == self.address
         if not mine:
-            self.asked.append(route.request.url)
+            self.key.append(route.request.url)
         route.continue_() if mine else route.abort()
 
     def _dialog(self, dialog: Any) -> None:
@@ -56,7 +56,7 @@ class Seen:
 
     def check(self) -> None:
         """No error, no request, no dialog, and a picture in every box."""
-        assert (self.errors, self.asked, self.dialogs) == ([], [], [])
+        assert (self.errors, self.key, self.dialogs) == ([], [], [])
         boxes = self.page.locator(".chart").count()
         assert self.page.locator(".chart svg").count() == boxes > 0
 
@@ -94,7 +94,7 @@ def read_charts(path: Path) -> Charts:
         return seen.charts()
 
 
-def same_as_rows(charts: Charts, found: Sequence[Measured]) -> None:
+def same_as_rows(charts: Charts, found: Sequence[Measurement]) -> None:
     """The charts of one model have the numbers of its rows: all of them, and no other."""
     rows = [one for one in found if not one.refused]
     told: dict[str, Numbers] = {
@@ -120,35 +120,35 @@ def _of(drawn: Sequence[Mapping[str, Any]], *names: str) -> Numbers:
     return {(r["label"], *(r[name] for name in names)): r["mean"] for r in drawn}
 
 
-def _means(rows: Sequence[Measured], measure: str, *at: str) -> Numbers:
+def _means(rows: Sequence[Measurement], measure: str, *at: str) -> Numbers:
     """Mean loss over documents, or share of right answers over all that were asked."""
     values: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for one in of(rows, measure):
-        place = (one.label, one.asked.length, *(one.asked.at[name] for name in at))
+        place = (one.label, one.key.length, *(one.key.at[name] for name in at))
         values[place] += [one.value["loss"]] if measure == CONTEXT else one.value["right"]
     return {place: fmean(found) for place, found in values.items()}
 
 
-def _bins(rows: Sequence[Measured]) -> Numbers:
+def _bins(rows: Sequence[Measurement]) -> Numbers:
     """Mean loss of each bin of positions, from the longest reading of each method."""
     losses: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     longest: dict[str, int] = {}
     for one in of(rows, LOSS):
-        longest[one.label] = max(one.asked.length, longest.get(one.label, 0))
+        longest[one.label] = max(one.key.length, longest.get(one.label, 0))
     for one in of(rows, LOSS):
-        if one.asked.length == longest[one.label]:
+        if one.key.length == longest[one.label]:
             for first, past, loss in one.value["bins"]:
                 losses[one.label, first, past].append(loss)
     return {place: fmean(found) for place, found in losses.items()}
 
 
-def _speeds(rows: Sequence[Measured]) -> Numbers:
+def _speeds(rows: Sequence[Measurement]) -> Numbers:
     """Prefill at the greatest length, of the methods whose loss is known there too."""
     costs, context = of(rows, COST), of(rows, CONTEXT)
-    both = {one.asked.length for one in costs} & {one.asked.length for one in context}
-    known = {one.label for one in context if one.asked.length == max(both, default=0)}
+    both = {one.key.length for one in costs} & {one.key.length for one in context}
+    known = {one.label for one in context if one.key.length == max(both, default=0)}
     return {
         (one.label,): one.value["prefill"]
         for one in costs
-        if one.asked.length == max(both, default=0) and one.label in known
+        if one.key.length == max(both, default=0) and one.label in known
     }

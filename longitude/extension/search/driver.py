@@ -15,7 +15,7 @@ from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.documents import Document
-from longitude.eval.records import CONTEXT, Asked
+from longitude.eval.records import CONTEXT, ResultKey
 from longitude.extension.candidates import by_length, label
 from longitude.extension.measure import Bench
 from longitude.extension.plan import Method
@@ -71,8 +71,8 @@ def scorer(
 def _loss(bench: Bench, text: str, document: Document, store: Store) -> float:
     plan = bench.plan
     protocol = {"version": plan.protocol.version, "tail": plan.protocol.tail}
-    asked = Asked(CONTEXT, plan.subject, text, plan.target, document.text, protocol=protocol)
-    key = {**asked.key, "kind": SEARCH}
+    asked = ResultKey(CONTEXT, plan.subject, text, plan.target, document.text, protocol=protocol)
+    key = {**asked.to_json(), "kind": SEARCH}
     value = store.get(key)
     if value is None:
         value = bench.context(_method(bench, text), document, asked)

@@ -19,7 +19,7 @@ from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.documents import Document, cut
-from longitude.eval.records import UNTOUCHED, Measured, Subject
+from longitude.eval.records import BASELINE, Measurement, Subject
 from longitude.eval.tasks.passkey import form_for
 from longitude.extension.candidates import by_length
 from longitude.extension.measure import Bench
@@ -94,7 +94,7 @@ def _documents(exam: Exam, asked: Asked, tokenizer: Any, length: int) -> list[Do
         ) from mistake
 
 
-def sit(paper: Paper, asked: Asked, tuned: Tuned, store: Store, watch: Watch) -> list[Measured]:
+def sit(paper: Paper, asked: Asked, tuned: Tuned, store: Store, watch: Watch) -> list[Measurement]:
     """Measure what the store lacks of all three; their rows, as rows of the base."""
     before = _plan(paper, asked, asked.model, lambda m: _base_methods(m, tuned), store, watch)
     after = _plan(paper, asked, tuned.folder, lambda m: (_tuned_method(m, tuned),), store, watch)
@@ -148,7 +148,7 @@ def _protocol(paper: Paper, about: Subject) -> Protocol:
 
 
 def _base_methods(about: Subject, tuned: Tuned) -> tuple[Method, ...]:
-    own = Method(UNTOUCHED, about.scheme, None)
+    own = Method(BASELINE, about.scheme, None)
     if tuned.scheme == about.scheme:
         return (own,)
     return own, Method(BEFORE, tuned.scheme, tuned.scheme, by_length(parse(tuned.scheme)))
@@ -158,7 +158,7 @@ def _tuned_method(about: Subject, tuned: Tuned) -> Method:
     return Method(AFTER, tuned.scheme, None, by_length(parse(tuned.scheme)))
 
 
-def _as_base(one: Measured, base: Subject, tuned: Tuned) -> Measured:
+def _as_base(one: Measurement, base: Subject, tuned: Tuned) -> Measurement:
     """A row of the tuned model for the base's table: under a name that no scheme has."""
     scheme = f"{tuned.scheme} after {tuned.steps:,} steps"
-    return replace(one, asked=replace(one.asked, subject=base, scheme=scheme))
+    return replace(one, key=replace(one.key, subject=base, scheme=scheme))

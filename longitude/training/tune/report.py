@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from longitude.core.store import Store
-from longitude.eval.records import PASSKEY, Measured
+from longitude.eval.records import PASSKEY, Measurement
 from longitude.eval.results import KINDS
 from longitude.extension import folder as folders
 from longitude.extension.ranking import Case
@@ -27,7 +27,7 @@ REPORT = "report"  # the folder of a run's measurements
 HELPED = "helped"
 
 
-def verdict(found: Sequence[Measured], tuned: Tuned) -> dict[str, Any]:
+def verdict(found: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
     """What is told of a run, as a recommendation stands in its file."""
     case = Case(found, tuned.target)
     start = str(BEFORE if BEFORE in case.schemes else case.own)
@@ -68,7 +68,7 @@ def _from(case: Case, start: str) -> str:
     return f"; before training {' and '.join(told)}" if told else ""
 
 
-def write(found: Sequence[Measured], tuned: Tuned, store: Store) -> dict[str, Any]:
+def write(found: Sequence[Measurement], tuned: Tuned, store: Store) -> dict[str, Any]:
     """Write the report of a run; what it says."""
     told = verdict(found, tuned)
     following = commands(tuned)
@@ -84,7 +84,7 @@ def draw(tuned: Tuned) -> Path:
     return path
 
 
-def show(found: Sequence[Measured], told: dict[str, Any], console: Console) -> None:
+def show(found: Sequence[Measurement], told: dict[str, Any], console: Console) -> None:
     """The table, the verdict and what to type next, in the terminal."""
     report.show(found, told, console)
 
@@ -102,7 +102,7 @@ def commands(tuned: Tuned) -> list[tuple[str, str]]:
     return [*found, ("Every way beside it", f"longitude extend {folder} --to {2 * tuned.target}")]
 
 
-def numbers(found: Sequence[Measured], tuned: Tuned) -> dict[str, Any]:
+def numbers(found: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
     """Every way's numbers at every length, for `--json`."""
     case = Case(found, tuned.target)
     return {

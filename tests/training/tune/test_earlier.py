@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longitude.core.store import Store
-from longitude.eval.records import LOSS, Asked, Subject
+from longitude.eval.records import LOSS, ResultKey, Subject
 from longitude.training.tune.options import Asked as Question
 from longitude.training.tune.prior_run import with_advice
 
@@ -22,7 +22,7 @@ def write(folder: Path, best: dict[str, Any], model: str = "tiny-rope") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     subject = Subject(model, "0", "rope()", "rope", 256, "float32", "cpu")
     with Store(folder / "results.sqlite") as store:
-        store.put(Asked(LOSS, subject, "rope()", 1024).key, {"label": "as it is"})
+        store.put(ResultKey(LOSS, subject, "rope()", 1024).to_json(), {"label": "as it is"})
     told = {"best": {**OWN, **best}, "runtimes": []}
     (folder / "recommendation.json").write_text(json.dumps(told))
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from longitude.eval.documents import documents
-from longitude.eval.greedy import said
+from longitude.eval.prefill import greedy
 from longitude.eval.tasks.passkey import passkey, retrieved
 from longitude.extension.candidates import candidates
 from longitude.hf.loading import load
@@ -87,5 +87,5 @@ def test_pose_on_short_sequences_finds_passkeys_at_four_times_the_window(tmp_pat
     for seed in range(40):
         asked = passkey(4 * WINDOW, rng=10**6 + seed, form="short")
         prompt = torch.tensor(tokenizer(asked.prompt).input_ids)
-        found.append(retrieved(asked, tokenizer.decode(said(model, prompt, 8))))
+        found.append(retrieved(asked, tokenizer.decode(greedy(model, prompt, 8))))
     assert sum(found) >= 0.9 * len(found)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from longitude.eval.records import CONTEXT, PASSKEY, Measured
+from longitude.eval.records import CONTEXT, PASSKEY, Measurement
 from longitude.training.tune.options import Tuned
 from longitude.training.tune.report import commands, numbers, verdict
 from tests.measured import OWN, asked, context, document, row
@@ -20,7 +20,7 @@ TUNED = Tuned(
 BEFORE = (3.0, 3.1, 3.2)
 
 
-def rows(after: Sequence[float], before: Sequence[float] = BEFORE) -> list[Measured]:
+def rows(after: Sequence[float], before: Sequence[float] = BEFORE) -> list[Measurement]:
     """Three documents at the target, and at the window of the model as it is."""
     found = [*context(OWN, 256, (1.0, 1.1, 1.2)), *context(OWN, 1024, (4.0, 4.1, 4.2))]
     found += context("before", 1024, before) if before else []
@@ -49,7 +49,7 @@ def test_the_word_is_that_of_the_paired_numbers(
 def test_a_model_under_its_own_scheme_is_judged_by_itself() -> None:
     sentence = verdict(rows((2.0, 2.1, 2.2), ()), TUNED)["best"]["sentence"]
     assert sentence.startswith("300 steps of pi helped: ") and "before training" not in sentence
-    assert "4.100" in sentence and "as it is" in sentence
+    assert "4.100" in sentence and "baseline" in sentence
 
 
 def test_passkeys_that_were_lost_are_told() -> None:
@@ -67,9 +67,9 @@ def test_without_a_number_nothing_is_judged() -> None:
 
 def test_numbers_of_every_way() -> None:
     found = numbers(rows((2.0, 2.1, 2.2)), TUNED)
-    assert set(found) == {"as it is", "before", "after"}
+    assert set(found) == {"baseline", "before", "after"}
     assert found["after"]["context"]["1024"]["mean"] == pytest.approx(2.1)
-    assert set(found["as it is"]["context"]) == {"256", "1024"}
+    assert set(found["baseline"]["context"]) == {"256", "1024"}
 
 
 def test_what_to_type_next() -> None:

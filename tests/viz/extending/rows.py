@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from longitude.eval.records import (
+    BASELINE,
     CONTEXT,
     COST,
     KEYS,
     LOSS,
     PASSKEY,
-    UNTOUCHED,
-    Asked,
-    Measured,
+    Measurement,
+    ResultKey,
     Subject,
     Text,
 )
@@ -30,7 +30,7 @@ MODEL = Subject(
     device="cpu",
 )
 METHODS = {
-    UNTOUCHED: "rope()",
+    BASELINE: "rope()",
     "linear": "rope(frequencies=linear(8))",
     "ntk": "rope(frequencies=ntk(8))",
     "yarn": "rope(frequencies=yarn(8, original=256))",
@@ -52,7 +52,7 @@ MACHINE = {"cpu": "two cores", "torch": "2.13.0", "longitude": "0.1.0", "python"
 def loss(label: str, length: int, document: int) -> float:
     """A loss that grows (or falls) by a slope for each doubling past 256, a bit by document."""
     doublings = LENGTHS.index(length)
-    tax = 0.0 if label == UNTOUCHED else 0.01 * list(METHODS).index(label)
+    tax = 0.0 if label == BASELINE else 0.01 * list(METHODS).index(label)
     return 1.4 + tax + SLOPES[label] * doublings + 0.03 * document + 0.004 * doublings * document
 
 
@@ -62,13 +62,13 @@ def right(label: str, length: int, depth: float) -> list[bool]:
     return [n >= 8 * lost for n in range(8)]
 
 
-def row(measure: str, label: str, length: int, value: dict[str, Any], **asked: Any) -> Measured:
+def row(measure: str, label: str, length: int, value: dict[str, Any], **asked: Any) -> Measurement:
     told = {"label": label, "seconds": 0.5, "machine": MACHINE, "refused": None, **value}
-    key = Asked(measure, MODEL, METHODS[label], length, **asked)
-    return Measured(key, told, "2026-01-31T12:00:00.000000+00:00")
+    key = ResultKey(measure, MODEL, METHODS[label], length, **asked)
+    return Measurement(key, told, "2026-01-31T12:00:00.000000+00:00")
 
 
-def _of_document(label: str, n: int, text: Text) -> list[Measured]:
+def _of_document(label: str, n: int, text: Text) -> list[Measurement]:
     means = [[length, loss(label, length, n)] for length in LENGTHS]
     bins = [[a, b, loss(label, max(256, b), n) + 2 / (a + 4)] for a, b in BINS]
     read = {"means": means, "bins": bins}
@@ -82,7 +82,7 @@ def _of_document(label: str, n: int, text: Text) -> list[Measured]:
     ]
 
 
-def _of_method(label: str) -> list[Measured]:
+def _of_method(label: str) -> list[Measurement]:
     rows = [r for n, text in enumerate(DOCUMENTS) for r in _of_document(label, n, text)]
     asks = {"protocol": {"questions": 8, "digits": 5}}
     for length in LENGTHS:
@@ -96,9 +96,9 @@ def _of_method(label: str) -> list[Measured]:
     return rows
 
 
-def _refused(one: Measured) -> Measured:
+def _refused(one: Measurement) -> Measurement:
     """What of a self_extend that ran out of memory at the greatest length."""
-    out = one.label == "self_extend" and one.asked.length == 2048 and one.asked.measure != LOSS
+    out = one.label == "self_extend" and one.key.length == 2048 and one.key.measure != LOSS
     if not out:
         return one
     kept = {name: one.value[name] for name in ("label", "seconds", "machine")}
@@ -146,7 +146,7 @@ ADVICE: dict[str, Any] = {
         },
     ],
     "lm_eval": {
-        UNTOUCHED: {"lambada": {"acc,none": 0.123456, "perplexity,none": 81.25}},
+        BASELINE: {"lambada": {"acc,none": 0.123456, "perplexity,none": 81.25}},
         "leaky_rerope": {"lambada": {"acc,none": 0.5}},
     },
 }
@@ -156,7 +156,7 @@ NEXT = [
     ("Search its parameters", 'longitude extend tiny-rope --search --methods "leaky_rerope"'),
 ]
 MAPS = {
-    UNTOUCHED: [(r, float(r), float(r)) for r in range(0, 2048, 32)],
+    BASELINE: [(r, float(r), float(r)) for r in range(0, 2048, 32)],
     "yarn": [(r, r / 8, float(r)) for r in range(0, 2048, 32)],
     "leaky_rerope": [
         (r, b, b) for r in range(0, 2048, 32) for b in (min(r, 128 + (r - 128) / 16),)

@@ -15,7 +15,7 @@ def advised(**changed: Any) -> Section:
 
 
 def runtime(what: str, sentence: str, label: str = "yarn") -> dict[str, Any]:
-    numbers = {"label": label, "own": "as it is"}
+    numbers = {"label": label, "own": "baseline"}
     return {"what": what, "label": label, "scheme": "", "sentence": sentence, "numbers": numbers}
 
 
@@ -34,7 +34,7 @@ def test_runtimes_that_are_told_the_same_share_a_sentence() -> None:
 
 def test_what_helps_no_runtime_is_said_once_and_without_numbers() -> None:
     nothing = "Nothing that {} can serve as it is helps at 2,048 tokens: the loss is 4.6."
-    given = [runtime(n.lower(), nothing.format(n), "as it is") for n in ("vLLM", "SGLang")]
+    given = [runtime(n.lower(), nothing.format(n), "baseline") for n in ("vLLM", "SGLang")]
     (told,) = [*advice(advised(runtimes=given, factor=None))][1:]
     said = "Nothing that vLLM or SGLang can serve as it is helps at 2,048 tokens."
     assert told == ("runtimes", said)
@@ -54,7 +54,7 @@ def test_a_search_tells_its_scheme_where_it_is_better() -> None:
 
 def test_scores_are_a_table_of_tasks_by_methods() -> None:
     assert scores(advised()) == (
-        ["task", "as it is", "leaky_rerope"],
+        ["task", "baseline", "leaky_rerope"],
         [["lambada, acc,none", "0.1235", "0.5"], ["lambada, perplexity,none", "81.25", ""]],
     )
     assert scores(advised(lm_eval={})) is None

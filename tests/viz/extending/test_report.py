@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from longitude.core.validate import UserError
-from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, UNTOUCHED, Measured
+from longitude.eval.records import BASELINE, CONTEXT, COST, KEYS, LOSS, PASSKEY, Measurement
 from longitude.eval.stats import Interval
 from longitude.viz import extend as report
 from longitude.viz.extend_charts import _beside, charts, standing
@@ -29,21 +29,21 @@ from tests.cli.conftest import python
 from tests.viz.extending import rows
 
 
-def only(*measures: str) -> list[Measured]:
-    return [one for one in rows.FOUND if one.asked.measure in measures]
+def only(*measures: str) -> list[Measurement]:
+    return [one for one in rows.FOUND if one.key.measure in measures]
 
 
-CASES: dict[str, list[Measured]] = {
+CASES: dict[str, list[Measurement]] = {
     "a whole run": rows.FOUND,
     "losses alone": only(LOSS),
     "context alone": only(CONTEXT),
     "passkeys alone": only(PASSKEY),
     "cost alone": only(COST),
     "one row": rows.FOUND[:1],
-    "the untouched model alone": [one for one in only(CONTEXT, KEYS) if one.untouched],
-    "one length": [one for one in only(CONTEXT, PASSKEY, COST) if one.asked.length == 512],
+    "the untouched model alone": [one for one in only(CONTEXT, KEYS) if one.is_baseline],
+    "one length": [one for one in only(CONTEXT, PASSKEY, COST) if one.key.length == 512],
     "all refused": [one for one in rows.FOUND if one.refused],
-    "one document": [one for one in only(LOSS, CONTEXT) if one.asked.text == rows.DOCUMENTS[0]],
+    "one document": [one for one in only(LOSS, CONTEXT) if one.key.text == rows.DOCUMENTS[0]],
 }
 
 
@@ -81,24 +81,24 @@ class Read(HTMLParser):
 
 def test_the_table_has_the_means_of_the_documents() -> None:
     one = section()
-    for label in ("as it is", "yarn", "leaky_rerope"):
+    for label in ("baseline", "yarn", "leaky_rerope"):
         mean = fmean(rows.loss(label, 2048, n) for n in range(4))
         assert one.shown(label, "context").value == f"{mean:.3f}"
         given = [a for d in rows.DEPTHS for a in rows.right(label, 2048, d)]
         assert one.shown(label, "passkey").value == f"{100 * fmean(given):.0f} %"
-    gap = fmean(rows.loss("yarn", 2048, n) - rows.loss("as it is", 2048, n) for n in range(4))
+    gap = fmean(rows.loss("yarn", 2048, n) - rows.loss("baseline", 2048, n) for n in range(4))
     assert one.shown("yarn", "over").value == f"{gap:+.3f}"
-    gap = fmean(rows.loss("yarn", 256, n) - rows.loss("as it is", 256, n) for n in range(4))
+    gap = fmean(rows.loss("yarn", 256, n) - rows.loss("baseline", 256, n) for n in range(4))
     assert one.shown("yarn", "tax").value == f"{gap:+.3f}"
     assert one.shown("self_extend", "context").why == rows.REFUSED
-    assert one.ranked[0] == "leaky_rerope" and one.ranked[-2:] == ["as it is", "self_extend"]
+    assert one.ranked[0] == "leaky_rerope" and one.ranked[-2:] == ["baseline", "self_extend"]
 
 
 def test_what_can_not_be_told_apart_is_marked() -> None:
     one = section()
     assert one.shown("leaky_rerope", "keys").mark == "best"
     assert one.shown("yarn", "keys").mark == "tied"  # eight questions tell little
-    assert one.shown("as it is", "keys").mark == ""
+    assert one.shown("baseline", "keys").mark == ""
     assert '<td class="tied">' in whole_page() and "≈75 %" in shown()
 
 
@@ -121,7 +121,7 @@ def test_charts_hold_the_numbers_of_the_rows() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_case_is_drawn(case: str) -> None:
     one = section(case)
-    for chart in (c for c in charts(one) if c.label in (None, UNTOUCHED)):
+    for chart in (c for c in charts(one) if c.label in (None, BASELINE)):
         svg = vl_convert.vegalite_to_svg(json.dumps(standing(one, [chart]), allow_nan=False))
         assert "NaN" not in svg and "Infinity" not in svg
         named = {r["label"] for r in chart.rows}  # a picture that stands alone has a key
@@ -199,10 +199,10 @@ def test_the_first_words_of_the_page_are_which_why_and_what_to_type() -> None:
 def test_what_was_not_asked_has_a_dagger_everywhere() -> None:
     found = [
         replace(one, value={**one.value, "right": [False] * 8, "assumed": "none told at 1024."})
-        if (one.label, one.asked.measure, one.asked.length) == ("linear", PASSKEY, 2048)
+        if (one.label, one.key.measure, one.key.length) == ("linear", PASSKEY, 2048)
         else one
         for one in only(PASSKEY)
-        if one.label in (UNTOUCHED, "linear")
+        if one.label in (BASELINE, "linear")
     ]
     one = report.section(found)
     (drawn,) = [c for c in charts(one) if c.label == "linear"]
@@ -250,7 +250,7 @@ def test_control_characters_are_left_out() -> None:
 
 
 def test_pictures_are_written(tmp_path: Path) -> None:
-    found = [one for one in rows.FOUND if one.label in (UNTOUCHED, "yarn")]
+    found = [one for one in rows.FOUND if one.label in (BASELINE, "yarn")]
     drawn = report.write_charts(report.section(found, maps=rows.MAPS), tmp_path)
     named = ["loss", "context", "passkey", "keys", "grid", "distance", "cost"]
     assert [p.stem for p in drawn] == named

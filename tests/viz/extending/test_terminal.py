@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from longitude.eval.records import COST, PASSKEY, Measured
+from longitude.eval.records import COST, PASSKEY, Measurement
 from longitude.viz import extend as report
 from longitude.viz.extend_section import NOT_ASKED, Section
 from longitude.viz.extend_terminal import _few
@@ -58,8 +58,8 @@ def test_search_scores_notes_and_commands_are_told() -> None:
     assert console.file.getvalue() == text  # type: ignore[attr-defined]
 
 
-def unasked(one: Measured) -> Measured:
-    if one.label != "linear" or one.asked.measure != PASSKEY or one.asked.length != 2048:
+def unasked(one: Measurement) -> Measurement:
+    if one.label != "linear" or one.key.measure != PASSKEY or one.key.length != 2048:
         return one
     value = {**one.value, "right": [False] * 8, "assumed": "none of 40 told at 1024."}
     return replace(one, value=value)
@@ -74,5 +74,5 @@ def test_what_was_not_asked_is_marked() -> None:
 
 
 def test_cost_alone_has_its_columns() -> None:
-    section = report.section([one for one in rows.FOUND if one.asked.measure == COST])
+    section = report.section([one for one in rows.FOUND if one.key.measure == COST])
     assert "prefill  decode" in shown(section, 100)
