@@ -29,7 +29,7 @@ from longitude import Scheme, parse
 from longitude.ops import banded, flex
 from longitude.ops import sdpa_alibi as alibi
 from longitude.ops.band import Band, Part, reach_of
-from longitude.ops.inputs import Problem, prepare
+from longitude.ops.inputs import AttentionInputs, prepare
 from longitude.ops.kernels import banded as kernel
 from longitude.ops.kernels import banded_backward as gradients
 from longitude.ops.kernels.banded_tile import Blocks
@@ -79,7 +79,7 @@ def training(x: list[Tensor], run: Callable[..., Tensor]) -> Callable[[], object
     return lambda: torch.autograd.grad(run(*leaves), leaves, seed)
 
 
-def problem(text: str, *x: Tensor) -> Problem:
+def problem(text: str, *x: Tensor) -> AttentionInputs:
     (q, k, v), scheme, n = x, parse(text), x[0].shape[2]
     assert isinstance(scheme, Scheme)
     return prepare(scheme, q, k, v, range(n), range(n), weights_of(scheme, q), scale=None,
@@ -90,7 +90,7 @@ def each_way(x: list[Tensor], grad: bool) -> tuple[Ways, dict[str, float]]:
     """T5 and ALiBi by everything that runs them."""
     ways: Ways = {}
     errors: dict[str, float] = {}
-    runs: dict[str, tuple[str, Callable[[Problem], Tensor]]] = {
+    runs: dict[str, tuple[str, Callable[[AttentionInputs], Tensor]]] = {
         "T5, near band and cuDNN": ("t5()", banded.run),
         "T5, one band": ("t5()", partial(altered, change={"far": None})),
         "T5, flex": ("t5()", flex.run),
@@ -108,11 +108,11 @@ def each_way(x: list[Tensor], grad: bool) -> tuple[Ways, dict[str, float]]:
     return ways, errors
 
 
-def one_way(text: str, run: Callable[[Problem], Tensor], *x: Tensor) -> Tensor:
+def one_way(text: str, run: Callable[[AttentionInputs], Tensor], *x: Tensor) -> Tensor:
     return run(problem(text, *x))
 
 
-def altered(p: Problem, change: dict[str, Any]) -> Tensor:
+def altered(p: AttentionInputs, change: dict[str, Any]) -> Tensor:
     """The banded way under a plan of which something is changed."""
     plan = banded.plan_of(p)
     if plan.far is not None and "far" in change:  # the near band is the whole again
@@ -121,12 +121,12 @@ def altered(p: Problem, change: dict[str, Any]) -> Tensor:
     return banded.run_plan(p, replace(plan, **change))
 
 
-def alibi_by_cudnn(p: Problem) -> Tensor:
+def alibi_by_cudnn(p: AttentionInputs) -> Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return alibi.run(p)
 
 
-def error(p: Problem, out: Tensor) -> float:
+def error(p: AttentionInputs, out: Tensor) -> float:
     """The relative error of some rows against float64."""
     n, h = p.q.shape[2], p.q.shape[1]
     rows = torch.linspace(0, n - 1, 256, device=p.q.device).long()

@@ -20,9 +20,8 @@ from benchmarks.side_by_side import compare, show
 from benchmarks.suites.timing import graphed
 from longitude import Scheme, attention, parse
 from longitude.ops.aten import forward, operator_for
-from longitude.ops.decode_plan import Head, Sight, sight
+from longitude.ops.decode import DecodePlan, Run, TableSpec, make_decode_plan
 from longitude.ops.kernels.decode import Blocks, decode
-from longitude.ops.kv_segments import Run
 
 BASELINE = "flash attention, keys turned before"
 
@@ -84,9 +83,9 @@ def ours(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, splits: int
 ) -> Callable[[], Tensor]:
     n, nq, d = k.shape[2], q.shape[2], q.shape[3]
-    head = Head(d, n, torch.float32, q.device)
-    seen = sight(scheme, head, [(Run(0, 0, n),)], [tuple(range(n - nq, n))], blocks.keys)
-    assert isinstance(seen, Sight)
+    head = TableSpec(d, n, torch.float32, q.device)
+    seen = make_decode_plan(scheme, head, [(Run(0, 0, n),)], [tuple(range(n - nq, n))], blocks.keys)
+    assert isinstance(seen, DecodePlan)
     pairs = scheme.rotary.pairs if scheme.rotary else "half"
     return lambda: decode(q, k, v, seen, pairs, blocks=blocks, splits=splits)
 

@@ -20,7 +20,7 @@ from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.ops.attention import attention
 from longitude.ops.inputs import prepare
-from longitude.ops.passes import lower
+from longitude.ops.passes import make_passes
 from longitude.parts import T5, Alibi
 from longitude.parts.alibi import slopes
 
@@ -78,7 +78,7 @@ def _published(scheme: Scheme, qkv: Qkv) -> Run:
 
     def run() -> Tensor:
         scores = q.new_full((), float("-inf"))
-        for one in lower(p):
+        for one in make_passes(p):
             a, b = one.turned()
             product = a @ b.repeat_interleave(group, 1).mT * p.scale
             scores = torch.where(visible(one.areas, i, j), product, scores)

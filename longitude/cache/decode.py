@@ -19,7 +19,7 @@ from longitude.cache.position_runs import Span, on_host
 from longitude.cache.rotated_keys import Keys
 from longitude.core.part import Pos, Region, Weights, by_rows
 from longitude.core.scheme import Scheme
-from longitude.ops import decode as fused
+from longitude.ops import decode as decoding
 from longitude.ops.aten import forward, operator_for
 from longitude.ops.attention import attention
 from longitude.ops.inputs import prepare
@@ -62,7 +62,7 @@ class Decoder:
         places = _places(query)
         if places is not None and (out := self._fused(keys, v, query, places)) is not None:
             return out
-        if q.shape[2] > fused.MANY and not keys.turned() and self._later(q, k, v):
+        if q.shape[2] > decoding.MAX_QUERIES and not keys.turned() and self._later(q, k, v):
             return None
         where = places if _alone(keys, v, query) else None
         if self.one_frame and (where is None or (q.is_cuda and len(keys.lines) > FEW)):
@@ -100,15 +100,15 @@ class Decoder:
         k, rows = keys.columns.view(), max(map(len, places))
         at = tuple(tuple(i[r % len(i)] for i in places) for r in range(rows))
         lines = tuple(keys.lines or ((),))
-        seen = fused.look(self.scheme, query.q, k, v, keys.length, lines, at)
+        seen = decoding.plan_for(self.scheme, query.q, k, v, keys.length, lines, at)
         if seen is None:
             return None
         q, scale = self._scaled(keys, v, query)
-        return fused.run(self.scheme, q, k, v, seen, scale, query.options.get("sink_logits"))
+        return decoding.run(self.scheme, q, k, v, seen, scale, query.options.get("sink_logits"))
 
     def _later(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether the kernel will decode after these queries: keys then need not turn for good."""
-        return fused.refuses(self.scheme, q[:, :, :1], k, v) is None
+        return decoding.unsupported_reason(self.scheme, q[:, :, :1], k, v) is None
 
     def _scaled(self, keys: Keys, v: Tensor, query: Query) -> tuple[Tensor, float]:
         """The queries with the scale of ④ in them, and the softmax's own."""
@@ -130,7 +130,7 @@ def _places(query: Query) -> list[tuple[int, ...]] | None:
         return None
     if options.get("backend", "auto") != "auto":
         return None
-    if q.shape[2] > fused.MANY:
+    if q.shape[2] > decoding.MAX_QUERIES:
         return None
     if isinstance(query.q_pos, range):
         return [(i,) for i in query.q_pos]

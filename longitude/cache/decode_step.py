@@ -16,8 +16,7 @@ from torch import Tensor
 from longitude.cache.position_runs import Move, Span, plan
 from longitude.core.part import Region
 from longitude.core.scheme import Scheme
-from longitude.ops.decode_plan import Head, Latest
-from longitude.ops.kv_segments import Line
+from longitude.ops.decode import Latest, Line, TableSpec
 from longitude.parts.rope import Rope
 from longitude.parts.rotary_tables import Tables, cos_sin
 
@@ -64,7 +63,7 @@ class Step(NamedTuple):
 
 
 @torch.no_grad()
-def _make(scheme: Scheme, head: Head, lines: list[Line], at: tuple[int, ...]) -> Step:
+def _make(scheme: Scheme, head: TableSpec, lines: list[Line], at: tuple[int, ...]) -> Step:
     """The step of a query that stands at these positions, over these lines."""
     rope, rows = scheme.rotary, max(len(lines), len(at))
     assert rope is not None
@@ -91,7 +90,9 @@ def _make(scheme: Scheme, head: Head, lines: list[Line], at: tuple[int, ...]) ->
 step = Latest(_make)  # its other layers ask for the same
 
 
-def _turns(rope: Rope, head: Head, move: Move, starts: dict[int, int], rows: int) -> list[Turn]:
+def _turns(
+    rope: Rope, head: TableSpec, move: Move, starts: dict[int, int], rows: int
+) -> list[Turn]:
     """All sequences at once where all turn these columns, otherwise each by itself."""
     if len(starts) < rows:
         every = [((r,), (pos,)) for r, pos in starts.items()]
@@ -105,12 +106,12 @@ def _turns(rope: Rope, head: Head, move: Move, starts: dict[int, int], rows: int
     ]
 
 
-def _here(head: Head) -> Head:
+def _here(head: TableSpec) -> TableSpec:
     """A few numbers are made faster on the host than by as many launches elsewhere."""
     return head._replace(device=torch.device("cpu"))
 
 
-def _queries(rope: Rope, head: Head, regions: list[Region], at: tuple[int, ...]) -> Spread:
+def _queries(rope: Rope, head: TableSpec, regions: list[Region], at: tuple[int, ...]) -> Spread:
     """The tables (regions b|1 1 1 d) that turn a query to its place in each region."""
     made = [_places(rope, _here(head), r, "q", at, 1) for r in regions or [Region()]]
     cos, sin = (torch.stack(each) for each in zip(*made, strict=True))
@@ -123,7 +124,7 @@ def same(values: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def between(
-    rope: Rope, head: Head, move: Move, starts: tuple[int, ...], skip: int, n: int
+    rope: Rope, head: TableSpec, move: Move, starts: tuple[int, ...], skip: int, n: int
 ) -> Tables:
     """Tables (b|1 1 n half) that turn n keys from one frame to another, `skip` after each start."""
     wide = head._replace(dtype=torch.float64) if move.old and move.new else head
@@ -141,7 +142,7 @@ def between(
 
 
 def _places(
-    rope: Rope, head: Head, region: Region, side: str, starts: tuple[int, ...], n: int
+    rope: Rope, head: TableSpec, region: Region, side: str, starts: tuple[int, ...], n: int
 ) -> Tables:
     """Tables of one side of a region, for n tokens from each start on."""
     size, length, dtype, device = head
@@ -151,7 +152,7 @@ def _places(
     return cos_sin(rope, region, side, pos, size, length, dtype=dtype, device=device)
 
 
-def _spread(rope: Rope, head: Head, cos: Tensor, sin: Tensor) -> Spread:
+def _spread(rope: Rope, head: TableSpec, cos: Tensor, sin: Tensor) -> Spread:
     """Tables for pairs as tables for dimensions, brought to where they are used."""
     width = 2 * cos.shape[-1]
     rest = (0, head.size - width)

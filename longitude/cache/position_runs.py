@@ -16,8 +16,8 @@ from torch import Tensor
 
 from longitude.core.part import Pos, Region, as_tensor, by_rows
 from longitude.core.scheme import Scheme
-from longitude.ops.kv_segments import Line, Run, frame_of
-from longitude.ops.passes import cut
+from longitude.ops.decode import Line, Run, frame_of
+from longitude.ops.passes import region_areas
 from longitude.ops.tiles import tiles
 
 MOST = 16  # runs of one sequence; positions in more pieces are no runs at all
@@ -49,7 +49,7 @@ def plan(scheme: Scheme, line: Line, i: int) -> Plan:
     rows = (i, i + 1) if by_rows(rope.frequencies) else None
     shown: list[tuple[Region, Span]] = []
     moves: list[Move] = []
-    for region, areas in cut(scheme, rows):
+    for region, areas in region_areas(scheme, rows):
         assert region is not None
         frame, spans = frame_of(region), []
         for run in line:

@@ -17,8 +17,7 @@ from longitude.cache.decode_step import Step, between, same
 from longitude.cache.kv_buffer import Columns
 from longitude.cache.position_runs import Move, kept, pieces, read, tidy
 from longitude.core.part import Pos, Region
-from longitude.ops.decode_plan import Head
-from longitude.ops.kv_segments import Line, Run
+from longitude.ops.decode import Line, Run, TableSpec
 from longitude.parts.rope import Rope, apply_rotary
 
 BLOCK = 4096  # columns turned at once: turning needs room for several copies
@@ -59,11 +58,11 @@ class Keys:
         self.columns.lent = self.columns.lent or not self.turned()
         return found
 
-    def head(self) -> Head:
+    def head(self) -> TableSpec:
         """What tables must fit."""
         k = self.columns.view()
         wide = torch.promote_types(k.dtype, torch.float32)
-        return Head(k.shape[-1], self.length, wide, k.device)
+        return TableSpec(k.shape[-1], self.length, wide, k.device)
 
     def follow(self, step: Step) -> Tensor:
         """Turn what a step turns; all keys, as they then stand."""

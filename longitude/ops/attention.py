@@ -17,7 +17,7 @@ from longitude.core.validate import UserError
 from longitude.ops import eager
 from longitude.ops import sdpa as native
 from longitude.ops.eager import Scores
-from longitude.ops.inputs import Problem, prepare
+from longitude.ops.inputs import AttentionInputs, prepare
 
 Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 BACKENDS = ("eager", "native", "flex", "banded", "alibi")
@@ -93,7 +93,7 @@ def terms(
     return eager.scores(prepare(scheme, q, k, k, q_pos, k_pos, weights, **options))
 
 
-def module(backend: str, p: Problem) -> Any:
+def module(backend: str, p: AttentionInputs) -> Any:
     """The backend that runs a call: the one asked for, or the fastest that does not refuse."""
     if backend == "auto":
         return _loaded(next(name for name, why in considered(p) if why is None))
@@ -105,7 +105,7 @@ def module(backend: str, p: Problem) -> Any:
     return chosen
 
 
-def considered(p: Problem) -> Iterator[tuple[str, str | None]]:
+def considered(p: AttentionInputs) -> Iterator[tuple[str, str | None]]:
     """The backends that `auto` asks, each with why it does not run the call, until one does."""
     for name in AUTO:
         why = _slower(name, p) or _loaded(name).refuses(p)
@@ -121,7 +121,7 @@ def _loaded(backend: str) -> Any:
     return import_module(f"longitude.ops.{module}")
 
 
-def _slower(backend: str, p: Problem) -> str | None:
+def _slower(backend: str, p: AttentionInputs) -> str | None:
     """Why a backend that could run the call is passed over: another is faster, or closer."""
     if backend not in ("banded", "alibi", "flex"):
         return None
@@ -138,7 +138,7 @@ def _slower(backend: str, p: Problem) -> str | None:
     return None
 
 
-def _by_positions(backend: str, p: Problem) -> str | None:
+def _by_positions(backend: str, p: AttentionInputs) -> str | None:
     """The same where positions alone decide: bands are for half types, and for several areas."""
     if backend != "banded" or p.q.dtype not in (torch.float16, torch.bfloat16):
         return "positions alone decide here, which plain kernels read as tiles"

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.core.part import Bias, Weights
-from longitude.ops.inputs import Problem, weights_of
+from longitude.ops.inputs import AttentionInputs, weights_of
 from longitude.parts.distance_bias import ByDistance
 from longitude.parts.rotary_tables import Memo, Tables
 
@@ -23,7 +23,7 @@ KEPT = 2**24  # numbers of all tables together
 
 
 def table_of(
-    p: Problem, first: int, last: int, reached: bool
+    p: AttentionInputs, first: int, last: int, reached: bool
 ) -> tuple[Float[Tensor, "h r"], Float[Tensor, "h r"] | None]:
     """The sum of all biases at distances first … last, in float32, and, where it is asked how far
     they reach, the largest from each distance on."""

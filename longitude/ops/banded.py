@@ -25,9 +25,9 @@ from longitude.ops.aten import CUDNN, Operator, cudnn_for, operator_for
 from longitude.ops.band import TWIN, Band, Bias, Chunk, Gradients, Part, Way
 from longitude.ops.band_table import table_of
 from longitude.ops.banded_autograd import Banded, Far, Piece, Plan, chained, turning
-from longitude.ops.inputs import Problem, contiguous
+from longitude.ops.inputs import AttentionInputs, contiguous
 from longitude.ops.kernels.launch import usable
-from longitude.ops.passes import cut, lower
+from longitude.ops.passes import make_passes, region_areas
 from longitude.ops.rented import BANDS, BIASED, Rent, operations
 from longitude.ops.tiles import Tile, tiles
 from longitude.parts.distance_bias import ByDistance
@@ -41,7 +41,7 @@ TRAINED = 5  # a call whose gradients are wanted saves about so many times as mu
 LARGE = paved.LEAST  # rows from which on a far tile pays for its own launch, too
 
 
-def refuses(p: Problem) -> str | None:
+def refuses(p: AttentionInputs) -> str | None:
     """Why the banded kernel can't run the call, or None."""
     if not all(map(by_distance, p.scheme.bias)):
         return "its table is of distances, and needs biases of the distance alone"
@@ -58,7 +58,7 @@ def refuses(p: Problem) -> str | None:
     return _refuses_tensors(p)
 
 
-def _refuses_chunks(p: Problem) -> str | None:
+def _refuses_chunks(p: AttentionInputs) -> str | None:
     """Blocks of rows must lie in one chunk each, and gradients know of none."""
     found = [area.chunks for area in _areas(p) if area.chunks]
     if not found:
@@ -74,7 +74,7 @@ def _refuses_chunks(p: Problem) -> str | None:
     return None
 
 
-def _refuses_tensors(p: Problem) -> str | None:
+def _refuses_tensors(p: AttentionInputs) -> str | None:
     if not usable(p.q):
         return "it is a Triton kernel, for CUDA devices"
     if p.q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or p.scale <= 0:
@@ -84,8 +84,8 @@ def _refuses_tensors(p: Problem) -> str | None:
     return None
 
 
-def _areas(p: Problem) -> tuple[Area, ...]:
-    return tuple(area for one in lower(p) for area in one.areas)
+def _areas(p: AttentionInputs) -> tuple[Area, ...]:
+    return tuple(area for one in make_passes(p) for area in one.areas)
 
 
 @lru_cache(maxsize=1024)
@@ -97,7 +97,7 @@ def by_distance(part: Learned) -> bool:
     return isinstance(part.term(one, one, pos, pos, weights, 1.0), ByDistance)  # type: ignore[attr-defined]
 
 
-def run(p: Problem, way: Way | None = None) -> Tensor:
+def run(p: AttentionInputs, way: Way | None = None) -> Tensor:
     """Attention, band after band: by the kernels, or by the way that is given."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
@@ -105,7 +105,7 @@ def run(p: Problem, way: Way | None = None) -> Tensor:
     return run_plan(p, plan.bands if plan.bands and _unpaid(p, plan) else plan, way)
 
 
-def _unpaid(p: Problem, plan: Plan) -> bool:
+def _unpaid(p: AttentionInputs, plan: Plan) -> bool:
     """Whether the far tile's kernel would have to plan, which its shape has not paid for: our own
     runs it until then."""
     if plan.far is None or plan.far.operator is not CUDNN:
@@ -117,12 +117,12 @@ def _unpaid(p: Problem, plan: Plan) -> bool:
     return rent.due(q, shape, share * operations(q, tile.width, plan.far.causal))
 
 
-def run_plan(p: Problem, plan: Plan, way: Way | None = None) -> Tensor:
+def run_plan(p: AttentionInputs, plan: Plan, way: Way | None = None) -> Tensor:
     """The same under a plan: a benchmark compares several."""
     if not plan.pieces:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     way, bias = way or _way(p.q), bias_of(p, plan)
-    turns = tuple(one.turn() for one in lower(p))
+    turns = tuple(one.turn() for one in make_passes(p))
     given = (p.q, p.k, p.v, p.sink_logits, None if bias is None else bias.table)
     if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)):
         turned = turning(plan, p.q, p.k, turns)
@@ -154,7 +154,7 @@ def _backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool,
     return backward(part, grad, out, lse, table, wide)
 
 
-def plan_of(p: Problem) -> Plan:
+def plan_of(p: AttentionInputs) -> Plan:
     """The pieces of a call; what is far apart as one tile, where it is worth its launch."""
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     operator = cudnn_for(p.q) or operator_for(p.q)
@@ -167,7 +167,7 @@ def _plain(scheme: Scheme, q: range, k: range, scale: float, operator: Operator 
     """Without a bias every area stands for itself, and the largest may be the far one."""
     found = [
         (piece, _tile((area,), q, k))
-        for turn, (_, areas) in enumerate(cut(scheme, None))
+        for turn, (_, areas) in enumerate(region_areas(scheme, None))
         for area in areas
         if (piece := _piece(turn, area, q, k)) is not None
     ]
@@ -188,7 +188,7 @@ def _biased(scheme: Scheme, q: range, k: range, scale: float, operator: Operator
     """The table counts distances by indices: those of positions less the first query's distance to
     the first key."""
     n, m, away = len(q), len(k), q[0] - k[0]
-    passes = cut(scheme, None)
+    passes = region_areas(scheme, None)
     pieces = [
         piece
         for turn, (_, areas) in enumerate(passes)
@@ -240,7 +240,7 @@ def _chunk(area: Area, row: int, column: int) -> Chunk | None:
     return Chunk(one.size, max(lo, -most), min(hi, most), row, column)
 
 
-def bias_of(p: Problem, plan: Plan) -> Bias | None:
+def bias_of(p: AttentionInputs, plan: Plan) -> Bias | None:
     """The table from the plan's first distance on, to where it goes flat or the rows end."""
     if not p.scheme.bias:
         return None

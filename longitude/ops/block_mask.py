@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from longitude.core.region import Area, visible
-from longitude.ops.inputs import Problem, contiguous
+from longitude.ops.inputs import AttentionInputs, contiguous
 
 BLOCK = 128
 STRIP = 2**24  # pairs looked at together
 
 
-def block_mask(p: Problem, areas: tuple[Area, ...]) -> Any:
+def block_mask(p: AttentionInputs, areas: tuple[Area, ...]) -> Any:
     """The block mask of one pass."""
     if contiguous(p.q_pos, p.k_pos) and not p.hides:
         return _of_ranges(areas, p.q_pos, p.k_pos, p.q.device)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from longitude.core.scheme import Scheme
 from longitude.ops import sdpa as native
 from longitude.ops.attention import Call, run
 from longitude.ops.inputs import prepare
-from longitude.ops.passes import lower
+from longitude.ops.passes import make_passes
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
@@ -87,7 +87,7 @@ def _constants(
     p = prepare(scheme, q, k, k, q_pos, k_pos, None, scale=None, segments=None, length=None)
     if p.overflows or not native.single(p):
         return None
-    causal, region = bool(native.causal(p, scheme.areas())), lower(p)[0].region
+    causal, region = bool(native.causal(p, scheme.areas())), make_passes(p)[0].region
     if scheme.rotary is None or region is None:
         return Whole(causal, p.scale)
     centre = float(q_pos[-1]) if scheme.rotary.decay else 0.0

@@ -1,65 +1,445 @@
-"""A few queries over unturned keys by our own kernel: when it suits, and what it is given.
+"""Decoding: a few queries over a long run of pre-RoPE keys, rotated as the kernel reads them.
 
-`native` comes here for a call over contiguous positions, a cache for one step of decoding. What the
-queries see is settled on the host, once for every layer of a step, and nothing is read back from
-the device; a captured graph reads it anew each time, and `Sight.renew` takes it to a later step.
+The keys that a query sees are cut into segments: positions that run on and lie in one region, so
+that the score of i and j is q rotated by θ·x_q(i) against k rotated by θ·x_k(j), both x the region's
+shifts. A segment is read in blocks, and x_k(j) = x_k(first block) + blocks since + steps within the
+block, each the same wherever the segment lies. So one small table rotates the keys of all blocks, a
+second one, with a row per block, rotates the query to meet them; only θ·x_q - θ·x_k(first block) is
+new at every step. Tables are made in float64. Everything is worked out on the host, once for all
+layers of a step (`plan_for`); a captured CUDA graph reads the same memory after `DecodePlan.renew`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from longitude.core.part import Frequencies, Region, by_rows
+from longitude.core.region import Shift
 from longitude.core.scheme import Scheme
-from longitude.ops.decode_plan import Head, Latest, Sight, sight
+from longitude.core.validate import UserError
 from longitude.ops.kernels.launch import usable
-from longitude.ops.kv_segments import Line, Places, fits
+from longitude.ops.passes import region_areas
+from longitude.ops.tiles import tiles
+from longitude.parts.rope import Pairs, Rope, apply_rotary
+from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
-MANY = 16  # queries of one sequence; more of them are a prefill
-_latest = Latest(sight)
+MAX_QUERIES = 16  # of one sequence; more of them are a prefill
+MAX_POSITION = 2**30  # positions of the kernel are 32 bits wide
+FIELDS = 12  # integers of a segment, before the bounds of its queries
+T = TypeVar("T")
 
 
-def refuses(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Why the kernel does not run queries over keys, or None."""
+class Run(NamedTuple):
+    """Columns col … col+n-1 hold positions pos … pos+n-1, rotated for `frame`, or pre-RoPE."""
+
+    col: int
+    pos: int
+    n: int
+    frame: Region | None = None
+
+
+Line = tuple[Run, ...]  # one sequence; padding columns belong to no run
+QueryPositions = Sequence[tuple[int, ...]]  # one row per sequence, or one for all
+
+
+class SegmentKey(NamedTuple):
+    """Which stretch of which run lies in a region, and whether its keys are already rotated."""
+
+    region: Region | None
+    rotated: bool
+    run: int
+    stretch: int
+
+
+class VisibleKeys(NamedTuple):
+    """A segment in one sequence: column = position + offset; query n sees bounds[n]."""
+
+    offset: int
+    bounds: list[tuple[int, int]]
+
+
+Segments = dict[SegmentKey, dict[int, VisibleKeys]]  # per segment, by sequence
+
+
+class TableSpec(NamedTuple):
+    """What tables are made for."""
+
+    size: int
+    length: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KeyRotation(NamedTuple):
+    """Keys are rotated to x = ⌊(p mod modulo) / floor⌋ / divide, at these frequencies.
+
+    Blocks are numbered from position 0 on; those of one wrap, or of one large group, form a chunk.
+    """
+
+    frequencies: Frequencies | None = None
+    modulo: int | None = None
+    floor: int = 1
+    divide: float = math.inf  # where keys are not rotated here
+
+    @classmethod
+    def of(cls, key: SegmentKey) -> KeyRotation:
+        if key.region is None or key.rotated or key.region.k.divide == math.inf:
+            return cls()
+        k, frequencies = key.region.k, key.region.frequencies
+        if k.floor:
+            return cls(frequencies, None, int(k.divide), 1.0)
+        return cls(frequencies, k.modulo, 1, float(k.divide))
+
+    def span(self, block: int) -> int:
+        """Positions of a block: as many whole groups as fit, or a part of one."""
+        return block if self.floor > block else block // self.floor * self.floor
+
+    def chunk(self, block: int) -> int:
+        """Positions of a chunk."""
+        return self.floor if self.floor > block else self.modulo or MAX_POSITION
+
+    def per_chunk(self, block: int) -> int:
+        """Blocks of a chunk."""
+        return -(-self.chunk(block) // self.span(block))
+
+    def lead(self, first: int, block: int) -> int:
+        """The row of a segment's first block in the table of blocks."""
+        return first % self.per_chunk(block) if self.modulo or self.floor > block else 0
+
+    def start(self, number: Any, block: int) -> Any:
+        """The position where a block begins; one, or a tensor of them."""
+        per = self.per_chunk(block)
+        return number // per * self.chunk(block) + number % per * self.span(block)
+
+    def place(self, p: Any) -> Any:
+        """x of a position, or of a tensor of them."""
+        return (p % self.modulo if self.modulo else p) // self.floor / self.divide
+
+    def base(self, first: int, block: int) -> float:
+        """x at the first row of the table of blocks, for a segment with this first block."""
+        if self.modulo:
+            return 0.0
+        return self.place(self.start(first - self.lead(first, block), block))
+
+
+class DecodePlan(NamedTuple):
+    """What the kernel reads. A row per sequence, or one for all: integers, then the queries' tables
+    (`floats` is a view of the same memory). `steps` and `starts` are tables (rotations, n, half) of
+    the positions within a block and of blocks."""
+
+    ints: Tensor
+    floats: Tensor
+    steps: Tables
+    starts: Tables
+    segments: int
+    queries: int
+    blocks: int  # of the sequence that has most
+    rotates: bool  # whether any keys are rotated as they are read
+
+    def renew(self, later: DecodePlan) -> None:
+        """Become a later step, in place: for a captured graph, which reads this one's memory."""
+        same = self.starts[0] is later.starts[0] and self.rotates == later.rotates
+        if not same or (self.ints.shape, self.segments) != (later.ints.shape, later.segments):
+            raise UserError(
+                f"a later step of {later.segments} segments does not fit the memory of one of "
+                f"{self.segments}, or uses other tables: capture the graph anew."
+            )
+        self.ints.copy_(later.ints)
+
+
+def unsupported_reason(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why the kernel can't run these queries over these keys, or None."""
     if not usable(q):
         return "it needs a CUDA device and Triton"
-    if q.shape[2] > MANY:
-        return f"it takes up to {MANY} queries"
+    if q.shape[2] > MAX_QUERIES:
+        return f"it takes up to {MAX_QUERIES} queries"
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return "it has no gradients"
-    if not fits(scheme):
-        return "scores must be q·k alone, of keys that turn evenly"
-    return _kernel().refuses(q, k, v)
+    if not supports(scheme):
+        return "scores must be q·k alone, of keys that are rotated evenly"
+    return unsupported_tensors((q.dtype, k.dtype, v.dtype), max(q.shape[-1], v.shape[-1]))
 
 
-def look(
-    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, length: int, lines: Sequence[Line], at: Places
-) -> Sight | None:
-    """What queries at these places see of lines, made once for all layers that ask alike; None
-    where the kernel can't run it."""
-    if refuses(scheme, q, k, v) is not None:
+def unsupported_tensors(dtypes: tuple[torch.dtype, ...], size: int) -> str | None:
+    """Why the kernel can't read queries, keys and values of these types and head size, or None."""
+    if dtypes[0] not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"the decoding kernel does not support {dtypes[0]}"
+    if len(set(dtypes)) > 1:
+        return "the decoding kernel needs queries, keys and values of one type"
+    return "the decoding kernel takes heads of up to 256" if size > 256 else None
+
+
+@lru_cache(maxsize=256)
+def supports(scheme: Scheme) -> bool:
+    """Whether a scheme's scores are q·k alone, of keys that are rotated evenly, block by block."""
+    rope = scheme.rotary
+    if scheme.bias or (rope is not None and rope.decay is not None):
+        return False
+    rows = (0, 1) if _frequencies_by_rows(scheme) else None
+    shifts = [region.k for region, _ in region_areas(scheme, rows) if region is not None]
+    return all(_even(k) for k in shifts)
+
+
+def _even(k: Shift) -> bool:
+    return k.least is None and not (k.floor and (k.modulo or k.divide != int(k.divide)))
+
+
+def plan_for(
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, length: int, lines: Sequence[Line],
+    at: QueryPositions,
+) -> DecodePlan | None:  # fmt: skip
+    """The plan of queries at these positions over lines of keys, made once for all layers that need
+    it; None where the kernel can't run it."""
+    if unsupported_reason(scheme, q, k, v) is not None:
         return None
-    head = Head(q.shape[-1], length, torch.float32, q.device)
+    spec = TableSpec(q.shape[-1], length, torch.float32, q.device)
     rows = q.shape[1] // k.shape[1] * q.shape[2]
     blocks = _kernel().blocks_for(max(q.shape[-1], v.shape[-1]), q.dtype, rows)
-    return _latest(scheme, head, lines, at, blocks.keys)
+    return _latest(scheme, spec, lines, at, blocks.keys)
 
 
 def run(
-    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, seen: Sight, scale: float,
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, plan: DecodePlan, scale: float,
     sinks: Tensor | None, padding: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention over what is seen."""
+    """Attention by the kernel."""
     pairs = "half" if scheme.rotary is None else scheme.rotary.pairs
-    return _kernel().decode(q, k, v, seen, pairs, scale, sinks, padding)
+    return _kernel().decode(q, k, v, plan, pairs, scale, sinks, padding)
 
 
 @cache
 def _kernel() -> Any:
-    """The kernel's module, imported when it is wanted: Triton may be missing."""
+    """The kernel's module, imported when first used: Triton may be missing."""
     return import_module("longitude.ops.kernels.decode")
+
+
+class Latest(Generic[T]):
+    """What `make` gave last for each of a few schemes: every layer of a step asks for the same."""
+
+    def __init__(self, make: Callable[..., T], limit: int = 16) -> None:
+        self.make, self.limit = make, limit
+        self.results: dict[str, tuple[tuple[Any, ...], T]] = {}
+
+    def __call__(self, scheme: Scheme, *rest: Any) -> T:
+        arguments = (scheme, *rest)
+        last = self.results.get(scheme.written)
+        if last is None or last[0] != arguments:
+            self.results.pop(scheme.written, None)
+            last = self.results[scheme.written] = arguments, self.make(*arguments)
+            if len(self.results) > self.limit:
+                self.results.pop(next(iter(self.results)))
+        return last[1]
+
+
+def in_range(first: int, end: int) -> bool:
+    """Whether the kernel's integers hold positions first … end-1."""
+    return 0 <= first and end <= MAX_POSITION
+
+
+def make_decode_plan(
+    scheme: Scheme, spec: TableSpec, lines: Sequence[Line], at: QueryPositions, block: int
+) -> DecodePlan | None:
+    """The plan for a kernel that takes `block` keys at once. None where cached keys are already
+    rotated for a different region, or positions are too large."""
+    if not all(in_range(run.pos, run.pos + run.n) for line in lines for run in line):
+        return None
+    segments = _segments(scheme, lines, at)
+    if segments is None:
+        return None
+    segments = segments or {SegmentKey(None, True, 0, 0): {}}
+    rotations = {key: KeyRotation.of(key) for key in segments}
+    distinct = tuple(dict.fromkeys(rotations.values()))
+    rows, nq = max(len(lines), len(at)), len(at[0])
+    numbers: list[list[int]] = []
+    most = most_blocks = 0
+    for r in range(rows):
+        before = 0
+        for key, by_row in segments.items():
+            count, rest = _numbers(by_row.get(r), nq, rotations[key], block)
+            numbers.append([before, count, distinct.index(rotations[key]), *rest])
+            before += count
+            most_blocks = max(most_blocks, count + rotations[key].lead(rest[0], block))
+        most = max(most, before)
+    ints = torch.tensor(numbers, dtype=torch.int32).view(rows, -1)
+    origins = [
+        rotations[key].base(row[3], block)
+        for row, key in zip(numbers, [*segments] * rows, strict=True)
+    ]
+    origin = torch.tensor(origins, dtype=torch.float64).view(rows, -1)
+    tables = _query_tables(scheme.rotary, spec, segments, at, origin).view(torch.int32)
+    # the tables begin at a multiple of 16 bytes, as the kernel's loads require
+    gap = ints.new_zeros(rows, -ints.shape[1] % 4)
+    packed = torch.cat([ints, gap, tables], 1).to(spec.device, non_blocking=True)
+    floats = packed.view(torch.float32)[:, ints.shape[1] + gap.shape[1] :]
+    rounded = max(64, 1 << (most_blocks - 1).bit_length())  # a longer cache seldom needs a new one
+    steps, starts = (_key_tables(scheme.rotary, distinct, block, spec, n) for n in (0, rounded))
+    rotates = distinct != (KeyRotation(),)
+    return DecodePlan(packed, floats, steps, starts, len(segments), nq, most, rotates)
+
+
+_latest = Latest(make_decode_plan)
+
+
+def _segments(scheme: Scheme, lines: Sequence[Line], at: QueryPositions) -> Segments | None:
+    """What the queries of each sequence see of its line."""
+    segments: Segments = {}
+    for r in range(max(len(lines), len(at))):
+        positions = at[r % len(at)]
+        for n, i in enumerate(positions):
+            for key, offset, bounds in _visible(scheme, lines[r % len(lines)], i):
+                if key is None:
+                    return None
+                own = segments.setdefault(key, {})
+                own.setdefault(r, VisibleKeys(offset, [(0, 0)] * len(positions))).bounds[n] = bounds
+    return segments
+
+
+def _visible(
+    scheme: Scheme, line: Line, i: int
+) -> Iterator[tuple[SegmentKey | None, int, tuple[int, int]]]:
+    """The segments that a query at position i sees: key, offset, and bounds in positions."""
+    for region, areas in region_areas(scheme, (i, i + 1) if _frequencies_by_rows(scheme) else None):
+        for n, run in enumerate(line):
+            here = tiles(areas, range(i, i + 1), range(run.pos, run.pos + run.n))
+            fits = run.frame is None or (region is not None and frame_of(region) == run.frame)
+            for stretch, tile in enumerate(here):
+                low = run.pos + tile.left
+                key = SegmentKey(region, run.frame is not None, n, stretch) if fits else None
+                yield key, run.col - run.pos, (low, low + tile.width)
+
+
+def frame_of(region: Region) -> Region:
+    """How the keys of a region are rotated: two regions may share it."""
+    return Region(k=region.k, frequencies=region.frequencies)
+
+
+def _frequencies_by_rows(scheme: Scheme) -> bool:
+    return scheme.rotary is not None and by_rows(scheme.rotary.frequencies)
+
+
+def _numbers(
+    keys: VisibleKeys | None, nq: int, rotation: KeyRotation, block: int
+) -> tuple[int, list[int]]:
+    """How many blocks a segment has, and where each lies, as the kernel reads it."""
+    if keys is None:
+        return 0, [0, 0, 1, 1, 1, 0, 1, 0, 0, *[0] * 2 * nq]
+    low = min(a for a, b in keys.bounds if a < b)
+    high = max(b for a, b in keys.bounds if a < b)
+    span, chunk = rotation.span(block), rotation.chunk(block)
+    per_chunk = rotation.per_chunk(block)
+    first, last = (p // chunk * per_chunk + p % chunk // span for p in (low, high - 1))
+    wrap = per_chunk if rotation.modulo else MAX_POSITION
+    lead = rotation.lead(first, block)
+    where = [first, keys.offset, span, chunk, per_chunk, lead, wrap, low, high]
+    return last - first + 1, [*where, *(x for pair in keys.bounds for x in pair)]
+
+
+def _query_tables(
+    rope: Rope | None, spec: TableSpec, segments: Segments, at: QueryPositions, origins: Tensor
+) -> Tensor:
+    """Tables (b, segments·queries·2·half) that rotate queries to their position in each region.
+
+    The same as `cos_sin` makes for each, in a tenth of its calls: they are made at every step.
+    """
+    positions = torch.tensor(at)
+    zero = torch.zeros(positions.shape, dtype=torch.float64)
+    # a constant shift of all keys moves to the query, unless cached keys already have it
+    where = [
+        zero if key.region is None
+        else key.region.q(positions) - (0 if key.rotated else key.region.k.add)
+        for key in segments
+    ]  # fmt: skip
+    own = rope and rope.frequencies
+    each = tuple(key.region and (key.region.frequencies or own) for key in segments)
+    inv, gain = _inv_freq(rope, each, spec.size, spec.length)
+    angle = (torch.stack(where, 1) - origins[..., None])[..., None] * inv
+    return (torch.stack([angle.cos(), angle.sin()], 3) * gain).float().flatten(1)
+
+
+@lru_cache(maxsize=64)
+def _inv_freq(
+    rope: Rope | None, each: tuple[Frequencies | None, ...], size: int, length: int
+) -> tuple[Tensor, Tensor]:
+    """Inverse frequencies (segments 1 half) and gains (segments 1 1 1)."""
+    if rope is None:
+        return torch.zeros(len(each), 1, 0), torch.ones(len(each), 1, 1, 1)
+    zero = torch.zeros(rope.dim(size) // 2, dtype=torch.float64)
+    with torch.inference_mode(False):
+        inv = [f.inv_freq(rope.dim(size), rope.base, length) if f else zero for f in each]
+        gain = torch.tensor([f.gain(length) if f else 1.0 for f in each], dtype=torch.float64)
+        return torch.stack(inv)[:, None], gain.view(-1, 1, 1, 1)
+
+
+def _make_key_tables(
+    rope: Rope | None, rotations: tuple[KeyRotation, ...], block: int, spec: TableSpec, blocks: int
+) -> Tables:
+    """Tables (rotations n half) of the steps in a block, or of this many blocks."""
+    n, half = blocks or block, 0 if rope is None else rope.dim(spec.size) // 2
+    cos = torch.ones(len(rotations), n, half, device=spec.device)
+    sin = torch.zeros_like(cos)
+    each = torch.arange(n, dtype=torch.float64)[None]
+    for f, rotation in enumerate(rotations):
+        if rope is None or rotation.divide == math.inf:
+            continue
+        where = rotation.place(rotation.start(each, block) if blocks else each)
+        region = Region(frequencies=rotation.frequencies)
+        made = cos_sin(
+            rope, region, "k", where, spec.size, spec.length, dtype=cos.dtype, device=spec.device
+        )
+        cos[f], sin[f] = (t[0, 0] for t in made)
+    return cos, sin
+
+
+_key_tables = Memo(torch.inference_mode(False)(_make_key_tables), limit=2**26)
+
+
+def decode_reference(
+    q: Float[Tensor, "b h nq d"],
+    k: Float[Tensor, "b hkv m d"],
+    v: Float[Tensor, "b hkv m dv"],
+    plan: DecodePlan,
+    pairs: Pairs = "half",
+    scale: float | None = None,
+    sink_logits: Float[Tensor, " h"] | None = None,
+    key_padding: Bool[Tensor, "b m"] | None = None,
+) -> Float[Tensor, "b h nq dv"]:
+    """Reference for kernels.decode in float64: each key is rotated by its block, then by its offset
+    in the block."""
+    b, h, nq, d = q.shape
+    wide_q, wide_k = q.double(), k.repeat_interleave(h // k.shape[1], 1).double()
+    scores = torch.full((b, h, nq, k.shape[2]), -torch.inf, dtype=torch.float64, device=q.device)
+    for r in range(b):
+        ints = plan.ints[r % len(plan.ints)][: plan.segments * (FIELDS + 2 * nq)]
+        tables = plan.floats[r % len(plan.floats)].view(plan.segments, nq, 2, -1)
+        for one, own in zip(ints.view(plan.segments, -1).tolist(), tables.double(), strict=True):
+            _, _, frame, first, offset, span, chunk, per, lead, wrap, low, high = one[:FIELDS]
+            at = torch.arange(low, high, device=q.device)
+            block = at // chunk * per + at % chunk // span - first + lead
+            inner = [t[None, None, frame, at % chunk % span].double() for t in plan.steps]
+            outer = [t[None, None, frame, block % wrap].double() for t in plan.starts]
+            here = slice(low + offset, high + offset)
+            rotated = apply_rotary(
+                apply_rotary(wide_k[r : r + 1, :, here], *inner, pairs), *outer, pairs
+            )
+            query = apply_rotary(
+                wide_q[r : r + 1], own[None, None, :, 0], own[None, None, :, 1], pairs
+            )
+            bounds = torch.tensor(one[FIELDS:], device=q.device).view(nq, 2, 1)
+            hidden = (at < bounds[:, 0]) | (at >= bounds[:, 1])
+            product = (query @ rotated.mT)[0] * (d**-0.5 if scale is None else scale)
+            scores[r, :, :, here] = torch.where(hidden, scores[r, :, :, here], product)
+    if key_padding is not None:
+        scores = scores.masked_fill(key_padding[:, None, None], -torch.inf)
+    if sink_logits is not None:
+        sink = sink_logits.double().view(1, h, 1, 1).expand(b, h, nq, 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1).nan_to_num()[..., : k.shape[2]]
+    return (weights @ v.double().repeat_interleave(h // k.shape[1], 1)).to(q.dtype)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from longitude.core.region import visible
-from longitude.ops.inputs import Problem, in_blocks
-from longitude.ops.passes import lower
+from longitude.ops.inputs import AttentionInputs, in_blocks
+from longitude.ops.passes import make_passes
 
 LARGEST = 2**23  # scores of one block
 
@@ -31,19 +31,19 @@ class Scores:
     visible: Tensor
 
 
-def refuses(p: Problem) -> str | None:
+def refuses(p: AttentionInputs) -> str | None:
     """Why this backend can't run the call: it can run every one."""
     return None
 
 
-def scores(p: Problem) -> Scores:
+def scores(p: AttentionInputs) -> Scores:
     """The terms of every score (b h i j), before the softmax."""
     p = _wide(p)
     b, h, i, j = p.grid()
     heads = p.q.shape[1] // p.k.shape[1]
     content = p.q.new_zeros(())
     q_pos, k_pos = p.q_rows[:, :, None], p.k_rows[:, None, :]
-    for one in lower(p):
+    for one in make_passes(p):
         q, k = one.turned()
         product = q @ k.repeat_interleave(heads, 1).transpose(-1, -2) * p.scale
         content = torch.where(visible(one.areas, q_pos, k_pos)[:, None], product, content)
@@ -59,18 +59,18 @@ def scores(p: Problem) -> Scores:
     return Scores(content.expand(shape), biases, total, p.visible(b, i, j).expand(shape))
 
 
-def run(p: Problem) -> Tensor:
+def run(p: AttentionInputs) -> Tensor:
     """Attention, in blocks of queries where the score matrix would be large."""
     return in_blocks(p, _run, LARGEST)
 
 
-def _wide(p: Problem) -> Problem:
+def _wide(p: AttentionInputs) -> AttentionInputs:
     """The call in float32 at least."""
     wide = torch.promote_types(p.q.dtype, torch.float32)
     return p if p.q.dtype == wide else replace(p, q=p.q.to(wide), k=p.k.to(wide), v=p.v.to(wide))
 
 
-def _run(given: Problem) -> Tensor:
+def _run(given: AttentionInputs) -> Tensor:
     p = _wide(given)
     s = scores(p)
     weights = softmax(s.total, s.visible, p.sink_logits)

@@ -28,8 +28,8 @@ from longitude.ops import banded
 from longitude.ops import sdpa as native
 from longitude.ops.aten import CPU, CUDNN, EFFICIENT, FLASH, Operator
 from longitude.ops.attention import considered, module
-from longitude.ops.inputs import Problem, contiguous, prepare
-from longitude.ops.passes import Pass, lower
+from longitude.ops.inputs import AttentionInputs, contiguous, prepare
+from longitude.ops.passes import Pass, make_passes
 from longitude.ops.rented import HOPPER, quickest_for
 from longitude.ops.tiles import Tile, batches, split, tiles
 
@@ -92,10 +92,10 @@ def explain(
     refused = {other: why for other, why in considered(p) if why} if backend == "auto" else {}
     ways = {"native": _native, "banded": _banded}
     way = ways[name](p) if name in ways else (chosen.__doc__ or name).splitlines()[0].rstrip(".")
-    return Explanation(_call(p), name, way, tuple(map(_told, lower(p))), refused)
+    return Explanation(_call(p), name, way, tuple(map(_told, make_passes(p))), refused)
 
 
-def _call(p: Problem) -> str:
+def _call(p: AttentionInputs) -> str:
     b, h, n, d = p.q.shape
     keys = "" if p.k.shape[2] == n else f" over {p.k.shape[2]:,} keys"
     shared = "" if p.k.shape[1] == h else f" (keys: {p.k.shape[1]})"
@@ -103,20 +103,20 @@ def _call(p: Problem) -> str:
     return f"{p.scheme} on {what}, {str(p.q.dtype).removeprefix('torch.')}, {p.q.device.type}"
 
 
-def _native(p: Problem) -> str:
+def _native(p: AttentionInputs) -> str:
     """Which of native's ways a call goes."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return "nothing to compute, zeros"
     if native.few(p) is not None:
         return "our own kernel for a few queries, which turns keys as it reads them"
-    several = p.q.shape[2] == 1 and len(lower(p)) > 1
+    several = p.q.shape[2] == 1 and len(make_passes(p)) > 1
     turned = "keys turned by their distance to the query, then " if several else ""
     if native.by_mask(p):
         return f"{turned}SDPA under a mask of every pair, in blocks of queries"
     if native.single(p):
         causal = native.causal(p, p.scheme.areas())
         return f"{turned}one {'causal' if causal else 'full'} call of SDPA"
-    found = [_tiles(one) for one in lower(p)] if not several else []
+    found = [_tiles(one) for one in make_passes(p)] if not several else []
     count, calls = sum(map(len, found)), sum(len(batches(pieces)) for pieces in found)
     named = _kernel(quickest_for(p.q))
     return (
@@ -126,7 +126,7 @@ def _native(p: Problem) -> str:
     )
 
 
-def _banded(p: Problem) -> str:
+def _banded(p: AttentionInputs) -> str:
     """The far tile of a plain kernel, if there is one, and how many bands are left for ours."""
     plan = banded.plan_of(p)
     count = len(plan.pieces)

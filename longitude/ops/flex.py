@@ -16,8 +16,8 @@ from torch import Tensor
 
 from longitude.core.part import Term
 from longitude.ops.block_mask import block_mask
-from longitude.ops.inputs import Problem, contiguous
-from longitude.ops.passes import Pass, lower
+from longitude.ops.inputs import AttentionInputs, contiguous
+from longitude.ops.passes import Pass, make_passes
 from longitude.parts.distance_bias import ByDistance
 
 RECOMPILES = (
@@ -25,7 +25,7 @@ RECOMPILES = (
 )
 
 
-def refuses(p: Problem) -> str | None:
+def refuses(p: AttentionInputs) -> str | None:
     """Why flex can't run the call, or None."""
     if p.value_parts():
         return "Shaw's value side needs the whole row of weights"
@@ -44,19 +44,19 @@ def refuses(p: Problem) -> str | None:
     return None
 
 
-def _wants_grad(p: Problem) -> bool:
+def _wants_grad(p: AttentionInputs) -> bool:
     given = (p.q, p.k, p.v, *p.weights.values())
     return torch.is_grad_enabled() and any(t.requires_grad for t in given)
 
 
-def run(p: Problem) -> Tensor:
+def run(p: AttentionInputs) -> Tensor:
     """Attention, pass by pass."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     modify = _score_mod([_looked_up(term, p) for term in p.terms().values()], p.softcap)
     wide = torch.promote_types(p.v.dtype, torch.float32)
     out, lse = None, None
-    for one in lower(p):
+    for one in make_passes(p):
         more, more_lse = (x.to(wide) for x in _pass(p, one, modify))
         if out is None or lse is None:
             out, lse = more, more_lse
@@ -76,7 +76,9 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(none, torch.zeros_like(a), a - b)
 
 
-def _pass(p: Problem, one: Pass, modify: Callable[..., Tensor] | None) -> tuple[Tensor, Tensor]:
+def _pass(
+    p: AttentionInputs, one: Pass, modify: Callable[..., Tensor] | None
+) -> tuple[Tensor, Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     q, k = one.turned()
@@ -91,7 +93,7 @@ def _pass(p: Problem, one: Pass, modify: Callable[..., Tensor] | None) -> tuple[
     return out, aux.lse
 
 
-def _looked_up(term: Term, p: Problem) -> Term:
+def _looked_up(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
     over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
     if not isinstance(term, ByDistance) or term.cheap or not contiguous(p.q_pos, p.k_pos):

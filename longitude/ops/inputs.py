@@ -32,7 +32,7 @@ Length = int | Tensor  # one number, or one for each sequence (b, 1) or token (b
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class AttentionInputs:
     """The inputs of one call; positions are ranges or tensors (b|1, n)."""
 
     scheme: Scheme
@@ -84,7 +84,7 @@ class Problem:
             span = float(self.q_pos.max() - self.q_pos.min())
         return span > rope.decay.span(rope.dim(self.q.shape[-1]))
 
-    def rows(self, start: int, stop: int) -> Problem:
+    def rows(self, start: int, stop: int) -> AttentionInputs:
         """The same call for some of its queries."""
         pos = self.q_pos[start:stop] if isinstance(self.q_pos, range) else self.q_pos[:, start:stop]
         segments = self.segments and (self.segments[0][:, start:stop], self.segments[1])
@@ -140,7 +140,7 @@ def contiguous(*positions: Pos) -> bool:
     return all(isinstance(pos, range) and pos.step == 1 and len(pos) for pos in positions)
 
 
-def in_blocks(p: Problem, run: Callable[[Problem], Tensor], largest: int) -> Tensor:
+def in_blocks(p: AttentionInputs, run: Callable[[AttentionInputs], Tensor], largest: int) -> Tensor:
     """Run a call in blocks of queries of at most `largest` scores each: memory stays linear.
 
     Where gradients are wanted a block is computed again in the backward pass rather than kept.
@@ -168,7 +168,7 @@ def weights_of(name: str, weights: Weights) -> Weights:
 FEW = 16  # queries up to which q is multiplied itself: a decoder's tables serve one step each
 
 
-def scaled(p: Problem) -> Tensor:
+def scaled(p: AttentionInputs) -> Tensor:
     """q times every factor of site ④, rounded once."""
     most = None if p.scheme.causal else _keys(p)
     factor = factors(p.scheme, p.q_rows, most, p.weights)[..., None]
@@ -176,7 +176,7 @@ def scaled(p: Problem) -> Tensor:
     return (p.q.to(wide) * factor.to(wide)).to(p.q.dtype)
 
 
-def rides(p: Problem) -> bool:
+def rides(p: AttentionInputs) -> bool:
     """Whether the factors are the same for all heads and known from positions alone, and every
     dimension of q turns: its tables then carry them. Biases would see a q without them."""
     scheme, rope = p.scheme, p.scheme.rotary
@@ -206,7 +206,7 @@ def _seen(scheme: Scheme, q_pos: Tensor, most: Tensor | None) -> Tensor:
     return total
 
 
-def _keys(p: Problem) -> Tensor:
+def _keys(p: AttentionInputs) -> Tensor:
     """How many keys there are for each query: unpadded, and of its own segment."""
     batch, nk = p.k.shape[0], p.k.shape[2]
     real = torch.ones(batch, nk, dtype=torch.int64, device=p.k.device)
@@ -228,7 +228,7 @@ def _by_segment(at: Tensor, ids: Tensor, values: Tensor, how: str) -> Tensor:
     return found[asked].view_as(at)
 
 
-def lengths(p: Problem, length: int | Sequence[int] | Tensor | None) -> dict[str, Length]:
+def lengths(p: AttentionInputs, length: int | Sequence[int] | Tensor | None) -> dict[str, Length]:
     """The length that frequencies see: as given, or each sequence's last position + 1."""
     if isinstance(length, int):
         return {"q_length": length, "k_length": length}
@@ -270,14 +270,14 @@ def prepare(
     segments: Tensor | tuple[Tensor, Tensor] | None,
     length: int | Sequence[int] | Tensor | None,
     **rest: object,
-) -> Problem:
+) -> AttentionInputs:
     """Check the inputs and multiply the scale of ④ into q, or leave it to what turns q."""
     _check_sizes(q, k, v)
     q_pos = _positions("q_pos", q_pos, q)
     k_pos = _positions("k_pos", k_pos, k)
     scale = scheme.softmax_scale(q.shape[-1]) if scale is None else scale
     pair = (segments, segments) if isinstance(segments, Tensor) else segments
-    p = Problem(scheme, q, k, v, q_pos, k_pos, weights or {}, scale, segments=pair, **rest)  # type: ignore[arg-type]
+    p = AttentionInputs(scheme, q, k, v, q_pos, k_pos, weights or {}, scale, segments=pair, **rest)  # type: ignore[arg-type]
     _check_hidden(p)
     _check_weights(p)
     if scheme.scale:
@@ -321,7 +321,7 @@ def _positions(name: str, pos: Pos, x: Tensor) -> Pos:
     return rows
 
 
-def _check_hidden(p: Problem) -> None:
+def _check_hidden(p: AttentionInputs) -> None:
     batch, _, nq, _ = p.q.shape
     nk = p.k.shape[2]
     if p.key_padding is not None and p.key_padding.shape != (batch, nk):
@@ -348,7 +348,7 @@ def _learned(part: Learned) -> frozenset[str]:
     return frozenset(part.init(Dims(1, 1, 1), None))
 
 
-def _check_weights(p: Problem) -> None:
+def _check_weights(p: AttentionInputs) -> None:
     for part in (*p.scheme.bias, *p.scheme.scale):
         if missing := sorted(_learned(part) - set(weights_of(part.name, p.weights))):
             names = ", ".join(f"{part.name}.{m}" for m in missing)

@@ -22,7 +22,7 @@ from torch import Tensor
 from longitude.core.part import Pos, Region, as_tensor, by_rows
 from longitude.core.region import Area, meet, visible
 from longitude.core.scheme import Scheme
-from longitude.ops.inputs import Length, Problem, factors
+from longitude.ops.inputs import AttentionInputs, Length, factors
 from longitude.ops.kernels.launch import usable
 from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
@@ -32,7 +32,7 @@ from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 class Pass:
     """One turn of q and k, and the disjoint areas where it holds."""
 
-    problem: Problem
+    problem: AttentionInputs
     areas: tuple[Area, ...]
     region: Region | None = None
 
@@ -50,7 +50,7 @@ class Pass:
         q_pos, k_pos = _cut(p.q_pos, rows), _cut(p.k_pos, cols)
         rope, centre = p.scheme.rotary, _last(q_pos) if p.scheme.rotary.decay else 0.0
         q_length, k_length = _cut_length(p.q_length, rows), _cut_length(p.k_length, cols)
-        how = (wide_type(p.q), p.q.device, centre)
+        how = (accum_dtype(p.q), p.q.device, centre)
         q_tables = k_tables = _tables(p, self.region, "q", q_pos, q_length, *how)
         if p.rides or not _alike(rope, self.region, (q_pos, q_length), (k_pos, k_length)):
             k_tables = _tables(p, self.region, "k", k_pos, k_length, *how)
@@ -83,15 +83,15 @@ class Turn(NamedTuple):
         return apply_rotary(q, c, s, self.pairs), apply_rotary(k, kc, ks, self.pairs)
 
 
-def lower(p: Problem) -> tuple[Pass, ...]:
+def make_passes(p: AttentionInputs) -> tuple[Pass, ...]:
     """The passes of a call."""
     rope = p.scheme.rotary
     rows = _span(p.q_pos) if rope is not None and by_rows(rope.frequencies) else None
-    return tuple(Pass(p, areas, region) for region, areas in cut(p.scheme, rows))
+    return tuple(Pass(p, areas, region) for region, areas in region_areas(p.scheme, rows))
 
 
 @lru_cache(maxsize=1024)
-def cut(
+def region_areas(
     scheme: Scheme, rows: tuple[int, int] | None
 ) -> tuple[tuple[Region | None, tuple[Area, ...]], ...]:
     """The regions of a scheme with the areas where its masks show them.
@@ -108,7 +108,7 @@ def cut(
     return tuple((region, areas) for region, areas in found if areas)
 
 
-def _tables(p: Problem, region: Region, side: str, pos: Pos, length: Length, dtype: torch.dtype,
+def _tables(p: AttentionInputs, region: Region, side: str, pos: Pos, length: Length, dtype: torch.dtype,
             device: torch.device, centre: float) -> Tables:  # fmt: skip
     rope, size = p.scheme.rotary, p.q.shape[-1]
     assert rope is not None
@@ -143,7 +143,7 @@ def _alike(rope: Rope, region: Region, q: tuple[Pos, Length], k: tuple[Pos, Leng
     return length == k_length and gain == 1.0 and region.q == region.k and rope.decay is None
 
 
-def wide_type(x: Tensor) -> torch.dtype:
+def accum_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -176,9 +176,9 @@ def _span(pos: Pos) -> tuple[int, int]:
 Pieces = tuple[tuple[Region, tuple[Area, ...]], ...]
 
 
-def fold(p: Problem) -> Pass:
+def fold(p: AttentionInputs) -> Pass:
     """The single pass of a single query."""
-    rope, passes = p.scheme.rotary, lower(p)
+    rope, passes = p.scheme.rotary, make_passes(p)
     if rope is None or len(passes) == 1:
         return passes[0]
     pieces = tuple((one.region, one.areas) for one in passes if one.region is not None)
@@ -186,7 +186,7 @@ def fold(p: Problem) -> Pass:
         isinstance(p.q_pos, range) and isinstance(p.k_pos, range) and isinstance(p.k_length, int)
     )
     make = _made_once if fixed and not torch.compiler.is_compiling() else _make
-    size, dtype = p.k.shape[-1], wide_type(p.k)
+    size, dtype = p.k.shape[-1], accum_dtype(p.k)
     cos, sin = make(rope, pieces, p.q_pos, p.k_pos, size, p.k_length, dtype, p.k.device)
     turned = replace(p, k=apply_rotary(p.k, cos, sin, rope.pairs))
     return Pass(turned, tuple(area for one in passes for area in one.areas))

@@ -17,13 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from longitude.core.part import Term
 from longitude.core.region import FAR, Area
-from longitude.ops import decode as fused
+from longitude.ops import decode as decoding
 from longitude.ops.aten import operator_for
-from longitude.ops.decode_plan import Sight
-from longitude.ops.inputs import Problem, contiguous, in_blocks
-from longitude.ops.kv_segments import Run
+from longitude.ops.decode import DecodePlan, Run
+from longitude.ops.inputs import AttentionInputs, contiguous, in_blocks
 from longitude.ops.lse_merge import Box, Plan, merged
-from longitude.ops.passes import Pass, fold, lower
+from longitude.ops.passes import Pass, fold, make_passes
 from longitude.ops.rented import quickest_for
 from longitude.ops.tiles import Tile, split, tiles
 from longitude.parts.distance_bias import ByDistance
@@ -33,7 +32,7 @@ ON_CUDA = 2**27  # and where memory is plenty but every call costs
 FINEST = 256  # on CPU, triangles up to this size; the kernel there steps through 512 keys at a time
 
 
-def refuses(p: Problem) -> str | None:
+def refuses(p: AttentionInputs) -> str | None:
     """Why these kernels can't run the call, or None."""
     if p.softcap:
         return "soft-capping happens between the product and the softmax, inside the kernel"
@@ -44,13 +43,13 @@ def refuses(p: Problem) -> str | None:
     if few(p) is not None:
         return None
     if by_mask(p):
-        several = p.q.shape[2] > 1 and len(lower(p)) > 1
+        several = p.q.shape[2] > 1 and len(make_passes(p)) > 1
         wanted = "several regions need contiguous positions (ranges), no bias, padding or segments"
         return wanted if several else None
     return None if single(p) else _refuses_tiles(p)
 
 
-def _refuses_tiles(p: Problem) -> str | None:
+def _refuses_tiles(p: AttentionInputs) -> str | None:
     if p.dropout:
         return "dropout can't be merged across passes"
     if operator_for(p.q) is None or p.v.shape[-1] != p.q.shape[-1]:
@@ -58,51 +57,51 @@ def _refuses_tiles(p: Problem) -> str | None:
     return None
 
 
-def run(p: Problem) -> Tensor:
+def run(p: AttentionInputs) -> Tensor:
     """Attention by the way that fits the call."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
     if (seen := few(p)) is not None:
-        return fused.run(p.scheme, p.q, p.k, p.v, seen, p.scale, p.sink_logits, p.key_padding)
+        return decoding.run(p.scheme, p.q, p.k, p.v, seen, p.scale, p.sink_logits, p.key_padding)
     if by_mask(p):
         return in_blocks(p, _masked, ON_CUDA if p.q.is_cuda else LARGEST)
     return _whole(p) if single(p) else _tiled(p)
 
 
-def few(p: Problem) -> Sight | None:
+def few(p: AttentionInputs) -> DecodePlan | None:
     """What a few queries over contiguous positions see, where our own kernel runs them: keys then
     turn as they are read."""
-    if p.q.shape[2] > fused.MANY or not contiguous(p.q_pos, p.k_pos):
+    if p.q.shape[2] > decoding.MAX_QUERIES or not contiguous(p.q_pos, p.k_pos):
         return None
     if p.softcap or p.dropout or p.segments or not isinstance(p.k_length, int):
         return None
     if p not in _few:  # asked by who chooses, and by who runs
         lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)  # type: ignore[arg-type]
         at = (tuple(p.q_pos),)
-        _few[p] = fused.look(p.scheme, p.q, p.k, p.v, p.k_length, lines, at)  # type: ignore[arg-type]
+        _few[p] = decoding.plan_for(p.scheme, p.q, p.k, p.v, p.k_length, lines, at)  # type: ignore[arg-type]
     return _few[p]
 
 
-_few: WeakKeyDictionary[Problem, Sight | None] = WeakKeyDictionary()
+_few: WeakKeyDictionary[AttentionInputs, DecodePlan | None] = WeakKeyDictionary()
 
 
-def by_mask(p: Problem) -> bool:
+def by_mask(p: AttentionInputs) -> bool:
     """Whether visibility or scores depend on more than contiguous positions, and no kernel of ours
     knows of it."""
     return not (p.plain and contiguous(p.q_pos, p.k_pos)) and few(p) is None
 
 
-def _passes(p: Problem) -> tuple[Pass, ...]:
-    return (fold(p),) if p.q.shape[2] == 1 else lower(p)
+def _passes(p: AttentionInputs) -> tuple[Pass, ...]:
+    return (fold(p),) if p.q.shape[2] == 1 else make_passes(p)
 
 
-def single(p: Problem) -> bool:
+def single(p: AttentionInputs) -> bool:
     """Whether one SDPA call does it: every pair visible, or all of it causal."""
-    passes = 1 if p.q.shape[2] == 1 else len(lower(p))
+    passes = 1 if p.q.shape[2] == 1 else len(make_passes(p))
     return passes == 1 and p.sink_logits is None and causal(p, p.scheme.areas()) is not None
 
 
-def causal(p: Problem, areas: tuple[Area, ...]) -> bool | None:
+def causal(p: AttentionInputs, areas: tuple[Area, ...]) -> bool | None:
     """True for causal, False for full, None for any other shape."""
     found = _tiles(p, areas)
     if len(found) != 1 or (found[0].height, found[0].width) != (p.q.shape[2], p.k.shape[2]):
@@ -110,17 +109,17 @@ def causal(p: Problem, areas: tuple[Area, ...]) -> bool | None:
     return {"full": False, "lower": True}.get(found[0].kind)
 
 
-def _tiles(p: Problem, areas: tuple[Area, ...]) -> tuple[Tile, ...]:
+def _tiles(p: AttentionInputs, areas: tuple[Area, ...]) -> tuple[Tile, ...]:
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     return tiles(areas, p.q_pos, p.k_pos)
 
 
-def _whole(p: Problem) -> Tensor:
+def _whole(p: AttentionInputs) -> Tensor:
     q, k = _passes(p)[0].turned()
     return _sdpa(q, k, p.v, None, p, causal=bool(causal(p, p.scheme.areas())))
 
 
-def _tiled(p: Problem) -> Tensor:
+def _tiled(p: AttentionInputs) -> Tensor:
     operator = quickest_for(p.q)
     assert operator is not None
     turned, boxes, passes = [], [], []
@@ -144,7 +143,7 @@ def _bounds(spans: list[tuple[int, int]]) -> slice:
     return slice(min(a for a, _ in spans), max(a + n for a, n in spans))
 
 
-def _masked(p: Problem) -> Tensor:
+def _masked(p: AttentionInputs) -> Tensor:
     """One pass with everything else in the mask."""
     b, _, i, j = p.grid()
     q, k = _passes(p)[0].turned()
@@ -169,7 +168,7 @@ def _masked(p: Problem) -> Tensor:
     return (_sdpa(q, k, v, mask, p) * some).to(p.v.dtype)
 
 
-def _dense(term: Term, p: Problem) -> Tensor:
+def _dense(term: Term, p: AttentionInputs) -> Tensor:
     """A term of every pair; one of the distance alone is read off its table."""
     if isinstance(term, ByDistance) and contiguous(p.q_pos, p.k_pos):
         return term.dense(p.q.shape[1], p.q_pos, p.k_pos)[None]  # type: ignore[arg-type]
@@ -177,7 +176,7 @@ def _dense(term: Term, p: Problem) -> Tensor:
 
 
 def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: Problem, causal: bool = False
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: AttentionInputs, causal: bool = False
 ) -> Tensor:
     """SDPA over grouped heads without repeating keys: a group is a batch, or rows of a single
     query."""

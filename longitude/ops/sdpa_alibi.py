@@ -21,8 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from longitude.core.part import Bias, Weights
 from longitude.ops import sdpa as native
-from longitude.ops.inputs import Problem
-from longitude.ops.passes import lower
+from longitude.ops.inputs import AttentionInputs
+from longitude.ops.passes import make_passes
 from longitude.parts.alibi import Alibi, AlibiInterpolated, NtkAlibi
 from longitude.parts.distance_bias import ByDistance
 
@@ -33,7 +33,7 @@ UNIT = 256  # keys count in these: 131,072 would not fit into float16
 WIDEST = 2**14  # 2^-10 is then what float32 keeps of q·k, as much as a weight in bfloat16
 
 
-def refuses(p: Problem) -> str | None:
+def refuses(p: AttentionInputs) -> str | None:
     """Why the bias can't ride in extra dimensions, or None."""
     if len(p.scheme.bias) != 1 or not isinstance(p.scheme.bias[0], LINEAR):
         return "only a bias that is linear in the distance fits into extra dimensions"
@@ -50,11 +50,11 @@ def refuses(p: Problem) -> str | None:
     return None
 
 
-def run(p: Problem) -> Tensor:
+def run(p: AttentionInputs) -> Tensor:
     """Attention by one call of SDPA."""
     if p.q.numel() == 0 or p.k.shape[2] == 0:
         return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
-    q, k = lower(p)[0].turned()
+    q, k = make_passes(p)[0].turned()
     slopes = slopes_of(p.scheme.bias[0], q.shape[1]).to(q.device) * (UNIT / p.scale)
     behind = torch.arange(1 - k.shape[2], 1, device=q.device, dtype=torch.float64) / UNIT
     of_q, of_k = parts(slopes, q.dtype), parts(behind, k.dtype)
@@ -81,7 +81,7 @@ def _longer(x: Tensor, extra: Tensor) -> Tensor:
     return torch.cat([x, extra.expand(*x.shape[:3], EXTRA)], -1)
 
 
-def _plain(p: Problem) -> Problem:
+def _plain(p: AttentionInputs) -> AttentionInputs:
     return replace(p, scheme=replace(p.scheme, bias=()))
 
 

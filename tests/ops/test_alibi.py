@@ -9,12 +9,12 @@ import torch
 
 from longitude import Scheme, attention
 from longitude.ops import sdpa_alibi as alibi
-from longitude.ops.inputs import Problem, prepare
+from longitude.ops.inputs import AttentionInputs, prepare
 from tests.grid import scheme
 
 
 def problem(text: str, n: int, m: int | None = None, *, h: int = 4, hkv: int = 4, d: int = 24,
-            dtype: torch.dtype = torch.float32, **options: Any) -> Problem:  # fmt: skip
+            dtype: torch.dtype = torch.float32, **options: Any) -> AttentionInputs:  # fmt: skip
     rng, m = torch.Generator().manual_seed(0), m or n
     s = scheme(text)
     assert isinstance(s, Scheme)
@@ -26,7 +26,7 @@ def problem(text: str, n: int, m: int | None = None, *, h: int = 4, hkv: int = 4
                    segments=None, length=None, **options)  # fmt: skip
 
 
-def exactly(p: Problem) -> torch.Tensor:
+def exactly(p: AttentionInputs) -> torch.Tensor:
     x = (t.double() for t in (p.q, p.k, p.v))
     return attention(p.scheme, *x, p.q_pos, p.k_pos, scale=p.scale, backend="eager")
 

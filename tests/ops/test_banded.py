@@ -13,7 +13,7 @@ from longitude.ops import banded
 from longitude.ops import swa_cudnn as paved
 from longitude.ops.aten import CPU
 from longitude.ops.band import TWIN, Gradients, Part, Start, Way, eager, reach_of
-from longitude.ops.inputs import Problem, prepare
+from longitude.ops.inputs import AttentionInputs, prepare
 from longitude.ops.kernels import launch as available
 from longitude.ops.rented import Rent
 from tests.grid import scheme
@@ -73,7 +73,9 @@ def inputs(
     return made, weights, logits if sinks else None
 
 
-def problem(text: str, n: int, m: int, x: list[Tensor], weights: Any, **options: Any) -> Problem:
+def problem(
+    text: str, n: int, m: int, x: list[Tensor], weights: Any, **options: Any
+) -> AttentionInputs:
     plain: dict[str, Any] = {"scale": None, "segments": None, "length": None}
     return prepare(
         scheme(text), x[0], x[1], x[2], range(m - n, m) if m > n else range(n), range(m), weights,

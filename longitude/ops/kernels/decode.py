@@ -1,33 +1,269 @@
-"""Attention of a few queries over a long cache of unturned keys, each turned as it is read.
+"""Flash-decoding over pre-RoPE keys: attention of a few queries, each key rotated as it is read.
 
-A cache is read once, whatever the scheme: the keys of a block turn by one small table that serves
-every block, the query by the block's own angle (see `attention/sight.py`), so nothing is read but
-keys and values. The keys are split over many programs and their parts of the softmax merged by a
-second small launch (flash-decoding: Dao et al. 2023); the queries of a group of heads that share
-their keys are the rows of one product. `sight.looked_at` is the twin.
+The cache is read once, whatever the scheme: the keys of a block are rotated by one small table that
+serves every block, the query by the block's own angle (see `ops.decode`), so nothing is read but keys
+and values. Keys are split over many programs, whose parts of the softmax a second small launch merges
+(Dao et al. 2023, "Flash-Decoding"); the queries of a group of heads that share their keys are the
+rows of one product. Reference: `ops.decode.decode_reference`.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import torch
+import triton
+import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.core.validate import UserError
-from longitude.ops.decode_plan import Sight
-from longitude.ops.kernels.decode_kernel import decode_kernel, merge_kernel
+from longitude.ops.decode import FIELDS, DecodePlan, unsupported_tensors
 from longitude.ops.kernels.launch import on_device, require
 from longitude.parts.rope import Pairs
 
-LOG2E = math.log2(math.e)
-ROWS = 64  # queries of one program at most; more of a group go to further programs
+LOG2E = tl.constexpr(math.log2(math.e))
+COUNTS = tl.constexpr(FIELDS)
+MAX_ROWS = 64  # queries of one program; more of a group go to further programs
 PROGRAMS = 2  # that a multiprocessor holds at once
-_shares: Any = decode_kernel
-_merged: Any = merge_kernel
+# numbers that change as a cache grows: specializing on them would recompile in mid-generation
+VARYING = (
+    "plan_row", "hidden_b", "capacity", "kv_heads", "group", "tiles", "queries", "segments",
+    "splits", "total_rows", "per_head", "heads",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=VARYING)
+@no_type_check
+def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_sin, hidden, capacity,
+            q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, hidden_b, plan_row, scale,
+            kv_heads, group, tiles, queries, segments, splits, total_rows,
+            HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
+            DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+            ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
+            HIDES: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """One share of one key head's blocks: the output and the log-sum-exp (base 2) of it."""
+    tile, split = tl.program_id(0), tl.program_id(1)
+    pair, tile = tile // tiles, tile % tiles
+    batch, kv_head = (pair // kv_heads).to(tl.int64), (pair % kv_heads).to(tl.int64)
+    row = tile * R + tl.arange(0, R)
+    live, n = row < group * queries, row % queries
+    head = kv_head * group + row // queries
+    q += batch * q_b + head * q_h + n * q_n
+    qa, qb, qr = _split_query(q, live, HALF, HALF_PAD, REST, REST_PAD, ADJACENT)
+    k += batch * k_b + kv_head * k_h
+    v += batch * v_b + kv_head * v_h
+    hidden += batch * hidden_b
+    ints += batch * plan_row
+    floats += batch * plan_row
+    each = COUNTS + 2 * queries
+    last = ints + (segments - 1) * each
+    total = tl.load(last) + tl.load(last + 1)
+    share = tl.cdiv(total, splits)
+    begin = split * share
+    end = tl.minimum(begin + share, total)
+    top = tl.full((R,), float("-inf"), tl.float32)
+    norm = tl.zeros((R,), tl.float32)
+    acc = tl.zeros((R, DV_PAD), tl.float32)
+    for _ in range(segments):
+        before, count = tl.load(ints), tl.load(ints + 1)
+        first, stop = tl.maximum(begin - before, 0), tl.minimum(end - before, count)
+        if first < stop:
+            top, norm, acc = _segment(
+                qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, hidden,
+                capacity, n, live, scale, first, stop, top, norm, acc, HALF, HALF_PAD, REST,
+                REST_PAD, DV, DV_PAD, R, N, ADJACENT, ROTATES, ALONE, HIDES, WIDE,
+            )  # fmt: skip
+        ints += each
+        floats += queries * 2 * HALF
+    at = split * total_rows + (batch * kv_heads * group + head) * queries + n
+    some = tl.where(norm > 0, norm, 1.0)
+    tl.store(lse + at, top + tl.log2(some), mask=live)
+    column = tl.arange(0, DV_PAD)
+    tl.store(
+        out + at[:, None] * DV + column[None, :],
+        (acc / some[:, None]).to(out.dtype.element_ty),
+        mask=live[:, None] & (column < DV)[None, :],
+    )
+
+
+@triton.jit
+@no_type_check
+def _split_query(q, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr,
+                 REST_PAD: tl.constexpr, ADJACENT: tl.constexpr):  # fmt: skip
+    """The first and second of each pair, and the dimensions without rotation."""
+    pair, rest = tl.arange(0, HALF_PAD)[None, :], tl.arange(0, REST_PAD)[None, :]
+    here = live[:, None] & (pair < HALF)
+    one, two = pair, pair + HALF
+    if ADJACENT:
+        one, two = 2 * pair, 2 * pair + 1
+    qa = tl.load(q[:, None] + one, mask=here, other=0.0).to(tl.float32)
+    qb = tl.load(q[:, None] + two, mask=here, other=0.0).to(tl.float32)
+    past = live[:, None] & (rest < REST)
+    return qa, qb, tl.load(q[:, None] + 2 * HALF + rest, mask=past, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, hidden,
+           capacity, n, live, scale, first, stop, top, norm, acc,
+           HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
+           DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+           ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
+           HIDES: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Blocks first … stop-1 of a segment; the table of their keys stays in registers."""
+    t, pair = tl.arange(0, N), tl.arange(0, HALF_PAD)
+    frame, start, offset, span, chunk, per_chunk, lead, wrap, least, most = _fields(ints)
+    low = tl.load(ints + COUNTS + 2 * n, mask=live, other=0)
+    high = tl.load(ints + COUNTS + 2 * n + 1, mask=live, other=0)
+    c, s = 0.0, 0.0
+    if HALF:
+        qa, qb = _place(qa, qb, floats + n * 2 * HALF, live, HALF, HALF_PAD)
+    if ROTATES:
+        known = tl.broadcast_to((pair < HALF)[None, :], (N, HALF_PAD))
+        at = (frame * N + t[:, None]) * HALF + pair[None, :]
+        c, s = tl.load(cos + at, mask=known, other=0.0), tl.load(sin + at, mask=known, other=0.0)
+    column, rest = tl.arange(0, DV_PAD), tl.arange(0, REST_PAD)
+    for block in range(first + start, stop + start):
+        within = block % per_chunk * span
+        p = block // per_chunk * chunk + within
+        until = tl.minimum(tl.minimum(span, chunk - within), most - p)
+        inside = (t >= least - p) & (t < until)
+        keys = k + (p + offset).to(tl.int64) * k_n + t * k_n
+        product = tl.zeros((R, N), tl.float32)
+        if HALF:
+            ua, ub = qa, qb
+            if ROTATES:
+                mine = (frame * capacity + (block - start + lead) % wrap) * HALF
+                ua, ub = _back(qa, qb, start_cos + mine, start_sin + mine, HALF, HALF_PAD)
+            a, b = _keys(keys, inside, c, s, HALF, HALF_PAD, ADJACENT, ROTATES, N)
+            product = _dot(ua.to(a.dtype), tl.trans(a), product, WIDE)
+            product = _dot(ub.to(b.dtype), tl.trans(b), product, WIDE)
+        if REST:
+            past = inside[:, None] & (rest < REST)[None, :]
+            kr = tl.load(keys[:, None] + 2 * HALF + rest[None, :], mask=past, other=0.0)
+            product = _dot(qr, tl.trans(kr), product, WIDE)
+        shown = _shown(inside, p + t, low, high, hidden + p + offset + t, ALONE, HIDES)
+        product = tl.where(shown, product * scale, float("-inf"))
+        values = v + (p + offset).to(tl.int64) * v_n + t[:, None] * v_n + column[None, :]
+        some = inside[:, None] & (column < DV)[None, :]
+        top, norm, acc = _join(product, tl.load(values, mask=some, other=0.0), top, norm, acc, WIDE)
+    return top, norm, acc
+
+
+@triton.jit
+@no_type_check
+def _fields(ints):
+    """Where a segment's blocks lie, in the order of `ops.decode`."""
+    frame, start, offset = tl.load(ints + 2), tl.load(ints + 3), tl.load(ints + 4)
+    span, chunk, per_chunk = tl.load(ints + 5), tl.load(ints + 6), tl.load(ints + 7)
+    lead, wrap = tl.load(ints + 8), tl.load(ints + 9)
+    least, most = tl.load(ints + 10), tl.load(ints + 11)
+    return frame, start, offset, span, chunk, per_chunk, lead, wrap, least, most
+
+
+@triton.jit
+@no_type_check
+def _shown(inside, p, low, high, hidden, ALONE: tl.constexpr, HIDES: tl.constexpr):
+    """What each query sees of a block."""
+    if HIDES:
+        inside &= tl.load(hidden, mask=inside, other=1) == 0
+    shown = inside[None, :]
+    if not ALONE:
+        shown &= (p[None, :] >= low[:, None]) & (p[None, :] < high[:, None])
+    return shown
+
+
+@triton.jit
+@no_type_check
+def _place(qa, qb, floats, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr):
+    """Queries rotated to where they stand in a segment's region."""
+    pair = tl.arange(0, HALF_PAD)[None, :]
+    here = live[:, None] & (pair < HALF)
+    c = tl.load(floats[:, None] + pair, mask=here, other=0.0)
+    s = tl.load(floats[:, None] + HALF + pair, mask=here, other=0.0)
+    return qa * c - qb * s, qb * c + qa * s
+
+
+@triton.jit
+@no_type_check
+def _back(qa, qb, cos, sin, HALF: tl.constexpr, HALF_PAD: tl.constexpr):
+    """Queries rotated back by a block's angle: its keys then rotate as those of the first."""
+    pair = tl.arange(0, HALF_PAD)
+    c = tl.load(cos + pair, mask=pair < HALF, other=0.0)[None, :]
+    s = tl.load(sin + pair, mask=pair < HALF, other=0.0)[None, :]
+    return qa * c + qb * s, qb * c - qa * s
+
+
+@triton.jit
+@no_type_check
+def _keys(keys, inside, c, s, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ADJACENT: tl.constexpr,
+          ROTATES: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """The first and second of each pair of a block's keys, rotated."""
+    if ADJACENT:
+        column = tl.arange(0, 2 * HALF_PAD)
+        here = inside[:, None] & (column < 2 * HALF)[None, :]
+        both = tl.load(keys[:, None] + column[None, :], mask=here, other=0.0)
+        a, b = tl.split(tl.reshape(both, (N, HALF_PAD, 2)))
+    else:
+        column = tl.arange(0, HALF_PAD)
+        here = inside[:, None] & (column < HALF)[None, :]
+        a = tl.load(keys[:, None] + column[None, :], mask=here, other=0.0)
+        b = tl.load(keys[:, None] + HALF + column[None, :], mask=here, other=0.0)
+    if ROTATES:
+        wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
+        a = (wide_a * c - wide_b * s).to(a.dtype)
+        b = (wide_b * c + wide_a * s).to(b.dtype)
+    return a, b
+
+
+@triton.jit
+@no_type_check
+def _dot(a, b, acc, WIDE: tl.constexpr):
+    """A product added to `acc`; float32 stays float32."""
+    if WIDE:  # Triton's interpreter would take the bits of bfloat16 for whole numbers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+@no_type_check
+def _join(product, value, top, norm, acc, WIDE: tl.constexpr):
+    """One more block into a running softmax of base 2; rows that have seen nothing stay empty."""
+    more = tl.maximum(top, tl.max(product, 1))
+    base = tl.where(more == float("-inf"), 0.0, more)
+    weight, fade = tl.exp2(product - base[:, None]), tl.exp2(top - base)
+    norm = norm * fade + tl.sum(weight, 1)
+    return more, norm, _dot(weight.to(value.dtype), value, acc * fade[:, None], WIDE)
+
+
+@triton.jit(do_not_specialize=VARYING)
+@no_type_check
+def merge_kernel(parts, lses, sinks, out, splits, total_rows, per_head, heads, SINKS: tl.constexpr,
+           DV: tl.constexpr, DV_PAD: tl.constexpr, S: tl.constexpr):  # fmt: skip
+    """The parts of one query's softmax, and a sink's logit as one more whose value is nothing."""
+    row = tl.program_id(0).to(tl.int64)
+    column, part = tl.arange(0, DV_PAD), tl.arange(0, S)
+    top = tl.full((), float("-inf"), tl.float32)
+    norm = tl.zeros((), tl.float32)
+    acc = tl.zeros((DV_PAD,), tl.float32)
+    if SINKS:
+        top = tl.load(sinks + row // per_head % heads).to(tl.float32) * LOG2E
+        norm += 1.0
+    for first in range(0, splits, S):
+        at, real = (first + part) * total_rows + row, first + part < splits
+        lse = tl.load(lses + at, mask=real, other=float("-inf"))
+        more = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(more == float("-inf"), 0.0, more)
+        weight, fade = tl.exp2(lse - base), tl.exp2(top - base)
+        here = real[:, None] & (column < DV)[None, :]
+        some = tl.load(parts + at[:, None] * DV + column[None, :], mask=here, other=0.0)
+        acc = acc * fade + tl.sum(some * weight[:, None], 0)
+        norm, top = norm * fade + tl.sum(weight, 0), more
+    acc = acc / tl.where(norm > 0, norm, 1.0)
+    tl.store(out + row * DV + column, acc.to(out.dtype.element_ty), mask=column < DV)
 
 
 class Blocks(NamedTuple):
@@ -40,30 +276,19 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=64)
 def blocks_for(size: int, dtype: torch.dtype, rows: int = 1) -> Blocks:
-    """Keys at once such that a block's table stays in registers, for heads of a size and a group of
-    so many queries."""
+    """Keys at once such that a block's table stays in registers, for a head size and `rows` queries
+    that share their keys."""
     large = size > 128 or rows > 16
     if dtype == torch.float32:
         return Blocks(16, 8, 2) if large else Blocks(32, 4, 2)
     return Blocks(32, 8, 3) if large else Blocks(64, 4, 3)
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Why the kernel can't run over these, or None."""
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"the decoding kernel has no way for {q.dtype}"
-    if not q.dtype == k.dtype == v.dtype:
-        return "the decoding kernel wants queries, keys and values of one type"
-    if max(q.shape[-1], v.shape[-1]) > 256:
-        return "the decoding kernel takes heads of up to 256"
-    return None
-
-
 def decode(
     q: Float[Tensor, "b h nq d"],
     k: Float[Tensor, "b hkv m d"],
     v: Float[Tensor, "b hkv m dv"],
-    sight: Sight,
+    plan: DecodePlan,
     pairs: Pairs = "half",
     scale: float | None = None,
     sink_logits: Float[Tensor, " h"] | None = None,
@@ -72,32 +297,30 @@ def decode(
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Float[Tensor, "b h nq dv"]:
-    """Attention of unturned queries over unturned keys, as `sight` tells. No gradients."""
-    if why := refuses(q, k, v):
+    """Attention of pre-RoPE queries over pre-RoPE keys under a plan. No gradients."""
+    if why := unsupported_tensors((q.dtype, k.dtype, v.dtype), max(q.shape[-1], v.shape[-1])):
         raise UserError(f"{why}, but got {q.dtype} and {tuple(q.shape)}: use backend='eager'.")
-    if q.shape[2] != sight.queries:
-        raise UserError(
-            f"{q.shape[2]} queries came with places for {sight.queries}: give one each."
-        )
+    if q.shape[2] != plan.queries:
+        raise UserError(f"{q.shape[2]} queries came with a plan for {plan.queries}: plan anew.")
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    seen = (sight.frames.steps[0].shape[1:], pairs == "adjacent", sight.turns)
+    tables = (plan.steps[0].shape[1:], pairs == "adjacent", plan.rotates)
     shapes = (q.shape, q.stride(), k.shape[1], k.stride(), v.shape[3], v.stride())
-    plan = _plan(shapes, q.dtype, q.device, seen, key_padding is not None, blocks)
-    by = LOG2E * (q.shape[3] ** -0.5 if scale is None else scale)
-    splits = splits or _splits(plan.programs, sight.blocks, q.device)
+    launcher = _launcher(shapes, q.dtype, q.device, tables, key_padding is not None, blocks)
+    by = LOG2E.value * (q.shape[3] ** -0.5 if scale is None else scale)
+    splits = splits or _splits(launcher.programs, plan.blocks, q.device)
     with on_device(q):
-        plan.launch((q, k, v, out), sight, by, splits, sink_logits, key_padding)
+        launcher.launch((q, k, v, out), plan, by, splits, sink_logits, key_padding)
     return out
 
 
-class _Plan:
-    """What launches need beside their pointers, and the kernels that were compiled for them.
+class _Launcher:
+    """What launches need besides pointers, and the kernels that were compiled for them.
 
-    Triton looks at every argument of every launch to find its kernel. Here only pointers can differ
-    from the launch before, so where all of them are aligned the kernel is known.
+    Triton inspects every argument of every launch to find its kernel. Here only pointers differ
+    between launches, so the kernel is known where all of them are aligned.
     """
 
     def __init__(
@@ -107,66 +330,67 @@ class _Plan:
         self.strides, self.counts, self.constants = strides, counts, constants
         *_, self.programs, self.total, self.heads = counts
         self.options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-        self.made: dict[tuple[Any, bool], Any] = {}
+        self.compiled: dict[tuple[str, bool], Any] = {}
 
-    def launch(self, given: tuple[Tensor, ...], sight: Sight, scale: float, splits: int,
+    def launch(self, tensors: tuple[Tensor, ...], plan: DecodePlan, scale: float, splits: int,
                sinks: Tensor | None, padding: Tensor | None) -> None:  # fmt: skip
-        q, k, v, out = given
+        q, k, v, out = tensors
         once, dv = splits == 1 and sinks is None, out.shape[3]
         lse = out.new_empty(splits, self.total, dtype=torch.float32)
         parts = out if once else lse.new_empty(splits, self.total, dv)
-        ints, starts = sight.ints, sight.frames.starts
-        hidden = ints if padding is None else padding.view(torch.uint8)  # ints stand for nothing
+        ints, starts = plan.ints, plan.starts
+        hidden = ints if padding is None else padding.view(torch.uint8)  # a placeholder without
         hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
         row = ints.stride(0) if ints.shape[0] > 1 else 0
-        pointers = (q, k, v, parts, lse, ints, sight.floats, *sight.frames.steps, *starts, hidden)
+        pointers = (q, k, v, parts, lse, ints, plan.floats, *plan.steps, *starts, hidden)
         aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | hidden.data_ptr()) % 16 == 0
         tiles, nq, group = self.counts[:3]
-        self._run(_shares, once, aligned, (self.programs, splits, 1), (
+        self._run("decode", once, aligned, (self.programs, splits, 1), (
             *pointers, starts[0].shape[1], *self.strides, hidden.stride(0), row, scale,
-            self.heads // group, group, tiles, nq, sight.pieces, splits, self.total,
+            self.heads // group, group, tiles, nq, plan.segments, splits, self.total,
             *self.constants,
         ), self.options)  # fmt: skip
         if not once:
             sizes = (splits, self.total, nq, self.heads)
             constants = (sinks is not None, dv, _pad(dv), 16)
             args = (parts, lse, sinks, out, *sizes, *constants)
-            # a sink is the caller's: it may lie anywhere
-            self._run(_merged, once, sinks is None, (self.total, 1, 1), args, {"num_warps": 4})
+            # sinks are the caller's: they may not be aligned
+            self._run("merge", once, sinks is None, (self.total, 1, 1), args, {"num_warps": 4})
 
     def _run(
-        self, kernel: Any, once: bool, aligned: bool, grid: tuple[int, int, int],
+        self, name: str, once: bool, aligned: bool, grid: tuple[int, int, int],
         args: tuple[Any, ...], options: dict[str, int],
     ) -> None:  # fmt: skip
-        made = self.made.get((kernel, once)) if aligned else None
-        if made is not None:
-            made[grid](*args)
+        compiled = self.compiled.get((name, once)) if aligned else None
+        if compiled is not None:
+            compiled[grid](*args)
             return
-        made = kernel[grid](*args, **options, enable_fp_fusion=True)
+        kernel: Any = decode_kernel if name == "decode" else merge_kernel
+        compiled = kernel[grid](*args, **options, enable_fp_fusion=True)
         if aligned:
-            self.made[kernel, once] = made
+            self.compiled[name, once] = compiled
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def _launcher(
     shapes: tuple[Any, ...], dtype: torch.dtype, device: torch.device,
-    seen: tuple[tuple[int, int], bool, bool], hides: bool, blocks: Blocks | None,
-) -> _Plan:  # fmt: skip
-    """Settled once for every shape, but for the number of keys, which may be any."""
+    tables: tuple[tuple[int, int], bool, bool], hides: bool, blocks: Blocks | None,
+) -> _Launcher:  # fmt: skip
+    """Made once for all shapes that differ in the number of keys only."""
     require(device)
     (b, h, nq, d), q, hkv, k, dv, v = shapes
-    (n, half), adjacent, turns = seen
+    (n, half), adjacent, rotates = tables
     each = h // hkv * nq  # rows that share their keys
-    rows = min(ROWS, _pad(each))
+    rows = min(MAX_ROWS, _pad(each))
     tiles = -(-each // rows)
     counts = (tiles, nq, h // hkv, b * hkv * tiles, b * h * nq, h)
     rest = d - 2 * half
     constants = (
-        half, _pad(half), rest, _pad(rest), dv, _pad(dv), rows, n, adjacent, turns, nq == 1, hides,
-        device.type != "cuda",
+        half, _pad(half), rest, _pad(rest), dv, _pad(dv), rows, n, adjacent, rotates, nq == 1,
+        hides, device.type != "cuda",
     )  # fmt: skip
     blocks = blocks or blocks_for(max(d, dv), dtype, each)
-    return _Plan((*q[:3], *k[:3], *v[:3]), counts, constants, blocks)
+    return _Launcher((*q[:3], *k[:3], *v[:3]), counts, constants, blocks)
 
 
 def _pad(n: int) -> int:
@@ -177,17 +401,14 @@ def _pad(n: int) -> int:
 @lru_cache(maxsize=1024)
 def _splits(programs: int, blocks: int, device: torch.device) -> int:
     """Shares of the keys such that programs fill the device's waves; a share has some blocks."""
-    at_once = PROGRAMS * (_processors(device) if device.type == "cuda" else 2)
+    processors = 2
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    at_once = PROGRAMS * processors
     most = max(1, min(-(-blocks // 2), -(-4 * at_once // programs)))
 
     def filled(splits: int) -> float:
         return programs * splits / (-(-programs * splits // at_once) * at_once)
 
-    return next(
-        (s for s in range(1, most + 1) if filled(s) > 0.95), max(range(1, most + 1), key=filled)
-    )
-
-
-@lru_cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    shares = range(1, most + 1)
+    return next((s for s in shares if filled(s) > 0.95), max(shares, key=filled))

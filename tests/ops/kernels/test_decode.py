@@ -10,17 +10,23 @@ from torch import Tensor
 
 from longitude import Cache, Scheme, UserError, attention
 from longitude.core.region import SAME
-from longitude.ops import decode as fused
-from longitude.ops.decode_plan import Head, Sight, looked_at, sight
-from longitude.ops.kv_segments import Line, Run, fits
+from longitude.ops import decode as decoding
+from longitude.ops.decode import (
+    DecodePlan,
+    Line,
+    Run,
+    TableSpec,
+    decode_reference,
+    make_decode_plan,
+    supports,
+)
 from tests.grid import scheme
 from tests.test_decode import TURNED
 
 triton = pytest.importorskip("triton")
 
-from longitude.ops.kernels import decode as decoding  # noqa: E402
-from longitude.ops.kernels.decode import blocks_for, decode  # noqa: E402
-from longitude.ops.kernels.decode_kernel import decode_kernel  # noqa: E402
+from longitude.ops.kernels import decode as kernels  # noqa: E402
+from longitude.ops.kernels.decode import blocks_for, decode, decode_kernel  # noqa: E402
 from tests.ops.kernels.hopper import Spec, compiled  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,8 +56,12 @@ def qkv(
     return [drawn(b, h, m, d, seed, dtype) for seed, (h, m) in enumerate(shapes)]
 
 
-def seen(s: Scheme, d: int, lines: list[Line], at: list[tuple[int, ...]], block: int = 16) -> Sight:
-    found = sight(s, Head(d, 40, torch.float32, torch.device(DEVICE)), lines, at, block)
+def seen(
+    s: Scheme, d: int, lines: list[Line], at: list[tuple[int, ...]], block: int = 16
+) -> DecodePlan:
+    found = make_decode_plan(
+        s, TableSpec(d, 40, torch.float32, torch.device(DEVICE)), lines, at, block
+    )
     assert found is not None
     return found
 
@@ -69,12 +79,12 @@ def last(n: int, nq: int) -> list[tuple[int, ...]]:
 def test_what_is_seen_is_the_scheme(name: str, queries: int) -> None:
     """The twin, which reads the same tensors as the kernel, against float64 by the regions."""
     s, n = scheme(SCHEMES[name]), 123
-    assert fits(s)
+    assert supports(s)
     q, k, v = (x.double() for x in qkv((2, 2, 2, queries), n, 16))
     now = range(n - queries, n)
     want = attention(s, q, k, v, now, range(n), backend="eager", length=40)
     pairs = s.rotary.pairs if s.rotary else "half"
-    got = looked_at(q, k, v, seen(s, 16, [(Run(0, 0, n),)], last(n, queries)), pairs)
+    got = decode_reference(q, k, v, seen(s, 16, [(Run(0, 0, n),)], last(n, queries)), pairs)
     assert off(got, want) < 5e-7  # tables are float32, and three of them turn a pair
 
 
@@ -84,7 +94,7 @@ def test_the_kernel_turns_keys_as_every_scheme_says(name: str) -> None:
     x = qkv((1, 1, 2, queries), n, 16)
     sees = seen(s, 16, [(Run(0, 0, n),)], last(n, queries))
     pairs = s.rotary.pairs if s.rotary else "half"
-    assert off(decode(*x, sees, pairs, splits=2), looked_at(*x, sees, pairs)) < 1e-6
+    assert off(decode(*x, sees, pairs, splits=2), decode_reference(*x, sees, pairs)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -108,7 +118,7 @@ def test_sizes_and_types(sizes: Any, n: int, d: int, rotary: float, dtype: Any, 
     sees = seen(s, d, [(Run(0, 0, n),)], last(n, nq))
     got = decode(*x, sees, pairs)
     assert got.dtype == dtype
-    assert off(got, looked_at(*(t.double() for t in x), sees, pairs)) < CLOSE[dtype]
+    assert off(got, decode_reference(*(t.double() for t in x), sees, pairs)) < CLOSE[dtype]
 
 
 @pytest.mark.parametrize("splits", [1, 3, 9])
@@ -118,7 +128,7 @@ def test_shares_merge_whatever_their_number(splits: int) -> None:
     x, sinks = qkv((1, 1, 2, 1), n, 16), torch.tensor([-1.0, 2.0], device=DEVICE)
     sees = seen(s, 16, [(Run(0, 0, n),)], last(n, 1))
     for logits in (None, sinks):
-        want = looked_at(*x, sees, scale=0.3, sink_logits=logits)
+        want = decode_reference(*x, sees, scale=0.3, sink_logits=logits)
         assert off(decode(*x, sees, scale=0.3, sink_logits=logits, splits=splits), want) < 1e-6
 
 
@@ -128,7 +138,7 @@ def test_padding_that_only_the_device_knows() -> None:
     sees = seen(s, 16, [(Run(0, 0, n),)], last(n, 1))
     hidden = torch.stack([torch.arange(n) < 5, torch.ones(n, dtype=torch.bool)]).to(DEVICE)
     got = decode(*x, sees, key_padding=hidden, splits=2)
-    assert off(got, looked_at(*x, sees, key_padding=hidden)) < 1e-6
+    assert off(got, decode_reference(*x, sees, key_padding=hidden)) < 1e-6
     assert got[0].any() and not got[1].any()
 
 
@@ -139,7 +149,7 @@ def test_rows_see_their_own_lines() -> None:
     lines: list[Line] = [(Run(0, 0, n),), (Run(3, 0, 10), Run(20, 10, 20)), ()]
     sees = seen(s, 16, lines, [(n - 1,), (29,), (5,)])
     got = decode(*x, sees, splits=2)
-    assert off(got, looked_at(*x, sees)) < 1e-6
+    assert off(got, decode_reference(*x, sees)) < 1e-6
     alone = [t[:1] for t in x]
     assert off(got[:1], attention(s, *alone, range(n - 1, n), range(n), backend="eager")) < 1e-6
     columns = [*range(3, 13), *range(20, 40)]
@@ -160,7 +170,7 @@ def test_keys_are_read_where_they_lie(layout: str) -> None:
     else:
         q, k, v = (t.mT.contiguous().mT for t in (q, k, v))
     sees = seen(s, 16, [(Run(0, 0, n),)], last(n, 1))
-    assert off(decode(q, k, v, sees), looked_at(q, k, v, sees)) < 1e-6
+    assert off(decode(q, k, v, sees), decode_reference(q, k, v, sees)) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["rope", "leaky", "self-extend", "dual chunk"])
@@ -189,25 +199,28 @@ def test_keys_turned_already_are_taken_as_they_are() -> None:
     lines = cache._k.lines
     assert lines is not None and lines[0][0].frame is not None
     sees = seen(s, 16, lines, last(n, 1))
-    assert not sees.turns
+    assert not sees.rotates
     want = attention(s, q, k, v, range(n - 1, n), range(n), backend="eager")
     assert off(decode(q, cache._k.columns.view(), v, sees), want) < 1e-6
     other = scheme("rope(remap=leaky_rerope(8, 4))")  # a far key turned as near ones are
-    assert sight(other, Head(16, 1, torch.float32, k.device), lines, last(n, 1), 16) is None
+    assert (
+        make_decode_plan(other, TableSpec(16, 1, torch.float32, k.device), lines, last(n, 1), 16)
+        is None
+    )
 
 
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The kernel chosen on a CPU too, as on a GPU; how many queries each run of it had."""
     ran: list[int] = []
-    run = fused.run
+    run = decoding.run
 
     def counted(s: Scheme, q: Tensor, *rest: Any) -> Tensor:
         ran.append(q.shape[2])
         return run(s, q, *rest)
 
-    monkeypatch.setattr(fused, "usable", lambda x: True)
-    monkeypatch.setattr(fused, "run", counted)
+    monkeypatch.setattr(decoding, "usable", lambda x: True)
+    monkeypatch.setattr(decoding, "run", counted)
     return ran
 
 
@@ -274,9 +287,8 @@ def test_a_known_shape_goes_straight_to_its_kernel(monkeypatch: pytest.MonkeyPat
 
             return launch
 
-    for name in ("_shares", "_merged"):
-        names = getattr(decoding, name).arg_names
-        monkeypatch.setattr(decoding, name, Fake(names))
+    for name in ("decode_kernel", "merge_kernel"):
+        monkeypatch.setattr(kernels, name, Fake(getattr(kernels, name).arg_names))
     s, n = scheme("rope(remap=rerope(8))"), 67
     x = qkv((1, 1, 2, 1), n, 48)
     sees = seen(s, 48, [(Run(0, 0, n),)], last(n, 1))
@@ -286,7 +298,9 @@ def test_a_known_shape_goes_straight_to_its_kernel(monkeypatch: pytest.MonkeyPat
     assert [how for how, _ in calls] == ["found", "found", "known", "known"]
     (_, first), _, (_, second), _ = calls
     told = dict(zip(decode_kernel.arg_names, second, strict=True))
-    assert told["splits"] == 2 and told["pieces"] == 2 and told["k_n"] == 48 and told["HALF"] == 24
+    assert (
+        told["splits"] == 2 and told["segments"] == 2 and told["k_n"] == 48 and told["HALF"] == 24
+    )
     told_first = dict(zip(decode_kernel.arg_names, first, strict=True))
     numbers = [name for name, x in told.items() if not isinstance(x, Tensor)]
     assert [name for name in numbers if told[name] != told_first[name]] == ["splits"]
@@ -304,15 +318,15 @@ def test_mistakes_are_told() -> None:
     s = scheme("rope()")
     q, k, v = qkv((1, 1, 1, 1), 8, 16)
     sees = seen(s, 16, [(Run(0, 0, 8),)], last(8, 1))
-    with pytest.raises(UserError, match="2 queries came with places for 1"):
+    with pytest.raises(UserError, match="2 queries came with a plan for 1"):
         decode(torch.cat([q, q], 2), k, v, sees)
-    with pytest.raises(UserError, match="no way for"):
+    with pytest.raises(UserError, match="does not support"):
         decode(q.double(), k.double(), v.double(), sees)
     with pytest.raises(UserError, match="up to 256"):
         decode(*(torch.nn.functional.pad(x, (0, 272)) for x in (q, k, v)), sees)
 
 
-def test_a_sight_becomes_a_later_one_in_place() -> None:
+def test_a_plan_becomes_a_later_one_in_place() -> None:
     s, n = scheme("rope(remap=leaky_rerope(8, 4))"), 60
     x = qkv((1, 1, 2, 1), n, 16)
     held = seen(s, 16, [(Run(0, 0, 41),)], last(41, 1))
@@ -328,11 +342,11 @@ def test_a_sight_becomes_a_later_one_in_place() -> None:
 
 def test_schemes_that_do_not_fit() -> None:
     for text in ("alibi()", "rope(decay=xpos())", "rope(remap=streaming(2, 8)) + bidirectional()"):
-        assert not fits(scheme(text))
+        assert not supports(scheme(text))
     assert all(r.k == SAME for r in scheme("rope()").rotary.regions())  # type: ignore[union-attr]
     far = [(Run(0, 2**30, 8),)]
-    head = Head(16, 1, torch.float32, torch.device(DEVICE))
-    assert sight(scheme("rope()"), head, far, [(2**30 + 8,)], 16) is None
+    head = TableSpec(16, 1, torch.float32, torch.device(DEVICE))
+    assert make_decode_plan(scheme("rope()"), head, far, [(2**30 + 8,)], 16) is None
 
 
 def shares(dtype: str, d: int, half: int, adjacent: bool, rows: int = 16) -> Spec:
@@ -341,7 +355,7 @@ def shares(dtype: str, d: int, half: int, adjacent: bool, rows: int = 16) -> Spe
     pointers = {"q": dtype, "k": dtype, "v": dtype, "out": "fp32", "lse": "fp32", "ints": "i32"}
     floats = ("floats", "cos", "sin", "start_cos", "start_sin")
     strides = [*(f"{x}_{axis}" for x in "qkv" for axis in "bhn"), "hidden_b"]
-    counts = ("kv_heads", "group", "tiles", "queries", "pieces", "splits", "total_rows")
+    counts = ("kv_heads", "group", "tiles", "queries", "segments", "splits", "total_rows")
     types = {
         **{name: f"*{one}" for name, one in (pointers | dict.fromkeys(floats, "fp32")).items()},
         "hidden": "*u8", "capacity": "i32", **dict.fromkeys(strides, "i32"),
@@ -350,12 +364,12 @@ def shares(dtype: str, d: int, half: int, adjacent: bool, rows: int = 16) -> Spe
     constants = {
         "HALF": half, "HALF_PAD": padded(half), "REST": d - 2 * half,
         "REST_PAD": padded(d - 2 * half), "DV": d, "DV_PAD": padded(d), "R": rows,
-        "N": blocks.keys, "ADJACENT": adjacent, "TURNS": True, "ALONE": rows == 16,
+        "N": blocks.keys, "ADJACENT": adjacent, "ROTATES": True, "ALONE": rows == 16,
         "HIDES": rows > 16, "WIDE": False,
     }  # fmt: skip
     divided = [*pointers, *floats, *strides]
     aligned = tuple((n,) for n, name in enumerate(types) if name in divided)
-    kernel = "longitude.ops.kernels.decode_kernel:decode_kernel"
+    kernel = "longitude.ops.kernels.decode:decode_kernel"
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     return Spec(kernel, types, constants, aligned, options)
 
@@ -409,7 +423,7 @@ def test_at_length(text: str, n: int, dtype: torch.dtype) -> None:
         x = qkv((2, 2, 4, queries), n, d, dtype)
         now, wide = range(n - queries, n), [t.double() for t in x]
         want = attention(s, *wide, now, range(n), backend="eager")
-        assert fused.refuses(s, *x) is None
+        assert decoding.unsupported_reason(s, *x) is None
         got = attention(s, *x, now, range(n))
         assert float((got.double() - want).norm() / want.norm()) < least
 
@@ -417,14 +431,14 @@ def test_at_length(text: str, n: int, dtype: torch.dtype) -> None:
 @pytest.mark.accelerator
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @torch.no_grad()
-def test_a_captured_graph_reads_a_later_step_from_its_sight() -> None:
+def test_a_captured_graph_reads_a_later_step_from_its_plan() -> None:
     s, n, d = scheme("rope(remap=leaky_rerope(512, 8))"), 4096, 128
     q, k, v = qkv((2, 2, 4, 1), n, d, torch.bfloat16)
-    head = Head(d, 1, torch.float32, q.device)
+    head = TableSpec(d, 1, torch.float32, q.device)
     block = blocks_for(d, q.dtype).keys
 
-    def at(place: int) -> Sight:
-        found = sight(s, head, [(Run(0, 0, place + 1),)], [(place,)], block)
+    def at(place: int) -> DecodePlan:
+        found = make_decode_plan(s, head, [(Run(0, 0, place + 1),)], [(place,)], block)
         assert found is not None
         return found
 
