@@ -194,7 +194,7 @@ def _entered(
     family = _family(model)
     if family is not None:
         asked = parse(scheme) if isinstance(scheme, str) else scheme
-        with family.patch(model, asked, force=force) as full:
+        with family.patch(model, asked, force) as full:
             yield full
         return
     seen = _seen(model)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from longitude.core.part import Region
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.hf.families import family_of, learned
+from longitude.hf.families import family_of
+from longitude.hf.families.learned import LEARNED
 from longitude.hf.layer import padding_mask
 from longitude.hf.model_state import ModelState, model_states
 from longitude.hf.probe import ProbedLayer, attention_implementation, probe_layers
@@ -105,7 +106,7 @@ def hearing(model: nn.Module, tell: Tell) -> Iterator[None]:
         tell(one)
 
     with ExitStack() as stack:
-        if family is None or family is learned:
+        if family is None or family is LEARNED:
             own = None if family is None else family.scheme(model)
             stack.enter_context(_by_interface(model, told, own))
         else:

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from longitude.core.region import visible
 from longitude.core.validate import UserError
-from longitude.hf.families import family_of, learned
+from longitude.hf.families import family_of
+from longitude.hf.families.learned import LEARNED, tables
 from longitude.inspection.qk_hooks import Enough, Heard, listen
 from longitude.inspection.score_rows import FourTerms, HeadTerms, Term
 
@@ -38,7 +39,7 @@ Both = tuple[Float[Tensor, "h n d"], Float[Tensor, "h n d"]]
 def four_terms(model: Any, ids: Int[Tensor, " n"], rows: Int[Tensor, " m"]) -> FourTerms | None:
     """The terms of the first layer's scores for some queries; None where the model has no learned
     table of positions."""
-    if family_of(model) is not learned:
+    if family_of(model) is not LEARNED:
         return None
     first, whole, content = parts(model, ids)
     places = torch.arange(len(ids))
@@ -70,7 +71,7 @@ def parts(model: Any, ids: Int[Tensor, " n"]) -> tuple[Heard, Both, Both]:
     sizes: dict[nn.Module, Tensor] = {}
     with _hooked([(norm, _remember(sizes)) for norm in norms]):
         first = _first(model, ids)
-    blank = [(seat.table, _nothing) for seat in learned.tables(model)]
+    blank = [(each.table, _nothing) for each in tables(model)]
     with _hooked([*blank, *((norm, _kept(sizes)) for norm in norms)]):
         second = _first(model, ids)
     return first, _both(first), _both(second)

@@ -26,8 +26,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from longitude.core.validate import UserError, short
-from longitude.hf.families import bloom, falcon_rw, family_of, mpt
-from longitude.hf.families.alibi import attentions
+from longitude.hf.families import family_of
+from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT, attentions
 from longitude.hf.patch import PATCH
 
 Table = Callable[[nn.Module, int, torch.dtype], Tensor]  # the bias (h, n) of positions 0 … n - 1
@@ -44,7 +44,7 @@ def check(model: nn.Module) -> None:
 
 def alone(model: nn.Module) -> bool:
     """Whether rows at different positions can't be read together: MPT has one bias for all."""
-    return family_of(model) is mpt
+    return family_of(model) is MPT
 
 
 @torch.no_grad()
@@ -167,9 +167,9 @@ def _mpt(model: Any, length: int, dtype: torch.dtype) -> Tensor:
 
 
 ALIBI: dict[Any, tuple[Table, str, str]] = {
-    bloom: (_bloom, "bloom", "BloomAttention"),
-    falcon_rw: (_falcon, "falcon", "FalconAttention"),
-    mpt: (_mpt, "mpt", "MptAttention"),
+    BLOOM: (_bloom, "bloom", "BloomAttention"),
+    FALCON_RW: (_falcon, "falcon", "FalconAttention"),
+    MPT: (_mpt, "mpt", "MptAttention"),
 }
 
 

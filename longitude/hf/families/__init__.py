@@ -1,43 +1,57 @@
-"""Models without rotation: one small file for each family, which changes its table or its bias.
+"""Models whose positions are not rotations: ALiBi biases (alibi.py) and learned tables (learned.py).
 
-A family is a module with the three functions of `Family`. Ask `family_of` before looking for
-rotary embeddings: a Falcon with ALiBi holds one that it never uses.
+A `Family` says how to recognise such a model, which scheme it has and how to patch it. Ask
+`family_of` before looking for rotary embeddings: a Falcon with ALiBi holds one that it never uses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from longitude.core.scheme import Layers, Scheme
-from longitude.hf.families import bloom, falcon_rw, learned, mpt
+from longitude.core.validate import UserError, shown
+
+Patch = Callable[[nn.Module, Scheme | Layers, bool], AbstractContextManager[Scheme]]
 
 
-@runtime_checkable
-class Family(Protocol):
-    """What a family's module offers."""
+@dataclass(frozen=True, eq=False)
+class Family:
+    """How models of one family are recognised and patched.
 
-    def claims(self, model: nn.Module) -> bool:
-        """Whether the model is one of this family's."""
-        ...
+    `patch(model, scheme, force)` refuses a scheme the family can't run before it changes anything,
+    yields the scheme in full, and restores the model exactly on exit.
+    """
 
-    def scheme(self, model: nn.Module) -> Scheme:
-        """The scheme that the model has by itself."""
-        ...
-
-    def patch(
-        self, model: nn.Module, scheme: Scheme | Layers, *, force: bool = False
-    ) -> AbstractContextManager[Scheme]:
-        """The model under another scheme, whose full form it gives, and on exit exactly as it was.
-        What can't be is refused before anything is touched."""
-        ...
-
-
-FAMILIES: tuple[Family, ...] = (bloom, mpt, falcon_rw, learned)
+    name: str
+    claims: Callable[[nn.Module], bool]
+    scheme: Callable[[nn.Module], Scheme]
+    patch: Patch
 
 
 def family_of(model: nn.Module) -> Family | None:
-    """The family of a model whose positions are not rotations; None where none is known."""
-    return next((family for family in FAMILIES if family.claims(model)), None)
+    """The family of a model without rotation; None if it has rotary embeddings or is unknown."""
+    from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT
+    from longitude.hf.families.learned import LEARNED
+
+    return next((f for f in (BLOOM, MPT, FALCON_RW, LEARNED) if f.claims(model)), None)
+
+
+def only_part(model: nn.Module, scheme: Scheme | Layers, own: Scheme, site: str, takes: str) -> Any:
+    """The scheme's part at the one site where this model encodes positions.
+
+    A direction that the scheme leaves out is the model's own.
+    """
+    first = scheme.layer(0)
+    uniform = all(scheme.layer(i) == first for i in range(len(scheme)))
+    parts = [p for p in first.parts if p not in own.mask]
+    if not uniform or len(parts) != 1 or parts[0].site != site:
+        raise UserError(
+            f"{type(model).__name__} has {own}, in whose place {shown(scheme)} can't be put: give "
+            f"it {takes}, and nothing else."
+        )
+    return parts[0]

@@ -1,10 +1,13 @@
-"""Learned positions: one table of vectors, added to the embeddings (BERT, RoBERTa, GPT-2, OPT, …).
+"""Learned absolute positions: a table of vectors added to the embeddings (BERT, GPT-2, OPT, …).
 
-Gehring et al. 2017. While patched, the table reads past its last row by a part's formula: its class
-is exchanged for one that stands between the model's own class, which knows how positions are
-counted there (OPT from the mask, BART from the cache), and nn.Embedding. Weights, names and the
-rows that padding takes stay, and undoing puts the class back. Numbered buffers beside the table,
-from which BERT cuts its positions, grow as far as the table reads.
+Gehring et al. 2017, arXiv:1705.03122. While patched, the table is read past its last row by the
+formula of a part (hierarchical, interpolated, tiled). Its class is replaced by one that inherits
+from the model's own class, which knows how positions are counted (OPT from the mask, BART from the
+cache), with `ExtendedTable` in place of nn.Embedding. Weights, names and padding rows stay. Buffers
+of position ids beside the table, from which BERT slices its positions, grow with the table.
+
+`resize_positions` writes the extended rows into a longer table of the model's own, so that any
+program that loads the saved model has them.
 """
 
 from __future__ import annotations
@@ -20,18 +23,18 @@ from torch import Tensor, nn
 
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError
-from longitude.hf.families.validate import name, only_part
+from longitude.hf.families import Family, only_part
 from longitude.parts import Bidirectional, Causal, Learned
 
-NAMES = ("position_embeddings", "embed_positions", "positions_embed", "wpe")
-# modules that place tokens in another way, or in one more, which this scheme would not tell of
-OTHERS = ("relative_attention_bias", "rel_embeddings")
-LONGEST = 2**20  # positions that are numbered in advance where the model wants them numbered
+TABLE_NAMES = ("position_embeddings", "embed_positions", "positions_embed", "wpe")
+# modules that encode positions another way, which this family's scheme would not mention
+OTHER_ENCODINGS = ("relative_attention_bias", "rel_embeddings")
+MAX_POSITION_IDS = 2**20  # position ids are numbered in advance up to here
 
 
 @runtime_checkable
-class Grows(Protocol):
-    """A part that reads a table of `length` rows further: `reach` positions, None without end."""
+class ExtendsTable(Protocol):
+    """A part that extends a table of `length` rows to `reach` positions (None: without limit)."""
 
     @property
     def length(self) -> int: ...
@@ -45,125 +48,135 @@ class Grows(Protocol):
     def rows(self, table: Tensor, pos: Tensor) -> Tensor: ...
 
 
-class Grown(nn.Embedding):
-    """A table that reads on; the rows before its first position are kept for padding."""
+class ExtendedTable(nn.Embedding):
+    """A position table read past its end; rows before its first position are for padding."""
 
-    part: ClassVar[Grows]
+    part: ClassVar[ExtendsTable]
 
     def forward(self, input: Tensor) -> Tensor:
         pos = input - self.part.offset
-        wide = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        rows = self.part.rows(wide, pos.clamp(min=0)).to(self.weight.dtype)
+        rows = _rows(self.weight, self.part, pos.clamp(min=0))
         padding = super().forward(input.clamp(max=self.num_embeddings - 1))
         return torch.where((pos < 0)[..., None], padding, rows)
 
 
+def _rows(weight: Tensor, part: ExtendsTable, pos: Tensor) -> Tensor:
+    """The rows of these positions, computed in at least float32."""
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    return part.rows(wide, pos).to(weight.dtype)
+
+
 @dataclass(frozen=True, eq=False)
-class Seat:
-    """A table, and the module that it stands in."""
+class PositionTable:
+    """A learned position table and the module that holds it."""
 
     parent: nn.Module
     table: nn.Embedding
 
     @property
-    def offset(self) -> int:
-        """The row of position 0."""
+    def part(self) -> Learned:
+        """Its length and offset, the row of position 0."""
         padding = self.table.padding_idx
-        return getattr(self.table, "offset", 0 if padding is None else padding + 1)
-
-    @property
-    def own(self) -> Learned:
-        return Learned(self.table.num_embeddings - self.offset, self.offset)
+        offset = getattr(self.table, "offset", 0 if padding is None else padding + 1)
+        return Learned(self.table.num_embeddings - offset, offset)
 
 
-def claims(model: nn.Module) -> bool:
-    """Whether learned tables, all alike, are this model's one way to place its tokens."""
+def tables(model: nn.Module) -> list[PositionTable]:
+    """Every table of learned positions in a model."""
+
+    def is_table(child: nn.Module) -> bool:
+        if not isinstance(child, nn.Embedding):
+            return False
+        plain = type(child) is nn.Embedding or isinstance(child, ExtendedTable)
+        return plain or type(child).__name__.endswith("LearnedPositionalEmbedding")
+
+    return [
+        PositionTable(parent, child)
+        for parent in model.modules()
+        for key, child in parent.named_children()
+        if key in TABLE_NAMES and is_table(child)
+    ]
+
+
+def _claims(model: nn.Module) -> bool:
+    """Whether learned tables, all alike, are this model's only position encoding."""
     config: Any = getattr(model, "config", None)
-    seats, known = tables(model), getattr(config, "max_position_embeddings", None)
-    rows = {seat.table.num_embeddings - getattr(seat.table, "offset", 0) for seat in seats}
-    if rows != {known} or len({seat.own for seat in seats}) != 1:  # a table of image patches, say
+    found, length = tables(model), getattr(config, "max_position_embeddings", None)
+    rows = {each.table.num_embeddings - getattr(each.table, "offset", 0) for each in found}
+    if rows != {length} or len({t.part for t in found}) != 1:  # a table of image patches, say
         return False
-    sines = any("sinusoidal" in key and value for key, value in vars(config).items())
-    return not sines and not any(
-        path.rpartition(".")[2] in OTHERS or "Rotary" in type(module).__name__
+    sinusoidal = any("sinusoidal" in key and value for key, value in vars(config).items())
+    return not sinusoidal and not any(
+        path.rpartition(".")[2] in OTHER_ENCODINGS or "Rotary" in type(module).__name__
         for path, module in model.named_modules()
     )
 
 
-def scheme(model: nn.Module) -> Scheme:
-    """The table, and the direction of attention (the decoder's, where there are both)."""
-    own = tables(model)[0].own
-    says = ("is_causal", "is_decoder")  # the second is all that MVP's and TrOCR's attention says
-    causal = any(getattr(module, flag, False) for module in model.modules() for flag in says)
-    way = Causal() if causal or _fixed_masks(model, own.length) else Bidirectional()
-    return Scheme.of(own, way)
+def _scheme(model: nn.Module) -> Scheme:
+    """The table and the direction of attention (the decoder's if there are both)."""
+    own = tables(model)[0].part
+    flags = ("is_causal", "is_decoder")  # MVP's and TrOCR's attention has the second only
+    causal = any(getattr(module, flag, False) for module in model.modules() for flag in flags)
+    return Scheme.of(own, Causal() if causal or _fixed_mask(model, own) else Bidirectional())
 
 
-def patch(
-    model: nn.Module, scheme: Scheme | Layers, *, force: bool = False
+def _fixed_mask(model: nn.Module, own: Learned) -> bool:
+    """Whether attention takes its causal mask from a buffer of the table's size, as GPT-1 does."""
+    return any(
+        buffer.shape[-2:] == (own.length, own.length)
+        for module in model.modules()
+        if "Attention" in type(module).__name__
+        for buffer in module.buffers(recurse=False)
+    )
+
+
+def _patch(
+    model: nn.Module, scheme: Scheme | Layers, force: bool = False
 ) -> AbstractContextManager[Scheme]:
-    """The model with its table read by a scheme's part."""
-    seats, own = tables(model), _own(model)
-    rows = seats[0].own
+    """The model with its table read by the scheme's part.
+
+    With `force`, a part for a shorter table may leave rows at the end unread.
+    """
+    found, own, name = tables(model), _scheme(model), type(model).__name__
+    rows = found[0].part
     takes = f"{rows}, or hierarchical(…), learned_interpolated(…) or learned_tiled(…)"
     part = only_part(model, scheme, own, "embed", takes)
     part = replace(part, offset=rows.offset) if getattr(part, "offset", None) == 0 else part
     if part == rows:
         return nullcontext(own)
-    if not isinstance(part, Grows):
-        raise UserError(f"{name(model)} has {own}, which {part} can't read: give it {takes}.")
-    _check_table(model, part, rows, force)
-    _check_free(model, seats)
-    return _grown(seats, part, replace(own, embed=part))
-
-
-def _check_table(model: nn.Module, part: Grows, own: Learned, force: bool) -> None:
-    """Raise if the part is for another table; with `force` it may leave rows at the end unread."""
-    fits = part.length == own.length or (force and part.length < own.length)
-    if not fits or part.offset != own.offset:
+    if not isinstance(part, ExtendsTable):
+        raise UserError(f"{name} has {own}, which {part} can't read: give it {takes}.")
+    fits = part.length == rows.length or (force and part.length < rows.length)
+    if not fits or part.offset != rows.offset:
         raise UserError(
-            f"{name(model)} has {own}, which {part} contradicts: give it length={own.length}"
-            + (f" and offset={own.offset}." if own.offset else ".")
+            f"{name} has {rows}, which {part} contradicts: give it length={rows.length}"
+            + (f" and offset={rows.offset}." if rows.offset else ".")
         )
-
-
-def _check_free(model: nn.Module, seats: list[Seat]) -> None:
-    """Raise if something in the model would go on ending where the table does."""
-    for seat in seats:
-        if isinstance(seat.table, Grown):
-            raise UserError(f"{name(model)} is patched already: leave that patch first.")
-        if "forward" in vars(seat.table):
-            raise UserError(
-                f"{name(model)}'s position table is wrapped, as it is under a device_map: load the "
-                f"model onto one device first."
-            )
-    rows = seats[0].own.length
-    if _fixed_masks(model, rows):
+    if any(isinstance(each.table, ExtendedTable) for each in found):
+        raise UserError(f"{name} is patched already: leave that patch first.")
+    if any("forward" in vars(each.table) for each in found):
         raise UserError(
-            f"{name(model)} keeps a mask of {rows} × {rows} tokens, past which its attention can't "
-            f"read: use a model that makes its mask for each input, as GPT-2 does."
+            f"{name}'s position table is wrapped, as it is under a device_map: load the model onto "
+            f"one device first."
         )
-
-
-def _fixed_masks(model: nn.Module, rows: int) -> bool:
-    """Whether attention reads its causal mask off a buffer as long and wide as the table."""
-    buffers = (
-        buffer
-        for module in model.modules()
-        if "Attention" in type(module).__name__
-        for buffer in module.buffers(recurse=False)
-    )
-    return any(buffer.shape[-2:] == (rows, rows) for buffer in buffers)
+    if _fixed_mask(model, rows):
+        raise UserError(
+            f"{name} keeps a mask of {rows.length} × {rows.length} tokens, past which its "
+            f"attention can't read: use a model that makes its mask for each input, as GPT-2 does."
+        )
+    return _extended(found, part, replace(own, embed=part))
 
 
 @contextmanager
-def _grown(seats: list[Seat], part: Grows, full: Scheme) -> Iterator[Scheme]:
-    classes = [(seat.table, type(seat.table)) for seat in seats]
-    buffers = [(seat.parent, dict(seat.parent._buffers)) for seat in seats]
+def _extended(found: list[PositionTable], part: ExtendsTable, full: Scheme) -> Iterator[Scheme]:
+    classes = [(each.table, type(each.table)) for each in found]
+    buffers = [(each.parent, dict(each.parent._buffers)) for each in found]
     try:
-        for seat in seats:
-            seat.parent._buffers.update(_numbered(seat, part))
-            seat.table.__class__ = _class(type(seat.table), part)
+        for each in found:
+            each.parent._buffers.update(_longer_position_ids(each, part))
+            cls = type(each.table)
+            bases = (ExtendedTable,) if cls is nn.Embedding else (cls, ExtendedTable)
+            each.table.__class__ = type(f"Extended{cls.__name__}", bases, {"part": part})
         yield full
     finally:
         for table, cls in classes:
@@ -172,70 +185,42 @@ def _grown(seats: list[Seat], part: Grows, full: Scheme) -> Iterator[Scheme]:
             parent._buffers.update(held)
 
 
-def _class(cls: type[nn.Embedding], part: Grows) -> type[nn.Embedding]:
-    """The table's own class, with ours in place of nn.Embedding behind it."""
-    bases = (Grown,) if cls is nn.Embedding else (cls, Grown)
-    return type(f"Grown{cls.__name__}", bases, {"part": part})
-
-
-def _numbered(seat: Seat, part: Grows) -> dict[str, Tensor]:
-    """The buffers with one number for each row, 0, 1, 2, … or all the same, made longer."""
-    made, rows = {}, seat.table.num_embeddings
-    length = max(rows, min(part.reach or LONGEST, LONGEST) + part.offset)
-    for key, held in seat.parent.named_buffers(recurse=False):
+def _longer_position_ids(each: PositionTable, part: ExtendsTable) -> dict[str, Tensor]:
+    """Buffers with one integer per row (0, 1, 2, … or all equal), continued."""
+    longer, rows = {}, each.table.num_embeddings
+    length = max(rows, min(part.reach or MAX_POSITION_IDS, MAX_POSITION_IDS) + part.offset)
+    for key, held in each.parent.named_buffers(recurse=False):
         if tuple(held.shape) == (1, rows) and not held.is_floating_point():
             more = torch.arange(rows, length, dtype=held.dtype, device=held.device)[None]
             counts = bool((held[0, 1:] > held[0, :-1]).all())
             more = more if counts else held[:, -1:].expand(-1, more.shape[1])
-            made[key] = torch.cat([held, more], 1)
-    return made
+            longer[key] = torch.cat([held, more], 1)
+    return longer
 
 
-def tables(model: nn.Module) -> list[Seat]:
-    """Every table of learned positions in a model."""
-    return [
-        Seat(parent, child)
-        for parent in model.modules()
-        for key, child in parent.named_children()
-        if key in NAMES and isinstance(child, nn.Embedding) and _plain(type(child))
-    ]
-
-
-def _plain(cls: type) -> bool:
-    """Whether it is a table of learned rows, read as they stand."""
-    ours = issubclass(cls, Grown)
-    return ours or cls is nn.Embedding or cls.__name__.endswith("LearnedPositionalEmbedding")
-
-
-_own = scheme  # `patch` has a scheme of that name
-
-
+@torch.no_grad()
 def resize_positions(model: Any, scheme: Scheme | Layers, length: int) -> Any:
     """A copy of a model whose table holds `length` positions, as the scheme reads them."""
-    if not claims(model):
-        raise UserError(f"{name(model)} has no table of positions that could be longer.")
-    with patch(model, scheme) as full:
+    if not _claims(model):
+        raise UserError(f"{type(model).__name__} has no table of positions that could be longer.")
+    with _patch(model, scheme) as full:
         part: Any = full.embed
     if part.reach is not None and part.reach < length:
         raise UserError(
             f"{part} reaches {part.reach:,} positions, but {length:,} are asked for: ask for fewer."
         )
     config = copy.deepcopy(model.config)
-    config.max_position_embeddings += length - part.length  # some count rows for padding as well
+    config.max_position_embeddings += length - part.length  # some count padding rows as well
     weights = dict(model.state_dict())
+    held = {id(each.table) for each in tables(model)}
     for path, module in model.named_modules():
-        if any(module is seat.table for seat in tables(model)):
-            weights[f"{path}.weight"] = _rows(module, part, length)
-    made = type(model)(config).to(model.dtype).eval()
-    made.load_state_dict(weights)
-    made.generation_config = getattr(model, "generation_config", None)
-    return made
+        if id(module) in held:
+            rows = _rows(module.weight, part, torch.arange(length, device=module.weight.device))
+            weights[f"{path}.weight"] = torch.cat([module.weight[: part.offset], rows])
+    resized = type(model)(config).to(model.dtype).eval()
+    resized.load_state_dict(weights)
+    resized.generation_config = getattr(model, "generation_config", None)
+    return resized
 
 
-@torch.no_grad()
-def _rows(table: nn.Embedding, part: Any, length: int) -> Tensor:
-    """The rows for padding, and one for each position."""
-    held = table.weight
-    wide = held.to(torch.promote_types(held.dtype, torch.float32))
-    rows = part.rows(wide, torch.arange(length, device=held.device))
-    return torch.cat([held[: part.offset], rows.to(held.dtype)])
+LEARNED = Family("learned", _claims, _scheme, _patch)

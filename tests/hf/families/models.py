@@ -151,7 +151,7 @@ def asset(name: str) -> Any:
 
 def tail_loss(model: Any, n: int, last: int = 128) -> float:
     """The loss of the last bytes of a text of n bytes that the checkpoints never saw."""
-    text = (Path(longitude.__file__).parent / "scheme.py").read_bytes()
+    text = (Path(longitude.__file__).parent / "core" / "scheme.py").read_bytes()
     rows = torch.tensor([list(text[end - n : end]) for end in (2048, 3072, 4096, 5120)])
     losses = token_losses(lambda ids: model(ids).logits, rows)
     return tail(losses, last)
