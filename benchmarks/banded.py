@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from benchmarks.attention import weights_of
 from benchmarks.side_by_side import compare, show
 from longitude import Scheme, parse
 from longitude.ops import banded, flex
@@ -37,6 +36,12 @@ from longitude.parts.distance_bias import ByDistance
 
 PLAIN = "plain causal, cuDNN"
 Ways = dict[str, Callable[[], object]]
+
+
+def weights_of(scheme: Scheme, q: Tensor) -> dict[str, Tensor]:
+    dims = Dims(q.shape[1] * q.shape[3], q.shape[1], q.shape[3])
+    made = scheme.init(dims, torch.Generator().manual_seed(0))
+    return {name: w.to(q.device) for name, w in made.items()}
 
 
 def main() -> None:

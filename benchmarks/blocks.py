@@ -28,7 +28,7 @@ Ways = dict[str, Callable[[], object]]
 
 def main() -> None:
     args = options().parse_args()
-    ways = {"turn": turning, "merge": joining, "stack": stacking}[args.kernel](args)
+    ways = {"rope": turning, "merge": joining, "stack": stacking}[args.kernel](args)
     rows = compare(ways, "copy", args.rounds, {}, cuda=True)
     rows.sort(key=lambda row: row.ms)
     sizes = f"{args.batch}×{args.heads}×{args.tokens}×{args.dim}, {args.kv_heads} heads of keys"
@@ -37,7 +37,7 @@ def main() -> None:
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernel", choices=["turn", "merge", "stack"], default="turn")
+    parser.add_argument("--kernel", choices=["rope", "merge", "stack"], default="rope")
     parser.add_argument("--pairs", choices=["half", "adjacent"], default="half")
     for name, value in {
         "tokens": 8192, "heads": 32, "kv-heads": 8, "dim": 128, "batch": 4, "window": 1024,

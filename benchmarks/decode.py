@@ -140,7 +140,7 @@ def theirs(prompt: Qkv, step: Qkv, context: int, args: argparse.Namespace) -> Ca
 
 
 def anew(prompt: Qkv, step: Qkv, context: int, args: argparse.Namespace) -> Callable[[], object]:
-    """What decoding costs where every key is turned at each step, as unturned keys must be."""
+    """What decoding costs where every key is turned at each step, as pre-RoPE keys must be."""
     scheme, (_, k, v) = parse("rope(remap=leaky_rerope(2048, 8))"), prompt
     assert isinstance(scheme, Scheme)
     places = count(context)

@@ -6,7 +6,7 @@ The shape is SmolLM2-135M's, the weights are random, both train all of them: flo
 products in bfloat16 on a GPU, fused AdamW, the same rows in a step. Trainer reads with YaRN, which
 is transformers' own; ours with YaRN and with leaky ReRoPE, which it lacks. They take turns of a few
 steps each; the first step of a turn is not counted. A line of JSON a comparison is what
-docs/tune.py takes.
+docs/scripts/tune.py takes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Kind:
 
     name: str
     text: str
-    best: str = "turned"
+    best: str = "rotated"
     goals: Mapping[int, float] = field(default_factory=dict)
     windows: tuple[int, ...] = (0,)
     longest: int = 131072
@@ -124,9 +124,9 @@ def _goal(kind: Kind, scheme: Scheme, n: int) -> dict[str, float]:
 
 def _baseline(setup: Setup, kind: Kind, qkv: Qkv, w: int) -> Base:
     make: dict[str, Callable[[], Base]] = {
-        "turned": lambda: plain(setup, qkv),
+        "rotated": lambda: plain(setup, qkv),
         "sharper": lambda: plain(setup, qkv, sharper=_sharper(qkv[0].shape[2])),
-        "plain": lambda: plain(setup, qkv, turned=False),
+        "plain": lambda: plain(setup, qkv, rotated=False),
         "windowed": lambda: windowed(setup, qkv, w),
         "one table": lambda: looked_up(setup, qkv, 1, TERMS, True),
         "two tables": lambda: looked_up(setup, qkv, 2, TERMS, False),

@@ -52,7 +52,7 @@ def peers_of(
         ways.append(peer("flash-attn's slopes", "flash_attn", make, judge))
     if setup.cuda and window is not None:
         make = partial(_flash, qkv, window_size=(window - 1, 0))
-        ways.append(peer("flash-attn's window, no turn, no sinks", "flash_attn", make))
+        ways.append(peer("flash-attn's window, no rotation, no sinks", "flash_attn", make))
     return ways
 
 

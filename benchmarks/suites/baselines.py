@@ -35,16 +35,16 @@ class Base(NamedTuple):
 
 
 def plain(
-    setup: Setup, qkv: Qkv, causal: bool = True, turned: bool = True, sharper: float = 1.0
+    setup: Setup, qkv: Qkv, causal: bool = True, rotated: bool = True, sharper: float = 1.0
 ) -> Base:
     """Plain attention by the fastest kernel there is, behind a turn or not; its scores `sharper`
     by a factor: what a kernel rounds grows with them."""
     kernel, attend = fastest(setup, qkv, causal, sharper)
     what = f"plain {'causal' if causal else 'full'} attention ({kernel})"
     mask = "" if causal else " + bidirectional()"
-    if not turned:
+    if not rotated:
         return Base(what, lambda: attend(*qkv), "causal()" if causal else "bidirectional()")
-    turn = _turner(setup, qkv)
+    turn = _rotator(setup, qkv)
     heat = "" if sharper == 1 else f" + temperature({1 / sharper!r})"
     return Base(f"turn + {what}", lambda: attend(*turn(), qkv[2]), f"rope(){mask}{heat}")
 
@@ -53,7 +53,7 @@ def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
     """A turn and flash attention with a window; plain attention where there is no such kernel."""
     if not setup.cuda or setup.dtype == torch.float32:
         return plain(setup, qkv)
-    turn, v, n = _turner(setup, qkv), qkv[2], qkv[0].shape[2]
+    turn, v, n = _rotator(setup, qkv), qkv[2], qkv[0].shape[2]
 
     def run() -> Tensor:
         x = [t.transpose(1, 2) for t in (*turn(), v)]
@@ -68,7 +68,7 @@ def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
 def looked_up(setup: Setup, qkv: Qkv, tables: int, width: int, causal: bool) -> Base:
     """Scores with a term or two read off tables (b h n width), which a matrix product makes."""
     if not setup.cuda:
-        return plain(setup, qkv, causal, turned=False)
+        return plain(setup, qkv, causal, rotated=False)
     q, k, v = qkv
     rows = [setup.random(q.shape[1], width, q.shape[3], seed=n) for n in range(tables)]
     block, middle = _causal_blocks(q.shape[2], setup.device) if causal else None, width // 2
@@ -136,7 +136,7 @@ def _kernels(how: dict[str, Any]) -> dict[str, Attend]:
     return {name: by(getattr(SDPBackend, key)) for key, name in NAMES.items()}
 
 
-def _turner(setup: Setup, qkv: Qkv) -> Callable[[], Pair]:
+def _rotator(setup: Setup, qkv: Qkv) -> Callable[[], Pair]:
     """A turn of q and k that is not ours on CUDA: the formula, compiled."""
     q, k, _ = qkv
     t = Turn(q, k, torch.arange(q.shape[2], device=setup.device)[None])

@@ -1,4 +1,4 @@
-"""The suite `decode`: one token over a long context whose keys are kept unturned, against SDPA over
+"""The suite `decode`: one token over a long context whose keys are kept pre-RoPE, against SDPA over
 keys that were turned before, which reads every key once and can do no less."""
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def _case(setup: Setup, s: Sizes, qkv: Qkv, name: str, graphs: bool) -> Case:
     scheme = one_scheme(SCHEMES[name].format(w=w, eighth=w // 8))
     kernel, attend = _fastest(setup, qkv)
     q, k, v = qkv
-    base, judge = f"SDPA on turned keys ({kernel})", partial(_error, scheme, qkv)
+    base, judge = f"SDPA on rotated keys ({kernel})", partial(_error, scheme, qkv)
     goal = setup.goal({"speed": GOAL})
     ways = [
         Way(base, lambda: attend(q, k, v), BASELINE, partial(_error, one_scheme("causal()"), qkv)),
-        Way("longitude, keys unturned", partial(_ours, scheme, qkv), OURS, judge, goal),
+        Way("longitude, pre-RoPE keys", partial(_ours, scheme, qkv), OURS, judge, goal),
     ]
     if not graphs:  # a cache grows with every step: no two are the same
         ways.append(_cached(scheme, qkv, judge))
     if setup.peers and setup.cuda and name == "RoPE":
-        ways.append(peer("FlashInfer, keys unturned", "flashinfer", partial(_infer, qkv), judge))
-        ways.append(peer("flash-attn on turned keys", "flash_attn", partial(_flash, qkv)))
+        ways.append(peer("FlashInfer, pre-RoPE keys", "flashinfer", partial(_infer, qkv), judge))
+        ways.append(peer("flash-attn on rotated keys", "flash_attn", partial(_flash, qkv)))
     what = f"one token, {name}" + (", in CUDA graphs" if graphs else "")
     sizes = f"{s}, {setup.written}"
     work = Work("decode", what, sizes, s.tokens, base, machine(setup.device))
@@ -126,7 +126,7 @@ def _error(scheme: Scheme, qkv: Qkv, out: Any) -> float:
 
 
 def _infer(qkv: Qkv) -> Run:
-    """It turns unturned keys as it reads them, too: base and linear factor only, one sequence."""
+    """It turns pre-RoPE keys as it reads them, too: base and linear factor only, one sequence."""
     (decode,) = found("flashinfer", "single_decode_with_kv_cache")
     q, k, v = qkv
     if q.shape[0] > 1:

@@ -60,7 +60,7 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 def _case(setup: Setup, name: str, n: int, layers: int, runs: dict[str, Run]) -> Case:
     sizes = f"{layers} layers × 9 heads (3 of keys) × {n:,} × 64, {setup.written}"
-    work = Work("extend", f"a whole model, {name}", sizes, n, STOCK, machine(setup.device))
+    work = Work("extend", f"full model, {name}", sizes, n, STOCK, machine(setup.device))
     ways = [Way(m, run, BASELINE if m == STOCK else OURS) for m, run in runs.items()]
     return Case(work, ways)
 

@@ -91,7 +91,7 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 def _work(setup: Setup, name: str, s: Sizes, copies: str) -> Work:
     sizes = f"{s}, {setup.written}"
-    return Work("turn", f"turn, {name}", sizes, s.tokens, copies, machine(setup.device))
+    return Work("rope", f"turn, {name}", sizes, s.tokens, copies, machine(setup.device))
 
 
 def _case(setup: Setup, name: str, s: Sizes, t: Turn, goal: dict[str, float] | None = None) -> Case:

@@ -20,10 +20,10 @@ from benchmarks.suites.setup import Setup
 from longitude.core.validate import UserError
 
 CASES: dict[str, Callable[[Setup], Iterator[Case]]] = {
-    "turn": turning.cases,
+    "rope": turning.cases,
     "attention": attending.cases,
     "decode": decoding.cases,
-    "extend": extending.cases,
+    "model": extending.cases,
 }
 RECOMPILES = 1024
 News = Callable[[str], None]

@@ -52,7 +52,7 @@ def bench(
 
     Ways take turns within rounds; numbers are medians. Speed is the baseline's time over a way's
     own: 1 is as fast as a copy (turn), as turning and plain attention (attention), as SDPA over
-    turned keys (decode), as the model untouched (extend). Errors are against float64.
+    rotated keys (decode), as the model untouched (extend). Errors are against float64.
     """
     _check(out or [], rounds)
     end = float("inf") if minutes is None else 60 * minutes

@@ -8,7 +8,7 @@ from benchmarks.suites.case import Case, Way, measure
 from benchmarks.suites.peers import Unfit, found, peer
 from benchmarks.suites.rows import BASELINE, OURS, PEER, Row, Work
 
-WORK = Work("turn", "work", "sizes", 8, "the best")
+WORK = Work("rope", "work", "sizes", 8, "the best")
 
 
 def rows(*ways: Way, **more: Any) -> dict[str, Row]:
@@ -48,7 +48,7 @@ def test_peers_say_why_they_are_not_there() -> None:
     def unfit() -> Any:
         raise Unfit("it turns adjacent pairs only")
 
-    none = peer("n", "no_such_package", lambda: found("no_such_package.rope", "turn")[0])
+    none = peer("n", "no_such_package", lambda: found("no_such_package.rope", "rope")[0])
     assert (none.run, none.kind, none.why) == (None, PEER, "not installed")
     other = peer("n", "json", lambda: found("json", "no_such_function")[0])
     assert other.run is None and "json has no no_such_function" in other.why

@@ -31,7 +31,7 @@ def loaded(paths: list[Path]) -> list[Row]:
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
-    later = replace(OWN, order=5, work=replace(WORK, suite="turn"))
+    later = replace(OWN, order=5, work=replace(WORK, suite="rope"))
     lost = Row(WORK, "a peer", "peer", 2, refused="not installed")
     assert loaded([file([later, OWN, lost, BASE], tmp_path / "r.jsonl")]) == [
         later,  # turning comes first, then as measured

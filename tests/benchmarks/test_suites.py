@@ -44,10 +44,10 @@ def test_all_of_ours_runs_and_every_error_is_that_of_rounding(
 
 
 def test_peers_that_are_installed_are_measured_and_the_others_told() -> None:
-    found = {row.way: row for row in rows("turn") if row.work.name == "turn, adjacent pairs"}
+    found = {row.way: row for row in rows("rope") if row.work.name == "rotate, adjacent pairs"}
     assert found["transformers"].speed and found["transformers"].error
-    assert "transformers" not in {row.way for row in rows("turn", replace(SMALL, peers=False))}
-    half = {row.way: row for row in rows("turn") if row.work.name == "turn, half pairs"}
+    assert "transformers" not in {row.way for row in rows("rope", replace(SMALL, peers=False))}
+    half = {row.way: row for row in rows("rope") if row.work.name == "rotate, half pairs"}
     assert half["x-transformers"].refused in ("it turns adjacent pairs only", "not installed")
 
 
@@ -63,13 +63,13 @@ def test_what_breaks_off_is_told_for_every_way(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(run, "measure", broken)
-    found = rows("turn", replace(SMALL, peers=False))
+    found = rows("rope", replace(SMALL, peers=False))
     assert found and {row.refused for row in found} == {"RuntimeError: out of memory"}
 
 
 def test_no_case_begins_when_the_time_is_over() -> None:
     told: list[str] = []
-    assert rows("turn", seconds=-1.0, tell=told.append) == []
+    assert rows("rope", seconds=-1.0, tell=told.append) == []
     assert len(told) == 5 and all("left out" in line for line in told)
 
 
@@ -122,8 +122,8 @@ def test_baselines_are_what_they_say() -> None:
     judge = attending.Judge(qkv)
     for base in (
         baselines.plain(SMALL, qkv),
-        baselines.plain(SMALL, qkv, turned=False),
-        baselines.plain(SMALL, qkv, causal=False, turned=False),
+        baselines.plain(SMALL, qkv, rotated=False),
+        baselines.plain(SMALL, qkv, causal=False, rotated=False),
         baselines.windowed(SMALL, qkv, 4),
         baselines.looked_up(SMALL, qkv, 1, 8, True),
     ):
@@ -149,4 +149,4 @@ def test_mistakes_are_sentences(asked: dict[str, Any], sentence: str) -> None:
         setup(**{"device": "cpu", **asked})
     with pytest.raises(UserError, match="no suite is called 'trun'"):
         run.chosen("trun")
-    assert run.chosen("all") == SUITES and run.chosen("turn") == ("turn",)
+    assert run.chosen("all") == SUITES and run.chosen("rope") == ("rope",)

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Ran, python
 
-SMALL = ("bench", "--suite", "turn", "--device", "cpu", "--tokens", "32", "--rounds", "1")
+SMALL = ("bench", "--suite", "rope", "--device", "cpu", "--tokens", "32", "--rounds", "1")
 BARE = """
 import sys
 for name in ("torch", "altair", "vl_convert"):
@@ -34,7 +34,7 @@ def test_rows_are_lines_of_json_as_they_come(longitude: Callable[..., Ran]) -> N
     found = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and len(found) == 10
     assert {row["way"] for row in found if row["kind"] == "longitude"} == {"longitude"}
-    assert all(row["suite"] == "turn" and row["ms"] > 0 for row in found)
+    assert all(row["suite"] == "rope" and row["ms"] > 0 for row in found)
     assert err.count("\n") == 5  # what is at work
 
 
@@ -45,7 +45,7 @@ def test_rows_are_shown_and_drawn_later(
     code, out, err = longitude(
         "bench", "--from", str(rows), *(w for path in outs for w in ("--out", str(path)))
     )
-    assert code == 0 and "turn, half pairs" in out and "a copy of q and k" in out
+    assert code == 0 and "rotate, half pairs" in out and "a copy of q and k" in out
     assert all(f"wrote {path}" in err for path in outs)
     assert "vegaEmbed" in outs[0].read_text(encoding="utf-8")
     assert "| **longitude** |" in outs[1].read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def test_rows_are_shown_and_drawn_later(
 
 def test_rows_are_shown_without_torch_or_a_way_to_draw(rows: Path) -> None:
     ran = python("-c", BARE, "bench", "--from", str(rows))
-    assert ran.returncode == 0 and "turn, half pairs" in ran.stdout, ran.stderr
+    assert ran.returncode == 0 and "rotate, half pairs" in ran.stdout, ran.stderr
     ran = python("-c", BARE, "bench", "--from", str(rows), "--json")
     assert ran.returncode == 0 and len(ran.stdout.splitlines()) == 10, ran.stderr
 
