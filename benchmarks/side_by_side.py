@@ -1,4 +1,4 @@
-"""Several ways to do one thing, timed in turns as `longitude bench` does, and printed as ratios."""
+"""Several ways to do one thing, timed interleaved as `longitude bench` does, and printed as ratios."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compare(
     errors: dict[str, float],
     cuda: bool,
 ) -> list[Row]:
-    """Every way, in turns, against the baseline."""
+    """Every way, interleaved, against the baseline."""
     taken = readings(ways, rounds, cuda, FILL if cuda else 0.0)
     return [
         Row(

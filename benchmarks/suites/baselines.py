@@ -1,7 +1,7 @@
 """The best that a scheme's structure allows, by kernels that are not ours: what it is held against.
 
-Where every pair of a causal call is seen, turned or not, that is the fastest plain causal attention
-on the device behind a compiled turn; where a window is seen, flash attention with a window; where
+Where every pair of a causal call is seen, rotated or not, that is the fastest plain causal attention
+on the device behind a compiled rotation; where a window is seen, flash attention with a window; where
 scores take a term of content and distance (Shaw, Transformer-XL, DeBERTa), FlexAttention that looks
 the term up in a table which one matrix product has made. Without CUDA it is SDPA in each case.
 """
@@ -37,32 +37,32 @@ class Base(NamedTuple):
 def plain(
     setup: Setup, qkv: Qkv, causal: bool = True, rotated: bool = True, sharper: float = 1.0
 ) -> Base:
-    """Plain attention by the fastest kernel there is, behind a turn or not; its scores `sharper`
+    """Plain attention by the fastest kernel there is, after a rotation or not; its scores `sharper`
     by a factor: what a kernel rounds grows with them."""
     kernel, attend = fastest(setup, qkv, causal, sharper)
     what = f"plain {'causal' if causal else 'full'} attention ({kernel})"
     mask = "" if causal else " + bidirectional()"
     if not rotated:
         return Base(what, lambda: attend(*qkv), "causal()" if causal else "bidirectional()")
-    turn = _rotator(setup, qkv)
+    rotate = _rotator(setup, qkv)
     heat = "" if sharper == 1 else f" + temperature({1 / sharper!r})"
-    return Base(f"turn + {what}", lambda: attend(*turn(), qkv[2]), f"rope(){mask}{heat}")
+    return Base(f"rotate + {what}", lambda: attend(*rotate(), qkv[2]), f"rope(){mask}{heat}")
 
 
 def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
-    """A turn and flash attention with a window; plain attention where there is no such kernel."""
+    """A rotation and flash attention with a window; plain attention where there is no such kernel."""
     if not setup.cuda or setup.dtype == torch.float32:
         return plain(setup, qkv)
-    turn, v, n = _rotator(setup, qkv), qkv[2], qkv[0].shape[2]
+    rotate, v, n = _rotator(setup, qkv), qkv[2], qkv[0].shape[2]
 
     def run() -> Tensor:
-        x = [t.transpose(1, 2) for t in (*turn(), v)]
+        x = [t.transpose(1, 2) for t in (*rotate(), v)]
         made = torch.ops.aten._flash_attention_forward(
             *x, None, None, n, n, 0.0, True, False, window_size_left=window - 1, window_size_right=0
         )
         return made[0].transpose(1, 2)
 
-    return Base("turn + windowed attention (flash)", run, f"rope() + window({window})")
+    return Base("rotate + windowed attention (flash)", run, f"rope() + window({window})")
 
 
 def looked_up(setup: Setup, qkv: Qkv, tables: int, width: int, causal: bool) -> Base:
@@ -137,7 +137,7 @@ def _kernels(how: dict[str, Any]) -> dict[str, Attend]:
 
 
 def _rotator(setup: Setup, qkv: Qkv) -> Callable[[], Pair]:
-    """A turn of q and k that is not ours on CUDA: the formula, compiled."""
+    """A rotation of q and k that is not ours on CUDA: the formula, compiled."""
     q, k, _ = qkv
     t = Turn(q, k, torch.arange(q.shape[2], device=setup.device)[None])
     apply = ours(t)

@@ -56,7 +56,7 @@ class Trial:
 
 def measure(case: Case, rounds: int, cuda: bool) -> list[Row]:
     """A row for each way of a case."""
-    trials = [_tried(way, case.inputs, cuda) for way in case.ways]
+    trials = [_trial(way, case.inputs, cuda) for way in case.ways]
     able = {t.way.name: t.way.run for t in trials if t.refused is None and t.way.run is not None}
     first = trials[0]
     times = timed(able, first.way.name, rounds, cuda)
@@ -90,7 +90,7 @@ def _ratio(own: float | None, other: float | None) -> float | None:
     return own / other if own is not None and other else None
 
 
-def _tried(way: Way, inputs: Sequence[Tensor], cuda: bool) -> Trial:
+def _trial(way: Way, inputs: Sequence[Tensor], cuda: bool) -> Trial:
     """Run a way once for what it gives, and once more for what memory it takes."""
     trial = Trial(way, refused=way.why or None)
     if way.run is None:
@@ -101,13 +101,13 @@ def _tried(way: Way, inputs: Sequence[Tensor], cuda: bool) -> Trial:
         del made
         trial.peak = _peak(way.run, inputs) if cuda else None
     except Exception as e:  # whatever a peer raises is its row's reason
-        trial.refused = said(e)
+        trial.refused = error_line(e)
     if cuda:
-        _tidy()
+        _free_memory()
     return trial
 
 
-def said(e: Exception) -> str:
+def error_line(e: Exception) -> str:
     """An error as one line of at most 160 characters."""
     line = next(iter(str(e).strip().splitlines()), "")
     return f"{type(e).__name__}: {line}"[:160].rstrip(": ")
@@ -124,6 +124,6 @@ def _peak(run: Run, inputs: Sequence[Tensor]) -> int:
     return sum(x.nbytes for x in inputs) + torch.cuda.max_memory_allocated() - before
 
 
-def _tidy() -> None:
+def _free_memory() -> None:
     gc.collect()
     torch.cuda.empty_cache()

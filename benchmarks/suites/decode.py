@@ -1,5 +1,5 @@
 """The suite `decode`: one token over a long context whose keys are kept pre-RoPE, against SDPA over
-keys that were turned before, which reads every key once and can do no less."""
+keys rotated beforehand, which reads every key once and can do no less."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _error(scheme: Scheme, qkv: Qkv, out: Any) -> float:
 
 
 def _infer(qkv: Qkv) -> Run:
-    """It turns pre-RoPE keys as it reads them, too: base and linear factor only, one sequence."""
+    """It rotates pre-RoPE keys as it reads them, too: base and linear factor only, one sequence."""
     (decode,) = found("flashinfer", "single_decode_with_kv_cache")
     q, k, v = qkv
     if q.shape[0] > 1:

@@ -1,4 +1,4 @@
-"""The suite `extend`: whole models under a scheme, against the same model untouched.
+"""The suite `model`: full models under a scheme, against the unpatched model.
 
 The shape is SmolLM2-135M's with fewer layers, the weights are random: prefill of a whole text, and
 one token behind a context, by transformers' own code and cache and by ours. A cache is filled with
@@ -60,7 +60,7 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 def _case(setup: Setup, name: str, n: int, layers: int, runs: dict[str, Run]) -> Case:
     sizes = f"{layers} layers × 9 heads (3 of keys) × {n:,} × 64, {setup.written}"
-    work = Work("extend", f"full model, {name}", sizes, n, STOCK, machine(setup.device))
+    work = Work("model", f"full model, {name}", sizes, n, STOCK, machine(setup.device))
     ways = [Way(m, run, BASELINE if m == STOCK else OURS) for m, run in runs.items()]
     return Case(work, ways)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from benchmarks.suites.case import Way, said
+from benchmarks.suites.case import Way, error_line
 from benchmarks.suites.rows import PEER
 from benchmarks.suites.timing import Run
 
@@ -42,6 +42,6 @@ def peer(
         return Way(name, None, PEER, why=str(e))
     except ImportError as e:
         lacks = isinstance(e, ModuleNotFoundError) and (e.name or "").split(".")[0] == package
-        return Way(name, None, PEER, why="not installed" if lacks else said(e))
+        return Way(name, None, PEER, why="not installed" if lacks else error_line(e))
     except Exception as e:  # a build that does not fit this machine may raise anything
-        return Way(name, None, PEER, why=said(e))
+        return Way(name, None, PEER, why=error_line(e))

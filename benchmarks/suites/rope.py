@@ -1,6 +1,6 @@
-"""The suite `turn`: q and k turned together, against a copy of both.
+"""The suite `rope`: q and k rotated together, against a copy of both.
 
-A turn reads and writes what a copy does, and its tables beside: a copy is the best it can be.
+A rotation reads and writes what a copy does, and its tables beside: a copy is the best it can be.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GOAL, GOAL_MS = 0.95, 0.016  # of a copy's speed; milliseconds for one token of 
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """Queries and keys, the positions (b|1, n) they stand at, and how many dimensions turn."""
+    """Queries and keys, the positions (b|1, n) they stand at, and how many dimensions rotate."""
 
     q: Tensor
     k: Tensor
@@ -52,7 +52,7 @@ class Turn:
         return angle.cos().float(), angle.sin().float()
 
     def error(self, made: Any, back: bool = False) -> float:
-        """How far the turned q is from float64, on some of its tokens."""
+        """How far the rotated q is from float64, on some of its tokens."""
         rows = sampled(self.q.shape[2], self.q.device)
         angle = self.angles()[:, None][:, :, rows] * (-1 if back else 1)
         return relative(made[0][:, :, rows], _rotated(self.q[:, :, rows], angle, self.pairs))
@@ -61,8 +61,8 @@ class Turn:
 def _rotated(x: Tensor, angle: Tensor, pairs: Pairs) -> Tensor:
     """The rotation by its formula, in float64."""
     wide, width = x.double(), 2 * angle.shape[-1]
-    turns, rest = wide[..., :width], wide[..., width:]
-    a, b = turns.chunk(2, -1) if pairs == "half" else turns.unflatten(-1, (-1, 2)).unbind(-1)
+    rotary, rest = wide[..., :width], wide[..., width:]
+    a, b = rotary.chunk(2, -1) if pairs == "half" else rotary.unflatten(-1, (-1, 2)).unbind(-1)
     both = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
     made = torch.cat(both, -1) if pairs == "half" else torch.stack(both, -1).flatten(-2)
     return torch.cat([made, rest], -1)
@@ -91,7 +91,7 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 def _work(setup: Setup, name: str, s: Sizes, copies: str) -> Work:
     sizes = f"{s}, {setup.written}"
-    return Work("rope", f"turn, {name}", sizes, s.tokens, copies, machine(setup.device))
+    return Work("rope", f"rotate, {name}", sizes, s.tokens, copies, machine(setup.device))
 
 
 def _case(setup: Setup, name: str, s: Sizes, t: Turn, goal: dict[str, float] | None = None) -> Case:
@@ -106,7 +106,7 @@ def _case(setup: Setup, name: str, s: Sizes, t: Turn, goal: dict[str, float] | N
 
 
 def ours(t: Turn) -> Apply:
-    """The kernel where there is one, otherwise the eager turn."""
+    """The kernel where there is one, otherwise the eager rotation."""
     cos, sin = t.tables()
     if usable(t.q):
         from longitude.ops.kernels.rope import turned
@@ -132,7 +132,7 @@ def _captured(run: Run, kept: list[Run]) -> object:
 
 
 def _there_and_back(setup: Setup, s: Sizes, t: Turn, how: str = "") -> Case:
-    """Forward and backward, which turns the gradients back: two copies."""
+    """Forward and backward, which rotates the gradients back: two copies."""
     q, k = (x.detach().requires_grad_() for x in (t.q, t.k))
     dq, dk = (setup.random(*x.shape, seed=9) for x in (q, k))
     given = Turn(dq, dk, t.pos)
@@ -205,10 +205,10 @@ def _spread(t: Turn) -> tuple[Tensor, Tensor]:
 
 
 def _x_transformers(t: Turn) -> Apply:
-    """Its function turns adjacent pairs, whichever are asked for."""
+    """Its function rotates adjacent pairs, whichever are asked for."""
     (apply,) = found("x_transformers.x_transformers", "apply_rotary_pos_emb")
     if t.pairs != "adjacent":
-        raise Unfit("it turns adjacent pairs only")
+        raise Unfit("it rotates adjacent pairs only")
     freqs = t.angles().float().repeat_interleave(2, -1)
     return lambda q, k: (apply(q, freqs), apply(k, freqs))
 
@@ -216,8 +216,8 @@ def _x_transformers(t: Turn) -> Apply:
 def _liger(t: Turn) -> Run:
     (apply,) = found("liger_kernel.transformers.rope", "liger_rotary_pos_emb")
     if t.pairs != "half" or t.width != t.q.shape[-1]:
-        raise Unfit("it turns half pairs of whole heads only")
-    # as a model has them, which its kernel turns where they are
+        raise Unfit("it rotates half pairs of full heads only")
+    # as a model has them, which its kernel rotates where they are
     q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (t.q, t.k))
     cos, sin = (x.to(t.q.dtype).contiguous() for x in _spread(t))
     return lambda: apply(q, k, cos, sin)

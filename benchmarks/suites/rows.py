@@ -87,7 +87,7 @@ class Row:
         ]
 
 
-def keep(store: Store, rows: Iterable[Row]) -> None:
+def store_rows(store: Store, rows: Iterable[Row]) -> None:
     """Record rows; one that was timed before is replaced."""
     for row in rows:
         value = asdict(row) | {"baseline": row.work.baseline}

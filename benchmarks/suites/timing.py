@@ -1,6 +1,6 @@
-"""Time several ways to do one thing in turns: medians over rounds, and ratios within a round.
+"""Time several ways to do one thing interleaved: medians over rounds, and ratios within a round.
 
-Machines are shared and noisy, so the ways take turns within each round, and a ratio is the median
+Machines are shared and noisy, so the ways are interleaved within each round, and a ratio is the median
 of the ratios within rounds, not the ratio of medians. On CUDA the device's own events are read;
 what is short is run as often as fills some milliseconds, so that launches run ahead of the device
 as they do in a model, and the wait for the first is not all that is seen.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 WARM, WARM_CUDA = 1, 3  # runs before the clock: first touches stay out of the numbers
-SETTLED = 0.6  # seconds of them on CUDA: by then a shape has paid for its plan (attention.rented)
+SETTLED = 0.6  # seconds of them on CUDA: cuDNN plans a new shape for 70 ms
 FILL = 2e-2  # seconds that one reading lasts at least on CUDA
 MOST = 64  # runs of one reading
 
@@ -31,7 +31,7 @@ class Ran(NamedTuple):
 
 
 def timed(ways: Mapping[str, Run], baseline: str, rounds: int, cuda: bool) -> dict[str, Ran]:
-    """Every way, in turns; speeds against the baseline, where it is among them."""
+    """Every way, interleaved; speeds against the baseline, where it is among them."""
     taken = readings(ways, rounds, cuda, FILL if cuda else 0.0)
     return {
         name: Ran(1e3 * median(times), _speed(times, taken.get(baseline)))

@@ -122,7 +122,10 @@ class Method:
         if isinstance(part, Learned) and self.kind != "presets":
             count = sum(w.numel() for w in part.init(DIMS, None).values())
             owner = "model" if self.kind == "embed" else "layer"
-            yield "Learned parameters", f"{count:,} per {owner} with 8 heads of 64" if count else "none"
+            yield (
+                "Learned parameters",
+                f"{count:,} per {owner} with 8 heads of 64" if count else "none",
+            )
         if part is not None and (runtimes := _served_by(part, self.scheme)) is not None:
             yield "Served by", ", ".join(runtimes) or "Longitude alone"
         if getattr(part, "by_length", False):
@@ -147,7 +150,8 @@ class Method:
         head = f'from longitude import attention, parse\n\nscheme = parse("{self.text}")\n'
         if self.scheme.positions != Sequential():
             return (
-                f"import torch\n{head}pos = scheme.positions.ids(n, rng=torch.Generator())  # training\n"
+                f"import torch\n{head}"
+                "pos = scheme.positions.ids(n, rng=torch.Generator())  # in training\n"
                 "out = attention(scheme, q, k, v, q_pos=pos, k_pos=pos)"
             )
         if self.scheme.init(Dims(dim=64, heads=1, head_dim=64)):
@@ -235,9 +239,15 @@ def methods() -> dict[str, Method]:
     prose = load_prose({row.name for row in (*parts, *presets)})
     found = {}
     for row in parts:
-        missing = [f for f in ("when", "costs", "cannot", "example") if not getattr(prose.get(row.name), f, "")]
+        missing = [
+            f
+            for f in ("when", "costs", "cannot", "example")
+            if not getattr(prose.get(row.name), f, "")
+        ]
         if missing:
-            raise UserError(f"{row.name} has no {', '.join(missing)}: write it in docs/scripts/prose.")
+            raise UserError(
+                f"{row.name} has no {', '.join(missing)}: write it in docs/scripts/prose."
+            )
         text, details = prose[row.name].example, _details(PARTS[row.name])
         found[row.name] = Method(
             row.name, row.site, row.written, row.meaning, row.paper, details, prose[row.name],

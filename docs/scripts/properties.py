@@ -1,7 +1,7 @@
 """The page that compares the properties of every preset: the rows of `longitude check --all`.
 
 python docs/scripts/properties.py                     writes the table, in a minute or two
-python docs/scripts/properties.py --check [NAME …]    fails when a row (of these presets, or any) is stale
+python docs/scripts/properties.py --check [NAME …]  fails when a row is stale
 """
 
 from __future__ import annotations

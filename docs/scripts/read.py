@@ -2,7 +2,7 @@
 
 python docs/scripts/read.py                                     writes the tables
 python docs/scripts/read.py --check                             fails when they are stale
-python docs/scripts/read.py tiny-rope                           measures: windows of a text, 50 keys a cell
+python docs/scripts/read.py tiny-rope                           measures: 50 keys per cell
 python docs/scripts/read.py MODEL.gguf --lengths 8192 --keys 2  measures: texts of so many tokens
 
 A key that was asked for stays asked, so a measurement can be stopped and run again.
@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,17 @@ SCHEMES = {  # the two best of smollm2.md: by loss, and by what it recommends
 Trial = tuple[dict[str, Any], Callable[[], tuple[Any, str]]]  # what it is, and how to ask it
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure, or write what was measured."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("model", nargs="?")
-    asked.add_argument("--check", action="store_true")
-    asked.add_argument("--lengths", default="8192,16384,32768")
-    asked.add_argument("--keys", type=int, default=2)
-    asked.add_argument("--ways", nargs="*", default=["nbce", "windows", *SCHEMES])
-    asked.add_argument("--device", default="cpu")
-    asked.add_argument("--rows", type=Path, default=ROWS, help="where measured rows are kept")
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--lengths", default="8192,16384,32768")
+    parser.add_argument("--keys", type=int, default=2)
+    parser.add_argument("--ways", nargs="*", default=["nbce", "windows", *SCHEMES])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="where measured rows are kept")
+    given = parser.parse_args(arguments)
     if given.model:
         measure(given)
         return
@@ -193,4 +193,4 @@ def rows() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """The page of what was trained short and tested long, read off its rows.
 
-python docs/scripts/train_short_test_long.py [ROWS.jsonl …]    writes table and chart, with these rows too
-python docs/scripts/train_short_test_long.py --check           fails when the page's table is stale
+python docs/scripts/train_short_test_long.py [ROWS.jsonl …]    writes table and chart
+python docs/scripts/train_short_test_long.py --check           fails when stale
 """
 
 import math

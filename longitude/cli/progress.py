@@ -27,7 +27,7 @@ LOG_INTERVAL = 15.0  # seconds between two lines of a log
 
 @contextmanager
 def display(quiet: bool = False) -> Iterator[Progress]:
-    """Show events on stderr: a bar on a terminal, elsewhere a line every 15 seconds; else nothing."""
+    """Show events on stderr: a bar on a terminal, elsewhere a line every 15 s."""
     from rich import progress as p
     from rich.console import Console
 

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suites.rows import BASELINE, OURS, Row, Work, cases, keep, load, plain, recorded
+from benchmarks.suites.rows import (
+    BASELINE,
+    OURS,
+    Row,
+    Work,
+    cases,
+    load,
+    plain,
+    recorded,
+    store_rows,
+)
 from longitude import UserError
 from longitude.core.store import Store
 
@@ -18,7 +28,7 @@ BASE = Row(WORK, "plain (flash)", BASELINE, 0, ms=1.8, speed=1.0)
 
 def file(rows: list[Row], path: Path) -> Path:
     with Store(":memory:") as store:
-        keep(store, rows)
+        store_rows(store, rows)
         store.export(path)
     return path
 
@@ -44,8 +54,10 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
 def test_a_later_run_replaces_the_same_work_though_another_kernel_was_fastest() -> None:
     other = replace(WORK, baseline="plain (cuDNN)")
     with Store(":memory:") as store:
-        keep(store, [BASE, OWN])
-        keep(store, [replace(BASE, work=other, way="plain (cuDNN)"), replace(OWN, work=other)])
+        store_rows(store, [BASE, OWN])
+        store_rows(
+            store, [replace(BASE, work=other, way="plain (cuDNN)"), replace(OWN, work=other)]
+        )
         found = recorded(store)
     assert [(r.way, r.work.baseline) for r in found] == [
         ("plain (cuDNN)", "plain (cuDNN)"),

@@ -79,4 +79,4 @@ def test_a_mistake_is_one_line(longitude: Callable[..., Ran], args: tuple[str, .
 
 def test_nothing_begins_when_the_time_is_over(longitude: Callable[..., Ran]) -> None:
     code, out, err = longitude(*SMALL, "--minutes", "0")
-    assert code == 0 and out == "" and err.count("left out: time is over") == 5
+    assert code == 0 and out == "" and err.count("skipped: time is over") == 5

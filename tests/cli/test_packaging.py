@@ -51,34 +51,24 @@ def test_the_wheel_is_typed_and_licensed() -> None:
     assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
-def test_the_readmes_table_is_fresh() -> None:
-    ran = python("docs/parts_table.py", "--check")
-    assert ran.returncode == 0, ran.stderr
+def test_the_readme_fits_its_budget() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 250
 
 
-@pytest.mark.parametrize("page", ["train_short_test_long", "smollm2", "benchmarks", "read"])
-def test_a_page_of_results_is_that_of_its_rows(page) -> None:
-    ran = python(f"docs/{page}.py", "--check")
-    assert ran.returncode == 0, ran.stderr
-
-
-@pytest.mark.parametrize("example", blocks("README.md"), ids=["attention", "checkpoints"])
-def test_the_readmes_example_runs(example, tmp_path) -> None:
-    ran = python("-c", example, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+@pytest.mark.parametrize("example", blocks("README.md")[1:], ids=["checkpoints", "attention"])
+def test_the_readmes_example_runs(example, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
 
 
 def test_the_readmes_tree_is_the_tree() -> None:
     tree = next(b for b in blocks("README.md", "") if b.startswith("longitude/"))
-    named, folders = set(), [""]
-    for line in tree.splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders[depth + 1 :] = [folders[depth] + line.split()[0]]
-        named.add(folders[depth + 1])
-    assert not [name for name in named if not (ROOT / name).exists()]
-    rooms = (ROOT / "longitude").iterdir()
-    here = {f"longitude/{p.name}{'/' if p.is_dir() else ''}" for p in rooms if p.name[0] != "_"}
-    assert here - {"longitude/py.typed"} <= named
+    inside = [line for line in tree.splitlines() if line.startswith("  ")]
+    named = {
+        name.rstrip("/") for line in inside for name in re.findall(r"[a-z_]+(?:/|\.py)", line[:15])
+    }
+    here = {p.name for p in (ROOT / "longitude").iterdir() if p.name[0] != "_"} - {"py.typed"}
+    assert here == named
 
 
 def test_the_worked_example_runs(tmp_path: Path) -> None:

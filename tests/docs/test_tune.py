@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def tune() -> Any:
-    spec = spec_from_file_location("tune_page", DOCS / "tune.py")
+    spec = spec_from_file_location("tune_page", DOCS / "scripts" / "tune.py")
     assert spec is not None and spec.loader is not None
     made = module_from_spec(spec)
     spec.loader.exec_module(made)
