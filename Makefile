@@ -40,7 +40,7 @@ docs-table: $(READY)  ## rewrite the tables of the results pages from their rows
 	$(BIN)/python docs/scripts/train_short_test_long.py
 	$(BIN)/python docs/scripts/smollm2.py
 	$(BIN)/python docs/scripts/tune.py
-	$(BIN)/python docs/scripts/benchmarks.py
+	$(BIN)/python docs/scripts/speed.py
 	$(BIN)/python docs/scripts/read.py
 	$(BIN)/python docs/scripts/properties.py
 

@@ -1,4 +1,4 @@
-"""Several ways to do one thing, timed interleaved as `longitude bench` does, and printed as ratios."""
+"""Several methods timed interleaved as `longitude bench` does, printed as ratios."""
 
 from __future__ import annotations
 

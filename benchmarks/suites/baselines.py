@@ -1,8 +1,8 @@
 """The best that a scheme's structure allows, by kernels that are not ours: what it is held against.
 
-Where every pair of a causal call is seen, rotated or not, that is the fastest plain causal attention
-on the device behind a compiled rotation; where a window is seen, flash attention with a window; where
-scores take a term of content and distance (Shaw, Transformer-XL, DeBERTa), FlexAttention that looks
+Where every pair of a causal call is visible, that is the fastest plain causal attention on the
+device after a compiled rotation; under a window, flash attention with a window; where scores take
+a term of content and distance (Shaw, Transformer-XL, DeBERTa), FlexAttention that looks
 the term up in a table which one matrix product has made. Without CUDA it is SDPA in each case.
 """
 
@@ -50,7 +50,7 @@ def plain(
 
 
 def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
-    """A rotation and flash attention with a window; plain attention where there is no such kernel."""
+    """A rotation and flash attention with a window; plain attention without such a kernel."""
     if not setup.cuda or setup.dtype == torch.float32:
         return plain(setup, qkv)
     rotate, v, n = _rotator(setup, qkv), qkv[2], qkv[0].shape[2]

@@ -168,7 +168,7 @@ def test_the_guides_examples_run(tmp_path: Path) -> None:
         assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("page", ["train_short_test_long", "smollm2", "benchmarks", "read"])
+@pytest.mark.parametrize("page", ["train_short_test_long", "smollm2", "speed", "read"])
 def test_a_results_page_has_the_tables_of_its_rows(page: str) -> None:
     script(page).main(["--check"])
 

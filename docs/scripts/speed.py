@@ -1,7 +1,7 @@
 """The page of what attention under a scheme costs, read off the rows of `longitude bench`.
 
-python docs/scripts/benchmarks.py [ROWS.jsonl …]    writes tables and chart, with these rows too
-python docs/scripts/benchmarks.py --check           fails when the page's tables are stale
+python docs/scripts/speed.py [ROWS.jsonl …]    writes tables and chart, with these rows too
+python docs/scripts/speed.py --check           fails when the page's tables are stale
 """
 
 import re
