@@ -1,7 +1,7 @@
 """Time several ways to do one thing interleaved: medians over rounds, and ratios within a round.
 
 Machines are shared and noisy, so methods are interleaved within each round, and a ratio is the
-median of the ratios within rounds, not the ratio of medians. On CUDA the device's own events are read;
+median of the ratios within rounds, not the ratio of medians. On CUDA the device's events are read;
 what is short is run as often as fills some milliseconds, so that launches run ahead of the device
 as they do in a model, and the wait for the first is not all that is seen.
 """
