@@ -21,7 +21,6 @@ from longitude.cache.decode import Decoder, Query
 from longitude.cache.kv_buffer import Columns, joined, picked
 from longitude.cache.rotated_keys import Keys
 from longitude.core.part import Pos, Weights, as_tensor
-from longitude.core.region import Area
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops.attention import attention
@@ -52,7 +51,7 @@ class Cache:
             )
         self.scheme, self.length, self.slack = scheme, length, slack
         self._decoder = Decoder(scheme, length)
-        self._evicts = all(_bounded(area) for area in scheme.areas())
+        self._evicts = scheme.forgets
         self.reset()
 
     def reset(self) -> None:
@@ -189,9 +188,3 @@ class Cache:
         for columns in (self._k, self._v, self._padding):
             columns.pick(index)
         self._pos, self._order = picked(self._pos, index), picked(self._order, index)
-
-
-def _bounded(area: Area) -> bool:
-    """Whether keys of this area can ever leave it, as queries move on."""
-    bounds = [area.hi, area.last, area.bottom, *(c.hi for c in area.chunks)]
-    return any(b is not None for b in bounds)

@@ -46,7 +46,7 @@ def plan(scheme: Scheme, line: Line, i: int) -> Plan:
     """What a query at position i sees of a line, and what must turn for it."""
     rope = scheme.rotary
     assert rope is not None
-    rows = (i, i + 1) if by_rows(rope.frequencies) else None
+    rows = (i,) if by_rows(rope.frequencies) else None
     shown: list[tuple[Region, Span]] = []
     moves: list[Move] = []
     for region, areas in region_areas(scheme, rows):

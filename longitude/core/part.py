@@ -1,8 +1,12 @@
 """Parts: small frozen values, each saying one thing about position, and the protocols they follow.
 
 A part is a frozen dataclass whose fields are numbers, strings, tuples and other parts. It is
-hashable, prints as the call that makes it, and is therefore its own cache key. `@part` gives it its
-name in the written form, its site and its paper, and checks its fields.
+hashable, prints as the call that builds it, and is therefore its own cache key. `@part` registers
+it under its name in the text form, with its site and its paper, and validates its fields.
+
+A new encoding is one file in `longitude/parts/`: a class under `@part` that inherits from the
+protocol of its site (`Bias`, `Scale`, …), which holds the defaults. `OptionalMethods` lists what a
+part may add so that `extend`, its search and the lab know it.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import (
     Any,
     ClassVar,
@@ -24,27 +28,27 @@ from typing import (
 
 import torch
 from jaxtyping import Float, Real
-from torch import Tensor
+from torch import Tensor, float64
 
+from longitude.core.lengths import Lengths, Setting
 from longitude.core.region import EVERYWHERE, SAME, Area, Shift
-from longitude.core.validate import UserError, check_field, literal
+from longitude.core.validate import check_field, literal
 
 Site = Literal[
     "positions", "embed", "rotary", "frequencies", "remap", "decay", "scale", "bias", "mask"
 ]
 Pos = range | Tensor  # a range where positions are contiguous: readable without touching the device
+QueryRows = range | tuple[int, ...]  # positions of queries, in ascending order
 Weights = dict[str, Tensor]
-Half = Float[Tensor, " half"]  # one number for each rotary pair
+PerPair = Float[Tensor, " pairs"]  # one number for each rotary pair
 Vectors = Float[Tensor, "*b n dim"]  # embeddings of tokens
-Places = Real[Tensor, "... n"]  # positions of tokens, whole or real
+TokenPositions = Real[Tensor, "... n"]  # positions of tokens, integer or real
 Rows = Real[Tensor, "#b _"]  # positions, one row for each sequence or one for all
 Factors = Float[Tensor, "#b #h #n"]  # a factor for each query
-Queries = Float[Tensor, "b h nq d"]
-Keys = Float[Tensor, "b hkv nk d"]
+Q = Float[Tensor, "b h nq d"]
+K = Float[Tensor, "b hkv nk d"]
 Index = Tensor  # batch, head, query or key indices that broadcast against each other
-Term = Callable[
-    [Index, Index, Index, Index], Tensor
-]  # (b, h, i, j) -> a value to add to each score
+Term = Callable[[Index, Index, Index, Index], Tensor]  # (b, h, i, j) -> a value added to each score
 
 
 def hashed_once(cls: type[T]) -> type[T]:
@@ -80,6 +84,47 @@ class Part(Protocol):
     paper: ClassVar[str]
 
 
+class OptionalMethods(Protocol):
+    """What a part may define for the commands; `optional` calls a method where it exists.
+
+    A choice is a part or several that go together; those of sites inside `rope(…)` are put there.
+    """
+
+    integer_positions: ClassVar[bool]  # it has weights for integer positions or distances only
+
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> Sequence[Choice]:
+        """What `extend` tries by default for models of this site, by the paper's own rule."""
+        ...
+
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> Sequence[Choice]:
+        """What `extend --methods all` tries besides."""
+        ...
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        """The parameter values that `extend --search` may try in this part."""
+        ...
+
+    @classmethod
+    def training(cls, length: int) -> Sequence[Choice]:
+        """What `lab --schemes all` trains on this length. A remap without it is never trained."""
+        ...
+
+    def at_test(self) -> Any:
+        """What takes this part's place once a model is trained; None: nothing does."""
+        ...
+
+
+Choice = Any  # a part, or a tuple of parts
+
+
+def optional(part: Any, method: str, *args: Any) -> Any:
+    """The result of a part's (or its class's) optional method, () where it has none."""
+    own = getattr(part, method, None)
+    return own(*args) if own else ()
+
+
 @runtime_checkable
 class Positions(Protocol):
     """① A number for each token: drawn when a generator is given, the test-time form otherwise."""
@@ -88,42 +133,44 @@ class Positions(Protocol):
 
 
 @runtime_checkable
-class Learned(Protocol):
-    """A part with weights: `init` makes fresh ones, {} where nothing is learned."""
+class HasWeights(Protocol):
+    """A part that may have weights: `init` returns fresh ones, {} if nothing is learned."""
 
     name: ClassVar[str]
 
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights: ...
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        return {}
 
 
 @runtime_checkable
-class Embed(Learned, Protocol):
-    """② Embeddings with their positions in."""
+class Embed(HasWeights, Protocol):
+    """② Embeddings combined with their positions."""
 
-    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors: ...
+    def embed(self, x: Vectors, pos: TokenPositions, weights: Weights) -> Vectors: ...
 
 
 @runtime_checkable
 class Frequencies(Protocol):
-    """③ How fast each pair turns, and a gain on the rotated dimensions of the score.
+    """③ The angle per position of each rotary pair, and a gain on the rotated part of the score.
 
     `inv_freq` keeps transformers' order of operations: in float32 it gives transformers' bits.
     `by_length` says whether the total length matters, which is then an input of the call.
     """
 
-    by_length: ClassVar[bool]
+    by_length: ClassVar[bool] = False
 
     def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half: ...
+        self, dim: int, base: float, length: int, dtype: torch.dtype = float64
+    ) -> PerPair: ...
 
-    def gain(self, length: int) -> float: ...
+    def gain(self, length: int) -> float:
+        return 1.0
 
 
 @hashed_once
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """One area where queries and keys turn to shifted positions, perhaps at other frequencies."""
+    """One area where q and k are rotated to shifted positions, perhaps at other frequencies."""
 
     where: Area = EVERYWHERE
     q: Shift = SAME
@@ -132,59 +179,66 @@ class Region:
 
 
 @runtime_checkable
-class Banded(Protocol):
+class RowBands(Protocol):
     """Frequencies that change with the query's own position, in bands of rows."""
 
-    def bands(self, reach: int) -> tuple[tuple[Area, Frequencies], ...]: ...
+    def bands(self, rows: QueryRows) -> tuple[tuple[Area, Frequencies], ...]:
+        """The bands that hold some of these rows: where each lies, and its frequencies."""
+        ...
+
+    def sample(self, pos: Pos) -> QueryRows:
+        """Of all these positions some that lie in every band which holds any of them, among them
+        the first and the last."""
+        ...
 
 
-def by_rows(frequencies: object) -> TypeGuard[Banded]:
-    """Whether frequencies are `Banded`. Asking a protocol looks at all its methods each time, which
-    takes longer than all else that is done before a launch: each kind is asked once."""
-    return _banded(type(frequencies))
+def by_rows(frequencies: object) -> TypeGuard[RowBands]:
+    """Whether frequencies are `RowBands`, decided once per class: a protocol's isinstance looks at
+    every method each time, which would dominate the time before a kernel's launch."""
+    return _has_bands(type(frequencies))
 
 
 @functools.cache
-def _banded(kind: type) -> bool:
-    return issubclass(kind, Banded)
+def _has_bands(kind: type) -> bool:
+    return issubclass(kind, RowBands)
 
 
 @runtime_checkable
 class Remap(Protocol):
-    """③ Which positions queries and keys take, for both signs of i - j; a pair in no region is
-    hidden."""
+    """③ Which positions q and k take, for both signs of i - j; a pair in no region is hidden."""
 
     def regions(self) -> tuple[Region, ...]: ...
 
 
 @runtime_checkable
 class Decay(Protocol):
-    """③ The logarithm of each pair's gain for one step of distance, and float32's reach of it."""
+    """③ The logarithm of each pair's gain per step of distance, and the distance float32 allows."""
 
-    def rate(self, dim: int) -> Half: ...
+    def rate(self, dim: int) -> PerPair: ...
 
     def span(self, dim: int) -> float: ...
 
 
 @runtime_checkable
-class Scale(Learned, Protocol):
+class Scale(HasWeights, Protocol):
     """④ A factor for each query; `seen` counts the keys that its mask lets it see."""
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors: ...
 
 
 @runtime_checkable
-class Bias(Learned, Protocol):
+class Bias(HasWeights, Protocol):
     """⑤ A term for each score. `q` already carries ④ and the softmax scale.
 
-    `flat_beyond` is the distance from which the term no longer changes, None where it always does.
+    `flat_beyond` is the distance from which the term is constant, None if it never is.
     """
 
     @property
-    def flat_beyond(self) -> int | None: ...
+    def flat_beyond(self) -> int | None:
+        return None
 
     def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
+        self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
     ) -> Term: ...
 
 
@@ -242,27 +296,7 @@ def _check(self: Any) -> None:
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     """The types of a part's fields, which take long to work out."""
-    return typing.get_type_hints(cls)
-
-
-def positive(part: Any, *names: str) -> None:
-    """Raise unless each of these fields is above zero."""
-    for name in names:
-        if getattr(part, name) <= 0:
-            raise UserError(
-                f"{part.name}: {name} must be positive, but got {getattr(part, name)!r}: "
-                f"give a {name} above zero."
-            )
-
-
-def not_negative(part: Any, *names: str) -> None:
-    """Raise if any of these fields is below zero."""
-    for name in names:
-        if getattr(part, name) < 0:
-            raise UserError(
-                f"{part.name}: {name} must not be negative, but got {getattr(part, name)!r}: "
-                f"give 0 or more."
-            )
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def as_tensor(pos: Pos, device: torch.device | str | None = None) -> Tensor:

@@ -74,6 +74,12 @@ class Area:
                 return True
         return False
 
+    @property
+    def bounded(self) -> bool:
+        """Whether each key leaves the area as queries move on."""
+        bounds = [self.hi, self.last, self.bottom, *(c.hi for c in self.chunks)]
+        return any(bound is not None for bound in bounds)
+
     def visible(self, i: Tensor, j: Tensor) -> Tensor:
         """Whether each pair lies here; i and j broadcast."""
         tests = [*_between(i - j, self.lo, self.hi)] if (self.lo, self.hi) != (None, None) else []

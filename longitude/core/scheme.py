@@ -15,9 +15,10 @@ import torch
 from longitude.core.part import (
     PARTS,
     Bias,
+    Choice,
     Dims,
     Embed,
-    Learned,
+    HasWeights,
     Mask,
     Positions,
     Scale,
@@ -29,11 +30,7 @@ from longitude.core.validate import UserError, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 
 T = TypeVar("T")
-INSIDE = {
-    "frequencies": "frequencies",
-    "remap": "remap",
-    "decay": "decay",
-}  # parts that live inside rope(…)
+INSIDE_ROPE = ("frequencies", "remap", "decay")  # sites whose parts are arguments of rope(…)
 
 
 @hashed_once
@@ -110,6 +107,17 @@ class Scheme:
         remap."""
         return _areas(self.mask, self.rotary)
 
+    @property
+    def windowed(self) -> bool:
+        """Whether the masks alone hide the distant past from every query."""
+        return all(area.bounded for area in _areas(self.mask, None))
+
+    @property
+    def forgets(self) -> bool:
+        """Whether every key is hidden from some query on, by masks or remap: `window`,
+        `streaming`."""
+        return all(area.bounded for area in self.areas())
+
     def softmax_scale(self, head_dim: int) -> float:
         """1/√d, or what a part's own formula puts in its place."""
         own = [b.softmax_scale(head_dim) for b in self.bias if hasattr(b, "softmax_scale")]  # type: ignore[attr-defined]
@@ -117,7 +125,7 @@ class Scheme:
 
     def init(self, dims: Dims, rng: torch.Generator | None = None) -> Weights:
         """Fresh weights of every learned part, named part.weight."""
-        learned = [p for p in self.parts if isinstance(p, Learned)]
+        learned = [p for p in self.parts if isinstance(p, HasWeights)]
         return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
 
     def settled(self, what: Callable[..., T], written: str, *values: Any) -> T:
@@ -129,6 +137,14 @@ class Scheme:
 
     # torch.compiler.assume_constant_result, without importing the compiler
     settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def scheme_of(choice: Choice) -> Scheme:
+    """The scheme of a part or a tuple of parts, those of a rotation inside `rope(…)`."""
+    parts = choice if isinstance(choice, tuple) else (choice,)
+    inside = {p.site: p for p in parts if p.site in INSIDE_ROPE}
+    rope = [Rope(**inside)] if inside else []
+    return Scheme.of(*rope, *(p for p in parts if p.site not in INSIDE_ROPE))
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,10 +193,10 @@ def _site(p: Any) -> str:
             f"a scheme is made of parts, but got {shown(p)}: see `longitude schemes` for their "
             f"names."
         )
-    if site in INSIDE:
+    if site in INSIDE_ROPE:
         raise UserError(
             f"{shown(p)} is no part of a scheme by itself: write it inside rope, as in "
-            f"rope({INSIDE[site]}={shown(p)})."
+            f"rope({site}={shown(p)})."
         )
     return site
 

@@ -9,7 +9,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 HUGE = 1e100  # numbers past this, or below its inverse, leave float64 in a formula's powers
 LARGE = 10**15  # whole numbers past this are no exact positions
@@ -19,13 +19,28 @@ class UserError(ValueError):
     """A user's mistake, told in one sentence: what was wrong, what was given, what to do."""
 
 
+PositiveInt = Annotated[int, "positive"]
+PositiveFloat = Annotated[float, "positive"]
+NonNegativeInt = Annotated[int, "non-negative"]
+NonNegativeFloat = Annotated[float, "non-negative"]
+
+
 def check_field(owner: str, name: str, value: Any, hint: Any, default: Any) -> None:
-    """Raise unless the value fits its declared type."""
+    """Raise unless the value fits its declared type and the bound that may come with it."""
+    bound = None
+    if typing.get_origin(hint) is Annotated:
+        hint, bound = typing.get_args(hint)
     if not fits(value, hint):
         raise UserError(
             f"{owner}({name}=…) takes {in_words(hint)}, but got {shown(value)}: "
             f"write for example {name}={example(hint, default)}."
         )
+    if bound == "positive" and value <= 0:
+        raise UserError(
+            f"{owner}: {name} must be positive, but got {value!r}: give a {name} above zero."
+        )
+    if bound == "non-negative" and value < 0:
+        raise UserError(f"{owner}: {name} must not be negative, but got {value!r}: give 0 or more.")
 
 
 def check_arguments(

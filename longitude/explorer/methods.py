@@ -10,15 +10,16 @@ from __future__ import annotations
 import difflib
 import inspect
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
+from longitude.core.lengths import Lengths
 from longitude.core.part import PARTS
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.explorer.options import OWN, WRITTEN, Asked, Column
-from longitude.extension.candidates import ALL, FAMILIES, Stretch, candidates, full_layers
+from longitude.extension.candidates import full_layers, proposals
 from longitude.hf.merge_scheme import merge_scheme
 from longitude.inspection.catalogue import meaning, presets
 from longitude.parts import Alibi, Learned
@@ -96,28 +97,17 @@ def kind(own: Either) -> str | None:
     return "learned" if isinstance(first.embed, Learned) else None
 
 
+@lru_cache(maxsize=64)
 def _ways(kind: str | None, window: int, factor: float) -> dict[str, str]:
     """The texts of `longitude extend` by name, the first of each name."""
     if kind is None:
         return {}
-    target = max(window + 1, round(factor * window))
+    lengths = Lengths(window, max(window + 1, round(factor * window)))
     found: dict[str, str] = {}
-    for name, text in zip(_names(kind), _texts(kind, window, target), strict=True):
-        found.setdefault(name, text)
+    for method in ("candidates", "more_candidates"):
+        for one in proposals(kind, lengths, method):
+            found.setdefault(one.name, one.text or "")
     return found
-
-
-def _texts(kind: str, window: int, target: int) -> list[str]:
-    first, rest = FAMILIES[kind]
-    return [*first(Stretch(window, target)), *rest(Stretch(window, target))]
-
-
-@cache
-def _names(kind: str) -> list[str]:
-    """What `longitude extend` calls each of them, whatever their numbers are."""
-    own = parse({"rope": "rope()", "alibi": "alibi()", "learned": "learned(1024)"}[kind])
-    called = {one.text: one.name for one in candidates(ALL, own, 1024, 4096)}
-    return [called[text] for text in _texts(kind, 1024, 4096)]
 
 
 def _joined(text: str, own: Either, window: int) -> Either:

@@ -89,7 +89,7 @@ class Field:
         dim = rope.dim(self.dims.head_dim)
         shape = (*torch.broadcast_shapes(i.shape, j.shape), dim // 2)
         both = [torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(2)]
-        for region in rope.regions(int(p.max()) + 1):
+        for region in rope.regions(rope.query_rows(p)):
             turned = region.frequencies or rope.frequencies
             told = (region.q(p) - region.k(q))[..., None]
             angle = told * turned.inv_freq(dim, rope.base, self.length)

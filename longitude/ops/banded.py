@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Learned
+from longitude.core.part import Dims, HasWeights
 from longitude.core.region import FAR, Area
 from longitude.core.scheme import Scheme
 from longitude.ops import swa_cudnn as paved
@@ -89,7 +89,7 @@ def _areas(p: AttentionInputs) -> tuple[Area, ...]:
 
 
 @lru_cache(maxsize=1024)
-def by_distance(part: Learned) -> bool:
+def by_distance(part: HasWeights) -> bool:
     """Whether a bias is a function of the head and the distance: asked of it at its smallest."""
     dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
     pos = torch.zeros(1, 1, dtype=torch.int64)

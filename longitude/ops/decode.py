@@ -183,7 +183,7 @@ def supports(scheme: Scheme) -> bool:
     rope = scheme.rotary
     if scheme.bias or (rope is not None and rope.decay is not None):
         return False
-    rows = (0, 1) if _frequencies_by_rows(scheme) else None
+    rows = (0,) if _frequencies_by_rows(scheme) else None
     shifts = [region.k for region, _ in region_areas(scheme, rows) if region is not None]
     return all(_even(k) for k in shifts)
 
@@ -306,7 +306,7 @@ def _visible(
     scheme: Scheme, line: Line, i: int
 ) -> Iterator[tuple[SegmentKey | None, int, tuple[int, int]]]:
     """The segments that a query at position i sees: key, offset, and bounds in positions."""
-    for region, areas in region_areas(scheme, (i, i + 1) if _frequencies_by_rows(scheme) else None):
+    for region, areas in region_areas(scheme, (i,) if _frequencies_by_rows(scheme) else None):
         for n, run in enumerate(line):
             here = tiles(areas, range(i, i + 1), range(run.pos, run.pos + run.n))
             fits = run.frame is None or (region is not None and frame_of(region) == run.frame)

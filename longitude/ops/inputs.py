@@ -22,7 +22,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Index, Learned, Pos, Term, Weights, as_tensor
+from longitude.core.part import Dims, HasWeights, Index, Pos, Term, Weights, as_tensor
 from longitude.core.region import FAR, Area, visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
@@ -343,7 +343,7 @@ def _check_hidden(p: AttentionInputs) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _learned(part: Learned) -> frozenset[str]:
+def _learned(part: HasWeights) -> frozenset[str]:
     """The names of a part's weights."""
     return frozenset(part.init(Dims(1, 1, 1), None))
 

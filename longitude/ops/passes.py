@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.core.part import Pos, Region, as_tensor, by_rows
+from longitude.core.part import Pos, QueryRows, Region, as_tensor
 from longitude.core.region import Area, meet, visible
 from longitude.core.scheme import Scheme
 from longitude.ops.inputs import AttentionInputs, Length, factors
@@ -86,24 +86,24 @@ class Turn(NamedTuple):
 def make_passes(p: AttentionInputs) -> tuple[Pass, ...]:
     """The passes of a call."""
     rope = p.scheme.rotary
-    rows = _span(p.q_pos) if rope is not None and by_rows(rope.frequencies) else None
+    rows = rope.query_rows(p.q_pos) if rope is not None else None
     return tuple(Pass(p, areas, region) for region, areas in region_areas(p.scheme, rows))
 
 
 @lru_cache(maxsize=1024)
 def region_areas(
-    scheme: Scheme, rows: tuple[int, int] | None
+    scheme: Scheme, rows: QueryRows | None
 ) -> tuple[tuple[Region | None, tuple[Area, ...]], ...]:
     """The regions of a scheme with the areas where its masks show them.
 
-    Where frequencies change by rows, only those of queries from rows[0] up to rows[1].
+    Where frequencies change by rows, only those of queries at these positions.
     """
     if scheme.rotary is None:
         return ((None, scheme.areas()),)
     masks = [m.areas() for m in scheme.mask]
     if rows is not None:
-        masks.append((Area(top=rows[0], bottom=rows[1]),))
-    regions = scheme.rotary.regions(rows[1] if rows else 1)
+        masks.append((Area(top=rows[0], bottom=rows[-1] + 1),))
+    regions = scheme.rotary.regions(rows)
     found = [(region, meet(*masks, (region.where,))) for region in regions]
     return tuple((region, areas) for region, areas in found if areas)
 
@@ -164,13 +164,6 @@ def _last(pos: Pos) -> float:
     if isinstance(pos, range):
         return float(pos[-1]) if pos else 0.0
     return float(pos.max()) if pos.numel() else 0.0
-
-
-def _span(pos: Pos) -> tuple[int, int]:
-    """From the first position up to past the last."""
-    if isinstance(pos, range):
-        return (pos[0], pos[-1] + 1) if pos else (0, 1)
-    return (int(pos.min()), int(pos.max()) + 1) if pos.numel() else (0, 1)
 
 
 Pieces = tuple[tuple[Region, tuple[Area, ...]], ...]

@@ -1,54 +1,41 @@
-"""Every part by its short name, on one page."""
+"""Every part by its class name: `from longitude.parts import Alibi`.
 
-from longitude.parts.alibi import Alibi as Alibi
-from longitude.parts.alibi import AlibiInterpolated as AlibiInterpolated
-from longitude.parts.alibi import NtkAlibi as NtkAlibi
-from longitude.parts.deberta import Deberta as Deberta
-from longitude.parts.dynamic import DynamicLinear as DynamicLinear
-from longitude.parts.dynamic import DynamicNtk as DynamicNtk
-from longitude.parts.dynamic import DynamicYarn as DynamicYarn
-from longitude.parts.dynamic import Stepped as Stepped
-from longitude.parts.fire import Fire as Fire
-from longitude.parts.frequencies import ByParts as ByParts
-from longitude.parts.frequencies import Linear as Linear
-from longitude.parts.frequencies import Llama3 as Llama3
-from longitude.parts.frequencies import LongRope as LongRope
-from longitude.parts.frequencies import Ntk as Ntk
-from longitude.parts.frequencies import NtkMixed as NtkMixed
-from longitude.parts.frequencies import Proportional as Proportional
-from longitude.parts.frequencies import Unscaled as Unscaled
-from longitude.parts.frequencies import Yarn as Yarn
-from longitude.parts.kerple import KerpleLog as KerpleLog
-from longitude.parts.kerple import KerplePower as KerplePower
-from longitude.parts.learned import Hierarchical as Hierarchical
-from longitude.parts.learned import Learned as Learned
-from longitude.parts.learned import LearnedInterpolated as LearnedInterpolated
-from longitude.parts.learned import LearnedTiled as LearnedTiled
-from longitude.parts.learned import Multiplicative as Multiplicative
-from longitude.parts.masks import Bidirectional as Bidirectional
-from longitude.parts.masks import Causal as Causal
-from longitude.parts.masks import Chunked as Chunked
-from longitude.parts.masks import Window as Window
-from longitude.parts.positions import EqualMean as EqualMean
-from longitude.parts.positions import Pose as Pose
-from longitude.parts.positions import Randomized as Randomized
-from longitude.parts.positions import Sequential as Sequential
-from longitude.parts.remaps import DualChunk as DualChunk
-from longitude.parts.remaps import InverseLeaky as InverseLeaky
-from longitude.parts.remaps import LeakyRerope as LeakyRerope
-from longitude.parts.remaps import LmInfinite as LmInfinite
-from longitude.parts.remaps import Rerope as Rerope
-from longitude.parts.remaps import SelfExtend as SelfExtend
-from longitude.parts.remaps import Streaming as Streaming
-from longitude.parts.rope import Rope as Rope
-from longitude.parts.rope import Xpos as Xpos
-from longitude.parts.sandwich import Sandwich as Sandwich
-from longitude.parts.scales import Llama4Temperature as Llama4Temperature
-from longitude.parts.scales import LogN as LogN
-from longitude.parts.scales import SsMax as SsMax
-from longitude.parts.scales import Temperature as Temperature
-from longitude.parts.shaw import Shaw as Shaw
-from longitude.parts.sinusoidal import Floater as Floater
-from longitude.parts.sinusoidal import Sinusoidal as Sinusoidal
-from longitude.parts.t5 import T5 as T5
-from longitude.parts.transformer_xl import TransformerXl as TransformerXl
+Parts are found by folder: each module here is imported, and each class under `@part` is exported.
+A new encoding is one new file; nothing else needs a line (the imports below only tell a type
+checker what is found).
+"""
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING
+
+from longitude.core.part import PARTS
+
+if TYPE_CHECKING:
+    from longitude.parts.alibi import *
+    from longitude.parts.deberta import *
+    from longitude.parts.dynamic import *
+    from longitude.parts.fire import *
+    from longitude.parts.frequencies import *
+    from longitude.parts.kerple import *
+    from longitude.parts.learned import *
+    from longitude.parts.masks import *
+    from longitude.parts.positions import *
+    from longitude.parts.remaps import *
+    from longitude.parts.rope import *
+    from longitude.parts.sandwich import *
+    from longitude.parts.scales import *
+    from longitude.parts.shaw import *
+    from longitude.parts.sinusoidal import *
+    from longitude.parts.t5 import *
+    from longitude.parts.transformer_xl import *
+
+
+def discover() -> None:
+    """Import every module of this package's folders and export its parts."""
+    for module in pkgutil.iter_modules(__path__):  # noqa: F405
+        importlib.import_module(f"{__name__}.{module.name}")
+    globals().update({cls.__name__: cls for cls in PARTS.values()})
+
+
+discover()

@@ -8,21 +8,15 @@ mostly the shallow ones. Site ⑤: the three parts share one term and differ in 
 """
 
 import math
+from collections.abc import Iterable
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import (
-    Dims,
-    Keys,
-    Queries,
-    Rows,
-    Term,
-    Weights,
-    not_negative,
-    part,
-    positive,
-)
+from longitude.core.lengths import Lengths, Setting, combinations, rounded
+from longitude.core.part import Bias, K, Q, Rows, Term, Weights, part
+from longitude.core.validate import NonNegativeFloat, PositiveFloat
 from longitude.parts.distance_bias import by_distance
 
 
@@ -30,9 +24,8 @@ def slopes(heads: int, steepness: float = 8) -> Tensor:
     """The paper's slopes for any number of heads, in float64."""
     power = 2 ** math.floor(math.log2(heads))
     main = 2.0 ** (-steepness * torch.arange(1, power + 1, dtype=torch.float64) / power)
-    rest = 2.0 ** (
-        -steepness * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64) / (2 * power)
-    )
+    odd_steps = torch.arange(1, 2 * power + 1, 2, dtype=torch.float64)
+    rest = 2.0 ** (-steepness * odd_steps / (2 * power))
     return torch.cat([main, rest[: heads - power]])
 
 
@@ -49,59 +42,56 @@ def linear_term(
     return by_distance(q_pos, k_pos, value, cheap=True)
 
 
+def slope_grid(factor: float, lengths: Lengths) -> Iterable[Setting]:
+    """ALiBi extrapolates without any change, so factors below the ratio of the lengths too."""
+    small = [rounded(max(1.0, lengths.ratio * by)) for by in (0.25, 0.5, 0.75)]
+    return combinations(factor=(*small, *lengths.factors(factor)))
+
+
 @part("alibi", site="bias", paper="Press et al. 2021, arXiv:2108.12409")
-class Alibi:
+class Alibi(Bias):
     """ALiBi: -m_h · |i - j| added to each score, after the 1/√d scaling and not scaled by it.
 
     Press et al. 2021, "Train Short, Test Long". Slopes are a geometric sequence fixed before
     training, m_h = 2^(-8h/H), h = 1 … H, for H a power of two; otherwise those of the power P below
-    it, then every other slope of 2P. Bidirectional models need a way to tell sides (symmetric
-    slopes cannot): `future` multiplies the slope of keys ahead, and `offset` is a distance added to
-    keys ahead. (DeepMind's randomized positions take 0.5 off keys behind instead, which differs on
-    the diagonal.)
+    it, then every other slope of 2P. Symmetric slopes cannot distinguish the past from the future,
+    which bidirectional models need: `future` multiplies the slope of keys ahead, and `offset` is a
+    distance added to keys ahead. (DeepMind's randomized positions take 0.5 off keys behind instead,
+    which differs on the diagonal.)
     """
 
-    future: float = 1
+    future: NonNegativeFloat = 1
     offset: float = 0
-    steepness: float = 8
-    flat_beyond = None
+    steepness: PositiveFloat = 8
 
-    def check(self) -> None:
-        positive(self, "steepness")
-        not_negative(self, "future")
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
+        m = slopes(q.shape[1], self.steepness)
+        return linear_term(m, q, q_pos, k_pos, self.future, self.offset)
 
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        return {}
-
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
-        return linear_term(
-            slopes(q.shape[1], self.steepness), q, q_pos, k_pos, self.future, self.offset
-        )
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]
 
 
 @part("alibi_interpolated", site="bias", paper="Al-Khateeb et al. 2023, arXiv:2310.13017")
-class AlibiInterpolated:
+class AlibiInterpolated(Bias):
     """ALiBi with interpolated positions: every slope divided by the factor, m_h / s.
 
     Al-Khateeb et al. 2023, "Position Interpolation Improves ALiBi Extrapolation". Training-free;
     static slopes keep a cache valid.
     """
 
-    factor: float
-    flat_beyond = None
+    factor: PositiveFloat
 
-    def check(self) -> None:
-        positive(self, "factor")
-
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        return {}
-
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         return linear_term(slopes(q.shape[1]) / self.factor, q, q_pos, k_pos)
+
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.factor())]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return slope_grid(self.factor, lengths)
 
 
 def stretched(m: Tensor, factor: float) -> Tensor:
@@ -113,7 +103,7 @@ def stretched(m: Tensor, factor: float) -> Tensor:
 
 
 @part("ntk_alibi", site="bias", paper="keezen 2023, github.com/keezen/ntk_alibi")
-class NtkAlibi:
+class NtkAlibi(Bias):
     """NTK-ALiBi: the steepest slope stays, the shallowest is divided by the factor, the others in
     between.
 
@@ -122,16 +112,14 @@ class NtkAlibi:
     the ranks up, and this does not.
     """
 
-    factor: float
-    flat_beyond = None
+    factor: PositiveFloat
 
-    def check(self) -> None:
-        positive(self, "factor")
-
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        return {}
-
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         return linear_term(stretched(slopes(q.shape[1]), self.factor), q, q_pos, k_pos)
+
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.factor()), cls(lengths.factor(2))]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return slope_grid(self.factor, lengths)

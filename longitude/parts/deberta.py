@@ -6,11 +6,13 @@ He et al. 2020 (arXiv:2006.03654). Site ⑤: a bias that reads q and k, with two
 head.
 """
 
+from typing import ClassVar, Self
+
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Index, Keys, Queries, Rows, Term, Weights, part, positive
-from longitude.core.validate import UserError
+from longitude.core.part import Bias, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.validate import PositiveInt, UserError
 from longitude.parts.distance_bias import at
 
 
@@ -25,7 +27,7 @@ def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
 
 
 @part("deberta", site="bias", paper="He et al. 2020, arXiv:2006.03654")
-class Deberta:
+class Deberta(Bias):
     """DeBERTa's disentangled attention: content-to-position and position-to-content beside content.
 
     He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention". The paper indexes
@@ -34,13 +36,13 @@ class Deberta:
     projected relative embeddings.
     """
 
-    span: int = 512
+    span: PositiveInt = 512
     buckets: int = 0
     c2p: bool = True
     p2c: bool = True
+    integer_positions: ClassVar[bool] = True
 
     def check(self) -> None:
-        positive(self, "span")
         if self.buckets and not 2 <= self.buckets < 2 * (self.span - 1):
             raise UserError(
                 f"deberta: buckets must be 0, or at least 2 and below {2 * (self.span - 1)} for "
@@ -49,7 +51,7 @@ class Deberta:
 
     @property
     def rows(self) -> int:
-        """Half the rows of a table: s of the formula."""
+        """PerPair the rows of a table: s of the formula."""
         return self.buckets or self.span
 
     @property
@@ -71,9 +73,7 @@ class Deberta:
         r = log_bucket(r, self.buckets, self.span) if self.buckets else r
         return (r + self.rows).clamp(0, 2 * self.rows - 1)
 
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         c2p, p2c = (x.new_zeros(()).expand(*x.shape[:3], 2 * self.rows) for x in (q, k))
         if self.c2p:
@@ -86,3 +86,7 @@ class Deberta:
             return c2p[b, h, i, r] + p2c[b, h, j, r]
 
         return term
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls(length)]

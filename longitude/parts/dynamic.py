@@ -8,14 +8,17 @@ frequencies of its own. Site ③, inside `rope(frequencies=…)`.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
+from torch import float64
 
-from longitude.core.part import Frequencies, Half, part, positive
+from longitude.core.lengths import Lengths, Setting, combinations
+from longitude.core.part import Frequencies, PerPair, Pos, QueryRows, RowBands, part
 from longitude.core.region import Area
-from longitude.core.validate import UserError
+from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 from longitude.parts.frequencies import (
     ByParts,
     Linear,
@@ -29,30 +32,26 @@ from longitude.parts.frequencies import (
 
 
 @part("dynamic_linear", site="frequencies", paper="Peng et al. 2023, arXiv:2309.00071")
-class DynamicLinear:
+class DynamicLinear(Frequencies):
     """Dynamic position interpolation: θ_i / max(1, l/L), l the length of the call.
 
     Peng et al. 2023, section 3.3 ("Dynamic Scaling"). The length is an input, fixed for the life of
     a cache.
     """
 
-    original: int
+    original: PositiveInt
     by_length: ClassVar[bool] = True
 
-    def check(self) -> None:
-        positive(self, "original")
-
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         return 1.0 / powers(dim, base, dtype) / max(1.0, length / self.original)
 
-    def gain(self, length: int) -> float:
-        return 1.0
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.trained)]
 
 
 @part("dynamic_ntk", site="frequencies", paper="emozilla 2023; Peng et al. 2023, arXiv:2309.00071")
-class DynamicNtk:
+class DynamicNtk(Frequencies):
     """Dynamic NTK: the base grows with the length, b' = b · (f·l/L - (f - 1))^(d/(d-2)) for l > L.
 
     emozilla 2023; transformers' type "dynamic", whose L is `max_position_embeddings`. The length l
@@ -60,37 +59,35 @@ class DynamicNtk:
     decoding would differ from prefill in every layer but the first.
     """
 
-    original: int
-    factor: float = 1
+    original: PositiveInt
+    factor: PositiveFloat = 1
     by_length: ClassVar[bool] = True
 
-    def check(self) -> None:
-        positive(self, "original", "factor")
-
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         grown = (self.factor * max(length, self.original) / self.original) - (self.factor - 1)
         return 1.0 / powers(dim, stretched(base, grown, dim), dtype)
 
-    def gain(self, length: int) -> float:
-        return 1.0
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.trained)]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return combinations(factor=(1, 1.25, 1.5, 2, 3, 4, self.factor))
 
 
 @part("dynamic_yarn", site="frequencies", paper="Peng et al. 2023, arXiv:2309.00071")
-class DynamicYarn:
+class DynamicYarn(Frequencies):
     """Dynamic YaRN: YaRN with the factor max(1, l/L), l the length of the call.
 
     Peng et al. 2023, section 3.3. The length is an input, fixed for the life of a cache.
     """
 
-    original: int
+    original: PositiveInt
     fast: float = 32
-    slow: float = 1
+    slow: PositiveFloat = 1
     by_length: ClassVar[bool] = True
 
     def check(self) -> None:
-        positive(self, "original", "slow")
         if self.slow >= self.fast:
             raise UserError(
                 f"dynamic_yarn: slow must be below fast, but got {self.slow} and {self.fast}: 1 "
@@ -102,17 +99,22 @@ class DynamicYarn:
         factor = max(1.0, length / self.original)
         return Yarn(factor, original=self.original, fast=self.fast, slow=self.slow)
 
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         return self.at(length).inv_freq(dim, base, length, dtype)
 
     def gain(self, length: int) -> float:
         return self.at(length).gain(length)
 
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.trained)]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return combinations(fast=(4, 8, 16, 32, 64, self.fast), slow=(0.5, 1, 2, self.slow))
+
 
 @part("stepped", site="frequencies", paper="Longitude")
-class Stepped:
+class Stepped(Frequencies, RowBands):
     """Stepped scaling: the factor grows with the query's own position, in steps. Longitude's own.
 
     Queries below `original` see the model's own frequencies; those of band b, from original·(1 +
@@ -122,12 +124,10 @@ class Stepped:
     """
 
     kind: Literal["yarn", "linear", "ntk", "ntk_mixed", "by_parts"]
-    original: int = field(kw_only=True)
-    step: float = 1
-    by_length: ClassVar[bool] = False
+    original: PositiveInt = field(kw_only=True)
+    step: PositiveFloat = 1
 
     def check(self) -> None:
-        positive(self, "original", "step")
         if self.original * self.step < 1:
             raise UserError(
                 f"stepped: a step of {self.step} × {self.original} is less than one position: "
@@ -147,25 +147,51 @@ class Stepped:
         """The first position past band b."""
         return math.ceil(self.original * (1 + b * self.step))
 
-    def bands(self, reach: int) -> tuple[tuple[Area, Frequencies], ...]:
-        """Rows and their frequencies, for queries below `reach`."""
-        found, b = [(Area(bottom=self.end(0)), self.band(0))], 1
-        while self.end(b - 1) < reach:
-            found.append((Area(top=self.end(b - 1), bottom=self.end(b)), self.band(b)))
+    def number(self, position: int) -> int:
+        """The band that holds a position."""
+        b = max(0, math.floor((position / self.original - 1) / self.step) + 1)
+        while self.end(b) <= position:
             b += 1
-        return tuple(found)
+        while b and self.end(b - 1) > position:
+            b -= 1
+        return b
+
+    def bands(self, rows: QueryRows) -> tuple[tuple[Area, Frequencies], ...]:
+        if isinstance(rows, range) and rows.step == 1 and rows:
+            numbers = range(self.number(rows[0]), self.number(rows[-1]) + 1)
+        else:
+            numbers = sorted({self.number(row) for row in rows})
+        return tuple(
+            (Area(top=self.end(b - 1) if b else None, bottom=self.end(b)), self.band(b))
+            for b in numbers
+        )
+
+    def sample(self, pos: Pos) -> QueryRows:
+        if isinstance(pos, range) or not pos.numel():
+            return pos if isinstance(pos, range) and pos else range(1)
+        rows = pos.flatten().floor().to(torch.int64)
+        group = ((rows.to(float64) / self.original - 1) / self.step).floor().clamp(min=-1)
+        numbers, index = group.unique(return_inverse=True)
+        ends = [
+            rows.new_zeros(len(numbers)).scatter_reduce(0, index, rows, how, include_self=False)
+            for how in ("amin", "amax")
+        ]
+        return tuple(torch.cat(ends).unique().tolist())
 
     def at(self, length: int) -> Frequencies:
         """What the last query of this length sees."""
-        b = max(0, int(((length - 1) / self.original - 1) / self.step))
-        while self.end(b) < length:
-            b += 1
-        return self.band(b)
+        return self.band(self.number(length - 1))
 
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         return self.at(length).inv_freq(dim, base, length, dtype)
 
     def gain(self, length: int) -> float:
         return self.at(length).gain(length)
+
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls("yarn", original=lengths.trained)]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        kinds = ("yarn", "linear", "ntk", "ntk_mixed", "by_parts")
+        return combinations(kind=kinds, step=(0.25, 0.5, 1, 2, self.step))

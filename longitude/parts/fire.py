@@ -5,15 +5,18 @@
 Li et al. 2023 (arXiv:2310.04418). Site ⑤, with learned weights.
 """
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Index, Keys, Queries, Rows, Term, Weights, part, positive
+from longitude.core.part import Bias, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.validate import PositiveFloat, PositiveInt
 from longitude.parts.distance_bias import at
 
 
 @part("fire", site="bias", paper="Li et al. 2023, arXiv:2310.04418")
-class Fire:
+class Fire(Bias):
     """FIRE: a learned function of the distance relative to the query's own position, f(ψ(i-j) /
     ψ(max(L, i))).
 
@@ -23,14 +26,10 @@ class Fire:
     change as a cache grows.
     """
 
-    hidden: int = 32
-    threshold: float = 512
-    c: float = 0.1
-    flat_beyond = None
+    hidden: PositiveInt = 32
+    threshold: PositiveFloat = 512
+    c: PositiveFloat = 0.1
     many_reads = True  # its weights are read unit by unit, which compiled flex can't differentiate
-
-    def check(self) -> None:
-        positive(self, "hidden", "threshold", "c")
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {
@@ -42,9 +41,7 @@ class Fire:
             "multiplier": torch.tensor(1.0),
         }
 
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         w = weights
         dtype = w["c"].dtype
 
@@ -71,3 +68,7 @@ class Fire:
             return out
 
         return term
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls(threshold=length)]

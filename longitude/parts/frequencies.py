@@ -8,14 +8,16 @@ so that in float32 they give transformers' bits.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, float64
 
-from longitude.core.part import Half, part, positive
-from longitude.core.validate import UserError
+from longitude.core.lengths import Lengths, Setting, combinations, rounded
+from longitude.core.part import Frequencies, PerPair, part
+from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 
 
 def powers(
@@ -27,7 +29,7 @@ def powers(
 
 
 @part("unscaled", site="frequencies", paper="Su et al. 2021, arXiv:2104.09864")
-class Unscaled:
+class Unscaled(Frequencies):
     """RoPE's own frequencies: θ_i = base^(-2i/d), i = 0 … d/2 - 1, d the rotary dimension of one
     head.
 
@@ -35,38 +37,29 @@ class Unscaled:
     transformers' order of operations, so that in float32 it gives transformers' bits.
     """
 
-    by_length: ClassVar[bool] = False
-
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         return 1.0 / powers(dim, base, dtype)
-
-    def gain(self, length: int) -> float:
-        return 1.0
 
 
 @part("linear", site="frequencies", paper="Chen et al. 2023, arXiv:2306.15595")
-class Linear:
+class Linear(Frequencies):
     """Position interpolation: every frequency divided by the factor, θ_i / s.
 
     Chen et al. 2023, "Extending Context Window of Large Language Models via Position
     Interpolation"; kaiokendev. Weak beyond a factor of 2 without fine-tuning.
     """
 
-    factor: float
-    by_length: ClassVar[bool] = False
+    factor: PositiveFloat
 
-    def check(self) -> None:
-        positive(self, "factor")
-
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         return 1.0 / powers(dim, base, dtype) / self.factor
 
-    def gain(self, length: int) -> float:
-        return 1.0
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.factor())]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return combinations(factor=lengths.factors(self.factor))
 
 
 def stretched(base: float, factor: float, dim: int) -> float:
@@ -80,7 +73,7 @@ def stretched(base: float, factor: float, dim: int) -> float:
 
 
 @part("ntk", site="frequencies", paper="bloc97 2023; Peng et al. 2023, arXiv:2309.00071")
-class Ntk:
+class Ntk(Frequencies):
     """NTK-aware scaling: a larger base, b' = b · s^(d/(d-2)), d the rotary dimension of one head.
 
     bloc97 2023. The fastest pair keeps its frequency exactly, the slowest is divided by s exactly.
@@ -88,49 +81,57 @@ class Ntk:
     9948).
     """
 
-    factor: float
-    by_length: ClassVar[bool] = False
+    factor: PositiveFloat
 
-    def check(self) -> None:
-        positive(self, "factor")
-
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         return 1.0 / powers(dim, stretched(base, self.factor, dim), dtype)
 
-    def gain(self, length: int) -> float:
-        return 1.0
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.factor())]
+
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.factor(2))]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return combinations(factor=lengths.factors(self.factor))
 
 
 @part("ntk_mixed", site="frequencies", paper="Su 2023, kexue.fm/archives/9706")
-class NtkMixed:
+class NtkMixed(Frequencies):
     """NTK-RoPE mixed: θ_i · exp(-a (i+1)^p), with a (d/2)^p = ln s.
 
     Su 2023 (kexue.fm 9706). p = 0 is position interpolation, p = 1 Su's "fixed" NTK; 0.625 was the
     best of the post, 0.75 is what its published patch uses.
     """
 
-    factor: float
+    factor: PositiveFloat
     power: float = 0.625
-    by_length: ClassVar[bool] = False
 
-    def check(self) -> None:
-        positive(self, "factor")
-
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         a = math.log(self.factor) / (dim / 2) ** self.power
         i = torch.arange(1, dim // 2 + 1, dtype=dtype)
         return 1.0 / powers(dim, base, dtype) * torch.exp(-a * i**self.power)
 
-    def gain(self, length: int) -> float:
-        return 1.0
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.factor())]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        power = (0.5, 0.625, 0.75, 1, self.power)
+        return combinations(factor=lengths.factors(self.factor), power=power)
+
+
+def ramp_grid(factor: float, low: float, high: float, lengths: Lengths) -> Iterable[Setting]:
+    """Factors and the bounds between which pairs are interpolated in part."""
+    return combinations(
+        factor=lengths.factors(factor), low=(0.5, 1, 2, low), high=(4, 8, 16, 32, high)
+    )
 
 
 @part("by_parts", site="frequencies", paper="Peng et al. 2023, arXiv:2309.00071")
-class ByParts:
+class ByParts(Frequencies):
     """NTK-by-parts: pairs that turn often inside the window stay, pairs that never turn once are
     interpolated.
 
@@ -139,30 +140,30 @@ class ByParts:
     released code (linear in i).
     """
 
-    factor: float
-    original: int = field(kw_only=True)
+    factor: PositiveFloat
+    original: PositiveInt = field(kw_only=True)
     low: float = 1
     high: float = 32
-    by_length: ClassVar[bool] = False
 
     def check(self) -> None:
-        positive(self, "factor", "original")
         if self.low >= self.high:
             raise UserError(
                 f"by_parts: low must be below high, but got {self.low} and {self.high}: 1 and "
                 f"32 are usual."
             )
 
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         theta = 1.0 / powers(dim, base, dtype)
         turns = self.original * theta / (2 * math.pi)
         keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return (1 - keep) * theta / self.factor + keep * theta
 
-    def gain(self, length: int) -> float:
-        return 1.0
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.factor(), original=lengths.trained)]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return ramp_grid(self.factor, self.low, self.high, lengths)
 
 
 def magnitude(factor: float, mscale: float = 1) -> float:
@@ -171,7 +172,7 @@ def magnitude(factor: float, mscale: float = 1) -> float:
 
 
 @part("yarn", site="frequencies", paper="Peng et al. 2023, arXiv:2309.00071")
-class Yarn:
+class Yarn(Frequencies):
     """YaRN: NTK-by-parts and a temperature, logits × (0.1 ln s + 1)².
 
     Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models". The
@@ -182,19 +183,17 @@ class Yarn:
     both are set, and `mscale` alone changes nothing, as in transformers.
     """
 
-    factor: float
-    original: int = field(kw_only=True)
+    factor: PositiveFloat
+    original: PositiveInt = field(kw_only=True)
     fast: float = 32
-    slow: float = 1
+    slow: PositiveFloat = 1
     ramp: Literal["code", "paper"] = "code"
     truncate: bool = True
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
-    by_length: ClassVar[bool] = False
 
     def check(self) -> None:
-        positive(self, "factor", "original", "slow")
         if self.slow >= self.fast:
             raise UserError(
                 f"yarn: slow must be below fast, but got {self.slow} and {self.fast}: 1 and 32 "
@@ -210,9 +209,7 @@ class Yarn:
         low, high = (math.floor(ends[0]), math.ceil(ends[1])) if self.truncate else ends
         return max(low, 0), min(high, dim - 1)
 
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         if self.ramp == "paper":
             mixed = ByParts(self.factor, original=self.original, low=self.slow, high=self.fast)
             return mixed.inv_freq(dim, base, length, dtype)
@@ -234,9 +231,23 @@ class Yarn:
     def gain(self, length: int) -> float:
         return self.attention() ** 2
 
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        """Twice the ratio too: YaRN tends to reach less far than its factor."""
+        return [cls(lengths.factor(times), original=lengths.trained) for times in (1, 2)]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        logn = rounded(math.sqrt(math.log(lengths.target) / math.log(lengths.trained)))
+        return combinations(
+            factor=lengths.factors(self.factor),
+            fast=(4, 8, 16, 32, 64, self.fast),
+            slow=(0.5, 1, 2, self.slow),
+            attention_factor=(None, 1, logn, self.attention_factor),
+        )
+
 
 @part("llama3", site="frequencies", paper="Dubey et al. 2024, arXiv:2407.21783")
-class Llama3:
+class Llama3(Frequencies):
     """Llama 3.1's scaling: NTK-by-parts with bounds 1 and 4, in wavelengths.
 
     Dubey et al. 2024, "The Llama 3 Herd of Models", and its released code. Wavelengths above
@@ -244,23 +255,19 @@ class Llama3:
     original/wavelength.
     """
 
-    factor: float
-    original: int = field(kw_only=True)
-    low: float = 1
+    factor: PositiveFloat
+    original: PositiveInt = field(kw_only=True)
+    low: PositiveFloat = 1
     high: float = 4
-    by_length: ClassVar[bool] = False
 
     def check(self) -> None:
-        positive(self, "factor", "original", "low")
         if self.low >= self.high:
             raise UserError(
                 f"llama3: low must be below high, but got {self.low} and {self.high}: 1 and 4 "
                 f"are usual."
             )
 
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         theta = 1.0 / powers(dim, base, dtype)
         wavelength = 2 * math.pi / theta
         longest, shortest = self.original / self.low, self.original / self.high
@@ -270,12 +277,16 @@ class Llama3:
         between = (wavelength >= shortest) & (wavelength <= longest)
         return torch.where(between, mixed, slow)
 
-    def gain(self, length: int) -> float:
-        return 1.0
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.factor(), original=lengths.trained)]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return ramp_grid(self.factor, self.low, self.high, lengths)
 
 
 @part("longrope", site="frequencies", paper="Ding et al. 2024, arXiv:2402.13753")
-class LongRope:
+class LongRope(Frequencies):
     """LongRoPE: each frequency divided by its own searched factor, θ_i / λ_i.
 
     Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens"; Phi-3. Calls
@@ -287,13 +298,12 @@ class LongRope:
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    original: int = field(kw_only=True)
-    factor: float = 1
+    original: PositiveInt = field(kw_only=True)
+    factor: PositiveFloat = 1
     attention_factor: float | None = None
     by_length: ClassVar[bool] = True
 
     def check(self) -> None:
-        positive(self, "original", "factor")
         if self.original == 1:
             raise UserError(
                 "longrope: original must be at least 2, but got 1: its logarithm divides."
@@ -304,9 +314,7 @@ class LongRope:
                 f"{len(self.short)} and {len(self.long)}: give one for each rotary pair."
             )
 
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         factors = self.long if length > self.original else self.short
         if len(factors) != dim // 2:
             raise UserError(
@@ -330,7 +338,7 @@ class LongRope:
 
 
 @part("proportional", site="frequencies", paper="Gemma Team 2026, transformers 5.22 'proportional'")
-class Proportional:
+class Proportional(Frequencies):
     """Proportional RoPE: the first `share` of the pairs turn, at the frequencies of the whole head;
     the rest stand still.
 
@@ -339,24 +347,17 @@ class Proportional:
     """
 
     share: float
-    factor: float = 1
-    by_length: ClassVar[bool] = False
+    factor: PositiveFloat = 1
 
     def check(self) -> None:
-        positive(self, "factor")
         if not 0 <= self.share <= 1:
             raise UserError(
                 f"proportional: share must lie between 0 and 1, but got {self.share}: 0.25 "
                 f"turns a quarter."
             )
 
-    def inv_freq(
-        self, dim: int, base: float, length: int, dtype: torch.dtype = torch.float64
-    ) -> Half:
+    def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         turning = int(self.share * dim // 2)
         # as many powers as are used: float32's last bit depends on how many are raised at once
         theta = 1.0 / powers(dim, base, dtype, pairs=turning)
         return torch.cat([theta, theta.new_zeros(dim // 2 - turning)]) / self.factor
-
-    def gain(self, length: int) -> float:
-        return 1.0

@@ -6,17 +6,19 @@ Chi et al. 2022 (arXiv:2205.09921). Site ⑤. Weights are clamped where they are
 stay right and no forward pass changes them.
 """
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Keys, Queries, Rows, Term, Weights, part
+from longitude.core.part import Bias, Dims, K, Q, Rows, Term, Weights, part
 from longitude.parts.distance_bias import by_distance
 
 MIN_WEIGHT = 0.01
 
 
 @part("kerple_log", site="bias", paper="Chi et al. 2022, arXiv:2205.09921")
-class KerpleLog:
+class KerpleLog(Bias):
     """KERPLE, logarithmic: -r1 ln(1 + r2 |i - j|), r1 and r2 learned for each head.
 
     Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
@@ -24,23 +26,23 @@ class KerpleLog:
     changes them.
     """
 
-    flat_beyond = None
-
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {
             "r1": torch.rand(dims.heads, generator=rng) * 2,
             "r2": torch.rand(dims.heads, generator=rng),
         }
 
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         r1, r2 = (weights[name].clamp(min=MIN_WEIGHT) for name in ("r1", "r2"))
         return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
 
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]
+
 
 @part("kerple_power", site="bias", paper="Chi et al. 2022, arXiv:2205.09921")
-class KerplePower:
+class KerplePower(Bias):
     """KERPLE, power: -a |i - j|^p with 0 < p <= 2, a and p learned for each head.
 
     Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
@@ -48,17 +50,13 @@ class KerplePower:
     and no forward changes them.
     """
 
-    flat_beyond = None
-
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {
             "a": torch.rand(dims.heads, generator=rng),
             "p": torch.rand(dims.heads, generator=rng) * 2,
         }
 
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         a, p = weights["a"].clamp(min=MIN_WEIGHT), weights["p"].clamp(MIN_WEIGHT, 2)
 
         def value(h: Tensor, r: Tensor) -> Tensor:
@@ -69,3 +67,7 @@ class KerplePower:
             )
 
         return by_distance(q_pos, k_pos, value)
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]

@@ -9,12 +9,13 @@ from typing import Literal
 
 import torch
 
-from longitude.core.part import Pos, part, positive
-from longitude.core.validate import UserError
+from longitude.core.part import Choice, Pos, Positions, part
+from longitude.core.validate import PositiveInt, UserError
+from longitude.parts.rope import Rope
 
 
 @part("sequential", site="positions", paper="Vaswani et al. 2017, arXiv:1706.03762")
-class Sequential:
+class Sequential(Positions):
     """Sequential positions: token t stands at t.
 
     The default. Its ids are a `range`, which lets a backend take the fast way without reading a
@@ -26,7 +27,7 @@ class Sequential:
 
 
 @part("randomized", site="positions", paper="Ruoss et al. 2023, arXiv:2305.16843")
-class Randomized:
+class Randomized(Positions):
     """Randomized positions: n of the first `max` positions, drawn without replacement and sorted.
 
     Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of
@@ -36,10 +37,7 @@ class Randomized:
     with training.
     """
 
-    max: int
-
-    def check(self) -> None:
-        positive(self, "max")
+    max: PositiveInt
 
     def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos:
         if n > self.max:
@@ -51,9 +49,13 @@ class Randomized:
             return torch.arange(n) * self.max // max(n, 1)
         return torch.randperm(self.max, generator=rng, device=rng.device)[:n].sort().values
 
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(cls(16 * length), Rope())]
+
 
 @part("equal_mean", site="positions", paper="Su 2023, kexue.fm/archives/9444")
-class EqualMean:
+class EqualMean(Positions):
     """Equal-mean random positions: 0..n-1 stretched so that the last position has a random size of
     mean `mean`.
 
@@ -64,12 +66,11 @@ class EqualMean:
     sinusoidal, RoPE, ALiBi and their kin.
     """
 
-    mean: int
+    mean: PositiveInt
     draw: Literal["exponential", "beta"] = "exponential"
     max: int | None = None
 
     def check(self) -> None:
-        positive(self, "mean")
         if self.draw == "beta" and (self.max is None or self.max <= self.mean):
             raise UserError(
                 f"equal_mean: draw='beta' needs max above mean={self.mean}, but got {self.max}: "
@@ -87,9 +88,13 @@ class EqualMean:
             end = self.max * (1 - (1 - u) ** (1 / (self.max / self.mean - 1)))
         return torch.linspace(0, 1, n, dtype=torch.float64, device=rng.device) * end
 
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(cls(length), Rope())]
+
 
 @part("pose", site="positions", paper="Zhu et al. 2023, arXiv:2309.10400")
-class Pose:
+class Pose(Positions):
     """PoSE: positional skip-wise training. Short sequences whose chunks are moved apart.
 
     Zhu et al. 2023, "PoSE: Efficient Context Window Extension of LLMs via Positional Skip-wise
@@ -99,11 +104,8 @@ class Pose:
     of the target window. Plain ids at test time.
     """
 
-    target: int
-    chunks: int = 2
-
-    def check(self) -> None:
-        positive(self, "target", "chunks")
+    target: PositiveInt
+    chunks: PositiveInt = 2
 
     def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos:
         if rng is None:
@@ -123,3 +125,7 @@ class Pose:
         tokens = torch.arange(n, device=device)
         piece = torch.searchsorted(cuts, tokens, right=True)
         return tokens + torch.cat([skips.new_zeros(1), skips])[piece]
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(cls(16 * length), Rope())]

@@ -7,13 +7,19 @@ training. Site ③, inside `rope(remap=…)`: each part returns disjoint regions
 j; a pair in no region is hidden.
 """
 
-from longitude.core.part import Region, part, positive
+import math
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+from longitude.core.lengths import NEARBY, Lengths, Setting, combinations, distinct
+from longitude.core.part import Choice, Region, Remap, part
 from longitude.core.region import Area, Chunks, Shift, at
-from longitude.core.validate import UserError
+from longitude.core.validate import PositiveFloat, PositiveInt, UserError
+from longitude.parts.scales import LogN
 
 
 @part("rerope", site="remap", paper="Su 2023, kexue.fm/archives/9708")
-class Rerope:
+class Rerope(Remap):
     """ReRoPE: distances are cut off at the window, min(i - j, w).
 
     Su 2023, "Transformer upgrade 12: ReRoPE, extrapolating without limit?" (kexue.fm 9708). Pairs
@@ -21,10 +27,7 @@ class Rerope:
     inside the trained length.
     """
 
-    window: int
-
-    def check(self) -> None:
-        positive(self, "window")
+    window: PositiveInt
 
     def regions(self) -> tuple[Region, ...]:
         w = self.window
@@ -33,6 +36,18 @@ class Rerope:
             Region(Area(lo=w), q=at(w), k=at(0)),
             Region(Area(hi=1 - w), q=at(0), k=at(w)),
         )
+
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        """Half of the trained length."""
+        return [cls(lengths.share(2))]
+
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
+        return [(cls(lengths.share(2)), LogN(lengths.trained)), cls(lengths.share(4))]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return combinations(window=lengths.windows(self.window))
 
 
 def leak(window: int, divide: float) -> tuple[Region, ...]:
@@ -46,26 +61,52 @@ def leak(window: int, divide: float) -> tuple[Region, ...]:
     )
 
 
+def leak_factor(lengths: Lengths) -> int:
+    """4T/L: with a window of L/2, distances stay below 3L/4 (Su, kexue.fm 9708, asks for L)."""
+    return max(2, math.ceil(4 * lengths.target / lengths.trained))
+
+
 @part("leaky_rerope", site="remap", paper="Su 2023, kexue.fm/archives/9708")
-class LeakyRerope:
+class LeakyRerope(Remap):
     """Leaky ReRoPE: distances beyond the window grow k times more slowly, w + (i - j - w)/k.
 
     Su 2023 (kexue.fm 9708). A model trained to length L reads L' when w < L and w + (L' - 1 - w)/k
     <= L; half of L is better (kexue.fm 9731). ReRoPE is the limit of large k.
     """
 
-    window: int
-    factor: float
-
-    def check(self) -> None:
-        positive(self, "window", "factor")
+    window: PositiveInt
+    factor: PositiveFloat
 
     def regions(self) -> tuple[Region, ...]:
         return leak(self.window, self.factor)
 
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.share(2), leak_factor(lengths))]
+
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
+        half, factor = lengths.share(2), leak_factor(lengths)
+        return [
+            cls(half, max(2, factor // 2)),
+            (cls(half, factor), LogN(lengths.trained)),
+            cls(lengths.share(4), factor),
+        ]
+
+    def grid(self, lengths: Lengths) -> Iterator[Setting]:
+        """Factors that keep w + (T - 1 - w)/k within the trained length."""
+        for w in lengths.windows(self.window):
+            beyond = lengths.target - 1 - w
+            limits = [share * lengths.trained for share in (1 / 2, 3 / 4, 1)]
+            smallest = [beyond / (limit - w) for limit in limits if limit > w]
+            near = [self.factor * step for step in (*NEARBY, 1, 2)]
+            factors = distinct(math.ceil(k * 100) / 100 for k in (*smallest, *near) if k >= 1)
+            fit = [k for k in factors if w + beyond / k <= lengths.trained]
+            yield from combinations(window=[w], factor=fit)
+
 
 @part("inverse_leaky", site="remap", paper="Su 2023, kexue.fm/archives/9728")
-class InverseLeaky:
+class InverseLeaky(Remap):
     """Inverse leaky ReRoPE, for training: distances beyond the window grow `step` times faster, w +
     step·(i - j - w).
 
@@ -74,18 +115,23 @@ class InverseLeaky:
     to 4,096: w = 128, step 16).
     """
 
-    window: int
-    step: float
-
-    def check(self) -> None:
-        positive(self, "window", "step")
+    window: PositiveInt
+    step: PositiveFloat
 
     def regions(self) -> tuple[Region, ...]:
         return leak(self.window, 1 / self.step)
 
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls(max(2, length // 4), 16)]
+
+    def at_test(self) -> None:
+        """The trained model is run with plain RoPE."""
+        return None
+
 
 @part("self_extend", site="remap", paper="Jin et al. 2024, arXiv:2401.01325")
-class SelfExtend:
+class SelfExtend(Remap):
     """Self-Extend: beyond the window, positions are floored to groups, ⌊i/G⌋ - ⌊j/G⌋ + W - ⌊W/G⌋.
 
     Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning". Reaches (L -
@@ -95,11 +141,8 @@ class SelfExtend:
     and so does this.
     """
 
-    group: int
-    window: int
-
-    def check(self) -> None:
-        positive(self, "group", "window")
+    group: PositiveInt
+    window: PositiveInt
 
     def regions(self) -> tuple[Region, ...]:
         g, w = self.group, self.window
@@ -111,9 +154,31 @@ class SelfExtend:
             Region(Area(hi=1 - w), q=grouped, k=ahead),
         )
 
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        """The smallest power of two that keeps W + (T - W)/G within 2/3 of the trained length."""
+        window = lengths.share(4)
+        smallest = math.ceil((lengths.target - window) / (2 * lengths.trained / 3 - window))
+        return [cls(2 ** max(1, (max(2, smallest) - 1).bit_length()), window)]
+
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(leak_factor(lengths), lengths.share(8))]
+
+    def grid(self, lengths: Lengths) -> Iterator[Setting]:
+        """Groups with (L - W)·G + W >= T."""
+        for w in lengths.windows(self.window):
+            beyond = lengths.target - w
+            limits = [share * lengths.trained for share in (1 / 2, 2 / 3, 1)]
+            smallest = [math.ceil(beyond / (limit - w)) for limit in limits if limit > w]
+            near = (self.group, self.group - 1, self.group + 1, 2 * self.group)
+            groups = distinct((*smallest, *near))
+            fit = [g for g in groups if g > 1 and (lengths.trained - w) * g + w >= lengths.target]
+            yield from combinations(group=fit, window=[w])
+
 
 @part("dual_chunk", site="remap", paper="An et al. 2024, arXiv:2402.17463")
-class DualChunk:
+class DualChunk(Remap):
     """Dual chunk attention: keys stand at j mod s; a query's position depends on how many chunks
     back the key lies.
 
@@ -123,11 +188,10 @@ class DualChunk:
     authors' code takes c = 3L/4, local = L/8.
     """
 
-    size: int
-    local: int
+    size: PositiveInt
+    local: PositiveInt
 
     def check(self) -> None:
-        positive(self, "size", "local")
         if self.size < 2 * self.local + 1:
             raise UserError(
                 f"dual_chunk: size must be more than twice local, but got {self.size} and "
@@ -151,9 +215,20 @@ class DualChunk:
             Region(apart(None, -1), q=here, k=at(self.size)),
         )
 
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(3 * lengths.trained // 4, lengths.trained // 8)]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        trained = lengths.trained
+        sizes = [round(share * trained) for share in (1 / 2, 5 / 8, 3 / 4, 7 / 8, 1)]
+        locals_ = [round(share * trained) for share in (1 / 16, 1 / 8, 3 / 16, 1 / 4)]
+        fit = [size for size in (*sizes, self.size) if size <= trained]
+        return combinations(size=fit, local=(*locals_, self.local))
+
 
 @part("streaming", site="remap", paper="Xiao et al. 2023, arXiv:2309.17453")
-class Streaming:
+class Streaming(Remap):
     """StreamingLLM: the first `sinks` tokens and the last `window`, numbered by their place in the
     cache.
 
@@ -163,11 +238,8 @@ class Streaming:
     longer: what has left is forgotten.
     """
 
-    sinks: int
-    window: int
-
-    def check(self) -> None:
-        positive(self, "sinks", "window")
+    sinks: PositiveInt
+    window: PositiveInt
 
     def regions(self) -> tuple[Region, ...]:
         w, first = self.window, Area(last=self.sinks)
@@ -178,9 +250,20 @@ class Streaming:
             Region(first & Area(hi=1 - w), k=capped),
         )
 
+    @classmethod
+    def candidates(cls, lengths: Lengths) -> list[Self]:
+        """Four sinks, and a window that fills the rest of the trained length."""
+        return [cls(4, lengths.trained - 4)]
+
+    def grid(self, lengths: Lengths) -> Iterator[Setting]:
+        for sinks in distinct((1, 4, 16, self.sinks)):
+            windows = [*lengths.windows(self.window), lengths.trained - sinks]
+            fit = [w for w in windows if w + sinks <= lengths.trained]
+            yield from combinations(sinks=[sinks], window=fit)
+
 
 @part("lm_infinite", site="remap", paper="Han et al. 2023, arXiv:2308.16137")
-class LmInfinite:
+class LmInfinite(Remap):
     """LM-Infinite: a window of true distances, and a few first tokens that all stand at the
     window's edge.
 
@@ -190,11 +273,8 @@ class LmInfinite:
     global tokens.
     """
 
-    window: int
-    globals: int = 10
-
-    def check(self) -> None:
-        positive(self, "window", "globals")
+    window: PositiveInt
+    globals: PositiveInt = 10
 
     def regions(self) -> tuple[Region, ...]:
         w, first = self.window, Area(last=self.globals)
@@ -203,3 +283,11 @@ class LmInfinite:
             Region(first & Area(lo=w), q=at(w), k=at(0)),
             Region(first & Area(hi=1 - w), q=at(0), k=at(w)),
         )
+
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.share(2))]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        windows = (*lengths.windows(self.window), lengths.trained)
+        return combinations(window=windows, globals=(4, 10, 32, 100, self.globals))

@@ -8,14 +8,26 @@ partial rotary. Site ③.
 """
 
 import math
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from longitude.core.part import Decay, Frequencies, Half, Region, Remap, by_rows, part, positive
-from longitude.core.validate import UserError
+from longitude.core.lengths import Lengths, Setting, combinations, rounded
+from longitude.core.part import (
+    Decay,
+    Frequencies,
+    PerPair,
+    Pos,
+    QueryRows,
+    Region,
+    Remap,
+    by_rows,
+    part,
+)
+from longitude.core.validate import PositiveFloat, UserError
 from longitude.parts.frequencies import Unscaled
 
 Pairs = Literal["half", "adjacent"]
@@ -23,68 +35,63 @@ Pairs = Literal["half", "adjacent"]
 
 def apply_rotary(
     x: Float[Tensor, "b h n d"],
-    cos: Float[Tensor, "#b 1 n half"],
-    sin: Float[Tensor, "#b 1 n half"],
+    cos: Float[Tensor, "#b 1 n pairs"],
+    sin: Float[Tensor, "#b 1 n pairs"],
     pairs: Pairs = "half",
 ) -> Float[Tensor, "b h n d"]:
-    """x (b h n d) turned by tables (b|1 1 n half), in float32 at least, rounded once to x's
-    dtype."""
+    """x rotated by the tables, in float32 at least, rounded once to x's dtype."""
     width = 2 * cos.shape[-1]
     if width < x.shape[-1]:
         return torch.cat([apply_rotary(x[..., :width], cos, sin, pairs), x[..., width:]], -1)
-    wide = x.to(cos.dtype)
-    turned = _turn_adjacent(wide, cos, sin) if pairs == "adjacent" else _turn_half(wide, cos, sin)
-    return turned.to(x.dtype)
+    rotate = _rotate_adjacent if pairs == "adjacent" else _rotate_half
+    return rotate(x.to(cos.dtype), cos, sin).to(x.dtype)
 
 
-def _turn_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    if (
-        torch.compiler.is_compiling()
-    ):  # the compiler fuses real arithmetic and falls back on complex
+def _rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():  # it fuses real arithmetic and falls back on complex
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
     x = x.contiguous()
-    if x.storage_offset() % 2:  # a complex number starts where an even one stands
+    if x.storage_offset() % 2:  # a complex number starts at an even offset
         x = x.clone()
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
 
 
-def _turn_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return _Half.apply(x, cos, sin)  # type: ignore[return-value]
+    return _RotateHalf.apply(x, cos, sin)  # type: ignore[return-value]
 
 
-class _Half(torch.autograd.Function):
-    """Half pairs in three passes over whole rows, where loops are long; the gradient turns back."""
+class _RotateHalf(torch.autograd.Function):
+    """Half pairs in three passes over full rows, where loops are long; backward rotates by -sin."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         a, b = x.chunk(2, -1)
-        turned = torch.cat([b, a], -1).mul_(torch.cat([-sin, sin], -1))
-        return turned.addcmul_(x, torch.cat([cos, cos], -1))
+        rotated = torch.cat([b, a], -1).mul_(torch.cat([-sin, sin], -1))
+        return rotated.addcmul_(x, torch.cat([cos, cos], -1))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
-        return _Half.apply(grads[0], cos, -sin), None, None
+        return _RotateHalf.apply(grads[0], cos, -sin), None, None
 
 
 @part("rope", site="rotary", paper="Su et al. 2021, arXiv:2104.09864")
 class Rope:
-    """RoPE: pair t of a vector at position m turns by the angle m θ_t, so q·k depends on m - n
-    alone.
+    """RoPE: pair t of a vector at position m is rotated by m θ_t, so q·k depends on m - n alone.
 
     Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding". `frequencies`
-    says how fast each pair turns, `remap` which positions are turned to, `decay` whether pairs fade
+    gives each pair's angle per position, `remap` the positions used, `decay` whether pairs fade
     with distance (xPos). `tables` makes the cosines and sines, exact far out; `hf_precision` gives
     transformers' float32 bits instead, for parity tests.
     """
 
-    base: float = 10000
+    base: PositiveFloat = 10000
     fraction: float = 1
     pairs: Pairs = "half"
     frequencies: Frequencies = Unscaled()
@@ -92,12 +99,11 @@ class Rope:
     decay: Decay | None = None
 
     def check(self) -> None:
-        positive(self, "base")
         if self.base <= 1:
             raise UserError(f"rope: base must be above 1, but got {self.base}: 10000 is usual.")
         if not 0 < self.fraction <= 1:
             raise UserError(
-                f"rope: fraction must lie in (0, 1], but got {self.fraction}: 0.25 turns a "
+                f"rope: fraction must lie in (0, 1], but got {self.fraction}: 0.25 rotates a "
                 f"quarter of each head."
             )
 
@@ -112,37 +118,49 @@ class Rope:
             )
         return dim
 
-    def regions(self, reach: int = 1) -> tuple[Region, ...]:
-        """Disjoint regions for queries below `reach`: the remap's, cut where frequencies change by
-        rows."""
+    def query_rows(self, pos: Pos) -> QueryRows | None:
+        """The rows that `regions` needs for queries at these positions, None if it needs none."""
+        return self.frequencies.sample(pos) if by_rows(self.frequencies) else None
+
+    def regions(self, rows: QueryRows | None = None) -> tuple[Region, ...]:
+        """Disjoint regions that hold queries at these positions: those of the remap, divided where
+        frequencies change with the query's position (None: its first band)."""
         regions = self.remap.regions() if self.remap else (Region(),)
         if not by_rows(self.frequencies):
             return regions
-        cut = [
-            Region(r.where & rows, r.q, r.k, frequencies)
-            for rows, frequencies in self.frequencies.bands(reach)
+        parts = [
+            Region(r.where & band, r.q, r.k, frequencies)
+            for band, frequencies in self.frequencies.bands(rows or range(1))
             for r in regions
         ]
-        return tuple(r for r in cut if not r.where.empty)
+        return tuple(r for r in parts if not r.where.empty)
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        """Another base, if nothing else of the rotation is changed."""
+        if self.frequencies != Unscaled() or self.remap is not None:
+            return ()
+        steps = (0.5, 0.75, 1.5, 2, lengths.ratio, 2 * lengths.ratio)
+        return combinations(base=[rounded(self.base * by) for by in steps])
 
 
 @part("xpos", site="decay", paper="Sun et al. 2022, arXiv:2212.10554")
-class Xpos:
+class Xpos(Decay):
     """xPos: RoPE whose pairs also decay with distance, score of pair i × ζ_i^((i-j)/σ).
 
     Sun et al. 2022, "A Length-Extrapolatable Transformer". ζ_i = (2i/d + γ)/(1 + γ), γ = 0.4, σ =
     512. As a gain on q of ζ^(m/σ) and on k of ζ^(-n/σ) it would overflow far from 0, so lowering
-    centres it on the queries at hand, which needs unturned keys and changes no score. Causal only:
+    centres it on the queries at hand, which needs pre-RoPE keys and changes no score. Causal only:
     towards the future the gain grows without bound.
     """
 
-    gamma: float = 0.4
-    scale_base: float = 512
+    gamma: PositiveFloat = 0.4
+    scale_base: PositiveFloat = 512
 
-    def check(self) -> None:
-        positive(self, "gamma", "scale_base")
-
-    def rate(self, dim: int) -> Half:
+    def rate(self, dim: int) -> PerPair:
         """ln ζ_i / σ: the logarithm of each pair's gain for one step of distance."""
         zeta = (torch.arange(0, dim, 2, dtype=torch.float64) / dim + self.gamma) / (1 + self.gamma)
         return zeta.log() / self.scale_base
@@ -150,3 +168,7 @@ class Xpos:
     def span(self, dim: int) -> float:
         """The distance over which the fastest pair's gain uses up half of float32's exponents."""
         return math.log(2) * 64 / -float(self.rate(dim).min())
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]

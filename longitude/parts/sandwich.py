@@ -5,16 +5,18 @@
 Chi et al. 2022 (arXiv:2212.10356). Site ⑤, without learned weights.
 """
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Keys, Queries, Rows, Term, Weights, part, positive
-from longitude.core.validate import UserError
+from longitude.core.part import Bias, K, Q, Rows, Term, Weights, part
+from longitude.core.validate import PositiveFloat, UserError
 from longitude.parts.distance_bias import by_distance
 
 
 @part("sandwich", site="bias", paper="Chi et al. 2022, arXiv:2212.10356")
-class Sandwich:
+class Sandwich(Bias):
     """Sandwich: the inner product of sinusoidal positions as a bias, (H / (8h)) Σ_t cos((i-j) ω_t).
 
     Chi et al. 2022, "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
@@ -23,22 +25,15 @@ class Sandwich:
     """
 
     dim: int = 128
-    base: float = 10000
-    flat_beyond = None
+    base: PositiveFloat = 10000
 
     def check(self) -> None:
-        positive(self, "base")
         if self.dim < 2 or self.dim % 2:
             raise UserError(
                 f"sandwich: dim must be even and positive, but got {self.dim}: 128 is usual."
             )
 
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        return {}
-
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         dtype = torch.promote_types(q.dtype, torch.float32)
         heads = q.shape[1]
         weight = heads / (8 * torch.arange(1, heads + 1, dtype=dtype, device=q.device))
@@ -53,3 +48,7 @@ class Sandwich:
             return weight[h] * total.to(dtype)
 
         return by_distance(q_pos, k_pos, value)
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]

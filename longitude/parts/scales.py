@@ -6,11 +6,14 @@ constant. Site ④: `scale(q_pos, seen, weights)`, where `seen` counts the keys 
 """
 
 import math
+from typing import Self
 
 import torch
 
-from longitude.core.part import Dims, Factors, Rows, Weights, not_negative, part, positive
-from longitude.core.validate import UserError
+from longitude.core.lengths import Lengths
+from longitude.core.part import Choice, Dims, Factors, Rows, Scale, Weights, part
+from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
+from longitude.parts.rope import Rope
 
 
 @part(
@@ -18,7 +21,7 @@ from longitude.core.validate import UserError
     site="scale",
     paper="Su 2021, kexue.fm/archives/8823; Chiang & Cholak 2022, arXiv:2202.12172",
 )
-class LogN:
+class LogN(Scale):
     """logn: queries scaled by log_L n, n the number of keys they may see, L the trained length.
 
     Su 2021, "Entropy invariance of attention" (kexue.fm 8823); Chiang & Cholak 2022. `clip` keeps
@@ -37,16 +40,21 @@ class LogN:
                 f"logarithm divides."
             )
 
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        return {}
-
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         factor = seen.clamp(min=1).to(torch.float64).log() / math.log(self.train)
         return (factor.clamp(min=1) if self.clip else factor)[:, None]
 
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+        return [cls(lengths.trained)]
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(Rope(), cls(length, clip=False))]
+
 
 @part("ssmax", site="scale", paper="Nakanishi 2025, arXiv:2501.19399")
-class SsMax:
+class SsMax(Scale):
     """Scalable softmax: logits × s_h ln n, n the number of keys a query may see, s_h learned for
     each head.
 
@@ -62,43 +70,34 @@ class SsMax:
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         return weights["s"][None, :, None] * seen.clamp(min=1).to(torch.float64).log()[:, None]
 
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(Rope(), cls())]
+
 
 @part("temperature", site="scale", paper="Hinton et al. 2015, arXiv:1503.02531")
-class Temperature:
+class Temperature(Scale):
     """A constant temperature: logits divided by t.
 
     Hinton et al. 2015. YaRN's own temperature is part of `yarn`; this one is for trying others.
     """
 
-    t: float
-
-    def check(self) -> None:
-        positive(self, "t")
-
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        return {}
+    t: PositiveFloat
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         return torch.full((1, 1, 1), 1 / self.t, dtype=torch.float64, device=q_pos.device)
 
 
 @part("llama4_temperature", site="scale", paper="Meta 2025, Llama 4; transformers modeling_llama4")
-class Llama4Temperature:
+class Llama4Temperature(Scale):
     """Llama 4's temperature: 1 + scale · ln(1 + ⌊(pos + offset) / floor⌋).
 
     Meta 2025, Llama 4, on its layers without positions. Ministral 3 uses the same with offset 0.
     """
 
-    floor: int = 8192
+    floor: PositiveInt = 8192
     scale_by: float = 0.1
-    offset: int = 1
-
-    def check(self) -> None:
-        positive(self, "floor")
-        not_negative(self, "offset")
-
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        return {}
+    offset: NonNegativeInt = 1
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         steps = torch.floor((q_pos.to(torch.float64) + self.offset) / self.floor)

@@ -5,15 +5,18 @@
 Shaw et al. 2018 (arXiv:1803.02155). Site ⑤.
 """
 
+from typing import ClassVar, Self
+
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Index, Keys, Queries, Rows, Term, Weights, part, positive
+from longitude.core.part import Bias, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.validate import PositiveInt
 from longitude.parts.distance_bias import at, pick
 
 
 @part("shaw", site="bias", paper="Shaw et al. 2018, arXiv:1803.02155")
-class Shaw:
+class Shaw(Bias):
     """Shaw's relative positions: keys (and values) take a learned vector for the clipped offset.
 
     Shaw et al. 2018, "Self-Attention with Relative Position Representations". Scores gain q_i · aK
@@ -21,11 +24,9 @@ class Shaw:
     full row of attention weights, so it runs eagerly only. Tables are shared by the heads.
     """
 
-    clip: int
+    clip: PositiveInt
     values: bool = False
-
-    def check(self) -> None:
-        positive(self, "clip")
+    integer_positions: ClassVar[bool] = True
 
     @property
     def flat_beyond(self) -> int | None:
@@ -40,9 +41,7 @@ class Shaw:
         """The row of the tables for query position i and key position j."""
         return (j - i).round().clamp(-self.clip, self.clip).to(torch.int64) + self.clip
 
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         score = torch.einsum("bhid,rd->bhir", q, weights["keys"].to(q.dtype))
 
         def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
@@ -60,3 +59,7 @@ class Shaw:
             -1, row, attended
         )
         return mass @ table
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls(max(2, length // 4))]

@@ -6,13 +6,13 @@ Vaswani et al. 2017 (arXiv:1706.03762); Liu et al. 2020 (arXiv:2003.09229) repla
 the solution of a learned differential equation. Site ②: added to the embeddings, at any position.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Places, Vectors, Weights, part, positive
-from longitude.core.validate import UserError
+from longitude.core.part import Dims, Embed, TokenPositions, Vectors, Weights, part
+from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 
 Layout = Literal["interleaved", "concatenated"]
 Spacing = Literal["paper", "endpoint"]
@@ -35,7 +35,7 @@ def sinusoid(
 
 
 @part("sinusoidal", site="embed", paper="Vaswani et al. 2017, arXiv:1706.03762")
-class Sinusoidal:
+class Sinusoidal(Embed):
     """Sinusoidal positions: PE(p, 2i) = sin(p ω_i), PE(p, 2i+1) = cos(p ω_i), ω_i = base^(-2i/d).
 
     Vaswani et al. 2017. Two layouts and two spacings are in use and are not interchangeable: the
@@ -46,22 +46,20 @@ class Sinusoidal:
     direction.
     """
 
-    base: float = 10000
+    base: PositiveFloat = 10000
     layout: Layout = "interleaved"
     spacing: Spacing = "paper"
 
-    def check(self) -> None:
-        positive(self, "base")
-
-    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        return {}
-
-    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors:
+    def embed(self, x: Vectors, pos: TokenPositions, weights: Weights) -> Vectors:
         return x + sinusoid(pos, x.shape[-1], self.base, self.layout, self.spacing).to(x.dtype)
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]
 
 
 @part("floater", site="embed", paper="Liu et al. 2020, arXiv:2003.09229")
-class Floater:
+class Floater(Embed):
     """FLOATER: positions as the path of a flow, dp/dt = h(p, t), read off at t = 0, 1, 2, …
 
     Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous Dynamical Model".
@@ -71,12 +69,9 @@ class Floater:
     on q, k and v in every layer, are not.
     """
 
-    hidden: int = 64
-    steps: int = 1
+    hidden: PositiveInt = 64
+    steps: PositiveInt = 1
     """Solver steps between two neighbouring positions."""
-
-    def check(self) -> None:
-        positive(self, "hidden", "steps")
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         def draw(*shape: int) -> Tensor:
@@ -108,10 +103,14 @@ class Floater:
                 points.append(p)
         return torch.stack(points)
 
-    def embed(self, x: Vectors, pos: Places, weights: Weights) -> Vectors:
+    def embed(self, x: Vectors, pos: TokenPositions, weights: Weights) -> Vectors:
         if pos.is_floating_point() or (pos.numel() and pos.min() < 0):
             raise UserError(
                 "floater: the flow is read off at whole positions from 0 on: give such positions."
             )
         reach = int(pos.max()) + 1 if pos.numel() else 1
         return x + self.path(reach, weights)[pos].to(x.dtype)
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]

@@ -1,16 +1,17 @@
 """T5's bias: one learned number per head for each bucket of distances.
 
-Raffel et al. 2019 (arXiv:1910.10683). Half of the buckets are exact distances, the rest are
+Raffel et al. 2019 (arXiv:1910.10683). PerPair of the buckets are exact distances, the rest are
 log-spaced up to `max_distance` and flat beyond. Site ⑤: constant far away, so that only a narrow
 band needs the bias.
 """
 
 import math
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Keys, Queries, Rows, Term, Weights, part
+from longitude.core.part import Bias, Dims, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import UserError
 from longitude.parts.distance_bias import by_distance
 
@@ -31,7 +32,7 @@ def bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: boo
 
 
 @part("t5", site="bias", paper="Raffel et al. 2019, arXiv:1910.10683")
-class T5:
+class T5(Bias):
     """T5's bias: one learned number per head for each bucket of distances.
 
     Raffel et al. 2019, "Exploring the Limits of Transfer Learning". `bidirectional` gives each side
@@ -42,6 +43,7 @@ class T5:
     buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False
+    integer_positions: ClassVar[bool] = True
 
     def check(self) -> None:
         each = self.buckets // 2 if self.bidirectional else self.buckets
@@ -63,9 +65,7 @@ class T5:
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {"table": torch.randn(self.buckets, dims.heads, generator=rng) * 0.02}
 
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         table = weights["table"]
 
         def value(h: Tensor, r: Tensor) -> Tensor:
@@ -77,3 +77,7 @@ class T5:
         """The row of the table at each distance."""
         whole = distance.round().to(torch.int64) if distance.is_floating_point() else distance
         return bucket(whole, self.buckets, self.max_distance, self.bidirectional)
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]

@@ -5,28 +5,19 @@
 Dai et al. 2019 (arXiv:1901.02860). Site ⑤: a bias that reads q and k, with learned u, v and W.
 """
 
+from typing import ClassVar, Self
+
 import torch
 from torch import Tensor
 
-from longitude.core.part import (
-    Dims,
-    Index,
-    Keys,
-    Queries,
-    Rows,
-    Term,
-    Weights,
-    not_negative,
-    part,
-    positive,
-)
-from longitude.core.validate import UserError
+from longitude.core.part import Bias, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.validate import NonNegativeInt, PositiveFloat, UserError
 from longitude.parts.distance_bias import at, pick
 from longitude.parts.sinusoidal import sinusoid
 
 
 @part("transformer_xl", site="bias", paper="Dai et al. 2019, arXiv:1901.02860")
-class TransformerXl:
+class TransformerXl(Bias):
     """Transformer-XL's relative attention: (q_i + u)·k_j + (q_i + v)·(W R_{i-j}), all divided by
     √d.
 
@@ -36,12 +27,9 @@ class TransformerXl:
     their positions.
     """
 
-    clamp: int = 0
-    base: float = 10000
-
-    def check(self) -> None:
-        not_negative(self, "clamp")
-        positive(self, "base")
+    clamp: NonNegativeInt = 0
+    base: PositiveFloat = 10000
+    integer_positions: ClassVar[bool] = True
 
     @property
     def grows(self) -> bool:
@@ -60,9 +48,7 @@ class TransformerXl:
             "v": torch.randn(*shape, generator=rng) * 0.02,
         }
 
-    def term(
-        self, q: Queries, k: Keys, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float
-    ) -> Term:
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         low, high = self._reach(q_pos, k_pos)
         relative = weights["relative"].to(q.dtype)
         steps = torch.arange(low, high + 1, device=q.device)
@@ -86,3 +72,7 @@ class TransformerXl:
         low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
         most = self.clamp or max(-low, high)
         return max(min(low, most), -most), max(min(high, most), -most)
+
+    @classmethod
+    def training(cls, length: int) -> list[Self]:
+        return [cls()]

@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longitude.core.lengths import Lengths
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.extension.candidates import (
     FAMILIES,
-    Stretch,
     by_length,
     candidates,
     family,
     full_layers,
     label,
 )
+from longitude.parts import SelfExtend
 
 ROPE, ALIBI, LEARNED = parse("rope(base=5000)"), parse("alibi()"), parse("learned(512)")
 
@@ -110,9 +111,9 @@ def test_only_dynamic_frequencies_depend_on_the_length():
     }
 
 
-def test_the_group_is_the_least_power_of_two_that_keeps_the_rule():
+def test_the_group_is_the_smallest_power_of_two_that_keeps_the_rule():
     for trained, target in ((256, 2048), (8192, 32768), (4096, 131072)):
-        s = Stretch(trained, target)
-        half = s.group // 2
-        assert s.group & (s.group - 1) == 0
-        assert half < 2 or s.neighbours + (target - s.neighbours) / half > 2 / 3 * trained
+        (one,) = SelfExtend.candidates(Lengths(trained, target))
+        half = one.group // 2
+        assert one.group & (one.group - 1) == 0
+        assert half < 2 or one.window + (target - one.window) / half > 2 / 3 * trained

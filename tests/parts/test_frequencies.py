@@ -247,7 +247,7 @@ def test_stepped_gives_each_query_the_factor_of_its_band(kind, step):
         "by_parts": lambda s: by_parts(dim, base, s, original, 1, 32),
     }[kind]
     stepped = Stepped(kind, original=original, step=step)
-    bands = stepped.bands(reach)
+    bands = stepped.bands(range(reach))
     for query in range(reach):
         factor, end = 1.0, float(original)
         while query >= end - 1e-9:
@@ -284,7 +284,27 @@ def test_fields_that_cannot_be(make):
 
 
 def test_a_step_may_be_one_position():
-    assert len(Stepped("linear", original=4, step=0.25).bands(6)) == 3
+    assert len(Stepped("linear", original=4, step=0.25).bands(range(6))) == 3
+
+
+def test_stepped_costs_as_many_bands_as_hold_queries():
+    """At ten million positions 40 tokens took 65 s, because every band below was built."""
+    far, step = 10_000_000, Stepped("yarn", original=64)
+    assert len(step.bands(range(far, far + 40))) <= 2
+    scattered = torch.tensor([[0, 1, 63, 64, far, 500, far + 3]])
+    rows = step.sample(scattered)
+    assert rows[0] == 0 and rows[-1] == far + 3 and len(step.bands(rows)) == 4
+    held = [area.visible(scattered, torch.tensor(0)) for area, _ in step.bands(rows)]
+    assert torch.stack(held).sum(0).eq(1).all()
+
+
+@pytest.mark.parametrize("step", [1, 0.3, 2.5, 0.7])
+def test_a_sample_of_positions_meets_every_band_that_holds_one(step):
+    stepped, rng = Stepped("ntk", original=10, step=step), torch.Generator().manual_seed(0)
+    pos = torch.randint(0, 10**6, (200,), generator=rng)
+    numbers = {stepped.number(p) for p in pos.tolist()}
+    assert {stepped.number(row) for row in stepped.sample(pos)} == numbers
+    assert all(stepped.end(b) > p for p in pos.tolist() for b in [stepped.number(p)])
 
 
 EXAMPLES = {

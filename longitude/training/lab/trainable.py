@@ -1,26 +1,24 @@
 """Which schemes can be trained, and what becomes of a scheme when training is over.
 
-Some parts are for training alone: positions that are drawn (randomized, equal-mean, PoSE) and
-inverse leaky ReRoPE, whose model reads with plain RoPE. Remaps made for inference move distances
-that a model has learned already, so there is nothing in them to train.
-
-Every trainable encoding of the library, each at the sizes that suit a training window.
+The parts say so themselves (`core/part.py`): `training` lists what `--schemes all` trains with a
+part, `at_test` what replaces it once the model is trained. Position policies draw ids during
+training only. Remaps made for inference move distances that a model has learned already: they have
+no `training`, and are refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import torch
 
-from longitude.core.part import Dims, as_tensor
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.part import PARTS, Dims, Site, as_tensor, optional
+from longitude.core.scheme import Layers, Scheme, scheme_of
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
-from longitude.parts import T5, Deberta, InverseLeaky, Shaw, TransformerXl
 
 Either = Scheme | Layers
-WHOLE = (T5, Shaw, Deberta, TransformerXl)  # biases with a weight for each whole distance
 
 
 def schemes_of(scheme: Either) -> tuple[Scheme, ...]:
@@ -29,16 +27,13 @@ def schemes_of(scheme: Either) -> tuple[Scheme, ...]:
 
 
 def at_test(scheme: Either) -> Either:
-    """The scheme that reads what this one trained: without what is for training alone."""
+    """The scheme for a model trained with this one: without what is for training alone."""
     if isinstance(scheme, Layers):
-        return Layers(tuple(_at_test(s) for s in scheme.schemes))
-    return _at_test(scheme)
-
-
-def _at_test(scheme: Scheme) -> Scheme:
-    if scheme.rotary and isinstance(scheme.rotary.remap, InverseLeaky):
-        return replace(scheme, rotary=replace(scheme.rotary, remap=None))
-    return scheme
+        return Layers(tuple(at_test(s) for s in scheme.schemes))  # type: ignore[misc]
+    remap = scheme.rotary.remap if scheme.rotary else None
+    if scheme.rotary is None or not hasattr(remap, "at_test"):
+        return scheme
+    return replace(scheme, rotary=replace(scheme.rotary, remap=optional(remap, "at_test")))
 
 
 def check_trainable(scheme: Either, length: int, layers: int) -> None:
@@ -49,7 +44,7 @@ def check_trainable(scheme: Either, length: int, layers: int) -> None:
 
 def _check(scheme: Scheme, length: int) -> None:
     remap = scheme.rotary.remap if scheme.rotary else None
-    if remap is not None and not isinstance(remap, InverseLeaky):
+    if remap is not None and not hasattr(remap, "training"):
         raise UserError(
             f"{shown(remap)} is made for reading with a trained model, so it can't be trained: "
             f"train {shown(replace(scheme.rotary, remap=None))} and read with the remap."  # type: ignore[type-var]
@@ -65,16 +60,15 @@ def _check(scheme: Scheme, length: int) -> None:
 
 
 def _try_positions(scheme: Scheme, length: int) -> None:
-    """Draw a batch's positions and put them through every part that reads them: a table that is too
-    short, or a policy whose numbers a part can't take, says so here and not in the first step."""
+    """Draw a batch's positions and pass them through every part that reads them, so that a table
+    that is too short, or positions that a part can't take, fail here and not in the first step."""
     pos = scheme.positions.ids(length, rng=torch.Generator().manual_seed(0))
     dims, rows = Dims(8, 2, 4), as_tensor(pos)
     if scheme.embed:
         x = torch.zeros(1, length, dims.dim)
-        weights = scheme.embed.init(dims, None)
-        scheme.embed.embed(x, rows, weights)
+        scheme.embed.embed(x, rows, scheme.embed.init(dims, None))
     for bias in scheme.bias:
-        if rows.is_floating_point() and isinstance(bias, WHOLE):
+        if rows.is_floating_point() and getattr(bias, "integer_positions", False):
             raise UserError(
                 f"{scheme.positions} draws positions that are not whole, which {bias} has no entry "
                 f"for: use it with rope(), sinusoidal() or alibi()."
@@ -82,35 +76,13 @@ def _try_positions(scheme: Scheme, length: int) -> None:
 
 
 def every(length: int, layers: int) -> tuple[str, ...]:
-    """One scheme for each encoding that can be trained on `length` tokens."""
-    quarter = max(2, length // 4)
-    return (
-        "causal()",  # no positions at all
-        f"learned({length})",
-        f"hierarchical({length})",
-        f"multiplicative({length})",
-        "sinusoidal()",
-        "floater()",
-        "rope()",
-        "rope(decay=xpos())",
-        f"rope(remap=inverse_leaky({quarter}, 16))",
-        f"rope() + logn({length}, clip=False)",
-        "rope() + ssmax()",
-        f"rope() + window({quarter})",
-        f"randomized({16 * length}) + rope()",
-        f"equal_mean({length}) + rope()",
-        f"pose({16 * length}) + rope()",
-        "alibi()",
-        "t5()",
-        "kerple_log()",
-        "kerple_power()",
-        "sandwich()",
-        f"fire(threshold={length})",
-        f"shaw({quarter})",
-        "transformer_xl()",
-        f"deberta({length})",
-        dump(parse(f"hwfa({length}, layers={layers}, window={hwfa_window(length, layers)})")),
-    )
+    """One scheme for each encoding that can be trained on `length` tokens, site by site; and HWFA,
+    which alternates layers."""
+    order = get_args(Site)
+    classes = sorted(PARTS.values(), key=lambda cls: order.index(cls.site))  # type: ignore[attr-defined]
+    schemes = [scheme_of(choice) for cls in classes for choice in optional(cls, "training", length)]
+    window = hwfa_window(length, layers)
+    return (*map(dump, schemes), dump(parse(f"hwfa({length}, layers={layers}, window={window})")))
 
 
 def hwfa_window(length: int, layers: int) -> int:

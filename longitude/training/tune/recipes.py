@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
+from longitude.core.lengths import Lengths
 from longitude.core.validate import UserError, shown
-from longitude.extension.candidates import Own, Stretch, full_layers
+from longitude.extension.candidates import Own, full_layers
 
 WIDE = 4096  # of the models that the papers' learning rates are for
 FASTER = 10  # LoRA's learning rate against that of full training
@@ -29,7 +30,7 @@ OPTIONS = {
     "rate": "--lr",
     "rank": "--rank",
 }
-Write = Callable[[Stretch, float], str | None]  # given the stretch and the model's base
+Write = Callable[[Lengths, float], str | None]  # given the stretch and the model's base
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,15 @@ class Recipe:
         return self.rate * (1 - 0.9 * done)
 
 
-def _yarn(s: Stretch, base: float) -> str:
-    return f"rope(frequencies=yarn({s.factor}, original={s.trained}))"
+def _yarn(s: Lengths, base: float) -> str:
+    return f"rope(frequencies=yarn({s.factor():g}, original={s.trained}))"
 
 
-def _linear(s: Stretch, base: float) -> str:
-    return f"rope(frequencies=linear({s.factor}))"
+def _linear(s: Lengths, base: float) -> str:
+    return f"rope(frequencies=linear({s.factor():g}))"
 
 
-def _larger_base(s: Stretch, base: float) -> str:
+def _larger_base(s: Lengths, base: float) -> str:
     """The critical base of the target, two digits of it rounded up: above it, the pairs that L
     taught a whole turn cover T as well."""
     turns = [max(math.e, n / (2 * math.pi)) for n in (s.trained, s.target)]
@@ -92,11 +93,11 @@ def _larger_base(s: Stretch, base: float) -> str:
     return f"rope(base={math.ceil(critical / digit) * digit})"
 
 
-def _own(s: Stretch, base: float) -> None:
+def _own(s: Lengths, base: float) -> None:
     return None
 
 
-def _hierarchical(s: Stretch, base: float) -> str:
+def _hierarchical(s: Lengths, base: float) -> str:
     return f"hierarchical({s.trained})"
 
 
@@ -202,7 +203,7 @@ def settle(name: str | None, about: About, asked: Mapping[str, Any]) -> Recipe:
     _check(recipe, about)
     given = {key: value for key, value in asked.items() if value is not None}
     trained = given.get("trained", recipe.trained)
-    text = write(Stretch(about.trained, about.target), about.base)
+    text = write(Lengths(about.trained, about.target), about.base)
     settled = replace(
         recipe,
         scheme=text and full_layers(text, about.own),

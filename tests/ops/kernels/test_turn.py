@@ -165,7 +165,7 @@ def test_angles_are_exact_at_any_position(start: int) -> None:
     x = drawn(1, 1, n, d, seed=0, dtype=torch.float32)
     rope, at = s.rotary, range(start, start + n)
     how = {"dtype": torch.float32, "device": x.device}
-    tables = cos_sin(rope, rope.regions(1)[0], "k", at, d, 1, **how)  # type: ignore[union-attr]
+    tables = cos_sin(rope, rope.regions()[0], "k", at, d, 1, **how)  # type: ignore[union-attr]
     got = turned_one(x, *tables)
     mp.dps = 40
     for i in range(n):
