@@ -9,13 +9,12 @@ mostly the shallow ones. Site ⑤: the three parts share one term and differ in 
 
 import math
 from collections.abc import Iterable
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from longitude.core.lengths import Lengths, Setting, combinations, rounded
-from longitude.core.part import Bias, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import NonNegativeFloat, PositiveFloat
 from longitude.parts.distance_bias import by_distance
 
@@ -69,7 +68,7 @@ class Alibi(Bias):
         return linear_term(m, q, q_pos, k_pos, self.future, self.offset)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]
 
 
@@ -87,7 +86,7 @@ class AlibiInterpolated(Bias):
         return linear_term(slopes(q.shape[1]) / self.factor, q, q_pos, k_pos)
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.factor())]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -118,7 +117,7 @@ class NtkAlibi(Bias):
         return linear_term(stretched(slopes(q.shape[1]), self.factor), q, q_pos, k_pos)
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.factor()), cls(lengths.factor(2))]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:

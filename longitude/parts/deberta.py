@@ -6,12 +6,12 @@ He et al. 2020 (arXiv:2006.03654). Site ⑤: a bias that reads q and k, with two
 head.
 """
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import PositiveInt, UserError
 from longitude.parts.distance_bias import at
 
@@ -88,5 +88,5 @@ class Deberta(Bias):
         return term
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls(length)]

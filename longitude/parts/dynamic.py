@@ -10,13 +10,13 @@ frequencies of its own. Site ③, inside `rope(frequencies=…)`.
 import math
 from collections.abc import Iterable
 from dataclasses import field
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import float64
 
 from longitude.core.lengths import Lengths, Setting, combinations
-from longitude.core.part import Frequencies, PerPair, Pos, QueryRows, RowBands, part
+from longitude.core.part import Choice, Frequencies, PerPair, Pos, QueryRows, RowBands, part
 from longitude.core.region import Area
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 from longitude.parts.frequencies import (
@@ -46,7 +46,7 @@ class DynamicLinear(Frequencies):
         return 1.0 / powers(dim, base, dtype) / max(1.0, length / self.original)
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.trained)]
 
 
@@ -68,7 +68,7 @@ class DynamicNtk(Frequencies):
         return 1.0 / powers(dim, stretched(base, grown, dim), dtype)
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.trained)]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -106,7 +106,7 @@ class DynamicYarn(Frequencies):
         return self.at(length).gain(length)
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.trained)]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -189,7 +189,7 @@ class Stepped(Frequencies, RowBands):
         return self.at(length).gain(length)
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls("yarn", original=lengths.trained)]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:

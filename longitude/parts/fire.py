@@ -5,12 +5,10 @@
 Li et al. 2023 (arXiv:2310.04418). Site ⑤, with learned weights.
 """
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import PositiveFloat, PositiveInt
 from longitude.parts.distance_bias import at
 
@@ -70,5 +68,5 @@ class Fire(Bias):
         return term
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls(threshold=length)]

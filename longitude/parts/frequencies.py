@@ -10,13 +10,13 @@ so that in float32 they give transformers' bits.
 import math
 from collections.abc import Iterable
 from dataclasses import field
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, float64
 
 from longitude.core.lengths import Lengths, Setting, combinations, rounded
-from longitude.core.part import Frequencies, PerPair, part
+from longitude.core.part import Choice, Frequencies, PerPair, part
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 
 
@@ -55,7 +55,7 @@ class Linear(Frequencies):
         return 1.0 / powers(dim, base, dtype) / self.factor
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.factor())]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -87,11 +87,11 @@ class Ntk(Frequencies):
         return 1.0 / powers(dim, stretched(base, self.factor, dim), dtype)
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.factor())]
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.factor(2))]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -115,7 +115,7 @@ class NtkMixed(Frequencies):
         return 1.0 / powers(dim, base, dtype) * torch.exp(-a * i**self.power)
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.factor())]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -159,7 +159,7 @@ class ByParts(Frequencies):
         return (1 - keep) * theta / self.factor + keep * theta
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.factor(), original=lengths.trained)]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -232,7 +232,7 @@ class Yarn(Frequencies):
         return self.attention() ** 2
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         """Twice the ratio too: YaRN tends to reach less far than its factor."""
         return [cls(lengths.factor(times), original=lengths.trained) for times in (1, 2)]
 
@@ -278,7 +278,7 @@ class Llama3(Frequencies):
         return torch.where(between, mixed, slow)
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.factor(), original=lengths.trained)]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:

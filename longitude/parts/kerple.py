@@ -6,12 +6,10 @@ Chi et al. 2022 (arXiv:2205.09921). Site ⑤. Weights are clamped where they are
 stay right and no forward pass changes them.
 """
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Dims, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, Dims, K, Q, Rows, Term, Weights, part
 from longitude.parts.distance_bias import by_distance
 
 MIN_WEIGHT = 0.01
@@ -37,7 +35,7 @@ class KerpleLog(Bias):
         return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]
 
 
@@ -69,5 +67,5 @@ class KerplePower(Bias):
         return by_distance(q_pos, k_pos, value)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]

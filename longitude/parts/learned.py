@@ -8,13 +8,13 @@ Site ②; `multiplicative` multiplies the table into the embeddings instead.
 """
 
 from collections.abc import Iterable
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from longitude.core.lengths import Lengths, Setting, combinations
-from longitude.core.part import Dims, Embed, TokenPositions, Vectors, Weights, part
+from longitude.core.part import Choice, Dims, Embed, TokenPositions, Vectors, Weights, part
 from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
 
 
@@ -72,7 +72,7 @@ class Learned(Table):
         return own_rows("learned", table, pos, self.offset)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls(length)]
 
 
@@ -114,14 +114,14 @@ class Hierarchical(Table):
         return torch.where((pos < n)[..., None], table[pos.clamp(max=n - 1)], code)
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.trained)]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
         return combinations(alpha=(0.1, 0.2, 0.3, 0.4, 0.6, self.alpha))
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls(length)]
 
 
@@ -146,7 +146,7 @@ class LearnedTiled(Table):
         return table[pos % self.length + self.offset]
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.trained)]
 
 
@@ -182,7 +182,7 @@ class LearnedInterpolated(Table):
         return torch.lerp(table[low], table[(low + 1).clamp(max=last)], fraction)
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.trained, lengths.factor())]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -207,5 +207,5 @@ class Multiplicative(Embed):
         return x * (1 + own_rows("multiplicative", weights["table"], pos)).to(x.dtype)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls(length)]

@@ -5,8 +5,6 @@ sliding window with or without attention sinks and Llama 4's chunks restrict it 
 mask is also the cache's eviction policy.
 """
 
-from typing import Self
-
 from longitude.core.part import Choice, Mask, part
 from longitude.core.region import Area, Chunks
 from longitude.core.validate import NonNegativeInt, PositiveInt
@@ -25,7 +23,7 @@ class Causal(Mask):
         return (Area(lo=0),)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         """The mask alone, without positions."""
         return [cls()]
 

@@ -9,7 +9,6 @@ j; a pair in no region is hidden.
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Self
 
 from longitude.core.lengths import NEARBY, Lengths, Setting, combinations, distinct
 from longitude.core.part import Choice, Region, Remap, part
@@ -38,7 +37,7 @@ class Rerope(Remap):
         )
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         """Half of the trained length."""
         return [cls(lengths.share(2))]
 
@@ -81,7 +80,7 @@ class LeakyRerope(Remap):
         return leak(self.window, self.factor)
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.share(2), leak_factor(lengths))]
 
     @classmethod
@@ -122,7 +121,7 @@ class InverseLeaky(Remap):
         return leak(self.window, 1 / self.step)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls(max(2, length // 4), 16)]
 
     def at_test(self) -> None:
@@ -155,14 +154,14 @@ class SelfExtend(Remap):
         )
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         """The smallest power of two that keeps W + (T - W)/G within 2/3 of the trained length."""
         window = lengths.share(4)
         smallest = math.ceil((lengths.target - window) / (2 * lengths.trained / 3 - window))
         return [cls(2 ** max(1, (max(2, smallest) - 1).bit_length()), window)]
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(leak_factor(lengths), lengths.share(8))]
 
     def grid(self, lengths: Lengths) -> Iterator[Setting]:
@@ -216,7 +215,7 @@ class DualChunk(Remap):
         )
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(3 * lengths.trained // 4, lengths.trained // 8)]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -251,7 +250,7 @@ class Streaming(Remap):
         )
 
     @classmethod
-    def candidates(cls, lengths: Lengths) -> list[Self]:
+    def candidates(cls, lengths: Lengths) -> list[Choice]:
         """Four sinks, and a window that fills the rest of the trained length."""
         return [cls(4, lengths.trained - 4)]
 
@@ -285,7 +284,7 @@ class LmInfinite(Remap):
         )
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.share(2))]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:

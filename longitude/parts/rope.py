@@ -9,7 +9,7 @@ partial rotary. Site ③.
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longitude.core.lengths import Lengths, Setting, combinations, rounded
 from longitude.core.part import (
+    Choice,
     Decay,
     Frequencies,
     PerPair,
@@ -136,7 +137,7 @@ class Rope:
         return tuple(r for r in parts if not r.where.empty)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
@@ -170,5 +171,5 @@ class Xpos(Decay):
         return math.log(2) * 64 / -float(self.rate(dim).min())
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]

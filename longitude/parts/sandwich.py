@@ -5,12 +5,10 @@
 Chi et al. 2022 (arXiv:2212.10356). Site ⑤, without learned weights.
 """
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import PositiveFloat, UserError
 from longitude.parts.distance_bias import by_distance
 
@@ -50,5 +48,5 @@ class Sandwich(Bias):
         return by_distance(q_pos, k_pos, value)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]

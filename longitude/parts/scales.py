@@ -6,7 +6,6 @@ constant. Site ④: `scale(q_pos, seen, weights)`, where `seen` counts the keys 
 """
 
 import math
-from typing import Self
 
 import torch
 
@@ -45,7 +44,7 @@ class LogN(Scale):
         return (factor.clamp(min=1) if self.clip else factor)[:, None]
 
     @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Self]:
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
         return [cls(lengths.trained)]
 
     @classmethod

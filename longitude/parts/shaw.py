@@ -5,12 +5,12 @@
 Shaw et al. 2018 (arXiv:1803.02155). Site ⑤.
 """
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import PositiveInt
 from longitude.parts.distance_bias import at, pick
 
@@ -61,5 +61,5 @@ class Shaw(Bias):
         return mass @ table
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls(max(2, length // 4))]

@@ -6,12 +6,12 @@ Vaswani et al. 2017 (arXiv:1706.03762); Liu et al. 2020 (arXiv:2003.09229) repla
 the solution of a learned differential equation. Site ②: added to the embeddings, at any position.
 """
 
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Dims, Embed, TokenPositions, Vectors, Weights, part
+from longitude.core.part import Choice, Dims, Embed, TokenPositions, Vectors, Weights, part
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 
 Layout = Literal["interleaved", "concatenated"]
@@ -54,7 +54,7 @@ class Sinusoidal(Embed):
         return x + sinusoid(pos, x.shape[-1], self.base, self.layout, self.spacing).to(x.dtype)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]
 
 
@@ -112,5 +112,5 @@ class Floater(Embed):
         return x + self.path(reach, weights)[pos].to(x.dtype)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]

@@ -6,12 +6,12 @@ band needs the bias.
 """
 
 import math
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Dims, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, Dims, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import UserError
 from longitude.parts.distance_bias import by_distance
 
@@ -79,5 +79,5 @@ class T5(Bias):
         return bucket(whole, self.buckets, self.max_distance, self.bidirectional)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]

@@ -5,12 +5,12 @@
 Dai et al. 2019 (arXiv:1901.02860). Site ⑤: a bias that reads q and k, with learned u, v and W.
 """
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import NonNegativeInt, PositiveFloat, UserError
 from longitude.parts.distance_bias import at, pick
 from longitude.parts.sinusoidal import sinusoid
@@ -74,5 +74,5 @@ class TransformerXl(Bias):
         return max(min(low, most), -most), max(min(high, most), -most)
 
     @classmethod
-    def training(cls, length: int) -> list[Self]:
+    def training(cls, length: int) -> list[Choice]:
         return [cls()]
