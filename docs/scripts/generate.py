@@ -25,7 +25,7 @@ from longitude.core.part import PARTS, Dims, Learned
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.inspection import catalogue, lengths
+from longitude.inspection import catalogue
 from longitude.parts import Sequential
 
 SCRIPTS = Path(__file__).parent
@@ -112,7 +112,7 @@ class Method:
     def parts(self) -> list[str]:
         """Which parts a preset is made of."""
         schemes = self.scheme.schemes if isinstance(self.scheme, Layers) else (self.scheme,)
-        names = dict.fromkeys(p.name for s in schemes for p in lengths.every(s))
+        names = dict.fromkeys(p.name for s in schemes for p in catalogue.all_parts(s))
         return [n for n in names if n not in IN_EVERY_SCHEME] or ["causal"]
 
     @property
@@ -171,7 +171,7 @@ class Method:
 
 def _example_part(method: Method) -> Any:
     schemes = method.scheme.schemes if isinstance(method.scheme, Layers) else (method.scheme,)
-    parts = [p for s in schemes for p in [*lengths.every(s), *s.mask] if p.name == method.name]
+    parts = [p for s in schemes for p in [*catalogue.all_parts(s), *s.mask] if p.name == method.name]
     return next(iter(parts), None)
 
 

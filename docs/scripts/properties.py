@@ -11,9 +11,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from longitude.inspection.compare import LENGTH, TRAINED, made
-from longitude.inspection.properties import check
-from longitude.inspection.rows import Checked
+from longitude.inspection.properties import LENGTH, TRAINED, check, preset_for
+from longitude.inspection.rows import SchemeProperties
 from longitude.presets import PRESETS
 from longitude.viz.properties import markdown
 
@@ -33,9 +32,9 @@ def main(given: list[str]) -> None:
         sys.exit(f"{PAGE.name} lacks {stale[0]!r}: run make docs-table.")
 
 
-def measured(name: str) -> Checked:
+def measured(name: str) -> SchemeProperties:
     """The properties of one preset, as `longitude check --all` has them."""
-    scheme = made(PRESETS[name], LENGTH, TRAINED, DIM)
+    scheme = preset_for(PRESETS[name], LENGTH, TRAINED, DIM)
     return replace(check(scheme, dim=DIM, length=LENGTH, trained=TRAINED), name=name)
 
 

@@ -1,25 +1,19 @@
-"""`longitude check`: what one asks of an encoding of positions, as numbers."""
+"""`longitude check`: uniqueness, extrapolation, relativity and decay of an encoding, as numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from longitude.cli import options as o
-
-if TYPE_CHECKING:
-    from longitude.inspection.rows import Checked
 
 SchemeText = Annotated[
     str | None,
     typer.Argument(metavar="SCHEME", help="As in 'rope(frequencies=ntk(4)) + logn(4096)'."),
 ]
 Every = Annotated[bool, typer.Option("--all", help="Every preset, in one table.")]
-Dim = Annotated[
-    int | None, typer.Option(help="Dimensions of a head. [default: 64, if any will do]")
-]
+Dim = Annotated[int | None, typer.Option(help="Dimensions of a head. [default: 64, or as needed]")]
 Heads = Annotated[int, typer.Option(help="Heads of a layer.")]
 Length = Annotated[
     int | None,
@@ -27,7 +21,7 @@ Length = Annotated[
 ]
 Trained = Annotated[
     int | None,
-    typer.Option(help="Tokens that were trained on. [default: as the scheme says, or length / 4]"),
+    typer.Option(help="Trained length in tokens. [default: the scheme's, or length / 4]"),
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="The table of --all as Markdown.")]
 
@@ -44,53 +38,26 @@ def check(
 ) -> None:
     """Measure a scheme's uniqueness, extrapolation, relativity and decay.
 
-    Uniqueness is the smallest distance between the codes of two positions, 0 where two can't be
-    told apart. Extrapolation is what a query meets past the trained length that training never
-    showed: angles, biases, vectors. Relativity is how far scores are from a function of i - j,
-    exactly 0 where they are one. Decay is where the mean cosine, its bound, the bias and the
-    product of positions stop falling. Distances are in scores: random content alone makes scores of
-    variance 1. What is learned is measured at fresh weights.
+    Uniqueness is the smallest distance between the codes of two positions, 0 if two share one.
+    Extrapolation is what a query meets past the trained length that training never showed: angles,
+    biases, vectors. Relativity is how far scores are from a function of i - j, exactly 0 if they
+    are one. Decay is where the mean cosine, its bound, the bias and the product of position vectors
+    reach their minimum. Distances are in units of scores: random content alone gives scores of
+    variance 1. Learned parts are measured at fresh weights.
     """
-    from longitude.cli.output import console, print_json
+    from longitude.cli.output import print_result
+    from longitude.cli.progress import display
     from longitude.core.validate import UserError
-    from longitude.viz import properties as checking
+    from longitude.inspection import api
 
     if every == (scheme is not None):
         raise UserError("check takes one scheme in quotes, or --all for every preset: give one.")
     if markdown and not every:
         raise UserError("--markdown writes the table of --all: give both, or neither.")
-    found = _measured(scheme, dim, heads, length, trained)
-    if as_json:
-        print_json([one.plain() for one in found] if every else found[0].plain())
-    elif markdown:
-        print(checking.markdown(found), end="")
-    elif every:
-        checking.table(found, console())
+    with display(quiet=not every) as progress:
+        sizes = {"dim": dim, "heads": heads, "length": length, "trained": trained}
+        result = api.check(scheme, options=api.CheckOptions(**sizes, progress=progress))
+    if markdown and not as_json:
+        print(result.markdown(), end="")
     else:
-        checking.show(found[0], console())
-
-
-def _measured(
-    scheme: str | None, dim: int | None, heads: int, length: int | None, trained: int | None
-) -> list[Checked]:
-    from longitude.core.text import parse
-    from longitude.inspection import compare as compared
-    from longitude.inspection.properties import check as checked
-
-    if scheme is not None:
-        return [checked(parse(scheme), dim=dim, heads=heads, length=length, trained=trained)]
-    far = compared.LENGTH if length is None else length
-    near = max(2, far // 4) if trained is None else trained
-    return _all(compared.compare(length=far, trained=near, dim=dim or 64, heads=heads))
-
-
-def _all(rows: Iterator[Checked]) -> list[Checked]:
-    """Every row, and on stderr how far they are, where someone looks on."""
-    from rich.console import Console
-    from rich.progress import track
-
-    from longitude.presets import PRESETS
-
-    shown = Console(stderr=True)
-    bar = {"console": shown, "transient": True, "disable": not shown.is_terminal}
-    return [*track(rows, "presets", len(PRESETS), **bar)]
+        print_result(result, as_json)

@@ -6,20 +6,15 @@ from typing import Annotated
 
 import typer
 
+from longitude.cli import options as o
+
 
 def schemes(
     site: Annotated[str | None, typer.Option(help="Only the parts of one site, as bias.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print data.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """List every part and every preset, with its meaning and its paper."""
-    from longitude.cli.output import console, print_json
-    from longitude.inspection.catalogue import check_site, parts, presets
-    from longitude.inspection.rows import plain_rows as plain
-    from longitude.viz.terminal import listing
+    from longitude.cli.output import print_result
+    from longitude.inspection import api
 
-    check_site(site)
-    found, named = parts(site), () if site else presets()
-    if as_json:
-        print_json({"parts": plain(found), "presets": plain(named)})
-    else:
-        listing(found, named, console())
+    print_result(api.schemes(site), as_json)

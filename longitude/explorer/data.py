@@ -19,11 +19,11 @@ from longitude.explorer.methods import made, parsed
 from longitude.explorer.options import OWN, WRITTEN, Asked, Column
 from longitude.explorer.visibility import PAST, ROUNDING, at_input, bound, keys
 from longitude.extension.distance_map import map_of
-from longitude.inspection import curves, terms
-from longitude.inspection.catalogue import row
-from longitude.inspection.lengths import every
-from longitude.inspection.page import distinct, notes
+from longitude.inspection import curves
+from longitude.inspection.catalogue import all_parts, distinct_layers, part_row
+from longitude.inspection.curves import notes
 from longitude.inspection.rows import WavelengthRow
+from longitude.inspection.score_variance import fresh_weights, positions, remapped_distance
 from longitude.parts import Randomized
 from longitude.viz.text import spans
 
@@ -55,7 +55,7 @@ def drawn(asked: Asked) -> str:
 
 def chosen(column: Column, scheme: Scheme | Layers) -> tuple[Scheme, int, list[tuple[int, ...]]]:
     """The scheme that is drawn of layers that differ, which of them it is, and which there are."""
-    kinds = distinct(scheme)
+    kinds = distinct_layers(scheme)
     found = list(kinds)[:KINDS]
     # those that see everything say most of what a longer text does
     plain = [n for n, one in enumerate(found) if len(one.mask) == 1]
@@ -116,7 +116,7 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
             "drawn": dump(scheme),
             "length": length,
             "absolute": at_input(scheme),
-            "parts": [row(p)._asdict() for p in (every(scheme) or scheme.mask)],
+            "parts": [part_row(p)._asdict() for p in (all_parts(scheme) or scheme.mask)],
             "notes": [*notes(scheme, far, dims), *_cut(scheme, sizes, length, heads, far)],
             "reach": found.reach,
             "kept": found.kept,
@@ -127,8 +127,8 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
             "map": _columns(map_of([scheme], own, length, dim), MAP),
             "decay": _decay(scheme, length, dim),
             "wavelengths": _columns(waves) | stretch(waves, curves.wavelengths(own, length, dim)),
-            "bias": _columns(terms.bias(scheme, far, dims)),
-            "scale": _columns(terms.scale(scheme, length, dims)),
+            "bias": _columns(curves.bias(scheme, far, dims)),
+            "scale": _columns(curves.scale(scheme, length, dims)),
             "pairs": _pairs(scheme, length, most),
             "keys": _columns(found.runs),
         },
@@ -152,7 +152,7 @@ def weight_count(scheme: Scheme, dims: Dims) -> int:
     """How many fresh weights the biases of a scheme have."""
     if not scheme.bias:
         return 0
-    return sum(w.numel() for held in terms.fresh(scheme, dims).values() for w in held.values())
+    return sum(w.numel() for held in fresh_weights(scheme, dims).values() for w in held.values())
 
 
 def _cut(scheme: Scheme, sizes: Sizes, length: int, heads: int, far: int) -> list[str]:
@@ -184,8 +184,8 @@ def _decay(scheme: Scheme, length: int, dim: int) -> dict[str, list[Any]]:
     """The mean cosine over pairs by distance, and its swing up to the next row."""
     if scheme.rotary is None:
         return {}
-    edges, _, swing = curves.swings(scheme, scheme.rotary, length, dim, WITHIN)
-    named = zip(("mean", "low", "high"), (swing.nanmean(1), *curves.ends(swing)), strict=True)
+    edges, _, swing = curves.mean_cosine(scheme, scheme.rotary, length, dim, WITHIN)
+    named = zip(("mean", "low", "high"), (swing.nanmean(1), *curves.extremes(swing)), strict=True)
     return {"distance": edges} | {k: [*map(curves.number, v.tolist())] for k, v in named}
 
 
@@ -194,8 +194,8 @@ def _pairs(scheme: Scheme, length: int, most: float) -> dict[str, list[Any]]:
     and which are past what training showed. A row of keys for each query."""
     count = min(curves.GRID, length)
     tokens = torch.linspace(0, length - 1, count, dtype=torch.float64).round().long()
-    where = curves.positions(scheme, length, tokens)
-    told = curves.believed(scheme, where[:, None], where).abs()
+    where = positions(scheme, length, tokens)
+    told = remapped_distance(scheme, where[:, None], where).abs()
     measured = torch.where(told.isnan(), told, where.to(told)) if at_input(scheme) else told
     past = measured > most * (1 + ROUNDING)
     whole = told.nan_to_num(-1.0).round().long()

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from longitude.core.scheme import Scheme
 from longitude.hf.families.alibi import LINEAR, slopes
-from longitude.inspection.curves import believed, positions, sample
+from longitude.inspection.curves import sample
+from longitude.inspection.score_variance import positions, remapped_distance
 
 DROPPED, HIDDEN, KNOWN, PAST = "dropped", "hidden", "known", "past"
 HEADS = 8  # whose slopes are compared
@@ -85,7 +86,7 @@ def keys(scheme: Scheme, most: float, length: int) -> Keys:
     def state(tokens: Tensor) -> Tensor:
         where = positions(scheme, length, tokens)
         last = positions(scheme, length, torch.tensor(length - 1))
-        told = believed(scheme, last, where)
+        told = remapped_distance(scheme, last, where)
         code = torch.full_like(tokens, STATES.index(DROPPED))
         for area in scheme.areas():
             code[area.ever(last, where)] = STATES.index(HIDDEN)

@@ -17,10 +17,9 @@ from longitude.core.part import Dims
 from longitude.core.scheme import Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.inspection.curves import believed, positions, sample
-from longitude.inspection.lengths import default_dim
-from longitude.inspection.page import distinct
-from longitude.inspection.terms import bias
+from longitude.inspection.catalogue import default_dim, distinct_layers
+from longitude.inspection.curves import bias, sample
+from longitude.inspection.score_variance import positions, remapped_distance
 from longitude.viz.extend_section import MapPoint
 
 HEADS = 8
@@ -57,8 +56,8 @@ def distance_map(text: str, own: str, length: int, size: int | None = None) -> l
     """(true distance, least and greatest that is told) of a scheme, for the last query; None where
     it sees nothing. Empty where the scheme has neither a rotation nor a bias. Heads have 64
     dimensions unless `size` says otherwise."""
-    first = next(iter(distinct(parse(own))))
-    return map_of(distinct(parse(text)), first, length, size)
+    first = next(iter(distinct_layers(parse(own))))
+    return map_of(distinct_layers(parse(text)), first, length, size)
 
 
 def map_of(
@@ -82,7 +81,7 @@ def _ends(
 ) -> tuple[Tensor, Tensor] | None:
     """The least and the greatest distance told, nan where hidden."""
     last = positions(scheme, length, torch.tensor(length - 1))
-    told = believed(scheme, last, positions(scheme, length, length - 1 - r))
+    told = remapped_distance(scheme, last, positions(scheme, length, length - 1 - r))
     if scheme.rotary and own.rotary:
         stretch = _stretch(scheme, own, length, size)
         return told * stretch.amin(), told * stretch.amax()

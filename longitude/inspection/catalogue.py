@@ -1,4 +1,5 @@
-"""Every part and every preset with its written form, meaning and paper, read off the code."""
+"""Every part and preset with its written form, meaning and paper, read from the code; and what the
+parts of a scheme say about lengths and head sizes."""
 
 from __future__ import annotations
 
@@ -6,20 +7,30 @@ import dataclasses
 import difflib
 import inspect
 import sys
-from collections.abc import Callable
 from typing import Any, get_args
 
 from longitude.core.part import PARTS, Site
+from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, literal
 from longitude.inspection.rows import PartRow, PresetRow
+from longitude.parts import LongRope, Randomized, Rope
 from longitude.presets import PAPERS, PRESETS
 
 SITES: tuple[str, ...] = get_args(Site)
+MIN_LENGTH, MAX_LENGTH = 64, 100_000_000  # tokens; beyond, even one number per token is too much
+DEFAULT_LENGTH, DEFAULT_DIM = 2048, 64  # for a scheme that names none
+LENGTH_FIELDS = frozenset(
+    "original train window size length max mean target".split()
+    + "span clip max_distance floor threshold clamp".split()
+)
 
 
 def parts(site: str | None = None) -> tuple[PartRow, ...]:
-    """Every part, site by site in the order in which position enters a transformer."""
-    classes: list[Any] = sorted(PARTS.values(), key=_order)
+    """Every part, by site in the order in which position enters a transformer."""
+    if site is not None and site not in SITES:
+        near = difflib.get_close_matches(site, SITES, n=1) or SITES
+        raise UserError(f"no site is called {site!r}: use {', '.join(near)}.")
+    classes: list[Any] = sorted(PARTS.values(), key=lambda c: (SITES.index(c.site), c.name))
     return tuple(
         PartRow(c.site, c.name, signature(c), meaning(c), c.paper)
         for c in classes
@@ -28,76 +39,115 @@ def parts(site: str | None = None) -> tuple[PartRow, ...]:
 
 
 def presets() -> tuple[PresetRow, ...]:
-    """Every preset, with the scheme that its defaults make."""
-    return tuple(
-        PresetRow(name, call(make), _defaults(make), paragraph(make.__doc__), PAPERS[name])
-        for name, make in PRESETS.items()
-    )
+    """Every preset, with the scheme of its defaults."""
+    rows = []
+    for name, build in PRESETS.items():
+        given = inspect.signature(build).parameters.values()
+        required = any(p.default is p.empty for p in given)
+        written = ", ".join(
+            p.name if p.default is p.empty else f"{p.name}={literal(p.default)}" for p in given
+        )
+        scheme = None if required else str(build())
+        call = f"{build.__name__}({written})"
+        rows.append(PresetRow(name, call, scheme, first_paragraph(build.__doc__), PAPERS[name]))
+    return tuple(rows)
 
 
-def inside(part: Any) -> list[Any]:
-    """A part and the parts that are given in its fields, the outermost first."""
-    return [part, *(p for name in _given(part) for p in inside(getattr(part, name)))]
-
-
-def row(part: Any) -> PartRow:
+def part_row(part: Any) -> PartRow:
     """The row of one part as it stands in a scheme, without the parts inside it."""
-    alone = dataclasses.replace(part, **_given(part))
+    alone = dataclasses.replace(part, **_nested_fields(part))
     return PartRow(part.site, part.name, str(alone), meaning(type(part)), part.paper)
 
 
 def signature(cls: Any) -> str:
     """How a part is written: required fields, then the others with their defaults."""
-    return f"{cls.name}({', '.join(_field(f) for f in dataclasses.fields(cls))})"
+    written = [
+        (f"{f.name}=…" if f.kw_only else f.name)
+        if f.default is dataclasses.MISSING
+        else f"{f.name}={literal(f.default)}"
+        for f in dataclasses.fields(cls)
+    ]
+    return f"{cls.name}({', '.join(written)})"
 
 
 def meaning(cls: type) -> str:
     """The first paragraph of the part's own docstring, or else of its file's."""
     own = cls.__doc__ or ""
     generated = own.startswith(f"{cls.__name__}(")  # dataclass writes one where there is none
-    return paragraph(sys.modules[cls.__module__].__doc__ if generated or not own else own)
+    return first_paragraph(sys.modules[cls.__module__].__doc__ if generated or not own else own)
 
 
-def paragraph(text: str | None) -> str:
+def first_paragraph(text: str | None) -> str:
     """The first paragraph on one line."""
     return " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())
 
 
-def call(make: Callable[..., Any]) -> str:
-    """How a preset is called: its parameters with their defaults."""
-    shown = [
-        p.name if p.default is p.empty else f"{p.name}={literal(p.default)}"
-        for p in inspect.signature(make).parameters.values()
-    ]
-    return f"{make.__name__}({', '.join(shown)})"
+def nested_parts(part: Any) -> list[Any]:
+    """A part and the parts given in its fields, the outermost first."""
+    inner = [p for name in _nested_fields(part) for p in nested_parts(getattr(part, name))]
+    return [part, *inner]
 
 
-def _order(cls: Any) -> tuple[int, str]:
-    return SITES.index(cls.site), cls.name
+def all_parts(scheme: Scheme) -> list[Any]:
+    """The scheme's parts and those inside them."""
+    return [p for outer in scheme.parts for p in nested_parts(outer)]
 
 
-def _given(part: Any) -> dict[str, Any]:
+def distinct_layers(scheme: Scheme | Layers) -> dict[Scheme, tuple[int, ...]]:
+    """Each distinct scheme once, with the layers that use it (empty if all layers do)."""
+    if isinstance(scheme, Scheme):
+        return {scheme: ()}
+    used: dict[Scheme, tuple[int, ...]] = {}
+    for index, s in enumerate(scheme.schemes):
+        used[s] = (*used.get(s, ()), index)
+    return used
+
+
+def _nested_fields(part: Any) -> dict[str, Any]:
     """The defaults of those fields that hold another part."""
     return {
         f.name: f.default
         for f in dataclasses.fields(part)
-        if (held := getattr(part, f.name)) != f.default and dataclasses.is_dataclass(held)
+        if (value := getattr(part, f.name)) != f.default and dataclasses.is_dataclass(value)
     }
 
 
-def _field(f: dataclasses.Field[Any]) -> str:
-    if f.default is dataclasses.MISSING:
-        return f"{f.name}=…" if f.kw_only else f.name
-    return f"{f.name}={literal(f.default)}"
+# lengths and sizes
 
 
-def _defaults(make: Callable[..., Any]) -> str | None:
-    needed = [p for p in inspect.signature(make).parameters.values() if p.default is p.empty]
-    return None if needed else str(make())
+def named_trained_length(scheme: Scheme) -> int | None:
+    """The trained length that some part names."""
+    named = [getattr(p, n, None) for p in all_parts(scheme) for n in ("original", "train")]
+    return min((n for n in named if n), default=None)
 
 
-def check_site(site: str | None) -> None:
-    """Raise unless there is such a site."""
-    if site is not None and site not in SITES:
-        near = difflib.get_close_matches(site, SITES, n=1) or SITES
-        raise UserError(f"no site is called {site!r}: use {', '.join(near)}.")
+def default_length(scheme: Scheme) -> int:
+    """A length that shows what the scheme does: twice the largest length that a part names, or its
+    trained length times its factor."""
+    if isinstance(scheme.positions, Randomized):
+        return scheme.positions.max // 4  # n tokens drawn from n positions would show nothing
+    longest: float = 0
+    for part in all_parts(scheme):
+        values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+        lengths = [v for name, v in values.items() if name in LENGTH_FIELDS and v]
+        factor = values.get("factor", 2) if "original" in values else 2
+        longest = max(longest, max(2, factor) * max(lengths, default=0))
+    return max(MIN_LENGTH, min(int(longest), MAX_LENGTH)) if longest else DEFAULT_LENGTH
+
+
+def default_dim(scheme: Scheme) -> int:
+    """64, or the head size that a scheme's own list of factors needs."""
+    rope = scheme.rotary
+    if isinstance(rope, Rope) and isinstance(rope.frequencies, LongRope):
+        return round(2 * len(rope.frequencies.short) / rope.fraction)
+    return DEFAULT_DIM
+
+
+def check_sizes(length: int, dim: int, heads: int) -> None:
+    """Raise unless a sequence of this length and heads of this size can be computed."""
+    if not 2 <= length <= MAX_LENGTH:
+        raise UserError(
+            f"a length of {length} tokens can't be drawn: give a length of 2 to {MAX_LENGTH}."
+        )
+    if dim < 1 or heads < 1:
+        raise UserError(f"{heads} heads of {dim} dimensions can't be drawn: give at least one.")

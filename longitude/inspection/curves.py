@@ -1,6 +1,6 @@
-"""What a scheme does with distance: how far the rotation thinks each key is, and what that does.
+"""What a scheme does with distance, as the rows that `longitude show` draws.
 
-Every function samples: a few hundred rows, whatever the length, each exact at its own distance.
+Every curve has a few hundred rows, whatever the length, each exact at its own distance.
 """
 
 from __future__ import annotations
@@ -12,116 +12,92 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from longitude.core.part import Pos, Region
-from longitude.core.region import visible
-from longitude.core.scheme import Scheme
-from longitude.inspection.rows import DecayRow, DistanceRow, Grid, WavelengthRow
-from longitude.parts import Rope, Sequential
+from longitude.core.part import Dims, by_rows
+from longitude.core.scheme import Layers, Scheme
+from longitude.inspection import catalogue, rows
+from longitude.inspection.score_variance import (
+    SEED,
+    ScoreModel,
+    positions,
+    remapped_distance,
+    visible_keys,
+)
+from longitude.parts import Randomized, Rope, Sequential
 from longitude.parts.frequencies import Unscaled
 
-ROWS = 128  # evenly spaced, and as many again in equal ratios
-WITHIN = 256  # points between two rows of a curve that swings faster than the rows are apart
+SAMPLES = 128  # evenly spaced, and as many again in equal ratios
+WITHIN = 256  # points between two rows of a curve that oscillates faster than its rows are spaced
 GRID = 40  # tokens on each side of a picture of pairs
-SAME = 0.01  # a wavelength within this share of another counts as equal to it
+HEADS = 4  # drawn of each bias
+MAX_SPAN = 4096  # distances per call of a bias, which may compute a table of all between them
+SAME = 0.01  # relative difference below which two wavelengths count as equal
+
+
+def page(
+    scheme: Scheme | Layers, length: int | None = None, dim: int | None = None, heads: int = 8
+) -> rows.Page:
+    """The rows of a scheme; without a length or a head size, ones that fit it are chosen."""
+    layers = catalogue.distinct_layers(scheme)
+    length = max(map(catalogue.default_length, layers)) if length is None else length
+    dim = max(map(catalogue.default_dim, layers)) if dim is None else dim
+    catalogue.check_sizes(length, dim, heads)
+    trained = [n for s in layers if (n := catalogue.named_trained_length(s))]
+    sheets = tuple(_sheet(s, length, dim, heads, used) for s, used in layers.items())
+    return rows.Page(str(scheme), length, dim, heads, min(trained, default=None), sheets)
+
+
+def _sheet(
+    scheme: Scheme, length: int, dim: int, heads: int, layers: tuple[int, ...]
+) -> rows.Sheet:
+    dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
+    return rows.Sheet(
+        written=str(scheme),
+        layers=layers,
+        parts=tuple(catalogue.part_row(p) for p in (catalogue.all_parts(scheme) or scheme.mask)),
+        notes=tuple(notes(scheme, length, dims)),
+        distances=distances(scheme, length),
+        decay=decay(scheme, length, dim),
+        wavelengths=wavelengths(scheme, length, dim),
+        bias=bias(scheme, length, dims),
+        scale=scale(scheme, length, dims),
+        visible=grid(scheme, length),
+    )
+
+
+def notes(scheme: Scheme, length: int, dims: Dims) -> list[str]:
+    """What the pictures do not show by themselves."""
+    model, lines = ScoreModel(scheme, length, dims), []
+    frequencies = scheme.rotary.frequencies if scheme.rotary else None
+    if frequencies and (gain := frequencies.gain(length)) != 1:
+        lines.append(f"{frequencies} also multiplies the rotary part of every score by {gain:.3f}.")
+    if frequencies and frequencies.by_length:
+        lines.append(f"{frequencies} depends on the length: shown for {length} tokens.")
+    if by_rows(frequencies):
+        lines.append(f"{frequencies} depends on the query: shown for the last one.")
+    if scheme.positions != Sequential():
+        how = "evenly spaced" if isinstance(scheme.positions, Randomized) else "plain positions"
+        how = how if how == "evenly spaced" else f"with {how}"
+        lines.append(f"{scheme.positions} draws in training: shown {how}, its test-time form.")
+    learned = [part for part, weights in model.weights.items() if weights]
+    lines += [f"{part} is learned: shown at fresh weights (seed {SEED})." for part in learned]
+    if model.bias_reads_content:
+        lines.append("The bias depends on content: shown for one random query and key.")
+    return lines
 
 
 def sample(count: int, even: bool = True) -> list[int]:
-    """Whole numbers below count, in equal ratios and, where asked for, evenly spaced too: all of
-    them while they are few."""
+    """Whole numbers below count in equal ratios and, if `even`, evenly spaced too: all, if few."""
     return list(_sample(count, even))
 
 
 @lru_cache(maxsize=64)
 def _sample(count: int, even: bool) -> tuple[int, ...]:
-    if count <= ROWS:
+    if count <= SAMPLES:
         return tuple(range(count))
     last = count - 1
-    ratio = {round(last ** (s / ROWS)) for s in range(ROWS + 1)}
-    evenly = {round(last * s / ROWS) for s in range(ROWS + 1)} if even else set()
-    return tuple(sorted({0} | ratio | evenly))
-
-
-def positions(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
-    """Where the position policy of a scheme puts these tokens of a sequence at test time."""
-    ids: Pos = scheme.positions.ids(length)
-    return tokens * ids.step + ids.start if isinstance(ids, range) else ids[tokens]
-
-
-def believed(scheme: Scheme, i: Tensor, j: Tensor) -> Tensor:
-    """The distance that the rotation is told for query and key positions; nan where hidden."""
-    remap = scheme.rotary.remap if scheme.rotary else None
-    told = torch.full(torch.broadcast_shapes(i.shape, j.shape), torch.nan, dtype=torch.float64)
-    for region in remap.regions() if remap else (Region(),):
-        told = torch.where(region.where.visible(i, j), region.q(i) - region.k(j), told)
-    return told.where(visible(scheme.areas(), i, j), torch.nan)
-
-
-def distances(scheme: Scheme, length: int) -> tuple[DistanceRow, ...]:
-    """The distance map of the last query, where a remap or a position policy makes it one."""
-    remapped = scheme.rotary is not None and scheme.rotary.remap is not None
-    if not remapped and scheme.positions == Sequential():
-        return ()
-    r = torch.tensor(sample(length))
-    told = _told(scheme, length, r)
-    return tuple(DistanceRow(a, number(b)) for a, b in zip(r.tolist(), told.tolist(), strict=True))
-
-
-def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[DecayRow, ...]:
-    """The mean over rotary pairs of cos(distance × frequency), with the decay of xPos, for the last
-    query."""
-    if scheme.rotary is None:
-        return ()
-    edges, r, swing = swings(scheme, scheme.rotary, length, head_dim)
-    dim, base = scheme.rotary.dim(head_dim), scheme.rotary.base
-    plain = _mean_cos(r, Unscaled().inv_freq(dim, base, length)).where(r >= 0, torch.nan)
-    columns = [c.tolist() for c in (swing.nanmean(1), *ends(swing), plain.nanmean(1))]
-    return tuple(
-        DecayRow(edge, number(mean), number(low), number(high), usual)
-        for edge, mean, low, high, usual in zip(edges, *columns, strict=True)
-    )
-
-
-def swings(
-    scheme: Scheme, rope: Rope, length: int, head_dim: int, within: int = WITHIN
-) -> tuple[list[int], Tensor, Tensor]:
-    """The distances at which rows start, `within` distances of each row, and the mean cosine there;
-    nan where hidden or not a distance."""
-    edges, r = sample(length, even=False), _rows(length, within)
-    return edges, r, _waves(scheme, rope, length, head_dim, r)
-
-
-@lru_cache(maxsize=16)
-def _rows(length: int, within: int) -> Tensor:
-    """The distances of each row of a decay curve."""
-    edges = [*sample(length, even=False), length]
-    return torch.tensor([_between(a, b, within) for a, b in pairwise(edges)])
-
-
-def wavelengths(scheme: Scheme, length: int, head_dim: int) -> tuple[WavelengthRow, ...]:
-    """Each rotary pair's wavelength, plain and scaled, and what became of it."""
-    rope = scheme.rotary
-    if rope is None:
-        return ()
-    dim = rope.dim(head_dim)
-    plain = 2 * math.pi / Unscaled().inv_freq(dim, rope.base, length)
-    scaled = 2 * math.pi / rope.frequencies.inv_freq(dim, rope.base, length)
-    stretch = (scaled / plain).tolist()
-    most = max((s for s in stretch if math.isfinite(s)), default=1.0)
-    return tuple(
-        WavelengthRow(pair, p, number(s), _state(by, most))
-        for pair, (p, s, by) in enumerate(
-            zip(plain.tolist(), scaled.tolist(), stretch, strict=True)
-        )
-    )
-
-
-def grid(scheme: Scheme, length: int) -> Grid:
-    """Which pairs are visible, and how far apart they are believed, for tokens spread evenly."""
-    count = min(GRID, length)
-    tokens = [round(s * (length - 1) / max(count - 1, 1)) for s in range(count)]
-    p = positions(scheme, length, torch.tensor(tokens))
-    told = believed(scheme, p[:, None], p[None, :]).tolist()
-    return Grid(tuple(tokens), tuple(tuple(number(v) for v in line) for line in told))
+    ratios = {round(last ** (s / SAMPLES)) for s in range(SAMPLES + 1)}
+    evenly = {round(last * s / SAMPLES) for s in range(SAMPLES + 1)} if even else set()
+    return tuple(sorted({0} | ratios | evenly))
 
 
 def number(value: float) -> float | None:
@@ -129,24 +105,62 @@ def number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _told(scheme: Scheme, length: int, r: Tensor) -> Tensor:
-    """What the last query believes of the keys r tokens before it."""
-    last = positions(scheme, length, torch.tensor(length - 1))
-    return believed(scheme, last, positions(scheme, length, length - 1 - r))
+# rotation
 
 
-def _between(start: int, stop: int, most: int) -> list[int]:
-    """Points from start up to stop, filled up with -1."""
-    count = min(stop - start, most)
-    return [start + s * (stop - start) // count for s in range(count)] + [-1] * (most - count)
+def distances(scheme: Scheme, length: int) -> tuple[rows.DistanceRow, ...]:
+    """The distance map of the last query, if a remap or a position policy changes distances."""
+    remapped = scheme.rotary is not None and scheme.rotary.remap is not None
+    if not remapped and scheme.positions == Sequential():
+        return ()
+    r = torch.tensor(sample(length))
+    remap = _from_last(scheme, length, r)
+    return tuple(
+        rows.DistanceRow(a, number(b)) for a, b in zip(r.tolist(), remap.tolist(), strict=True)
+    )
 
 
-def _waves(scheme: Scheme, rope: Rope, length: int, head_dim: int, r: Tensor) -> Tensor:
-    """The mean over pairs at distances r; nan where hidden or not a distance."""
-    dim = rope.dim(head_dim)
-    told = _told(scheme, length, r.clamp(min=0)).where(r >= 0, torch.nan)
+def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.DecayRow, ...]:
+    """The mean over rotary pairs of cos(distance × frequency), with xPos's decay, for the last
+    query."""
+    if scheme.rotary is None:
+        return ()
+    edges, r, cosine = mean_cosine(scheme, scheme.rotary, length, head_dim)
+    dim, base = scheme.rotary.dim(head_dim), scheme.rotary.base
+    unscaled = _mean_cos(r, Unscaled().inv_freq(dim, base, length)).where(r >= 0, torch.nan)
+    columns = [c.tolist() for c in (cosine.nanmean(1), *extremes(cosine), unscaled.nanmean(1))]
+    return tuple(
+        rows.DecayRow(edge, number(mean), number(low), number(high), plain)
+        for edge, mean, low, high, plain in zip(edges, *columns, strict=True)
+    )
+
+
+def mean_cosine(
+    scheme: Scheme, rope: Rope, length: int, head_dim: int, within: int = WITHIN
+) -> tuple[list[int], Tensor, Tensor]:
+    """The distances at which rows start, up to `within` distances of each row (-1: none), and the
+    mean cosine there; nan where hidden."""
+    r, dim = _row_distances(length, within), rope.dim(head_dim)
+    distance = _from_last(scheme, length, r.clamp(min=0)).where(r >= 0, torch.nan)
     fade = rope.decay.rate(dim) if rope.decay else None
-    return _mean_cos(told, rope.frequencies.inv_freq(dim, rope.base, length), fade)
+    cosine = _mean_cos(distance, rope.frequencies.inv_freq(dim, rope.base, length), fade)
+    return sample(length, even=False), r, cosine
+
+
+def extremes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The minimum and maximum of each row, nan ignored; infinite if there is none."""
+    inf = torch.inf
+    return values.nan_to_num(nan=inf).amin(1), values.nan_to_num(nan=-inf).amax(1)
+
+
+@lru_cache(maxsize=16)
+def _row_distances(length: int, within: int) -> Tensor:
+    lines = []
+    for start, stop in pairwise([*sample(length, even=False), length]):
+        count = min(stop - start, within)
+        points = [start + s * (stop - start) // count for s in range(count)]
+        lines.append(points + [-1] * (within - count))
+    return torch.tensor(lines)
 
 
 def _mean_cos(r: Tensor, theta: Tensor, fade: Tensor | None = None) -> Tensor:
@@ -154,19 +168,85 @@ def _mean_cos(r: Tensor, theta: Tensor, fade: Tensor | None = None) -> Tensor:
     return (waves if fade is None else waves * torch.exp(r[..., None] * fade)).mean(-1)
 
 
-def ends(swing: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and greatest number of each row; infinite where there is none."""
-    inf = torch.inf
-    return swing.nan_to_num(nan=inf).amin(1), swing.nan_to_num(nan=-inf).amax(1)
+def _from_last(scheme: Scheme, length: int, r: Tensor) -> Tensor:
+    """The remapped distance of the keys r tokens before the last query."""
+    last = positions(scheme, length, torch.tensor(length - 1))
+    return remapped_distance(scheme, last, positions(scheme, length, length - 1 - r))
 
 
-def _state(stretch: float, most: float) -> str:
-    """What became of a pair whose wavelength grew by `stretch`, where the most that any grew is
-    `most`."""
+def wavelengths(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.WavelengthRow, ...]:
+    """Each rotary pair's wavelength, unscaled and scaled, and how it was scaled."""
+    rope = scheme.rotary
+    if rope is None:
+        return ()
+    dim = rope.dim(head_dim)
+    plain = 2 * math.pi / Unscaled().inv_freq(dim, rope.base, length)
+    scaled = 2 * math.pi / rope.frequencies.inv_freq(dim, rope.base, length)
+    stretch = (scaled / plain).tolist()
+    largest = max((s for s in stretch if math.isfinite(s)), default=1.0)
+    both = zip(plain.tolist(), scaled.tolist(), stretch, strict=True)
+    return tuple(
+        rows.WavelengthRow(pair, p, number(s), _state(ratio, largest))
+        for pair, (p, s, ratio) in enumerate(both)
+    )
+
+
+def _state(stretch: float, largest: float) -> str:
+    """How a pair was scaled whose wavelength grew by `stretch`; `largest` is that of all pairs."""
     if not math.isfinite(stretch):
         return "still"
     if abs(stretch - 1) < SAME:
         return "kept"
     if stretch < 1:
         return "shortened"
-    return "interpolated" if stretch > most * (1 - SAME) else "mixed"
+    return "interpolated" if stretch > largest * (1 - SAME) else "mixed"
+
+
+# bias, scale, mask
+
+
+def bias(scheme: Scheme, length: int, dims: Dims) -> tuple[rows.BiasRow, ...]:
+    """What each of a few heads adds to its scores by distance; the query of a bidirectional scheme
+    stands in the middle."""
+    if not scheme.bias:
+        return ()
+    query = length - 1 if scheme.causal else length // 2
+    ahead = [] if scheme.causal else [-r for r in sample(length - query)[:0:-1]]
+    distance = [*ahead, *sample(query + 1)]
+    groups: list[list[int]] = []
+    for r in distance:
+        if groups and r - groups[-1][0] < MAX_SPAN:
+            groups[-1].append(r)
+        else:
+            groups.append([r])
+    model, at = ScoreModel(scheme, length, dims), torch.tensor([query])
+    values = torch.cat([model.bias(at, query - torch.tensor(r), contents=1) for r in groups])
+    hidden = model.remapped_distance(at, query - torch.tensor(distance)).isnan()
+    values = values.masked_fill(hidden[:, None], torch.nan)
+    count = min(dims.heads, HEADS)
+    heads = [round(s * (dims.heads - 1) / max(count - 1, 1)) for s in range(count)]
+    return tuple(
+        rows.BiasRow(h, r, number(v))
+        for h in heads
+        for r, v in zip(distance, values[:, h].tolist(), strict=True)
+    )
+
+
+def scale(scheme: Scheme, length: int, dims: Dims) -> tuple[rows.ScaleRow, ...]:
+    """The factor on each query's logits, of the first head where heads differ."""
+    if not scheme.scale:
+        return ()
+    tokens = torch.tensor(sample(length))
+    factor = ScoreModel(scheme, length, dims).scale(tokens)
+    seen = visible_keys(scheme, length, tokens)
+    columns = zip(tokens.tolist(), seen.tolist(), factor.tolist(), strict=True)
+    return tuple(rows.ScaleRow(*row) for row in columns)
+
+
+def grid(scheme: Scheme, length: int) -> rows.Grid:
+    """Which pairs are visible, and at which remapped distance, for evenly spaced tokens."""
+    count = min(GRID, length)
+    tokens = [round(s * (length - 1) / max(count - 1, 1)) for s in range(count)]
+    p = positions(scheme, length, torch.tensor(tokens))
+    lines = remapped_distance(scheme, p[:, None], p[None, :]).tolist()
+    return rows.Grid(tuple(tokens), tuple(tuple(number(v) for v in line) for line in lines))

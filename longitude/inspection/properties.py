@@ -1,17 +1,29 @@
-"""The four things that one asks of an encoding of positions, as numbers, for any scheme.
+"""Four properties of a position encoding, as numbers, for any scheme.
 
-Scores s(i, j) of random content, and distances between them, are those of field.py; tokens are
-counted from 0, n is the length and the last query stands at n - 1.
+Scores s(i, j) of random content and distances between their codes are those of score_variance.py;
+tokens count from 0, n is the length and the last query is n - 1.
 
-- Uniqueness: min |s(n-1, j) - s(n-1, j')| over keys j ≠ j' that the last query sees. 0 says that
-  two keys can't be told apart by where they stand.
-- Extrapolation: further.py.
+- Uniqueness: min |s(n-1, j) - s(n-1, j')| over keys j ≠ j' that the last query sees. 0 means that
+  two keys have the same position code.
+- Extrapolation: extrapolation.py.
 - Relativity: the distance from s(i, j) to the nearest function of i - j, which is the root of its
-  mean variance among pairs of one distance. Rounding below 1e-9 counts as none.
-- Decay: falling.py.
+  mean variance among pairs of one distance. Below 1e-9 it is rounding and counts as 0.
+- Decay: a key's score by its distance r from the last query, with remaps, frequencies, xPos and
+  position policies in r θ_t as the scheme has them:
+  rotation: the mean cosine (1/h) Σ_t cos(r θ_t) over h rotary pairs, the score of equal content
+  relative to r = 0; bound: the mean of |S_1|, …, |S_h| with S_j = Σ_(t<j) e^(i r θ_t), which by
+  Abel's transformation bounds the score of pairs h_t = q_t k*_t by max |h_(t+1) - h_t| times their
+  sum (Su et al. 2021, section 3.4.3); bias: its mean over heads for zero content; embedding: the
+  cosine between the vectors of two positions.
 """
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,21 +32,25 @@ from torch import Tensor
 from longitude.core.part import Dims
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError
-from longitude.inspection import lengths
-from longitude.inspection.curves import sample
-from longitude.inspection.decay import decay
-from longitude.inspection.extrapolation import extrapolation, reached, trained_length
-from longitude.inspection.page import distinct, notes
-from longitude.inspection.rows import Checked, Properties, Relativity, Uniqueness
-from longitude.inspection.score_variance import CONTENTS, Field
-from longitude.inspection.terms import SEED
+from longitude.inspection import catalogue
+from longitude.inspection.curves import notes, number, sample
+from longitude.inspection.extrapolation import embedded_length, extrapolation, trained_length
+from longitude.inspection.rows import Curve, Properties, Relativity, SchemeProperties, Uniqueness
+from longitude.inspection.score_variance import CONTENTS, MAX_TABLE, SEED, ScoreModel
 from longitude.parts import Multiplicative
+from longitude.presets import PRESETS
 
-USUAL = 4096
-COMPARED = 4096  # keys whose codes are all compared with each other
+LENGTH, TRAINED, LAYERS = 4096, 1024, 4  # at which presets are compared
+MAX_COMPARED = 4096  # keys whose codes are all compared with each other
 BLOCK = 512
-QUERIES, DISTANCES = 16, 32  # at which relativity is looked at
+QUERIES, DISTANCES = 16, 32  # at which relativity is computed
+ALL_DISTANCES = 65_536  # up to this length every distance is computed, beyond a sample
+WITHIN = 256
+DECAY_BLOCK = 8192
+FLAT = 1e-6  # of a curve's range: a curve this close to its minimum has reached it
 ROUNDING = 1e-9
+# presets whose factor is no ratio of lengths: the length of the call decides, or the paper's rule
+OWN_FACTOR = ("dynamic_ntk_llama", "su_leaky_rerope")
 
 
 def check(
@@ -44,107 +60,117 @@ def check(
     heads: int = 8,
     length: int | None = None,
     trained: int | None = None,
-) -> Checked:
+) -> SchemeProperties:
     """The properties of a scheme, or of each of its distinct layers.
 
-    Without a length it is 4,096, or what shows all the lengths that the scheme names. Without a
-    trained length it is the one that the scheme names, or a quarter of the length. Heads have 64
-    dimensions, or as many as a scheme's own list of factors asks for.
+    The default length is 4,096, or one that shows all lengths the scheme names; the default trained
+    length is the one that the scheme names, or a quarter of the length; the default head size is
+    64, or what a scheme's own list of factors needs.
     """
-    each = distinct(scheme)
-    dim = max(map(lengths.default_dim, each)) if dim is None else dim
+    layers = catalogue.distinct_layers(scheme)
+    dim = max(map(catalogue.default_dim, layers)) if dim is None else dim
     if length is None:
-        length = max(USUAL, *(_named_length(s) for s in each))
-    lengths.check_length(length)
-    if dim < 1 or heads < 1:
-        raise UserError(f"{heads} heads of {dim} dimensions can't be checked: give at least one.")
+        named = [s for s in layers if catalogue.named_trained_length(s)]
+        length = max(LENGTH, *(catalogue.default_length(s) for s in named), 0)
+    catalogue.check_sizes(length, dim, heads)
     if trained is not None and trained < 2:
-        raise UserError(f"a trained length of {trained} tokens shows no distance: give 2 or more.")
+        raise UserError(f"a trained length of {trained} tokens has no distance: give 2 or more.")
     dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
-    sheets = tuple(_sheet(s, length, dims, trained, used) for s, used in each.items())
-    return Checked(str(scheme), length, dim, heads, sheets)
+    sheets = tuple(_properties(s, length, dims, trained, used) for s, used in layers.items())
+    return SchemeProperties(str(scheme), length, dim, heads, sheets)
 
 
-def _named_length(scheme: Scheme) -> int:
-    """A length that shows what the scheme names; 0 where it names none."""
-    named = lengths.trained(scheme)
-    return lengths.default_length(scheme) if named else 0
+def compare(
+    *, length: int = LENGTH, trained: int = TRAINED, dim: int = 64, heads: int = 8
+) -> Iterator[SchemeProperties]:
+    """The properties of each preset, in the order of the table of presets."""
+    if not 2 <= trained <= length:
+        raise UserError(
+            f"schemes are compared from a trained length to a longer one, but got {trained} and "
+            f"{length}: give --trained below --length."
+        )
+    for name, build in PRESETS.items():
+        scheme = preset_for(build, length, trained, dim)
+        try:
+            properties = check(scheme, dim=dim, heads=heads, length=length, trained=trained)
+            yield replace(properties, name=name)
+        except UserError as error:
+            yield SchemeProperties(str(scheme), length, dim, heads, (), name, str(error))
 
 
-def _sheet(
+def preset_for(
+    build: Callable[..., Scheme | Layers], length: int, trained: int, dim: int
+) -> Scheme | Layers:
+    """A preset with its parameters, known by their names, for these lengths."""
+    factor = length / trained
+    values: dict[str, Any] = {
+        **dict.fromkeys(("train", "original", "length", "mean", "chunk"), trained),
+        "target": length,
+        "max": 4 * length,
+        "factor": factor,
+        "window": max(2, trained // 4),
+        "layers": LAYERS,
+        "short": (1.0,) * (dim // 2),
+        "long": (factor,) * (dim // 2),
+    }
+    names = {*inspect.signature(build).parameters} & {*values}
+    names -= {"factor"} if build.__name__ in OWN_FACTOR else set()
+    return build(**{name: values[name] for name in names})
+
+
+def _properties(
     scheme: Scheme, length: int, dims: Dims, trained: int | None, layers: tuple[int, ...]
 ) -> Properties:
-    field = Field(scheme, length, dims)
-    reach, _ = reached(field)
+    grows = [p for p in scheme.bias if getattr(p, "grows", False)]
+    if grows and length > MAX_TABLE:
+        raise UserError(
+            f"{grows[0]} keeps a number for every distance: give a length of at most {MAX_TABLE}."
+        )
+    model = ScoreModel(scheme, length, dims)
+    reach, _ = embedded_length(model)
+    shown = "The bias depends on content: shown for one random query and key."
+    measured = f"The bias depends on content: measured over {CONTENTS} drawn queries and keys."
+    lines = [note.replace(shown, measured) for note in notes(scheme, length, dims)]
+    if scheme.embed and model.input_weights:
+        lines.append(f"{scheme.embed.name} is learned: its weights are drawn (seed {SEED}).")  # type: ignore[attr-defined]
     known = trained or trained_length(scheme) or max(2, length // 4)
     return Properties(
         written=str(scheme),
         layers=layers,
-        uniqueness=uniqueness(field, reach),
-        extrapolation=extrapolation(field, known),
-        relativity=relativity(field, reach),
-        decay=decay(field, reach),
-        notes=tuple(_notes(field)),
+        uniqueness=uniqueness(model, reach),
+        extrapolation=extrapolation(model, known),
+        relativity=relativity(model, reach),
+        decay=decay(model, reach),
+        notes=tuple(lines),
     )
 
 
-def _notes(field: Field) -> list[str]:
-    """What the numbers don't say by themselves."""
-    read = "The bias depends on content"
-    given = notes(field.scheme, field.length, field.dims)
-    drawn = f"{read}: measured over {CONTENTS} drawn queries and keys."
-    said = [drawn if note.startswith(read) else note for note in given]
-    if field.scheme.embed and field.input_weights:
-        said.append(f"{field.scheme.embed.name} is learned: its weights are drawn (seed {SEED}).")
-    return said
-
-
-# uniqueness
-
-
-def uniqueness(field: Field, reach: int) -> Uniqueness:
+def uniqueness(model: ScoreModel, reach: int) -> Uniqueness:
     """The smallest distance between two codes that the last query sees."""
-    keys = _compared(reach)
-    keys = keys[field.seen(torch.tensor([reach - 1]), keys)]
+    keys = torch.arange(reach)
+    if reach > MAX_COMPARED:  # the first and the last quarter, and others evenly between
+        quarter = MAX_COMPARED // 4
+        between = (quarter, reach - quarter - 1, 2 * quarter)
+        middle = torch.linspace(*between, dtype=torch.float64).long()
+        keys = torch.cat([keys[:quarter], middle, keys[-quarter:]]).unique()
+    keys = keys[model.visible(torch.tensor([reach - 1]), keys)]
     if len(keys) < 2:
         return Uniqueness(None, None, 0, len(keys))
-    codes = _key_codes(field, reach - 1, keys)
-    nearest = torch.cat([_nearest(codes, rows) for rows in torch.arange(len(keys)).split(BLOCK)])
-    apart = (codes - codes[nearest]).norm(dim=-1)
-    apart = apart.where(apart > ROUNDING, 0.0)
-    least = int(apart.argmin())
+    i = torch.full_like(keys, reach - 1)
+    codes = [model.rotation_code(i, keys)]
+    codes += [model.bias_code(i, keys)] if model.scheme.bias else []
+    if model.scheme.embed:
+        own, *_ = code = model.embedding(torch.cat([i[:1], keys]))
+        # the mean square of a query's embedding with its position: 1 + |p|²/D, or |1 + p|²/D
+        size = own.square().mean() + (not isinstance(model.scheme.embed, Multiplicative))
+        codes.append(code[1:] * (size / model.dims.dim) ** 0.5)
+    code = torch.cat(codes, -1)
+    nearest = torch.cat([_nearest(code, rows) for rows in torch.arange(len(keys)).split(BLOCK)])
+    distance = (code - code[nearest]).norm(dim=-1)
+    distance = distance.where(distance > ROUNDING, 0.0)
+    least = int(distance.argmin())
     a, b = sorted((int(keys[least]), int(keys[nearest[least]])))
-    return Uniqueness(float(apart[least]), (a, b), int((apart == 0).sum()), len(keys))
-
-
-def _compared(reach: int) -> Int[Tensor, " n"]:
-    """All tokens; of many, the first and the last quarter of as many as can be, and others
-    evenly between."""
-    if reach <= COMPARED:
-        return torch.arange(reach)
-    quarter = COMPARED // 4
-    middle = torch.linspace(quarter, reach - quarter - 1, 2 * quarter, dtype=torch.float64).long()
-    ends = torch.arange(quarter), torch.arange(reach - quarter, reach)
-    return torch.cat([ends[0], middle, ends[1]]).unique()
-
-
-def _key_codes(field: Field, query: int, keys: Int[Tensor, " n"]) -> Float[Tensor, "n f"]:
-    """Codes of keys seen from one query, whose Euclidean distances are those between codes."""
-    i = torch.full_like(keys, query)
-    found = [field.waves(i, keys)]
-    found += [field.added(i, keys)] if field.scheme.bias else []
-    if field.scheme.embed:
-        code = field.codes(torch.cat([torch.tensor([query]), keys]))
-        width = field.dims.dim
-        by = _own_size(field, code[0])
-        found.append(code[1:] * (by / width) ** 0.5)
-    return torch.cat(found, -1)
-
-
-def _own_size(field: Field, code: Float[Tensor, " dim"]) -> float:
-    """The mean square of a query's embedding with its position in: 1 + |p|²/D, or |1 + p|²/D."""
-    size = float(code.square().mean())
-    return size if isinstance(field.scheme.embed, Multiplicative) else 1 + size
+    return Uniqueness(float(distance[least]), (a, b), int((distance == 0).sum()), len(keys))
 
 
 def _nearest(codes: Float[Tensor, "n f"], rows: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
@@ -158,57 +184,114 @@ def _nearest(codes: Float[Tensor, "n f"], rows: Int[Tensor, " m"]) -> Int[Tensor
 # relativity
 
 
-def relativity(field: Field, reach: int) -> Relativity:
+def relativity(model: ScoreModel, reach: int) -> Relativity:
     """How far scores are from a function of i - j."""
     queries = torch.linspace(0, reach - 1, min(QUERIES, reach)).round().long()
-    behind = sample(reach)
-    step = max(1, len(behind) // DISTANCES)
-    away = torch.cat([torch.tensor(behind[::step]), queries]).unique()  # the first key of each too
-    away = away if field.scheme.causal else torch.cat([-away[1:].flip(0), away])
-    i, j = torch.broadcast_tensors(queries, queries - away[:, None])
-    there = (j >= 0) & (j < reach)
-    seen = there & field.seen(i, j.clamp(0, reach - 1))
-    within = _within(field, i, j, seen)
-    total = _whole(field, i[seen], j[seen])
-    some, all_seen = seen.any(1), (seen == there).all(1)
+    distances = sample(reach)
+    step = max(1, len(distances) // DISTANCES)
+    r = torch.cat([torch.tensor(distances[::step]), queries]).unique()  # each first key too
+    r = r if model.scheme.causal else torch.cat([-r[1:].flip(0), r])
+    i, j = torch.broadcast_tensors(queries, queries - r[:, None])
+    exists = (j >= 0) & (j < reach)
+    j = j.clamp(0, reach - 1)
+    seen = exists & model.visible(i, j)
+    within = _variance_within(model, i, j, seen)
     spread = within**0.5 if within > ROUNDING**2 else 0.0
+    share = 0.0
+    if spread:  # over the total variance, from drawn pairs
+        rng = torch.Generator().manual_seed(SEED)
+        a, b = torch.randint(int(seen.sum()), (2, 2048), generator=rng)
+        qi, kj = i[seen], j[seen]
+        total = float(model.squared_distance(qi[a], kj[a], qi[b], kj[b]).mean() / 2)
+        share = min(1.0, spread / total**0.5)
     return Relativity(
         spread=spread,
-        share=min(1.0, spread / total**0.5) if spread else 0.0,
-        uneven=float((some & ~all_seen).double().mean()),
-        inner=_inner(field, i, j, there) if field.scheme.embed else None,
+        share=share,
+        uneven=float((seen.any(1) & ~(seen == exists).all(1)).double().mean()),
+        inner=_inner_products(model, i, j, exists) if model.scheme.embed else None,
     )
 
 
-def _within(field: Field, i: Tensor, j: Tensor, seen: Tensor) -> float:
-    """The mean variance among pairs of one distance."""
-    count = seen.sum(1)
+def _variance_within(model: ScoreModel, i: Tensor, j: Tensor, seen: Tensor) -> float:
+    """The mean variance among pairs of one distance (a row of i and j)."""
     first, second = torch.triu_indices(i.shape[1], i.shape[1], 1)
-    both = seen[:, first] & seen[:, second]
-    row, pair = both.nonzero(as_tuple=True)
+    row, pair = (seen[:, first] & seen[:, second]).nonzero(as_tuple=True)
     if not len(row):
         return 0.0
     a, b = first[pair], second[pair]
-    squared = field.squared(i[row, a], j[row, a], i[row, b], j[row, b])
+    squared = model.squared_distance(i[row, a], j[row, a], i[row, b], j[row, b])
     # the variance of m values is the sum of their squared differences, each pair once, over m²
     sums = torch.zeros(len(i), dtype=torch.float64).index_add(0, row, squared)
+    count = seen.sum(1)
     return float((sums / count.clamp(min=1)).sum() / count.sum())
 
 
-def _whole(field: Field, i: Tensor, j: Tensor) -> float:
-    """The variance of scores over all these pairs, from drawn pairs of them."""
-    rng = torch.Generator().manual_seed(0)
-    a, b = torch.randint(len(i), (2, 2048), generator=rng)
-    return float(field.squared(i[a], j[a], i[b], j[b]).mean() / 2)
-
-
-def _inner(field: Field, i: Tensor, j: Tensor, there: Tensor) -> float:
+def _inner_products(model: ScoreModel, i: Tensor, j: Tensor, exists: Tensor) -> float:
     """The same share for the inner products of an embedding's vectors by themselves."""
-    tokens, where = torch.stack([i, j.clamp(min=0, max=int(i.max()))]).unique(return_inverse=True)
-    code = field.codes(tokens)
+    tokens, where = torch.stack([i, j]).unique(return_inverse=True)
+    code = model.embedding(tokens)
     value = (code[where[0]] * code[where[1]]).sum(-1)
-    count = there.sum(1, keepdim=True).clamp(min=1)
-    mean = value.where(there, 0).sum(1, keepdim=True) / count
-    within = (value - mean).where(there, 0).square().sum() / there.sum()
-    whole = value[there].var(correction=0)
-    return float((within / whole).sqrt()) if within > ROUNDING**2 * whole else 0.0
+    count = exists.sum(1, keepdim=True).clamp(min=1)
+    mean = value.where(exists, 0).sum(1, keepdim=True) / count
+    within = (value - mean).where(exists, 0).square().sum() / exists.sum()
+    total = value[exists].var(correction=0)
+    return float((within / total).sqrt()) if within > ROUNDING**2 * total else 0.0
+
+
+# decay
+
+
+def abel_bound(model: ScoreModel, i: Tensor, j: Tensor) -> Tensor:
+    """The mean size of the partial sums of Abel's transformation."""
+    return torch.complex(*model.rotation(i, j)).cumsum(-1).abs().mean(-1)
+
+
+CURVES: dict[str, tuple[str, Callable[[ScoreModel, Tensor, Tensor], Tensor]]] = {
+    "rotation": ("rotary", lambda model, i, j: model.rotation(i, j)[0].mean(-1)),
+    "bound": ("rotary", abel_bound),
+    "bias": ("bias", lambda model, i, j: model.bias(i, j).mean(-1)),
+    "embedding": (
+        "embed",
+        lambda model, i, j: torch.cosine_similarity(model.embedding(i), model.embedding(j), -1),
+    ),
+}
+
+
+def decay(model: ScoreModel, reach: int) -> tuple[Curve, ...]:
+    """A curve for each site that the scheme has, over the first `reach` tokens."""
+    rows, last = sample(reach, even=False), torch.tensor([reach - 1])
+    r = torch.arange(reach)
+    if reach > ALL_DISTANCES:  # some between each two rows, evenly spaced
+        spans = [(a, b - a, min(b - a, WITHIN)) for a, b in pairwise([*rows, reach])]
+        r = torch.tensor([a + s * span // count for a, span, count in spans for s in range(count)])
+    seen = model.visible(last, reach - 1 - r)
+    curves = []
+    for name, (site, value_at) in CURVES.items():
+        if getattr(model.scheme, site):
+            blocks = r.split(DECAY_BLOCK)
+            values = torch.cat([value_at(model, last, reach - 1 - block) for block in blocks])
+            curves.append(_curve(name, torch.tensor(rows), r, values.where(seen, torch.nan)))
+    return tuple(curves)
+
+
+def _curve(
+    name: str, rows: Int[Tensor, " rows"], r: Int[Tensor, " n"], values: Float[Tensor, " n"]
+) -> Curve:
+    """The curve through these values at distances r, nan where hidden; `rows` are among r."""
+    shown = values[~values.isnan()]
+    least, range_ = float(shown.min()), float(shown.max() - shown.min())
+    lowest = int((values <= least + FLAT * range_).nonzero()[0])
+    steps = values.diff()[r.diff() == 1]
+    steps = steps[~steps.isnan()]
+    below = r[values < 0]
+    at_rows = values[torch.searchsorted(r, rows)]
+    return Curve(
+        name=name,
+        rows=tuple(zip(rows.tolist(), map(number, at_rows.tolist()), strict=True)),
+        start=float(shown[0]),
+        least=float(values[lowest]),
+        falls_to=int(r[lowest]),
+        last=float(shown[-1]),
+        negative=int(below[0]) if len(below) else None,
+        rises=float((steps > 0).double().mean()) if len(steps) else 0.0,
+    )

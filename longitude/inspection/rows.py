@@ -1,11 +1,8 @@
-"""The four properties of a scheme, as plain values: what `longitude check` prints. No torch here.
+"""What these commands compute, as plain values without torch; field names are JSON keys.
 
-Distances between codes are in scores: how far two scores of the same content lie apart, in the root
-mean square over contents and heads, when content alone makes scores of variance 1.
-
-Rows: what the pictures are made of. Plain values, so that reports need not import torch.
-
-A distance of None is a hidden pair; an empty tuple is a picture that the scheme has nothing for.
+Distances between codes are in units of scores: the root mean square, over contents and heads, of
+the difference of two scores of the same content, where content alone gives scores of variance 1.
+A distance of None is a hidden pair; an empty tuple means that the scheme has nothing to draw.
 """
 
 from __future__ import annotations
@@ -14,125 +11,16 @@ import math
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
-
-@dataclass(frozen=True)
-class Uniqueness:
-    """The smallest distance between the codes of two keys that the last query sees.
-
-    `pair` are two keys so close, `shared` how many of the `compared` keys have another's code.
-    """
-
-    least: float | None
-    pair: tuple[int, int] | None
-    shared: int
-    compared: int
-
-
-@dataclass(frozen=True)
-class Extrapolation:
-    """What changes from the trained length to this one.
-
-    `reach` is how many positions have a code at all, and `refused` the sentence about the next one.
-    `believed` is the largest distance that the rotation is told, `unseen` how many of its `pairs`
-    meet angles that training never showed them, `novelty` by site how far the strangest code lies
-    from all those of training, `scale` the factor on the last query's logits, `hidden` the share of
-    keys that it doesn't see.
-    """
-
-    trained: int
-    length: int
-    reach: int
-    refused: str | None
-    believed: float | None
-    unseen: int | None
-    pairs: int | None
-    novelty: dict[str, float]
-    scale: float
-    hidden: float
-
-    @property
-    def strangest(self) -> float | None:
-        """The novelty of all sites together; None where positions have no code at all."""
-        return None if self.refused else math.hypot(*self.novelty.values())
-
-
-@dataclass(frozen=True)
-class Relativity:
-    """How far scores are from a function of i - j: the root of what their variance is among pairs
-    of one distance. `share` is that over the root of their whole variance, `uneven` the share of
-    distances that some queries see and others don't. All are exactly 0 where scores are such a
-    function, and only there. `inner` is the share for the inner product p_i·p_j of an embedding's
-    vectors alone, which is all that a score has of them if nothing projects them."""
-
-    spread: float
-    share: float
-    uneven: float
-    inner: float | None
-
-    @property
-    def exact(self) -> bool:
-        """Whether position enters as i - j alone."""
-        return self.spread == 0 and self.uneven == 0
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What one thing about a key does with its distance r from the last query.
-
-    `falls_to` is the distance where it has fallen as low as it ever does, in means between `rows`,
-    and `least` that mean; `negative` the first distance below zero; `rises` the share of steps from
-    r to r + 1 at which it rises.
-    """
-
-    name: str
-    rows: tuple[tuple[int, float | None], ...]
-    start: float
-    least: float
-    falls_to: int
-    last: float
-    negative: int | None
-    rises: float
-
-
-@dataclass(frozen=True)
-class Properties:
-    """The four of one scheme; `layers` use it, where layers differ."""
-
-    written: str
-    layers: tuple[int, ...]
-    uniqueness: Uniqueness
-    extrapolation: Extrapolation
-    relativity: Relativity
-    decay: tuple[Curve, ...]
-    notes: tuple[str, ...]
-
-    def curve(self, name: str) -> Curve | None:
-        """One curve, where the scheme has it."""
-        return next((c for c in self.decay if c.name == name), None)
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A scheme with the properties of its distinct layers; `name` is a preset's, where it has one,
-    and `refused` the sentence why a scheme could not be measured."""
-
-    written: str
-    length: int
-    dim: int
-    heads: int
-    sheets: tuple[Properties, ...]
-    name: str | None = None
-    refused: str | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return plain(self)
+SINK = 0.3  # share of a head's attention on the first token (Gu et al. 2024, arXiv:2410.10781)
+USES = 0.1  # share of the variance of its scores that distance explains
 
 
 def plain(value: Any) -> Any:
-    """Values as dictionaries and lists; numbers that JSON lacks become None."""
+    """Rows, or anything made of them, as dictionaries and lists; nan and infinity become None."""
     if is_dataclass(value):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, dict):
         return {key: plain(v) for key, v in value.items()}
     if isinstance(value, tuple | list):
@@ -140,8 +28,11 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+# schemes: the catalogue
+
+
 class PartRow(NamedTuple):
-    """One part: where it acts, how it is written, what it means and who wrote it up."""
+    """One part: where it acts, how it is written, what it means and its paper."""
 
     site: str
     name: str
@@ -151,7 +42,7 @@ class PartRow(NamedTuple):
 
 
 class PresetRow(NamedTuple):
-    """One preset: its call, and the scheme of its defaults (None where it has no full set)."""
+    """One preset: its call, and the scheme of its defaults (None if an argument is required)."""
 
     name: str
     call: str
@@ -160,36 +51,38 @@ class PresetRow(NamedTuple):
     paper: str
 
 
+# show: what a scheme does with distance
+
+
 class DistanceRow(NamedTuple):
-    """The distance that the rotation is told for a true distance, in tokens."""
+    """The distance that the rotation gets for a true distance, in tokens."""
 
     distance: int
     believed: float | None
 
 
 class DecayRow(NamedTuple):
-    """The mean cosine over rotary pairs from this distance to the next row's, its least and
-    greatest value there, and the mean that plain RoPE of the same base has."""
+    """The mean cosine over rotary pairs from this distance to the next row's, its minimum and
+    maximum there, and the mean of unscaled RoPE with the same base."""
 
     distance: int
     mean: float | None
     low: float | None
     high: float | None
-    plain_rows: float
+    plain: float
 
 
 class WavelengthRow(NamedTuple):
-    """A rotary pair's wavelength in tokens, as RoPE has it and as the scheme scales it (None: it
-    stands still)."""
+    """A rotary pair's wavelength in tokens, unscaled and scaled (None: frequency 0)."""
 
     pair: int
-    plain_rows: float
+    plain: float
     scaled: float | None
     state: str
 
 
 class BiasRow(NamedTuple):
-    """What is added to one head's scores at a distance; keys ahead of the query are below zero."""
+    """What is added to one head's scores at a distance; negative distances lie ahead."""
 
     head: int
     distance: int
@@ -206,7 +99,7 @@ class ScaleRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """Believed distances between a few tokens: a row for each query, a column for each key."""
+    """Remapped distances between a few tokens: a row per query, a column per key."""
 
     tokens: tuple[int, ...] = ()
     believed: tuple[tuple[float | None, ...], ...] = ()
@@ -214,7 +107,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Everything about one scheme at one length; `layers` use it, where layers differ."""
+    """Everything about one scheme at one length; `layers` use it, if layers differ."""
 
     written: str
     layers: tuple[int, ...]
@@ -230,7 +123,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Page:
-    """A scheme and the sheets of its distinct layers; `trained` is the length it names, if any."""
+    """A scheme with a sheet for each distinct layer; `trained` is the length it names, if any."""
 
     written: str
     length: int
@@ -240,10 +133,206 @@ class Page:
     sheets: tuple[Sheet, ...]
 
 
-def plain_rows(value: Any) -> Any:
-    """A row, or anything made of rows, as dictionaries and lists: ready for JSON."""
-    if isinstance(value, (Page, Sheet, Grid)):
-        return {name: plain_rows(getattr(value, name)) for name in value.__dataclass_fields__}
-    if hasattr(value, "_asdict"):
-        return value._asdict()
-    return [plain_rows(v) for v in value] if isinstance(value, tuple) else value
+# check: properties
+
+
+@dataclass(frozen=True)
+class Uniqueness:
+    """The smallest distance between the codes of two keys that the last query sees."""
+
+    least: float | None
+    pair: tuple[int, int] | None  # two keys that close
+    shared: int  # keys whose code is also another's
+    compared: int
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """What changes from the trained length to this one."""
+
+    trained: int
+    length: int
+    reach: int  # positions that have a code at all
+    refused: str | None  # the error for the next one
+    believed: float | None  # largest distance that the rotation gets
+    unseen: int | None  # rotary pairs that meet angles outside the trained range
+    pairs: int | None
+    novelty: dict[str, float]  # by site: largest distance from a code to the nearest trained one
+    scale: float  # factor on the last query's logits
+    hidden: float  # share of keys that the last query doesn't see
+
+    @property
+    def total_novelty(self) -> float | None:
+        """The novelty of all sites together; None if positions have no code at all."""
+        return None if self.refused else math.hypot(*self.novelty.values())
+
+
+@dataclass(frozen=True)
+class Relativity:
+    """How far scores are from a function of i - j: exactly 0 if and only if they are one."""
+
+    spread: float  # root of the mean variance among pairs of one distance
+    share: float  # the same over the root of the total variance
+    uneven: float  # share of distances that some queries see and others don't
+    inner: float | None  # `share` for the inner products p_i·p_j of an embedding's vectors alone
+
+    @property
+    def exact(self) -> bool:
+        """Whether position enters as i - j alone."""
+        return self.spread == 0 and self.uneven == 0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity by the distance r of a key from the last query, sampled at `rows`."""
+
+    name: str
+    rows: tuple[tuple[int, float | None], ...]  # r and the value there; None if the key is hidden
+    start: float  # the value at the smallest visible distance
+    least: float  # the minimum,
+    falls_to: int  # and the first distance at which it is reached
+    last: float  # the value at the largest visible distance
+    negative: int | None  # the first distance at which it is below zero
+    rises: float  # share of steps from r to r + 1 at which it rises
+
+
+@dataclass(frozen=True)
+class Properties:
+    """The four properties of one scheme; `layers` are those that use it, if layers differ."""
+
+    written: str
+    layers: tuple[int, ...]
+    uniqueness: Uniqueness
+    extrapolation: Extrapolation
+    relativity: Relativity
+    decay: tuple[Curve, ...]
+    notes: tuple[str, ...]
+
+    def curve(self, name: str) -> Curve | None:
+        """One curve, if the scheme has it."""
+        return next((c for c in self.decay if c.name == name), None)
+
+
+@dataclass(frozen=True)
+class SchemeProperties:
+    """A scheme with the properties of its distinct layers; `name` is that of a preset, `refused`
+    the reason why it could not be measured."""
+
+    written: str
+    length: int
+    dim: int
+    heads: int
+    sheets: tuple[Properties, ...]
+    name: str | None = None
+    refused: str | None = None
+
+
+# inspect --weights: attention scores of a checkpoint; distances are |i - j|
+
+
+@dataclass(frozen=True)
+class Band:
+    """Scores (softmax inputs) of some pairs, and the share of attention that falls on them."""
+
+    count: int
+    mean: float
+    std: float
+    least: float
+    greatest: float
+    mass: float
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The scores of distances from this one to the next bin's."""
+
+    distance: int
+    scores: Band
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Maxima of |Re Σ_t h_t e^(irθ_t)|, h_t = q_t k*_t from the text, for r inside the trained
+    length and past it; and Σ_t |h_t|, which no distance can exceed."""
+
+    inside: float
+    past: float
+    ceiling: float
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """One head."""
+
+    head: int
+    inside: Band
+    past: Band | None
+    position: (
+        float  # share of the variance of scores, less each query's mean, explained by distance
+    )
+    sink: float  # attention on the first token
+    away: float  # mean distance of attention
+    moved: Moved | None
+    bins: tuple[Bin, ...]
+
+    @property
+    def uses_position(self) -> bool:
+        """Whether distance explains a good part of its scores."""
+        return self.position >= USES
+
+    @property
+    def is_sink(self) -> bool:
+        """Whether it leaves much of its attention on the first token."""
+        return self.sink >= SINK
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer, with its scheme."""
+
+    layer: int
+    written: str
+    heads: tuple[HeadRow, ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a head's scores: its root mean square, and that of what softmax sees of it (each
+    query's mean removed)."""
+
+    name: str
+    size: float
+    felt: float
+
+
+@dataclass(frozen=True)
+class HeadTerms:
+    """The four terms of one head, and of their sum."""
+
+    head: int
+    terms: tuple[Term, ...]
+    whole: Term
+
+
+@dataclass(frozen=True)
+class QKTerms:
+    """The decomposition of one layer's scores."""
+
+    layer: int
+    pairs: int
+    heads: tuple[HeadTerms, ...]
+
+
+@dataclass(frozen=True)
+class ScoreStatistics:
+    """What was measured of a checkpoint on `length` tokens, for `queries` of them."""
+
+    model: str
+    scheme: str
+    trained: int | None
+    length: int
+    queries: int
+    text: str
+    layers: tuple[LayerRow, ...]
+    terms: QKTerms | None
+    notes: tuple[str, ...]

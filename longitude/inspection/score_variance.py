@@ -1,127 +1,174 @@
-"""The score of a pair as a function of where its query and key stand, whatever they say.
+"""The score of a query and a key as a function of their positions, over random content.
 
-Content is drawn at random: entries of q and k, or of the embeddings x, are independent and of
-variance 1, and score = q·k/√d then has variance 1 without any position. The scores s(i, j) and
-s(i', j') of one content at two pairs of places differ; how much, in the root mean square over
-contents, is the distance between the codes of the two pairs. It has a closed form at each site:
+Entries of q and k, or of the embeddings x, are independent with variance 1, so that q·k/√d has
+variance 1 without positions. The distance between the codes of two pairs (i, j) and (i', j') is the
+root mean square over contents of s(i, j) - s(i', j'). Squared, it has a closed form at each site:
 
-- rotation: q·R(a)k/√d lies (2/d) Σ_t |e^(iaθ_t) - e^(ibθ_t)|² from q·R(b)k/√d, squared; dimensions
-  that don't turn add nothing, a decay or a scale of queries multiplies;
-- bias: (b_h - b'_h)², in the mean over heads, and over some drawn contents where it reads content;
-- embedding: with x + p in place of x and random projections, so that a score is
-  (x_i + p_i)ᵀ A (x_j + p_j) / D with independent entries of variance 1 in A, it is
-  |Δp_i|²/D + |Δp_j|²/D + |p_i p_jᵀ - p'_i p'_jᵀ|²/D², D the model's width: the terms
-  position–content, content–position and position–position, one after the other.
+- rotation: (2/d) Σ_t |e^(iaθ_t) - e^(ibθ_t)|² between q·R(a)k/√d and q·R(b)k/√d; unrotated
+  dimensions add nothing, xPos's decay and the scale of queries multiply;
+- bias: (b_h - b'_h)², the mean over heads, and over drawn contents where it depends on content;
+- embedding: with x + p for x and random projections, s = (x_i + p_i)ᵀ A (x_j + p_j) / D, entries
+  of A of variance 1, D the model's width: |Δp_i|²/D + |Δp_j|²/D + |p_i p_jᵀ - p'_i p'_jᵀ|²/D², the
+  terms position–content, content–position and position–position.
 
-Sites are added up as if they were independent. What is learned is taken at fresh weights.
+Sites add up as if independent. Learned parts have fresh weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from longitude.core.part import Dims, Weights
+from longitude.core.part import Dims, Pos, Region, Weights
 from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.inspection.curves import positions
-from longitude.inspection.terms import SEED, by_content, count_seen, fresh, name
-from longitude.parts import Multiplicative, Rope
+from longitude.parts import Multiplicative
 
-CONTENTS = 8  # drawn where a bias reads content
-GROWN = 16_384  # tokens up to which a table of every distance is made
+SEED = 0
+CONTENTS = 8  # drawn where a bias depends on content
+MAX_TABLE = 16_384  # tokens up to which a table of every distance or position is computed
 Tokens = Int[Tensor, "*#s"]
-Squares = Float[Tensor, "*_"]
+
+
+def positions(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
+    """The positions of these tokens of a sequence at test time."""
+    ids: Pos = scheme.positions.ids(length)
+    return tokens * ids.step + ids.start if isinstance(ids, range) else ids[tokens]
+
+
+def remapped_distance(scheme: Scheme, i: Tensor, j: Tensor) -> Tensor:
+    """The distance that the rotation gets for query and key positions; nan where hidden."""
+    remap = scheme.rotary.remap if scheme.rotary else None
+    distance = torch.full(torch.broadcast_shapes(i.shape, j.shape), torch.nan, dtype=torch.float64)
+    for region in remap.regions() if remap else (Region(),):
+        distance = torch.where(region.where.visible(i, j), region.q(i) - region.k(j), distance)
+    return distance.where(visible(scheme.areas(), i, j), torch.nan)
+
+
+def visible_keys(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
+    """How many keys each of these queries sees, counted by positions as attention counts."""
+    where = positions(scheme, length, tokens)
+    count = torch.zeros_like(tokens)
+    for area in scheme.areas():
+        start, stop = area.interval(where)
+        stop = stop if scheme.causal else stop.clamp(max=length)
+        count = count + (stop - start).clamp(min=0)
+    return count
+
+
+def fresh_weights(scheme: Scheme, dims: Dims) -> dict[str, Weights]:
+    """Fresh float64 weights by part, the same each time; without those of the input embedding."""
+    scored = replace(scheme, embed=None)
+    weights: dict[str, Weights] = {p.name: {} for p in scored.parts}  # type: ignore[attr-defined]
+    for key, value in scored.init(dims, torch.Generator().manual_seed(SEED)).items():
+        part, _, own = key.partition(".")
+        weights[part][own] = value.double()
+    return weights
 
 
 @dataclass(frozen=True, eq=False)
-class Field:
-    """The scores of one scheme in a sequence of `length` tokens, which are counted from 0."""
+class ScoreModel:
+    """The scores of one scheme in a sequence of `length` tokens, counted from 0."""
 
     scheme: Scheme
     length: int
     dims: Dims
 
-    def __post_init__(self) -> None:
-        grows = [p for p in self.scheme.bias if getattr(p, "grows", False)]
-        if grows and self.length > GROWN:
-            raise UserError(
-                f"{grows[0]} keeps a number for every distance: give a length of at most {GROWN}."
-            )
+    def positions(self, tokens: Tensor) -> Tensor:
+        """The positions of these tokens."""
+        return positions(self.scheme, self.length, tokens)
 
-    def seen(self, i: Tokens, j: Tokens) -> Bool[Tensor, "*_"]:
+    def remapped_distance(self, i: Tokens, j: Tokens) -> Tensor:
+        """The distance that the rotation gets for query token i and key token j; nan if hidden."""
+        return remapped_distance(self.scheme, self.positions(i), self.positions(j))
+
+    def visible(self, i: Tokens, j: Tokens) -> Bool[Tensor, "*_"]:
         """Whether query i sees key j."""
-        return visible(self.scheme.areas(), self._at(i), self._at(j))
+        return visible(self.scheme.areas(), self.positions(i), self.positions(j))
 
-    def squared(self, i: Tokens, j: Tokens, i2: Tokens, j2: Tokens) -> Squares:
+    def squared_distance(self, i: Tokens, j: Tokens, i2: Tokens, j2: Tokens) -> Tensor:
         """The squared distance between the codes of two pairs, elementwise."""
-        total = (self.waves(i, j) - self.waves(i2, j2)).square().sum(-1)
+        total = (self.rotation_code(i, j) - self.rotation_code(i2, j2)).square().sum(-1)
         if self.scheme.bias:
-            total = total + (self.added(i, j) - self.added(i2, j2)).square().sum(-1)
-        return total + self._embedded(i, j, i2, j2) if self.scheme.embed else total
+            total = total + (self.bias_code(i, j) - self.bias_code(i2, j2)).square().sum(-1)
+        if self.scheme.embed is None:
+            return total
+        tokens, where = torch.stack([i, j, i2, j2]).unique(return_inverse=True)
+        code, width = self.embedding(tokens), self.dims.dim
+        a, b, a2, b2 = (code[w] for w in where)
+        da, db = a - a2, b - b2
+        # |a bᵀ - a2 b2ᵀ|² without the difference of large numbers
+        product = (
+            _dot(da, da) * _dot(b, b) + _dot(a2, a2) * _dot(db, db) + 2 * _dot(da, a2) * _dot(b, db)
+        ) / width**2
+        if not isinstance(self.scheme.embed, Multiplicative):  # there content is in: x ⊗ (1 + p)
+            product = product + (_dot(da, da) + _dot(db, db)) / width
+        return total + product
 
     # the sites
 
-    def waves(self, i: Tokens, j: Tokens, tempered: bool = True) -> Float[Tensor, "... f"]:
-        """What rotation and scale make of the product of contents: Euclidean distances between
-        these are distances between codes. Untempered: without the factors on whole scores. Nan
-        where a remap hides the pair."""
+    def rotation(
+        self, i: Tokens, j: Tokens, gain: bool = False
+    ) -> tuple[Float[Tensor, "... half"], Float[Tensor, "... half"]]:
+        """Cosine and sine of each rotary pair's angle times its decay and, with `gain`, the
+        attention factor; nan where a remap hides the pair."""
+        rope, p, q = self.scheme.rotary, self.positions(i), self.positions(j)
+        assert rope is not None, "only called if the scheme has a rotation"
+        dim = rope.dim(self.dims.head_dim)
+        shape = (*torch.broadcast_shapes(i.shape, j.shape), dim // 2)
+        cos, sin = torch.full((2, *shape), torch.nan, dtype=torch.float64)
+        for region in rope.regions(rope.query_rows(p)):
+            frequencies = region.frequencies or rope.frequencies
+            distance = (region.q(p) - region.k(q))[..., None]
+            angle = distance * frequencies.inv_freq(dim, rope.base, self.length)
+            size = torch.exp(distance * rope.decay.rate(dim)) if rope.decay else torch.ones(())
+            size = size * frequencies.gain(self.length) if gain else size
+            here = region.where.visible(p, q)[..., None]
+            cos = torch.where(here, angle.cos() * size, cos)
+            sin = torch.where(here, angle.sin() * size, sin)
+        return cos, sin
+
+    def rotation_code(self, i: Tokens, j: Tokens, factors: bool = True) -> Float[Tensor, "... f"]:
+        """Vectors whose Euclidean distances are those between codes of rotation and scale, with or
+        without the factors on whole scores."""
         rope, d = self.scheme.rotary, self.dims.head_dim
-        size = self.scale(i) if tempered else torch.ones(i.shape, dtype=torch.float64)
+        size = self.scale(i) if factors else torch.ones(i.shape, dtype=torch.float64)
         size = (size * self.scheme.softmax_scale(d) * d**0.5)[..., None]
         if rope is None:
             return size.expand(*torch.broadcast_shapes(i.shape, j.shape), 1)
-        dim = rope.dim(d)
-        cos, sin = self.turns(i, j, tempered)
-        still = torch.full((*cos.shape[:-1], 1), ((d - dim) / d) ** 0.5, dtype=torch.float64)
-        return torch.cat([(2 / d) ** 0.5 * cos, (2 / d) ** 0.5 * sin, still], -1) * size
+        cos, sin = self.rotation(i, j, gain=factors)
+        unrotated = ((d - rope.dim(d)) / d) ** 0.5
+        rest = torch.full((*cos.shape[:-1], 1), unrotated, dtype=torch.float64)
+        return torch.cat([(2 / d) ** 0.5 * cos, (2 / d) ** 0.5 * sin, rest], -1) * size
 
-    def turns(
-        self, i: Tokens, j: Tokens, tempered: bool = False
-    ) -> tuple[Float[Tensor, "... half"], Float[Tensor, "... half"]]:
-        """Cosine and sine of each pair's angle, times its decay and, tempered, the gain."""
-        rope, (p, q) = self._rope, (self._at(i), self._at(j))
-        dim = rope.dim(self.dims.head_dim)
-        shape = (*torch.broadcast_shapes(i.shape, j.shape), dim // 2)
-        both = [torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(2)]
-        for region in rope.regions(rope.query_rows(p)):
-            turned = region.frequencies or rope.frequencies
-            told = (region.q(p) - region.k(q))[..., None]
-            angle = told * turned.inv_freq(dim, rope.base, self.length)
-            size = torch.exp(told * rope.decay.rate(dim)) if rope.decay else torch.ones(())
-            size = size * turned.gain(self.length) if tempered else size
-            here = region.where.visible(p, q)[..., None]
-            made = (angle.cos() * size, angle.sin() * size)
-            both = [torch.where(here, m, b) for m, b in zip(made, both, strict=True)]
-        return both[0], both[1]
-
-    def added(self, i: Tokens, j: Tokens, blank: bool = False) -> Float[Tensor, "... f"]:
-        """What the biases add for each drawn content and head, so scaled that distances between
-        codes are Euclidean. Blank: for queries and keys of zeros, each head's number as it is."""
+    def bias(self, i: Tokens, j: Tokens, contents: int = 0) -> Float[Tensor, "... f"]:
+        """What the biases add, for each drawn content and head; for q = k = 0 where they don't
+        depend on content or `contents` is 0."""
         i, j = torch.broadcast_tensors(i, j)
         queries, row = i.flatten().unique(return_inverse=True)
         keys, column = j.flatten().unique(return_inverse=True)
-        q, k = self._content(queries, blank)
-        each = k.expand(-1, -1, len(keys), -1)
-        p, r = self._at(queries)[None], self._at(keys)[None]
-        at = torch.arange(len(q))[:, None, None], torch.arange(self.dims.heads)[None, :, None]
-        total = torch.zeros(len(q), self.dims.heads, len(row), dtype=torch.float64)
+        drawn = contents if contents and self.bias_reads_content else 0
         scale = self.scheme.softmax_scale(self.dims.head_dim)
-        for part in self.scheme.bias:
-            term = part.term(q, each, p, r, self.weights[name(part)], scale)
-            total = total + term(*at, row[None, None], column[None, None])
-        flat = total.flatten(0, 1).T.unflatten(0, i.shape)
-        return flat if blank else flat / (len(q) * self.dims.heads) ** 0.5
+        q, k = self._content(max(drawn, 1))
+        size = self.scale(queries)[:, None] * scale if drawn else queries[:, None] * 0.0
+        q, k = q * size, k.expand(-1, -1, len(keys), -1) * bool(drawn)
+        total = self._bias_terms(q, k, queries, keys, row, column)
+        return total.flatten(0, 1).T.unflatten(0, i.shape)
 
-    def codes(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n dim"]:
+    def bias_code(self, i: Tokens, j: Tokens) -> Float[Tensor, "... f"]:
+        """Vectors whose Euclidean distances are those between codes of the biases."""
+        values = self.bias(i, j, CONTENTS)
+        return values / values.shape[-1] ** 0.5
+
+    def embedding(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n dim"]:
         """The vector of each token's position at the input."""
-        made = self._every_code
-        return self._made(tokens) if made is None else made[tokens]
+        table = self._embedding_table
+        return self._embedded(tokens) if table is None else table[tokens]
 
     def scale(self, i: Tokens) -> Float[Tensor, "*_"]:
         """The factor on a query's scores, of the first head where heads differ."""
@@ -129,23 +176,23 @@ class Field:
         if not self.scheme.scale:
             return factor
         flat = i.flatten()
-        seen, at = count_seen(self.scheme, self.length, flat)[None], self._at(flat)[None]
+        seen = visible_keys(self.scheme, self.length, flat)[None]
         for part in self.scheme.scale:
-            made = part.scale(at, seen, self.weights[name(part)])[0, 0]
-            factor = factor * made.expand(flat.shape).view(i.shape)
+            weights = self.weights[part.name]  # type: ignore[attr-defined]
+            value = part.scale(self.positions(flat)[None], seen, weights)[0, 0]
+            factor = factor * value.expand(flat.shape).view(i.shape)
         return factor
 
-    # what they share
+    # shared by the sites
 
     @cached_property
     def weights(self) -> dict[str, Weights]:
-        """Fresh weights of what acts on scores, the same each time."""
-        return fresh(self.scheme, self.dims)
+        """Fresh weights of the parts that act on scores."""
+        return fresh_weights(self.scheme, self.dims)
 
     @cached_property
     def input_weights(self) -> Weights:
-        """Fresh weights of the embedding of positions; a table that starts from zeros, where all
-        positions are alike, is drawn as others are."""
+        """Fresh weights of the position embedding; a table of zeros is drawn instead."""
         embed, rng = self.scheme.embed, torch.Generator().manual_seed(SEED)
         drawn = embed.init(self.dims, rng) if embed else {}
         for key, weight in drawn.items():
@@ -154,55 +201,52 @@ class Field:
         return {key: weight.double() for key, weight in drawn.items()}
 
     @cached_property
-    def _every_code(self) -> Tensor | None:
-        """All vectors at once, where they are not too many and none is missing: some are found one
-        after the other."""
+    def bias_reads_content(self) -> bool:
+        """Whether the bias depends on the content of query and key, not on positions alone."""
+        if not self.scheme.bias:
+            return False
+        q, k = self._content(1)
+        query, key = torch.tensor([min(self.length, MAX_TABLE) - 1]), torch.tensor([0])
+        first = torch.tensor([0])
+        drawn, zero = (
+            self._bias_terms(q * size, k * size, query, key, first, first) for size in (1.0, 0.0)
+        )
+        return not torch.equal(drawn, zero)
+
+    @cached_property
+    def _embedding_table(self) -> Tensor | None:
+        """All vectors at once, if they are few and none is missing: some parts are sequential."""
         try:
-            return self._made(torch.arange(self.length)) if self.length <= GROWN else None
+            return self._embedded(torch.arange(self.length)) if self.length <= MAX_TABLE else None
         except UserError:
             return None
 
-    def _made(self, tokens: Tensor) -> Tensor:
+    def _embedded(self, tokens: Tensor) -> Tensor:
         embed = self.scheme.embed
-        assert embed is not None, "only asked for where there is one"
+        assert embed is not None, "only called if the scheme has an embedding"
         blank = torch.zeros(len(tokens), self.dims.dim, dtype=torch.float64)
         blank = blank + 1 if isinstance(embed, Multiplicative) else blank
-        return embed.embed(blank, self._at(tokens), self.input_weights)
+        return embed.embed(blank, self.positions(tokens), self.input_weights)
 
-    @property
-    def _rope(self) -> Rope:
-        assert self.scheme.rotary is not None, "only asked for where there is one"
-        return self.scheme.rotary
-
-    def _at(self, tokens: Tensor) -> Tensor:
-        return positions(self.scheme, self.length, tokens)
-
-    def _content(self, queries: Tensor, blank: bool) -> tuple[Tensor, Tensor]:
-        """Queries that carry every factor on them (contents, heads, queries, d), and one key."""
-        d = self.dims.head_dim
-        read = not blank and by_content(self.scheme, min(self.length, GROWN), self.dims)
-        shape = (CONTENTS if read else 1, self.dims.heads, 1, d)
-        if not read:
-            zero = torch.zeros(shape, dtype=torch.float64)
-            return zero.expand(-1, -1, len(queries), -1), zero
+    def _content(self, count: int) -> tuple[Tensor, Tensor]:
+        """Random queries and keys (contents, heads, 1, d)."""
         rng = torch.Generator().manual_seed(SEED)
+        shape = (count, self.dims.heads, 1, self.dims.head_dim)
         q, k = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
-        factor = self.scale(queries)[:, None] * self.scheme.softmax_scale(d)
-        return q * factor, k
+        return q, k
 
-    def _embedded(self, i: Tensor, j: Tensor, i2: Tensor, j2: Tensor) -> Tensor:
-        """The squared distance that an embedding of positions makes."""
-        tokens, where = torch.stack([i, j, i2, j2]).unique(return_inverse=True)
-        code, width = self.codes(tokens), self.dims.dim
-        a, b, a2, b2 = (code[w] for w in where)
-        da, db = a - a2, b - b2
-        # |a bᵀ - a2 b2ᵀ|² without the difference of large numbers
-        product = (
-            _dot(da, da) * _dot(b, b) + _dot(a2, a2) * _dot(db, db) + 2 * _dot(da, a2) * _dot(b, db)
-        ) / width**2
-        if isinstance(self.scheme.embed, Multiplicative):
-            return product  # content is inside: x ⊗ (1 + p)
-        return (_dot(da, da) + _dot(db, db)) / width + product
+    def _bias_terms(
+        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, row: Tensor, column: Tensor
+    ) -> Float[Tensor, "contents h pairs"]:
+        """The sum of the biases for pairs given as indices into `queries` and `keys`."""
+        p, r = self.positions(queries)[None], self.positions(keys)[None]
+        at = torch.arange(len(q))[:, None, None], torch.arange(self.dims.heads)[None, :, None]
+        total = torch.zeros(len(q), self.dims.heads, len(row), dtype=torch.float64)
+        for part in self.scheme.bias:
+            weights = self.weights[part.name]  # type: ignore[attr-defined]
+            term = part.term(q, k, p, r, weights, self.scheme.softmax_scale(self.dims.head_dim))
+            total = total + term(*at, row[None, None], column[None, None])
+        return total
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

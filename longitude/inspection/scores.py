@@ -1,261 +1,304 @@
 """What a checkpoint's attention scores do with distance, measured on a text.
 
-The text is read once, past the trained window where the model can. Each layer's queries and keys
-are overheard as it runs; scores are made for some of its queries, in blocks, and only their sums by
-distance are kept: memory grows with the length and never holds a matrix of all pairs.
+The text is read once, past the trained window where the model can. Scores are computed for some
+queries of each layer as it runs, in blocks, and only sums by distance are stored: memory grows with
+the length and never holds a matrix of all pairs.
 
-Three questions of the seeds' analysis ("inside the trained length scores are bounded, outside they
-are not"; Chen et al. 2023, arXiv:2306.15595, section 2) are answered besides: how scores past the
-window differ from those inside; what becomes of the very queries and keys of the text when they are
-moved to distances that training never had, next to Σ_t |q_t||k_t|, which bounds them everywhere;
-and which heads use position, as the share η² of the variance of scores that distance explains
-(adjusted for the number of bins; each query's mean is taken off first, because softmax can't see
-it). Attention on the first token tells the sinks (Xiao et al. 2023, arXiv:2309.17453).
+Three questions are answered besides (Chen et al. 2023, arXiv:2306.15595, section 2: scores are
+bounded inside the trained length and not outside): how scores past the window differ from those
+inside; what the text's own queries and keys would score at distances that training never had, next
+to Σ_t |q_t||k_t|, which bounds them at any distance; and which heads use position, as the share η²
+of the variance of scores that distance explains (adjusted for the number of bins; each query's mean
+is removed first, because softmax doesn't see it). Attention on the first token identifies sinks
+(Xiao et al. 2023, arXiv:2309.17453).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.loading import load
 from longitude.hf.patch import applied, own_scheme, trained_length, unpatched
-from longitude.inspection.histogram import Tally
-from longitude.inspection.qk_hooks import Heard, listen
-from longitude.inspection.qk_terms import four_terms
-from longitude.inspection.score_rows import Band, Bin, HeadRow, LayerRow, Measured, Moved
+from longitude.inspection.qk_hooks import LayerQK, capture_qk, qk_terms
+from longitude.inspection.rows import Band, Bin, HeadRow, LayerRow, Moved, ScoreStatistics
 from longitude.ops.attention import terms as score_terms
 from longitude.ops.eager import softmax
 
 QUERIES = 128
-LARGEST = 2**22  # scores of one block
-LONGEST = {"cpu": 4096, "cuda": 32_768}  # tokens that are read if no length is given
-MOVED, PLACES = 64, 512  # pairs that are moved, and to how many distances on each side
+BLOCK = 2**22  # scores computed at once
+DEFAULT_LENGTH = {"cpu": 4096, "cuda": 32_768}  # tokens read at most if no length is given
+MOVED, PLACES = 64, 512  # pairs moved to other distances, and to how many inside and past
 SEED = 0
-JOINT = "\n\n"
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to measure; everything has a default.
+def measure(
+    name: str,
+    *,
+    length: int | None = None,
+    text: tuple[str, ...] = (),
+    queries: int = QUERIES,
+    **load_options: Any,
+) -> ScoreStatistics:
+    """Load a checkpoint and measure its scores.
 
-    `length` is in tokens: without it twice the trained window, as far as the device reads in good
-    time. `text` are files and folders; without any, the topics of Python's own documentation.
+    Args:
+        length: tokens; by default twice the trained window, at most DEFAULT_LENGTH.
+        text: files and folders; by default the topics of Python's own documentation.
+        load_options: of `longitude.hf.load`: device, dtype, revision, trust_remote_code, quiet.
     """
-
-    length: int | None = None
-    text: tuple[str, ...] = ()
-    queries: int = QUERIES
-    device: str = "auto"
-    dtype: str = "auto"
-    revision: str | None = None
-    trust_remote_code: bool = False
-    quiet: bool = True
-
-
-def measure(name: str, options: Options = Options()) -> Measured:  # noqa: B008 (it is frozen)
-    """Load a checkpoint and measure its scores."""
-    model, tokenizer = load(
-        name,
-        device=options.device,
-        dtype=options.dtype,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-        quiet=options.quiet,
-    )
+    model, tokenizer = load(name, **{"quiet": True, **load_options})
     if tokenizer is None:
         raise UserError(f"{shown(name)} has no tokenizer, so no text can be read: add its files.")
-    text = _text(options.text)
-    length = _length(model, options.length)
-    ids = torch.tensor(_tokens(tokenizer, text, length))
+    content, limit = _read_text(text), _max_length(model)
+    if length is None:
+        trained = trained_length(model) or 1024
+        device = next(model.parameters()).device.type
+        length = min(2 * trained, DEFAULT_LENGTH.get(device, 4096), limit or 2 * trained)
+    elif length < 16 or (limit is not None and length > limit):
+        allowed = f"16 to {limit:,}" if limit else "16 or more"
+        raise UserError(f"{length} tokens can't be read by this model: give a length of {allowed}.")
+    ids = tokenizer(content[: 40 * length], verbose=False).input_ids[:length]
     if len(ids) < length:
         raise UserError(
             f"the text has {len(ids)} tokens, but {length} are to be read: give more text or a "
             f"smaller length."
         )
-    called = ", ".join(options.text) or "the topics of Python's documentation"
-    return weights(model, ids, name=str(name), text=called, queries=options.queries)
+    source = ", ".join(text) or "the topics of Python's documentation"
+    return score_statistics(model, torch.tensor(ids), name=str(name), text=source, queries=queries)
 
 
-def weights(
+def score_statistics(
     model: Any, ids: Int[Tensor, " n"], *, name: str = "", text: str = "", queries: int = QUERIES
-) -> Measured:
+) -> ScoreStatistics:
     """What the scores of a loaded model do on these tokens."""
-    trained = trained_length(model)
-    inside = len(ids) if trained is None else min(trained, len(ids))
-    rows, put_on = _queries(len(ids), queries), applied(model)
-    found: list[LayerRow] = []
+    trained, length = trained_length(model), len(ids)
+    inside = length if trained is None else min(trained, length)
+    first = min(length - 1, max(1, length // 16))  # evenly spread, but not the very beginning
+    rows = torch.linspace(first, length - 1, min(queries, length - first)).round().long().unique()
+    patch, layers = applied(model), []
+    notes = [f"Measured without {patch}, which was applied to it."] if patch else []
     with unpatched(model):
-        listen(model, ids, lambda heard: found.append(_layer(heard, rows, inside, trained)))
-        terms = four_terms(model, ids[:inside], rows[rows < inside])
-        notes = _notes(model, trained, len(ids))
-    return Measured(
+        capture_qk(model, ids, lambda qk: layers.append(_layer_row(qk, rows, inside, trained)))
+        terms = qk_terms(model, ids[:inside], rows[rows < inside])
+        limit = _max_length(model)
+    if trained is None:
+        notes.append("The configuration names no trained length: all is inside.")
+    elif length <= trained:
+        ends = limit is not None and limit <= trained
+        why = "its position table ends there" if ends else "give a greater length"
+        notes.append(f"Nothing was read past the window of {trained:,}: {why}.")
+    return ScoreStatistics(
         model=name,
         scheme=str(own_scheme(model)),
         trained=trained,
-        length=len(ids),
+        length=length,
         queries=len(rows),
         text=text,
-        layers=tuple(sorted(found, key=lambda row: row.layer)),
+        layers=tuple(sorted(layers, key=lambda row: row.layer)),
         terms=terms,
-        notes=(*([f"Measured without {put_on}, which was put on it."] if put_on else []), *notes),
+        notes=tuple(notes),
     )
 
 
-def _notes(model: Any, trained: int | None, length: int) -> list[str]:
-    if trained is None:
-        return ["The configuration names no trained length: all is inside."]
-    if length > trained:
-        return []
-    ends = (most := _most(model)) is not None and most <= trained
-    why = "its table of positions ends there" if ends else "give a greater length"
-    return [f"Nothing was read past the window of {trained:,}: {why}."]
+def _max_length(model: Any) -> int | None:
+    """How many tokens a model has positions for, if they end."""
+    embed: Any = own_scheme(model).layer(0).embed
+    return None if embed is None else getattr(embed, "reach", embed.length)
 
 
-def _queries(length: int, count: int) -> Int[Tensor, " m"]:
-    """Queries spread evenly over the text, but not its very beginning."""
-    first = min(length - 1, max(1, length // 16))
-    return torch.linspace(first, length - 1, min(count, length - first)).round().long().unique()
+def _read_text(paths: tuple[str, ...]) -> str:
+    """The text of some files, and of the files in some folders."""
+    if not paths:
+        from pydoc_data.topics import topics
+
+        return "\n\n".join(topics.values())
+    texts = []
+    for path in map(Path, paths):
+        files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
+        for file in files:
+            try:
+                texts.append(file.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError) as error:
+                if path.is_dir():
+                    continue  # a folder may hold other files
+                why = getattr(error, "strerror", None) or "it is not UTF-8"
+                raise UserError(
+                    f"{shown(str(file))} can't be read ({why}): give a text file."
+                ) from None
+    return "\n\n".join(texts)
 
 
 # one layer
 
 
-def _layer(heard: Heard, rows: Int[Tensor, " m"], inside: int, trained: int | None) -> LayerRow:
-    heads, n = heard.q.shape[1], heard.q.shape[2]
-    tally = Tally(heads, n, inside)
-    for part in rows.split(max(1, LARGEST // (heads * n))):
-        tally.add(part, *scores(heard, part))
-    moved = _moved(heard, trained or n)
-    return LayerRow(
-        layer=heard.layer,
-        written=str(heard.own),
-        heads=tuple(
+def _layer_row(qk: LayerQK, rows: Int[Tensor, " m"], inside: int, trained: int | None) -> LayerRow:
+    heads, n = qk.q.shape[1], qk.q.shape[2]
+    histogram = ScoreHistogram(heads, n, inside)
+    for part in rows.split(max(1, BLOCK // (heads * n))):
+        histogram.add(part, *scores(qk, part))
+    moved = _moved(qk, trained or n)
+    found = []
+    for h in range(heads):
+        near = histogram.band(h, 0, inside)
+        assert near is not None, "every query sees itself, which lies inside"
+        bands = ((a, histogram.band(h, a, b)) for a, b in pairwise(histogram.edges))
+        found.append(
             HeadRow(
                 head=h,
-                inside=_sure(tally.band(h, 0, inside)),
-                past=tally.band(h, inside, n) if inside < n else None,
-                position=tally.explained(h, inside),
-                sink=tally.sink(h),
-                away=tally.away(h),
+                inside=near,
+                past=histogram.band(h, inside, n) if inside < n else None,
+                position=histogram.explained_variance(h, inside),
+                sink=histogram.sink(h),
+                away=histogram.mean_distance(h),
                 moved=moved[h] if moved else None,
-                bins=tuple(
-                    Bin(a, band) for a, b in pairwise(tally.edges) if (band := tally.band(h, a, b))
-                ),
+                bins=tuple(Bin(edge, band) for edge, band in bands if band),
             )
-            for h in range(heads)
-        ),
-    )
+        )
+    return LayerRow(layer=qk.layer, written=str(qk.own), heads=tuple(found))
 
 
 def scores(
-    heard: Heard, rows: Int[Tensor, " m"]
-) -> tuple[Float[Tensor, "h m n"], Tensor, Float[Tensor, "h m n"]]:
-    """The scores of some queries with every key, which of them are seen, and the attention."""
-    n, place = heard.k.shape[2], heard.q.device
-    at = rows.to(place)
-    q, k = heard.q[:1, :, at].float(), heard.k[:1].float()
-    made = score_terms(heard.left, q, k, at, range(n), scale=heard.scale)
-    total = made.content
-    for bias in made.biases.values():
-        total = total + bias * heard.bias_by
-    if heard.softcap:
-        total = heard.softcap * torch.tanh(total / heard.softcap)
-    sinks = None if heard.sinks is None else heard.sinks.float()
-    attended = softmax(total, made.visible, sinks)
-    return total[0].cpu(), made.visible[0, 0].cpu(), attended[0].cpu()
+    qk: LayerQK, rows: Int[Tensor, " m"]
+) -> tuple[Float[Tensor, "h m n"], Bool[Tensor, "m n"], Float[Tensor, "h m n"]]:
+    """The scores of some queries with every key, which of them are visible, and the attention."""
+    at = rows.to(qk.q.device)
+    q, k = qk.q[:1, :, at].float(), qk.k[:1].float()
+    rest = Scheme(bias=qk.own.bias, mask=qk.own.mask)  # q and k are rotated already
+    terms = score_terms(rest, q, k, at, range(k.shape[2]), scale=qk.scale)
+    total = terms.content
+    for bias in terms.biases.values():
+        total = total + bias * qk.bias_scale
+    if qk.softcap:
+        total = qk.softcap * torch.tanh(total / qk.softcap)
+    attended = softmax(total, terms.visible, None if qk.sinks is None else qk.sinks.float())
+    return total[0].cpu(), terms.visible[0, 0].cpu(), attended[0].cpu()
 
 
-def _sure(band: Band | None) -> Band:
-    assert band is not None, "every query sees itself, which lies inside"
-    return band
-
-
-def _moved(heard: Heard, trained: int) -> list[Moved] | None:
-    """What each head would make of pairs of the text at other distances, if it is turned."""
-    found, rope = heard.unturned(), heard.own.rotary
-    if found is None or rope is None:
+def _moved(qk: LayerQK, trained: int) -> list[Moved] | None:
+    """What each head would score for pairs of the text at other distances, if it has RoPE."""
+    pre_rope, rope = qk.pre_rope(), qk.own.rotary
+    if pre_rope is None or rope is None:
         return None
-    q, k = (_complex(x[0], rope.pairs) for x in found)
-    n, dim = q.shape[1], rope.dim(heard.q.shape[-1])
-    rng = torch.Generator().manual_seed(SEED)
-    i, j = torch.randint(n, (2, MOVED), generator=rng)
-    group = len(q) // len(k)
-    size = heard.scale * rope.frequencies.gain(n)
-    pairs = q[:, i] * k.repeat_interleave(group, 0)[:, j].conj() * size  # (heads, moved, half)
+    shape, pair = ((2, -1), -2) if rope.pairs == "half" else ((-1, 2), -1)
+    q, k = (torch.complex(*x[0].double().cpu().unflatten(-1, shape).unbind(pair)) for x in pre_rope)
+    n, dim = q.shape[1], rope.dim(qk.q.shape[-1])
+    i, j = torch.randint(n, (2, MOVED), generator=torch.Generator().manual_seed(SEED))
+    k = k.repeat_interleave(len(q) // len(k), 0)
+    pairs = q[:, i] * k[:, j].conj() * qk.scale * rope.frequencies.gain(n)  # (heads, moved, half)
     theta = rope.frequencies.inv_freq(dim, rope.base, n).to(pairs.device)
-    ends = (0, trained), (trained, 2 * trained)
-    swings = [(pairs.abs().sum(-1)).amax(1)]
-    for low, high in ends:
+    largest = []
+    for low, high in ((0, trained), (trained, 2 * trained)):
         r = torch.linspace(low, high - 1, min(PLACES, high - low), dtype=torch.float64).round()
         wave = torch.polar(torch.ones(()).double(), r.to(theta.device)[:, None] * theta)
         value = torch.einsum("hmt,rt->hmr", pairs, wave.to(pairs.dtype)).real
-        swings.append(value.abs().amax((1, 2)))
-    ceiling, inside, past = (s.tolist() for s in swings)
-    return [Moved(a, b, c) for a, b, c in zip(inside, past, ceiling, strict=True)]
+        largest.append(value.abs().amax((1, 2)).tolist())
+    ceiling = pairs.abs().sum(-1).amax(1).tolist()
+    return [Moved(a, b, c) for a, b, c in zip(*largest, ceiling, strict=True)]
 
 
-def _complex(x: Float[Tensor, "h n r"], pairs: str) -> Tensor:
-    """Rotary dimensions as complex numbers, one for each pair."""
-    x = x.double().cpu()
-    both = (
-        x.unflatten(-1, (2, -1)).unbind(-2)
-        if pairs == "half"
-        else x.unflatten(-1, (-1, 2)).unbind(-1)
-    )
-    return torch.complex(both[0], both[1])
+class ScoreHistogram:
+    """Counts, sums, squares, extremes and attention of each head in bins of the distance |i - j|,
+    whose edges are 0, 1, 2, 3, 4, 6, 8, 12, 16, … and `edge`."""
 
+    def __init__(self, heads: int, length: int, edge: int) -> None:
+        steps = {0, 1, edge, *(m << s for m in (2, 3) for s in range(40))}
+        self.edges = [*sorted(e for e in steps if e < length), length]
+        bins = len(self.edges) - 1
+        self.count = torch.zeros(bins, dtype=torch.float64)
+        # of scores: sum and sum of squares; the same less each query's mean; and of attention
+        self.sums, self.squares, self.centred, self.centred_squares, self.mass = torch.zeros(
+            5, heads, bins, dtype=torch.float64
+        )
+        self.least = torch.full((heads, bins), torch.inf, dtype=torch.float64)
+        self.greatest = -self.least
+        self.first, self.distance = torch.zeros(2, heads, dtype=torch.float64)
+        self.rows = 0
 
-# what is read
+    def add(
+        self,
+        queries: Int[Tensor, " m"],
+        scores: Float[Tensor, "h m n"],
+        seen: Bool[Tensor, "m n"],
+        attended: Float[Tensor, "h m n"],
+    ) -> None:
+        """Add the scores of some queries with every key."""
+        keys = torch.arange(scores.shape[-1])
+        mean = (scores * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
+        for sign in (1, -1):  # keys behind a query, itself included; keys ahead of it
+            at = queries[:, None] - sign * keys
+            here = (at >= 0) & (at < len(keys)) & ((keys > 0) | (sign == 1))
+            at = at.clamp(0, len(keys) - 1)
+            here &= seen.gather(1, at)
+            if bool(here.any()):
+                index = at.expand_as(scores)
+                mass = attended.gather(2, index) * here
+                self._add_by_distance(here, scores.gather(2, index), mean, mass)
+        self.first += attended[:, :, 0].sum(1)
+        self.rows += len(queries)
 
+    def _add_by_distance(
+        self, here: Tensor, scores: Tensor, mean: Tensor, attended: Tensor
+    ) -> None:
+        """The same with distances in place of keys."""
+        low, high = (scores.masked_fill(~here, end) for end in (torch.inf, -torch.inf))
+        centred, scores = (scores - mean) * here, scores * here
+        self.distance += (attended * torch.arange(here.shape[1])).sum((1, 2), dtype=torch.float64)
+        sums = (
+            (self.sums, scores),
+            (self.squares, scores.square()),
+            (self.centred, centred),
+            (self.centred_squares, centred.square()),
+            (self.mass, attended),
+        )
+        for n, (a, b) in enumerate(pairwise(self.edges)):
+            self.count[n] += here[:, a:b].sum()
+            for total, values in sums:
+                total[:, n] += values[..., a:b].sum((1, 2), dtype=torch.float64)
+            self.least[:, n] = torch.minimum(self.least[:, n], low[..., a:b].amin((1, 2)))
+            self.greatest[:, n] = torch.maximum(self.greatest[:, n], high[..., a:b].amax((1, 2)))
 
-def _length(model: Any, asked: int | None) -> int:
-    trained, place = trained_length(model) or 1024, next(model.parameters()).device.type
-    most = _most(model)
-    if asked is None:
-        return min(2 * trained, LONGEST.get(place, 4096), most or 2 * trained)
-    if asked < 16 or (most is not None and asked > most):
-        limit = f"16 to {most:,}" if most else "16 or more"
-        raise UserError(f"{asked} tokens can't be read by this model: give a length of {limit}.")
-    return asked
+    def band(self, head: int, low: int, high: int) -> Band | None:
+        """The scores of distances from one edge up to another; None if there are none."""
+        part = slice(self.edges.index(low), self.edges.index(high))
+        count = float(self.count[part].sum())
+        if not count:
+            return None
+        mean = float(self.sums[head, part].sum()) / count
+        square = float(self.squares[head, part].sum()) / count
+        return Band(
+            count=int(count),
+            mean=mean,
+            std=max(0.0, square - mean**2) ** 0.5,
+            least=float(self.least[head, part].min()),
+            greatest=float(self.greatest[head, part].max()),
+            mass=float(self.mass[head, part].sum()) / self.rows,
+        )
 
+    def explained_variance(self, head: int, high: int) -> float:
+        """The share of the variance of scores, less each query's mean, that bins of distance below
+        `high` explain, adjusted for their number: 1 - (within / (N - bins)) / (total / (N - 1))."""
+        part = slice(0, self.edges.index(high))
+        count, sums = self.count[part], self.centred[head, part]
+        used, pairs = int((count > 0).sum()), float(count.sum())
+        square = float(self.centred_squares[head, part].sum())
+        total = square - float(sums.sum()) ** 2 / max(pairs, 1.0)
+        within = square - float((sums.square() / count.clamp(min=1)).sum())
+        if total <= 1e-12 * max(square, 1e-300) or pairs <= used:
+            return 0.0
+        return max(0.0, 1 - (within / (pairs - used)) / (total / (pairs - 1)))
 
-def _most(model: Any) -> int | None:
-    """How many tokens a model has positions for, where they end."""
-    embed: Any = own_scheme(model).layer(0).embed
-    return None if embed is None else getattr(embed, "reach", embed.length)
+    def sink(self, head: int) -> float:
+        """The mean attention on the first token."""
+        return float(self.first[head]) / self.rows
 
-
-def _text(given: tuple[str, ...]) -> str:
-    """The text of some files, and of the files in some folders."""
-    if not given:
-        from pydoc_data.topics import topics
-
-        return JOINT.join(topics.values())
-    found = []
-    for place in map(Path, given):
-        inside = sorted(f for f in place.rglob("*") if f.is_file()) if place.is_dir() else [place]
-        found += [_read(file, place.is_dir()) for file in inside]
-    return JOINT.join(found)
-
-
-def _read(file: Path, one_of_many: bool) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        if one_of_many:
-            return ""  # a folder may hold what is no text
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UserError(f"{shown(str(file))} can't be read ({why}): give a text file.") from None
-
-
-def _tokens(tokenizer: Any, text: str, length: int) -> list[int]:
-    """The first tokens of a text, of which no more is cut than they can take."""
-    return tokenizer(text[: 40 * length], verbose=False).input_ids[:length]
+    def mean_distance(self, head: int) -> float:
+        """The mean distance of attention."""
+        return float(self.distance[head] / self.mass[head].sum().clamp(min=1e-300))

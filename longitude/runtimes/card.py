@@ -15,7 +15,7 @@ from yaml import YAMLError, safe_load
 
 from longitude import __version__
 from longitude.core.text import parse
-from longitude.inspection.catalogue import inside, row
+from longitude.inspection.catalogue import nested_parts, part_row
 from longitude.runtimes.checkpoint import Opened
 from longitude.runtimes.export import Export
 from longitude.runtimes.learned_table import is_table
@@ -105,20 +105,20 @@ def _what(opened: Opened, done: Sequence[Export], target: int) -> Iterator[str]:
 def _parts(text: str) -> Iterator[Any]:
     """The parts of a scheme, as the list of parts has them."""
     for part in parse(text).layer(0).parts:
-        for one in inside(part):
+        for one in nested_parts(part):
             if one.name not in ("causal", "unscaled", "sequential"):
-                yield row(one)
+                yield part_row(one)
 
 
 def _measured(advice: Advised | None) -> Iterator[str]:
     if advice is None:
         yield (
-            "## Measured\n\nNothing was measured. `longitude extend` measures what a scheme does "
+            "## ScoreStatistics\n\nNothing was measured. `longitude extend` measures what a scheme does "
             "to a model, inside its window and past it."
         )
     elif advice.summary:
         kept = [line for line in advice.summary.splitlines() if not line.startswith("![")]
-        yield "## Measured\n\n#" + "\n".join(kept).strip().replace("\n## ", "\n### ")
+        yield "## ScoreStatistics\n\n#" + "\n".join(kept).strip().replace("\n## ", "\n### ")
 
 
 def _commands(done: Sequence[Export]) -> Iterator[str]:

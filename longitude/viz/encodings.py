@@ -15,10 +15,11 @@ from longitude.viz.text import short, spans
 
 if TYPE_CHECKING:
     from longitude.hf.encodings import Encoding, KnownModel
-    from longitude.inspection.checkpoint import Inspected, Reach
+    from longitude.inspection.api import InspectResult
+    from longitude.inspection.rope_limits import RopeLimits
 
 
-def show(found: Inspected, meanings: dict[str, str], console: Console) -> None:
+def show(found: InspectResult, meanings: dict[str, str], console: Console) -> None:
     """Print everything about one checkpoint."""
     console.print(Text(found.name, style="bold"))
     for encoding in found.encodings:
@@ -64,7 +65,7 @@ def facts(e: Encoding) -> Iterator[tuple[str, str]]:
         yield "note", note
 
 
-def reaches(r: Reach) -> Iterator[tuple[str, str]]:
+def reaches(r: RopeLimits) -> Iterator[tuple[str, str]]:
     """How far a rotation goes, by each law."""
     pairs = r.dim // 2
     still = f"{r.unfinished} of {pairs} pairs don't turn once in the window"
@@ -107,7 +108,7 @@ def _several(e: Encoding) -> str:
     return "; ".join(dict.fromkeys(what for what, _ in e.layers)) or cut(e.scheme or "")
 
 
-def _pictures(found: Inspected, width: int) -> Iterator[RenderableType]:
+def _pictures(found: InspectResult, width: int) -> Iterator[RenderableType]:
     if found.page is None:
         return
     plots: list[Plot] = []

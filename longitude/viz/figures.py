@@ -11,8 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from longitude.inspection.rows import Grid, Page, Sheet
-from longitude.inspection.rows import plain_rows as plain
+from longitude.inspection.rows import Grid, Page, Sheet, plain
 from longitude.viz.text import gaps, spans
 
 # Okabe and Ito's colours, which the colour-blind can tell apart

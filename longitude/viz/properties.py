@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longitude.inspection.rows import Checked, Curve, Properties
+from longitude.inspection.rows import Curve, Properties, SchemeProperties
 from longitude.viz.plot import DIM, Line, Plot
 from longitude.viz.terminal import GAP, side_by_side
 from longitude.viz.text import escaped, fenced, markdown_table, short, spans
@@ -31,7 +31,7 @@ HEADS = (
 )
 
 
-def show(found: Checked, console: Console) -> None:
+def show(found: SchemeProperties, console: Console) -> None:
     """One scheme: a sentence for each property, and its curves."""
     console.print(Text(found.written, style="bold cyan"), soft_wrap=True)
     sizes = f"{found.length:,} tokens, {found.heads} heads of {found.dim} dimensions"
@@ -50,7 +50,7 @@ def show(found: Checked, console: Console) -> None:
             console.print(Text(note, style=DIM))
 
 
-def table(found: Sequence[Checked], console: Console) -> None:
+def table(found: Sequence[SchemeProperties], console: Console) -> None:
     """Many schemes, a line for each of their distinct layers."""
     first = next((s for one in found for s in one.sheets), None)
     if first:
@@ -70,13 +70,13 @@ def table(found: Sequence[Checked], console: Console) -> None:
         console.print(Text(f"{NOTHING} {line}", style=DIM))
 
 
-def markdown(found: Sequence[Checked]) -> str:
+def markdown(found: Sequence[SchemeProperties]) -> str:
     """The same table as Markdown."""
     lines = [[fenced(name), *map(escaped, cells)] for name, cells in rows(found)]
     return markdown_table(["scheme", *HEADS], lines)
 
 
-def rows(found: Sequence[Checked]) -> Iterator[tuple[str, list[str]]]:
+def rows(found: Sequence[SchemeProperties]) -> Iterator[tuple[str, list[str]]]:
     """Each scheme's name and its numbers under `HEADS`."""
     for one in found:
         name = one.name or one.written
@@ -90,7 +90,7 @@ def cells(sheet: Properties) -> list[str]:
     unique, far, relative = sheet.uniqueness, sheet.extrapolation, sheet.relativity
     curve = _leading(sheet)
     told = far.believed
-    strange = far.strangest
+    strange = far.total_novelty
     return [
         NOTHING if unique.least is None else short(unique.least),
         _percent(unique.shared / unique.compared),
@@ -150,7 +150,7 @@ def extrapolation(sheet: Properties) -> Iterator[str]:
     if e.believed is not None:
         unseen = f"{e.unseen} of {e.pairs} pairs meet" if e.unseen else "no pair meets"
         yield f"distances to {short(e.believed)} are believed, {unseen} unseen angles;"
-    strange = e.strangest or 0
+    strange = e.total_novelty or 0
     yield (
         f"the strangest code lies {strange:.3g} from every trained one"
         + (f" ({', '.join(f'{k} {v:.3g}' for k, v in e.novelty.items())})." if strange else ".")

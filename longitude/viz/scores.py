@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longitude.inspection.score_rows import SINK, USES, Band, FourTerms, HeadRow, LayerRow, Measured
+from longitude.inspection.rows import SINK, USES, Band, HeadRow, LayerRow, QKTerms, ScoreStatistics
 from longitude.viz.plot import DASHED, DIM, SOLID, SPARSE, Line, Pattern, Plot, Point
 from longitude.viz.terminal import GAP, side_by_side
 
@@ -17,7 +17,7 @@ LOOKS: tuple[tuple[str, Pattern], ...] = (("cyan", SOLID), ("yellow", DASHED), (
 NOTHING = "–"
 
 
-def show(measured: Measured, console: Console) -> None:
+def show(measured: ScoreStatistics, console: Console) -> None:
     """Print the layers' table, curves by distance, and the four terms where there are some."""
     window = f"; window {measured.trained:,}" if measured.trained else ""
     head = f"{measured.queries} queries of {measured.length:,} tokens of {measured.text}{window}"
@@ -75,7 +75,7 @@ def layers(rows: Sequence[LayerRow]) -> Table:
     return made
 
 
-def terms(found: FourTerms) -> Table:
+def terms(found: QKTerms) -> Table:
     """Each head's terms, as softmax feels them: each query's mean is taken off."""
     made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style=DIM)
     made.add_column("head", justify="right")
@@ -87,7 +87,7 @@ def terms(found: FourTerms) -> Table:
     return made
 
 
-def sentences(measured: Measured) -> list[str]:
+def sentences(measured: ScoreStatistics) -> list[str]:
     """Which heads use position, and which are sinks."""
     every = [(row.layer, h) for row in measured.layers for h in row.heads]
     uses = [(layer, h.head) for layer, h in every if h.uses_position]
@@ -106,7 +106,7 @@ def sentences(measured: Measured) -> list[str]:
     return said
 
 
-def by_distance(measured: Measured) -> Plot:
+def by_distance(measured: ScoreStatistics) -> Plot:
     """The mean score by distance, of the first, the middle and the last layer."""
     lines = []
     for row, look in zip(_chosen(measured.layers), LOOKS, strict=False):
@@ -118,7 +118,7 @@ def by_distance(measured: Measured) -> Plot:
     return _plot(measured, "Mean score", "by tokens away (log)", lines)
 
 
-def attended(measured: Measured) -> Plot:
+def attended(measured: ScoreStatistics) -> Plot:
     """The share of attention at most so far away."""
     rows = _chosen(measured.layers)
     lines = []
@@ -134,7 +134,7 @@ def attended(measured: Measured) -> Plot:
 
 
 def _plot(
-    measured: Measured, title: str, axes: str, lines: list[Line], ends: Sequence[float] = ()
+    measured: ScoreStatistics, title: str, axes: str, lines: list[Line], ends: Sequence[float] = ()
 ) -> Plot:
     trained = measured.trained
     mark = ("trained", float(trained)) if trained and trained < measured.length else None

@@ -5,15 +5,20 @@ The list of parts and presets in the terminal.
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from longitude.core.atomic_io import whole_file
+from longitude.core.validate import UserError
 from longitude.inspection.rows import Grid, Page, PartRow, PresetRow, Sheet
 from longitude.viz.plot import (
     DASHED,
@@ -232,3 +237,26 @@ def _entry(console: Console, call: str, lines: list[str], paper: str) -> None:
 
 def _indented(text: Text, by: int) -> Padding:
     return Padding(text, (0, 0, 0, by), expand=False)
+
+
+def render(show: Callable[[Console], None], *, color: bool = False, width: int = 100) -> str:
+    """What a function prints on a console, as text."""
+    system: Any = "256" if color else None
+    out = io.StringIO()
+    show(Console(file=out, width=width, force_terminal=color, color_system=system, highlight=False))
+    return out.getvalue().rstrip("\n")
+
+
+def write_rendered(show: Callable[[Console], None], path: Path) -> Path:
+    """What a function prints on a console, as a page (.html) or as Markdown (.md)."""
+    if path.suffix == ".html":
+        console = Console(file=io.StringIO(), width=100, record=True, highlight=False)
+        show(console)
+        text = console.export_html()
+    elif path.suffix == ".md":
+        text = f"```\n{render(show)}\n```\n"
+    else:
+        raise UserError(f"a report can't be written to {path}: end its name in .html or .md.")
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return path

@@ -74,7 +74,7 @@ def test_what_is_wrong_is_told_even_where_nothing_else_can_be(
 
 def test_a_fault_is_told_and_ends_with_1(longitude: Callable[..., Ran], faulty: str) -> None:
     code, out, _ = longitude("inspect", faulty)
-    assert code == 1 and "two types: " in out and "what runtimes make of it" in out
+    assert code == 1 and "two types: " in out and "What runtimes compute from it" in out
     code, out, _ = longitude("inspect", faulty, "--json")
     assert code == 1 and json.loads(out)["faults"][0]["name"] == "two types"
 
@@ -87,7 +87,7 @@ def test_a_fault_is_told_and_ends_with_1(longitude: Callable[..., Ran], faulty: 
         (("tiny-rope", "--to", "far"), "--to takes a length, but got 'far'"),
         (("tiny-rope", "--length", "64"), "give --weights too"),
         (("--all", "--to", "4x"), "about one model"),
-        (("tiny-rope", "--to", "3"), "less than one turn"),
+        (("tiny-rope", "--to", "3"), "less than one rotation"),
         (("nowhere.gguf",), "there is no file or folder 'nowhere.gguf'"),
     ],
 )

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from longitude import parse
-from longitude.inspection.page import page
+from longitude.inspection.curves import page
 from longitude.presets import PRESETS
 from longitude.viz import terminal
 

@@ -12,7 +12,7 @@ from longitude import Scheme, parse
 from longitude.core.part import Dims
 from longitude.explorer.data import drawn
 from longitude.explorer.options import LONGEST, Asked, Column
-from longitude.inspection import curves, terms
+from longitude.inspection import curves
 
 
 def column(method: str, **asked: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_the_map_is_relative_to_the_model() -> None:
 
 def test_biases_are_the_librarys() -> None:
     found = column("alibi_lm", window=64, length=256)["bias"]
-    rows = terms.bias(scheme("alibi()"), 256, Dims(512, 8, 64))
+    rows = curves.bias(scheme("alibi()"), 256, Dims(512, 8, 64))
     assert found["bias"] == pytest.approx([r.bias for r in rows])
     assert found["head"] == [r.head for r in rows]
 

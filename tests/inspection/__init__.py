@@ -1,2 +1,3 @@
-"""Tests of longitude/inspect. A package tests/inspect would hide Python's own module of that name
-from processes that are started with pytest's path."""
+"""Tests of longitude/inspection."""
+
+"""Tests of longitude/inspection."""

@@ -9,10 +9,9 @@ import torch
 
 from longitude import Dims, Scheme, parse
 from longitude.core.validate import UserError
-from longitude.inspection import decay as falling
-from longitude.inspection.properties import check
-from longitude.inspection.rows import Extrapolation, Properties
-from longitude.inspection.score_variance import Field
+from longitude.inspection.properties import abel_bound, check
+from longitude.inspection.rows import Extrapolation, Properties, plain
+from longitude.inspection.score_variance import ScoreModel
 from longitude.ops.attention import terms
 
 RELATIVE = (
@@ -57,8 +56,8 @@ def sheet(text: str, length: int = 256, trained: int = 64, dim: int = 16) -> Pro
     return check(parse(text), dim=dim, heads=4, length=length, trained=trained).sheets[0]
 
 
-def field(text: str, length: int, dim: int = 8, heads: int = 2) -> Field:
-    return Field(scheme(text), length, Dims(dim=dim * heads, heads=heads, head_dim=dim))
+def field(text: str, length: int, dim: int = 8, heads: int = 2) -> ScoreModel:
+    return ScoreModel(scheme(text), length, Dims(dim=dim * heads, heads=heads, head_dim=dim))
 
 
 def far(text: str, length: int = 256, trained: int = 64, dim: int = 16) -> Extrapolation:
@@ -87,14 +86,14 @@ def test_distances_are_those_of_drawn_scores(text: str) -> None:
     for a in pairs:
         for b in pairs:
             drawn = (made.total[:, :, *a] - made.total[:, :, *b]).square().mean()
-            told = f.squared(*(x[None] for x in (*a, *b)))[0]
+            told = f.squared_distance(*(x[None] for x in (*a, *b)))[0]
             assert float(told) == pytest.approx(float(drawn), rel=0.12, abs=1e-12)
 
 
 def test_distances_of_embeddings_are_those_of_drawn_projections() -> None:
     f = field("sinusoidal(base=50)", 40, dim=8, heads=2)
     width, draws = 16, 4000
-    p = f.codes(torch.arange(40))
+    p = f.embedding(torch.arange(40))
     rng = torch.Generator().manual_seed(2)
     x, y = torch.randn(2, draws, width, generator=rng, dtype=torch.float64)
     a = torch.randn(draws, width, width, generator=rng, dtype=torch.float64)
@@ -104,7 +103,7 @@ def test_distances_of_embeddings_are_those_of_drawn_projections() -> None:
 
     for i, j, i2, j2 in [(30, 4, 20, 9), (30, 4, 30, 5), (12, 3, 32, 23)]:
         drawn = (score(i, j) - score(i2, j2)).square().mean()
-        told = f.squared(*(torch.tensor([t]) for t in (i, j, i2, j2)))[0]
+        told = f.squared_distance(*(torch.tensor([t]) for t in (i, j, i2, j2)))[0]
         assert float(told) == pytest.approx(float(drawn), rel=0.1)
 
 
@@ -204,7 +203,7 @@ def test_novelty_is_the_distance_to_the_nearest_trained_code() -> None:
     steeper = math.sqrt(sum((m * (255 - 63)) ** 2 for m in slopes) / 4)
     assert far("alibi()").novelty == {"bias": pytest.approx(steeper)}
     for text in ("rope(remap=rerope(32))", "t5(8, 32)", "learned_tiled(64)", "shaw(16)"):
-        assert far(text).strangest == 0, text
+        assert far(text).total_novelty == 0, text
     assert far("rope(frequencies=yarn(4, original=64))").scale > 1
     assert far("rope() + window(64)").hidden == 0.75
 
@@ -225,7 +224,7 @@ def test_nothing_is_strange_that_was_trained_on_very_long_texts(text: str) -> No
     strange = found.sheets[0].extrapolation
     # leaky distances fall between whole ones, half a step from one at most
     most = 0.5 if "leaky" in text else 0
-    assert strange.strangest is not None and strange.strangest <= most
+    assert strange.total_novelty is not None and strange.total_novelty <= most
     assert strange.unseen in (0, None)
     if "window" in text:
         assert strange.hidden == 1 - 1000 / 800_000
@@ -235,7 +234,7 @@ def test_nothing_is_strange_that_was_trained_on_very_long_texts(text: str) -> No
 def test_a_table_ends() -> None:
     found = far("learned(100)")
     assert found.reach == 100 and found.refused and "100 positions" in found.refused
-    assert found.strangest is None
+    assert found.total_novelty is None
     short = far("learned(100)", length=80, trained=5000)  # no table was trained past its end
     assert short.novelty == {"embedding": 0} and short.refused is None
     assert far("hierarchical(16)").refused is None and far("hierarchical(8)").reach == 64
@@ -254,7 +253,7 @@ def test_a_table_ends() -> None:
 def test_the_abel_bound_has_its_published_numbers(base: float, numbers: dict[int, float]) -> None:
     f = field(f"rope(base={base})", 200_000, dim=128, heads=1)
     r = torch.tensor([*numbers])
-    found = falling.bound(f, torch.tensor([199_999]), 199_999 - r)
+    found = abel_bound(f, torch.tensor([199_999]), 199_999 - r)
     torch.testing.assert_close(
         found, torch.tensor([*numbers.values()], dtype=torch.float64), atol=0.051, rtol=0
     )
@@ -280,6 +279,21 @@ def test_curves_stop_falling_where_they_are_lowest() -> None:
     assert hidden is not None and all((mean is None) == (r >= 50) for r, mean in hidden.rows)
 
 
+def test_decay_gives_true_values_at_true_distances() -> None:
+    """Not the mean of a bin at the bin's first distance."""
+    found = check(parse("rope() + alibi()")).sheets[0]
+    turned, biased = found.curve("rotation"), found.curve("bias")
+    assert turned is not None and biased is not None
+    slope = sum(2.0**-h for h in range(1, 9)) / 8
+    assert all(value == pytest.approx(-slope * r) for r, value in biased.rows)
+    assert (biased.falls_to, biased.least) == (4095, pytest.approx(-slope * 4095))
+    theta = torch.tensor([1e4 ** (-2 * t / 64) for t in range(32)], dtype=torch.float64)
+    cosine = torch.cos(torch.arange(4096)[:, None] * theta).mean(1)
+    assert turned.falls_to == int(cosine.argmin()) == 4075
+    assert turned.least == pytest.approx(float(cosine.min()))
+    assert all(value == pytest.approx(float(cosine[r])) for r, value in turned.rows)
+
+
 def test_long_sequences_are_sampled() -> None:
     found = check(parse("rope(remap=leaky_rerope(1024, 16))"), length=1_000_000)
     assert found.sheets[0].uniqueness.compared <= 4096
@@ -291,7 +305,7 @@ def test_long_sequences_are_sampled() -> None:
 def test_layers_are_checked_once_each() -> None:
     found = check(parse("layers(rope(), alibi(), rope())"), dim=16, heads=2, length=64)
     assert [s.layers for s in found.sheets] == [(0, 2), (1,)]
-    data = found.plain()
+    data = plain(found)
     assert data["sheets"][1]["relativity"]["spread"] == 0 and data["length"] == 64
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from longitude.core.validate import UserError
-from longitude.inspection.histogram import Tally
-from longitude.inspection.qk_hooks import Heard, listen
-from longitude.inspection.scores import Options, measure, scores, weights
+from longitude.inspection.qk_hooks import LayerQK, capture_qk
+from longitude.inspection.rows import plain
+from longitude.inspection.scores import ScoreHistogram, measure, score_statistics, scores
 
 from ..hf.families.models import tiny, tokens
 from ..hf.tiny import SLIDING, config_of, ids, sharp
@@ -43,9 +43,9 @@ def family(kind: str) -> Any:
     return tiny(kind, head, "eager", **entries)
 
 
-def all_heard(model: Any, text: Tensor) -> list[Heard]:
-    found: list[Heard] = []
-    listen(model, text, found.append)
+def all_heard(model: Any, text: Tensor) -> list[LayerQK]:
+    found: list[LayerQK] = []
+    capture_qk(model, text, found.append)
     return found
 
 
@@ -82,7 +82,7 @@ def test_listening_leaves_a_model_as_it_was() -> None:
     model, text = eager("llama"), ids(40)[0]
     with torch.no_grad():
         before = model(input_ids=text[None]).logits
-        listen(model, text, lambda heard: None)
+        capture_qk(model, text, lambda heard: None)
         assert torch.equal(before, model(input_ids=text[None]).logits)
     assert model.config._attn_implementation == "eager"
 
@@ -92,24 +92,25 @@ def test_queries_are_turned_back(kind: str) -> None:
     """Undone, the same token has the same query and key at every place of the first layer."""
     model = eager(kind)
     first = all_heard(model, torch.full((20,), 7))[0]
-    found = first.unturned()
+    found = first.pre_rope()
     assert found is not None
-    for turned, plain in zip((first.q, first.k), found, strict=True):
-        assert not torch.allclose(turned[:, :, :1], turned, atol=1e-3)
-        torch.testing.assert_close(plain[:, :, :1].expand_as(plain), plain, atol=1e-4, rtol=1e-4)
+    for rotated, unrotated in zip((first.q, first.k), found, strict=True):
+        assert not torch.allclose(rotated[:, :, :1], rotated, atol=1e-3)
+        first_token = unrotated[:, :, :1].expand_as(unrotated)
+        torch.testing.assert_close(first_token, unrotated, atol=1e-4, rtol=1e-4)
 
 
 def test_bands_sinks_and_distances_are_sums_over_pairs() -> None:
     model, text = eager("llama"), ids(90)[0]  # its window is 64
-    found = weights(model, text, queries=1000)
+    found = score_statistics(model, text, queries=1000)
     assert (found.trained, found.length, found.scheme) == (64, 90, "rope()")
     first = max(1, 90 // 16)
     rows, keys = torch.arange(first, 90), torch.arange(90)
     assert found.queries == len(rows)
     away = rows[:, None] - keys
-    for layer, heard in zip(found.layers, all_heard(model, text), strict=True):
-        group = heard.q.shape[1] // heard.k.shape[1]
-        full = heard.q[0] @ heard.k[0].repeat_interleave(group, 0).mT * heard.scale
+    for layer, qk in zip(found.layers, all_heard(model, text), strict=True):
+        group = qk.q.shape[1] // qk.k.shape[1]
+        full = qk.q[0] @ qk.k[0].repeat_interleave(group, 0).mT * qk.scale
         full = full[:, rows].double()
         attended = full.masked_fill(away < 0, -torch.inf).softmax(-1)
         for h, head in enumerate(layer.heads):
@@ -133,9 +134,9 @@ def test_bands_sinks_and_distances_are_sums_over_pairs() -> None:
 
 def test_moved_pairs_are_the_rotation_at_other_distances() -> None:
     model, text = eager("llama"), ids(80)[0]
-    found = weights(model, text).layers[0].heads[1].moved
+    found = score_statistics(model, text).layers[0].heads[1].moved
     assert found is not None
-    plain = all_heard(model, text)[0].unturned()
+    plain = all_heard(model, text)[0].pre_rope()
     assert plain is not None
     q, k = plain[0][0, 1].double(), plain[1][0, 0].double()  # two heads share a key's
     rng = torch.Generator().manual_seed(0)
@@ -163,16 +164,16 @@ def test_a_head_that_goes_by_distance_alone_is_told_from_one_that_never_does() -
     level = 50 * torch.randn(len(rows), 1, generator=rng, dtype=torch.float64)  # softmax is blind
     made = torch.stack([near + level, noise + level, near + noise + level])
     attended = made.masked_fill(~seen, -torch.inf).softmax(-1)
-    tally = Tally(3, n, 100)
+    histogram = ScoreHistogram(3, n, 100)
     for part in torch.arange(len(rows)).split(50):
-        tally.add(rows[part], made[:, part], seen[part], attended[:, part])
-    shares = [tally.explained(h, n) for h in range(3)]
+        histogram.add(rows[part], made[:, part], seen[part], attended[:, part])
+    shares = [histogram.explained_variance(h, n) for h in range(3)]
     assert shares[0] > 0.7 and shares[1] < 0.01
     assert shares[1] < shares[2] < shares[0]
 
 
 def test_windows_hide_what_is_past_them() -> None:
-    found = weights(eager("mistral", **SLIDING), ids(90)[0])
+    found = score_statistics(eager("mistral", **SLIDING), ids(90)[0])
     for layer in found.layers:
         assert layer.written.endswith("window(12)")
         assert all(
@@ -181,7 +182,7 @@ def test_windows_hide_what_is_past_them() -> None:
 
 
 def test_a_checkpoint_is_measured_on_text(tmp_path: Path) -> None:
-    found = measure("tiny-rope", Options(length=300, queries=16))
+    found = measure("tiny-rope", length=300, queries=16)
     assert (found.trained, found.length, len(found.layers), found.terms) == (256, 300, 5, None)
     assert found.notes == () and all(h.past for row in found.layers for h in row.heads)
     # a trained model looks near: its mean score falls, and most heads go by distance
@@ -189,38 +190,38 @@ def test_a_checkpoint_is_measured_on_text(tmp_path: Path) -> None:
     assert sum(uses) > len(uses) / 2
     text = tmp_path / "text.txt"
     text.write_text("a text of a few words " * 40, encoding="utf-8")
-    short = measure("tiny-learned", Options(text=(str(text),), queries=16))
+    short = measure("tiny-learned", text=(str(text),), queries=16)
     assert short.length == 256 and short.terms is not None and "ends there" in short.notes[0]
-    data = short.plain()
+    data = plain(short)
     assert data["terms"]["heads"][0]["terms"][0]["name"] == "content–content"
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (Options(length=300), "16 to 256"),
-        (Options(length=3), "16 to 256"),
-        (Options(text=("nowhere.txt",)), "can't be read"),
+        ({"length": 300}, "16 to 256"),
+        ({"length": 3}, "16 to 256"),
+        ({"text": ("nowhere.txt",)}, "can't be read"),
     ],
 )
-def test_what_can_not_be_read_is_said(options: Options, said: str) -> None:
+def test_what_can_not_be_read_is_said(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        measure("tiny-learned", options)
+        measure("tiny-learned", **options)
 
 
 def test_no_more_scores_than_a_block_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from longitude.inspection import scores as module
 
     model, text = eager("llama"), ids(80)[0]
-    whole, made = weights(model, text), []
+    whole, made = score_statistics(model, text), []
 
-    def watched(heard: Heard, rows: Tensor) -> Any:
-        made.append(heard.q.shape[1] * len(rows) * heard.k.shape[2])
-        return scores(heard, rows)
+    def watched(qk: LayerQK, rows: Tensor) -> Any:
+        made.append(qk.q.shape[1] * len(rows) * qk.k.shape[2])
+        return scores(qk, rows)
 
     monkeypatch.setattr(module, "scores", watched)
-    monkeypatch.setattr(module, "LARGEST", 1000)
-    parts = weights(model, text)
+    monkeypatch.setattr(module, "BLOCK", 1000)
+    parts = score_statistics(model, text)
     assert max(made) <= 1000 and len(made) > 4 * len(whole.layers)
     for a, b in zip(whole.layers, parts.layers, strict=True):
         for mine, theirs in zip(a.heads, b.heads, strict=True):
@@ -230,7 +231,7 @@ def test_no_more_scores_than_a_block_are_made_at_once(monkeypatch: pytest.Monkey
 
 
 def test_encoders_look_both_ways() -> None:
-    found = weights(family("bert"), tokens(14)[0], queries=100)
+    found = score_statistics(family("bert"), tokens(14)[0], queries=100)
     for head in (h for row in found.layers for h in row.heads):
         # 13 queries see 14 keys each: themselves, and 0 to 13 tokens away on either side
         assert head.inside.count == 13 * 14 and head.bins[0].scores.count == 13
@@ -241,18 +242,18 @@ def test_a_patch_is_taken_off_to_measure(tmp_path: Path) -> None:
     from longitude.hf.patch import apply, undo
 
     model, text = eager("llama"), ids(80)[0]
-    plain = weights(model, text)
+    plain = score_statistics(model, text)
     apply(model, "rope(remap=rerope(16))")
-    found = weights(model, text)
+    found = score_statistics(model, text)
     undo(model)
     assert found.layers == plain.layers and found.scheme == "rope()"
-    assert found.notes == ("Measured without rope(remap=rerope(16)), which was put on it.",)
+    assert found.notes == ("Measured without rope(remap=rerope(16)), which was applied to it.",)
 
 
 def test_folders_are_read_but_for_what_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("words " * 60, encoding="utf-8")
     (tmp_path / "b.bin").write_bytes(b"\xff\xfe" * 50)
-    found = measure("tiny-rope", Options(text=(str(tmp_path),), length=300, queries=4))
+    found = measure("tiny-rope", text=(str(tmp_path),), length=300, queries=4)
     assert found.length == 300 and found.text == str(tmp_path)
 
 
@@ -267,4 +268,4 @@ def test_models_without_a_known_way_are_refused(kind: str) -> None:
     config = AutoConfig.for_model(kind, vocab_size=20, d_model=16, **small[kind])
     model = AutoModelForSeq2SeqLM.from_config(config)
     with pytest.raises(UserError, match="one half"):
-        listen(model, torch.arange(5), lambda heard: None)
+        capture_qk(model, torch.arange(5), lambda heard: None)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from rich.cells import cell_len
 from rich.console import Console
 
-from longitude.inspection.score_rows import (
+from longitude.inspection.rows import (
     Band,
     Bin,
-    FourTerms,
+    QKTerms,
     HeadRow,
     HeadTerms,
     LayerRow,
-    Measured,
+    ScoreStatistics,
     Moved,
     Term,
 )
@@ -29,15 +29,15 @@ def head(index: int, position: float, sink: float) -> HeadRow:
     return HeadRow(index, NEAR, FAR, position, sink, 12.0, Moved(8.5, 33.5, 44.5), BINS)
 
 
-def measured() -> Measured:
+def measured() -> ScoreStatistics:
     layers = tuple(LayerRow(n, "rope()", (head(0, 0.5, 0.01), head(1, 0.0, 0.9))) for n in range(3))
-    terms = FourTerms(
+    terms = QKTerms(
         0, 50, (HeadTerms(0, (Term("content–content", 9.0, 4.25),), Term("score", 1.0, 6.5)),)
     )
-    return Measured("a model", "rope()", 8, 16, 4, "a text", layers, terms, ("A note.",))
+    return ScoreStatistics("a model", "rope()", 8, 16, 4, "a text", layers, terms, ("A note.",))
 
 
-def printed(found: Measured, width: int = 80) -> str:
+def printed(found: ScoreStatistics, width: int = 80) -> str:
     show(found, console := Console(file=io.StringIO(), width=width))
     return console.file.getvalue()  # type: ignore[attr-defined]
 

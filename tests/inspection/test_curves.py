@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from longitude import Dims, Scheme, attention, parse
-from longitude.inspection import curves, lengths, terms
-from longitude.inspection.page import page
+from longitude.inspection import catalogue, curves
+from longitude.inspection.curves import page
 from longitude.parts import Alibi, LogN, Rope, Window
 
 DIMS = Dims(dim=32, heads=4, head_dim=8)
@@ -92,7 +92,7 @@ def test_wavelengths_say_what_became_of_each_pair() -> None:
 
 
 def test_bias_of_alibi_and_its_heads() -> None:
-    rows = terms.bias(Scheme.of(Alibi(), Window(40)), 64, Dims(dim=64, heads=8, head_dim=8))
+    rows = curves.bias(Scheme.of(Alibi(), Window(40)), 64, Dims(dim=64, heads=8, head_dim=8))
     assert sorted({r.head for r in rows}) == [0, 2, 5, 7]
     for r in rows:
         slope = 2.0 ** -(r.head + 1)
@@ -100,7 +100,7 @@ def test_bias_of_alibi_and_its_heads() -> None:
 
 
 def test_bias_of_both_directions_has_the_query_in_the_middle() -> None:
-    rows = terms.bias(scheme("alibi(future=2) + bidirectional()"), 21, DIMS)
+    rows = curves.bias(scheme("alibi(future=2) + bidirectional()"), 21, DIMS)
     head = {r.distance: r.bias for r in rows if r.head == 0}
     assert list(head) == list(range(-10, 11))
     assert head[-4] == pytest.approx(-0.25 * 8) and head[4] == pytest.approx(-0.25 * 4)
@@ -113,20 +113,20 @@ def test_bias_is_what_attention_adds() -> None:
     v = torch.eye(n, dtype=torch.float64).expand(1, DIMS.heads, n, n)
     log = attention(s, q, k, v, range(n), range(n), weights, backend="eager")[0, :, -1].log()
     for h in range(DIMS.heads):
-        row = {r.distance: r.bias or 0.0 for r in terms.bias(s, n, DIMS) if r.head == h}
+        row = {r.distance: r.bias or 0.0 for r in curves.bias(s, n, DIMS) if r.head == h}
         added = torch.tensor([row[n - 1 - j] for j in range(n)], dtype=torch.float64)
         torch.testing.assert_close(added.log_softmax(0), log[h])
 
 
 def test_scale_counts_what_a_query_sees() -> None:
     n = 100
-    windowed = terms.scale(Scheme.of(Rope(), LogN(16), Window(32, sinks=2)), n, DIMS)
+    windowed = curves.scale(Scheme.of(Rope(), LogN(16), Window(32, sinks=2)), n, DIMS)
     for r in windowed:
         assert r.seen == sum(r.position - j < 32 or j < 2 for j in range(r.position + 1))
         assert r.factor == pytest.approx(max(1, math.log(r.seen, 16)))
-    both = terms.scale(scheme("rope() + logn(16) + bidirectional()"), n, DIMS)
+    both = curves.scale(scheme("rope() + logn(16) + bidirectional()"), n, DIMS)
     assert {r.seen for r in both} == {n}
-    cooled = terms.scale(scheme("temperature(2) + logn(16, clip=False)"), n, DIMS)
+    cooled = curves.scale(scheme("temperature(2) + logn(16, clip=False)"), n, DIMS)
     assert cooled[4].factor == pytest.approx(math.log(5, 16) / 2)
 
 
@@ -145,7 +145,7 @@ def test_visible_pairs_are_the_masks() -> None:
 def test_samples_are_few_sorted_and_reach_both_ends(count: int, even: bool) -> None:
     found = curves.sample(count, even)
     assert found == sorted(set(found)) and found[0] == 0 and found[-1] == count - 1
-    assert len(found) <= 2 * curves.ROWS + 2
+    assert len(found) <= 2 * curves.SAMPLES + 2
 
 
 def test_default_lengths_come_from_the_scheme() -> None:
@@ -155,11 +155,14 @@ def test_default_lengths_come_from_the_scheme() -> None:
         "rope(frequencies=yarn(16, original=4096))": 65536,
         "window(4)": 64,
         "randomized(2048) + rope()": 512,
-        "window(1000000000000)": lengths.LONGEST,
+        "window(1000000000000)": catalogue.MAX_LENGTH,
     }
-    assert {text: lengths.default_length(scheme(text)) for text in expected} == expected
-    assert lengths.trained(scheme("rope(frequencies=yarn(2, original=64)) + logn(128)")) == 64
-    assert lengths.trained(scheme("rope() + window(8)")) is None
+    assert {text: catalogue.default_length(scheme(text)) for text in expected} == expected
+    assert (
+        catalogue.named_trained_length(scheme("rope(frequencies=yarn(2, original=64)) + logn(128)"))
+        == 64
+    )
+    assert catalogue.named_trained_length(scheme("rope() + window(8)")) is None
 
 
 def test_a_head_that_fits_is_chosen() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.hf.loading import load
-from longitude.inspection.qk_terms import NAMES, four_terms, parts
+from longitude.inspection.qk_hooks import TERMS, qk_terms, split_by_position
 
 from ..hf.families.models import tiny, tokens
 from ..hf.tiny import decoder, ids
@@ -41,7 +41,7 @@ def by_hand(text: Tensor) -> dict[str, Tensor]:
     scale = (width / heads) ** -0.5
     made = {}
     for name, q, k in zip(
-        NAMES, (content, content, place, place), (content, place, content, place), strict=True
+        TERMS, (content, content, place, place), (content, place, content, place), strict=True
     ):
         made[name] = (split(q, 0) @ split(k, 1).mT * scale).detach()
     return made
@@ -52,7 +52,7 @@ def test_gpt2s_terms_are_those_of_its_weights() -> None:
     assert tokenizer is not None
     text = torch.tensor(tokenizer("def parse(text): return ast.literal_eval(text)").input_ids)
     rows = torch.arange(3, len(text), 4)
-    found = four_terms(model, text, rows)
+    found = qk_terms(model, text, rows)
     assert found is not None and found.layer == 0
     seen = torch.arange(len(text)) <= rows[:, None]
     assert found.pairs == int(seen.sum())
@@ -75,14 +75,14 @@ def first_queries(model: Any, text: Tensor, without: tuple[str, ...]) -> Tensor:
         for name, weight in bare.named_parameters():
             if any(part in name for part in without):
                 weight.zero_()
-    return parts(bare, text)[1][0]
+    return split_by_position(bare, text)[1][0]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "opt", "roberta"])
 def test_content_is_what_a_model_without_positions_has_but_for_its_norm(kind: str) -> None:
     model, text = tiny(kind, "AutoModel"), tokens(12)[0]
     place = ("wpe", "position_embeddings", "embed_positions")
-    content = parts(model, text)[2][0]
+    content = split_by_position(model, text)[2][0]
     constant = first_queries(model, text, (*place, "wte", "word_emb", "token_type", "embed_tokens"))
     alone = first_queries(model, text, place)
     assert not torch.allclose(content, alone, atol=1e-2)  # the norm of the sum is another
@@ -91,4 +91,4 @@ def test_content_is_what_a_model_without_positions_has_but_for_its_norm(kind: st
 
 
 def test_rotary_models_have_no_such_terms() -> None:
-    assert four_terms(decoder("llama"), ids(12)[0], torch.arange(12)) is None
+    assert qk_terms(decoder("llama"), ids(12)[0], torch.arange(12)) is None

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from longitude.inspection.rope_limits import (
+    cosine_sums,
     critical_base,
     critical_dimension,
     extrapolation_limit,
+    first_negative,
     least_base,
-    sums,
-    turns_against,
 )
 
 
@@ -74,7 +74,7 @@ def test_sums_are_those_of_each_distance(length: int, step: int) -> None:
     theta = 10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)
     m = torch.arange(0, length, step, dtype=torch.float64)
     expected = torch.cos(m[:, None] * theta).sum(1)
-    torch.testing.assert_close(sums(theta, length, step), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(cosine_sums(theta, length, step), expected, rtol=0, atol=1e-10)
 
 
 def test_the_first_distance_that_is_not_heard() -> None:
@@ -82,6 +82,6 @@ def test_the_first_distance_that_is_not_heard() -> None:
     m = torch.arange(4096, dtype=torch.float64)
     sums = torch.cos(m[:, None] * theta).sum(1)
     expected = int((sums < 0).nonzero()[0])
-    assert turns_against(theta, 0, 4096) == expected
-    assert turns_against(theta, 0, expected) is None
-    assert turns_against(theta, 64, 4096) is None  # half a head that stands still is always heard
+    assert first_negative(theta, 0, 4096) == expected
+    assert first_negative(theta, 0, expected) is None
+    assert first_negative(theta, 64, 4096) is None  # half a head that stands still is always heard

@@ -1,0 +1,370 @@
+"""The functions behind `longitude inspect`, `check`, `show` and `schemes`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longitude.core.progress import Event, Progress, silent
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from longitude.inspection.rows import (
+    Page,
+    PartRow,
+    PresetRow,
+    SchemeProperties,
+    ScoreStatistics,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from longitude.hf.encodings import Encoding, KnownModel
+    from longitude.hf.faults import Fault
+    from longitude.inspection.rope_limits import RopeLimits
+    from longitude.runtimes.lint import Lint
+
+
+class TextResult:
+    """A result that is printed on a console of rich."""
+
+    def show(self, console: Console) -> None:
+        """Print the result."""
+        raise NotImplementedError
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """What the terminal prints."""
+        from longitude.viz.terminal import render
+
+        return render(self.show, color=color, width=width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write what the terminal prints as a page (.html) or as Markdown (.md)."""
+        from longitude.viz.terminal import write_rendered
+
+        return write_rendered(self.show, Path(path))
+
+
+# schemes
+
+
+@dataclass(frozen=True)
+class SchemesResult(TextResult):
+    """Parts and presets, each with its written form, meaning and paper."""
+
+    parts: tuple[PartRow, ...]
+    presets: tuple[PresetRow, ...]
+
+    def show(self, console: Console) -> None:
+        """Print parts under their sites, then presets."""
+        from longitude.viz.terminal import listing
+
+        listing(self.parts, self.presets, console)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return plain(vars(self))
+
+
+def schemes(site: str | None = None) -> SchemesResult:
+    """List every part (of one site) and every preset (without a site)."""
+    from longitude.inspection import catalogue
+
+    return SchemesResult(catalogue.parts(site), () if site else catalogue.presets())
+
+
+# show
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Sizes for `show`; a length and a head size of None are chosen to fit the scheme."""
+
+    length: int | None = None
+    dim: int | None = None
+    heads: int = 8
+
+
+@dataclass(frozen=True)
+class ShowResult(TextResult):
+    """What the parts of a scheme do."""
+
+    page: Page
+
+    def show(self, console: Console) -> None:
+        """Print the parts with their papers, and pictures."""
+        from longitude.viz import terminal
+
+        terminal.show(self.page, console)
+
+    def report(self, path: str | Path) -> Path:
+        """Draw into a file: .html, .png or .svg."""
+        from longitude.viz import files
+
+        files.write(self.page, Path(path))
+        return Path(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return plain(self.page)
+
+
+def show(
+    scheme: str | Scheme | Layers,
+    *,
+    options: ShowOptions = ShowOptions(),  # noqa: B008 (frozen)
+) -> ShowResult:
+    """Compute what the parts of a scheme do: distances, decay, wavelengths, bias, scale, mask."""
+    from longitude.inspection.curves import page
+
+    parsed = parse(scheme) if isinstance(scheme, str) else scheme
+    return ShowResult(page(parsed, options.length, options.dim, options.heads))
+
+
+# check
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Sizes for `check`; those that are None follow from the scheme (see `properties.check`)."""
+
+    dim: int | None = None
+    heads: int = 8
+    length: int | None = None
+    trained: int | None = None
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class CheckResult(TextResult):
+    """The properties of one scheme, or of every preset."""
+
+    schemes: tuple[SchemeProperties, ...]
+    compared: bool = False  # whether these are all presets
+
+    def show(self, console: Console) -> None:
+        """Print sentences and curves for one scheme, or a table of all presets."""
+        from longitude.viz import properties
+
+        if self.compared:
+            properties.table(self.schemes, console)
+        else:
+            properties.show(self.schemes[0], console)
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        from longitude.viz import properties
+
+        return properties.markdown(self.schemes)
+
+    def to_json(self) -> Any:
+        """What `--json` prints: an object for one scheme, a list for all presets."""
+        return plain(self.schemes) if self.compared else plain(self.schemes[0])
+
+
+def check(
+    scheme: str | Scheme | Layers | None = None,
+    *,
+    options: CheckOptions = CheckOptions(),  # noqa: B008 (frozen)
+) -> CheckResult:
+    """Measure uniqueness, extrapolation, relativity and decay of a scheme, or of every preset."""
+    from longitude.inspection import properties
+
+    o = options
+    if scheme is not None:
+        parsed = parse(scheme) if isinstance(scheme, str) else scheme
+        sizes = {"dim": o.dim, "heads": o.heads, "length": o.length, "trained": o.trained}
+        return CheckResult((properties.check(parsed, **sizes),))  # type: ignore[arg-type]
+    length = properties.LENGTH if o.length is None else o.length
+    trained = max(2, length // 4) if o.trained is None else o.trained
+    rows, total = [], len(properties.PRESETS)
+    for row in properties.compare(length=length, trained=trained, dim=o.dim or 64, heads=o.heads):
+        rows.append(row)
+        o.progress(Event(row.name or "", len(rows), total, job="presets"))
+    return CheckResult(tuple(rows), compared=True)
+
+
+# inspect
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """What to compute besides the configuration's encodings."""
+
+    to: str | int | None = None  # a length to reach: 32768, "32k", or "4x" the window
+    weights: bool = False  # load the weights and measure attention scores on
+    length: int | None = None  # so many tokens
+    text: tuple[str, ...] = ()  # of these files and folders
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class InspectResult(TextResult):
+    """What a checkpoint's configuration says about positions, and what follows from it."""
+
+    name: str
+    encodings: tuple[Encoding, ...]
+    faults: tuple[Fault, ...] = ()
+    reach: RopeLimits | None = None
+    page: Page | None = None
+    lint: Lint | None = None
+    lint_refused: str = ""  # why runtimes can't be emulated, if they can't
+    weights: ScoreStatistics | None = None
+
+    def show(self, console: Console) -> None:
+        """Print facts, limits, pictures, faults, what runtimes compute, and measured scores."""
+        from rich.text import Text
+
+        from longitude.cli import lint
+        from longitude.hf.encodings import KINDS
+        from longitude.viz import encodings, scores
+
+        encodings.show(self, KINDS, console)
+        if self.lint or self.lint_refused:
+            console.print()
+            console.print(Text("What runtimes compute from it", style="bold"))
+        if self.lint:
+            lint.show(replace(self.lint, faults=()), console)
+        elif self.lint_refused:
+            console.print(Text(f"unknown: {self.lint_refused}"))
+        if self.weights:
+            console.print()
+            scores.show(self.weights, console)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        from longitude.cli import lint
+
+        sheets = self.page.sheets if self.page else ()
+        data = {
+            "model": self.name,
+            "encodings": [each.plain() for each in self.encodings],
+            "faults": [vars(fault) for fault in self.faults],
+            "reach": vars(self.reach) if self.reach else None,
+            "wavelengths": [
+                {"scheme": s.written, "layers": list(s.layers), "pairs": plain(s.wavelengths)}
+                for s in sheets
+                if s.wavelengths
+            ],
+            "lint": lint.plain(self.lint) if self.lint else None,
+        }
+        data |= {"lint_refused": self.lint_refused} if self.lint_refused else {}
+        return data | ({"weights": plain(self.weights)} if self.weights else {})
+
+
+@dataclass(frozen=True)
+class KnownModelsResult(TextResult):
+    """The encodings of every known model type."""
+
+    models: tuple[KnownModel, ...]
+
+    def show(self, console: Console) -> None:
+        """Print a row per model type."""
+        from longitude.viz.encodings import table
+
+        table(self.models, console)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """What `--json` prints."""
+        return [row.plain() for row in self.models]
+
+
+def known_models() -> KnownModelsResult:
+    """The encodings of every model type that transformers and this package know."""
+    from longitude.hf import encodings
+
+    return KnownModelsResult(tuple(encodings.known_models()))
+
+
+def inspect(
+    model: str,
+    *,
+    options: InspectOptions = InspectOptions(),  # noqa: B008 (frozen)
+) -> InspectResult:
+    """Read a checkpoint's position encodings from its configuration, and what follows from them."""
+    from longitude.inspection.rope_limits import rope_limits
+
+    if not options.weights and (options.length is not None or options.text):
+        raise UserError("length and text are what --weights reads: give --weights too.")
+    encodings, faults = _read_encodings(model, options.revision)
+    first, target, reach = encodings[0], None, None
+    if options.to is not None:
+        target = _target(model, str(options.to), first.window)
+    if first.kind == "rope":
+        reach = rope_limits(first, target)
+    lint, refused = None, ""
+    if first.kind == "rope" and first.scheme is not None:
+        from longitude.runtimes import lint as linter
+
+        try:
+            lint = linter.lint(linter.settings_of(model, options.revision))
+        except UserError as error:
+            refused = str(error)
+    weights = None
+    if options.weights:
+        from longitude.inspection.scores import measure
+
+        weights = measure(
+            model, length=options.length, text=options.text, revision=options.revision
+        )
+    page = encoding_page(first)
+    return InspectResult(model, encodings, tuple(faults), reach, page, lint, refused, weights)
+
+
+def encoding_page(encoding: Encoding) -> Page | None:
+    """The rows behind the pictures, at the window; None if they can't be drawn."""
+    from longitude.inspection.catalogue import MAX_LENGTH
+    from longitude.inspection.curves import page
+
+    if encoding.scheme is None:
+        return None
+    length = min(encoding.window or 0, MAX_LENGTH)
+    sizes = (length if length > 1 else None, encoding.head_dim, encoding.heads or 8)
+    try:
+        return page(parse(encoding.scheme), *sizes)
+    except UserError:  # head sizes that differ by layer
+        return None
+
+
+def _target(name: str, to: str, window: int | None) -> int:
+    from longitude.extension.prepare import target_of
+
+    if to.endswith("x") and not window:
+        raise UserError(f"{name} names no window, so --to {to} is no length: give tokens.")
+    target = target_of(to, window or 0)
+    if target < 8:
+        raise UserError(f"--to {to} is {target} tokens, less than one rotation: give more.")
+    return target
+
+
+def _read_encodings(name: str, revision: str | None) -> tuple[tuple[Encoding, ...], list[Fault]]:
+    """The encodings of a configuration or of a GGUF header, and the faults of the first."""
+    from longitude.hf.device import quiet_transformers
+    from longitude.hf.encodings import Encoding, read_encodings
+    from longitude.hf.faults import faults
+    from longitude.hf.gguf_config import gguf_encodings, has_rotary
+    from longitude.hf.gguf_reader import read_header
+    from longitude.hf.rope_config import read_config
+    from longitude.hf.source import find, raw_config
+    from longitude.runtimes.checkpoint import gguf_config
+
+    if Path(name).is_file() and Path(name).suffix == ".json":
+        raw = read_config(name)
+    else:
+        source = find(name, revision)
+        if source.gguf is not None:
+            header = read_header(source.gguf)
+            return gguf_encodings(header, gguf_config(header) if has_rotary(header) else None), []
+        raw = raw_config(source)[1]
+    problems = faults(raw)
+    with quiet_transformers(bars=True):
+        try:
+            return read_encodings(raw), problems
+        except UserError as error:
+            if not problems:
+                raise
+            unknown = Encoding("unknown", where="faults of the file", notes=(str(error),))
+            return (unknown,), problems
