@@ -1,7 +1,8 @@
-"""transformers' skin of our cache: keys unturned, positions beside them, eviction by the mask.
+"""Adapter that exposes our cache as layers of a transformers cache.
 
-A dynamic cache that is still empty has its layers exchanged for these, so `generate` needs no word
-about caches. Attention reads the store itself; what `update` returns are the new tokens' own keys.
+Keys are held pre-RoPE with their positions, and the mask evicts. An empty dynamic cache gets its
+layers replaced by these, so `generate` needs no option. Attention reads the store itself; `update`
+returns the new tokens' own keys and values.
 """
 
 from __future__ import annotations
@@ -24,72 +25,69 @@ from longitude.core.validate import UserError
 if TYPE_CHECKING:
     from longitude.hf.layer import LayerState
 
-REPLACED = (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)  # these themselves: what derives from them has more
+# exactly these: classes derived from them hold more than keys and values
+REPLACEABLE = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
-def own(cache: Any) -> Any:
+def self_attention_cache(cache: Any) -> Any:
     """The part of a cache that holds a decoder's own tokens."""
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
-def adopt(cache: Cache, seats: dict[int, LayerState]) -> None:
-    """Give an empty dynamic cache our layers, where a seat has one."""
+def adapt(cache: Cache, layers: dict[int, LayerState]) -> None:
+    """Replace the layers of an empty dynamic cache by ours."""
     if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
         return
     make = getattr(cache, "layer_class_to_replicate", None)
-    while make is not None and len(cache.layers) <= max(seats):
+    while make is not None and len(cache.layers) <= max(layers):
         cache.layers.append(make())
-    for index, seat in seats.items():
-        if not seat.kept:
-            continue
-        if type(cache.layers[index]) in REPLACED or isinstance(cache.layers[index], Layer):
-            cache.layers[index] = Layer(seat)
+    for index, layer in layers.items():
+        replaceable = type(cache.layers[index]) in (*REPLACEABLE, CacheLayer)
+        if layer.probed.plain_cache and replaceable:
+            cache.layers[index] = CacheLayer(layer)
 
 
-class Layer(CacheLayerMixin):
-    """One layer's keys and values, as transformers' caches hold them."""
+class CacheLayer(CacheLayerMixin):
+    """One layer's keys and values, with the interface of transformers' cache layers."""
 
     is_sliding = False
     is_croppable = True
     is_compileable = False
 
-    def __init__(self, seat: LayerState) -> None:
+    def __init__(self, layer: LayerState) -> None:
         super().__init__()
-        self.seat, self.store = seat, None
-        self.opened_for: Any = None  # a length nobody fixed, which further tokens would change
+        self.layer, self.store = layer, None
+        self.without_length = False  # opened for a length that further tokens would change
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Open the store: now the length is known, if it is at all."""
-        trunk, rope = self.seat.trunk, self.seat.scheme.rotary
-        length: Any = trunk.length
+        """Open the store now that the total length is known, if it is known at all."""
+        forward, rope = self.layer.model.forward, self.layer.scheme.rotary
+        length: Any = forward.length
         if rope and rope.frequencies.by_length and length is None:
-            length = self.opened_for = trunk.reached(key_states.shape[0])
-        self.store = Store(self.seat.scheme, length)
+            length, self.without_length = forward.reached(key_states.shape[0]), True
+        self.store = Store(self.layer.scheme, length)
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keep new tokens' keys and values; attention reads the store."""
-        if not self.seat.active:
+        """Store new tokens' keys and values."""
+        if not self.layer.active:
             raise UserError(
-                f"this cache was opened while the model was patched with {self.seat.scheme}, "
+                f"this cache was opened while the model was patched with {self.layer.scheme}, "
                 f"which it no longer is: open a new one."
             )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        elif self.opened_for is not None:
+        elif self.without_length:
             raise UserError(
-                f"{self.seat.scheme} depends on the total length, and this cache was opened "
+                f"{self.layer.scheme} depends on the total length, and this cache was opened "
                 f"without one: use generate(), or patched(model, scheme, length=…)."
             )
-        trunk = self.seat.trunk
         assert self.store is not None
-        self.store.add(self.seat.front(key_states), value_states, trunk.pos, trunk.padding)
+        forward, keys = self.layer.model.forward, self.layer.rotary_first(key_states)
+        self.store.add(keys, value_states, forward.pos, forward.new_padding)
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -104,15 +102,15 @@ class Layer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
     def crop(self, tokens: int) -> None:
-        """Forget the last -tokens; before transformers 5.20 also all but the first tokens."""
+        """Drop the last -tokens; before transformers 5.20 also all but the first `tokens`."""
         if self.store is not None and tokens:
             self.store.crop(self.get_seq_length() + tokens if tokens < 0 else tokens)
 
     def activate_past_recording(self) -> None:
-        """The store keeps a slack of its own."""
+        """Nothing to do: the store keeps a slack of its own."""
 
     def reset(self) -> None:
-        self.store, self.opened_for, self.is_initialized = None, None, False
+        self.store, self.without_length, self.is_initialized = None, False, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.store is not None:
@@ -127,6 +125,6 @@ class Layer(CacheLayerMixin):
             self.store.select(indices)
 
     def offload(self) -> None:
-        """The store stays where it is."""
+        """Nothing to do: the store stays on its device."""
 
     prefetch = offload

@@ -1,8 +1,7 @@
-"""Other frequencies in place: a rotary embedding's `inv_freq` and `attention_scaling` exchanged.
+"""A patch of frequencies alone: a rotary embedding's `inv_freq` and `attention_scaling` replaced.
 
-What a scheme of other frequencies needs and nothing more: transformers' own attention and caches
-stay, and so does its speed. The numbers are made in float32 in transformers' order of operations,
-so the same frequencies are the same bits.
+transformers' own attention and caches stay, and so does their speed. The frequencies are computed
+in float32 in transformers' order of operations, so equal frequencies are equal bits.
 """
 
 from __future__ import annotations
@@ -22,51 +21,51 @@ from longitude.parts import Rope
 from longitude.parts.rotary_tables import attention_scaling
 
 
-def only_frequencies(seen: list[ProbedLayer], wanted: list[Scheme]) -> bool:
-    """Whether these schemes differ from the model's own in frequencies alone, and those fixed."""
-    kinds: dict[tuple[int, str | None], Rope] = {}
-    for one, scheme in zip(seen, wanted, strict=True):
-        own = one.scheme
-        if dataclasses.replace(scheme, rotary=own.rotary) != own:
+def only_frequencies(layers: list[ProbedLayer], wanted: list[Scheme]) -> bool:
+    """Whether schemes differ from the model's own in frequencies alone, which no length changes."""
+    by_type: dict[tuple[int, str | None], Rope] = {}
+    for layer, scheme in zip(layers, wanted, strict=True):
+        own, rope, before = layer.scheme, scheme.rotary, layer.scheme.rotary
+        if dataclasses.replace(scheme, rotary=before) != own or (rope is None) != (before is None):
             return False
-        if own.rotary is None or scheme.rotary is None:
+        if rope is None or before is None:
             continue
-        rope = scheme.rotary
-        same = dataclasses.replace(rope, base=own.rotary.base, frequencies=own.rotary.frequencies)
-        lasting = [not f.by_length for f in (rope.frequencies, own.rotary.frequencies)]
-        if same != own.rotary or not all(lasting) or by_rows(rope.frequencies):
+        same = dataclasses.replace(rope, base=before.base, frequencies=before.frequencies)
+        by_length = rope.frequencies.by_length or before.frequencies.by_length
+        if same != before or by_length or by_rows(rope.frequencies):
             return False
-        if kinds.setdefault((id(one.trunk), one.kind), rope) != rope:
-            return False  # layers that share an embedding would need two
-    return all(len(one.trunk.rotaries) == 1 for one in seen)
+        if by_type.setdefault((id(layer.owner), layer.rope_type), rope) != rope:
+            return False  # layers that share a rotary embedding would need two
+    return all(len(layer.owner.rotaries) == 1 for layer in layers)
 
 
 @contextmanager
-def frequencies_replaced(seen: list[ProbedLayer], wanted: list[Scheme]) -> Iterator[None]:
-    """The model with these frequencies."""
+def frequencies_replaced(layers: list[ProbedLayer], wanted: list[Scheme]) -> Iterator[None]:
+    """The model with these schemes' frequencies."""
     with ExitStack() as stack:
         done = set()
-        for one, scheme in zip(seen, wanted, strict=True):
-            key = (id(one.trunk), one.kind)
+        for layer, scheme in zip(layers, wanted, strict=True):
+            key = (id(layer.owner), layer.rope_type)
             if scheme.rotary is not None and key not in done:
                 done.add(key)
-                stack.enter_context(_swapped(one.trunk.rotaries[0], one.kind, scheme.rotary))
+                rotary = layer.owner.rotaries[0]
+                stack.enter_context(_replaced(rotary, layer.rope_type, scheme.rotary))
         yield
 
 
 @contextmanager
-def _swapped(rotary: nn.Module, kind: str | None, rope: Rope) -> Iterator[None]:
-    prefix = f"{kind}_" if kind is not None and hasattr(rotary, f"{kind}_inv_freq") else ""
+def _replaced(rotary: nn.Module, rope_type: str | None, rope: Rope) -> Iterator[None]:
+    prefix = f"{rope_type}_" if hasattr(rotary, f"{rope_type}_inv_freq") else ""
     name, scaling = f"{prefix}inv_freq", f"{prefix}attention_scaling"
     before: torch.Tensor = getattr(rotary, name)
-    size: Any = getattr(rotary, scaling, None)
-    made = rope.frequencies.inv_freq(2 * before.numel(), rope.base, 1, dtype=torch.float32)
+    factor: Any = getattr(rotary, scaling, None)
+    new = rope.frequencies.inv_freq(2 * before.numel(), rope.base, 1, dtype=torch.float32)
     try:
-        rotary._buffers[name] = made.to(before.device)
-        if size is not None:
+        rotary._buffers[name] = new.to(before.device)
+        if factor is not None:
             setattr(rotary, scaling, attention_scaling(rope.frequencies, 1))
         yield
     finally:
         rotary._buffers[name] = before
-        if size is not None:
-            setattr(rotary, scaling, size)
+        if factor is not None:
+            setattr(rotary, scaling, factor)

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.model_state import model_states
 from longitude.hf.patch import trained_length
+from longitude.hf.probe import rotary_owners
 
 LATER = 2**40  # a position that no text comes to
 
@@ -54,7 +54,7 @@ def check_model(model: Any, wide: int | None) -> None:
             f"a stream is one text that goes on, but {name} reads one and writes another: use a "
             f"decoder."
         )
-    if not model_states(model):
+    if not rotary_owners(model):
         raise UserError(
             f"a stream gives tokens new positions as others leave, which takes rotary ones, and "
             f"{name} has none: use a RoPE model."

@@ -1,15 +1,13 @@
-"""Runs of consecutive tokens: what left padding and packing leave of a batch.
+"""The attention of patched models: one function that transformers calls under one name.
 
-A row's real tokens, and each document packed into a row, stand at consecutive positions. Attention
-over a run is attention over a range, the fast way, and what another row or document holds can't
-touch it. Rows that look alike run together.
+transformers passes the queries and keys of every attention module to the function registered under
+its configuration's `_attn_implementation`. Ours looks up the module's `LayerState`, which holds its
+scheme. A module without one (cross-attention, whose keys have no positions) keeps SDPA. The mask
+function registered under the same name passes the padding on and leaves the shape to the scheme.
 
-The attention of patched models: one function that transformers knows by one name.
-
-transformers hands every attention module's queries and keys to the function registered under its
-configuration's name. Ours looks for the module's seat, which holds its scheme. A module without one
-(cross-attention: its keys have no positions) keeps transformers' own attention. The mask function
-under the same name hands the padding through and leaves the shape to the scheme.
+A batch is split into runs of tokens at consecutive positions: a row's real tokens beside its
+padding, and each document packed into a row. Attention over a run is attention over a range, the
+fast path, and other rows and documents can't affect it. Equal runs are batched.
 """
 
 from __future__ import annotations
@@ -29,7 +27,13 @@ from longitude.core.scheme import Scheme
 from longitude.ops.attention import attention
 
 if TYPE_CHECKING:
-    from longitude.hf.model_state import ModelState
+    from longitude.hf.model_state import ForwardState, ModelState
+    from longitude.hf.probe import ProbedLayer
+
+NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
+LAYER_STATE = "_longitude"  # the attribute of an attention module that holds its LayerState
+# a probe that records calls instead: (module, query, key, value, mask) -> the attention output
+RECORDER: ContextVar[Callable[..., Tensor] | None] = ContextVar("RECORDER", default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,116 +50,94 @@ class TokenRun:
 
 
 def as_range(ids: Int[Tensor, "b n"]) -> range | None:
-    """The positions as a range, where they are consecutive and every row's are the same."""
+    """The positions as a range if they are consecutive and equal in all rows."""
     n = ids.shape[1]
     same = (ids == ids[:1, :1] + torch.arange(n, device=ids.device)).all()
-    first, alike = torch.stack([ids[0, 0], same.long()]).tolist()  # one look at the device
-    return range(first, first + n) if alike else None
+    first, is_range = torch.stack([ids[0, 0], same.long()]).tolist()  # one device synchronisation
+    return range(first, first + n) if is_range else None
 
 
-def token_runs(pos: Int[Tensor, "b n"], hidden: Bool[Tensor, "b n"] | None) -> list[TokenRun]:
-    """The runs of a batch: real tokens only, cut where a position does not grow."""
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    shown = torch.ones_like(pos, dtype=torch.bool) if hidden is None else ~hidden
-    for row, (at, real) in enumerate(zip(pos.tolist(), shown.tolist(), strict=True)):
-        tokens = [i for i, is_real in enumerate(real) if is_real]
-        for run in _cut(tokens, at):
-            found.setdefault((tuple(run), tuple(at[i] for i in run)), []).append(row)
-    return [
-        TokenRun(rows, _as_slice(run, pos.device), _as_pos(at, pos.device))
-        for (run, at), rows in found.items()
-    ]
+def token_runs(pos: Int[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) -> list[TokenRun]:
+    """The runs of a batch: real tokens only, split where a position does not increase, since there
+    another document begins."""
+    rows_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    real = torch.ones_like(pos, dtype=torch.bool) if padding is None else ~padding
+    for row, (at, is_real) in enumerate(zip(pos.tolist(), real.tolist(), strict=True)):
+        tokens = [i for i, shown in enumerate(is_real) if shown]
+        ends = [k for k, (i, j) in enumerate(pairwise(tokens), 1) if at[j] <= at[i]]
+        for a, b in pairwise([0, *ends, len(tokens)]):
+            if a < b:
+                run = tuple(tokens[a:b])
+                rows_of.setdefault((run, tuple(at[i] for i in run)), []).append(row)
+
+    def consecutive(values: tuple[int, ...]) -> bool:
+        return values[-1] - values[0] == len(values) - 1
+
+    def indices(run: tuple[int, ...]) -> slice | Tensor:
+        return slice(run[0], run[-1] + 1) if consecutive(run) else torch.tensor(run).to(pos.device)
+
+    def positions(at: tuple[int, ...]) -> Pos:
+        return range(at[0], at[-1] + 1) if consecutive(at) else torch.tensor(at).to(pos.device)
+
+    return [TokenRun(rows, indices(run), positions(at)) for (run, at), rows in rows_of.items()]
 
 
-def _cut(tokens: list[int], at: list[int]) -> list[list[int]]:
-    """Tokens in runs of growing positions: where one does not grow, another document begins."""
-    ends = [k for k, (i, j) in enumerate(pairwise(tokens), 1) if at[j] <= at[i]]
-    bounds = [0, *ends, len(tokens)]
-    return [tokens[a:b] for a, b in pairwise(bounds) if a < b]
+@dataclass(eq=False)
+class LayerState:
+    """A patched attention module: what was probed of it, its scheme, and its model's state."""
+
+    probed: ProbedLayer
+    scheme: Scheme
+    model: ModelState
+    active: bool = True  # until the patch is undone
+
+    def rotary_first(self, x: Tensor) -> Tensor:
+        """Heads with their rotary dimensions first, as a scheme expects them."""
+        a, b = self.probed.rotary_start, self.probed.rotary_start + self.probed.rotary_dim
+        return torch.cat([x[..., a:b], x[..., :a], x[..., b:]], -1) if a else x
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        """Attention over the tokens of this forward or of its cache."""
+        forward, tokens = self.model.forward, q.shape[2]
+        q = self.rotary_first(q)
+        if forward.past == 0:  # a static cache returns its empty slots as well
+            k, v = self.rotary_first(k)[:, :, :tokens], v[:, :, :tokens]
+            return _attend_runs(self.scheme, q, k, v, forward, options)
+        store = self.model.store(self.probed.index)
+        if store is not None:
+            return store.attend(q, forward.pos, **options)
+        used, k_pos, padding = self.model.cached_keys(k.shape[2], self.scheme)
+        k, v = self.rotary_first(k)[:, :, used], v[:, :, used]
+        options |= {"key_padding": padding, "length": forward.length}
+        return attention(self.scheme, q, k, v, forward.pos, k_pos, **options)
 
 
-def _consecutive(values: tuple[int, ...]) -> bool:
-    return values[-1] - values[0] == len(values) - 1
-
-
-def _as_slice(run: tuple[int, ...], device: torch.device) -> slice | Tensor:
-    return slice(run[0], run[-1] + 1) if _consecutive(run) else torch.tensor(run, device=device)
-
-
-def _as_pos(at: tuple[int, ...], device: torch.device) -> Pos:
-    return range(at[0], at[-1] + 1) if _consecutive(at) else torch.tensor(at, device=device)
-
-
-NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
-LAYER_STATE = "_longitude"
-# a probe that watches instead: (module, query, key, value, mask) -> what attention gives
-RECORDER: ContextVar[Callable[..., Tensor] | None] = ContextVar("WATCHED", default=None)
+def _attend_runs(
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, forward: ForwardState, options: dict[str, Any]
+) -> Tensor:
+    """Attention of new tokens among themselves, run by run."""
+    if forward.runs is None:
+        pos, length = forward.pos, forward.length
+        return attention(scheme, q, k, v, pos, pos, length=length, **options)
+    out = q.new_zeros(*q.shape[:3], v.shape[-1])
+    for run in forward.runs:
+        length = forward.length
+        length = length[run.rows] if isinstance(length, Tensor) else length
+        heads = (run.of(q), run.of(k), run.of(v))
+        part = attention(scheme, *heads, run.pos, run.pos, length=length, **options)
+        rows = torch.tensor(run.rows, device=q.device)[:, None]
+        index = torch.arange(q.shape[2], device=q.device)[run.tokens]
+        out.transpose(1, 2)[rows, index] = part.transpose(1, 2)
+    return out
 
 
 def register() -> None:
-    """Make transformers know the name, with its mask function: without one, padding is dropped."""
+    """Register the attention function and its mask function: without one, padding is dropped."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, padding_mask)
-
-
-@dataclass(eq=False)
-class LayerState:
-    """One attention module's place: its scheme, its layer, where in a head the rotary part is."""
-
-    trunk: ModelState
-    layer: int
-    scheme: Scheme
-    before: int = 0  # dimensions of a head that stand before the rotary ones
-    width: int = 0  # how many those are
-    kept: bool = True  # a cache holds the very keys attention gets: ours can take its place
-    active: bool = True  # until the patch is undone
-
-    def front(self, x: Tensor) -> Tensor:
-        """Heads with their rotary dimensions first, as a scheme has them."""
-        if not self.before:
-            return x
-        a, b = self.before, self.before + self.width
-        return torch.cat([x[..., a:b], x[..., :a], x[..., b:]], -1)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-        """Attention over what this forward or its cache holds."""
-        trunk, tokens = self.trunk, q.shape[2]
-        q = self.front(q)
-        if trunk.past == 0:  # a static cache hands out its empty places as well
-            k, v = self.front(k)[:, :, :tokens], v[:, :, :tokens]
-            return _by_pieces(self.scheme, q, k, v, trunk, options)
-        store = trunk.store(self.layer)
-        if store is not None:
-            return store.attend(q, trunk.pos, **options)
-        taken, k_pos, hidden = trunk.keys(k.shape[2], self.scheme)
-        k, v = self.front(k)[:, :, taken], v[:, :, taken]
-        options |= {"key_padding": hidden, "length": trunk.length}
-        return attention(self.scheme, q, k, v, trunk.pos, k_pos, **options)
-
-
-def _by_pieces(
-    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, trunk: ModelState, options: dict[str, Any]
-) -> Tensor:
-    """Attention of tokens among themselves, run by run."""
-    if trunk.pieces is None:
-        return attention(scheme, q, k, v, trunk.pos, trunk.pos, length=trunk.length, **options)
-    out = q.new_zeros(*q.shape[:3], v.shape[-1])
-    for piece in trunk.pieces:
-        length = trunk.length
-        if isinstance(length, Tensor):
-            length = length[piece.rows]
-        part = attention(
-            *(scheme, piece.of(q), piece.of(k), piece.of(v), piece.pos, piece.pos),
-            **options,
-            length=length,
-        )
-        rows = torch.tensor(piece.rows, device=q.device)[:, None]
-        index = torch.arange(q.shape[2], device=q.device)[piece.tokens]
-        out.transpose(1, 2)[rows, index] = part.transpose(1, 2)
-    return out
 
 
 def attend(
@@ -168,60 +150,45 @@ def attend(
     dropout: float = 0.0,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: heads come in as (b h n d) and go out as (b n h d)."""
-    watched, seat = RECORDER.get(), getattr(module, LAYER_STATE, None)
-    if watched is not None:
-        out = watched(module, query, key, value, attention_mask)
-    elif seat is None:
-        return _stock(module, query, key, value, attention_mask, scaling, dropout)
+    """The registered attention function: heads come in as (b h n d) and go out as (b n h d)."""
+    recorder, layer = RECORDER.get(), getattr(module, LAYER_STATE, None)
+    if recorder is not None:
+        out = recorder(module, query, key, value, attention_mask)
+    elif layer is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        given = {"dropout": dropout, "scaling": scaling, "is_causal": False}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)  # type: ignore[return-value]
     else:
         options = {
             "scale": scaling, "dropout": dropout, "softcap": more.get("softcap"),
             "sink_logits": more.get("s_aux"),
         }  # fmt: skip
-        out = _attended(seat, (query, key, value), options)
+        out = _attend_autocast(layer, (query, key, value), options)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _attended(
-    seat: LayerState, heads: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]
+def _attend_autocast(
+    layer: LayerState, heads: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]
 ) -> Tensor:
-    """Under autocast, heads of the type that it gives to transformers' own attention: turning by a
-    wide cosine has left queries and keys wider than values."""
+    """Under autocast, heads in the dtype that it gives to transformers' own attention: rotating by
+    float32 cosines has left queries and keys wider than values."""
     device = heads[0].device.type
     if not torch.is_autocast_enabled(device):
-        return seat.attend(*heads, options)
+        return layer.attend(*heads, options)
     q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in heads)
-    with torch.autocast(device, enabled=False):  # what we widen shall stay wide
-        return seat.attend(q, k, v, options)
-
-
-def _stock(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    dropout: float,
-) -> Any:
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    return sdpa_attention_forward(
-        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=False
-    )
+    with torch.autocast(device, enabled=False):  # our accumulation stays in float32
+        return layer.attend(q, k, v, options)
 
 
 def padding_mask(*, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:
-    """The mask function: which keys are real (b 1 1 n), or None. The scheme says the rest."""
-    if RECORDER.get() is not None:
-        return _tagged(more)
-    return None if attention_mask is None else attention_mask[:, None, None, :]
+    """The registered mask function: which keys are real (b 1 1 n), or None.
 
-
-def _tagged(asked: dict[str, Any]) -> Tensor:
-    """A mask that hides nothing and tells a probe which it would have been."""
-    n = (int(asked["q_length"]), int(asked["kv_length"]))
-    mask = torch.ones(asked["batch_size"], 1, *n, dtype=torch.bool, device=asked.get("device"))
-    mask.shape_asked = (asked["mask_function"], asked.get("local_size"))  # type: ignore[attr-defined]
+    For a probe: a mask that hides nothing and carries the mask function and size it stands for.
+    """
+    if RECORDER.get() is None:
+        return None if attention_mask is None else attention_mask[:, None, None, :]
+    n = (int(more["q_length"]), int(more["kv_length"]))
+    mask = torch.ones(more["batch_size"], 1, *n, dtype=torch.bool, device=more.get("device"))
+    mask.mask_request = (more["mask_function"], more.get("local_size"))  # type: ignore[attr-defined]
     return mask

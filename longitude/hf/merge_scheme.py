@@ -1,10 +1,11 @@
-"""What a text leaves out, a checkpoint fills in: base, layout, share, scaling, masks of each layer.
+"""Completes a scheme from a checkpoint: base, layout, share, scaling and masks of each layer.
 
 A text asks for what it names. `rope(remap=rerope(4096))` keeps the model's own base and layout, and
-each layer keeps a window of its own and stays unturned where it was. What a text names against the
-checkpoint (other pairs, another share of the head, a kind of position the model was not trained
-with) is refused, unless forced. A part at its default counts as left out; to have a default in
-place of the checkpoint's own value, write it out: rope(base=10000).
+each layer keeps its own window, and stays without rotation if it had none. A scheme that names no
+encoding at all, such as `nope()`, removes the rotation. What contradicts the checkpoint (another
+layout, another share of the head, a bias it was not trained with) is refused unless forced. A part
+at its default counts as left out; to have a default in place of the checkpoint's own value, write
+it out: rope(base=10000).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from longitude.core.part import Dims
 from longitude.core.scheme import Layers, Scheme
@@ -21,87 +21,87 @@ from longitude.core.validate import UserError, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 
 FIELDS = [field.name for field in dataclasses.fields(Rope)]
-FIXED = ("fraction", "pairs", "decay")  # of the weights: they were trained with these
+TRAINED_FIELDS = ("fraction", "pairs", "decay")  # the weights were trained with these
 
 
 def merge_scheme(
-    asked: str | Scheme | Layers, own: Sequence[Scheme], trained: int | None, force: bool = False
+    wanted: str | Scheme | Layers, own: Sequence[Scheme], trained: int | None, force: bool = False
 ) -> list[Scheme]:
-    """The scheme of every layer: what was asked for, the rest from the layer's own."""
-    text = str(asked)
-    scheme = parse(text) if isinstance(asked, str) else asked
-    named = _named(text)
-    full = []
+    """The scheme of every layer: what is wanted, completed from the layer's own."""
+    text = str(wanted)
+    scheme = parse(text) if isinstance(wanted, str) else wanted
+    written = _written_fields(text)
+    merged = []
     for index, mine in enumerate(own):
-        given = scheme.layer(index, len(own))
-        names = named[index % len(named)]
-        full.append(_joined(given, names, mine, isinstance(scheme, Layers), force))
+        given, fields = scheme.layer(index, len(own)), written[index % len(written)]
+        _check_trainless(given, mine, force)
+        merged.append(
+            Scheme(
+                rotary=_merge_rotary(given, fields, mine.rotary, force),
+                bias=given.bias or mine.bias,
+                scale=given.scale or mine.scale,
+                mask=_merge_mask(given, mine, isinstance(scheme, Layers)),
+            )
+        )
     if trained is not None and not force:
-        for one in full:
+        for one in merged:
             _check_window(one, trained)
-    return full
+    return merged
 
 
-def _named(text: str) -> list[set[str]]:
+def _written_fields(text: str) -> list[set[str]]:
     """The fields of rope(…) that a text writes out, for each layer it names."""
     body = ast.parse(text.strip(), mode="eval").body
-    if isinstance(body, ast.Call) and getattr(body.func, "id", "") == "layers":
-        return [_written(node) for node in body.args]
-    return [_written(body)]
-
-
-def _written(node: ast.AST) -> set[str]:
-    calls = [
-        n
-        for n in ast.walk(node)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "rope"
+    layered = isinstance(body, ast.Call) and getattr(body.func, "id", "") == "layers"
+    return [
+        {
+            name
+            for call in ast.walk(node)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "rope"
+            for name in (*FIELDS[: len(call.args)], *(k.arg for k in call.keywords if k.arg))
+        }
+        for node in (body.args if layered and isinstance(body, ast.Call) else [body])
     ]
-    return {
-        name
-        for call in calls
-        for name in (*FIELDS[: len(call.args)], *(k.arg for k in call.keywords if k.arg))
-    }
 
 
-def _joined(given: Scheme, named: set[str], own: Scheme, layered: bool, force: bool) -> Scheme:
-    _check_kind(given, own, force)
-    mask = own.mask
-    asked = tuple(m for m in given.mask if m not in (Causal(), Bidirectional()))
-    plain = not any(m not in (Causal(), Bidirectional()) for m in own.mask)
-    if asked and (plain or layered):  # a layer's own window is what it was trained with
-        mask = (own.mask[0], *asked)
-    return Scheme(
-        rotary=_rotary(given.rotary, named, own.rotary, force),
-        bias=given.bias or own.bias,
-        scale=given.scale or own.scale,
-        mask=mask,
-    )
+def _local_masks(scheme: Scheme) -> tuple[object, ...]:
+    return tuple(m for m in scheme.mask if m not in (Causal(), Bidirectional()))
 
 
-def _rotary(given: Rope | None, named: set[str], own: Rope | None, force: bool) -> Rope | None:
-    if given is None or (own is None and not force):
-        return own  # a layer that was never turned stays so
+def _merge_mask(given: Scheme, own: Scheme, layered: bool) -> tuple[object, ...]:
+    """The layer's own direction, and its own window: that is what it was trained with."""
+    local = _local_masks(given)
+    if local and (layered or not _local_masks(own)):
+        return (own.mask[0], *local)
+    return own.mask
+
+
+def _merge_rotary(given: Scheme, fields: set[str], own: Rope | None, force: bool) -> Rope | None:
+    rope = given.rotary
+    if rope is None:
+        names_nothing = not (given.bias or given.scale or _local_masks(given))
+        return None if names_nothing else own
     if own is None:
-        return given
-    plain = Rope()
-    took = {n for n in FIELDS if n in named or getattr(given, n) != getattr(plain, n)}
+        return rope if force else None  # a layer that was never rotated stays so
+    default = Rope()
+    changed = {n for n in FIELDS if n in fields or getattr(rope, n) != getattr(default, n)}
     if not force:
-        for name in took & set(FIXED):
-            mine, theirs = getattr(given, name), getattr(own, name)
-            if mine != theirs:
+        for name in changed & set(TRAINED_FIELDS):
+            new, old = getattr(rope, name), getattr(own, name)
+            if new != old:
                 raise UserError(
-                    f"the checkpoint was trained with rope({name}={theirs!r}), but got "
-                    f"{name}={mine!r}: leave it out, or say force=True."
+                    f"the checkpoint was trained with rope({name}={old!r}), but got "
+                    f"{name}={new!r}: leave it out, or say force=True."
                 )
-    return dataclasses.replace(own, **{name: getattr(given, name) for name in took})
+    return dataclasses.replace(own, **{name: getattr(rope, name) for name in changed})
 
 
-def _check_kind(given: Scheme, own: Scheme, force: bool) -> None:
+def _check_trainless(given: Scheme, own: Scheme, force: bool) -> None:
+    """Raise for parts that this checkpoint would have to be trained with."""
     if given.positions != Sequential() or given.embed is not None:
-        odd = given.embed or given.positions
         raise UserError(
-            f"{shown(odd)} belongs before a model's first layer, and this checkpoint has "
-            f"{shown(own)}: leave it out."
+            f"{shown(given.embed or given.positions)} belongs before a model's first layer, and "
+            f"this checkpoint has {shown(own)}: leave it out."
         )
     learned = [p for p in (*given.bias, *given.scale) if p.init(Dims(1, 1, 1), None)]
     if learned:
@@ -117,15 +117,15 @@ def _check_kind(given: Scheme, own: Scheme, force: bool) -> None:
 
 
 def _check_window(scheme: Scheme, trained: int) -> None:
-    """A window of true distances may not reach beyond those a model was trained on."""
-    rope = scheme.rotary
-    parts: list[Any] = [rope.remap] if rope and rope.remap else []
-    for part in parts:
-        names = [n for n in ("window", "size", "local") if hasattr(part, n)]
-        wide = max((getattr(part, n) for n in names), default=0)
-        wide += getattr(part, "sinks", 0)  # which stand before the window
-        if wide > trained:
-            raise UserError(
-                f"{shown(part)} shows true distances up to {wide}, but the checkpoint was trained "
-                f"to {trained}: use a window of at most {trained}, half of it to be safe."
-            )
+    """A remap's window may not show distances beyond those the model was trained on."""
+    remap = scheme.rotary.remap if scheme.rotary else None
+    if remap is None:
+        return
+    names = [n for n in ("window", "size", "local") if hasattr(remap, n)]
+    widest = max((getattr(remap, n) for n in names), default=0)
+    widest += getattr(remap, "sinks", 0)  # which are before the window
+    if widest > trained:
+        raise UserError(
+            f"{shown(remap)} shows true distances up to {widest}, but the checkpoint was trained "
+            f"to {trained}: use a window of at most {trained}, half of it to be safe."
+        )

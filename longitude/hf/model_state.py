@@ -1,15 +1,17 @@
-"""A trunk: the part of a model that makes positions once and hands them to all its layers.
+"""The state of a patched model: its layers' schemes and what the layers of one forward share.
 
-It is the module that owns the rotary embedding. While patched, that embedding turns nothing (cosine
-1, sine 0) and only tells which positions it was asked for, so keys reach attention and any cache
-unturned. What the layers of one forward share is kept here, from the forward's first line to its
+While patched, the rotary embedding rotates nothing and only reports the positions it is called
+with, so keys enter attention and every cache pre-RoPE. The hooks here turn each forward of the
+module that owns the rotary embedding into a `ForwardState`, which exists from its first line to its
 last.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,196 +22,194 @@ from longitude.core.part import Pos, as_tensor
 from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.layer import LayerState, TokenRun, as_range, token_runs
+from longitude.hf.layer import NAME, LayerState, TokenRun, as_range, token_runs
+from longitude.hf.probe import (
+    RotaryOwner,
+    attention_implementation,
+    identity_rotation,
+    replaced,
+)
 
 
-def model_states(model: nn.Module) -> list[ModelState]:
-    """The modules of a model that own rotary embeddings of positions."""
-    found = []
-    for module in model.modules():
-        rotaries = [child for child in module.children() if _rotary(child)]
-        if rotaries:
-            found.append(ModelState(module, rotaries))
-    return found
+@dataclass
+class ForwardState:
+    """What the layers of one forward share."""
 
+    pos: Pos = range(0)  # of the new tokens
+    past: int = 0  # tokens in the cache before this forward
+    runs: list[TokenRun] | None = None  # None: every row is the range `pos`
+    length: int | Tensor | None = None  # the total length that length-dependent frequencies see
+    padding: Tensor | None = None  # (b, past + tokens), True where a token is padding
+    cache: Any = None
+    position_ids: Tensor | None = None  # as the rotary embedding was called with them
 
-def _rotary(module: nn.Module) -> bool:
-    named = "Rotary" in type(module).__name__
-    return named and "position_ids" in inspect.signature(type(module).forward).parameters
+    @property
+    def new_padding(self) -> Tensor | None:
+        """Which of the new tokens are padding."""
+        n = len(self.pos) if isinstance(self.pos, range) else self.pos.shape[1]
+        return None if self.padding is None else self.padding[:, -n:]
+
+    def reached(self, rows: int) -> int | Tensor:
+        """The last position + 1 of each row."""
+        if isinstance(self.pos, range):
+            return self.pos[-1] + 1
+        pos, padding = self.pos.expand(rows, -1), self.new_padding
+        return (pos if padding is None else pos.masked_fill(padding, -1)).amax(1) + 1
 
 
 class ModelState:
-    """One trunk, and what its forward under way knows."""
+    """The patch of one module that owns rotary embeddings, and its forward in progress."""
 
-    def __init__(self, module: nn.Module, rotaries: list[nn.Module]) -> None:
-        self.module, self.rotaries = module, rotaries
-        self.names = tuple(inspect.signature(module.forward).parameters)
-        self.seats: dict[int, LayerState] = {}
-        self.asked: int | None = None  # the length that length-dependent frequencies are to see
-        self.reach: int | None = None  # how far `generate` will go, padding included
-        self._records: WeakKeyDictionary[Any, Pos] = WeakKeyDictionary()
-        self._clear()
+    def __init__(self, owner: RotaryOwner, length: int | None) -> None:
+        self.owner = owner
+        self.layers: dict[int, LayerState] = {}
+        self.forward = ForwardState()
+        self._length = length  # the total length that was given, if one was
+        self._generate_length: int | None = None  # how far `generate` will go, padding included
+        self._parameters = tuple(inspect.signature(owner.module.forward).parameters)
+        self._positions: WeakKeyDictionary[Any, Pos] = WeakKeyDictionary()  # of caches not ours
 
-    def _clear(self) -> None:
-        self.pos: Pos = range(0)
-        self.past = 0  # tokens before this forward
-        self.pieces: list[TokenRun] | None = None  # None: every row is the one range
-        self.length: int | Tensor | None = None
-        self.hidden: Tensor | None = None  # (b, past + tokens), True where a token is padding
-        self._cache: Any = None
-        self._ids: Tensor | None = None
+    @contextmanager
+    def installed(self, model: nn.Module) -> Iterator[None]:
+        """The owner with identity rotations, our attention and the hooks of this state."""
+        module = self.owner.module
+        with ExitStack() as stack:
+            for rotary in self.owner.rotaries:
+                identity = identity_rotation(rotary, self._on_positions)
+                stack.enter_context(replaced(rotary, "forward", identity))
+            hooks = [
+                module.register_forward_pre_hook(self._before, with_kwargs=True),
+                module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+            ]
+            for hook in hooks:
+                stack.callback(hook.remove)
+            prepare = getattr(model, "_prepare_generated_length", None)
+            if prepare is not None:  # where `generate` computes its length, before a cache opens
 
-    @property
-    def config(self) -> Any:
-        return self.module.config
+                def prepared(*args: Any, **kwargs: Any) -> Any:
+                    settings = prepare(*args, **kwargs)
+                    self._generate_length = int(settings.max_length)
+                    return settings
 
-    # hooks of the trunk's forward
+                stack.enter_context(replaced(model, "_prepare_generated_length", prepared))
+            stack.enter_context(attention_implementation(NAME, module))
+            yield
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before the forward: see the padding, take over a fresh cache or make one."""
-        self._clear()
-        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        self.hidden = padding_of(given.get("attention_mask"))
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the forward: read the padding, adapt an empty cache or open one."""
+        given = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
+        self.forward = ForwardState(padding=padding_of(given.get("attention_mask")))
         cache = given.get("past_key_values")
-        if cache is None and "past_key_values" in self.names and self._wants_cache(given):
+        if cache is None and "past_key_values" in self._parameters and self._opens_cache(given):
             from transformers import DynamicCache
 
-            cache = DynamicCache(config=self.config)
+            cache = DynamicCache(config=self.owner.module.config)  # type: ignore[arg-type]
             args, kwargs = (), {**given, "past_key_values": cache}
         if cache is not None:
-            self._take(cache)
+            self._adapt(cache)
         return args, kwargs
 
-    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """After the forward, however it ended: forget it, but not a cache the model made itself."""
-        made = getattr(out, "past_key_values", None)
-        if made is not None and self._cache is None:
-            self._records[made] = self.pos
-        self._clear()
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """After the forward, even a failed one: note the positions of a cache of the model's."""
+        created = getattr(out, "past_key_values", None)
+        if created is not None and self.forward.cache is None:
+            self._positions[created] = self.forward.pos
+        self.forward = ForwardState()
 
-    def _wants_cache(self, given: dict[str, Any]) -> bool:
+    def _opens_cache(self, given: dict[str, Any]) -> bool:
+        module: Any = self.owner.module
         use = given.get("use_cache")
-        use = getattr(self.config, "use_cache", False) if use is None else use
-        saved = self.module.training and getattr(self.module, "gradient_checkpointing", False)
-        ours = all(seat.scheme.causal and seat.kept for seat in self.seats.values())
-        return bool(use) and not saved and ours
+        use = getattr(module.config, "use_cache", False) if use is None else use
+        checkpointing = module.training and getattr(module, "gradient_checkpointing", False)
+        ours = all(one.scheme.causal and one.probed.plain_cache for one in self.layers.values())
+        return bool(use) and not checkpointing and ours
 
-    def _take(self, cache: Any) -> None:
-        from longitude.hf.cache_adapter import Layer, adopt, own
+    def _adapt(self, cache: Any) -> None:
+        from longitude.hf.cache_adapter import CacheLayer, adapt, self_attention_cache
 
-        self._cache = cache = own(cache)
-        self.past = int(cache.get_seq_length(min(self.seats)))
-        if self.past == 0:
-            adopt(cache, self.seats)
-        ours = isinstance(cache.layers[min(self.seats)], Layer) if cache.layers else False
-        if self.past and not ours and cache not in self._records:
+        self.forward.cache = cache = self_attention_cache(cache)
+        self.forward.past = past = int(cache.get_seq_length(min(self.layers)))
+        if past == 0:
+            adapt(cache, self.layers)
+        ours = isinstance(cache.layers[min(self.layers)], CacheLayer) if cache.layers else False
+        if past and not ours and cache not in self._positions:
             raise UserError(
-                f"the cache holds {self.past} tokens whose keys this patch never saw: "
-                f"open a new cache inside it."
+                f"the cache holds {past} tokens whose keys this patch never saw: open a new cache "
+                f"inside it."
             )
 
-    def at(self, ids: Tensor, rows: int) -> None:
-        """The forward's positions, as the rotary embedding was asked for them."""
-        if self._ids is ids:
+    def _on_positions(self, ids: Tensor, rows: int) -> None:
+        """Take the forward's positions from the rotary embedding's call."""
+        forward = self.forward
+        if forward.position_ids is ids:
             return
-        self._ids = ids
-        ids = _one_axis(ids)
-        whole = as_range(ids)
-        self.pos = ids if whole is None else whole
-        new = None if self.hidden is None else self.hidden[:, -ids.shape[1] :]
-        if self.past == 0 and (whole is None or new is not None):
-            self.pieces = token_runs(ids.expand(rows, -1), new)
-        self.length = self._length(rows)
-        if self._cache is not None:
-            self._record(rows)
+        forward.position_ids = ids
+        if ids.dim() == 3 and not bool((ids == ids[:1]).all()):
+            raise UserError(
+                "the positions differ between the axes of a multimodal rotary embedding: "
+                "patched models read text only."
+            )
+        ids = torch.atleast_2d(ids[0] if ids.dim() == 3 else ids)
+        as_one = as_range(ids)
+        forward.pos = ids if as_one is None else as_one
+        new = forward.new_padding
+        if forward.past == 0 and (as_one is None or new is not None):
+            forward.runs = token_runs(ids.expand(rows, -1), new)
+        forward.length = self._length
+        if self._length is None and self._generate_length is not None:
+            padded = 0 if forward.padding is None else forward.padding.sum(1).expand(rows)
+            forward.length = self._generate_length - padded
+        if forward.cache is not None and self.store(min(self.layers)) is None:
+            self._remember_positions(rows)
 
-    def _length(self, rows: int) -> int | Tensor | None:
-        if self.asked is not None or self.reach is None:
-            return self.asked
-        if self.hidden is None:
-            return self.reach
-        return self.reach - self.hidden.sum(1).expand(rows)
-
-    def _record(self, rows: int) -> None:
-        """Keep the positions beside a cache that can't."""
-        if self.store(min(self.seats)) is not None:
-            return
-        before, new = self._records.get(self._cache, range(0)), self.pos
-        before = before[: self.past] if isinstance(before, range) else before[:, : self.past]
+    def _remember_positions(self, rows: int) -> None:
+        """Keep the positions of a cache that can't hold them itself."""
+        forward = self.forward
+        before, new = self._positions.get(forward.cache, range(0)), forward.pos
+        before = before[: forward.past] if isinstance(before, range) else before[:, : forward.past]
         if isinstance(before, range) and isinstance(new, range) and before.stop == new.start:
-            self._records[self._cache] = range(before.start, new.stop)
-            return
-        both = [torch.atleast_2d(as_tensor(pos, self._device())) for pos in (before, new)]
-        self._records[self._cache] = torch.cat([pos.expand(rows, -1) for pos in both], 1)
+            self._positions[forward.cache] = range(before.start, new.stop)
+        else:
+            both = [self._as_rows(pos).expand(rows, -1) for pos in (before, new)]
+            self._positions[forward.cache] = torch.cat(both, 1)
 
-    # what the seats ask
-
-    @property
-    def padding(self) -> Tensor | None:
-        """Which of the new tokens are padding."""
-        n = len(self.pos) if isinstance(self.pos, range) else self.pos.shape[1]
-        return None if self.hidden is None else self.hidden[:, -n:]
+    def _as_rows(self, pos: Pos) -> Tensor:
+        return torch.atleast_2d(as_tensor(pos, next(self.owner.module.parameters()).device))
 
     def store(self, layer: int) -> Any:
-        """Our own cache of a layer, or None."""
-        from longitude.hf.cache_adapter import Layer
+        """Our own cache of a layer, or None if the forward's cache has another kind of layer."""
+        from longitude.hf.cache_adapter import CacheLayer
 
-        layers = () if self._cache is None else self._cache.layers
+        layers = () if self.forward.cache is None else self.forward.cache.layers
         found = layers[layer] if layer < len(layers) else None
-        return found.store if isinstance(found, Layer) else None
+        return found.store if isinstance(found, CacheLayer) else None
 
-    def reached(self, rows: int) -> int | Tensor:
-        """How far this forward's tokens go: the last position of each row, and one."""
-        if isinstance(self.pos, range):
-            return self.pos[-1] + 1
-        pos = self.pos.expand(rows, -1)
-        return (pos if self.padding is None else pos.masked_fill(self.padding, -1)).amax(1) + 1
-
-    def keys(self, places: int, scheme: Scheme) -> tuple[slice, Pos, Tensor | None]:
-        """Of the places that a cache of transformers' hands out: which are taken, the positions of
-        their keys, and which of them are padding."""
-        pos, hidden = self._records[self._cache], self.hidden
+    def cached_keys(self, slots: int, scheme: Scheme) -> tuple[slice, Pos, Tensor | None]:
+        """Of the slots that a cache of transformers' returns: those in use, the positions of their
+        keys, and which of them are padding."""
+        pos, padding = self._positions[self.forward.cache], self.forward.padding
         total = len(pos) if isinstance(pos, range) else pos.shape[1]
-        if hidden is not None and hidden.shape[1] < total:
+        if padding is not None and padding.shape[1] < total:
             raise UserError(
-                f"the attention mask has {hidden.shape[1]} columns for {total} tokens: give it one "
-                f"for each token, those of the cache too."
+                f"the attention mask has {padding.shape[1]} columns for {total} tokens: give it "
+                f"one for each token, those of the cache too."
             )
-        taken = min(places, total)  # a static cache has free places, a sliding one the last tokens
-        first = total - taken
-        if first and self._sees(scheme, pos[:first] if isinstance(pos, range) else pos[:, :first]):
-            raise UserError(
-                f"this cache keeps the last {taken} of {total} tokens, but {shown(scheme)} sees "
-                f"further back: use a dynamic cache."
-            )
-        pos = pos[first:] if isinstance(pos, range) else pos[:, first:]
-        return slice(taken), pos, None if hidden is None else hidden[:, first:total]
-
-    def _sees(self, scheme: Scheme, gone: Pos) -> bool:
-        """Whether a scheme would show keys that a cache has dropped to the tokens that are new."""
-        rows = [torch.atleast_2d(as_tensor(pos, self._device())) for pos in (self.pos, gone)]
-        return bool(visible(scheme.areas(), rows[0][:, :, None], rows[1][:, None]).any())
-
-    def _device(self) -> torch.device:
-        return next(self.module.parameters()).device
-
-
-def identity_rotation(rotary: nn.Module, trunk: ModelState) -> Callable[..., Any]:
-    """A forward for the rotary embedding that turns nothing and tells the trunk its positions."""
-
-    def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        trunk.at(position_ids, x.shape[0])
-        # at position 0 for the shape alone: a greater one may change its frequencies for good
-        made = type(rotary).forward(rotary, x, torch.zeros_like(position_ids), *args, **kwargs)
-        if isinstance(made, tuple):
-            return torch.ones_like(made[0]), torch.zeros_like(made[1])
-        return torch.ones_like(made)
-
-    return forward
+        used = min(slots, total)  # a static cache has empty slots, a sliding one the last tokens
+        first = total - used
+        is_range = isinstance(pos, range)
+        gone, pos = (pos[:first], pos[first:]) if is_range else pos.tensor_split([first], 1)
+        if first:
+            q_pos, k_pos = self._as_rows(self.forward.pos), self._as_rows(gone)
+            if visible(scheme.areas(), q_pos[:, :, None], k_pos[:, None]).any():
+                raise UserError(
+                    f"this cache keeps the last {used} of {total} tokens, but {shown(scheme)} sees "
+                    f"further back: use a dynamic cache."
+                )
+        return slice(used), pos, None if padding is None else padding[:, first:total]
 
 
 def padding_of(mask: Any) -> Tensor | None:
-    """Which tokens are padding (b n), from the mask a model was called with; None if none is."""
+    """Which tokens are padding (b n), from a forward's attention mask; None if none is."""
     if isinstance(mask, dict):  # a mask for each kind of layer, made beforehand
         mask = next((one for one in mask.values() if one is not None), None)
     if mask is None:
@@ -221,17 +221,5 @@ def padding_of(mask: Any) -> Tensor | None:
                 f"{tuple(mask.shape)}: give attention_mask as (batch, tokens), 0 for padding."
             )
         mask = mask[:, 0, 0]
-    hidden = ~mask.bool()
-    return hidden if bool(hidden.any()) else None
-
-
-def _one_axis(ids: Tensor) -> Tensor:
-    """Positions (b n): those of a multimodal rotary embedding count if its axes agree."""
-    if ids.dim() == 3:
-        if not bool((ids == ids[:1]).all()):
-            raise UserError(
-                "the positions differ between the axes of a multimodal rotary embedding: "
-                "patched models read text only."
-            )
-        ids = ids[0]
-    return torch.atleast_2d(ids)
+    padding = ~mask.bool()
+    return padding if bool(padding.any()) else None

@@ -66,15 +66,14 @@ def _write(model: Any, part: Path, tokenizer: Any) -> None:
 
 def written_scheme(model: Any) -> dict[str, Any] | None:
     """What was applied to a model for good, as it is written down."""
-    from longitude.hf.patch import PATCH, applied
+    from longitude.hf.patch import patch_of
 
-    text = applied(model)
-    if text is None:
+    patch = patch_of(model)
+    if patch is None or not patch.permanent:
         return None
-    patch = vars(model)[PATCH]
     given = {"length": patch.length} if patch.length is not None else {}
     given |= {"force": True} if patch.force else {}
-    return {"scheme": text, "version": __version__, **given}
+    return {"scheme": patch.text, "version": __version__, **given}
 
 
 def _named(model: Any) -> dict[str, Any] | None:

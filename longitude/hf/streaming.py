@@ -256,7 +256,7 @@ class Stream:
     def _try(self) -> None:
         """Read one token, to see that this model gives logits and keeps its keys where they can be
         dropped."""
-        from longitude.hf.cache_adapter import REPLACED
+        from longitude.hf.cache_adapter import REPLACEABLE
 
         name = type(self.model).__name__
         try:
@@ -268,7 +268,7 @@ class Stream:
                 f"{name} can't read a text piece by piece ({short(str(error), 120)}): use another "
                 f"model."
             ) from error
-        if any(type(layer) in REPLACED for layer in self._cache.layers):
+        if any(type(layer) in REPLACEABLE for layer in self._cache.layers):
             raise UserError(
                 f"{name} keeps keys in a form of its own, which a stream can't drop from: use "
                 f"another model."

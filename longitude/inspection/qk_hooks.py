@@ -36,8 +36,7 @@ from longitude.core.validate import UserError
 from longitude.hf.families import family_of
 from longitude.hf.families.learned import LEARNED, tables
 from longitude.hf.layer import padding_mask
-from longitude.hf.model_state import ModelState, model_states
-from longitude.hf.probe import attention_implementation, probe_layers
+from longitude.hf.probe import attention_implementation, probe_layers, rotary_owners
 from longitude.inspection.rows import HeadTerms, QKTerms, Term
 from longitude.ops.attention import attention
 from longitude.parts.rope import apply_rotary
@@ -124,13 +123,13 @@ def _attention_function(model: nn.Module, on_layer: OnLayer, own: Scheme | None)
 
     layers: dict[nn.Module, Any] = {}
     if own is None:
-        rotary = model_states(model)
-        if not rotary:
+        owners = rotary_owners(model)
+        if not owners:
             raise UserError(
                 f"{type(model).__name__} has neither rotary embeddings that longitude knows nor a "
                 f"family of its own in longitude.hf.families: its scores can't be read."
             )
-        layers = {probed.module: probed for probed in probe_layers(model, rotary)}
+        layers = {probed.module: probed for probed in probe_layers(model, owners)}
     calls = 0
 
     def attend(
@@ -153,8 +152,8 @@ def _attention_function(model: nn.Module, on_layer: OnLayer, own: Scheme | None)
             scale=scale,
             softcap=more.get("softcap"),
             sinks=more.get("s_aux"),
-            before=probed.before if probed else 0,
-            unsupported_reason=probed.odd if probed else None,
+            before=probed.rotary_start if probed else 0,
+            unsupported_reason=probed.unsupported_reason if probed else None,
         )
         calls += 1
         on_layer(layer)
@@ -165,7 +164,7 @@ def _attention_function(model: nn.Module, on_layer: OnLayer, own: Scheme | None)
 
     AttentionInterface.register(ATTENTION, attend)
     AttentionMaskInterface.register(ATTENTION, padding_mask)
-    with attention_implementation(ATTENTION, ModelState(model, [])):
+    with attention_implementation(ATTENTION, model):
         yield
 
 

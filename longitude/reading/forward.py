@@ -28,7 +28,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from longitude.core.validate import UserError, short
 from longitude.hf.families import family_of
 from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT, attentions
-from longitude.hf.patch import PATCH
+from longitude.hf.patch import patch_of
 
 Table = Callable[[nn.Module, int, torch.dtype], Tensor]  # the bias (h, n) of positions 0 … n - 1
 
@@ -180,7 +180,7 @@ def movable(model: nn.Module) -> bool:
     """Whether a model's cache holds nothing but keys and values, as they were made."""
     layers = DynamicCache(config=model.config).layers  # type: ignore[arg-type]
     kinds = (DynamicLayer, DynamicSlidingWindowLayer)
-    return PATCH not in vars(model) and all(type(layer) in kinds for layer in layers)
+    return patch_of(model) is None and all(type(layer) in kinds for layer in layers)
 
 
 def local(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longitude.core.validate import UserError
-from longitude.hf.patch import _attention, _seen, patched, scheme_of
+from longitude.hf.patch import attention_patched, patched, probed_layers, scheme_of
 from tests.hf.tiny import DECODERS, REFUSED, decoder, ids
 
 LEAKY = "rope(remap=leaky_rerope(10, 4))"
@@ -64,8 +64,8 @@ def by_steps(model, tokens, bounds=STEPS):
 def test_its_own_scheme_gives_its_own_logits_and_tokens(model):
     text = ids(40, rows=2)
     stock, said = model(text).logits, greedy(model, text[:, :20])
-    seen = _seen(model)
-    with _attention(model, seen, [one.scheme for one in seen], None):
+    seen = probed_layers(model)
+    with attention_patched(model, seen, [one.scheme for one in seen]):
         torch.testing.assert_close(model(text).logits, stock, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(model(text, use_cache=False).logits, stock, atol=1e-5, rtol=1e-5)
         assert torch.equal(greedy(model, text[:, :20]), said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longitude.hf.patch import _attention, _seen, patched, scheme_of
+from longitude.hf.patch import attention_patched, patched, probed_layers, scheme_of
 from tests.hf.tiny import SHAPE, SLIDING, ids, sharp
 
 ENCODERS = {
@@ -58,9 +58,9 @@ def padded(model, tokens: int = 40):
 
 
 def test_an_encoders_own_scheme_gives_its_own_logits(encoder):
-    stock, seen = padded(encoder), _seen(encoder)
+    stock, seen = padded(encoder), probed_layers(encoder)
     assert not any(one.scheme.causal for one in seen)
-    with _attention(encoder, seen, [one.scheme for one in seen], None):
+    with attention_patched(encoder, seen, [one.scheme for one in seen]):
         torch.testing.assert_close(padded(encoder), stock, atol=1e-5, rtol=1e-4)
     with patched(encoder, scheme_of(encoder)):
         assert torch.equal(padded(encoder), stock)
@@ -88,9 +88,9 @@ def test_both_halves_of_an_encoder_decoder_are_patched(translator):
         settings = {"max_new_tokens": 10, "do_sample": False, **more}
         return translator.generate(input_ids=text, attention_mask=mask, **settings)
 
-    stock, words, seen = said(), told(), _seen(translator)
+    stock, words, seen = said(), told(), probed_layers(translator)
     assert [one.scheme.causal for one in seen] == [False] * 4 + [True] * 4
-    with _attention(translator, seen, [one.scheme for one in seen], None):
+    with attention_patched(translator, seen, [one.scheme for one in seen]):
         torch.testing.assert_close(said(), stock, atol=2e-5, rtol=1e-4)
         assert torch.equal(told(), words)
     with patched(translator, "rope(remap=rerope(8))"):

@@ -330,3 +330,32 @@ def test_the_window_is_known(llama):
     with pytest.raises(UserError, match=f"trained to {WINDOW}"):
         with patched(llama, "rope(remap=rerope(100))"):
             pass
+
+
+def rotation_removed(model):
+    """The same model whose rotary embedding is the identity."""
+    from longitude.hf.probe import identity_rotation
+
+    still = copy.deepcopy(model)
+    rotary = still.model.rotary_emb
+    rotary.forward = identity_rotation(rotary)
+    return still
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "smollm3"])
+@pytest.mark.parametrize("scheme", ["nope()", parse("nope()")], ids=["text", "value"])
+def test_no_positions_removes_the_rotation(kind, scheme):
+    model, text = decoder(kind), ids(40, rows=2)
+    expected = rotation_removed(model)(text).logits
+    stock = model(text).logits
+    assert not torch.allclose(stock, expected, atol=1e-3)
+    with patched(model, scheme):
+        close(model(text).logits, expected)
+        close(by_steps(model, text), expected)
+        own = scheme_of(model)
+        assert all(own.layer(i).rotary is None for i in range(len(own)))
+    apply(model, scheme)
+    close(model(text).logits, expected)
+    assert scheme_of(model) == own
+    undo(model)
+    assert torch.equal(model(text).logits, stock)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import longitude.hf as lh
 from longitude.core.text import parse
-from longitude.hf.patch import _attention, _seen
+from longitude.hf.patch import attention_patched, probed_layers
 
 LEAKY = "rope(base=100000, remap=leaky_rerope(4096, 8))"
 FAR = 32_000
@@ -38,8 +38,8 @@ def losses(model, ids, pos=None):
 def test_its_scheme_is_known_and_gives_its_logits(smollm2):
     model, ids = smollm2
     assert lh.scheme_of(model) == parse("rope(base=100000)")
-    stock, seen = model(ids[:, :60]).logits, _seen(model)
-    with _attention(model, seen, [one.scheme for one in seen], None):
+    stock, seen = model(ids[:, :60]).logits, probed_layers(model)
+    with attention_patched(model, seen, [one.scheme for one in seen]):
         torch.testing.assert_close(model(ids[:, :60]).logits, stock, atol=2e-4, rtol=1e-5)
 
 

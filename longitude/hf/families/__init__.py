@@ -1,4 +1,4 @@
-"""Models whose positions are not rotations: ALiBi biases (alibi.py) and learned tables (learned.py).
+"""Models whose positions are not rotations: ALiBi biases (alibi.py), learned tables (learned.py).
 
 A `Family` says how to recognise such a model, which scheme it has and how to patch it. Ask
 `family_of` before looking for rotary embeddings: a Falcon with ALiBi holds one that it never uses.

@@ -1,9 +1,8 @@
-"""Layers that are computed again in the backward pass, under a patch.
+"""Gradient checkpointing of a patched model.
 
-Gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) keeps a layer's input and runs it once
-more when its gradient is due. A patched layer reads its positions off its trunk, which forgets them
-when the forward ends; so each checkpoint takes what the trunk knew, and puts it back for as long as
-the layer runs again.
+Chen et al. 2016, arXiv:1604.06174: keep a layer's input only and run the layer again in the
+backward pass. A patched layer reads its positions from its model's `ForwardState`, which ends with the
+forward; so each checkpoint keeps that state and restores it while the layer runs again.
 """
 
 from __future__ import annotations
@@ -15,53 +14,43 @@ from typing import Any
 from torch import nn
 
 from longitude.hf.layer import LAYER_STATE, LayerState
-from longitude.hf.model_state import ModelState
-
-KNOWN = ("pos", "past", "pieces", "length", "hidden")  # of a forward under way
+from longitude.hf.model_state import ForwardState, ModelState
 
 
-def seats(model: nn.Module) -> list[LayerState]:
-    """Where a patched model attends by our own attention; none where only frequencies changed."""
+def layer_states(model: nn.Module) -> list[LayerState]:
+    """The layers that run our own attention; none where only frequencies changed."""
     found = [getattr(module, LAYER_STATE, None) for module in model.modules()]
-    return [seat for seat in found if isinstance(seat, LayerState) and seat.active]
-
-
-def trunks(model: nn.Module) -> list[ModelState]:
-    """What those seats read their positions from."""
-    return list(dict.fromkeys(seat.trunk for seat in seats(model)))
+    return [layer for layer in found if isinstance(layer, LayerState) and layer.active]
 
 
 @contextmanager
-def knowing(trunk: ModelState, **known: Any) -> Iterator[None]:
-    """A trunk that knows something else, for as long as the context lasts."""
-    before = {name: getattr(trunk, name) for name in known}
-    for name, value in known.items():
-        setattr(trunk, name, value)
+def forward_state(state: ModelState, forward: ForwardState) -> Iterator[None]:
+    """A model's forward state replaced, and restored on exit."""
+    before, state.forward = state.forward, forward
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(trunk, name, value)
+        state.forward = before
 
 
 def checkpointed(model: Any) -> None:
-    """Have every layer run again in the backward pass instead of keeping what it made."""
-    found = trunks(model)  # once: a walk over all modules for each layer would take its time
-    kinds = {"use_reentrant": False, "context_fn": lambda: _contexts(found)}
+    """Run every layer again in the backward pass instead of keeping its activations."""
+    # once: a walk over all modules for each layer would take its time
+    states = list(dict.fromkeys(layer.model for layer in layer_states(model)))
+    kinds = {"use_reentrant": False, "context_fn": lambda: _contexts(states)}
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kinds)
 
 
 def _contexts(
-    found: list[ModelState],
+    states: list[ModelState],
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """For the first run nothing; for the second, what the trunks know now."""
-    known = [(trunk, {name: getattr(trunk, name) for name in KNOWN}) for trunk in found]
-    return nullcontext(), _remembering(known)
+    """For the first run nothing; for the second, the forward states of the first."""
+    return nullcontext(), _restored([(state, state.forward) for state in states])
 
 
 @contextmanager
-def _remembering(known: list[tuple[ModelState, dict[str, Any]]]) -> Iterator[None]:
+def _restored(forwards: list[tuple[ModelState, ForwardState]]) -> Iterator[None]:
     with ExitStack() as stack:
-        for trunk, each in known:
-            stack.enter_context(knowing(trunk, **each))
+        for state, forward in forwards:
+            stack.enter_context(forward_state(state, forward))
         yield

@@ -23,7 +23,7 @@ from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
 from longitude.extension.candidates import Own, by_length
 from longitude.hf.layer import LayerState
-from longitude.training.tune.checkpointing import knowing, seats
+from longitude.training.tune.checkpointing import forward_state, layer_states
 
 
 def grouped(scheme: Own, size: int) -> str:
@@ -48,35 +48,37 @@ def grouped(scheme: Own, size: int) -> str:
 @contextmanager
 def shifted(model: nn.Module, size: int) -> Iterator[None]:
     """A model patched with groups, half of whose heads have theirs moved by half a group."""
-    found = seats(model)
-    for seat in found:
-        vars(seat)["attend"] = _Halves(seat, size // 2)
+    layers = layer_states(model)
+    for layer in layers:
+        vars(layer)["attend"] = _Halves(layer, size // 2)
     try:
         yield
     finally:
-        for seat in found:
-            vars(seat).pop("attend", None)
+        for layer in layers:
+            vars(layer).pop("attend", None)
 
 
 class _Halves:
-    """Attention of one seat, half its heads at a time."""
+    """Attention of one layer, half its heads at a time."""
 
-    def __init__(self, seat: LayerState, by: int) -> None:
-        self.seat, self.by = seat, by
+    def __init__(self, layer: LayerState, by: int) -> None:
+        self.layer, self.by = layer, by
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-        trunk, half = self.seat.trunk, q.shape[1] // 2
+        state, half = self.layer.model, q.shape[1] // 2
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         near = self._of(slice(half), q, k, v, options)
-        pieces = trunk.pieces and [replace(p, pos=_moved(p.pos, self.by)) for p in trunk.pieces]
-        with knowing(trunk, pos=_moved(trunk.pos, self.by), pieces=pieces):
+        now = state.forward
+        runs = now.runs and [replace(run, pos=_moved(run.pos, self.by)) for run in now.runs]
+        moved = replace(now, pos=_moved(now.pos, self.by), runs=runs)
+        with forward_state(state, moved):
             far = self._of(slice(half, None), q, k, v, options)
         return torch.cat([near, far], 1)
 
     def _of(self, heads: slice, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         sinks = options.get("sink_logits")
         options = {**options, "sink_logits": None if sinks is None else sinks[heads]}
-        return LayerState.attend(self.seat, q[:, heads], k[:, heads], v[:, heads], options)
+        return LayerState.attend(self.layer, q[:, heads], k[:, heads], v[:, heads], options)
 
 
 def _moved(pos: Pos, by: int) -> Pos:

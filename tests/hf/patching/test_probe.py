@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longitude.hf.patch import _seen
+from longitude.hf.patch import probed_layers
 from tests.hf.tiny import decoder
 
 
@@ -14,7 +14,7 @@ from tests.hf.tiny import decoder
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 def test_a_model_in_half_precision_has_the_scheme_it_has_in_full(kind, dtype):
     model = decoder(kind)
-    want = [(one.scheme, one.before, one.width) for one in _seen(model)]
-    found = _seen(model.to(dtype))
-    assert [one.odd for one in found] == [None] * len(found)
-    assert [(one.scheme, one.before, one.width) for one in found] == want
+    want = [(one.scheme, one.rotary_start, one.rotary_dim) for one in probed_layers(model)]
+    found = probed_layers(model.to(dtype))
+    assert [one.unsupported_reason for one in found] == [None] * len(found)
+    assert [(one.scheme, one.rotary_start, one.rotary_dim) for one in found] == want
