@@ -113,13 +113,13 @@ def hierarchical_bert(length: int = 512, alpha: float = 0.4) -> Scheme:
 
 @preset("Zhu et al. 2024, arXiv:2404.12096")
 def interpolated_bert(length: int = 512, factor: float = 4) -> Scheme:
-    """A BERT whose table is read between its rows."""
+    """A BERT whose table is interpolated between its rows."""
     return Scheme.of(LearnedInterpolated(length, factor), Bidirectional())
 
 
 @preset("Beltagy et al. 2020, arXiv:2004.05150")
 def tiled_bert(length: int = 512) -> Scheme:
-    """A BERT whose table is read over and over, as Longformer starts from it."""
+    """A BERT whose table repeats, as Longformer's initialisation."""
     return Scheme.of(LearnedTiled(length), Bidirectional())
 
 
@@ -203,13 +203,13 @@ def alibi_encoder(future: float = 1, offset: float = 0.5) -> Scheme:
 
 @preset("Al-Khateeb et al. 2023, arXiv:2310.13017")
 def alibi_pi(factor: float = 4) -> Scheme:
-    """An ALiBi model read further: slopes divided by the factor."""
+    """An extended ALiBi model: slopes divided by the factor."""
     return Scheme.of(AlibiInterpolated(factor))
 
 
 @preset("keezen 2023, github.com/keezen/ntk_alibi")
 def alibi_ntk(factor: float = 4) -> Scheme:
-    """An ALiBi model read further: the shallow slopes divided most."""
+    """An extended ALiBi model: the shallow slopes divided most."""
     return Scheme.of(NtkAlibi(factor))
 
 
@@ -260,7 +260,7 @@ def hwfa(train: int = 512, layers: int = 24, window: int = 16) -> Layers:
 
 @preset("Meta 2025, Llama 4")
 def llama4(base: float = 500_000, chunk: int = 8192) -> Layers:
-    """Three rotary layers that attend within chunks, then one that is cooled by position only."""
+    """Three rotary layers that attend within chunks, then one with a temperature by position."""
     local = Scheme.of(Rope(base, pairs="adjacent"), Chunked(chunk))
     return Layers((local, local, local, Scheme.of(Llama4Temperature(chunk))))
 
@@ -308,7 +308,7 @@ def su_leaky_rerope(train: int = 4096, factor: float = 16, base: float = 10000) 
 
 @preset("Su 2023, kexue.fm/archives/9728")
 def su_inverse_leaky(train: int = 512, factor: float = 8) -> Scheme:
-    """Trained short with stretched distances; read long with plain RoPE."""
+    """Trained short with stretched distances; run long with plain RoPE."""
     return Scheme.of(Rope(remap=InverseLeaky(train // 4, 2 * factor)))
 
 
@@ -356,7 +356,7 @@ def code_llama(base: float = 1_000_000) -> Scheme:
 
 @preset("Black et al. 2022, arXiv:2204.06745")
 def gpt_neox(fraction: float = 0.25) -> Scheme:
-    """Partial rotary: a quarter of each head turns."""
+    """Partial rotary: a quarter of each head is rotated."""
     return Scheme.of(Rope(fraction=fraction))
 
 
@@ -368,7 +368,7 @@ def xpos_lm() -> Scheme:
 
 @preset("Gemma Team 2026, transformers 5.22 'proportional'")
 def gemma4_global(base: float = 1_000_000, share: float = 0.25) -> Scheme:
-    """The fastest quarter of the pairs turns."""
+    """The fastest quarter of the pairs is rotated."""
     return Scheme.of(Rope(base, frequencies=Proportional(share)))
 
 
@@ -410,13 +410,13 @@ def dynamic_ntk_llama(original: int = 4096, factor: float = 1, base: float = 100
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def dynamic_interpolation(original: int = 4096, base: float = 10000) -> Scheme:
-    """Interpolation by just the length of the call."""
+    """Interpolation by the factor of the call's length."""
     return Scheme.of(Rope(base, frequencies=DynamicLinear(original)))
 
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def ntk_by_parts(factor: float = 4, original: int = 4096, base: float = 10000) -> Scheme:
-    """Slow pairs interpolated, fast ones kept; no temperature."""
+    """Slow pairs interpolated, fast ones unchanged; no temperature."""
     return Scheme.of(Rope(base, frequencies=ByParts(factor, original=original)))
 
 
@@ -428,7 +428,7 @@ def yarn_llama(factor: float = 16, original: int = 4096, base: float = 10000) ->
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def dynamic_yarn_llama(original: int = 4096, base: float = 10000) -> Scheme:
-    """YaRN by just the length of the call."""
+    """YaRN with the factor of the call's length."""
     return Scheme.of(Rope(base, frequencies=DynamicYarn(original)))
 
 

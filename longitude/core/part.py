@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import (
@@ -123,6 +124,12 @@ def optional(part: Any, method: str, *args: Any) -> Any:
     """The result of a part's (or its class's) optional method, () where it has none."""
     own = getattr(part, method, None)
     return own(*args) if own else ()
+
+
+@classmethod
+def train_defaults(cls: Any, length: int) -> Sequence[Choice]:
+    """The `training` of parts that need no argument."""
+    return [cls()]
 
 
 @runtime_checkable
@@ -255,19 +262,19 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
-    """Make a class a part: frozen, named in the written form, its fields checked when it is made.
+    """Register a class as a part: frozen, named in the text form, its fields validated.
 
     A class may define `check(self)`, which raises `UserError` for values that make no sense
-    together.
+    together. The only part of a file may leave its docstring to the module.
     """
 
     def wrap(cls: type[T]) -> type[T]:
         cls.name, cls.site, cls.paper = name, site, paper  # type: ignore[attr-defined]
         cls.__post_init__ = _check  # type: ignore[attr-defined]
         cls.__repr__ = written  # type: ignore[assignment]
-        made = hashed_once(dataclasses.dataclass(frozen=True, repr=False)(cls))
-        PARTS[name] = made
-        return made
+        cls.__doc__ = cls.__doc__ or sys.modules[cls.__module__].__doc__
+        PARTS[name] = hashed_once(dataclasses.dataclass(frozen=True, repr=False)(cls))
+        return PARTS[name]  # type: ignore[return-value]
 
     return wrap
 

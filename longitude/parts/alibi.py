@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longitude.core.lengths import Lengths, Setting, combinations, rounded
-from longitude.core.part import Bias, Choice, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, K, Q, Rows, Term, Weights, part, train_defaults
 from longitude.core.validate import NonNegativeFloat, PositiveFloat
 from longitude.parts.distance_bias import by_distance
 
@@ -67,9 +67,7 @@ class Alibi(Bias):
         m = slopes(q.shape[1], self.steepness)
         return linear_term(m, q, q_pos, k_pos, self.future, self.offset)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults
 
 
 @part("alibi_interpolated", site="bias", paper="Al-Khateeb et al. 2023, arXiv:2310.13017")

@@ -1,9 +1,11 @@
-"""DeBERTa's disentangled attention: content-to-position and position-to-content terms.
+"""DeBERTa's disentangled attention: content-to-position and position-to-content beside content.
 
     score(i, j) = (q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)]) / √(3d),  δ = clip(i - j + s, 0, 2s - 1)
 
-He et al. 2020 (arXiv:2006.03654). Site ⑤: a bias that reads q and k, with two learned tables per
-head.
+He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention" (arXiv:2006.03654).
+The paper indexes the last term by δ(j,i); released checkpoints and transformers by δ(i,j), as here.
+`buckets` log-spaces distances beyond buckets/2 up to `span` (v2, v3). K and Q (heads, 2s, d) are
+projected relative embeddings. Site ⑤: a bias that reads q and k.
 """
 
 from typing import ClassVar
@@ -28,14 +30,6 @@ def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
 
 @part("deberta", site="bias", paper="He et al. 2020, arXiv:2006.03654")
 class Deberta(Bias):
-    """DeBERTa's disentangled attention: content-to-position and position-to-content beside content.
-
-    He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention". The paper indexes
-    the last term by δ(j,i); released checkpoints and transformers by δ(i,j), as here. `buckets`
-    log-spaces distances beyond buckets/2 up to `span` (v2, v3). K and Q (heads, 2s, d) are
-    projected relative embeddings.
-    """
-
     span: PositiveInt = 512
     buckets: int = 0
     c2p: bool = True

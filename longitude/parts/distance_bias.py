@@ -16,10 +16,10 @@ from longitude.core.part import Index
 
 @dataclass(frozen=True, eq=False)
 class ByDistance:
-    """The term value(h, i - j), with positions (b|1, n) gathered at the indices asked for.
+    """The term value(h, i - j), with positions (b|1, n) gathered at the given indices.
 
     `rows` are given where the term is a row of theirs, a number a head, which the part's `entry`
-    names for each distance: no weight changes which, so that can be kept.
+    names for each distance: it depends on no weight, so it can be cached.
     """
 
     q_pos: Tensor
@@ -48,7 +48,7 @@ by_distance = ByDistance
 
 
 def pick(table: Tensor, b: Index, h: Index, i: Index, r: Tensor) -> Tensor:
-    """table[b, h, i, r]. Over the whole grid of a call it is a gather, whose gradient adds up as it
+    """table[b, h, i, r]. Over the full grid of a call it is a gather, whose gradient adds up as it
     comes: that of an index is sorted first, which takes a GPU ten times as long."""
     sizes = (b.numel(), h.numel(), i.numel())
     if r.dim() == 4 and sizes == table.shape[:3] and b.dim() == h.dim() == i.dim() == 4:

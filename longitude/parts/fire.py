@@ -1,8 +1,11 @@
-"""FIRE: a small network of the distance relative to the query's own position.
+"""FIRE: a learned function of the distance relative to the query's own position.
 
     bias(i, j) = f(ψ(i - j) / ψ(max(L, i))),  ψ(x) = ln(c x + 1)
 
-Li et al. 2023 (arXiv:2310.04418). Site ⑤, with learned weights.
+Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context
+Transformers" (arXiv:2310.04418). c and the threshold L are learned, f is 1 → hidden → heads with
+ReLU. Site ⑤. The normaliser depends on the query alone, never on the total length, so rows do not
+change as a cache grows.
 """
 
 import torch
@@ -15,15 +18,6 @@ from longitude.parts.distance_bias import at
 
 @part("fire", site="bias", paper="Li et al. 2023, arXiv:2310.04418")
 class Fire(Bias):
-    """FIRE: a learned function of the distance relative to the query's own position, f(ψ(i-j) /
-    ψ(max(L, i))).
-
-    Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context
-    Transformers". ψ(x) = ln(c x + 1); c and the threshold L are learned, f is 1 → hidden → heads
-    with ReLU. The normaliser depends on the query alone, never on the total length, so rows do not
-    change as a cache grows.
-    """
-
     hidden: PositiveInt = 32
     threshold: PositiveFloat = 512
     c: PositiveFloat = 0.1

@@ -63,7 +63,7 @@ class Linear(Frequencies):
 
 
 def stretched(base: float, factor: float, dim: int) -> float:
-    """The base at which the slowest of dim/2 pairs turns `factor` times slower."""
+    """The base at which the slowest of dim/2 pairs rotates `factor` times slower."""
     if dim <= 2:
         raise UserError(
             f"ntk: a rotary dimension of {dim} has one pair, which can't both stay and stretch: "
@@ -132,10 +132,10 @@ def ramp_grid(factor: float, low: float, high: float, lengths: Lengths) -> Itera
 
 @part("by_parts", site="frequencies", paper="Peng et al. 2023, arXiv:2309.00071")
 class ByParts(Frequencies):
-    """NTK-by-parts: pairs that turn often inside the window stay, pairs that never turn once are
+    """NTK-by-parts: pairs with many rotations inside the window stay, those with less than one are
     interpolated.
 
-    Peng et al. 2023, section 3.2. r_i = L θ_i / 2π turns inside the window; γ = clip((r_i -
+    Peng et al. 2023, section 3.2. r_i = L θ_i / 2π rotations inside the window; γ = clip((r_i -
     low)/(high - low), 0, 1); θ'_i = (1 - γ) θ_i / s + γ θ_i. The ramp is linear in r, unlike YaRN's
     released code (linear in i).
     """
@@ -154,8 +154,8 @@ class ByParts(Frequencies):
 
     def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         theta = 1.0 / powers(dim, base, dtype)
-        turns = self.original * theta / (2 * math.pi)
-        keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        rotations = self.original * theta / (2 * math.pi)
+        keep = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
         return (1 - keep) * theta / self.factor + keep * theta
 
     @classmethod
@@ -177,9 +177,9 @@ class Yarn(Frequencies):
 
     Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models". The
     released code, all released checkpoints and transformers ramp linearly in the pair's index i
-    ("code"); the paper's formula ramps linearly in its turns r ("paper"), and differs by up to a
-    factor of 3 on some pairs. `truncate` rounds the ramp's ends outward. `attention_factor` is the
-    factor on q and on k each; `mscale` and `mscale_all_dim` (DeepSeek) give it as a ratio where
+    ("code"); the paper's formula ramps linearly in its rotations r ("paper"), and differs by up to
+    a factor of 3 on some pairs. `truncate` rounds the ramp's ends outward. `attention_factor` is
+    the factor on q and on k each; `mscale` and `mscale_all_dim` (DeepSeek) give it as a ratio where
     both are set, and `mscale` alone changes nothing, as in transformers.
     """
 
@@ -203,8 +203,8 @@ class Yarn(Frequencies):
     def bounds(self, dim: int, base: float) -> tuple[float, float]:
         """The pair indices between which the ramp runs."""
         ends = [
-            dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
-            for turns in (self.fast, self.slow)
+            dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+            for rotations in (self.fast, self.slow)
         ]
         low, high = (math.floor(ends[0]), math.ceil(ends[1])) if self.truncate else ends
         return max(low, 0), min(high, dim - 1)
@@ -339,11 +339,11 @@ class LongRope(Frequencies):
 
 @part("proportional", site="frequencies", paper="Gemma Team 2026, transformers 5.22 'proportional'")
 class Proportional(Frequencies):
-    """Proportional RoPE: the first `share` of the pairs turn, at the frequencies of the whole head;
-    the rest stand still.
+    """Proportional RoPE: the first `share` of the pairs rotate, at the frequencies of the full
+    head; the rest do not.
 
     Gemma 4, as transformers computes it. Unlike a `fraction` of the head, the exponent runs over
-    the whole dimension, so the pairs that turn are the fastest ones.
+    the full dimension, so the pairs that rotate are the fastest ones.
     """
 
     share: float
@@ -353,11 +353,11 @@ class Proportional(Frequencies):
         if not 0 <= self.share <= 1:
             raise UserError(
                 f"proportional: share must lie between 0 and 1, but got {self.share}: 0.25 "
-                f"turns a quarter."
+                f"rotates a quarter."
             )
 
     def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
-        turning = int(self.share * dim // 2)
+        rotating = int(self.share * dim // 2)
         # as many powers as are used: float32's last bit depends on how many are raised at once
-        theta = 1.0 / powers(dim, base, dtype, pairs=turning)
-        return torch.cat([theta, theta.new_zeros(dim // 2 - turning)]) / self.factor
+        theta = 1.0 / powers(dim, base, dtype, pairs=rotating)
+        return torch.cat([theta, theta.new_zeros(dim // 2 - rotating)]) / self.factor

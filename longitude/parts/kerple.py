@@ -9,7 +9,7 @@ stay right and no forward pass changes them.
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Choice, Dims, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Dims, K, Q, Rows, Term, Weights, part, train_defaults
 from longitude.parts.distance_bias import by_distance
 
 MIN_WEIGHT = 0.01
@@ -20,7 +20,7 @@ class KerpleLog(Bias):
     """KERPLE, logarithmic: -r1 ln(1 + r2 |i - j|), r1 and r2 learned for each head.
 
     Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
-    Weights are kept at 0.01 or above where they are read, so gradients stay right and no forward
+    Weights are clamped to 0.01 or above where they are read, so gradients stay right and no forward
     changes them.
     """
 
@@ -34,9 +34,7 @@ class KerpleLog(Bias):
         r1, r2 = (weights[name].clamp(min=MIN_WEIGHT) for name in ("r1", "r2"))
         return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults
 
 
 @part("kerple_power", site="bias", paper="Chi et al. 2022, arXiv:2205.09921")
@@ -44,8 +42,8 @@ class KerplePower(Bias):
     """KERPLE, power: -a |i - j|^p with 0 < p <= 2, a and p learned for each head.
 
     Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
-    Weights are kept at 0.01 or above, p at 2 or below, where they are read, so gradients stay right
-    and no forward changes them.
+    Weights are clamped to 0.01 or above, p to 2 or below, where they are read, so gradients stay
+    right and no forward changes them.
     """
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
@@ -66,6 +64,4 @@ class KerplePower(Bias):
 
         return by_distance(q_pos, k_pos, value)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults

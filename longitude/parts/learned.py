@@ -106,7 +106,7 @@ class Hierarchical(Table):
         table, n = table[self.offset :], self.length
         if pos.is_floating_point() or (pos.numel() and (pos.min() < 0 or pos.max() >= n * n)):
             raise UserError(
-                f"hierarchical: {n} rows reach whole positions 0 to {n * n - 1}: give positions "
+                f"hierarchical: {n} rows reach integer positions 0 to {n * n - 1}: give positions "
                 f"in that range."
             )
         u = (table - self.alpha * table[:1]) / (1 - self.alpha)
@@ -141,7 +141,7 @@ class LearnedTiled(Table):
     def rows(self, table: Tensor, pos: Tensor) -> Tensor:
         if pos.is_floating_point() or (pos.numel() and pos.min() < 0):
             raise UserError(
-                "learned_tiled: a table has rows for whole positions from 0 on: give such."
+                "learned_tiled: a table has rows for integer positions from 0 on: give such."
             )
         return table[pos % self.length + self.offset]
 

@@ -16,9 +16,9 @@ from longitude.parts.rope import Rope
 
 @part("sequential", site="positions", paper="Vaswani et al. 2017, arXiv:1706.03762")
 class Sequential(Positions):
-    """Sequential positions: token t stands at t.
+    """Sequential positions: token t has position t.
 
-    The default. Its ids are a `range`, which lets a backend take the fast way without reading a
+    The default. Its ids are a `range`, which lets a backend take the fast path without reading a
     tensor.
     """
 

@@ -22,7 +22,7 @@ class Rerope(Remap):
     """ReRoPE: distances are cut off at the window, min(i - j, w).
 
     Su 2023, "Transformer upgrade 12: ReRoPE, extrapolating without limit?" (kexue.fm 9708). Pairs
-    closer than the window turn as ever; beyond it every key stands at distance w. Choose w well
+    closer than the window keep their distance; beyond it every key is at distance w. Choose w well
     inside the trained length.
     """
 
@@ -135,9 +135,9 @@ class SelfExtend(Remap):
 
     Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning". Reaches (L -
     W)·G + W positions; the authors advise W + (N - W)/G below one half to two thirds of L. Query
-    and key are floored apart, so one distance can map to two neighbouring values. Their eager code
-    uses W/G unfloored, which gives fractions unless G divides W; the paper's own listing floors,
-    and so does this.
+    and key are floored separately, so one distance can map to two neighbouring values. Their eager
+    code uses W/G unfloored, which gives fractions unless G divides W; the paper's own listing
+    floors, and so does this.
     """
 
     group: PositiveInt
@@ -178,8 +178,8 @@ class SelfExtend(Remap):
 
 @part("dual_chunk", site="remap", paper="An et al. 2024, arXiv:2402.17463")
 class DualChunk(Remap):
-    """Dual chunk attention: keys stand at j mod s; a query's position depends on how many chunks
-    back the key lies.
+    """Dual chunk attention: keys take position j mod s; a query's position depends on how many
+    chunks back the key lies.
 
     An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models" (ChunkLlama;
     Qwen2.5-1M). With c = `size` and s = size - local: same chunk i mod s; the chunk before min(i
@@ -201,17 +201,17 @@ class DualChunk(Remap):
     def regions(self) -> tuple[Region, ...]:
         s = self.size - self.local
 
-        def apart(lo: int | None, hi: int | None) -> Area:
+        def chunks(lo: int | None, hi: int | None) -> Area:
             return Area(chunks=(Chunks(s, lo, hi),))
 
         here = Shift(modulo=s)
         after = Shift(modulo=s, add=s, least=self.size)
         return (
-            Region(apart(0, 1), q=here, k=here),
-            Region(apart(1, 2), q=after, k=here),
-            Region(apart(2, None), q=at(self.size), k=here),
-            Region(apart(-1, 0), q=here, k=after),
-            Region(apart(None, -1), q=here, k=at(self.size)),
+            Region(chunks(0, 1), q=here, k=here),
+            Region(chunks(1, 2), q=after, k=here),
+            Region(chunks(2, None), q=at(self.size), k=here),
+            Region(chunks(-1, 0), q=here, k=after),
+            Region(chunks(None, -1), q=here, k=at(self.size)),
         )
 
     @classmethod
@@ -232,7 +232,7 @@ class Streaming(Remap):
     cache.
 
     Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks". Inside the window
-    distances are true; a sink at position j stands at distance min(i, sinks + window - 1) - j, as
+    distances are true; a sink at position j is at distance min(i, sinks + window - 1) - j, as
     if the cache were all there is. Memory is constant and generation endless; the context is not
     longer: what has left is forgotten.
     """
@@ -263,7 +263,7 @@ class Streaming(Remap):
 
 @part("lm_infinite", site="remap", paper="Han et al. 2023, arXiv:2308.16137")
 class LmInfinite(Remap):
-    """LM-Infinite: a window of true distances, and a few first tokens that all stand at the
+    """LM-Infinite: a window of true distances, and a few first tokens that are all at the
     window's edge.
 
     Han et al. 2023, "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from longitude.core.lengths import Lengths, Setting, combinations, rounded
 from longitude.core.part import (
-    Choice,
     Decay,
     Frequencies,
     PerPair,
@@ -27,6 +26,7 @@ from longitude.core.part import (
     Remap,
     by_rows,
     part,
+    train_defaults,
 )
 from longitude.core.validate import PositiveFloat, UserError
 from longitude.parts.frequencies import Unscaled
@@ -136,9 +136,7 @@ class Rope:
         ]
         return tuple(r for r in parts if not r.where.empty)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
         """Another base, if nothing else of the rotation is changed."""
@@ -170,6 +168,4 @@ class Xpos(Decay):
         """The distance over which the fastest pair's gain uses up half of float32's exponents."""
         return math.log(2) * 64 / -float(self.rate(dim).min())
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults

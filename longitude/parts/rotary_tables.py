@@ -24,34 +24,34 @@ from longitude.parts.frequencies import powers
 from longitude.parts.rope import Rope
 
 Tables = tuple[Tensor, Tensor]
-LEAST = 4096  # what a small table counts as: a decoder makes one at each step
+MIN_SIZE = 4096  # what a small table counts as: a decoder builds one at each step
 
 
 class Memo:
-    """What `make` gave for recent arguments, up to `limit` numbers in all; the oldest go first."""
+    """Results of `make` for recent arguments, up to `limit` numbers in all; the oldest go first."""
 
     def __init__(self, make: Callable[..., Tables], limit: int) -> None:
         self.make, self.limit, self.size = make, limit, 0
-        self.kept: OrderedDict[tuple[Hashable, ...], Tables] = OrderedDict()
+        self.cached: OrderedDict[tuple[Hashable, ...], Tables] = OrderedDict()
         self.lock = Lock()
 
     def __call__(self, *key: Hashable) -> Tables:
         with self.lock:
-            if key in self.kept:
-                self.kept.move_to_end(key)
-                return self.kept[key]
-        made = self.make(*key)
+            if key in self.cached:
+                self.cached.move_to_end(key)
+                return self.cached[key]
+        tables = self.make(*key)
         with self.lock:
-            if key not in self.kept:
-                self.kept[key] = made
-                self.size += _numbers(made)
-            while self.size > self.limit and len(self.kept) > 1:
-                self.size -= _numbers(self.kept.popitem(last=False)[1])
-        return made
+            if key not in self.cached:
+                self.cached[key] = tables
+                self.size += _numbers(tables)
+            while self.size > self.limit and len(self.cached) > 1:
+                self.size -= _numbers(self.cached.popitem(last=False)[1])
+        return tables
 
 
 def _numbers(tables: Tables) -> int:
-    return max(LEAST, sum(t.numel() for t in tables))
+    return max(MIN_SIZE, sum(t.numel() for t in tables))
 
 
 def cos_sin(
@@ -66,14 +66,14 @@ def cos_sin(
     device: torch.device,
     centre: float = 0.0,
 ) -> Tables:
-    """Tables (b|1, 1, n, half) that turn one side of a region: "q", "k", or the whole "pair".
+    """Tables (b|1, 1, n, pairs) that rotate one side of a region: "q", "k", or the full "pair".
 
-    A query's tables carry the gain of the score. The tables of a pair turn a key for an unturned
+    A query's tables carry the gain of the score. The tables of a pair rotate a key for a pre-RoPE
     query: `pos` is then minus the distance, and they carry the gain too. `length` is one number, or
     one for each sequence or token, (b, n|1). `centre` is where a decay's gain is 1.
     """
     fixed = isinstance(pos, range) and not isinstance(length, Tensor)
-    make = _made_once if fixed and not torch.compiler.is_compiling() else _make
+    make = _cached_tables if fixed and not torch.compiler.is_compiling() else _make
     return make(rope, region, side, pos, head_dim, length, dtype, device, centre)
 
 
@@ -89,7 +89,7 @@ def _make(
     centre: float,
 ) -> Tables:
     frequencies, dim = region.frequencies or rope.frequencies, rope.dim(head_dim)
-    # made outside inference mode, because a table made once may serve a training step later
+    # built outside inference mode, because a cached table may serve a training step later
     with torch.inference_mode(False), torch.no_grad():
         where = (region.q if side == "q" else region.k)(torch.atleast_2d(as_tensor(pos, device)))
         inv, gain = _of_length(frequencies, dim, rope.base, length)
@@ -101,13 +101,13 @@ def _make(
         return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
 
 
-_made_once = Memo(_make, limit=2**26)
+_cached_tables = Memo(_make, limit=2**26)
 
 
 def _of_length(
     frequencies: Frequencies, dim: int, base: float, length: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Inverse frequencies (half) or (b, n|1, half), and gains that broadcast with them."""
+    """Inverse frequencies (pairs) or (b, n|1, pairs), and gains that broadcast with them."""
     if not isinstance(length, Tensor):
         gain = torch.tensor(frequencies.gain(length), dtype=torch.float64)
         return frequencies.inv_freq(dim, base, length), gain
@@ -123,7 +123,7 @@ def hf_cos_sin(
     """The tables (…, n, rotary dim) of positions (…, n), laid out as the rope's pairs are.
 
     They are as wide as the rotary dimensions, each angle standing twice, and carry the square root
-    of the gain: transformers turns queries and keys by the same tables.
+    of the gain: transformers rotates queries and keys by the same tables.
     """
     if rope.remap or rope.decay or by_rows(rope.frequencies):
         raise UserError(

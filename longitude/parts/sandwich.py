@@ -1,27 +1,21 @@
 """Sandwich: the inner product of sinusoidal positions as a bias.
 
-    bias_h(i, j) = H / (8h) Σ_t cos((i - j) ω_t),  h = 1 … H
+    bias_h(i, j) = H / (8h) Σ_t cos((i - j) ω_t),  h = 1 … H,  ω_t = 10000^(-2t/dim), t < dim/2
 
-Chi et al. 2022 (arXiv:2212.10356). Site ⑤, without learned weights.
+Chi et al. 2022, "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
+Analysis" (arXiv:2212.10356). Site ⑤, no learned weights. The first head weighs position most.
 """
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Choice, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, K, Q, Rows, Term, Weights, part, train_defaults
 from longitude.core.validate import PositiveFloat, UserError
 from longitude.parts.distance_bias import by_distance
 
 
 @part("sandwich", site="bias", paper="Chi et al. 2022, arXiv:2212.10356")
 class Sandwich(Bias):
-    """Sandwich: the inner product of sinusoidal positions as a bias, (H / (8h)) Σ_t cos((i-j) ω_t).
-
-    Chi et al. 2022, "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
-    Analysis". No learned weights; ω_t = 10000^(-2t/dim), t < dim/2, dim = 128. The first head
-    weighs position most.
-    """
-
     dim: int = 128
     base: PositiveFloat = 10000
 
@@ -47,6 +41,4 @@ class Sandwich(Bias):
 
         return by_distance(q_pos, k_pos, value)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults

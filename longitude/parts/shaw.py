@@ -1,8 +1,10 @@
-"""Shaw's relative positions: learned vectors for clipped offsets, on keys and optionally values.
+"""Shaw's relative positions: keys (and values) take a learned vector for the clipped offset.
 
     score(i, j) = q_i·(k_j + aK[r]) / √d,  out_i = Σ_j α_ij (v_j + aV[r]),  r = clip(j - i, -c, c)
 
-Shaw et al. 2018 (arXiv:1803.02155). Site ⑤.
+Shaw et al. 2018, "Self-Attention with Relative Position Representations" (arXiv:1803.02155).
+Site ⑤. The key side is a term like any other; the value side needs the full row of attention
+weights, so it runs eagerly only. Tables are shared by the heads.
 """
 
 from typing import ClassVar
@@ -17,13 +19,6 @@ from longitude.parts.distance_bias import at, pick
 
 @part("shaw", site="bias", paper="Shaw et al. 2018, arXiv:1803.02155")
 class Shaw(Bias):
-    """Shaw's relative positions: keys (and values) take a learned vector for the clipped offset.
-
-    Shaw et al. 2018, "Self-Attention with Relative Position Representations". Scores gain q_i · aK
-    / √d, outputs gain Σ_j α_ij aV. The key side is a term like any other; the value side needs the
-    full row of attention weights, so it runs eagerly only. Tables are shared by the heads.
-    """
-
     clip: PositiveInt
     values: bool = False
     integer_positions: ClassVar[bool] = True

@@ -11,7 +11,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longitude.core.part import Choice, Dims, Embed, TokenPositions, Vectors, Weights, part
+from longitude.core.part import (
+    Dims,
+    Embed,
+    TokenPositions,
+    Vectors,
+    Weights,
+    part,
+    train_defaults,
+)
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 
 Layout = Literal["interleaved", "concatenated"]
@@ -53,9 +61,7 @@ class Sinusoidal(Embed):
     def embed(self, x: Vectors, pos: TokenPositions, weights: Weights) -> Vectors:
         return x + sinusoid(pos, x.shape[-1], self.base, self.layout, self.spacing).to(x.dtype)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults
 
 
 @part("floater", site="embed", paper="Liu et al. 2020, arXiv:2003.09229")
@@ -65,7 +71,7 @@ class Floater(Embed):
     Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous Dynamical Model".
     h is a small network on (p, t); the path starts at a learned p(0) and is solved by fourth-order
     Runge-Kutta with a fixed step, always from position 0, so a position's code never depends on
-    what else is asked for. Only the flow at the input is built: the paper's further flows, biases
+    which others are needed. Only the flow at the input is built: the paper's further flows, biases
     on q, k and v in every layer, are not.
     """
 
@@ -90,8 +96,8 @@ class Floater(Embed):
         dt, p, points = 1 / self.steps, weights["start"], [weights["start"]]
 
         def flow(p: Tensor, t: float) -> Tensor:
-            seen = torch.cat([p, p.new_tensor([t])]) @ weights["inward"] + weights["inward_bias"]
-            return seen.tanh() @ weights["outward"] + weights["outward_bias"]
+            hidden = torch.cat([p, p.new_tensor([t])]) @ weights["inward"] + weights["inward_bias"]
+            return hidden.tanh() @ weights["outward"] + weights["outward_bias"]
 
         for step in range((length - 1) * self.steps):
             t = step * dt
@@ -106,11 +112,9 @@ class Floater(Embed):
     def embed(self, x: Vectors, pos: TokenPositions, weights: Weights) -> Vectors:
         if pos.is_floating_point() or (pos.numel() and pos.min() < 0):
             raise UserError(
-                "floater: the flow is read off at whole positions from 0 on: give such positions."
+                "floater: the flow is read off at integer positions from 0 on: give such positions."
             )
         reach = int(pos.max()) + 1 if pos.numel() else 1
         return x + self.path(reach, weights)[pos].to(x.dtype)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults

@@ -1,8 +1,10 @@
 """T5's bias: one learned number per head for each bucket of distances.
 
-Raffel et al. 2019 (arXiv:1910.10683). PerPair of the buckets are exact distances, the rest are
-log-spaced up to `max_distance` and flat beyond. Site ⑤: constant far away, so that only a narrow
-band needs the bias.
+Raffel et al. 2019, "Exploring the Limits of Transfer Learning" (arXiv:1910.10683). Half of the
+buckets are exact distances, the rest are log-spaced up to `max_distance` and flat beyond;
+`bidirectional` gives each side half of the buckets. T5 itself has no 1/√d on its scores: to run its
+checkpoints pass `scale=1.0` to `attention`. Site ⑤: constant far away, so that only a narrow band
+needs the bias.
 """
 
 import math
@@ -11,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Choice, Dims, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Dims, K, Q, Rows, Term, Weights, part, train_defaults
 from longitude.core.validate import UserError
 from longitude.parts.distance_bias import by_distance
 
@@ -33,13 +35,6 @@ def bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: boo
 
 @part("t5", site="bias", paper="Raffel et al. 2019, arXiv:1910.10683")
 class T5(Bias):
-    """T5's bias: one learned number per head for each bucket of distances.
-
-    Raffel et al. 2019, "Exploring the Limits of Transfer Learning". `bidirectional` gives each side
-    half of the buckets. T5 itself has no 1/√d on its scores: to run its checkpoints pass
-    `scale=1.0` to `attention`.
-    """
-
     buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False
@@ -75,9 +70,7 @@ class T5(Bias):
 
     def entry(self, distance: Tensor) -> Tensor:
         """The row of the table at each distance."""
-        whole = distance.round().to(torch.int64) if distance.is_floating_point() else distance
-        return bucket(whole, self.buckets, self.max_distance, self.bidirectional)
+        steps = distance.round().to(torch.int64) if distance.is_floating_point() else distance
+        return bucket(steps, self.buckets, self.max_distance, self.bidirectional)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults

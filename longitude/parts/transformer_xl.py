@@ -1,8 +1,11 @@
-"""Transformer-XL's relative attention, also XLNet's.
+"""Transformer-XL's relative attention: a content and a position term with learned global biases.
 
     score(i, j) = ((q_i + u)·k_j + (q_i + v)·(W R_{i-j})) / √d
 
-Dai et al. 2019 (arXiv:1901.02860). Site ⑤: a bias that reads q and k, with learned u, v and W.
+Dai et al. 2019, "Transformer-XL" (arXiv:1901.02860); XLNet (bidirectional). R is sinusoidal, all
+sines then all cosines; W, u and v are learned for each head; values carry no position. `clamp`
+limits distances (0: unlimited). Segment memory is a matter of which keys are given: pass the
+memory's keys with their positions. Site ⑤: a bias that reads q and k.
 """
 
 from typing import ClassVar
@@ -10,7 +13,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.part import (
+    Bias,
+    Dims,
+    Index,
+    K,
+    Q,
+    Rows,
+    Term,
+    Weights,
+    part,
+    train_defaults,
+)
 from longitude.core.validate import NonNegativeInt, PositiveFloat, UserError
 from longitude.parts.distance_bias import at, pick
 from longitude.parts.sinusoidal import sinusoid
@@ -18,15 +32,6 @@ from longitude.parts.sinusoidal import sinusoid
 
 @part("transformer_xl", site="bias", paper="Dai et al. 2019, arXiv:1901.02860")
 class TransformerXl(Bias):
-    """Transformer-XL's relative attention: (q_i + u)·k_j + (q_i + v)·(W R_{i-j}), all divided by
-    √d.
-
-    Dai et al. 2019, "Transformer-XL"; XLNet (bidirectional). R is sinusoidal, all sines then all
-    cosines; W, u and v are learned for each head; values carry no position. `clamp` cuts distances
-    off (0: never). Segment memory is a matter of which keys are given: pass the memory's keys with
-    their positions.
-    """
-
     clamp: NonNegativeInt = 0
     base: PositiveFloat = 10000
     integer_positions: ClassVar[bool] = True
@@ -49,7 +54,7 @@ class TransformerXl(Bias):
         }
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        low, high = self._reach(q_pos, k_pos)
+        low, high = self._range(q_pos, k_pos)
         relative = weights["relative"].to(q.dtype)
         steps = torch.arange(low, high + 1, device=q.device)
         wave = sinusoid(steps, relative.shape[-1], self.base, "concatenated")
@@ -65,14 +70,12 @@ class TransformerXl(Bias):
 
         return term
 
-    def _reach(self, q_pos: Tensor, k_pos: Tensor) -> tuple[int, int]:
+    def _range(self, q_pos: Tensor, k_pos: Tensor) -> tuple[int, int]:
         """The least and greatest distance that the table must hold."""
         if q_pos.is_floating_point() or k_pos.is_floating_point():
-            raise UserError("transformer_xl: its table is of whole steps: give whole positions.")
+            raise UserError("transformer_xl: distances must be integers: give integer positions.")
         low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
         most = self.clamp or max(-low, high)
         return max(min(low, most), -most), max(min(high, most), -most)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [cls()]
+    training = train_defaults

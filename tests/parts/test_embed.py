@@ -186,7 +186,7 @@ def test_tiled_starts_again_after_the_last_row(offset):
 
 @pytest.mark.parametrize("pos", [torch.tensor([[-1]]), torch.tensor([[0.5]])])
 def test_tiled_has_no_rows_before_or_between(pos):
-    with pytest.raises(UserError, match="whole positions from 0 on"):
+    with pytest.raises(UserError, match="integer positions from 0 on"):
         added(LearnedTiled(6), pos, table(6, 4), 4)
 
 
@@ -247,5 +247,5 @@ def test_floater_codes_do_not_depend_on_what_else_is_asked():
 @pytest.mark.parametrize("pos", [torch.tensor([[-1]]), torch.tensor([[0.5]])])
 def test_floater_is_read_off_at_whole_positions(pos):
     w = Floater().init(Dims(6, 1, 6), RNG)
-    with pytest.raises(UserError, match="whole positions"):
+    with pytest.raises(UserError, match="integer positions"):
         Floater().embed(torch.zeros(1, 1, 6), pos, w)

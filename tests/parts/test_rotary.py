@@ -11,7 +11,7 @@ from longitude.core.part import Region
 from longitude.core.region import Shift, at
 from longitude.parts import Linear, LongRope, Proportional, Rerope, Rope, Xpos, Yarn
 from longitude.parts.rope import apply_rotary
-from longitude.parts.rotary_tables import LEAST, Memo, cos_sin
+from longitude.parts.rotary_tables import MIN_SIZE, Memo, cos_sin
 
 CPU = torch.device("cpu")
 WHOLE = Region()
@@ -276,23 +276,23 @@ def test_tables_are_made_once_and_their_memory_is_bounded():
 
     def make(n):
         made.append(n)
-        return torch.zeros(n * LEAST), torch.zeros(n * LEAST)
+        return torch.zeros(n * MIN_SIZE), torch.zeros(n * LEAST)
 
-    memo = Memo(make, limit=100 * LEAST)
+    memo = Memo(make, limit=100 * MIN_SIZE)
     assert memo(10)[0] is memo(10)[0] and made == [10]
     for n in range(20, 60):  # a decoder's growing tables
         memo(n)
-        assert memo.size <= 100 * LEAST or len(memo.kept) == 1
-    assert memo.size == sum(2 * t[0].numel() for t in memo.kept.values())
+        assert memo.size <= 100 * MIN_SIZE or len(memo.cached) == 1
+    assert memo.size == sum(2 * t[0].numel() for t in memo.cached.values())
     memo(10)
     assert made.count(10) == 2
 
 
 def test_many_small_tables_are_bounded_too():
-    memo = Memo(lambda n: (torch.zeros(1), torch.zeros(1)), limit=10 * LEAST)
+    memo = Memo(lambda n: (torch.zeros(1), torch.zeros(1)), limit=10 * MIN_SIZE)
     for n in range(100):
         memo(n)
-    assert len(memo.kept) == 10
+    assert len(memo.cached) == 10
 
 
 @pytest.mark.parametrize("pairs", ["half", "adjacent"])
