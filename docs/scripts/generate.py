@@ -171,7 +171,9 @@ class Method:
 
 def _example_part(method: Method) -> Any:
     schemes = method.scheme.schemes if isinstance(method.scheme, Layers) else (method.scheme,)
-    parts = [p for s in schemes for p in [*catalogue.all_parts(s), *s.mask] if p.name == method.name]
+    parts = [
+        p for s in schemes for p in [*catalogue.all_parts(s), *s.mask] if p.name == method.name
+    ]
     return next(iter(parts), None)
 
 

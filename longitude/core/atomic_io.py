@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all.
+"""Atomic writes: a file or a checkpoint folder is either complete or absent.
 
-They are written under a hidden name beside their place and moved there when all went well: a kill,
-an error or a full disk leaves the old one, or none. What a kill leaves of a folder, the next call
-takes away.
+Both are written under a hidden name beside their destination and moved there at the end: a kill, an
+error or a full disk leaves the old version, or none. Leftovers of a killed folder write are removed
+by the next one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ STALE = (CONFIG, ADAPTER, "*.safetensors", "*.safetensors.index.json", "pytorch_
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write a file; it takes its place when the block ends without an error."""
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary path to write to, moved to `path` if the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -30,9 +30,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_checkpoint(folder: Path) -> Iterator[Path]:
-    """Where to write a model's folder; its files take their places when the block ends without an
-    error, config.json (or an adapter's) last: a folder that has it has everything."""
+def atomic_checkpoint(folder: Path) -> Iterator[Path]:
+    """A temporary folder for a model's files, moved to `folder` if the block ends without an error,
+    config.json (or an adapter's) last: a folder that has it has everything."""
     folder = folder.resolve()
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -40,7 +40,7 @@ def whole_checkpoint(folder: Path) -> Iterator[Path]:
     try:
         yield part
         folder.mkdir(exist_ok=True)
-        # an old config.json does not fit new weights; one old file is read before many new ones
+        # an old config.json does not fit new weights; one old weight file would shadow new shards
         for file in (old for pattern in STALE for old in folder.glob(pattern)):
             file.unlink()
         for file in sorted(part.iterdir(), key=lambda file: file.name in (CONFIG, ADAPTER)):

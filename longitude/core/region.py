@@ -1,8 +1,8 @@
-"""Where a pair of positions lies, and which positions its query and key take there.
+"""Areas of the (i, j) plane, and the positions that queries and keys take there.
 
-Every mask and every remap of rotary positions cuts the plane of pairs (i, j) into pieces. A piece
-is a value, not a closure, so that a backend can read it: an `Area` says which pairs, a `Shift` says
-what a position becomes; a `Region` (part.py) joins one area with the shifts of its query and key.
+Every mask and every remap of rotary positions partitions the plane of pairs (i, j). A piece is a
+value, not a closure, so that a backend can read it: an `Area` says which pairs, a `Shift` what a
+position becomes; a `Region` (part.py) joins one area with the shifts of its query and key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-FAR = 2**62  # stands for "no bound" in integer arithmetic; larger than any position
+FAR = 2**62  # "no bound" in integer arithmetic; larger than any position
 
 
 def _larger(a: int | None, b: int | None) -> int | None:
@@ -62,7 +62,7 @@ class Area:
 
     @property
     def empty(self) -> bool:
-        """Whether no pair can lie here, as far as the bounds alone tell."""
+        """Whether the bounds alone exclude every pair."""
         bounds = ((self.lo, self.hi), (self.first, self.last), (self.top, self.bottom))
         if any(a is not None and b is not None and a >= b for a, b in bounds):
             return True
@@ -81,7 +81,7 @@ class Area:
         return any(bound is not None for bound in bounds)
 
     def visible(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether each pair lies here; i and j broadcast."""
+        """Whether each pair lies in the area; i and j broadcast."""
         tests = [*_between(i - j, self.lo, self.hi)] if (self.lo, self.hi) != (None, None) else []
         tests += [*_between(j, self.first, self.last), *_between(i, self.top, self.bottom)]
         for c in self.chunks:
@@ -111,7 +111,7 @@ class Area:
 
     def ever(self, now: Tensor, j: Tensor) -> Tensor:
         """Whether a query at `now` or later can still see key j: what a cache must keep."""
-        # seen from a key, too, an area is one interval, of query positions
+        # for a key, too, an area is one interval, of query positions
         start, stop = torch.broadcast_tensors(now, torch.full_like(j, FAR))
         if self.top is not None:
             start = start.clamp(min=self.top)
@@ -141,10 +141,10 @@ def _between(x: Tensor, lo: int | None, hi: int | None) -> list[Tensor]:
 
 def meet(*unions: tuple[Area, ...]) -> tuple[Area, ...]:
     """The intersection of unions of areas, again a union; disjoint where each union was."""
-    found = (Area(),)
+    areas = (Area(),)
     for union in unions:
-        found = tuple(both for a, b in product(found, union) if not (both := a & b).empty)
-    return found
+        areas = tuple(both for a, b in product(areas, union) if not (both := a & b).empty)
+    return areas
 
 
 def visible(areas: tuple[Area, ...], i: Tensor, j: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def visible(areas: tuple[Area, ...], i: Tensor, j: Tensor) -> Tensor:
 
 
 def _shape(i: Tensor, j: Tensor) -> torch.Size:
-    """Of both together: torch.broadcast_shapes is Python, and takes longer than a small area."""
+    """The broadcast shape: torch.broadcast_shapes is Python, slower than testing a small area."""
     return i.shape if i.shape == j.shape else torch.broadcast_tensors(i, j)[0].shape
 
 

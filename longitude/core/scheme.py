@@ -45,7 +45,7 @@ class Scheme:
     bias: tuple[Bias, ...] = ()
     scale: tuple[Scale, ...] = ()
     mask: tuple[Mask, ...] = (Causal(),)
-    written: ClassVar[str]  # the text of this value; set once it is made
+    written: ClassVar[str]  # the text form of this value, set once
 
     @classmethod
     def of(cls, *parts: Any) -> Scheme:
@@ -103,7 +103,7 @@ class Scheme:
         return Causal() in self.mask
 
     def areas(self) -> tuple[Area, ...]:
-        """The visible pairs, as disjoint areas: the masks, and inside some region of the rotary's
+        """The visible pairs, as disjoint areas: allowed by the masks, and inside some region of the
         remap."""
         return _areas(self.mask, self.rotary)
 
@@ -129,9 +129,8 @@ class Scheme:
         return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
 
     def settled(self, what: Callable[..., T], written: str, *values: Any) -> T:
-        """`what` of this scheme and plain values, which a compiler that traces the call takes for a
-        constant. It watches what it is given, but not `self`: so it is given the text as well, and
-        another scheme is another constant."""
+        """`what(self, *values)` as a constant of torch.compile. The compiler guards arguments but
+        not `self`, so the text is an argument as well: another scheme is another constant."""
         assert written == self.written
         return what(self, *values)
 
@@ -212,10 +211,10 @@ def _sorted(parts: list[Any]) -> tuple[Any, ...]:
 
 
 def _masks(parts: list[Any]) -> tuple[Any, ...]:
-    ways = [p for p in parts if p in (Causal(), Bidirectional())]
-    if len(set(ways)) > 1:
+    directions = [p for p in parts if p in (Causal(), Bidirectional())]
+    if len(set(directions)) > 1:
         raise UserError("a scheme is causal() or bidirectional(), but got both: keep one.")
-    return (*(ways[:1] or [Causal()]), *_sorted([p for p in parts if p not in ways]))
+    return (*(directions[:1] or [Causal()]), *_sorted([p for p in parts if p not in directions]))
 
 
 @lru_cache(maxsize=256)

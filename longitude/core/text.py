@@ -1,11 +1,10 @@
-"""The one written form of a scheme, for the command line, the records, the report and the page
-alike.
+"""The text form of a scheme: one grammar for the command line, stored results, reports and pages.
 
     rope(base=100000, frequencies=yarn(4, original=8192)) + logn(8192) + window(1020, sinks=4)
     layers(rope() + window(16), logn(512))
 
-Calls, names and literals only: the text is read with `ast` and never evaluated. `parse(dump(s)) ==
-s`.
+Calls, names and literals only: the text is parsed with `ast` and never evaluated, and
+`parse(dump(s)) == s`.
 """
 
 from __future__ import annotations
@@ -22,18 +21,20 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, short, shown
 from longitude.presets import PRESETS
 
-LONGEST = 100_000
+MAX_CHARS = 100_000
 
 
 def dump(scheme: Scheme | Layers) -> str:
-    """The written form of a scheme."""
+    """The text form of a scheme."""
     return str(scheme)
 
 
 def parse(text: str) -> Scheme | Layers:
-    """The scheme that a text writes down."""
-    if len(text) > LONGEST:
-        raise UserError(f"a scheme of {len(text)} characters is too long: {LONGEST} is the limit.")
+    """The scheme of a text."""
+    if len(text) > MAX_CHARS:
+        raise UserError(
+            f"a scheme of {len(text)} characters is too long: {MAX_CHARS} is the limit."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -52,7 +53,7 @@ def parse(text: str) -> Scheme | Layers:
 
 
 def _reason(error: Exception) -> str:
-    """Python's own words for what is wrong with a text or a call, kept short."""
+    """Python's own message for a wrong text or call, shortened."""
     if isinstance(error, SyntaxError):
         return short(error.msg, 120)
     return short(str(error), 120) if isinstance(error, TypeError) else "it can't be read"

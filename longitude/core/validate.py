@@ -1,6 +1,7 @@
-"""Whether a value fits the type its field is declared with, and the sentence to say if not.
+"""Validation of fields and arguments against their declared types, and the one-sentence errors.
 
-Parts come from text that anybody may have typed, so every field is checked when a part is made.
+Parts are parsed from text that anybody may have typed, so every field is validated when a part is
+built. `UserError` is the only error that commands print without a traceback.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-HUGE = 1e100  # numbers past this, or below its inverse, leave float64 in a formula's powers
-LARGE = 10**15  # whole numbers past this are no exact positions
+MAX_FLOAT = 1e100  # larger numbers, and smaller than its inverse, overflow in a formula's powers
+MAX_INT = 10**15  # larger integers are not exact as positions
 
 
 class UserError(ValueError):
-    """A user's mistake, told in one sentence: what was wrong, what was given, what to do."""
+    """A user's error in one sentence: what was wrong, what was given, what to do."""
 
 
 PositiveInt = Annotated[int, "positive"]
@@ -54,7 +55,7 @@ def check_arguments(
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether the value is of the declared type: whole numbers pass as numbers, True doesn't."""
+    """Whether the value has the declared type; an int passes as float, a bool as neither."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, a) for a in args)
@@ -63,25 +64,31 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(fits(v, args[0]) for v in value)
     if hint is int:
-        return type(value) is int and abs(value) < LARGE
+        return type(value) is int and abs(value) < MAX_INT
     if hint is float:
-        return type(value) in (int, float) and (value == 0 or 1 / HUGE < abs(value) < HUGE)
+        return type(value) in (int, float) and (
+            value == 0 or 1 / MAX_FLOAT < abs(value) < MAX_FLOAT
+        )
     if hint in (bool, str, types.NoneType):
         return type(value) is hint
-    # a part fits by its site, because some have the methods of another site's; and a class is asked
-    # for a protocol's methods once, for that takes longer than making a part
-    known = (type(value), hint)
-    if known not in _fitting:
+    return _is_part(type(value), hint, value)
+
+
+_part_checks: dict[tuple[type, Any], bool] = {}
+
+
+def _is_part(kind: type, protocol: Any, value: Any) -> bool:
+    """Whether a part is of the protocol's site: some have the methods of another site too. Cached
+    per class, because a protocol's isinstance takes longer than building a part."""
+    if (kind, protocol) not in _part_checks:
         site = getattr(value, "site", None)
-        _fitting[known] = isinstance(value, hint) and site in (None, hint.__name__.lower())
-    return _fitting[known]
-
-
-_fitting: dict[tuple[type, Any], bool] = {}  # by the class of a value and its declared type
+        fit = isinstance(value, protocol) and site in (None, protocol.__name__.lower())
+        _part_checks[kind, protocol] = fit
+    return _part_checks[kind, protocol]
 
 
 def in_words(hint: Any) -> str:
-    """The declared type as a user would say it."""
+    """The declared type in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(in_words(a) for a in args)
@@ -101,7 +108,7 @@ def in_words(hint: Any) -> str:
 
 
 def example(hint: Any, default: Any) -> str:
-    """A value that would fit, as it would be written."""
+    """A value that fits, in the text form."""
     if fits(default, hint):
         return literal(default)
     args = typing.get_args(hint)
@@ -113,7 +120,7 @@ def example(hint: Any, default: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as it is written in a scheme."""
+    """A value in the text form of a scheme."""
     if isinstance(value, tuple):
         return "(" + ", ".join(map(literal, value)) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -122,14 +129,14 @@ def literal(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """What was given, short enough for a sentence."""
+    """The repr of a value, shortened to fit into a sentence."""
     try:
         return short(repr(value))
-    except ValueError:  # a whole number with more digits than Python prints
+    except ValueError:  # an integer with more digits than Python prints
         return "a number with thousands of digits"
 
 
 def short(text: str, most: int = 60) -> str:
-    """A text on one line, cut in the middle of what is too long, its last character kept."""
+    """A text on one line, shortened to `most` characters, with its last one."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 2]}…{text[-1]}"

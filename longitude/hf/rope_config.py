@@ -25,7 +25,7 @@ from sys import modules
 from typing import Any, TypeGuard
 
 from longitude.core.part import Frequencies
-from longitude.core.validate import HUGE, UserError, short, shown
+from longitude.core.validate import MAX_FLOAT, UserError, short, shown
 from longitude.parts import (
     DynamicNtk,
     Linear,
@@ -171,7 +171,7 @@ def main_rope_dict(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number, which True is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_FLOAT
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude import __version__
-from longitude.core.atomic_io import whole_checkpoint, whole_file
+from longitude.core.atomic_io import atomic_checkpoint, atomic_file
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, short
 from longitude.hf.device import quiet_transformers
@@ -40,7 +40,7 @@ def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> N
     path = Path(folder).expanduser().resolve()
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, but a model is saved into a folder: give another name.")
-    with whole_checkpoint(path) as part:
+    with atomic_checkpoint(path) as part:
         _write(model, part, tokenizer)
 
 
@@ -122,7 +122,7 @@ def name_target(folder: str | os.PathLike[str], target: int) -> None:
     if entry is None or entry.get("target") == target:
         return
     raw["longitude"] = {**entry, "target": target}
-    with whole_file(file) as part:
+    with atomic_file(file) as part:
         part.write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -153,7 +153,7 @@ def save_adapter(
     entry |= {"base": about_base(model, _lasting(base), revision)}
     entry |= {"target": target} if target else {}
     entry |= {"grown": {"scheme": grown[0], "length": grown[1]}} if grown else {}
-    with whole_checkpoint(path) as part:
+    with atomic_checkpoint(path) as part:
         with unpatched(inner), quiet_transformers(bars=False):
             try:
                 model.save_pretrained(part, save_embedding_layers=False)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from longitude.core.atomic_io import whole_file
+from longitude.core.atomic_io import atomic_file
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.runtimes.card import card
@@ -151,7 +151,7 @@ def _first_gguf(one: Export, done: Sequence[Export]) -> bool:
 def _text_file(path: Path, text: str) -> Path:
     """Write a file beside its place and put it there."""
     try:
-        with whole_file(path) as part:
+        with atomic_file(path) as part:
             part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from longitude.core.atomic_io import whole_checkpoint
+from longitude.core.atomic_io import atomic_checkpoint
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.hf.families.learned import resize_positions
@@ -61,7 +61,7 @@ def write_folder(opened: Opened, out: Path, contents: Contents, weights: str = "
         what = "a file" if out.is_file() else "the model's own folder"
         raise UserError(f"--out {shown(str(out))} is {what}: name another folder.")
     try:
-        with whole_checkpoint(out) as part:
+        with atomic_checkpoint(out) as part:
             home = _fill(opened, part, contents, weights)
             _settings(home, part, contents)
     except OSError as error:

@@ -29,7 +29,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from longitude.core.atomic_io import whole_file
+from longitude.core.atomic_io import atomic_file
 from longitude.core.validate import UserError, shown
 from longitude.hf.gguf_reader import (
     FLOAT32,
@@ -64,7 +64,7 @@ def rewrite(layout: Layout, target: Path, keys: Keys, tensors: Tensors) -> None:
     placed, end = _placed(layout, tensors, added)
     try:
         with (
-            whole_file(target) as part,
+            atomic_file(target) as part,
             part.open("wb") as out,
             layout.path.open("rb", 0) as source,
         ):

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from longitude.core.atomic_io import whole_file
+from longitude.core.atomic_io import atomic_file
 from longitude.core.validate import UserError
 from longitude.training.distributed import fill, whole
 from longitude.training.lab.run import Run, read
@@ -38,7 +38,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def replaced(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file whole or not at all."""
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         write(part)
         with part.open("rb") as f:
             os.fsync(f.fileno())

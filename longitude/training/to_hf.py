@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from longitude.core.atomic_io import whole_checkpoint
+from longitude.core.atomic_io import atomic_checkpoint
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import rope_parameters
@@ -170,7 +170,7 @@ def write_home(
         for theirs, w in _laid_out(kind, ours, weight, heads)
     }
     _check_tensors(kind, config, tensors)
-    with whole_checkpoint(folder) as part:
+    with atomic_checkpoint(folder) as part:
         _write(part, config, tensors, length)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import vl_convert
 
-from longitude.core.atomic_io import whole_file
+from longitude.core.atomic_io import atomic_file
 from longitude.core.validate import UserError
 from longitude.inspection.rows import Page
 from longitude.viz.figures import page_spec
@@ -58,7 +58,7 @@ def write_spec(spec: dict[str, Any], title: str, path: Path) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a whole file beside the target and put it in its place."""
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         part.write_bytes(content)
 
 

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from longitude.core.atomic_io import whole_file
+from longitude.core.atomic_io import atomic_file
 from longitude.core.validate import UserError
 from longitude.inspection.rows import Grid, Page, PartRow, PresetRow, Sheet
 from longitude.viz.plot import (
@@ -257,6 +257,6 @@ def write_rendered(show: Callable[[Console], None], path: Path) -> Path:
         text = f"```\n{render(show)}\n```\n"
     else:
         raise UserError(f"a report can't be written to {path}: end its name in .html or .md.")
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         part.write_text(text, encoding="utf-8")
     return path

@@ -276,7 +276,7 @@ def test_tables_are_made_once_and_their_memory_is_bounded():
 
     def make(n):
         made.append(n)
-        return torch.zeros(n * MIN_SIZE), torch.zeros(n * LEAST)
+        return torch.zeros(n * MIN_SIZE), torch.zeros(n * MIN_SIZE)
 
     memo = Memo(make, limit=100 * MIN_SIZE)
     assert memo(10)[0] is memo(10)[0] and made == [10]

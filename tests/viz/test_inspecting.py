@@ -11,12 +11,12 @@ from rich.console import Console
 from longitude.inspection.rows import (
     Band,
     Bin,
-    QKTerms,
     HeadRow,
     HeadTerms,
     LayerRow,
-    ScoreStatistics,
     Moved,
+    QKTerms,
+    ScoreStatistics,
     Term,
 )
 from longitude.viz.scores import attended, show

@@ -20,8 +20,8 @@ from longitude.ops.decode import (
     make_decode_plan,
     supports,
 )
+from tests.cache.test_decode import TURNED
 from tests.grid import scheme
-from tests.test_decode import TURNED
 
 triton = pytest.importorskip("triton")
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from longitude.core.atomic_io import whole_checkpoint, whole_file
+from longitude.core.atomic_io import atomic_checkpoint, atomic_file
 
 
 def test_a_file_takes_its_place(tmp_path):
     target = tmp_path / "new" / "a.txt"
-    with whole_file(target) as part:
+    with atomic_file(target) as part:
         part.write_text("one")
         assert not target.exists()
     assert target.read_text() == "one"
@@ -17,7 +17,7 @@ def test_a_file_takes_its_place(tmp_path):
 def test_an_error_leaves_the_old_file(tmp_path):
     target = tmp_path / "a.txt"
     target.write_text("old")
-    with pytest.raises(OSError), whole_file(target) as part:
+    with pytest.raises(OSError), atomic_file(target) as part:
         part.write_text("half")
         raise OSError("no space left")
     assert target.read_text() == "old"
@@ -29,7 +29,7 @@ def test_a_checkpoint_takes_the_place_of_one_with_other_weights(tmp_path):
     folder.mkdir()
     for name in ("config.json", "model.safetensors", "notes.txt"):
         (folder / name).write_text("old")
-    with whole_checkpoint(folder) as part:
+    with atomic_checkpoint(folder) as part:
         for name in ("config.json", "model-00001-of-00002.safetensors"):
             (part / name).write_text("new")
     assert {f.name: f.read_text() for f in folder.iterdir()} == {
@@ -46,7 +46,7 @@ def test_an_error_leaves_the_old_checkpoint_and_a_leftover_goes(tmp_path):
     (folder / "config.json").write_text("old")
     left.mkdir()
     (left / "model.safetensors").write_text("of a call that was killed")
-    with pytest.raises(OSError), whole_checkpoint(folder) as part:
+    with pytest.raises(OSError), atomic_checkpoint(folder) as part:
         assert not [*part.iterdir()]
         (part / "config.json").write_text("new")
         raise OSError("no space left")
@@ -60,7 +60,7 @@ def test_config_comes_last(tmp_path, monkeypatch):
     moved = []
     own = Path.replace
     monkeypatch.setattr(Path, "replace", lambda self, to: (moved.append(to.name), own(self, to)))
-    with whole_checkpoint(tmp_path / "model") as part:
+    with atomic_checkpoint(tmp_path / "model") as part:
         for name in ("a.json", "config.json", "z.safetensors"):
             (part / name).write_text("")
     assert moved[-1] == "config.json" and len(moved) == 3

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from longitude.core.store import VERSION, Row, Store, StoreError, address
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 KEY = {"scheme": "rope()", "seed": 0, "length": 512}
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 JSON = st.recursive(
