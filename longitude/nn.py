@@ -1,7 +1,6 @@
-"""The two modules: positions at the input, and attention under a scheme.
+"""The two torch modules: positions at the input, and attention under a scheme.
 
-Parameters come from the parts' `init`, the math from the parts; nothing here knows an encoding by
-name.
+Parameters come from the parts' `init`, the math from the parts; no encoding is named here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PositionEmbedding(nn.Module):
-    """Sites ① and ②: draws positions and puts them into embeddings.
+    """Sites ① and ②: draws positions and combines them with embeddings.
 
     ```python
     embedding = PositionEmbedding("randomized(2048) + sinusoidal()", dim=64)
@@ -37,8 +36,8 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         scheme = parse(scheme) if isinstance(scheme, str) else scheme
         self.scheme = scheme.layer(0)
-        made = self.scheme.embed.init(Dims(dim, 1, dim), rng) if self.scheme.embed else {}
-        self.weights = _parameters(made)
+        weights = self.scheme.embed.init(Dims(dim, 1, dim), rng) if self.scheme.embed else {}
+        self.weights = _parameters(weights)
 
     def positions(self, n: int, rng: torch.Generator | None = None) -> Pos:
         """The positions of n tokens: drawn where the scheme draws and `rng` is given."""
@@ -56,9 +55,8 @@ class PositionEmbedding(nn.Module):
 class PositionAttention(nn.Module):
     """Sites ③ to ⑥: attention over q, k and v, which carry no positions yet.
 
-    `layer` of `layers` picks a layer's own scheme where they differ. With a
-    `Cache(scheme)`, give the new
-    tokens' q, k and v and their positions: keys seen before come from the cache.
+    `layer` of `layers` selects a layer's own scheme where they differ. With a `Cache(scheme)`, give
+    the new tokens' q, k and v and their positions: earlier keys come from the cache.
     """
 
     def __init__(
@@ -87,8 +85,7 @@ class PositionAttention(nn.Module):
         cache: Cache | None = None,
         **options: Any,
     ) -> Float[Tensor, "b h n dv"]:
-        """Attention; `options` are those of `longitude.attention`. Keys stand at `k_pos`, or at
-        `q_pos`."""
+        """Attention; `options` are those of `longitude.attention`. `k_pos` defaults to `q_pos`."""
         k_pos = q_pos if k_pos is None else k_pos
         if cache is not None:
             cache.add(k, v, k_pos, options.pop("key_padding", None))
@@ -100,12 +97,12 @@ class PositionAttention(nn.Module):
 
 
 def _parameters(weights: Weights) -> nn.ParameterDict:
-    """Weights as parameters; a parameter's name may not hold a dot."""
+    """Weights as parameters, whose names may not contain a dot."""
     return nn.ParameterDict(
         {name.replace(".", "/"): nn.Parameter(w) for name, w in weights.items()}
     )
 
 
 def _named(parameters: nn.ParameterDict) -> Weights:
-    """The weights again, as parts know them."""
+    """The weights under the names that parts use."""
     return {name.replace("/", "."): w for name, w in parameters.items()}

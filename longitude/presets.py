@@ -1,4 +1,4 @@
-"""Each named method of the literature as a function that returns its scheme, with its paper.
+"""Presets: each named method of the literature as a function that returns its scheme.
 
 A preset is written like a part: `parse("streaming_llm(4, 1020)")`. Joined with parts by +, it adds
 to them.
@@ -8,58 +8,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Literal, TypeVar
 
+from longitude import parts
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, check_arguments
-from longitude.parts import (
-    T5,
-    Alibi,
-    AlibiInterpolated,
-    Bidirectional,
-    ByParts,
-    Chunked,
-    Deberta,
-    DualChunk,
-    DynamicLinear,
-    DynamicNtk,
-    DynamicYarn,
-    EqualMean,
-    Fire,
-    Floater,
-    Hierarchical,
-    InverseLeaky,
-    KerpleLog,
-    KerplePower,
-    LeakyRerope,
-    Learned,
-    LearnedInterpolated,
-    LearnedTiled,
-    Linear,
-    Llama3,
-    Llama4Temperature,
-    LmInfinite,
-    LogN,
-    LongRope,
-    Multiplicative,
-    Ntk,
-    NtkAlibi,
-    NtkMixed,
-    Pose,
-    Proportional,
-    Randomized,
-    Rerope,
-    Rope,
-    Sandwich,
-    SelfExtend,
-    Shaw,
-    Sinusoidal,
-    SsMax,
-    Stepped,
-    Streaming,
-    TransformerXl,
-    Window,
-    Xpos,
-    Yarn,
-)
 
 F = TypeVar("F", bound=Callable[..., Scheme | Layers])
 PRESETS: dict[str, Callable[..., Scheme | Layers]] = {}
@@ -67,9 +18,9 @@ PAPERS: dict[str, str] = {}
 
 
 def preset(paper: str) -> Callable[[F], F]:
-    """Enter a function into the table under its own name, its arguments checked like a part's."""
+    """Register a function under its own name, its arguments validated like a part's."""
 
-    def enter(make: F) -> F:
+    def register(make: F) -> F:
         @wraps(make)
         def checked(*args: object, **kwargs: object) -> Scheme | Layers:
             check_arguments(make, args, kwargs)
@@ -78,61 +29,61 @@ def preset(paper: str) -> Callable[[F], F]:
         PRESETS[make.__name__], PAPERS[make.__name__] = checked, paper
         return checked  # type: ignore[return-value]
 
-    return enter
+    return register
 
 
 @preset("Vaswani et al. 2017, arXiv:1706.03762")
 def vaswani() -> Scheme:
     """Sinusoidal positions, decoder."""
-    return Scheme.of(Sinusoidal())
+    return Scheme.of(parts.Sinusoidal())
 
 
 @preset("Devlin et al. 2018, arXiv:1810.04805")
 def bert(length: int = 512) -> Scheme:
     """Learned positions, bidirectional: BERT; also ALBERT and ERNIE."""
-    return Scheme.of(Learned(length), Bidirectional())
+    return Scheme.of(parts.Learned(length), parts.Bidirectional())
 
 
 @preset("Radford et al. 2019; Brown et al. 2020, arXiv:2005.14165")
 def gpt2(length: int = 1024) -> Scheme:
     """Learned positions, causal: GPT-2; GPT-3 with 2048."""
-    return Scheme.of(Learned(length))
+    return Scheme.of(parts.Learned(length))
 
 
 @preset("Liu et al. 2019, arXiv:1907.11692")
 def roberta(length: int = 512) -> Scheme:
     """Learned positions that start at row 2, bidirectional."""
-    return Scheme.of(Learned(length, offset=2), Bidirectional())
+    return Scheme.of(parts.Learned(length, offset=2), parts.Bidirectional())
 
 
 @preset("Su 2020, kexue.fm/archives/7947")
 def hierarchical_bert(length: int = 512, alpha: float = 0.4) -> Scheme:
     """A BERT whose table of n rows reaches n² positions."""
-    return Scheme.of(Hierarchical(length, alpha), Bidirectional())
+    return Scheme.of(parts.Hierarchical(length, alpha), parts.Bidirectional())
 
 
 @preset("Zhu et al. 2024, arXiv:2404.12096")
 def interpolated_bert(length: int = 512, factor: float = 4) -> Scheme:
     """A BERT whose table is interpolated between its rows."""
-    return Scheme.of(LearnedInterpolated(length, factor), Bidirectional())
+    return Scheme.of(parts.LearnedInterpolated(length, factor), parts.Bidirectional())
 
 
 @preset("Beltagy et al. 2020, arXiv:2004.05150")
 def tiled_bert(length: int = 512) -> Scheme:
     """A BERT whose table repeats, as Longformer's initialisation."""
-    return Scheme.of(LearnedTiled(length), Bidirectional())
+    return Scheme.of(parts.LearnedTiled(length), parts.Bidirectional())
 
 
 @preset("Liu et al. 2020, arXiv:2003.09229")
 def floater_transformer() -> Scheme:
     """Positions from a flow, at the input only."""
-    return Scheme.of(Floater())
+    return Scheme.of(parts.Floater())
 
 
 @preset("Su 2021, kexue.fm/archives/8130")
 def multiplied(length: int = 512) -> Scheme:
     """Learned positions multiplied into the embeddings."""
-    return Scheme.of(Multiplicative(length))
+    return Scheme.of(parts.Multiplicative(length))
 
 
 @preset("Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466")
@@ -144,109 +95,109 @@ def nope() -> Scheme:
 @preset("Shaw et al. 2018, arXiv:1803.02155")
 def shaw_encoder(clip: int = 16, values: bool = True) -> Scheme:
     """Clipped relative vectors on keys and values, bidirectional."""
-    return Scheme.of(Shaw(clip, values), Bidirectional())
+    return Scheme.of(parts.Shaw(clip, values), parts.Bidirectional())
 
 
 @preset("Shaw et al. 2018, arXiv:1803.02155")
 def shaw_decoder(clip: int = 16) -> Scheme:
     """Clipped relative vectors on keys, causal."""
-    return Scheme.of(Shaw(clip))
+    return Scheme.of(parts.Shaw(clip))
 
 
 @preset("Dai et al. 2019, arXiv:1901.02860")
 def transformer_xl_lm() -> Scheme:
     """Transformer-XL's relative attention, causal."""
-    return Scheme.of(TransformerXl())
+    return Scheme.of(parts.TransformerXl())
 
 
 @preset("Yang et al. 2019, arXiv:1906.08237")
 def xlnet() -> Scheme:
     """Transformer-XL's relative attention in both directions."""
-    return Scheme.of(TransformerXl(), Bidirectional())
+    return Scheme.of(parts.TransformerXl(), parts.Bidirectional())
 
 
 @preset("Raffel et al. 2019, arXiv:1910.10683")
 def t5_encoder() -> Scheme:
     """Bucketed biases, half for each side. T5's own scores have no 1/√d: scale=1.0."""
-    return Scheme.of(T5(bidirectional=True), Bidirectional())
+    return Scheme.of(parts.T5(bidirectional=True), parts.Bidirectional())
 
 
 @preset("Raffel et al. 2019, arXiv:1910.10683")
 def t5_decoder() -> Scheme:
     """Bucketed biases, causal."""
-    return Scheme.of(T5())
+    return Scheme.of(parts.T5())
 
 
 @preset("He et al. 2020, arXiv:2006.03654")
 def deberta_v1() -> Scheme:
     """Disentangled attention with 512 distances a side."""
-    return Scheme.of(Deberta(512), Bidirectional())
+    return Scheme.of(parts.Deberta(512), parts.Bidirectional())
 
 
 @preset("He et al. 2021, arXiv:2111.09543")
 def deberta_v3() -> Scheme:
     """Disentangled attention with 256 log-spaced buckets."""
-    return Scheme.of(Deberta(512, buckets=256), Bidirectional())
+    return Scheme.of(parts.Deberta(512, buckets=256), parts.Bidirectional())
 
 
 @preset("Press et al. 2021, arXiv:2108.12409")
 def alibi_lm() -> Scheme:
     """Linear biases, causal: BLOOM, MPT, Baichuan-13B, Falcon-RW."""
-    return Scheme.of(Alibi())
+    return Scheme.of(parts.Alibi())
 
 
 @preset("Press et al. 2021, arXiv:2108.12409 (bidirectional use)")
 def alibi_encoder(future: float = 1, offset: float = 0.5) -> Scheme:
     """Linear biases in both directions, keys ahead half a step further away."""
-    return Scheme.of(Alibi(future, offset), Bidirectional())
+    return Scheme.of(parts.Alibi(future, offset), parts.Bidirectional())
 
 
 @preset("Al-Khateeb et al. 2023, arXiv:2310.13017")
 def alibi_pi(factor: float = 4) -> Scheme:
     """An extended ALiBi model: slopes divided by the factor."""
-    return Scheme.of(AlibiInterpolated(factor))
+    return Scheme.of(parts.AlibiInterpolated(factor))
 
 
 @preset("keezen 2023, github.com/keezen/ntk_alibi")
 def alibi_ntk(factor: float = 4) -> Scheme:
     """An extended ALiBi model: the shallow slopes divided most."""
-    return Scheme.of(NtkAlibi(factor))
+    return Scheme.of(parts.NtkAlibi(factor))
 
 
 @preset("Chi et al. 2022, arXiv:2205.09921")
 def kerple(kind: Literal["log", "power"] = "log") -> Scheme:
     """Learned distance kernels, logarithmic or power."""
-    return Scheme.of(KerplePower() if kind == "power" else KerpleLog())
+    return Scheme.of(parts.KerplePower() if kind == "power" else parts.KerpleLog())
 
 
 @preset("Li et al. 2023, arXiv:2310.04418")
 def fire_lm() -> Scheme:
     """A learned function of relative distance over position."""
-    return Scheme.of(Fire())
+    return Scheme.of(parts.Fire())
 
 
 @preset("Chi et al. 2022, arXiv:2212.10356")
 def sandwich_lm() -> Scheme:
     """Inner products of sinusoidal positions as a bias."""
-    return Scheme.of(Sandwich())
+    return Scheme.of(parts.Sandwich())
 
 
 @preset("Su 2021, kexue.fm/archives/8823")
 def entropy_invariant(train: int = 512) -> Scheme:
     """RoPE with logn, for models trained with it."""
-    return Scheme.of(Rope(), LogN(train, clip=False))
+    return Scheme.of(parts.Rope(), parts.LogN(train, clip=False))
 
 
 @preset("Nakanishi 2025, arXiv:2501.19399")
 def scalable_softmax() -> Scheme:
     """RoPE with a learned factor on ln n."""
-    return Scheme.of(Rope(), SsMax())
+    return Scheme.of(parts.Rope(), parts.SsMax())
 
 
 @preset("Jiang et al. 2023, arXiv:2310.06825; Beltagy et al. 2020, arXiv:2004.05150")
 def mistral(window: int = 4096) -> Scheme:
     """RoPE under a sliding window."""
-    return Scheme.of(Rope(), Window(window))
+    return Scheme.of(parts.Rope(), parts.Window(window))
 
 
 @preset("Su 2023, kexue.fm/archives/9603")
@@ -254,15 +205,15 @@ def hwfa(train: int = 512, layers: int = 24, window: int = 16) -> Layers:
     """Window layers with RoPE, then one full layer without positions, with logn."""
     if not 2 <= layers <= 1000:
         raise UserError(f"hwfa: layers must be 2 to 1000, but got {layers}: 24 is the post's.")
-    local = Scheme.of(Rope(), Window(window))
-    return Layers((*[local] * (layers - 1), Scheme.of(LogN(train, clip=False))))
+    local = Scheme.of(parts.Rope(), parts.Window(window))
+    return Layers((*[local] * (layers - 1), Scheme.of(parts.LogN(train, clip=False))))
 
 
 @preset("Meta 2025, Llama 4")
 def llama4(base: float = 500_000, chunk: int = 8192) -> Layers:
     """Three rotary layers that attend within chunks, then one with a temperature by position."""
-    local = Scheme.of(Rope(base, pairs="adjacent"), Chunked(chunk))
-    return Layers((local, local, local, Scheme.of(Llama4Temperature(chunk))))
+    local = Scheme.of(parts.Rope(base, pairs="adjacent"), parts.Chunked(chunk))
+    return Layers((local, local, local, Scheme.of(parts.Llama4Temperature(chunk))))
 
 
 @preset("Gemma Team 2025, arXiv:2503.19786")
@@ -270,8 +221,8 @@ def gemma3(window: int = 1024, factor: float = 8) -> Layers:
     """Five local layers at base 10,000, then a global one at 1,000,000, interpolated."""
     return Layers(
         (
-            *[Scheme.of(Rope(), Window(window))] * 5,
-            Scheme.of(Rope(1_000_000, frequencies=Linear(factor))),
+            *[Scheme.of(parts.Rope(), parts.Window(window))] * 5,
+            Scheme.of(parts.Rope(1_000_000, frequencies=parts.Linear(factor))),
         )
     )
 
@@ -279,170 +230,174 @@ def gemma3(window: int = 1024, factor: float = 8) -> Layers:
 @preset("Ruoss et al. 2023, arXiv:2305.16843")
 def randomized_rope(max: int = 2048) -> Scheme:
     """RoPE on randomized positions."""
-    return Scheme.of(Randomized(max), Rope())
+    return Scheme.of(parts.Randomized(max), parts.Rope())
 
 
 @preset("Su 2023, kexue.fm/archives/9444")
 def equal_mean_rope(mean: int = 512) -> Scheme:
     """RoPE on positions stretched at random, equal to plain ones on average."""
-    return Scheme.of(EqualMean(mean), Rope())
+    return Scheme.of(parts.EqualMean(mean), parts.Rope())
 
 
 @preset("Zhu et al. 2023, arXiv:2309.10400")
 def pose_linear(target: int = 16384, factor: float = 8, base: float = 10000) -> Scheme:
     """Interpolation fine-tuned on short sequences with skipped positions."""
-    return Scheme.of(Pose(target), Rope(base, frequencies=Linear(factor)))
+    return Scheme.of(parts.Pose(target), parts.Rope(base, frequencies=parts.Linear(factor)))
 
 
 @preset("Su 2023, kexue.fm/archives/9708")
 def su_rerope(train: int = 4096, base: float = 10000) -> Scheme:
     """ReRoPE with a window of a quarter of the trained length, and logn."""
-    return Scheme.of(Rope(base, remap=Rerope(train // 4)), LogN(train))
+    return Scheme.of(parts.Rope(base, remap=parts.Rerope(train // 4)), parts.LogN(train))
 
 
 @preset("Su 2023, kexue.fm/archives/9708")
 def su_leaky_rerope(train: int = 4096, factor: float = 16, base: float = 10000) -> Scheme:
     """Leaky ReRoPE with a window of a quarter of the trained length, and logn."""
-    return Scheme.of(Rope(base, remap=LeakyRerope(train // 4, factor)), LogN(train))
+    return Scheme.of(
+        parts.Rope(base, remap=parts.LeakyRerope(train // 4, factor)), parts.LogN(train)
+    )
 
 
 @preset("Su 2023, kexue.fm/archives/9728")
 def su_inverse_leaky(train: int = 512, factor: float = 8) -> Scheme:
     """Trained short with stretched distances; run long with plain RoPE."""
-    return Scheme.of(Rope(remap=InverseLeaky(train // 4, 2 * factor)))
+    return Scheme.of(parts.Rope(remap=parts.InverseLeaky(train // 4, 2 * factor)))
 
 
 @preset("Jin et al. 2024, arXiv:2401.01325")
 def self_extend_llama(group: int = 8, window: int = 1024, base: float = 10000) -> Scheme:
     """Grouped positions beyond a window."""
-    return Scheme.of(Rope(base, remap=SelfExtend(group, window)))
+    return Scheme.of(parts.Rope(base, remap=parts.SelfExtend(group, window)))
 
 
 @preset("An et al. 2024, arXiv:2402.17463")
 def chunk_llama(train: int = 4096, base: float = 10000) -> Scheme:
     """Dual chunk attention with the sizes of the authors' code."""
-    return Scheme.of(Rope(base, remap=DualChunk(3 * train // 4, train // 8)))
+    return Scheme.of(parts.Rope(base, remap=parts.DualChunk(3 * train // 4, train // 8)))
 
 
 @preset("Xiao et al. 2023, arXiv:2309.17453")
 def streaming_llm(sinks: int = 4, window: int = 1020, base: float = 10000) -> Scheme:
     """Attention sinks and a window, numbered inside the cache: endless, in constant memory."""
-    return Scheme.of(Rope(base, remap=Streaming(sinks, window)))
+    return Scheme.of(parts.Rope(base, remap=parts.Streaming(sinks, window)))
 
 
 @preset("Han et al. 2023, arXiv:2308.16137")
 def lm_infinite_llama(train: int = 4096, first: int = 10, base: float = 10000) -> Scheme:
     """Λ-shaped attention with distances capped at the trained length."""
-    return Scheme.of(Rope(base, remap=LmInfinite(train, first)))
+    return Scheme.of(parts.Rope(base, remap=parts.LmInfinite(train, first)))
 
 
 @preset("Su et al. 2021, arXiv:2104.09864")
 def roformer() -> Scheme:
     """RoPE as published: adjacent pairs, bidirectional."""
-    return Scheme.of(Rope(pairs="adjacent"), Bidirectional())
+    return Scheme.of(parts.Rope(pairs="adjacent"), parts.Bidirectional())
 
 
 @preset("Touvron et al. 2023, arXiv:2302.13971")
 def llama(base: float = 10000) -> Scheme:
     """RoPE in half pairs: Llama 1 and 2, Qwen, Mistral, SmolLM2 and most others."""
-    return Scheme.of(Rope(base))
+    return Scheme.of(parts.Rope(base))
 
 
 @preset("Rozière et al. 2023, arXiv:2308.12950; Liu et al. 2023, arXiv:2310.05209 (scaling laws)")
 def code_llama(base: float = 1_000_000) -> Scheme:
     """Adjusted base frequency: a larger base, for models fine-tuned with it."""
-    return Scheme.of(Rope(base))
+    return Scheme.of(parts.Rope(base))
 
 
 @preset("Black et al. 2022, arXiv:2204.06745")
 def gpt_neox(fraction: float = 0.25) -> Scheme:
     """Partial rotary: a quarter of each head is rotated."""
-    return Scheme.of(Rope(fraction=fraction))
+    return Scheme.of(parts.Rope(fraction=fraction))
 
 
 @preset("Sun et al. 2022, arXiv:2212.10554")
 def xpos_lm() -> Scheme:
     """RoPE with decay."""
-    return Scheme.of(Rope(pairs="adjacent", decay=Xpos()))
+    return Scheme.of(parts.Rope(pairs="adjacent", decay=parts.Xpos()))
 
 
 @preset("Gemma Team 2026, transformers 5.22 'proportional'")
 def gemma4_global(base: float = 1_000_000, share: float = 0.25) -> Scheme:
     """The fastest quarter of the pairs is rotated."""
-    return Scheme.of(Rope(base, frequencies=Proportional(share)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.Proportional(share)))
 
 
 @preset("Chen et al. 2023, arXiv:2306.15595")
 def position_interpolation(factor: float = 4, base: float = 10000) -> Scheme:
     """All frequencies divided by the factor; LongChat condenses so, by 8."""
-    return Scheme.of(Rope(base, frequencies=Linear(factor)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.Linear(factor)))
 
 
 @preset("bloc97 2023; Peng et al. 2023, arXiv:2309.00071")
 def ntk_aware(factor: float = 4, base: float = 10000) -> Scheme:
     """A larger base: the fastest pair stays, the slowest is interpolated."""
-    return Scheme.of(Rope(base, frequencies=Ntk(factor)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.Ntk(factor)))
 
 
 @preset("Su 2023, kexue.fm/archives/9675")
 def su_ntk_old(factor: float = 4, base: float = 10000) -> Scheme:
     """Su's first reading of NTK: the base times the factor."""
-    return Scheme.of(Rope(base * factor))
+    return Scheme.of(parts.Rope(base * factor))
 
 
 @preset("Su 2023, kexue.fm/archives/9706")
 def su_ntk_fixed(factor: float = 4, base: float = 10000) -> Scheme:
     """Su's NTK in a mixed base whose first digit is interpolated too."""
-    return Scheme.of(Rope(base, frequencies=NtkMixed(factor, power=1)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.NtkMixed(factor, power=1)))
 
 
 @preset("Su 2023, kexue.fm/archives/9706")
 def su_ntk_mixed(factor: float = 4, train: int = 4096, base: float = 10000) -> Scheme:
     """Su's best NTK, with logn clipped for models trained without it."""
-    return Scheme.of(Rope(base, frequencies=NtkMixed(factor)), LogN(train))
+    return Scheme.of(parts.Rope(base, frequencies=parts.NtkMixed(factor)), parts.LogN(train))
 
 
 @preset("emozilla 2023; Peng et al. 2023, arXiv:2309.00071")
 def dynamic_ntk_llama(original: int = 4096, factor: float = 1, base: float = 10000) -> Scheme:
     """The base grows with the length of the call."""
-    return Scheme.of(Rope(base, frequencies=DynamicNtk(original, factor)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.DynamicNtk(original, factor)))
 
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def dynamic_interpolation(original: int = 4096, base: float = 10000) -> Scheme:
     """Interpolation by the factor of the call's length."""
-    return Scheme.of(Rope(base, frequencies=DynamicLinear(original)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.DynamicLinear(original)))
 
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def ntk_by_parts(factor: float = 4, original: int = 4096, base: float = 10000) -> Scheme:
     """Slow pairs interpolated, fast ones unchanged; no temperature."""
-    return Scheme.of(Rope(base, frequencies=ByParts(factor, original=original)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.ByParts(factor, original=original)))
 
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def yarn_llama(factor: float = 16, original: int = 4096, base: float = 10000) -> Scheme:
     """YaRN as released."""
-    return Scheme.of(Rope(base, frequencies=Yarn(factor, original=original)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.Yarn(factor, original=original)))
 
 
 @preset("Peng et al. 2023, arXiv:2309.00071")
 def dynamic_yarn_llama(original: int = 4096, base: float = 10000) -> Scheme:
     """YaRN with the factor of the call's length."""
-    return Scheme.of(Rope(base, frequencies=DynamicYarn(original)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.DynamicYarn(original)))
 
 
 @preset("Longitude")
 def stepped_yarn(original: int = 4096, step: float = 1, base: float = 10000) -> Scheme:
     """YaRN whose factor grows with the query's own position: decoding equals prefill at any
     length."""
-    return Scheme.of(Rope(base, frequencies=Stepped("yarn", original=original, step=step)))
+    return Scheme.of(
+        parts.Rope(base, frequencies=parts.Stepped("yarn", original=original, step=step))
+    )
 
 
 @preset("Dubey et al. 2024, arXiv:2407.21783")
 def llama31(factor: float = 8, original: int = 8192, base: float = 500_000) -> Scheme:
     """Llama 3.1's scaling."""
-    return Scheme.of(Rope(base, frequencies=Llama3(factor, original=original)))
+    return Scheme.of(parts.Rope(base, frequencies=parts.Llama3(factor, original=original)))
 
 
 @preset("Ding et al. 2024, arXiv:2402.13753")
@@ -450,7 +405,9 @@ def longrope_phi3(
     short: tuple[float, ...], long: tuple[float, ...], original: int = 4096, factor: float = 32
 ) -> Scheme:
     """Searched factors, one for each pair."""
-    return Scheme.of(Rope(frequencies=LongRope(short, long, original=original, factor=factor)))
+    return Scheme.of(
+        parts.Rope(frequencies=parts.LongRope(short, long, original=original, factor=factor))
+    )
 
 
 __all__ = [*PRESETS, "PAPERS", "PRESETS"]  # pyright: ignore[reportUnsupportedDunderAll]
