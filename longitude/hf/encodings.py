@@ -1,15 +1,14 @@
-"""Which position encoding a configuration has, for every model that transformers knows.
+"""The position encodings of every model that transformers knows.
 
-The entries of a configuration say how a rotation turns and how long a table is; whether the model
-has the one or the other often stands in its code alone, which is read and never imported (code.py,
-clues.py). Falcon keeps `rope_parameters` under ALiBi, RoFormer names nothing, OPT counts positions
-from 2. Of a model whose code is not there the entries alone are asked, in this order: ALiBi's
-flags, relative positions, rotations, tables, or none.
+A configuration's entries say how it rotates and how long a table is; whether the model has the one
+or the other is often in its source only (modeling_source.py, encoding_config.py): Falcon keeps
+`rope_parameters` under ALiBi, RoFormer names nothing, OPT counts positions from 2. For a model
+without source the entries decide, in this order: ALiBi's flags, relative positions, rotations,
+tables, or none.
 
-Every model type that transformers knows, with its encoding; well-known models first.
-
-A type's row is that of the configuration that its class makes by itself. Named models differ from
-those in an entry or two, and some are not in transformers at all.
+`known_models` lists well-known models, then every model type with the encodings of its class's
+default configuration. Named models differ from those in an entry or two; some are not in
+transformers at all.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from longitude.core.validate import UserError
-from longitude.hf.absolute_config import LAYERS, WIDTH, describe_absolute, entry, stated_window
 from longitude.hf.device import quiet_transformers
-from longitude.hf.modeling_source import alive, code_of, inner_configs, kinds, roots_of
+from longitude.hf.encoding_config import LAYERS, WIDTH, describe, entry, stated_window
+from longitude.hf.modeling_source import inner_configs, kinds, live_source, roots_of, source_of
 from longitude.hf.rope_config import make_config
-from longitude.hf.rotary_config import describe_rotary
 
 KINDS = {
-    "rope": "rotary: queries and keys are turned by their positions",
-    "alibi": "a penalty that grows with distance, at a slope a head",
+    "rope": "rotary: queries and keys are rotated by their positions",
+    "alibi": "a penalty that grows with distance, with one slope per head",
     "learned": "a learned vector for each position, added to the embeddings",
     "sinusoidal": "sines and cosines of the position, added to the embeddings",
     "t5": "a learned bias for each bucket of distances",
@@ -37,47 +35,54 @@ KINDS = {
     "deberta": "disentangled: content against relative positions, both ways",
     "relative": "a learned bias, or vector, for each offset",
     "convolution": "convolutions over neighbours",
-    "unknown": "neither its entries nor code that is here say",
-    "none": "nothing but the causal mask, recurrence or convolutions tells positions apart",
+    "unknown": "neither its entries nor its source say",
+    "none": "nothing but the causal mask, recurrence or convolutions",
 }
-ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_dim", "rotary_pct")
-ROTARY += ("partial_rotary_factor",)
 SIZES = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
 SIZES += ("max_position_embeddings",)
-HALF = "its code is not here: pairs are taken to lie half a head apart, in all layers alike"
-FIRST = ("text_config", "thinker_config", "llm_config", "language_config", "decoder")
+SHARES = ("rotary_pct", "partial_rotary_factor")
+# of a model without source: the entries that name an encoding
+BY_ENTRY = (
+    ("alibi", ("alibi",)),
+    ("deberta", ("relative_attention",)),
+    ("t5", ("relative_attention_num_buckets",)),
+    ("rope", ("rope_parameters", "rope_scaling", "rope_theta", "rotary_dim", *SHARES)),
+    ("learned", ("max_position_embeddings", "n_positions")),
+)  # fmt: skip
+ASSUMED = "its source is not here: pairs are assumed half a head apart, in all layers alike"
+TEXT_FIRST = ("text_config", "thinker_config", "llm_config", "language_config", "decoder")
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How one part of a model knows positions."""
+    """The position encoding of one part of a model."""
 
     kind: str  # one of KINDS
-    part: str = ""  # where in the configuration, or encoder or decoder; all of it where empty
-    scheme: str | None = None  # the written form, where it has one
+    part: str = ""  # its entry in the configuration, or encoder or decoder; empty: all of it
+    scheme: str | None = None  # the written form, if it has one
     base: float | None = None
-    pairs: str | None = None  # how rotary pairs lie in a head
-    fraction: float | None = None  # the share of a head that turns
+    pairs: str | None = None  # the layout of rotary pairs in a head
+    fraction: float | None = None  # of a head that rotates
     scaling: str | None = None  # frequencies other than RoPE's own
     head_dim: int | None = None
     heads: int | None = None
     window: int | None = None  # tokens, as the configuration allows
     window_from: str | None = None  # the entry that says so
     original: int | None = None  # tokens, before a scaling
-    where: str = ""  # what told: entries, or a file of code
-    layers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # what they have, where layers differ
+    where: str = ""  # where it was read: entries, or a source file
+    layers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # which have which, if layers differ
     notes: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it, without what is not said."""
-        told = {k: v for k, v in vars(self).items() if v not in (None, "", ())}
+        """As in JSON, without empty fields."""
+        fields = {k: v for k, v in vars(self).items() if v not in (None, "", ())}
         if self.layers:
-            told["layers"] = [{"scheme": s, "layers": list(n)} for s, n in self.layers]
-        return told
+            fields["layers"] = [{"scheme": s, "layers": list(n)} for s, n in self.layers]
+        return fields
 
 
 def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
-    """The encodings of what a config.json holds, that of its text first."""
+    """The encodings of the content of a config.json, that of its text first."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if str(raw.get("model_type")) not in CONFIG_MAPPING:
@@ -93,88 +98,65 @@ def encodings(config: Any) -> tuple[Encoding, ...]:
         if entry(inner, WIDTH) or getattr(inner, "sub_configs", None)  # not MPT's attn_config
         for each in encodings(inner)
     ]
-    inside.sort(key=lambda each: not each.part.startswith(FIRST))
-    known = {each.kind for each in inside}
-    layered = entry(config, LAYERS) is not None
-    own = [each for each in _own(config) if layered or each.kind not in known]
-    told = [each for each in (*own, *inside) if each.kind not in ("none", "unknown")]
-    return tuple(told or own) or (_none(config),)
+    inside.sort(key=lambda each: not each.part.startswith(TEXT_FIRST))
+    inner_kinds = {each.kind for each in inside}
+    has_layers = entry(config, LAYERS) is not None
+    own = [each for each in _own(config) if has_layers or each.kind not in inner_kinds]
+    found = [each for each in (*own, *inside) if each.kind not in ("none", "unknown")]
+    if found or own:
+        return tuple(found or own)
+    source, (window, key) = source_of(type(config)), stated_window(config)
+    where = source.file.name if source else ""
+    return (Encoding("none", window=window, window_from=key, where=where),)
 
 
 def _own(config: Any) -> Iterator[Encoding]:
-    """What a configuration itself says, its two halves apart where they differ."""
-    lines = alive(config)
-    if not lines:
+    """The encodings of a configuration itself, by encoder and decoder if they differ."""
+    source, code = source_of(type(config)), live_source(config)
+    if not code or source is None:
         yield by_entries(config.to_dict())
         return
-    halves = {name: alive(config, [root]) for name, root in _halves(config).items()}
-    found = {name: kinds(each, config) for name, each in halves.items()}
-    apart = len(halves) == 2 and found["encoder"] != found["decoder"]
-    for name, each in halves.items() if apart else ():
-        yield from (_described(k, config, each, name) for k in found[name])
-    told = {kind for each in found.values() for kind in each} if apart else set()
-    yield from (_described(k, config, lines, "") for k in kinds(lines, config) if k not in told)
-
-
-def _halves(config: Any) -> dict[str, str]:
-    """The classes of an encoder and a decoder that share one configuration."""
-    if not getattr(config, "is_encoder_decoder", False):
-        return {}
-    names = roots_of(config)
-    ends = ("Encoder", "Decoder")
-    found = {e.lower(): [n for n in names if n.endswith(e)] for e in ends}
-    return {end: min(n, key=len) for end, n in found.items() if n}
-
-
-def _described(kind: str, config: Any, lines: Mapping[str, str], part: str) -> Encoding:
-    code = code_of(type(config))
-    where = code.file.name if code else ""
-    if kind == "rope":
-        return Encoding(kind, part, **describe_rotary(config, lines, where))
-    return Encoding(kind, part, **describe_absolute(kind, config, lines, part, where))
-
-
-def _none(config: Any) -> Encoding:
-    code = code_of(type(config))
-    window, key = stated_window(config)
-    return Encoding("none", window=window, window_from=key, where=code.file.name if code else "")
+    halves = {}
+    if getattr(config, "is_encoder_decoder", False):
+        for end in ("Encoder", "Decoder"):
+            names = [name for name in roots_of(config) if name.endswith(end)]
+            if names:
+                halves[end.lower()] = live_source(config, [min(names, key=len)])
+    found = {part: kinds(each, config) for part, each in halves.items()}
+    if len(set(found.values())) < 2:
+        halves, found = {}, {}
+    done = {kind for each in found.values() for kind in each}
+    rest = [kind for kind in kinds(code, config) if kind not in done]
+    for part, names in {**found, "": rest}.items():
+        for kind in names:
+            fields = describe(kind, config, halves.get(part, code), part, source.file.name)
+            yield Encoding(kind, part, **fields)
 
 
 def by_entries(raw: Mapping[str, Any]) -> Encoding:
-    """What entries say of a model whose code is not here: named after what they name first."""
-    kind, key = _entry(raw)
+    """What the entries say of a model without source: the first encoding that they name."""
+    inner = raw.get("attn_config")
+    nested = isinstance(inner, Mapping) and inner.get("alibi")
+    raw = {**raw, "alibi": True} if nested else raw
+    named = ((kind, key) for kind, keys in BY_ENTRY for key in keys if raw.get(key))
+    kind, key = next(named, ("unknown", ""))
     where = f"{key} of the configuration" if key else "no entry of the configuration"
     if kind == "unknown":
         return Encoding(kind, where=where)
     if kind != "rope":
-        return Encoding(kind, **describe_absolute(kind, SimpleNamespace(**raw), {}, "", where))
-    told = {name: raw[name] for name in (*SIZES, *ROTARY) if raw.get(name) is not None}
-    partial = told.keys() & {"partial_rotary_factor", "rotary_pct"}
-    # the plainest of transformers' models that turns whole heads, or a share of them
-    config = make_config({"model_type": "stablelm" if partial else "llama", **told})
-    found = describe_rotary(config, {}, where) | {"where": where, "notes": (HALF,)}
-    return Encoding(kind, **found)
-
-
-def _entry(raw: Mapping[str, Any]) -> tuple[str, str]:
-    inner = raw.get("attn_config")
-    if raw.get("alibi") or (isinstance(inner, Mapping) and inner.get("alibi")):
-        return "alibi", "alibi"
-    if raw.get("relative_attention"):
-        return "deberta", "relative_attention"
-    if raw.get("relative_attention_num_buckets"):
-        return "t5", "relative_attention_num_buckets"
-    tables = ("max_position_embeddings", "n_positions")
-    for kind, keys in (("rope", ROTARY), ("learned", tables)):
-        for key in keys:
-            if raw.get(key):
-                return kind, key
-    return "unknown", ""
+        return Encoding(kind, **describe(kind, SimpleNamespace(**raw), {}, "", where))
+    names = (*SIZES, *dict(BY_ENTRY)["rope"])
+    given = {name: raw[name] for name in names if raw.get(name) is not None}
+    partial = given.keys() & {*SHARES}
+    # the plainest of transformers' models that rotates whole heads, or a fraction of them
+    config = make_config({"model_type": "stablelm" if partial else "llama", **given})
+    fields = describe(kind, config, {}, "", where) | {"where": where, "notes": (ASSUMED,)}
+    return Encoding(kind, **fields)
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model, or a type of models, and its encodings."""
+    """A model or a model type, and its encodings."""
 
     name: str
     model_type: str | None
@@ -182,7 +164,7 @@ class KnownModel:
     note: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As in JSON."""
         found = [each.plain() for each in self.encodings]
         return {"name": self.name, "model_type": self.model_type, "encodings": found} | (
             {"note": self.note} if self.note else {}
@@ -239,8 +221,7 @@ def known_models() -> Iterator[KnownModel]:
 
 def _row(name: str, kind: str, entries: dict[str, Any], note: str) -> KnownModel:
     try:
-        config = make_config({"model_type": kind, **entries})
-    except UserError:  # it has no defaults that it takes itself
-        told = Encoding("unknown", where="its class makes no configuration by itself")
-        return KnownModel(name, kind, (told,), note)
-    return KnownModel(name, kind, encodings(config), note)
+        found = encodings(make_config({"model_type": kind, **entries}))
+    except UserError:  # its class refuses its own defaults
+        found = (Encoding("unknown", where="its class makes no configuration by itself"),)
+    return KnownModel(name, kind, found, note)

@@ -1,30 +1,32 @@
-"""Faults of a config.json: what it says of its rotation that transformers takes for something else.
+"""Faults of a config.json: what it says of its rotation that transformers reads differently.
 
-Whatever is missing, doubled or misspelt there is filled in from defaults with a warning at most,
-and the model turns at other frequencies than it was trained with. Each fault is one row of a table:
-its name, its sentence, and what is wrong as a function of one rotation. A serious one leaves open
-what the checkpoint turns by; of the others it is enough to know.
+Whatever is missing, duplicated or misspelt is filled in from defaults with a warning at most, and
+the model rotates at other frequencies than it was trained with. Each fault is one function of a
+rope dictionary, which returns what to show in its sentence, or None. A serious fault leaves open
+how the checkpoint rotates; the others are worth knowing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import (
-    KEYS,
     ORIGINAL,
+    SHARE,
     THETAS,
+    TYPES,
     RopeDict,
     is_number,
     main_rope_dict,
     rope_dicts,
 )
 
-EVERY = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section"}
-IDLE = {"finetuned", *set().union(*KEYS.values())}  # where they are not the type's own, no harm
+KEYS = {kind: {*keys} - {SHARE} for kind, (_, keys) in TYPES.items()}
+EVERY = {"rope_type", "type", "rope_theta", SHARE, "mrope_section"}
+IDLE = {"finetuned", *set().union(*KEYS.values())}  # harmless if they are not the type's own
 REQUIRED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -32,7 +34,7 @@ REQUIRED = {
     "longrope": ("short_factor", "long_factor"),
 }
 LISTS = ("short_factor", "long_factor")
-WORDS = {"rope_type", "type", "truncate", "mrope_section", "finetuned", *LISTS}  # no numbers
+NOT_NUMBERS = {"rope_type", "type", "truncate", "mrope_section", "finetuned", *LISTS}
 BOUNDS = {
     "llama3": (("low_freq_factor", 1), ("high_freq_factor", 4)),
     "yarn": (("beta_slow", 1), ("beta_fast", 32)),
@@ -48,25 +50,15 @@ class Fault:
     serious: bool
 
 
-class Row(NamedTuple):
-    """One kind of fault; `wrong` gives what was found, for the sentence, or None."""
-
-    name: str
-    sentence: str
-    serious: bool
-    wrong: Callable[[RopeDict], str | None]
+Check = Callable[[RopeDict], str | None]
+RULES: dict[Fault, Check] = {}  # in the order of what to correct first
 
 
-ROWS: list[Row] = []  # in the order of what to set right first
-
-
-def row(
-    sentence: str, *, serious: bool = True
-) -> Callable[[Callable[[RopeDict], str | None]], Callable[[RopeDict], str | None]]:
+def rule(sentence: str, *, serious: bool = True) -> Callable[[Check], Check]:
     """Enter a function into the table, under its own name."""
 
-    def enter(wrong: Callable[[RopeDict], str | None]) -> Callable[[RopeDict], str | None]:
-        ROWS.append(Row(wrong.__name__.replace("_", " "), sentence, serious, wrong))
+    def enter(wrong: Check) -> Check:
+        RULES[Fault(wrong.__name__.replace("_", " "), sentence, serious)] = wrong
         return wrong
 
     return enter
@@ -75,10 +67,10 @@ def row(
 def faults(raw: Mapping[str, Any]) -> list[Fault]:
     """Every fault of a config.json's rotation, the serious ones first."""
     found = {
-        Fault(r.name, r.sentence.format(at=s.where, kind=s.kind, got=got), r.serious): None
+        replace(fault, sentence=fault.sentence.format(at=s.where, kind=s.kind, got=got)): None
         for s in rope_dicts(raw)
-        for r in ROWS
-        if (got := r.wrong(s)) is not None
+        for fault, wrong in RULES.items()
+        if (got := wrong(s)) is not None
     }
     return sorted(found, key=lambda fault: not fault.serious)
 
@@ -90,14 +82,14 @@ def check(raw: Mapping[str, Any]) -> None:
             raise UserError(fault.sentence)
 
 
-@row("the rotation in {at} should be a dictionary, but got {got}: give it a rope_type in braces.")
+@rule("the rotation in {at} should be a dictionary, but got {got}: give it a rope_type in braces.")
 def not_a_dictionary(s: RopeDict) -> str | None:
     given = [s.raw.get(key) for key in ("rope_scaling", "rope_parameters")]
     wrong = [value for value in given if value is not None and not isinstance(value, Mapping)]
     return shown(wrong[0]) if wrong else None
 
 
-@row("rope_parameters and rope_scaling disagree on {got}, and one is dropped: keep one of them.")
+@rule("rope_parameters and rope_scaling disagree on {got}, and one is dropped: keep one of them.")
 def two_dictionaries(s: RopeDict) -> str | None:
     given = [s.raw.get(key) for key in ("rope_parameters", "rope_scaling")]
     one, other = (_plain(main_rope_dict(d), s) if isinstance(d, Mapping) else {} for d in given)
@@ -107,12 +99,12 @@ def two_dictionaries(s: RopeDict) -> str | None:
 
 def _plain(d: Mapping[str, Any], s: RopeDict) -> dict[str, Any]:
     kind = d.get("rope_type") or d.get("type") or "default"
-    stated = {"rope_theta": s.raw.get("rope_theta"), **d, "rope_type": kind, "type": None}
-    return {key: value for key, value in stated.items() if value is not None} if d else {}
+    full = {"rope_theta": s.raw.get("rope_theta"), **d, "rope_type": kind, "type": None}
+    return {key: value for key, value in full.items() if value is not None} if d else {}
 
 
-@row(
-    "{at} turns by several positions at once (M-RoPE, sections {got}), but a rope(…) by one: use "
+@rule(
+    "{at} rotates by several positions at once (M-RoPE, sections {got}), but a rope(…) by one: use "
     "a model of text alone."
 )
 def several_positions(s: RopeDict) -> str | None:
@@ -120,18 +112,18 @@ def several_positions(s: RopeDict) -> str | None:
     return shown(sections) if sections or s.kind == "mrope" else None
 
 
-@row("type and rope_type of {at} differ, {got}, and transformers goes by rope_type: keep one.")
+@rule("type and rope_type of {at} differ, {got}, and transformers goes by rope_type: keep one.")
 def two_types(s: RopeDict) -> str | None:
     both = [s.own.get(key) for key in ("type", "rope_type")]
     return " and ".join(map(shown, both)) if None not in both and both[0] != both[1] else None
 
 
-@row(f"transformers knows no rope_type {{got}}, as in {{at}}: it has {', '.join(KEYS)}.")
+@rule(f"transformers knows no rope_type {{got}}, as in {{at}}: it has {', '.join(KEYS)}.")
 def unknown_type(s: RopeDict) -> str | None:
     return shown(s.kind) if s.kind not in (*KEYS, "mrope") else None
 
 
-@row("neither transformers nor its model reads {got} in {at}: remove it or correct its spelling.")
+@rule("neither transformers nor its model reads {got} in {at}: remove it or correct its spelling.")
 def unknown_key(s: RopeDict) -> str | None:
     odd = sorted(key for key in s.own if key not in EVERY | IDLE)
     homes = ("modeling", "configuration") if s.model else ()
@@ -139,29 +131,29 @@ def unknown_key(s: RopeDict) -> str | None:
     return unread[0] if unread and not s.own.get("mrope_section") else None
 
 
-@row("{got} in {at}, but should be a number: write one.")
+@rule("{got} in {at}, but should be a number: write one.")
 def no_number(s: RopeDict) -> str | None:
-    wrong = (k for k in s.own if k in (IDLE | EVERY) - WORDS and not is_number(s.own[k]))
+    wrong = (k for k in s.own if k in (IDLE | EVERY) - NOT_NUMBERS and not is_number(s.own[k]))
     return next((f"{k} is {shown(s.own[k])}" for k in wrong if s.own[k] is not None), None)
 
 
-@row("{at} of type {kind} has no {got}, without which there are no frequencies: add it.")
+@rule("{at} of type {kind} has no {got}, without which there are no frequencies: add it.")
 def missing_key(s: RopeDict) -> str | None:
     missing = next((key for key in REQUIRED.get(s.kind, ()) if s.own.get(key) is None), None)
     return "factor" if s.kind == "yarn" and "factor" not in s.own else missing
 
 
-@row("{at} has no rope_theta, but only {got}, and a default would be its base: add rope_theta.")
+@rule("{at} has no rope_theta, but only {got}, and a default would be its base: add rope_theta.")
 def no_theta(s: RopeDict) -> str | None:
-    return _thetaless(s) if "rope_parameters" in s.where else None
+    return _lacks_theta(s) if "rope_parameters" in s.where else None
 
 
-def _thetaless(s: RopeDict) -> str | None:
+def _lacks_theta(s: RopeDict) -> str | None:
     lost = s.own.get("rope_theta") is None and all(s.raw.get(name) is None for name in THETAS)
     return ", ".join(sorted(s.own)) if s.own and lost else None
 
 
-@row("rope_theta is {got}, and transformers 5 takes the one inside {at}, 4 the other: keep one.")
+@rule("rope_theta is {got}, and transformers 5 takes the one inside {at}, 4 the other: keep one.")
 def two_thetas(s: RopeDict) -> str | None:
     above = s.raw.get("rope_theta")
     dictionaries = [d for d in s.whole.values() if isinstance(d, Mapping)] or [s.whole]
@@ -169,7 +161,7 @@ def two_thetas(s: RopeDict) -> str | None:
     return None if above is None or not inside or above in inside else f"{above} and {inside[0]}"
 
 
-@row(
+@rule(
     f"{{at}} of type {{kind}} does not say how long the model was trained, and transformers takes "
     f"max_position_embeddings, {{got}}: add {ORIGINAL}."
 )
@@ -178,14 +170,14 @@ def no_original(s: RopeDict) -> str | None:
     return shown(s.raw.get("max_position_embeddings", "its default")) if needed else None
 
 
-@row(f"{ORIGINAL} is {{got}}, and transformers does not take the one inside {{at}}: keep one.")
+@rule(f"{ORIGINAL} is {{got}}, and transformers does not take the one inside {{at}}: keep one.")
 def two_originals(s: RopeDict) -> str | None:
     both = [d.get(ORIGINAL) for d in (s.raw, s.own)]
     differ = not s.nested and None not in both and both[0] != both[1]
     return " and ".join(map(shown, both)) if differ else None
 
 
-@row("{got} in {at}, which makes no rotation: correct it.")
+@rule("{got} in {at}, which makes no rotation: correct it.")
 def out_of_range(s: RopeDict) -> str | None:
     least = {"factor": 1, "rope_theta": 1.000001, ORIGINAL: 1, "attention_factor": 0}
     numbers = {key: s.number(key) for key in least}
@@ -194,14 +186,16 @@ def out_of_range(s: RopeDict) -> str | None:
     return next(iter(wrong + shares), None)
 
 
-@row("the bounds of {kind} in {at} should rise, but got {got}: exchange them.")
+@rule("the bounds of {kind} in {at} should rise, but got {got}: exchange them.")
 def bounds_crossed(s: RopeDict) -> str | None:
     ends = [(name, s.number(name) or default) for name, default in BOUNDS.get(s.kind, ())]
     crossed = bool(ends) and not ends[0][1] < ends[1][1]
     return " and ".join(f"{name}={end}" for name, end in ends) if crossed else None
 
 
-@row("short_factor and long_factor of {at} have a number for each pair, but got {got}: correct it.")
+@rule(
+    "short_factor and long_factor of {at} have a number for each pair, but got {got}: correct it."
+)
 def wrong_lists(s: RopeDict) -> str | None:
     short, long = (s.own.get(key) for key in LISTS)
     if s.kind != "longrope" or short is None or long is None:
@@ -212,48 +206,50 @@ def wrong_lists(s: RopeDict) -> str | None:
     return None if len(short) == len(long) == pairs else f"{len(short)}, {len(long)} for {pairs}"
 
 
-@row("{at} turns {got} dimensions of a head, which can't be paired: correct head_dim or its share.")
+@rule(
+    "{at} rotates {got} dimensions of a head, which can't be paired: correct head_dim or its share."
+)
 def odd_head(s: RopeDict) -> str | None:
     dim = int(s.head * (1 if s.kind == "proportional" else s.share)) if s.head else 0
     return f"{dim} of {s.head}" if dim % 2 else None
 
 
-@row(
-    "{at} turns {got} of each head, but this model's code turns whole heads: remove "
+@rule(
+    "{at} rotates {got} of each head, but this model's code rotates whole heads: remove "
     "partial_rotary_factor or correct model_type."
 )
 def partial_ignored(s: RopeDict) -> str | None:
-    pieces = "qk_rope_head_dim" in s.raw and s.kind != "default"  # the share is of another whole
-    if s.share == 1 or s.kind == "proportional" or pieces or s.named("partial_rotary_factor"):
+    latent = "qk_rope_head_dim" in s.raw and s.kind != "default"  # the share of another dimension
+    if s.share == 1 or s.kind == "proportional" or latent or s.named("partial_rotary_factor"):
         return None
     return shown(s.share)
 
 
-@row("truncate is {got} in {at}, but is read only beside the types of layers: move it there.")
+@rule("truncate is {got} in {at}, but is read only beside the types of layers: move it there.")
 def truncate_ignored(s: RopeDict) -> str | None:
-    stated = s.own.get("truncate", True) if s.kind == "yarn" else True
-    heeded = not s.nested or bool(stated) == bool(s.whole.get("truncate", True))
-    return None if heeded else shown(stated)
+    value = s.own.get("truncate", True) if s.kind == "yarn" else True
+    is_read = not s.nested or bool(value) == bool(s.whole.get("truncate", True))
+    return None if is_read else shown(value)
 
 
-@row("{at}, {got}, stands without a rope_theta: add the model's default to be sure.", serious=False)
+@rule("{at}, {got}, has no rope_theta: add the model's default to be sure.", serious=False)
 def theta_by_default(s: RopeDict) -> str | None:
-    return _thetaless(s) if "rope_scaling" in s.where else None  # version 4 never kept it there
+    return _lacks_theta(s) if "rope_scaling" in s.where else None  # version 4 never had it there
 
 
-@row("{at} has the entry {got}, which type {kind} does not use: remove it.", serious=False)
+@rule("{at} has the entry {got}, which type {kind} does not use: remove it.", serious=False)
 def idle_key(s: RopeDict) -> str | None:
     idle = IDLE - KEYS.get(s.kind, IDLE)
     return next((key for key in sorted(s.own) if key in idle and not s.named(key)), None)
 
 
-@row("{at} gives {got} alone, which changes nothing: give both mscales or none.", serious=False)
+@rule("{at} gives {got} alone, which changes nothing: give both mscales or none.", serious=False)
 def mscale_alone(s: RopeDict) -> str | None:
     given = [key for key in ("mscale", "mscale_all_dim") if s.own.get(key)]
     return given[0] if s.kind == "yarn" and len(given) == 1 else None
 
 
-@row(
+@rule(
     "the factor of {at} is {got} positions, and the factor counts: make them agree.", serious=False
 )
 def other_ratio(s: RopeDict) -> str | None:
@@ -263,7 +259,7 @@ def other_ratio(s: RopeDict) -> str | None:
     return None if most / original in (1, factor) else f"{factor} for {most} / {original}"
 
 
-@row("{at} scales a model trained on {got} positions: raise the second.", serious=False)
+@rule("{at} scales a model trained on {got} positions: raise the second.", serious=False)
 def not_extended(s: RopeDict) -> str | None:
     original, short = s.number(ORIGINAL), s.kind == "llama3" and s.most
     return f"{original} to {short}" if short and original and original >= short else None

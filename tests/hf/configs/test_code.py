@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from transformers import AutoConfig
 
-from longitude.hf.modeling_source import alive, kinds, laid_apart, layout, live, roots_of
+from longitude.hf.modeling_source import kinds, live, live_source, pair_layout, roots_of
 
 SOURCE = """class Thing(nn.Module):
     def __init__(self, config):
@@ -44,16 +44,16 @@ def test_what_can_not_be_told_lives() -> None:
 def test_only_what_a_configuration_reaches() -> None:
     clip = AutoConfig.for_model("clip")
     assert "CLIPTextModel" in roots_of(clip.text_config)
-    text, pictures = alive(clip.text_config), alive(clip.vision_config)
+    text, pictures = live_source(clip.text_config), live_source(clip.vision_config)
     assert "CLIPTextEmbeddings" in text and "CLIPVisionEmbeddings" not in text
     assert "CLIPVisionEmbeddings" in pictures and "CLIPTextEmbeddings" not in pictures
-    assert kinds(alive(clip)) == ()  # of its own it has none
+    assert kinds(live_source(clip)) == ()  # of its own it has none
 
 
 def test_how_pairs_lie() -> None:
     half = "def rotate_half(x):\n    x1 = x[..., : x.shape[-1] // 2]\n"
     adjacent = "def rotate_half(x):\n    x1 = x[..., ::2]\n    return torch.stack((-x2, x1))\n"
     apart = "def apply_rotary(q):\n    q1 = q[..., 0::2]\n    return torch.cat([q1, q2])\n"
-    assert layout({"rotate_half": half}) == "half"
-    assert layout({"rotate_half": adjacent}) == "adjacent"
-    assert layout({"apply_rotary": apart}) == "half" and laid_apart({"apply_rotary": apart})
+    assert pair_layout({"rotate_half": half}) == ("half", False)
+    assert pair_layout({"rotate_half": adjacent}) == ("adjacent", False)
+    assert pair_layout({"apply_rotary": apart}) == ("half", True)

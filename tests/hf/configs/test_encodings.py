@@ -270,7 +270,7 @@ def test_a_rotation_of_remote_code_is_scaled_as_its_entries_say() -> None:
     raw |= {"max_position_embeddings": 2048, "rope_theta": 5e4, "rope_scaling": scaling}
     (found,) = read_encodings(raw)
     assert found.scheme == "rope(base=50000, frequencies=dynamic_ntk(2048, factor=2))"
-    assert "code is not here" in found.notes[0]
+    assert "source is not here" in found.notes[0]
 
 
 @pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="a later transformers")

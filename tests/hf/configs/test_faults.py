@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import UserError
-from longitude.hf.faults import ROWS, check, faults
+from longitude.hf.faults import RULES, check, faults
 from longitude.hf.rope_config import code_reads, read, ropes
 from longitude.parts import Rope, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
@@ -122,7 +122,7 @@ def test_a_fault_is_found_and_told_in_one_sentence(
 def test_a_serious_fault_is_raised_and_the_others_are_not(
     name: str, raw: dict[str, Any], shown: str
 ) -> None:
-    serious = {row.name: row.serious for row in ROWS}[name]
+    serious = {row.name: row.serious for row in RULES}[name]
     if serious:
         with pytest.raises(UserError):
             check(raw)
@@ -132,7 +132,7 @@ def test_a_serious_fault_is_raised_and_the_others_are_not(
 
 
 def test_every_row_of_the_table_is_tested() -> None:
-    assert {name for name, _, _ in WRONG} == {row.name for row in ROWS}
+    assert {name for name, _, _ in WRONG} == {row.name for row in RULES}
 
 
 def test_most_wrong_files_have_that_one_serious_fault() -> None:

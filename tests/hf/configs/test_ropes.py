@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import UserError, parse
-from longitude.hf.rope_config import _share, read, rope_parameters, ropes
+from longitude.hf.rope_config import fraction_of, read, rope_parameters, ropes
 from longitude.parts import Proportional, Rope, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
 
@@ -104,7 +104,7 @@ def test_the_share_of_a_head_that_turns_is_named() -> None:
 
 @pytest.mark.parametrize("text", UNNAMED)
 def test_what_transformers_has_no_name_for_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"transformers (has no name for|turns no share)"):
+    with pytest.raises(UserError, match=r"transformers (has no name for|rotates no fraction)"):
         rope_parameters(rope(text))
 
 
@@ -214,7 +214,7 @@ def test_the_share_of_latent_attention_is_of_the_whole_head() -> None:
 def test_every_share_of_a_head_makes_its_dimensions() -> None:
     for head in range(2, 400, 2):
         for dim in range(2, head + 1, 2):
-            assert Rope(fraction=_share(dim, head)).dim(head) == dim
+            assert Rope(fraction=fraction_of(dim, head)).dim(head) == dim
 
 
 def test_the_original_length_of_the_file_has_priority_and_the_maximum_comes_last() -> None:

@@ -1,0 +1,330 @@
+"""The position encoding of a configuration as a scheme, layer by layer where layers differ.
+
+`describe` returns the fields of an `Encoding` (encodings.py). What no entry says is read from the
+model's source: the row of a table's first position (OPT and BART leave two rows free, RoBERTa
+counts from its padding), how sines are spaced, the direction of attention, which layers don't
+rotate (SmolLM3, Llama 4, Cohere 2, EXAONE 4) or have a window. Rotations that no rope(…) expresses,
+by several positions at once (M-RoPE) or by rows and columns of an image, are noted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.validate import UserError
+from longitude.hf.modeling_source import entry_of, pair_layout
+from longitude.hf.rope_config import FULL, ORIGINAL, THETAS, is_number, main_rope_dict, ropes
+from longitude.parts import (
+    T5,
+    Alibi,
+    Bidirectional,
+    Causal,
+    Chunked,
+    Deberta,
+    Learned,
+    Rope,
+    Sinusoidal,
+    TransformerXl,
+    Unscaled,
+    Window,
+)
+
+WINDOWS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
+WINDOWS += ("seq_length", "n_ctx", "max_sequence_length", "max_text_len")
+SOURCE = ("max_source_positions", "max_encoder_position_embeddings", "max_speech_positions")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
+WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "n_embed")
+BASES = (*THETAS, "rotary_embedding_base", "rotary_base", "layer_rope_theta")
+
+FREE_ROWS = re.compile(r"self\.offset = (\d+)")
+FROM_PADDING = re.compile(r"create_position_ids_from_input_ids|padding_idx \+ 1")
+ENDPOINT = re.compile(r"half_dim - 1|channels // 2 - 1|embed_positions\.requires_grad_\(False\)")
+CONCATENATED = re.compile(r"torch\.cat\(\[?\(?\s*\[?(?:torch\.)?sin|0:sentinel|: ?sentinel")
+EITHER_WAY = re.compile(r"causal_mask if \S*is_decoder else")
+CAUSAL = re.compile(r"causal_mask|is_causal ?= ?True|ForCausalLM|LMHead\w*Model|\btril\(|\btriu\(")
+NO_ATTENTION = re.compile(r"linear|mamba|conv|recurrent|moe|mlp")  # in the names of layer types
+ONLY_SLIDING = re.compile(
+    r"if self\.(?:sliding_window is not None|is_local_attention|is_sliding)\b.*:\n(?:.*\n){0,3}?"
+    r".*apply_rotary"
+)
+UNLESS_FULL = re.compile(
+    r"if self\.sliding_window is None or self\.is_sliding:\n(?:.*\n){0,3}?.*apply_rotary"
+)
+BY_PLACE = "it rotates by the rows and columns of an image, or by several positions at once"
+REARRANGED = (
+    "pairs are adjacent in its weights, and rearranged half a head apart before they rotate"
+)
+FALCON_RW = "its bias is divided by √d together with the scores, unlike the paper's"
+Fields = dict[str, Any]
+
+
+def describe(kind: str, config: Any, source: Mapping[str, str], part: str, where: str) -> Fields:
+    """The fields of an encoding of this kind, besides kind and part."""
+    window, key = stated_window(config, "" if kind == "rope" else part)
+    fields: Fields = {"where": where, "window": window, "window_from": key}
+    fields |= {"heads": entry(config, HEADS), "head_dim": head_dim(config)}
+    if kind == "rope":
+        return fields | _rope(config, source)
+    make = ABSOLUTE.get(kind)
+    try:
+        made = make(config, "\n".join(source.values()), window, part) if make else None
+    except (UserError, TypeError, AttributeError):  # sizes that no part accepts
+        made = None
+    if made is None:
+        return fields
+    scheme, more = made
+    return fields | {"scheme": str(scheme)} | more
+
+
+def stated_window(config: Any, part: str = "") -> tuple[int | None, str | None]:
+    """The longest input that a configuration allows, and the entry that says so."""
+    names = (*SOURCE, *WINDOWS) if part.endswith("encoder") else (*WINDOWS, *SOURCE)
+    for name in names:
+        value = entry_of(config, name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value, name
+    return None, None
+
+
+def entry(config: Any, names: tuple[str, ...]) -> Any:
+    """The first of these entries that a configuration has as a positive integer."""
+    values = (entry_of(config, name) for name in names)
+    return next((v for v in values if isinstance(v, int) and v > 0), None)
+
+
+def head_dim(config: Any) -> int | None:
+    """The dimensions of a head: of latent attention, the rotated and the other ones; if layers
+    differ (Gemma 4), of the largest."""
+    pieces = [entry_of(config, f"qk_{n}_head_dim") for n in ("nope", "rope")]
+    if all(isinstance(each, int) for each in pieces):
+        return sum(filter(None, pieces))
+    count, largest = entry(config, LAYERS), None
+    if entry_of(config, "_heterogeneity_spec") is not None and count:
+        sizes = [entry_of(config.per_layer_config[n], "head_dim") for n in range(count)]
+        largest = max((size for size in sizes if size), default=None)
+    width, heads = entry(config, WIDTH), entry(config, HEADS)
+    own = largest or entry(config, ("head_dim", "kv_channels"))
+    return own or (width // heads if width and heads else None)
+
+
+def _of_images(config: Any) -> bool:
+    names = ("patch_size", "image_size", "num_channels")
+    images = any(entry_of(config, name) is not None for name in names)
+    return images and entry_of(config, "vocab_size") is None
+
+
+def direction(text: str, config: Any = None, part: str = "") -> Causal | Bidirectional:
+    """Whether queries see later keys, as far as the source says; causal if it leaves it open."""
+    if part.endswith("encoder"):
+        return Bidirectional()
+    if part.endswith("decoder") or getattr(config, "is_decoder", False):
+        return Causal()
+    either = EITHER_WAY.search(text) and entry_of(config, "is_decoder") is False
+    if either or entry_of(config, "causal") is False:  # an entry of XLM and FlauBERT
+        return Bidirectional()
+    masks = re.findall(r"create_\w*mask", text)
+    if masks:
+        return Causal() if any("causal" in mask for mask in masks) else Bidirectional()
+    return Causal() if CAUSAL.search(text) or not text else Bidirectional()
+
+
+# tables, sines and biases: (config, source, window, part) -> scheme and further fields
+
+Described = tuple[Scheme, Fields] | None
+
+
+def _learned(config: Any, text: str, window: int | None, part: str) -> Described:
+    if window is None or _of_images(config):
+        return None
+    free = FREE_ROWS.search(text)
+    padding = getattr(config, "pad_token_id", None)
+    counted = padding + 1 if isinstance(padding, int) and FROM_PADDING.search(text) else 0
+    offset = int(free[1]) if free else counted
+    length = window if free else window - offset
+    return Scheme.of(Learned(length, offset), direction(text, config, part)), {"window": length}
+
+
+def _sinusoidal(config: Any, text: str, window: int | None, part: str) -> Described:
+    if window is None or _of_images(config):
+        return None
+    spacing = "endpoint" if ENDPOINT.search(text) else "paper"
+    concatenated = CONCATENATED.search(text) or spacing == "endpoint"
+    layout = "concatenated" if concatenated else "interleaved"
+    return Scheme.of(Sinusoidal(layout=layout, spacing=spacing), direction(text, config, part)), {}
+
+
+def _alibi(config: Any, text: str, window: int | None, part: str) -> Described:
+    scaled = re.search(r"alibi / math\.sqrt\(", text)
+    return Scheme.of(Alibi()), {"notes": (FALCON_RW,)} if scaled else {}
+
+
+def _t5(config: Any, text: str, window: int | None, part: str) -> Described:
+    buckets = entry(config, ("relative_attention_num_buckets",))
+    if buckets is None:  # of two dimensions (LayoutLM) or gated (WavLM), which the part is not
+        return None
+    most = entry(config, ("relative_attention_max_distance",)) or 128
+
+    def bias(both: bool) -> Scheme:
+        return Scheme.of(T5(buckets, most, both), Bidirectional() if both else Causal())
+
+    if entry_of(config, "is_encoder_decoder") and not part:
+        rows = ((f"encoder: {bias(True)}", ()), (f"decoder: {bias(False)}", ()))
+        return bias(False), {"layers": rows}
+    return bias(not text or isinstance(direction(text, config, part), Bidirectional)), {}
+
+
+def _transformer_xl(config: Any, text: str, window: int | None, part: str) -> Described:
+    if not hasattr(config, "clamp_len"):
+        return None
+    both = getattr(config, "attn_type", "uni") == "bi"
+    xl = TransformerXl(max(0, config.clamp_len or 0))
+    return Scheme.of(xl, Bidirectional() if both else Causal()), {}
+
+
+def _deberta(config: Any, text: str, window: int | None, part: str) -> Described:
+    most = getattr(config, "max_relative_positions", -1)
+    span = most if most and most > 0 else window
+    buckets = getattr(config, "position_buckets", 0) or 0
+    terms = getattr(config, "pos_att_type", None) or ()
+    terms = terms.split("|") if isinstance(terms, str) else terms
+    bias = Deberta(span or 512, max(0, buckets), "c2p" in terms, "p2c" in terms)
+    learned = window if entry_of(config, "position_biased_input") else None
+    parts = (Learned(learned), bias) if learned else (bias,)
+    return Scheme.of(*parts, Bidirectional()), {}
+
+
+ABSOLUTE: dict[str, Callable[[Any, str, int | None, str], Described]] = {
+    "learned": _learned,
+    "sinusoidal": _sinusoidal,
+    "alibi": _alibi,
+    "t5": _t5,
+    "transformer-xl": _transformer_xl,
+    "deberta": _deberta,
+}
+
+
+# rotations
+
+Ropes = Mapping[str | None, Rope | None]
+
+
+def _rope(config: Any, source: Mapping[str, str]) -> Fields:
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    pairs, rearranged = pair_layout(source)
+    fields: Fields = {"pairs": pairs}
+    fields |= {"where": "rope_parameters of the configuration"} if parameters else {}
+    try:
+        if _of_images(config):
+            return fields | _inexpressible(parameters or {}, BY_PLACE)
+        if parameters or getattr(config, "position_embedding_type", None) == "rotary":
+            found = ropes(config) if hasattr(config, "get_text_config") else {None: None}
+        else:  # only the source mentions it: the usual base, unless an entry names one
+            base = next((v for n in BASES if is_number(v := entry_of(config, n))), 10000)
+            head, rotated = head_dim(config), entry_of(config, "rotary_dim")
+            found = {None: Rope(float(base), rotated / head if rotated and head else 1)}
+        found = {kind: rope and replace(rope, pairs=pairs) for kind, rope in found.items()}
+    except (UserError, AttributeError, TypeError, ValueError) as problem:
+        return fields | _inexpressible(parameters or {}, str(problem))
+    main = _of_layer(FULL, found) or next(filter(None, found.values()), None)
+    if main is None:
+        return fields
+    scaling = None if main.frequencies == Unscaled() else main.frequencies
+    fields |= {"base": float(main.base), "fraction": main.fraction, "pairs": main.pairs}
+    fields |= {"scaling": str(scaling) if scaling else None}
+    fields |= {"original": getattr(scaling, "original", None)}
+    fields["notes"] = (*((REARRANGED,) if rearranged else ()), *_notes(config, main, source))
+    return fields | _layer_schemes(config, "\n".join(source.values()), found)
+
+
+def _inexpressible(parameters: Mapping[str, Any], why: str) -> Fields:
+    """The fields of a rotation that no rope(…) expresses."""
+    own = main_rope_dict(parameters)
+    base, share = own.get("rope_theta"), own.get("partial_rotary_factor")
+    sections, kind = own.get("mrope_section"), own.get("rope_type") or own.get("type")
+    if sections or "M-RoPE" in why:
+        named = f", sections {sections}" if sections else ""
+        why = f"it rotates by several positions at once (M-RoPE{named})"
+    return {
+        "base": float(base) if is_number(base) else None,
+        "fraction": float(share) if is_number(share) else None,
+        "scaling": None if kind in (None, "default", "axial") else str(kind),
+        "original": own.get(ORIGINAL),
+        "notes": (BY_PLACE if kind == "axial" else why,),
+    }
+
+
+def _notes(config: Any, rope: Rope, source: Mapping[str, str]) -> Iterator[str]:
+    """What else the model does with positions, which the scheme does not say."""
+    own, rates = entry_of(config, "rope_parameters"), entry_of(config, "compress_rates")
+    if rates:
+        listed = " or ".join(str(rate) for rate in sorted(rates.values()))
+        yield f"keys past the sliding window are compressed, {listed} to one (DeepSeek-V4)"
+    if entry_of(config, "attn_temperature_tuning") or (own and "llama_4_scaling_beta" in own):
+        yield "queries at large positions are scaled up (Llama 4's temperature)"
+    if getattr(rope.frequencies, "mscale_all_dim", None) and any(
+        "yarn_apply_mscale" in text or "mscale * mscale" in text for text in source.values()
+    ):
+        yield "scores are multiplied by (0.1 · mscale_all_dim · ln factor + 1)² besides"
+
+
+def _layer_schemes(config: Any, text: str, found: Ropes) -> Fields:
+    """The scheme of all layers that attend, and which layers have which if they differ."""
+    count = entry(config, LAYERS) or 1
+    types = list(entry_of(config, "layer_types") or [None] * count)[:count]
+    way, rotates = direction(text, config), _rotating(config, text)
+
+    @cache
+    def scheme(kind: str | None, rotated: bool) -> Scheme:
+        rope = _of_layer(kind, found) if rotated else None
+        return Scheme.of(*([rope] if rope else []), *_local_mask(config, text, kind, way), way)
+
+    attending = [n for n, kind in enumerate(types) if not (kind and NO_ATTENTION.search(kind))]
+    each = {n: scheme(types[n], rotates(n, types[n])) for n in attending}
+    if not each:
+        return {}
+    schemes = tuple(each.values())
+    full = schemes[0] if len(set(schemes)) == 1 else Layers(schemes)
+    rows: dict[str, tuple[int, ...]] = {}
+    for n, kind in enumerate(types):
+        what = str(each[n]) if n in each else f"no attention ({kind})"
+        rows[what] = (*rows.get(what, ()), n)
+    return {"scheme": str(full)} | ({"layers": tuple(rows.items())} if len(rows) > 1 else {})
+
+
+def _of_layer(kind: str | None, found: Ropes) -> Rope | None:
+    """The rotation of a layer type. DeepSeek-V4 has two other names: "main" for layers that see a
+    window only, "compress" for all others."""
+    if kind in found:
+        return found[kind]
+    slides = kind is None or "sliding" in kind
+    return found.get("main" if slides else "compress", found.get(None))
+
+
+def _rotating(config: Any, text: str) -> Callable[[int, str | None], bool]:
+    """Whether a layer rotates: from a list (1: it does), or from a condition in the source."""
+    listed, size = entry_of(config, "no_rope_layers"), entry_of(config, "sliding_window")
+    if isinstance(listed, list) and listed:
+        return lambda n, kind: bool(listed[n]) if n < len(listed) else True
+    only = ONLY_SLIDING.search(text) or (size is not None and UNLESS_FULL.search(text))
+    return lambda n, kind: not only or (kind is not None and "sliding" in kind)
+
+
+def _local_mask(
+    config: Any, text: str, kind: str | None, way: Causal | Bidirectional
+) -> list[Window | Chunked]:
+    """The mask of a layer besides its direction."""
+    size, chunk = (entry_of(config, n) for n in ("sliding_window", "attention_chunk_size"))
+    if kind is not None and "chunked" in kind and isinstance(chunk, int):
+        return [Chunked(chunk)]
+    everywhere = kind is None and entry_of(config, "use_sliding_window", True)
+    slides = kind is not None and "sliding" in kind
+    slides = slides or (everywhere and "sliding_window_causal" in text)
+    if not isinstance(size, int) or not slides:
+        return []
+    return [Window(size + 1 if isinstance(way, Bidirectional) else size)]
