@@ -131,8 +131,7 @@ def ask_long(model: Any, tokenizer: Any, key: dict[str, Any]) -> tuple[Any, str]
     """A key in a text of so many tokens, cut as `longitude read` cuts it."""
     from longitude.eval.tasks.passkey import QUESTION, passkey
     from longitude.reading import extend, nbce, windows
-    from longitude.reading.chunks import pieces
-    from longitude.reading.documents import Document
+    from longitude.reading.documents import Document, pieces
 
     def count(text: str) -> int:
         return len(tokenizer(text, verbose=False)["input_ids"])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from longitude.cli import options as o
+
+if TYPE_CHECKING:
+    from longitude.reading.memwalker import Visit
 
 Files = Annotated[
     list[str],
@@ -17,19 +23,19 @@ Question = Annotated[str, typer.Option("--question", "-q", help="What to ask abo
 Model = Annotated[
     str | None,
     typer.Option(
-        help="A name on the Hub, a folder, a .gguf file; or the address of an OpenAI-compatible "
+        help="A name on the Hub, a folder, a .gguf file; or the URL of an OpenAI-compatible "
         "server, as in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]"
     ),
 ]
 By = Annotated[
-    str, typer.Option(help="nbce, windows, memwalker, extend, or auto: it says what it chose.")
+    str, typer.Option(help="nbce, windows, memwalker, extend, or auto, which says what it chose.")
 ]
 Show = Annotated[
-    bool, typer.Option("--show", help="Say where the answer came from, token by token.")
+    bool, typer.Option("--show", help="Show where the answer came from, token by token.")
 ]
 MaxTokens = Annotated[int, typer.Option(help="Of the answer; over 64, auto may walk a tree.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
-Seed = Annotated[int | None, typer.Option(help="Of the draws.")]
+Seed = Annotated[int | None, typer.Option(help="Of the sampling.")]
 Window = Annotated[
     int | None,
     typer.Option(
@@ -39,13 +45,11 @@ Window = Annotated[
 MostWindows = Annotated[
     int | None,
     typer.Option(
-        help="Windows that are read, those first that have most of the question's words; 0: all. "
-        "[default: 32; side by side 8]"
+        help="Windows that are read, those with most of the question's words; 0: all. "
+        "[default: 32; parallel 8]"
     ),
 ]
-Runs = Annotated[
-    Path, typer.Option(help="Folder of `longitude extend` runs, or one: what was measured.")
-]
+Runs = Annotated[Path, typer.Option(help="Folder of `longitude extend` runs, or one of them.")]
 Out = Annotated[
     Path, typer.Option(help="Folder where summaries are kept for the next question (memwalker).")
 ]
@@ -79,21 +83,72 @@ def read(
 ) -> None:
     """Answer a question about a text that is longer than the model's window.
 
-    nbce: every window answers, and the surest is heard at each token. windows: they stand side by
-    side, and the question sees them all. memwalker: a tree of summaries, and a walk to where the
-    answer stands. extend: the whole text, under a scheme that `longitude extend` has measured.
+    nbce: every window answers, and at each token the one with the lowest entropy decides. windows:
+    they stand side by side, and the question sees them all. memwalker: a tree of summaries, and a
+    walk to where the answer is. extend: the full text, under a scheme that `longitude extend` has
+    measured.
 
-    The answer goes to stdout as it comes, all else to stderr. The exit code is 1 where memwalker
-    finds no answer.
+    The answer goes to stdout as it comes, all else to stderr. The exit code is 1 if memwalker finds
+    no answer.
     """
-    from longitude.reading.options import Asked
-    from longitude.reading.pipeline import answer
+    from rich.console import Console
 
-    asked = Asked(
-        files=tuple(files), question=question, model=model, by=by, show=show,
-        max_tokens=max_tokens, temperature=temperature, seed=seed, window=window,
-        most_windows=most_windows, runs=runs, out=out, key=key, quiet=quiet, as_json=as_json,
-        load={"device": device, "dtype": dtype, "revision": revision,
-              "trust_remote_code": trust_remote_code},
-    )  # fmt: skip
-    answer(asked)
+    from longitude.cli.output import print_json, say
+    from longitude.cli.progress import display
+    from longitude.core.validate import UserError
+    from longitude.reading import api
+    from longitude.viz.reading import by_path, harmless
+
+    if quiet and show:
+        raise UserError("--quiet is the answer alone, and --show is more: leave one of them out.")
+    if "-" in files and not quiet and sys.stdin is not None and sys.stdin.isatty():
+        say("reading the text from standard input: end it with Ctrl-D.")
+    err = Console(stderr=True, highlight=False, quiet=quiet)
+
+    def notify(message: str) -> None:
+        err.print(harmless(message), markup=False, soft_wrap=True)
+
+    def on_visit(visit: Visit, where: str) -> None:
+        by_path(visit.plain(), where, err)
+
+    with ExitStack() as stack:
+        progress = stack.enter_context(display(quiet))
+        writer = AnswerWriter(stack.close)  # the progress display would be in the way
+        options = api.ReadOptions(
+            model, by, max_tokens, temperature, seed, window, most_windows, runs, out, key,
+            device, dtype, revision, trust_remote_code, notify=notify, progress=progress,
+            on_text=api.ignore if as_json else writer.write,
+            on_visit=on_visit if show and not as_json else api.ignore,
+        )  # fmt: skip
+        try:
+            result = api.read(files, question, options=options)
+        finally:
+            writer.end()  # also if it breaks off
+    if as_json:
+        print_json(result.to_json())
+    elif show and result.pieces:
+        result.show_trace(err)
+    if not result.found:
+        raise typer.Exit(1)
+
+
+class AnswerWriter:
+    """Writes an answer to stdout as it comes, without characters that a terminal would obey."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self.before, self.last = before, ""
+
+    def write(self, text: str) -> None:
+        """Write a piece; `before` is called first."""
+        from longitude.viz.reading import harmless
+
+        text = harmless(text) if self.last else harmless(text).lstrip()
+        if text:
+            self.before()
+            print(text, end="", flush=True)
+            self.last = text[-1]
+
+    def end(self) -> None:
+        """End the last line."""
+        if self.last not in ("", "\n"):
+            print(flush=True)

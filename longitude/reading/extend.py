@@ -1,29 +1,27 @@
-"""The whole text in one row, read under a scheme that was measured to that length.
+"""The full text in one row, under a scheme that was measured at that length.
 
-Nothing is cut: the model is patched with the scheme for as long as the answer takes, and reads as
-it always does. Without a scheme it is the model itself.
+Nothing is cut: the model is patched with the scheme while it answers. Without a scheme it is the
+unmodified model.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.hf.patch import patched
-from longitude.reading.answer import Answer, Tell, said
-from longitude.reading.kv_rows import Rows
-from longitude.reading.prompt import prompt, spelled
+from longitude.reading.forward import Rows
+from longitude.reading.generate import Answer, Tell, encode, generate_answer, prompt
 
 
-@dataclass(eq=False)
 class Source:
-    """One row, which has nothing to tell of windows."""
+    """One row, without windows to trace."""
 
-    rows: Rows
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
 
     def first(self) -> Float[Tensor, " v"]:
         return self.rows.first()[0]
@@ -31,8 +29,7 @@ class Source:
     def next(self, token: int) -> Float[Tensor, " v"]:
         return self.rows.next(token)[0]
 
-    def seen(self, index: int) -> dict[str, Any]:
-        """Nothing: there is one text."""
+    def trace(self, index: int) -> dict[str, Any]:
         return {}
 
 
@@ -48,18 +45,18 @@ def answer(
     max_new_tokens: int = 64,
     **options: Any,
 ) -> Answer:
-    """What a model answers that reads the whole text, under another scheme if one is given.
+    """Answer from the full text, under another scheme if one is given.
 
     Args:
-        chat: use the tokenizer's chat template; without a word, if there is one.
+        chat: use the tokenizer's chat template; by default if there is one.
         tell: called with each step as it comes.
         options: transformers' own for `generate`: do_sample, temperature, stopping_criteria, ….
     """
     layout = prompt(tokenizer, question, chat=chat)
-    row = layout.row(spelled(tokenizer, text))
+    row = layout.row(encode(tokenizer, text))
     options |= {"max_new_tokens": max_new_tokens}
-    # what follows the length is fixed before the first token, as `generate` does
+    # what depends on the length is fixed before the first token, as `generate` does
     length = len(row) + max_new_tokens
     with nullcontext() if scheme is None else patched(model, scheme, length=length):
         source = Source(Rows(model, [row]))
-        return said("extend", model, tokenizer, source, layout, 1, tell, options)
+        return generate_answer("extend", model, tokenizer, source, layout, 1, tell, options)

@@ -1,26 +1,23 @@
-"""Bytes as text: encodings, HTML by the standard library's parser, PDF by pypdf.
+"""Bytes as text: encodings, HTML, and PDF by pypdf.
 
-UTF-8 is the rule; a byte order mark says UTF-16 or UTF-32, and a page of HTML that is not UTF-8 may
-name its own. Anything else is refused: a wrong guess would be read as if it stood there.
+UTF-8 is the default; a byte order mark means UTF-16 or UTF-32, and an HTML page that is not UTF-8
+may name its charset. Anything else is refused: a wrong guess would read as if it were the text.
 """
 
 from __future__ import annotations
 
 import codecs
+import html
 import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from html.parser import HTMLParser
-from typing import Any
 
 from longitude.core.validate import short
 
 HEAD = 1024  # bytes in which a file says what it is
-PAGES = "\n\n"  # between two of them
-MARKS = (  # UTF-32's little-endian one begins with UTF-16's
+PAGE_BREAK = "\n\n"
+BYTE_ORDER_MARKS = (  # UTF-32's little-endian one begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -29,11 +26,14 @@ MARKS = (  # UTF-32's little-endian one begins with UTF-16's
 )
 CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
 HTML = re.compile(r"<(!doctype\s+html|html)\b", re.IGNORECASE)
-OPENS = re.compile(r"<!--|<[!?]|<(script|style)\b", re.IGNORECASE)
-REMARK, DECLARATION = re.compile("-->"), re.compile(">")
-SCRIPT, STYLE = (re.compile(rf"</{tag}[^>]*>", re.IGNORECASE) for tag in ("script", "style"))
-UNSEEN = frozenset("template noscript svg".split())
-APART = frozenset(
+# comments, declarations and scripts; one that never ends reaches to the end of the page
+NOT_SHOWN = re.compile(
+    r"<!--.*?(?:-->|\Z)|<(script|style)\b.*?(?:</\1[^>]*>|\Z)|<[!?].*?(?:>|\Z)",
+    re.IGNORECASE | re.DOTALL,
+)
+TAG = re.compile(r"<(/?)([a-z][^\s/>]*)((?:\"[^\"]*\"|'[^']*'|[^'\">]){0,2000})>", re.IGNORECASE)
+HIDDEN = frozenset("template noscript svg".split())
+BLOCKS = frozenset(
     "address article aside blockquote body br caption dd details dialog div dl dt fieldset "
     "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hr html li main nav ol p pre section "
     "summary table tbody tfoot thead title tr ul".split()
@@ -44,122 +44,63 @@ class NoText(Exception):
     """Why there is no text in a file, and what to do: the end of a sentence about it."""
 
 
-def decoded(data: bytes) -> str:
+def decode(data: bytes) -> str:
     """Bytes as text; raises for what is none."""
-    marked = next((name for mark, name in MARKS if data.startswith(mark)), None)
-    try:
-        text = data.decode(marked or "utf-8")
-    except UnicodeError as error:
-        text = _as_named(data, marked, error)
+    marked = next((name for mark, name in BYTE_ORDER_MARKS if data.startswith(mark)), None)
+    charset = None if marked else CHARSET.search(data[:HEAD])
+    encodings = [marked or "utf-8", *([charset[1].decode("ascii")] if charset else [])]
+    text, error = "\0", None
+    for encoding in encodings:
+        try:
+            text, error = data.decode(encoding), None
+            break
+        except (UnicodeError, LookupError) as refused:
+            error = refused
+    if error is not None and encodings != ["utf-8"]:
+        raise NoText(f"says that it is {encodings[-1]}, but can't be read so: save it as UTF-8")
+    if error is not None and b"\0" not in data:
+        at = getattr(error, "start", 0)
+        raise NoText(f"is not UTF-8 (see byte {at:,}), or no text at all: save it as UTF-8")
     if "\0" in text:
         raise NoText("is binary, no text: give text, Markdown, HTML or PDF")
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def _as_named(data: bytes, marked: str | None, error: UnicodeError) -> str:
-    """What is not UTF-8, read as it says of itself, if it does."""
-    found = None if marked else CHARSET.search(data[:HEAD])
-    name = found[1].decode("ascii") if found else marked
-    if name is None:
-        if b"\0" in data:
-            raise NoText("is binary, no text: give text, Markdown, HTML or PDF")
-        at = getattr(error, "start", 0)
-        raise NoText(f"is not UTF-8 (see byte {at:,}), or no text at all: save it as UTF-8")
-    try:
-        if found:
-            return data.decode(name)
-    except (UnicodeError, LookupError):
-        pass
-    raise NoText(f"says that it is {name}, but can't be read so: save it as UTF-8")
-
-
 def is_html(text: str, suffix: str) -> bool:
-    """Whether a text is a page of HTML."""
-    return suffix in (".html", ".htm", ".xhtml") or _begins_as_html(text[: 4 * HEAD])
+    """Whether a text is an HTML page."""
+    head = text[: 4 * HEAD]
+    begins = head.lstrip().startswith("<") and bool(HTML.search(head))
+    return begins or suffix in (".html", ".htm", ".xhtml")
 
 
-def _begins_as_html(head: str) -> bool:
-    return head.lstrip().startswith("<") and bool(HTML.search(head))
-
-
-def from_html(text: str) -> str:
-    """What a reader sees of a page, a line for each block."""
-    page = _Page()
-    try:
-        page.feed(_tags_alone(text))
-        page.close()
-    except (AssertionError, ValueError) as error:  # marked sections of older Pythons
-        raise NoText("is HTML that can't be parsed: save it as text") from error
-    return page.text()
-
-
-def _tags_alone(text: str) -> str:
-    """A page without remarks, declarations and scripts, and without a tag that never ends: the
-    parser would read on to the end of the page for each of them, and a page may have a million."""
-    parts, at = [], 0
-    while found := OPENS.search(text, at):
-        parts.append(text[at : found.start()])
-        closed = _closing(found).search(text, found.end())
-        at = closed.end() if closed else len(text)
-    head, end, tail = "".join([*parts, text[at:]]).rpartition(">")
-    return head + end + tail.replace("<", "&lt;")
-
-
-def _closing(opened: re.Match[str]) -> re.Pattern[str]:
-    """What ends that which was opened."""
-    if opened[1]:
-        return SCRIPT if opened[1].lower() == "script" else STYLE
-    return REMARK if opened[0] == "<!--" else DECLARATION
-
-
-class _Page(HTMLParser):
-    """Gathers text; what no reader sees is left out, and blocks stand apart."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[str] = []
-        self.unseen: list[str] = []  # the elements that are open and not shown, outermost first
-        self.kept = 0  # elements that are open and keep their white space
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag in UNSEEN:
-            self.unseen.append(tag)
-        elif tag in ("td", "th"):
-            self.parts.append("\t")
-        elif tag in APART:
-            self._apart(tag)
-        self.kept += tag == "pre"
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        if tag in APART:
-            self._apart(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self.unseen:
-            del self.unseen[self.unseen.index(tag) :]
-        elif tag in APART:
-            self._apart(tag)
-        self.kept = max(0, self.kept - (tag == "pre"))
-
-    def handle_data(self, data: str) -> None:
-        if self.unseen:
-            return
-        if not self.kept:
-            data = re.sub(r"\s+", " ", data)
-            data = data.lstrip() if self._after_space() else data
-        if data:
-            self.parts.append(data)
-
-    def _after_space(self) -> bool:
-        return not self.parts or self.parts[-1][-1].isspace()
-
-    def _apart(self, tag: str) -> None:
-        self.parts.append("\n\n" if tag == "p" or re.fullmatch("h[1-6]", tag) else "\n")
-
-    def text(self) -> str:
-        """All of it, with no more empty lines than a page shows."""
-        lines = (line.rstrip() for line in "".join(self.parts).split("\n"))
-        return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
+def from_html(page: str) -> str:
+    """What a reader sees of a page, a line per block."""
+    page = NOT_SHOWN.sub("", page)
+    parts: list[str] = []
+    hidden: list[str] = []  # open elements that are not shown, outermost first
+    at = preformatted = 0
+    # a tag that never ends would be searched to the end of the page, and there may be a million
+    tags = [*TAG.finditer(page, 0, page.rfind(">") + 1), None]
+    for tag in tags:
+        text = html.unescape(page[at : tag.start() if tag else None])
+        if not preformatted:
+            text = re.sub(r"\s+", " ", text)
+            text = text.lstrip() if not parts or parts[-1][-1].isspace() else text
+        parts += [text] if text and not hidden else []
+        if tag is None:
+            break
+        at, closes, name = tag.end(), bool(tag[1]), tag[2].lower()
+        if name in HIDDEN and closes:
+            hidden = hidden[: hidden.index(name)] if name in hidden else hidden
+        elif name in HIDDEN:
+            hidden += [] if tag[3].endswith("/") else [name]
+        elif name in ("td", "th"):
+            parts += [] if closes else ["\t"]
+        elif name in BLOCKS:
+            parts.append("\n\n" if name == "p" or re.fullmatch("h[1-6]", name) else "\n")
+        preformatted += (name == "pre") * (-1 if closes and preformatted else not closes)
+    lines = (line.rstrip() for line in "".join(parts).split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
 
 
 def is_pdf(data: bytes) -> bool:
@@ -168,57 +109,37 @@ def is_pdf(data: bytes) -> bool:
 
 
 def from_pdf(data: bytes) -> tuple[str, tuple[int, ...]]:
-    """A PDF's text, and where in it each page begins."""
+    """A PDF's text, and the offset of each page in it."""
     try:
         import pypdf
     except ImportError:
         raise NoText(
             "is a PDF, which needs the package pypdf: pip install longitude[read]"
         ) from None
-    with _silent(), _told():
-        pages = [*_pages(pypdf.PdfReader(io.BytesIO(data)))]
-    if not "".join(pages).strip():
-        raise NoText("is a PDF without text, pictures alone: recognise its letters (OCR) first")
-    starts, at = [], 0
-    for page in pages:
-        starts.append(at)
-        at += len(page) + len(PAGES)
-    return PAGES.join(pages), tuple(starts)
-
-
-def _pages(reader: Any) -> Iterator[str]:
-    if reader.is_encrypted and not reader.decrypt(""):
-        raise NoText("is a PDF that is locked with a password: unlock it first")
-    for page in reader.pages:
-        # a letter outside of Unicode's planes can be written in a PDF, but in no other text
-        yield page.extract_text().encode("utf-8", "replace").decode("utf-8").replace("\0", "")
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """pypdf's errors, of any kind where a PDF is damaged, as one sentence."""
-    try:
-        yield
-    except NoText:
-        raise
-    except Exception as error:
-        if type(error).__name__ == "DependencyError":
-            raise NoText(
-                "is a PDF that is locked: unlock it, or pip install cryptography"
-            ) from error
-        said = short(str(error), 80).rstrip(".") or type(error).__name__
-        raise NoText(f"is a PDF that can't be read ({said}): mend it, or save it anew") from error
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """pypdf tells the log of every small fault that it passes over; nobody asked."""
-    log = logging.getLogger("pypdf")
+    log = logging.getLogger("pypdf")  # warns of every small fault that it repairs
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            reader = pypdf.PdfReader(io.BytesIO(data))
+            if reader.is_encrypted and not reader.decrypt(""):
+                raise NoText("is a PDF that is locked with a password: unlock it first")
+            pages = [page.extract_text() for page in reader.pages]
+    except NoText:
+        raise
+    except Exception as error:  # pypdf raises errors of any kind where a PDF is damaged
+        if type(error).__name__ == "DependencyError":
+            raise NoText(
+                "is a PDF that is locked: unlock it, or pip install cryptography"
+            ) from error
+        why = short(str(error), 80).rstrip(".") or type(error).__name__
+        raise NoText(f"is a PDF that can't be read ({why}): repair it, or save it anew") from error
     finally:
         log.setLevel(level)
+    # a PDF can hold code points that UTF-8 can't
+    pages = [p.encode("utf-8", "replace").decode("utf-8").replace("\0", "") for p in pages]
+    if not "".join(pages).strip():
+        raise NoText("is a PDF without text, pictures alone: recognise its letters (OCR) first")
+    starts = [sum(len(p) + len(PAGE_BREAK) for p in pages[:n]) for n in range(len(pages))]
+    return PAGE_BREAK.join(pages), tuple(starts)

@@ -1,22 +1,23 @@
-"""A forward whose tokens stand where they are told to, whichever way the model places them.
+"""Forwards at given positions, and KV caches of many rows: shared heads, padding, joined windows.
 
-Rotary and learned positions come in as `position_ids`. ALiBi has none: transformers makes its bias
-from the places of a cache, so there each attention gets, on its way in, the bias of the positions
-its keys really have: the model's own numbers for positions 0, 1, 2, …, read at those positions.
+Rotary and learned positions enter as `position_ids`. ALiBi has none: transformers computes its bias
+from indices into the cache, so a hook gives each attention the model's own bias at the positions
+that its keys really have.
 
-Caches of many rows: one beginning for all of them, padding moved, windows joined end to end.
-
-All of it is moving keys and values about, so it takes caches that hold these and nothing else:
-transformers' dynamic layers. A cache of another kind (states of linear attention, a patch's own
-layers) is used as it is, or refused where it would have to be taken apart.
+Moving keys and values about needs caches that hold nothing else: transformers' dynamic layers. A
+cache of another kind (states of linear attention, a patch's own layers) is used unchanged, or
+refused where it would have to be taken apart.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -26,81 +27,105 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from longitude.core.validate import UserError, short
+from longitude.eval.prefill import chunk_for, input_device, lm_head
 from longitude.hf.families import family_of
 from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT, attentions
 from longitude.hf.patch import patch_of
 
-Table = Callable[[nn.Module, int, torch.dtype], Tensor]  # the bias (h, n) of positions 0 … n - 1
+MAX_TOKENS = 2**14  # of rows that are read together
+ALIBI: dict[Any, tuple[str, str]] = {  # the model type and the attention module of a family
+    BLOOM: ("bloom", "BloomAttention"),
+    FALCON_RW: ("falcon", "FalconAttention"),
+    MPT: ("mpt", "MptAttention"),
+}
 
 
-def check(model: nn.Module) -> None:
-    """Raise where a model takes no positions."""
-    if family_of(model) not in ALIBI and "position_ids" not in _names(model):
+def check_takes_positions(model: nn.Module) -> None:
+    """Raise if a model counts positions itself."""
+    if family_of(model) not in ALIBI and "position_ids" not in _parameters(model):
         raise UserError(
             f"{type(model).__name__} counts its tokens itself, so windows can't stand side by side "
             f"in it: read it with nbce."
         )
 
 
-def alone(model: nn.Module) -> bool:
-    """Whether rows at different positions can't be read together: MPT has one bias for all."""
-    return family_of(model) is MPT
-
-
 @torch.no_grad()
-def logits(
-    model: nn.Module,
+def forward(
+    model: Any,
     ids: Int[Tensor, "b n"],
     at: Int[Tensor, "b n"],
     cache: Any,
     *,
     mask: Int[Tensor, "b keys"] | None = None,
     keys: Int[Tensor, "#b keys"] | None = None,
-) -> Float[Tensor, "b v"]:
-    """What a model says after tokens at these positions.
+    head: bool = False,
+) -> Float[Tensor, "b v"] | None:
+    """Read tokens at these positions into a cache.
 
     Args:
-        mask: 0 for padding, cache included; None where there is none.
-        keys: the positions of all keys, these tokens' too; None where they are 0, 1, 2, ….
+        mask: 0 for padding, cache included; None if there is none.
+        keys: the positions of all keys, these tokens' included; None if they are 0, 1, 2, ….
+        head: return the last token's logits.
     """
-    few = {"logits_to_keep": 1} if "logits_to_keep" in _names(model) else {}
-    said = _run(model, ids, at, cache, mask, keys, few).logits[:, -1]
-    return said.to(torch.promote_types(said.dtype, torch.float32))
-
-
-@torch.no_grad()
-def read(
-    model: nn.Module,
-    ids: Int[Tensor, "b n"],
-    at: Int[Tensor, "b n"],
-    cache: Any,
-    *,
-    keys: Int[Tensor, "#b keys"] | None = None,
-) -> None:
-    """The same without a word: the cache is all that is wanted."""
-    body = getattr(model, "base_model", model)
-    _run(body, ids, at, cache, None, keys, {})
-
-
-def _run(
-    model: Any, ids: Tensor, at: Tensor, cache: Any, mask: Any, keys: Any, more: dict[str, Any]
-) -> Any:
-    given = {"input_ids": ids, "past_key_values": cache, "use_cache": True} | more
-    if "position_ids" in _names(model):
-        given["position_ids"] = at
-    if mask is not None:
-        given["attention_mask"] = mask
-    with _biased(model, keys):
+    model = model if head else getattr(model, "base_model", model)
+    names = _parameters(model)
+    inputs = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
+    inputs |= {"logits_to_keep": 1} if head and "logits_to_keep" in names else {}
+    inputs |= {"position_ids": at} if "position_ids" in names else {}
+    inputs |= {} if mask is None else {"attention_mask": mask}
+    with _alibi_at(model, keys):
         try:
-            return model(**given)
+            out = model(**inputs)
         except (TypeError, ValueError) as error:  # a cache or arguments of another kind
             raise UserError(
                 f"{type(model).__name__} can't read a text in windows "
                 f"({short(str(error), 120)}): use another model."
             ) from error
+    if not head:
+        return None
+    logits = out.logits[:, -1]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _names(model: nn.Module) -> Any:
+def prefill(
+    model: nn.Module,
+    rows: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    cache: Any,
+    shared: int = 0,
+) -> None:
+    """Read rows that begin at these positions behind `shared` tokens of the cache, as many tokens
+    at a time as fit. Padding comes last, where a causal model does not see it."""
+    device, longest = input_device(model), max(rows, key=len)
+    # padded with a token of the text: some models warn of the padding token
+    padded = [[*row, *longest[-1:] * (len(longest) - len(row))] for row in rows]
+    ids = torch.tensor(padded, device=device)
+    at = torch.tensor(starts, device=device)[:, None] + torch.arange(len(longest), device=device)
+    head = torch.arange(shared, device=device).expand(len(rows), -1)
+    chunk = chunk_for(model, *ids.shape, lm_head(model))  # type: ignore[misc]
+    for first in range(0, len(longest), chunk):
+        stop = first + chunk
+        moved = any(start != shared for start in starts)
+        keys = torch.cat([head, at[:, :stop]], 1) if moved else None
+        forward(model, ids[:, first:stop], at[:, first:stop], cache, keys=keys)
+
+
+def group_rows(
+    rows: Sequence[Sequence[int]], max_tokens: int, same_length: bool = False
+) -> list[list[int]]:
+    """Indices of rows to read together: of similar (or the same) length, not too many tokens."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(rows)), key=lambda n: -len(rows[n])):
+        longest = len(rows[groups[-1][0]]) if groups else 0
+        fits = groups and (len(groups[-1]) + 1) * longest <= max_tokens
+        if fits and (not same_length or len(rows[index]) == longest):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def _parameters(model: nn.Module) -> Any:
     return inspect.signature(model.forward).parameters
 
 
@@ -108,21 +133,39 @@ def _names(model: nn.Module) -> Any:
 
 
 @contextmanager
-def _biased(model: nn.Module, keys: Tensor | None) -> Iterator[None]:
-    """ALiBi models with the bias of these positions; any other as it is."""
+def _alibi_at(model: Any, keys: Tensor | None) -> Iterator[None]:
+    """ALiBi models with the bias of these key positions; any other model unchanged."""
     family = None if keys is None else family_of(model)
     if keys is None or family not in ALIBI:
         yield
         return
-    table, kind, attention = ALIBI[family]
-    made = table(model, int(keys.max()) + 1, model.dtype)  # type: ignore[arg-type]
-    bias = made.to(keys.device)[:, keys].transpose(0, 1)[:, :, None]  # (b h 1 keys)
+    kind, attention = ALIBI[family]
+    heads, length = model.config.num_attention_heads, int(keys.max()) + 1
+    modeling = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    if family is MPT:
+        table = modeling.build_mpt_alibi_tensor(heads, length)[:, 0]
+    else:
+        ones = torch.ones(1, length, dtype=torch.long)
+        table = modeling.build_alibi_tensor(ones, heads, model.dtype)[:, 0]
+    bias = table.to(keys.device)[:, keys].transpose(0, 1)[:, :, None]  # (b h 1 keys)
 
-    def change(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        return args, kwargs | _arguments(kwargs, bias, getattr(module, "head_dim", 1))
+    def replace_bias(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        if family is MPT:  # (h 1 keys), the same for all rows
+            return args, kwargs | {"position_bias": bias[0]}
+        if family is BLOOM:  # (b · h 1 keys)
+            rows = kwargs["alibi"].shape[0] // heads
+            return args, kwargs | {"alibi": bias.expand(rows, -1, -1, -1).flatten(0, 1)}
+        mask = kwargs["attention_mask"]  # Falcon-RW: by itself, and scaled in the mask
+        hidden = mask == torch.finfo(mask.dtype).min
+        scaled = (bias / math.sqrt(getattr(module, "head_dim", 1))).to(mask.dtype)
+        alibi = bias.expand(mask.shape[0], -1, -1, -1)
+        return args, kwargs | {
+            "alibi": alibi,
+            "attention_mask": torch.where(hidden, mask, scaled),
+        }
 
     modules = attentions(model, kind, attention)
-    hooks = [m.register_forward_pre_hook(change, with_kwargs=True) for m in modules]
+    hooks = [m.register_forward_pre_hook(replace_bias, with_kwargs=True) for m in modules]
     try:
         yield
     finally:
@@ -130,123 +173,160 @@ def _biased(model: nn.Module, keys: Tensor | None) -> Iterator[None]:
             hook.remove()
 
 
-def _arguments(given: dict[str, Any], bias: Tensor, width: int) -> dict[str, Any]:
-    """An attention's arguments with another bias, as each family hands it over."""
-    if "position_bias" in given:  # MPT: (h 1 keys), the same for all rows
-        return {"position_bias": bias[0]}
-    if given["alibi"].dim() == 3:  # BLOOM: (b · h 1 keys)
-        rows = given["alibi"].shape[0] // bias.shape[1]
-        return {"alibi": bias.expand(rows, -1, -1, -1).flatten(0, 1)}
-    mask = given["attention_mask"]  # Falcon-RW: by itself, and scaled in the mask
-    hidden = mask == torch.finfo(mask.dtype).min
-    scaled = (bias / math.sqrt(width)).to(mask.dtype)
-    return {
-        "alibi": bias.expand(mask.shape[0], -1, -1, -1),
-        "attention_mask": torch.where(hidden, mask, scaled),
-    }
+# caches
 
 
-def _bloom(model: Any, length: int, dtype: torch.dtype) -> Tensor:
-    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-
-    mask = torch.ones(1, length, dtype=torch.long)
-    return build_alibi_tensor(mask, model.config.num_attention_heads, dtype)[:, 0]
-
-
-def _falcon(model: Any, length: int, dtype: torch.dtype) -> Tensor:
-    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
-
-    mask = torch.ones(1, length, dtype=torch.long)
-    return build_alibi_tensor(mask, model.config.num_attention_heads, dtype)[:, 0]
-
-
-def _mpt(model: Any, length: int, dtype: torch.dtype) -> Tensor:
-    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
-
-    return build_mpt_alibi_tensor(model.config.num_attention_heads, length)[:, 0]
-
-
-ALIBI: dict[Any, tuple[Table, str, str]] = {
-    BLOOM: (_bloom, "bloom", "BloomAttention"),
-    FALCON_RW: (_falcon, "falcon", "FalconAttention"),
-    MPT: (_mpt, "mpt", "MptAttention"),
-}
-
-
-Spans = Sequence[tuple[int, int, int]]  # (row, from, to): tokens of a row
+def _layer_types(model: Any) -> set[type]:
+    return {type(layer) for layer in DynamicCache(config=model.config).layers}
 
 
 def movable(model: nn.Module) -> bool:
-    """Whether a model's cache holds nothing but keys and values, as they were made."""
-    layers = DynamicCache(config=model.config).layers  # type: ignore[arg-type]
-    kinds = (DynamicLayer, DynamicSlidingWindowLayer)
-    return patch_of(model) is None and all(type(layer) in kinds for layer in layers)
+    """Whether a model's cache holds nothing but keys and values, as they were computed."""
+    plain = {DynamicLayer, DynamicSlidingWindowLayer}
+    return patch_of(model) is None and _layer_types(model) <= plain
 
 
-def local(model: nn.Module) -> bool:
+def has_local_layers(model: nn.Module) -> bool:
     """Whether some layers see the last tokens of a cache only."""
-    layers = DynamicCache(config=model.config).layers  # type: ignore[arg-type]
-    return any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
+    return any(issubclass(kind, DynamicSlidingWindowLayer) for kind in _layer_types(model))
 
 
-def fresh(model: nn.Module) -> Any:
-    """An empty cache. One that can be moved keeps every token, also where a layer's own mask hides
-    the far ones: which are far is not known before the padding is."""
-    return DynamicCache() if movable(model) else DynamicCache(config=model.config)  # type: ignore[arg-type]
+def empty_cache(model: Any) -> Any:
+    """An empty cache. A movable one stores every token, also where a layer's mask hides distant
+    ones: which these are isn't known before the padding is."""
+    return DynamicCache() if movable(model) else DynamicCache(config=model.config)
 
 
 def repeated(cache: Any, rows: int) -> Any:
-    """The one row of a cache, for each of these rows; the cache itself stays as it is."""
-    made = DynamicCache()
-    for index, (keys, values) in enumerate(_held(cache)):
+    """The one row of a cache for each of these rows, as a cache of its own."""
+    copies = DynamicCache()
+    for index, (keys, values) in enumerate(_keys_values(cache)):
         sizes = (rows, -1, -1, -1)
-        made.update(keys.expand(sizes), values.expand(sizes), index)
-    return made
+        copies.update(keys.expand(sizes), values.expand(sizes), index)
+    return copies
 
 
-def moved(cache: Any, by: Sequence[int]) -> None:
-    """Move each row's tokens towards the end by so many places, and what stood there to the
-    beginning: padding on the right becomes padding on the left."""
-    if not any(by):
-        return
-    for layer in cache.layers:
-        layer.keys, layer.values = (
-            torch.stack([row.roll(n, 1) for row, n in zip(x, by, strict=True)])
-            for x in (layer.keys, layer.values)
-        )
-
-
-def taken(cache: Any, spans: Spans) -> list[list[tuple[Tensor, Tensor]]]:
-    """Keys and values of these tokens, by span and layer, as copies of their own: the rest of the
-    cache can go."""
-    held = _held(cache)
+def taken(cache: Any, row: int, start: int, stop: int) -> list[tuple[Tensor, Tensor]]:
+    """Copies of the keys and values of these tokens of a row, by layer."""
     return [
-        [tuple(x[row : row + 1, :, a:b].clone() for x in pair) for pair in held]  # type: ignore[misc]
-        for row, a, b in spans
+        tuple(x[row : row + 1, :, start:stop].clone() for x in pair)  # type: ignore[misc]
+        for pair in _keys_values(cache)
     ]
 
 
 def joined(parts: Sequence[list[tuple[Tensor, Tensor]]]) -> Any:
     """One row whose tokens are those of all parts."""
-    made = DynamicCache()
+    cache = DynamicCache()
     for index, pairs in enumerate(zip(*parts, strict=True)):
         keys, values = (torch.cat(each, 2) for each in zip(*pairs, strict=True))
-        made.update(keys, values, index)
-    return made
+        cache.update(keys, values, index)
+    return cache
 
 
-def size(cache: Any) -> int:
-    """Bytes that a cache holds, as far as it tells."""
-    pairs = [
-        (getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers
-    ]
-    return sum(x.nbytes for pair in pairs for x in pair if isinstance(x, Tensor))
-
-
-def _held(cache: Any) -> list[tuple[Tensor, Tensor]]:
+def _keys_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
     if not all(type(layer) is DynamicLayer for layer in cache.layers):
         raise UserError(
             "windows are joined in a cache of keys and values alone, and this model's holds more: "
             "read it with nbce, or without a patch."
         )
     return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+@dataclass(eq=False)
+class _Group:
+    """Rows that run together, as tokens behind the shared head."""
+
+    indices: list[int]
+    rows: list[list[int]]
+    cache: Any = None
+    lengths: list[int] = field(default_factory=list)  # tokens of each row in the cache
+
+
+class Rows:
+    """Several rows of one model that continue with the same tokens, each with its own cache.
+
+    The head that all rows share is read once and its cache repeated. The rest is read with padding
+    on the right, up to each row's last token; then the padding moves to the left, and every further
+    token is one forward of a column. Models whose cache isn't movable read rows of the same length
+    together instead. Caches beyond `room` bytes are dropped: their rows are read again each time.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: Sequence[Sequence[int]],
+        *,
+        at_once: int = MAX_TOKENS,
+        room: int | None = None,
+    ) -> None:
+        self.model, self.room, self.count = model, room, len(rows)
+        self.continued: list[int] = []  # the tokens that all rows continued with
+        self.cached = 0  # bytes
+        self.movable = movable(model)
+        shared = 0
+        if self.movable and len(rows) > 1:
+            alike = takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
+            shared = min(sum(1 for _ in alike), min(map(len, rows)) - 1)
+        self.head, self.head_cache = list(rows[0][:shared]), None
+        if self.head:
+            self.head_cache = empty_cache(model)
+            prefill(model, [self.head], [0], self.head_cache)
+        rest = [list(row[shared:]) for row in rows]
+        indices = group_rows(rest, at_once, same_length=not self.movable)
+        self.groups = [_Group(group, [rest[n] for n in group]) for group in indices]
+
+    def first(self) -> Float[Tensor, "rows v"]:
+        """The logits after each row's last token."""
+        logits: dict[int, Tensor] = {}
+        for group in self.groups:
+            if group.cache is None:
+                values = self._open(group)
+            else:
+                values = self._column(group, self.continued[-1:] * len(group.rows))
+            logits |= zip(group.indices, values, strict=True)
+        return torch.stack([logits[n] for n in range(self.count)])
+
+    def next(self, token: int) -> Float[Tensor, "rows v"]:
+        """The logits after one more token in every row."""
+        self.continued.append(token)
+        return self.first()
+
+    def _open(self, group: _Group) -> Tensor:
+        """Read a group up to its rows' last tokens, then these; keep the cache if there is room."""
+        rows = [row + self.continued for row in group.rows]
+        before, shared = [row[:-1] for row in rows], len(self.head)
+        longest = max(map(len, before))
+        cache = empty_cache(self.model)
+        if self.head_cache is not None:
+            cache = repeated(self.head_cache, len(rows))
+        if longest:
+            prefill(self.model, before, [shared] * len(rows), cache, shared)
+            if self.movable and any(len(row) < longest for row in before):
+                for layer in cache.layers:  # padding moves from the right to the left
+                    for name in ("keys", "values"):
+                        pairs = zip(getattr(layer, name), before, strict=True)
+                        moved = [x.roll(longest - len(row), 1) for x, row in pairs]
+                        setattr(layer, name, torch.stack(moved))
+        group.cache, group.lengths = cache, [shared + len(row) for row in before]
+        logits = self._column(group, [row[-1] for row in rows])
+        tensors = [getattr(layer, x, None) for layer in cache.layers for x in ("keys", "values")]
+        size = sum(x.nbytes for x in tensors if isinstance(x, Tensor))
+        if self.room is not None and self.cached + size > self.room:
+            group.cache = None
+        else:
+            self.cached += size
+        return logits
+
+    def _column(self, group: _Group, tokens: list[int]) -> Tensor:
+        """Read one token of each row."""
+        device, longest = input_device(self.model), max(group.lengths) + 1
+        lengths = torch.tensor(group.lengths, device=device)[:, None]
+        mask = None
+        if min(group.lengths) < max(group.lengths):
+            columns = torch.arange(longest, device=device)
+            mask = (columns >= longest - 1 - lengths).long()
+        ids = torch.tensor(tokens, device=device)[:, None]
+        logits = forward(self.model, ids, lengths, group.cache, mask=mask, head=True)
+        group.lengths = [n + 1 for n in group.lengths]
+        assert logits is not None
+        return logits

@@ -1,21 +1,21 @@
-"""Naive Bayes context extension: each window answers in a row of its own, the surest one is heard.
+"""Naive Bayes context extension (NBCE): every window answers in a row of its own; at each token the
+window with the lowest entropy decides.
 
-Su 2023, kexue.fm 9617. With windows S_1 … S_n and the words T to come, Bayes' rule and windows that
+Su 2023, kexue.fm 9617. With windows S_1 … S_n and the text T to come, Bayes' rule and windows that
 are independent given T make
 
     log p(T | S_1 … S_n) = (β + 1) · P[log p(T | S)] - β · log p(T) + constant,
 
-where naive Bayes has β = n - 1 and P the mean over windows. What works is P = the window of least
-entropy and β = 0.25: every row keeps the tokens of its top-p nucleus, the entropy is that of what
-it kept, the window chosen last is η surer than it is, and where the row without a context keeps a
-token, β of its logarithm is taken off. With one window there is nothing to extend: β = n - 1 = 0,
-and the answer is the model's own.
+where naive Bayes has β = n - 1 and P the mean over windows. In practice P = the window of lowest
+entropy and β = 0.25: every row keeps its top-p nucleus, whose entropy counts, less η for the window
+chosen last; where the row without context keeps a token, β times its log-probability is subtracted.
+With one window β = n - 1 = 0, and the answer is the model's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,17 +24,23 @@ from torch import Tensor, nn
 
 from longitude.core.validate import UserError, shown
 from longitude.hf.patch import trained_length
-from longitude.reading.answer import Answer, Tell, said
-from longitude.reading.kv_rows import AT_ONCE, Rows
-from longitude.reading.prompt import Prompt, all_spelled, check_fits, prompt
+from longitude.reading.forward import MAX_TOKENS, Rows
+from longitude.reading.generate import (
+    Answer,
+    Prompt,
+    Tell,
+    encode_windows,
+    generate_answer,
+    prompt,
+)
 
 POOLINGS = ("entropy", "mean", "max")
-LEAST = -100.0  # a logarithm under which a token counts as left out
+MIN_LOG = -100.0  # a log-probability below this counts as left out
 
 
 @dataclass(frozen=True)
 class Nbce:
-    """How rows become one. `max` is for greedy answers only: drawn from, it is unreadable."""
+    """How rows are pooled. `max` is for greedy answers only: sampled from, it is unreadable."""
 
     beta: float = 0.25
     eta: float = 0.1
@@ -59,27 +65,28 @@ class Nbce:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """One token's logits, and what was seen of the windows."""
+    """One token's logits, each window's entropy, and the window of lowest entropy (less η)."""
 
     logits: Float[Tensor, " v"]
     entropies: Float[Tensor, " windows"]
-    window: int  # of least entropy, the last one's counted η less
+    window: int
 
 
-def pooled(
+def pool(
     rows: Float[Tensor, "windows v"],
     empty: Float[Tensor, " v"] | None,
     how: Nbce,
     last: int | None = None,
 ) -> Pooled:
-    """Logits of all windows and of no context, as one.
+    """Pool the logits of all windows and of the row without context, if one is given.
 
-    `last` is the window chosen for the token before. Without `empty` nothing is taken off. A mean
-    takes rows whole: what one window leaves out of its nucleus, another may know.
+    `last` is the window chosen for the token before. The mean is over whole rows: what one window
+    leaves out of its nucleus, another may know.
     """
     logs = rows.log_softmax(-1)
     kept = nucleus(logs, how.top_p)
-    entropies = entropy(kept)
+    # -Σ p log p in nats; p isn't normalised again, as in the paper's code
+    entropies = -(kept.exp() * kept.clamp(MIN_LOG, 0)).sum(-1)
     counted = entropies.clone()
     if last is not None:
         counted[last] -= how.eta
@@ -95,31 +102,34 @@ def pooled(
     without = empty.log_softmax(-1)
     without = without if how.pooling == "mean" else nucleus(without[None], how.top_p)[0]
     merged = (1 + how.beta) * chosen - how.beta * without
-    return Pooled(torch.where(without > LEAST, merged, chosen), entropies, window)
+    return Pooled(torch.where(without > MIN_LOG, merged, chosen), entropies, window)
 
 
 def nucleus(logs: Float[Tensor, "rows v"], top_p: float) -> Float[Tensor, "rows v"]:
-    """Logarithms of the fewest tokens that sum to `top_p` or more; -∞ for the others."""
+    """Log-probabilities of the fewest tokens that sum to `top_p` or more; -∞ for the others."""
     ordered, tokens = logs.sort(dim=-1, descending=True, stable=True)
     shares = ordered.exp()
     beyond = shares.cumsum(-1) - shares >= top_p  # of the tokens before it: the first always stays
     return logs.masked_fill(beyond.scatter(-1, tokens, beyond), -torch.inf)
 
 
-def entropy(logs: Float[Tensor, "rows v"]) -> Float[Tensor, " rows"]:
-    """-Σ p log p of what is kept, in nats: shares are not scaled up to 1 again, as in the paper's
-    code."""
-    return -(logs.exp() * logs.clamp(LEAST, 0)).sum(-1)
-
-
-@dataclass(eq=False)
 class Source:
     """The pooled rows, token by token, and the windows that were chosen."""
 
-    rows: Rows
-    how: Nbce
-    empty: bool  # whether row 0 has no context
-    trace: list[Pooled] = field(default_factory=list)
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Prompt,
+        windows: Sequence[Sequence[int]],
+        how: Nbce,
+        *,
+        at_once: int = MAX_TOKENS,
+        room: int | None = None,
+    ) -> None:
+        self.how, self.empty = how, len(windows) > 1 and how.beta != 0
+        rows = [layout.row(window) for window in ([(), *windows] if self.empty else windows)]
+        self.rows = Rows(model, rows, at_once=at_once, room=room)
+        self.chosen: list[Pooled] = []  # without logits
 
     def first(self) -> Float[Tensor, " v"]:
         return self._pool(self.rows.first())
@@ -127,33 +137,21 @@ class Source:
     def next(self, token: int) -> Float[Tensor, " v"]:
         return self._pool(self.rows.next(token))
 
-    def seen(self, index: int) -> dict[str, Any]:
-        """What a step tells of the windows."""
-        one = self.trace[index]
-        entropies = tuple(one.entropies.tolist())
-        return {"window": one.window, "entropy": entropies[one.window], "entropies": entropies}
+    def trace(self, index: int) -> dict[str, Any]:
+        chosen = self.chosen[index]
+        entropies = tuple(chosen.entropies.tolist())
+        return {
+            "window": chosen.window,
+            "entropy": entropies[chosen.window],
+            "entropies": entropies,
+        }
 
-    def _pool(self, said: Tensor) -> Tensor:
-        last = self.trace[-1].window if self.trace else None
-        empty, rows = (said[0], said[1:]) if self.empty else (None, said)
-        made = pooled(rows, empty, self.how, last)
-        self.trace.append(Pooled(made.logits[:0], made.entropies, made.window))
-        return made.logits
-
-
-def source(
-    model: nn.Module,
-    layout: Prompt,
-    windows: Sequence[Sequence[int]],
-    how: Nbce,
-    *,
-    at_once: int = AT_ONCE,
-    room: int | None = None,
-) -> Source:
-    """The rows of these windows, as tokens, ready to say what follows."""
-    empty = len(windows) > 1 and how.beta != 0
-    rows = [layout.row(()), *map(layout.row, windows)] if empty else [*map(layout.row, windows)]
-    return Source(Rows(model, rows, at_once=at_once, room=room), how, empty)
+    def _pool(self, logits: Tensor) -> Tensor:
+        last = self.chosen[-1].window if self.chosen else None
+        empty, rows = (logits[0], logits[1:]) if self.empty else (None, logits)
+        pooled = pool(rows, empty, self.how, last)
+        self.chosen.append(Pooled(pooled.logits[:0], pooled.entropies, pooled.window))
+        return pooled.logits
 
 
 def answer(
@@ -165,22 +163,22 @@ def answer(
     how: Nbce | None = None,
     chat: bool | None = None,
     tell: Tell | None = None,
-    at_once: int = AT_ONCE,
+    at_once: int = MAX_TOKENS,
     room: int | None = None,
     max_new_tokens: int = 64,
     **options: Any,
 ) -> Answer:
-    """What a model answers, each window of the text in a row of its own.
+    """Answer with each window of the text in a row of its own.
 
     Args:
-        chat: use the tokenizer's chat template; without a word, if there is one.
+        chat: use the tokenizer's chat template; by default if there is one.
         tell: called with each step as it comes.
         at_once: tokens of rows that are read together.
-        room: bytes for caches; rows that find none are read again for every token.
+        room: bytes for caches; rows beyond it are read again for every token.
         options: transformers' own for `generate`: do_sample, temperature, stopping_criteria, ….
     """
-    layout, ids = prompt(tokenizer, question, chat=chat), all_spelled(tokenizer, windows)
-    check_fits(layout, ids, max_new_tokens, trained_length(model))
-    made = source(model, layout, ids, how or Nbce(), at_once=at_once, room=room)
+    layout = prompt(tokenizer, question, chat=chat)
+    ids = encode_windows(tokenizer, windows, layout, max_new_tokens, trained_length(model))
+    source = Source(model, layout, ids, how or Nbce(), at_once=at_once, room=room)
     options |= {"max_new_tokens": max_new_tokens}
-    return said("nbce", model, tokenizer, made, layout, len(ids), tell, options)
+    return generate_answer("nbce", model, tokenizer, source, layout, len(ids), tell, options)

@@ -1,32 +1,61 @@
-"""Which way to read a text that is longer than the window, and why, in a sentence.
+"""Which method reads a text that is longer than the window, and why.
 
-A text that fits is read as it is. Else, what was measured comes first: an extension of the model
-that finds what stands far back. Else, for a short answer, windows: side by side where they are few
-(the paper of parallel context windows, Ratner et al. 2022, arXiv:2212.10947, goes to three), by
-naive Bayes where they are many. A long answer needs more than one window: MemWalker, if the model
-can follow what it is told.
+A text that fits is read by the unmodified model. Otherwise measured results come first: a scheme
+that `longitude extend` recommends at this length and that retrieves at least half of the passkeys
+(a scheme that forgets may have a low loss, but answers nothing from far back). Else, for a short
+answer, windows: parallel if they are few (Ratner et al. 2022, arXiv:2212.10947, use up to three),
+NBCE if they are many. A long answer needs more than one window: MemWalker, if the model chats.
+
+A run of `longitude extend` counts for a model if its rows are of these weights, or of a model of
+the same name, window and scheme in another precision, whose weights have another digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from longitude.core.validate import UserError, shown
-from longitude.reading.prior_runs import Extension
+from longitude.core.validate import UserError
+from longitude.eval.records import KIND, Subject
 
-WAYS = ("nbce", "windows", "memwalker", "extend")
+METHODS = ("nbce", "windows", "memwalker", "extend")
 AUTO = "auto"
-SHORT = 64  # tokens of an answer that one window can give
-FEW = 3  # windows that stand side by side well
+SHORT_ANSWER = 64  # tokens that one window can give
+MAX_PARALLEL = 3  # windows
+MIN_PASSKEYS = 0.5  # share retrieved
+
+
+@dataclass(frozen=True)
+class Extension:
+    """The recommended scheme of one run, and how far it was measured."""
+
+    run: str
+    label: str
+    scheme: str
+    length: int
+    passkeys: float | None  # the share retrieved at this length, if measured
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether it retrieves what stands far back, as far as was measured."""
+        return self.passkeys is None or self.passkeys >= MIN_PASSKEYS
+
+    def __str__(self) -> str:
+        keys = (
+            "" if self.passkeys is None else f", where it retrieves {self.passkeys:.0%} of passkeys"
+        )
+        return f"{self.label}, measured to {self.length:,} tokens in {self.run}{keys}"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be read by whom. `need` is the whole text with the question and the answer."""
+    """What the choice depends on; lengths are in tokens."""
 
-    need: int  # tokens
-    answer: int  # tokens, at most
+    need: int  # the full text with question and answer
+    answer: int  # at most
     windows: int  # that the text is cut into
     trained: int | None  # the model's window
     chats: bool
@@ -35,55 +64,43 @@ class Case:
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to read, and why; to extend by nothing is to read as it is."""
+    """A method and why; `extend` without an extension is the unmodified model."""
 
     by: str
     why: str
     extension: Extension | None = None
 
 
-def known(by: str) -> str:
-    """The name of a way, or a sentence."""
-    if by in (AUTO, *WAYS):
-        return by
-    raise UserError(f"--by is one of {', '.join((AUTO, *WAYS))}, but got {shown(by)}: use {AUTO}.")
-
-
 def choose(case: Case) -> Choice:
-    """The way that suits a case."""
+    """The method for a case."""
     if case.trained is not None and case.need <= case.trained:
-        why = f"the text fits the model's window of {case.trained:,}, so it is read as it is"
+        why = f"the text fits the model's window of {case.trained:,}, so it is read unmodified"
         return Choice("extend", why)
-    passed, best = "", fitting(case)
+    passed, best = "", best_extension(case)
     if best is not None:
-        if best.finds:
-            return Choice("extend", f"the text fits {best.told}", best)
-        passed = f"; {best.told}, would find too little"
-    if case.answer > SHORT and case.chats:
+        if best.retrieves:
+            return Choice("extend", f"the text fits {best}", best)
+        passed = f"; not enough: {best}"
+    if case.answer > SHORT_ANSWER and case.chats:
         return Choice("memwalker", f"the answer may be long ({case.answer:,} tokens){passed}")
-    return _by_windows(case, passed)
-
-
-def _by_windows(case: Case, passed: str) -> Choice:
-    """One of the two ways that read every window at once."""
     what = "the answer is short"
-    if case.answer > SHORT:
-        what = "the answer may be long, but the model has no chat template to be asked by"
-    if case.windows <= FEW:
+    if case.answer > SHORT_ANSWER:
+        what = "the answer may be long, but the model has no chat template for instructions"
+    if case.windows <= MAX_PARALLEL:
         return Choice("windows", f"{what} and the windows are few ({case.windows}){passed}")
     return Choice("nbce", f"{what} and the windows are many ({case.windows:,}){passed}")
 
 
-def fitting(case: Case) -> Extension | None:
-    """The measured extension that holds the whole text: one that finds before one that doesn't, the
-    shortest first."""
-    held = [one for one in case.extensions if one.length >= case.need]
-    return min(held, key=lambda one: (not one.finds, one.length), default=None)
+def best_extension(case: Case) -> Extension | None:
+    """The measured extension that holds the full text: one that retrieves if there is one, the
+    shortest of these."""
+    fitting = [one for one in case.extensions if one.length >= case.need]
+    return min(fitting, key=lambda one: (not one.retrieves, one.length), default=None)
 
 
-def extension_for(case: Case, name: str) -> Extension:
-    """The extension that was asked for by name; raises where none was measured so far."""
-    best = fitting(case)
+def required_extension(case: Case, name: str) -> Extension:
+    """The extension for `--by extend`; raises if none was measured this far."""
+    best = best_extension(case)
     if best is not None:
         return best
     if not case.extensions:
@@ -97,3 +114,48 @@ def extension_for(case: Case, name: str) -> Extension:
         f"measured to {longest.length:,} only: run `longitude extend {name} --to {case.need}`, or "
         "read --by nbce."
     )
+
+
+def prior_runs(folder: Path, subject: Subject) -> list[Extension]:
+    """What the runs in this folder, or this run itself, recommend for the model; folders that are
+    no finished run of it are skipped."""
+    if not folder.is_dir():
+        return []
+    found = []
+    for run in [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]:
+        try:
+            if _is_of(run / "rows.jsonl", subject):
+                advice = json.loads((run / "recommendation.json").read_text(encoding="utf-8"))
+                found += [_recommended(run, advice["best"])] if advice["helps"] else []
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def _recommended(run: Path, best: Mapping[str, Any]) -> Extension:
+    numbers = best["numbers"]
+    passkeys = numbers.get("passkey")
+    return Extension(
+        run=str(run),
+        label=str(best["label"]),
+        scheme=str(best["scheme"]),
+        length=int(numbers["length"]),
+        passkeys=float(passkeys["mean"]) if passkeys else None,
+    )
+
+
+def _is_of(rows: Path, subject: Subject) -> bool:
+    """Whether rows are of this model and of no other."""
+    same, own = set(), subject.name
+    with rows.open(encoding="utf-8") as lines:
+        for key in (json.loads(line)["key"] for line in lines):
+            if key["kind"] != KIND:
+                continue
+            one = key["subject"]
+            names = {
+                n.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] for n in (one["name"], own)
+            }
+            alike = all(one[n] == getattr(subject, n) for n in ("scheme", "trained", "revision"))
+            other_precision = one["dtype"] != subject.dtype and len(names) == 1 and alike
+            same.add(one["weights"] == subject.weights or other_precision)
+    return same == {True}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -16,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from longitude.core.validate import short
-from longitude.reading.answer import Step
 from longitude.viz.plot import DIM
 from longitude.viz.table import NOTHING, printable
 from longitude.viz.terminal import GAP
+
+if TYPE_CHECKING:
+    from longitude.reading.generate import Step
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 BARS = " ▁▂▃▄▅▆▇█"

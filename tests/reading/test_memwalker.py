@@ -12,10 +12,18 @@ from typing import Any
 import pytest
 
 from longitude.core.validate import UserError
-from longitude.reading.memwalker import LEFT, NO_ANSWER, ONLY, Visit, Walk, read
-from longitude.reading.replies import Reply, prompt, read_reply, templates
-from longitude.reading.server import Server
-from longitude.reading.tree import Built
+from longitude.reading.llm import Server
+from longitude.reading.memwalker import (
+    NO_ANSWER,
+    NOTHING_LEFT,
+    ONLY_ONE_LEFT,
+    Reply,
+    Visit,
+    Walk,
+    parse_reply,
+    read,
+)
+from longitude.reading.tree import Built, prompt, templates
 
 from .scripted import Scripted
 
@@ -139,8 +147,12 @@ def test_it_goes_back_and_is_not_offered_the_same_again() -> None:
         *[(0,), (0, 1), (0, 1, 0), (0, 1), (0, 1, 1)],
     ]
     assert walk.path[3].action == "revert" and walk.path[3].reasoning == "it is not here."
-    assert (walk.path[6].action, walk.path[6].to, walk.path[6].reasoning) == ("down", 2, ONLY)
-    assert (walk.path[8].action, walk.path[8].reasoning) == ("revert", LEFT)
+    assert (walk.path[6].action, walk.path[6].to, walk.path[6].reasoning) == (
+        "down",
+        2,
+        ONLY_ONE_LEFT,
+    )
+    assert (walk.path[8].action, walk.path[8].reasoning) == ("revert", NOTHING_LEFT)
     second = [p for p in server.prompts if "MOST LIKELY" in p][3]
     assert offered(second) == [[1], [2]], "a rejected part is offered no more"
 
@@ -272,7 +284,7 @@ def test_mistakes_are_sentences() -> None:
     ],
 )
 def test_replies_are_read_as_models_write_them(text: str, reply: Reply | None) -> None:
-    assert read_reply(text, [0, 1, 2, -1, -2]) == reply
+    assert parse_reply(text, [0, 1, 2, -1, -2]) == reply
 
 
 def test_prompts_have_no_slot_that_nothing_fills() -> None:

@@ -14,9 +14,8 @@ from longitude.core.validate import UserError
 from longitude.eval.prefill import lm_head
 from longitude.eval.tasks.passkey import QUESTION, passkey, retrieved
 from longitude.reading import nbce
-from longitude.reading.answer import Step
-from longitude.reading.generate import generated
-from longitude.reading.nbce import Nbce, nucleus, pooled, source
+from longitude.reading.generate import Step, generate_tokens
+from longitude.reading.nbce import Nbce, Source, nucleus, pool
 from tests.reading.keys import cut, share_found, text_of
 from tests.reading.tiny import LAYOUT, model, windows
 
@@ -75,7 +74,7 @@ def test_pooling_is_the_formula(how: Nbce, last: int | None) -> None:
     rng = torch.Generator().manual_seed(3)
     rows = 3 * torch.randn(5, 40, generator=rng, dtype=torch.float64)
     empty = 3 * torch.randn(40, generator=rng, dtype=torch.float64)
-    made = pooled(rows, empty, how, last)
+    made = pool(rows, empty, how, last)
     logits, entropies, window = by_hand(rows.tolist(), empty.tolist(), how, last)
     torch.testing.assert_close(made.logits, torch.tensor(logits, dtype=torch.float64))
     torch.testing.assert_close(made.entropies, torch.tensor(entropies, dtype=torch.float64))
@@ -111,16 +110,16 @@ def test_the_answer_is_the_straightforward_one(kind: str) -> None:
     expected = straightforward(m, [LAYOUT.row(w) for w in ([], *texts)], how, 5)
     ways = [{}, {"room": 40_000, "at_once": 40}, {"at_once": 20}, {"room": 0}]
     for options in ways if kind == "llama" else ways[:2]:
-        made = source(m, LAYOUT, texts, how, **options)
-        tokens = generated(m, made, list(LAYOUT.tail), max_new_tokens=5, eos_token_id=None)
-        assert list(zip(tokens, [one.window for one in made.trace], strict=True)) == expected
+        made = Source(m, LAYOUT, texts, how, **options)
+        tokens = generate_tokens(m, made, list(LAYOUT.tail), max_new_tokens=5, eos_token_id=None)
+        assert list(zip(tokens, [one.window for one in made.chosen], strict=True)) == expected
 
 
 def test_rows_without_room_are_read_again_and_hold_nothing() -> None:
     m = model("llama")
-    made = source(m, LAYOUT, windows(9, 4), Nbce(), room=0)
+    made = Source(m, LAYOUT, windows(9, 4), Nbce(), room=0)
     made.first()
-    assert made.rows.held == 0 and all(group.cache is None for group in made.rows.groups)
+    assert made.rows.cached == 0 and all(group.cache is None for group in made.rows.groups)
 
 
 def test_the_common_beginning_is_read_once() -> None:
@@ -129,7 +128,7 @@ def test_the_common_beginning_is_read_once() -> None:
     hook = m.model.embed_tokens.register_forward_hook(
         lambda _, ids, out: read.append(ids[0].numel())
     )
-    source(m, LAYOUT, windows(9, 9, 9), Nbce()).first()
+    Source(m, LAYOUT, windows(9, 9, 9), Nbce()).first()
     hook.remove()
     columns = 9 + len(LAYOUT.tail)  # four rows, the one without a context padded
     assert sum(read) == len(LAYOUT.head) + 4 * columns
@@ -141,19 +140,22 @@ def test_one_window_is_the_model_itself(kind: str) -> None:
     row = torch.tensor([LAYOUT.row(window)])
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = m.generate(row, attention_mask=torch.ones_like(row), **options)
-    made = source(m, LAYOUT, [window], Nbce())
-    assert generated(m, made, list(LAYOUT.tail), **options) == expected[0, row.shape[1] :].tolist()
+    made = Source(m, LAYOUT, [window], Nbce())
+    assert (
+        generate_tokens(m, made, list(LAYOUT.tail), **options)
+        == expected[0, row.shape[1] :].tolist()
+    )
     with torch.no_grad():
         logits = m(row).logits[0, -1]
-    torch.testing.assert_close(source(m, LAYOUT, [window], Nbce()).first(), logits)
+    torch.testing.assert_close(Source(m, LAYOUT, [window], Nbce()).first(), logits)
 
 
 def test_a_patched_model_reads_rows_of_one_length_together() -> None:
     m, texts = model("llama"), windows(30, 12, 30)
     with lh.patched(m, "rope(remap=leaky_rerope(8, 4))"):
         expected = straightforward(m, [LAYOUT.row(w) for w in ([], *texts)], Nbce(), 3)
-        made = source(m, LAYOUT, texts, Nbce())
-        tokens = generated(m, made, list(LAYOUT.tail), max_new_tokens=3, eos_token_id=None)
+        made = Source(m, LAYOUT, texts, Nbce())
+        tokens = generate_tokens(m, made, list(LAYOUT.tail), max_new_tokens=3, eos_token_id=None)
     assert tokens == [token for token, _ in expected]
     assert sorted(len(group.rows) for group in made.rows.groups) == [1, 1, 2]
 
@@ -170,11 +172,6 @@ def test_a_patched_model_reads_rows_of_one_length_together() -> None:
 def test_what_makes_no_sense(given: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Nbce(**given)
-
-
-@pytest.fixture(scope="module")
-def tiny_rope() -> Any:
-    return lh.load("tiny-rope", device="cpu", quiet=True)
 
 
 def test_an_answer_streams_and_tells_its_windows(tiny_rope: Any) -> None:

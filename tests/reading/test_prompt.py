@@ -6,7 +6,7 @@ import pytest
 
 from longitude.core.validate import UserError
 from longitude.hf.tokenizer import byte_tokenizer
-from longitude.reading.prompt import Prompt, check_fits, prompt, spelled
+from longitude.reading.generate import Prompt, encode, encode_windows, prompt
 
 TEMPLATE = (
     "{{ bos_token }}[system] be short{% for m in messages %}[{{ m.role }}] {{ m.content }}"
@@ -39,7 +39,7 @@ def test_a_chat_model_has_the_window_and_the_question_in_one_turn() -> None:
 def test_a_text_has_no_special_tokens() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
-    assert spelled(tokenizer, "an <end> of it") == list(b"an <end> of it")
+    assert encode(tokenizer, "an <end> of it") == list(b"an <end> of it")
     assert len(tokenizer("an <end> of it")["input_ids"]) == 10
 
 
@@ -49,7 +49,7 @@ def test_what_can_not_be_asked() -> None:
     with pytest.raises(UserError, match="no chat template"):
         prompt(byte_tokenizer(), "why?", chat=True)
     layout = Prompt((1,), (2, 3))
-    check_fits(layout, [[4] * 10], 5, 18)
-    check_fits(layout, [[4] * 10], 5, None)
+    for trained in (18, None):
+        assert encode_windows(byte_tokenizer(), ["ten bytes!"], layout, 5, trained)
     with pytest.raises(UserError, match="use windows of 9 tokens at most"):
-        check_fits(layout, [[4] * 10], 5, 17)
+        encode_windows(byte_tokenizer(), ["ten bytes!"], layout, 5, 17)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longitude.core.validate import UserError
-from longitude.reading.kv_rows import Rows
+from longitude.reading.forward import Rows
 from tests.hf.tiny import decoder
 from tests.reading.tiny import LAYOUT, windows
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longitude.reading.tree import cut, segments, sentences
+from longitude.reading.tree import segments, sentences, truncate
 
 LETTERS = st.text("ab .!?\n…\"'”)。！？」\u3000\U0001f600é", max_size=200)
 
@@ -58,6 +58,6 @@ def test_a_million_dots_or_lines_take_no_longer_than_a_million_letters() -> None
 
 
 def test_the_beginning_of_a_text() -> None:
-    assert cut("One two. Three four.", 10, len) == "One two."
-    assert cut("One two. Three four.", 100, len) == "One two. Three four."
-    assert cut("One two.", 0, len) == cut("", 10, len) == ""
+    assert truncate("One two. Three four.", 10, len) == "One two."
+    assert truncate("One two. Three four.", 100, len) == "One two. Three four."
+    assert truncate("One two.", 0, len) == truncate("", 10, len) == ""

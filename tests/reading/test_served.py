@@ -17,11 +17,9 @@ from typing import Any
 import pytest
 
 import longitude.hf as lh
-from longitude.reading.llm import Local
+from longitude.reading.llm import Local, Server
 from longitude.reading.memwalker import NO_ANSWER, Visit, Walk, read
-from longitude.reading.replies import prompt
-from longitude.reading.server import Server
-from longitude.reading.tree import Built
+from longitude.reading.tree import Built, prompt
 
 SERVING = ("fastapi", "openai", "uvicorn")  # what `transformers serve` needs: transformers[serving]
 QUESTION = "What is the code of the chest?"
@@ -86,13 +84,13 @@ def test_it_reads_a_text_from_end_to_end(server: Server, tmp_path: Path) -> None
     walk = read(TEXT, QUESTION, server, folder=tmp_path, tell=told.append)
     _check(walk)
     built = [one for one in told if isinstance(one, Built)]
-    assert built[-1].done == built[-1].of == len(walk.tree.children) + 1
-    assert built[-1].kept == 0
+    assert built[-1].done == built[-1].total == len(walk.tree.children) + 1
+    assert built[-1].cached == 0
     told.clear()
     again = read(TEXT, "Who winds the clocks?", server, folder=tmp_path, tell=told.append)
     _check(again)
     assert again.tree == walk.tree
-    assert Built(built[-1].of, built[-1].of, built[-1].of) in told
+    assert Built(built[-1].total, built[-1].total, built[-1].total) in told
 
 
 def _check(walk: Walk) -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from longitude.core.validate import UserError
-from longitude.reading.llm import said_to
+from longitude.reading.llm import MAX_REPLY, Retry, Server, replies
 from longitude.reading.memwalker import read
-from longitude.reading.server import LARGEST, Retry, Server
 
 from .scripted import MODEL, Bad, Script, Scripted
 
@@ -146,7 +145,7 @@ def test_a_server_that_dies_and_comes_back() -> None:
 
     with Scripted(script) as server:
         speaker = Server(server.url, at_once=2, retry=QUICK)
-        found = dict(said_to(speaker, [*"abcde"], 7))
+        found = dict(replies(speaker, [*"abcde"], 7))
     assert found == {n: f"said {letter}" for n, letter in enumerate("abcde")}
     assert len(server.prompts) >= 6
 
@@ -179,7 +178,7 @@ def test_the_first_error_ends_it() -> None:
     with Scripted(script) as server:
         speaker = Server(server.url, at_once=2)
         with pytest.raises(UserError, match="status 400"):
-            dict(said_to(speaker, [str(n) for n in range(100)], 7))
+            dict(replies(speaker, [str(n) for n in range(100)], 7))
         time.sleep(0.1)
         assert len(server.prompts) < 20, "those that waited were not asked"
 
@@ -218,7 +217,7 @@ def test_what_is_no_reply_is_told(body: bytes) -> None:
 def test_a_reply_without_words_is_empty_and_an_endless_one_is_not_read() -> None:
     with Scripted(lambda prompt: Bad(body=b'{"choices": [{"message": {"content": null}}]}')) as s:
         assert Server(s.url).say("?", 7) == ""
-    with Scripted(lambda prompt: Bad(body=b'{"a": "' + b"x" * (LARGEST + 9) + b'"}')) as s:
+    with Scripted(lambda prompt: Bad(body=b'{"a": "' + b"x" * (MAX_REPLY + 9) + b'"}')) as s:
         with pytest.raises(UserError, match="replied with"):
             Server(s.url).say("?", 7)
 
@@ -247,7 +246,7 @@ def test_no_proxy_gets_to_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_is_named_where_there_are_several() -> None:
     several = {"data": [{"id": "a"}, {"id": "b/c", "max_model_len": 2048}, {"no": 1}, 7]}
     with Scripted(lambda prompt: "fine", models=several) as server:
-        with pytest.raises(UserError, match=r"has 2 models \('a', 'b/c'\): name one behind a #"):
+        with pytest.raises(UserError, match=r"has 2 models \('a', 'b/c'\): name one after a #"):
             Server(server.url)
         chosen = Server(f"{server.url}#b/c")
         assert (chosen.name, chosen.window) == ("b/c", 2048)
@@ -296,7 +295,7 @@ def test_fingerprints_tell_models_apart_and_outlive_a_restart() -> None:
     ],
 )
 def test_what_is_no_address_is_told(url: str) -> None:
-    with pytest.raises(UserError, match="is no address of a server"):
+    with pytest.raises(UserError, match="is no URL of a server"):
         Server(url)
 
 

@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 import longitude
 from longitude.core.store import Store, StoreError
 from longitude.core.validate import UserError
-from longitude.reading.llm import Speaker
+from longitude.reading.llm import LLM, Server
 from longitude.reading.memwalker import STORE
-from longitude.reading.server import Server
-from longitude.reading.tree import Built, Node, Shape, grow, shape_for
+from longitude.reading.tree import Built, Node, Shape, build, shape_for
 
 from .scripted import Scripted
 
@@ -54,9 +53,9 @@ def text_of(count: int) -> str:
     )
 
 
-def grown(text: str, speaker: Speaker, path: str | Path = ":memory:") -> Node:
+def grown(text: str, speaker: LLM, path: str | Path = ":memory:") -> Node:
     with Store(path) as store:
-        return grow(text, speaker, SHAPE, store)
+        return build(text, speaker, SHAPE, store)
 
 
 def nodes(tree: Node) -> Iterator[Node]:
@@ -71,7 +70,7 @@ def test_every_node_covers_its_children_and_leaves_cover_the_text(count: int) ->
     text, speaker = text_of(count), Echo()
     told: list[Built] = []
     with Store(":memory:") as store:
-        tree = grow(text, speaker, SHAPE, store, told.append)
+        tree = build(text, speaker, SHAPE, store, told.append)
     leaves = [node for node in nodes(tree) if not node.children]
     assert "".join(text[leaf.start : leaf.stop] for leaf in leaves) == text
     for node in nodes(tree):
@@ -200,7 +199,7 @@ def test_a_server_is_asked_no_more_at_once_than_agreed() -> None:
 KILLED = """
 import sys
 from longitude.reading.memwalker import read
-from longitude.reading.server import Server
+from longitude.reading.llm import Server
 speaker = Server(sys.argv[1], at_once=2)
 read(sys.stdin.read(), "What?", speaker, folder=sys.argv[2])
 """
@@ -232,7 +231,7 @@ def test_a_kill_in_the_middle_costs_only_what_was_under_way(tmp_path: Path) -> N
         before, server.prompts = server.prompts[:6], []
         speaker = Server(server.url, at_once=2)
         with Store(tmp_path / STORE) as store:
-            tree = grow(text, speaker, shape_for(speaker), store)
+            tree = build(text, speaker, shape_for(speaker), store)
         assert len(server.prompts) == len([*nodes(tree)]) - 6
         assert not {*before} & {*server.prompts}
 

@@ -16,9 +16,7 @@ import longitude.hf as lh
 from longitude.core.validate import UserError
 from longitude.eval.tasks.passkey import QUESTION, retrieved
 from longitude.reading import windows as reading
-from longitude.reading.answer import Step
-from longitude.reading.generate import generated
-from longitude.reading.prompt import Prompt
+from longitude.reading.generate import Prompt, Step, generate_tokens
 from longitude.reading.windows import Source
 from tests.reading.keys import cut, share_found
 from tests.reading.tiny import LAYOUT, model, windows
@@ -127,7 +125,10 @@ def test_one_window_is_the_model_itself(kind: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = m.generate(row, attention_mask=torch.ones_like(row), **options)
     made = Source(m, LAYOUT, [window])
-    assert generated(m, made, list(LAYOUT.tail), **options) == expected[0, row.shape[1] :].tolist()
+    assert (
+        generate_tokens(m, made, list(LAYOUT.tail), **options)
+        == expected[0, row.shape[1] :].tolist()
+    )
     with torch.no_grad():
         logits = m(row).logits[0, -1]
     torch.testing.assert_close(Source(m, LAYOUT, [window]).first(), logits)
@@ -165,11 +166,6 @@ def test_what_can_not_stand_side_by_side() -> None:
         Source(m, LAYOUT, windows(9, 9), align="middle")
     with pytest.raises(UserError, match="keeps more than those"):
         Source(model("qwen3_next"), LAYOUT, windows(9, 9))
-
-
-@pytest.fixture(scope="module")
-def tiny_rope() -> Any:
-    return lh.load("tiny-rope", device="cpu", quiet=True)
 
 
 def test_an_answer_streams_and_tells_its_masses(tiny_rope: Any) -> None:

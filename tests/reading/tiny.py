@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
-from longitude.reading.prompt import Prompt
+from longitude.reading.generate import Prompt
 from tests.hf.families.models import tiny
 from tests.hf.tiny import decoder
 
@@ -20,8 +21,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 LAYOUT = Prompt((5, 11, 7), (21, 22, 23, 24))
 
 
+@cache
 def model(kind: str, attention: str | None = None) -> Any:
-    """A tiny causal model in float64."""
+    """A tiny causal model in float64, built once: a test that changes it takes a copy."""
     if kind in OTHERS:
         made = tiny(kind, "AutoModelForCausalLM", attention, **WIDE, **OTHERS[kind])
     else:

@@ -10,7 +10,7 @@ import torch
 
 import longitude.hf as lh
 from longitude.core.validate import UserError
-from longitude.reading.llm import Local, Speaker
+from longitude.reading.llm import LLM, Local
 from longitude.reading.memwalker import read
 
 TEMPLATE = (
@@ -20,14 +20,9 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def rope() -> Any:
-    return lh.load("tiny-rope", device="cpu", dtype="float32", quiet=True)
-
-
-@pytest.fixture(scope="module")
-def chats(rope: Any) -> Any:
+def chats(tiny_rope: Any) -> Any:
     """The tokenizer with a chat template and a mark that ends a turn."""
-    tokenizer = copy.deepcopy(rope[1])
+    tokenizer = copy.deepcopy(tiny_rope[1])
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
@@ -41,31 +36,31 @@ def greedy(model: Any, ids: list[int], new: int) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
-def test_it_says_what_generate_writes(rope: Any, chats: Any) -> None:
-    model, tokenizer = rope
+def test_it_says_what_generate_writes(tiny_rope: Any, chats: Any) -> None:
+    model, tokenizer = tiny_rope
     prompt = "def first(items):"
     for own, wanted in ((tokenizer, f"{prompt}\n"), (chats, f"[user]{prompt}[assistant]")):
         speaker = Local(model, own)
-        assert isinstance(speaker, Speaker) and speaker.at_once == 1
+        assert isinstance(speaker, LLM) and speaker.at_once == 1
         assert speaker.window == 256 - len(wanted) + len(prompt)
         said = tokenizer.decode(greedy(model, list(wanted.encode()), 24), skip_special_tokens=True)
         assert speaker.say(prompt, 24) == said.strip()
         assert speaker.size(prompt) == len(prompt)
 
 
-def test_a_mark_in_a_document_is_text(rope: Any, chats: Any) -> None:
+def test_a_mark_in_a_document_is_text(tiny_rope: Any, chats: Any) -> None:
     """The chat's own marks are tokens; what a document says is spelled."""
-    model, _ = rope
+    model, _ = tiny_rope
     marked = copy.deepcopy(chats)
     marked.add_special_tokens({"additional_special_tokens": ["[user]", "[assistant]"]})
     user, assistant = marked.convert_tokens_to_ids(["[user]", "[assistant]"])
     speaker = Local(model, marked)
-    assert (speaker._before, speaker._after) == ((user,), (assistant,))
+    assert (speaker.before, speaker.after) == ((user,), (assistant,))
     assert speaker.size("[assistant]") == len("[assistant]")
 
 
-def test_fingerprints_tell_weights_and_schemes_apart(rope: Any) -> None:
-    model, tokenizer = rope
+def test_fingerprints_tell_weights_and_schemes_apart(tiny_rope: Any) -> None:
+    model, tokenizer = tiny_rope
     other = copy.deepcopy(model)
     with torch.no_grad():
         next(other.parameters()).add_(1e-3)
@@ -76,8 +71,8 @@ def test_fingerprints_tell_weights_and_schemes_apart(rope: Any) -> None:
         assert first != Local(model, tokenizer).fingerprint
 
 
-def test_mistakes_are_sentences(rope: Any) -> None:
-    model, tokenizer = rope
+def test_mistakes_are_sentences(tiny_rope: Any) -> None:
+    model, tokenizer = tiny_rope
     with pytest.raises(UserError, match="has no tokenizer"):
         Local(model, None)
     with pytest.raises(UserError, match="don't fit the 255 that"):

@@ -12,9 +12,9 @@ import pytest
 
 from longitude.core.validate import UserError
 from longitude.eval.records import Subject
-from longitude.reading.bm25 import most_telling, scores, telling_part
-from longitude.reading.prior_runs import Extension, extensions
-from longitude.reading.select import Case, Choice, choose, extension_for, known
+from longitude.reading.api import ReadOptions, read
+from longitude.reading.documents import bm25, excerpt, most_relevant
+from longitude.reading.select import Case, Choice, Extension, choose, prior_runs, required_extension
 
 SUBJECT = Subject("owner/model", "abc", "rope()", "rope", 256, "float32", "cpu")
 CASE = Case(need=2000, answer=16, windows=9, trained=256, chats=True)
@@ -56,12 +56,12 @@ def test_what_auto_takes(changes: dict[str, Any], by: str) -> None:
 def test_it_says_what_it_knows() -> None:
     assert choose(replace(CASE, extensions=(GOOD,))) == Choice(
         "extend",
-        "the text fits rerope(128), measured to 2,048 tokens in runs/a, where it tells 90% of "
-        "passkeys",
+        "the text fits rerope(128), measured to 2,048 tokens in runs/a, where it retrieves 90% "
+        "of passkeys",
         GOOD,
     )
     passed = choose(replace(CASE, extensions=(POOR,))).why
-    assert "tells 20% of passkeys, would find too little" in passed
+    assert "not enough: streaming" in passed and passed.endswith("retrieves 20% of passkeys")
 
 
 def test_the_nearest_length_that_holds_the_text() -> None:
@@ -73,34 +73,33 @@ def test_the_nearest_length_that_holds_the_text() -> None:
 
 
 def test_asking_for_an_extension() -> None:
-    assert extension_for(replace(CASE, extensions=(POOR,)), "m") == POOR  # it was asked for
+    assert required_extension(replace(CASE, extensions=(POOR,)), "m") == POOR  # it was asked for
     with pytest.raises(UserError, match=r"run `longitude extend m --to 2000` first"):
-        extension_for(CASE, "m")
+        required_extension(CASE, "m")
     with pytest.raises(UserError, match=r"measured to 2,048 only"):
-        extension_for(replace(CASE, need=2100, extensions=(GOOD,)), "m")
+        required_extension(replace(CASE, need=2100, extensions=(GOOD,)), "m")
 
 
-def test_an_unknown_way_is_told() -> None:
-    assert known("nbce") == "nbce"
+def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(UserError, match=r"auto, nbce, windows, memwalker, extend, but got 'nbec'"):
-        known("nbec")
+        read(["book.txt"], "Who?", options=ReadOptions(by="nbec"))
 
 
 def test_runs_of_the_model_are_found(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "model-2048", SUBJECT, passkey={"mean": 0.75})
     found = [replace(GOOD, run=str(run), passkeys=0.75)]
-    assert extensions(tmp_path / "runs", SUBJECT) == found
-    assert extensions(run, SUBJECT) == found  # the run itself
-    assert extensions(tmp_path / "nowhere", SUBJECT) == []
+    assert prior_runs(tmp_path / "runs", SUBJECT) == found
+    assert prior_runs(run, SUBJECT) == found  # the run itself
+    assert prior_runs(tmp_path / "nowhere", SUBJECT) == []
     half = replace(SUBJECT, name="/home/me/model", weights="abd", dtype="bfloat16")
-    assert extensions(run, half) == found  # the same model in another precision
+    assert prior_runs(run, half) == found  # the same model in another precision
     for other in (
         replace(SUBJECT, weights="abd"),
         replace(half, name="other"),
         replace(half, trained=512),
         replace(half, revision="main"),
     ):
-        assert extensions(run, other) == []
+        assert prior_runs(run, other) == []
 
 
 def test_a_run_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_a_run_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
             data = text.encode(errors="surrogateescape")
             (run / "recommendation.json").write_bytes(data)
     (write_run(tmp_path / "rows", SUBJECT) / "rows.jsonl").write_text("no rows\n")
-    assert extensions(tmp_path, SUBJECT) == []
+    assert prior_runs(tmp_path, SUBJECT) == []
 
 
 def test_scores_are_the_papers_formula() -> None:
@@ -134,20 +133,20 @@ def test_scores_are_the_papers_formula() -> None:
         idf * f * 2.2 / (f + 1.2 * (0.25 + 0.75 * n / (10 / 3)))
         for f, n in zip([2, 0, 1], sizes, strict=True)
     ]
-    assert scores(texts, "Key? key!") == pytest.approx(expected)
+    assert bm25(texts, "Key? key!") == pytest.approx(expected)
 
 
 def test_the_most_telling_stand_in_order() -> None:
     texts = [f"filler number {n}" for n in range(50)]
     texts[40], texts[7] = "The pass key is 4711.", "a key, not the pass"
-    assert most_telling(texts, "What is the pass key?", 2) == [7, 40]
-    assert most_telling(texts, "Warum?", 3) == [0, 1, 2]
-    assert most_telling(["天氣", "鑰匙是五", "海"], "鑰匙?", 1) == [1]
-    assert most_telling(texts, "key", 100) == [*range(50)]
+    assert most_relevant(texts, "What is the pass key?", 2) == [7, 40]
+    assert most_relevant(texts, "Warum?", 3) == [0, 1, 2]
+    assert most_relevant(["天氣", "鑰匙是五", "海"], "鑰匙?", 1) == [1]
+    assert most_relevant(texts, "key", 100) == [*range(50)]
 
 
 def test_the_part_that_tells() -> None:
     text = "A ship came.\nThe pass was cold. The pass key is 4711! Nobody knew."
-    assert telling_part(text, "What is the pass key?") == "The pass key is 4711! Nobody knew."
-    assert telling_part(text, "What is the pass key?", 8) == "The pass"
-    assert telling_part(text, "Warum?") == text and telling_part("word", "x") == "word"
+    assert excerpt(text, "What is the pass key?") == "The pass key is 4711! Nobody knew."
+    assert excerpt(text, "What is the pass key?", 8) == "The pass"
+    assert excerpt(text, "Warum?") == text and excerpt("word", "x") == "word"

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longitude.core.validate import UserError
-from longitude.reading.chunks import pieces
-from longitude.reading.documents import Document, document, documents
+from longitude.reading.documents import Document, document, documents, pieces
 
 PAGE = """<!DOCTYPE html>
 <html><head><title>The log</title><style>p { color: red }</style>
@@ -247,6 +246,6 @@ def test_pieces_come_one_by_one_and_keep_to_their_document() -> None:
 
     text = "word " * 2_000_000
     first = next(pieces([Document("long", text)], 500, count))
-    assert first.past <= 2000 and sum(counted) < 10_000
+    assert first.stop <= 2000 and sum(counted) < 10_000
     two = [Document("a", "one. two."), Document("b", "three.")]
     assert [piece.document.name for piece in pieces(two, 100, len)] == ["a", "b"]

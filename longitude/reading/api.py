@@ -1,0 +1,410 @@
+"""The function behind `longitude read`: a question about texts longer than a model's window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longitude.core.progress import Event, Progress, silent
+from longitude.core.validate import UserError, shown
+from longitude.reading.documents import Document, Piece, documents, excerpt, most_relevant, pieces
+from longitude.reading.select import (
+    AUTO,
+    METHODS,
+    Case,
+    Choice,
+    choose,
+    prior_runs,
+    required_extension,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from longitude.reading.generate import Answer, Step
+    from longitude.reading.llm import LLM
+    from longitude.reading.memwalker import Visit, Walk
+
+DEFAULT_MODEL = "tiny-rope"
+MAX_WINDOWS = {"nbce": 32, "windows": 8}  # in parallel, many windows drown the relevant one
+NBCE_WINDOW = 1024  # tokens, if not given
+MIN_WINDOW = 16  # tokens
+SEPARATOR = "\n\n"  # between two documents that are read as one text
+COUNTED, SAMPLES = 2**20, 16  # characters counted exactly, and samples of a longer text
+MEMORY = Path("/proc/meminfo")
+
+
+def ignore(*event: Any) -> None:
+    """Do nothing with an event."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read. Events go to callbacks: `on_text` gets the answer as it comes, `on_visit` each
+    step of MemWalker with its place, `notify` sentences for the user."""
+
+    model: str | None = None  # a name, folder, .gguf file or a server's URL; tiny-rope if None
+    by: str = AUTO  # or nbce, windows, memwalker, extend
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int | None = None
+    window: int | None = None  # tokens of text in a window; of a server, those it takes
+    most_windows: int | None = None  # 0: all; by default 32, or 8 in parallel
+    runs: Path = Path("runs")  # of `longitude extend`
+    out: Path = Path("runs/read")  # where MemWalker stores summaries
+    key: str | None = None  # of a server
+    device: str = "auto"
+    dtype: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    on_text: Callable[[str], None] = ignore
+    on_visit: Callable[[Visit, str], None] = ignore
+    notify: Callable[[str], None] = ignore
+    progress: Progress = silent
+
+    @property
+    def name(self) -> str:
+        """The model's name or URL."""
+        return DEFAULT_MODEL if self.model is None else self.model
+
+    @property
+    def server(self) -> bool:
+        """Whether the model is behind a server."""
+        return self.name.startswith(("http://", "https://"))
+
+
+@dataclass(frozen=True)
+class ReadResult:
+    """An answer and where it came from."""
+
+    answer: Answer | Walk
+    choice: Choice
+    model: str
+    question: str
+    documents: tuple[Document, ...]
+    pieces: tuple[Piece, ...] = ()  # the windows that were read
+
+    @property
+    def found(self) -> bool:
+        """False if MemWalker found no answer."""
+        return getattr(self.answer, "found", True)
+
+    def show(self, console: Console) -> None:
+        """Print the answer and its trace."""
+        from longitude.viz.reading import harmless
+
+        console.print(harmless(self.answer.text).strip(), markup=False, soft_wrap=True)
+        self.show_trace(console)
+
+    def show_trace(self, console: Console) -> None:
+        """Print where the answer came from: windows token by token, or the path through a tree."""
+        from longitude.viz import reading
+
+        for visit in getattr(self.answer, "path", ()):
+            where = place_of(self.documents, visit.start, visit.stop)
+            reading.by_path(visit.plain(), where, console)
+        if steps := getattr(self.answer, "steps", None):
+            wanted = f"{self.question} {self.answer.text}"
+            places = [
+                reading.Place(one.document.name, one.place, excerpt(one.text, wanted))
+                for one in self.pieces
+            ]
+            reading.by_windows(steps, places, console)
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """The answer and its trace, as text."""
+        from longitude.viz.terminal import render
+
+        return render(self.show, color=color, width=width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write answer and trace as a page (.html) or as Markdown (.md)."""
+        from longitude.viz.terminal import write_rendered
+
+        return write_rendered(self.show, Path(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        data = self.answer.plain()
+        for visit in data.get("path", ()):
+            visit["where"] = place_of(self.documents, visit["start"], visit["stop"])
+        if "steps" in data:
+            data["windows"] = [
+                {"document": one.document.name, "where": one.place}
+                | {"start": one.start, "stop": one.stop}
+                for one in self.pieces
+            ]
+        files = [{"standard input": "-"}.get(one.name, one.name) for one in self.documents]
+        used = {"model": self.model, "question": self.question, "files": files}
+        extension = self.choice.extension
+        scheme = {"scheme": extension.scheme} if extension else {}
+        return {**used, **data, "why": self.choice.why or None, **scheme}
+
+
+def read(
+    paths: Sequence[str],
+    question: str,
+    *,
+    options: ReadOptions = ReadOptions(),  # noqa: B008 (frozen)
+) -> ReadResult:
+    """Answer a question about files that may be longer than the model's window."""
+    _check(question, options)
+    texts = documents(paths)
+    if options.server:
+        from longitude.reading.llm import Server
+
+        why = "a server gives text, not logits" if options.by == AUTO else ""
+        server = Server(options.name, window=options.window, key=options.key)
+        return _walk(texts, question, server, Choice("memwalker", why), options)
+    loaded = _load(question, options)
+    window = _window(loaded, options)
+    full = SEPARATOR.join(one.text for one in texts)
+    choice = _choose(loaded, _count(full, loaded.count), window, options)
+    if choice.by == "memwalker":
+        from longitude.reading.llm import Local
+
+        if options.temperature:
+            raise UserError("memwalker takes the likeliest tokens: leave --temperature out.")
+        llm = Local(loaded.model, loaded.tokenizer, options.window)
+        return _walk(texts, question, llm, choice, options)
+    _announce(choice, options)
+    if choice.by == "extend":
+        parts = [Piece(one, 0, len(one.text)) for one in texts]
+        return _generate(loaded, question, [full], choice, texts, parts, options)
+    size = min(window, NBCE_WINDOW) if choice.by == "nbce" and options.window is None else window
+    parts = [one for one in pieces(texts, size, loaded.count) if one.text.strip()]
+    most = MAX_WINDOWS[choice.by] if options.most_windows is None else options.most_windows
+    if most and len(parts) > most:
+        options.notify(
+            f"{most} of {len(parts):,} windows are read, those with most of the question's words "
+            f"(--most-windows 0 reads all)."
+        )
+        parts = [parts[n] for n in most_relevant([p.text for p in parts], question, most)]
+    windows = [one.text for one in parts]
+    return _generate(loaded, question, windows, choice, texts, parts, options)
+
+
+def place_of(texts: Sequence[Document], start: int, stop: int) -> str:
+    """Where characters of the joined text are, by document."""
+    places, at = [], 0
+    for one in texts:
+        first, last = max(start - at, 0), min(stop - at, len(one.text))
+        if first < last:
+            places.append(f"{one.name}, {one.place(first, last)}")
+        at += len(one.text) + len(SEPARATOR)
+    return "; ".join(places)
+
+
+def _check(question: str, o: ReadOptions) -> None:
+    """Raise for mistakes that show before anything is read or loaded."""
+    from longitude.hf.generation import Sampling
+
+    if o.by not in (AUTO, *METHODS):
+        raise UserError(
+            f"--by is one of {', '.join((AUTO, *METHODS))}, but got {shown(o.by)}: use {AUTO}."
+        )
+    if not question.strip():
+        raise UserError("the question is empty: ask something with --question.")
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the question {shown(question)} is not UTF-8: write it so.") from None
+    if o.max_tokens < 1:
+        raise UserError(f"--max-tokens is 1 or more, but got {o.max_tokens}: use 64.")
+    if o.window is not None and o.window < 1:
+        raise UserError(f"--window is 1 token or more, but got {o.window}: leave it out.")
+    if o.most_windows is not None and o.most_windows < 0:
+        raise UserError(f"--most-windows is 0 (all) or more, but got {o.most_windows}: use 32.")
+    Sampling(o.temperature, 1.0, o.seed)
+    if o.server and o.by not in (AUTO, "memwalker"):
+        raise UserError(
+            f"--by {o.by} needs a model's logits, but {shown(o.name)} is a server, which gives "
+            f"text: use --by memwalker, or a checkpoint."
+        )
+
+
+def _announce(choice: Choice, options: ReadOptions) -> None:
+    if choice.why:
+        options.notify(f"by {choice.by}: {choice.why}.")
+
+
+# a checkpoint
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model with its tokenizer, the tokens of a prompt around a window, and its window."""
+
+    model: Any
+    tokenizer: Any
+    prompt: int
+    trained: int | None
+
+    def count(self, text: str) -> int:
+        from longitude.reading.generate import encode
+
+        return len(encode(self.tokenizer, text))
+
+
+def _load(question: str, o: ReadOptions) -> _Loaded:
+    from longitude.hf.loading import load
+    from longitude.hf.patch import trained_length
+    from longitude.reading.generate import prompt
+
+    if o.model is None:
+        o.notify(f"Using the bundled {o.name} (a toy model); pass --model for real answers.")
+    how = {"device": o.device, "dtype": o.dtype, "revision": o.revision}
+    loaded = load(o.name, quiet=True, trust_remote_code=o.trust_remote_code, **how)
+    model, tokenizer = loaded
+    if tokenizer is None:
+        raise UserError(f"{o.name} has no tokenizer, so it can't read text: give one that has.")
+    causal = not getattr(model.config, "is_encoder_decoder", False)
+    if not causal or model.get_output_embeddings() is None:
+        raise UserError(
+            f"{shown(o.name)} is no causal language model ({type(model).__name__}), so it "
+            f"can't answer: give one that writes."
+        )
+    return _Loaded(model, tokenizer, prompt(tokenizer, question).size, trained_length(model))
+
+
+def _window(loaded: _Loaded, o: ReadOptions) -> int:
+    """Tokens of text beside the question and the answer; raise if there is no room."""
+    if loaded.trained is None:
+        return o.window or NBCE_WINDOW
+    room = loaded.trained - loaded.prompt - o.max_tokens
+    if room < MIN_WINDOW:
+        raise UserError(
+            f"the question takes {loaded.prompt} tokens and the answer {o.max_tokens}, which "
+            f"leaves no room for text in the model's window of {loaded.trained:,}: ask a shorter "
+            f"one, or lower --max-tokens."
+        )
+    if o.window is not None and o.window > room:
+        raise UserError(
+            f"a window of {o.window:,} tokens with the question ({loaded.prompt}) and the "
+            f"answer ({o.max_tokens}) is more than the {loaded.trained:,} the model was "
+            f"trained on: give --window {room} at most."
+        )
+    return o.window or room
+
+
+def _count(text: str, count: Callable[[str], int]) -> int:
+    """How many tokens a text has; of a very long one an estimate from samples."""
+    if len(text) <= COUNTED:
+        return count(text)
+    starts = range(0, len(text), len(text) // SAMPLES)
+    parts = [text[at : at + COUNTED // SAMPLES] for at in starts]
+    return round(sum(map(count, parts)) / sum(map(len, parts)) * len(text))
+
+
+def _choose(loaded: _Loaded, tokens: int, window: int, o: ReadOptions) -> Choice:
+    """The method that was given, or the one that `auto` chooses."""
+    from longitude.extension.prepare import subject
+
+    if o.by not in (AUTO, "extend"):
+        return Choice(o.by, "")
+    need, chats = tokens + loaded.prompt + o.max_tokens, hasattr(loaded.tokenizer, "chat_template")
+    chats = chats and bool(loaded.tokenizer.chat_template)
+    case = Case(need, o.max_tokens, -(-tokens // window), loaded.trained, chats)
+    if loaded.trained is not None and need > loaded.trained:
+        target = subject(loaded.model, o.name, o.revision)
+        case = replace(case, extensions=prior_runs(o.runs, target))
+    if o.by == AUTO or need <= (loaded.trained or 0):
+        return choose(case)
+    return Choice("extend", "", required_extension(case, o.name))
+
+
+def _generate(
+    loaded: _Loaded,
+    question: str,
+    windows: list[str],
+    choice: Choice,
+    texts: Sequence[Document],
+    parts: Sequence[Piece],
+    o: ReadOptions,
+) -> ReadResult:
+    """An answer token by token; `parts` say where the windows are."""
+    import torch
+
+    from longitude.reading import extend, nbce
+    from longitude.reading import windows as parallel
+
+    def tell(step: Step) -> None:
+        o.on_text(step.text)
+
+    more: dict[str, Any] = {"max_new_tokens": o.max_tokens, "tell": tell}
+    if o.temperature:
+        more |= {"do_sample": True, "temperature": o.temperature}
+        if o.seed is not None:
+            torch.manual_seed(o.seed)  # transformers samples from the global generator
+    o.progress(Event("windows", 0, len(windows), job="read"))
+    model, tokenizer = loaded.model, loaded.tokenizer
+    with _out_of_memory_explained():
+        if choice.by == "extend":
+            scheme = choice.extension.scheme if choice.extension else None
+            answer = extend.answer(model, tokenizer, windows[0], question, scheme, **more)
+        elif choice.by == "nbce":
+            room = _cache_room(model.get_input_embeddings().weight.device)
+            answer = nbce.answer(model, tokenizer, windows, question, room=room, **more)
+        else:
+            answer = parallel.answer(model, tokenizer, windows, question, **more)
+    return ReadResult(answer, choice, o.name, question, tuple(texts), tuple(parts))
+
+
+def _cache_room(device: Any) -> int | None:
+    """Bytes for caches: three quarters of the free memory, if it is known."""
+    import torch
+
+    free = 0
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    elif device.type == "cpu" and MEMORY.is_file():
+        lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+        free = int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024
+    return free * 3 // 4 or None
+
+
+@contextmanager
+def _out_of_memory_explained() -> Iterator[None]:
+    from longitude.eval.perplexity import is_out_of_memory
+
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            "the windows do not fit into memory: lower --window or --most-windows, or use another "
+            "device or a smaller dtype."
+        ) from error
+
+
+# a tree
+
+
+def _walk(
+    texts: Sequence[Document], question: str, llm: LLM, choice: Choice, o: ReadOptions
+) -> ReadResult:
+    """An answer at the end of a walk through a tree of summaries."""
+    from longitude.reading import memwalker
+    from longitude.reading.tree import Built
+
+    _announce(choice, o)
+
+    def tell(event: Built | Visit) -> None:
+        if isinstance(event, Built):
+            figures = {"cached": f"{event.cached:,}"} if event.cached else {}
+            o.progress(Event("summaries", event.done, event.total, "read", figures))
+        else:
+            o.on_visit(event, place_of(texts, event.start, event.stop))
+
+    text = SEPARATOR.join(one.text for one in texts)
+    try:
+        walk = memwalker.read(text, question, llm, folder=o.out, tell=tell)
+    except KeyboardInterrupt:
+        o.notify(f"stopped: summaries are kept in {o.out}, the same command continues.")
+        raise
+    o.on_text(walk.text)
+    return ReadResult(walk, choice, o.name, question, tuple(texts))
