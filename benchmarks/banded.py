@@ -6,7 +6,7 @@ Without `--sweep` T5 and ALiBi by each way that could run them, beside plain cau
 cuDNN. With it the blocks of the kernel, under a bias that never goes flat, or of a band of
 `--window` distances (T5's is 128): forward, or with `--grad` those of each of its three backward
 kernels while the other two keep theirs; `--unbiased` without any bias. What wins belongs into
-`blocks_for` and `plan_for`.
+`blocks_for` of either kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +25,13 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from benchmarks.side_by_side import compare, show
 from longitude import Scheme, parse
 from longitude.ops import banded, flex
-from longitude.ops import sdpa_alibi as alibi
-from longitude.ops.band import Band, Part, reach_of
+from longitude.ops.bands import BandCall, plan_bands, reach_of
 from longitude.ops.inputs import AttentionInputs, prepare
 from longitude.ops.kernels import banded as kernel
 from longitude.ops.kernels import banded_backward as gradients
-from longitude.ops.kernels.banded_tile import Blocks
+from longitude.ops.kernels.banded import Blocks
+from longitude.ops.plan import Band, CallSpec, Step
+from longitude.ops.sdpa import run_alibi
 from longitude.parts.distance_bias import ByDistance
 
 PLAIN = "plain causal, cuDNN"
@@ -87,8 +87,7 @@ def training(x: list[Tensor], run: Callable[..., Tensor]) -> Callable[[], object
 def problem(text: str, *x: Tensor) -> AttentionInputs:
     (q, k, v), scheme, n = x, parse(text), x[0].shape[2]
     assert isinstance(scheme, Scheme)
-    return prepare(scheme, q, k, v, range(n), range(n), weights_of(scheme, q), scale=None,
-                   segments=None, length=None)  # fmt: skip
+    return prepare(scheme, q, k, v, range(n), range(n), weights_of(scheme, q))
 
 
 def each_way(x: list[Tensor], grad: bool) -> tuple[Ways, dict[str, float]]:
@@ -96,14 +95,14 @@ def each_way(x: list[Tensor], grad: bool) -> tuple[Ways, dict[str, float]]:
     ways: Ways = {}
     errors: dict[str, float] = {}
     runs: dict[str, tuple[str, Callable[[AttentionInputs], Tensor]]] = {
-        "T5, near band and cuDNN": ("t5()", banded.run),
-        "T5, one band": ("t5()", partial(altered, change={"far": None})),
+        "T5, near band and cuDNN": ("t5()", by_bands),
+        "T5, one band": ("t5()", one_band),
         "T5, flex": ("t5()", flex.run),
-        "ALiBi, banded within reach": ("alibi()", banded.run),
-        "ALiBi, banded": ("alibi()", partial(altered, change={"reached": False})),
+        "ALiBi, banded within reach": ("alibi()", by_bands),
+        "ALiBi, banded": ("alibi()", one_band),
         "ALiBi, extra dimensions": ("alibi()", alibi_by_cudnn),
         "ALiBi, flex": ("alibi()", flex.run),
-        "KERPLE, banded within reach": ("kerple_log()", banded.run),
+        "KERPLE, banded within reach": ("kerple_log()", by_bands),
     }
     for name, (text, run) in runs.items():
         once = partial(one_way, text, run)
@@ -117,18 +116,25 @@ def one_way(text: str, run: Callable[[AttentionInputs], Tensor], *x: Tensor) -> 
     return run(problem(text, *x))
 
 
-def altered(p: AttentionInputs, change: dict[str, Any]) -> Tensor:
-    """The banded way under a plan of which something is changed."""
-    plan = banded.plan_of(p)
-    if plan.far is not None and "far" in change:  # the near band is the whole again
-        piece = plan.pieces[0]
-        change = change | {"pieces": (piece._replace(band=Band(piece.band.lo, p.q.shape[2])),)}
-    return banded.run_plan(p, replace(plan, **change))
+def by_bands(p: AttentionInputs) -> Tensor:
+    """As planned."""
+    return banded.run(p, plan_bands(CallSpec.of(p)))
+
+
+def one_band(p: AttentionInputs) -> Tensor:
+    """Without a far tile, and without leaving negligible keys out."""
+    plan = plan_bands(CallSpec.of(p))
+    near: Step = plan.steps[-1]
+    (piece,), table = near.bands, near.table
+    assert table is not None
+    piece = piece._replace(band=Band(piece.band.lo, p.q.shape[2]))
+    near = replace(near, bands=(piece,), table=table._replace(reached=False))
+    return banded.run(p, replace(plan, steps=(near,)))
 
 
 def alibi_by_cudnn(p: AttentionInputs) -> Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return alibi.run(p)
+        return run_alibi(p)
 
 
 def error(p: AttentionInputs, out: Tensor) -> float:
@@ -150,8 +156,10 @@ def sweep(x: list[Tensor], args: argparse.Namespace) -> tuple[Ways, dict[str, fl
     """Blocks of the kernel, or of each of the three that make its gradients."""
     grad, window = args.grad, args.window
     p = problem("kerple_log()", *x)
-    bias = banded.bias_of(p, banded.plan_of(p))
-    part = Part(x[0], x[1], x[2], bias, Band(0, window or x[0].shape[2]), p.scale)
+    table = plan_bands(CallSpec.of(p)).steps[-1].table
+    assert table is not None
+    bias = banded.bias_of(p, table)
+    part = BandCall(x[0], x[1], x[2], bias, Band(0, window or x[0].shape[2]), p.scale)
     if args.unbiased:
         part = part._replace(bias=None)
     elif not window:
@@ -164,7 +172,7 @@ def sweep(x: list[Tensor], args: argparse.Namespace) -> tuple[Ways, dict[str, fl
                 ways[str(sizes)] = run
         return ways, {}
     out, lse = kernel.banded(part)
-    plan, seed = gradients.plan_for(x[0], x[2]), torch.randn_like(out)
+    plan, seed = gradients.blocks_for(x[0], x[2]), torch.randn_like(out)
     for name in plan._fields:
         for sizes in product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
             if name == "diagonals" and (sizes[0] != sizes[1] or args.unbiased):

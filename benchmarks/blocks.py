@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.side_by_side import compare, show
-from longitude.ops.gather_windows import Windows, windows
-from longitude.ops.kernels import gather_windows as stack
-from longitude.ops.kernels import merge
-from longitude.ops.kernels import rope as turn
-from longitude.ops.lse_join import Part
+from longitude.ops.kernels import merge, rope
+from longitude.ops.lse_merge import TileOutput, Windows, windows
 
 Ways = dict[str, Callable[[], object]]
 
@@ -59,10 +56,10 @@ def turning(args: argparse.Namespace) -> Ways:
     ways: Ways = {"copy": lambda: (q.clone(), k.clone())}
     tokens = (1,) if args.tokens == 1 else (4, 8, 16, 32, 64)
     for sizes in product(tokens, (1, 2, 4, 8, 16), (1, 2, 4, 8)):
-        blocks = turn.Blocks(*sizes)
+        blocks = rope.Blocks(*sizes)
         each = blocks.tokens * blocks.heads * args.dim // 2 / (32 * blocks.warps)
         if 4 <= each <= 64:  # pairs a thread: fewer waste it, more spill
-            ways[str(blocks)] = lambda blocks=blocks: turn.turned(
+            ways[str(blocks)] = lambda blocks=blocks: rope.rotate_qk(
                 q, k, tables, tables, args.pairs, blocks=blocks
             )
     return ways
@@ -71,10 +68,10 @@ def turning(args: argparse.Namespace) -> Ways:
 def joining(args: argparse.Namespace) -> Ways:
     n, w, count = args.tokens, args.window, args.tokens // args.window
 
-    def part(tiles: int, height: int, top: int, flipped: bool) -> Part:
+    def part(tiles: int, height: int, top: int, flipped: bool) -> TileOutput:
         shape = (tiles, args.batch, args.kv_heads, height, args.heads // args.kv_heads, args.dim)
         lse = drawn(*shape[:3], shape[4], height, dtype=torch.float32)
-        return Part(
+        return TileOutput(
             drawn(*shape).transpose(3, 4), lse, [top + w * t for t in range(tiles)], flipped
         )
 
@@ -108,9 +105,9 @@ def stacking(args: argparse.Namespace) -> Ways:
         "torch": lambda: [windows(*source).flip(3) for source in sources],
     }
     for sizes in product((8, 16, 32, 64), (1, 2, 4, 8)):
-        blocks = stack.Blocks(*sizes)
+        blocks = merge.Blocks(*sizes)
         if 8 <= blocks.rows * args.dim / (32 * blocks.warps) <= 64:
-            ways[str(blocks)] = lambda blocks=blocks: stack.stack(sources, True, blocks=blocks)
+            ways[str(blocks)] = lambda blocks=blocks: merge.stack(sources, True, blocks=blocks)
     return ways
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from benchmarks.side_by_side import compare, show
 from benchmarks.suites.timing import graphed
 from longitude import Scheme, attention, parse
-from longitude.ops.aten import forward, operator_for
 from longitude.ops.decode import DecodePlan, Run, TableSpec, make_decode_plan
 from longitude.ops.kernels.decode import Blocks, decode
+from longitude.ops.lse_merge import forward, operator_for
 
 BASELINE = "flash attention, keys turned before"
 

@@ -71,15 +71,14 @@ def _published(scheme: Scheme, qkv: Qkv) -> Run:
     n = q.shape[2]
     if q.shape[0] * q.shape[1] * n * n > DENSE:
         raise Unfit("its matrices of scores would not fit into memory")
-    options = {"scale": None, "segments": None, "length": None}
-    p = prepare(scheme, q, k, v, range(n), range(n), None, **options)  # type: ignore[arg-type]
+    p = prepare(scheme, q, k, v, range(n), range(n))
     i, j = torch.arange(n, device=q.device)[:, None], torch.arange(n, device=q.device)
     group = q.shape[1] // k.shape[1]
 
     def run() -> Tensor:
         scores = q.new_full((), float("-inf"))
         for one in make_passes(p):
-            a, b = one.turned()
+            a, b = one.rotated()
             product = a @ b.repeat_interleave(group, 1).mT * p.scale
             scores = torch.where(visible(one.areas, i, j), product, scores)
         return scores.softmax(-1, torch.float32).to(q.dtype) @ v.repeat_interleave(group, 1)

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from benchmarks.suites.rope import Pair, Turn, ours
 from benchmarks.suites.setup import Setup
 from benchmarks.suites.timing import Run, seconds
-from longitude.ops.flex import _flex as compiled_flex
+from longitude.ops.flex import compiled_flex
 
 Qkv = tuple[Tensor, Tensor, Tensor]
 NAMES = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "xformers"}

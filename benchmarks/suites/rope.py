@@ -109,9 +109,9 @@ def ours(t: Turn) -> Apply:
     """The kernel where there is one, otherwise the eager rotation."""
     cos, sin = t.tables()
     if usable(t.q):
-        from longitude.ops.kernels.rope import turned
+        from longitude.ops.kernels.rope import rotate_qk
 
-        return lambda q, k: turned(q, k, (cos, sin), (cos, sin), t.pairs)
+        return lambda q, k: rotate_qk(q, k, (cos, sin), (cos, sin), t.pairs)
     return lambda q, k: (apply_rotary(q, cos, sin, t.pairs), apply_rotary(k, cos, sin, t.pairs))
 
 

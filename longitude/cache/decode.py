@@ -20,9 +20,9 @@ from longitude.cache.rotated_keys import Keys
 from longitude.core.part import Pos, Region, Weights, by_rows
 from longitude.core.scheme import Scheme
 from longitude.ops import decode as decoding
-from longitude.ops.aten import forward, operator_for
 from longitude.ops.attention import attention
 from longitude.ops.inputs import prepare
+from longitude.ops.lse_merge import forward, operator_for
 from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from longitude.core.part import Pos, Region, as_tensor, by_rows
 from longitude.core.scheme import Scheme
 from longitude.ops.decode import Line, Run, frame_of
-from longitude.ops.passes import region_areas
-from longitude.ops.tiles import tiles
+from longitude.ops.passes import region_areas, tiles
 
 MOST = 16  # runs of one sequence; positions in more pieces are no runs at all
 Span = tuple[int, int]  # columns from the first up to the second

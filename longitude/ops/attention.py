@@ -1,33 +1,33 @@
-"""`attention`: one function over every scheme, and the choice of the backend that runs it."""
+"""`attention`: one function over every scheme. It validates its inputs, plans, and runs the plan.
+
+Under `torch.compile` one kind of call is seen by the compiler: a call over contiguous positions
+that is one pass, full or causal, is a rotation and SDPA. Its tables are constants of the graph,
+made while the compiler traces, and the rotation fuses with what stands before it. Every other call
+leaves the graph and runs as it would without a compiler.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache
-from importlib import import_module
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from longitude.core.part import Pos, Weights
 from longitude.core.scheme import Scheme
-from longitude.core.validate import UserError
-from longitude.ops import eager
-from longitude.ops import sdpa as native
-from longitude.ops.eager import Scores
+from longitude.ops.eager import Scores, scores
 from longitude.ops.inputs import AttentionInputs, prepare
-
-Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
-BACKENDS = ("eager", "native", "flex", "banded", "alibi")
-AUTO = ("banded", "alibi", "flex", "native", "eager")  # asked in turn; the last runs everything
-FEW = 16  # queries that leave a card idle where each block of them is a program
-Call = tuple[Scheme, Tensor, Tensor, Tensor, Pos, Pos, Weights | None]  # what prepare takes
+from longitude.ops.passes import make_passes
+from longitude.ops.plan import Backend, Kernel, Plan, make_plan
+from longitude.parts.rope import Pairs, apply_rotary
+from longitude.parts.rotary_tables import Tables, cos_sin
 
 
 def attention(
-    scheme: Scheme,
+    scheme: Scheme | str,
     q: Float[Tensor, "b h nq d"],
     k: Float[Tensor, "b hkv nk d"],
     v: Float[Tensor, "b hkv nk dv"],
@@ -44,17 +44,17 @@ def attention(
     sink_logits: Float[Tensor, " h"] | None = None,
     length: int | Sequence[int] | Int[Tensor, " b"] | None = None,
 ) -> Float[Tensor, "b h nq dv"]:
-    """Attention under a scheme. Keys come unturned, with their positions; heads may be grouped.
+    """Attention under a scheme. Keys come pre-RoPE, with their positions; heads may be grouped.
 
     Args:
-        q_pos, k_pos: a `range` where positions are contiguous (the fast way), a tensor otherwise.
+        q_pos, k_pos: a `range` where positions are contiguous (fastest), a tensor otherwise.
         weights: the learned parts' weights, named part.weight, as `scheme.init` makes them.
         scale: on the logits; 1/√d by default.
         softcap: logits become softcap · tanh(logits / softcap).
         key_padding: True where a key is padding and must not be seen.
-        segments: one id a token; tokens see only their own. A pair where queries are not the keys.
-        sink_logits: one more logit a head in the softmax, whose value is nothing.
-        length: what length-dependent frequencies take for the total length, one number or one a
+        segments: one id per token; tokens see their own. A pair where queries differ from keys.
+        sink_logits: one more logit per head in the softmax, whose value is zero.
+        length: what length-dependent frequencies take for the total length, one number or one per
             sequence; by default each sequence's last position + 1. Fix it for the life of a cache.
     """
     options = {
@@ -62,21 +62,60 @@ def attention(
         "segments": segments, "sink_logits": sink_logits, "length": length,
     }  # fmt: skip
     call = (scheme, q, k, v, q_pos, k_pos, weights)
-    if torch.compiler.is_compiling():
-        from longitude.ops.compiled import traced  # late: it imports the compiler
+    if not torch.compiler.is_compiling():
+        return _attention(call, backend, options)
+    traced = None
+    if backend == "auto" and isinstance(scheme, Scheme):
+        traced = _traceable(scheme, q, k, q_pos, k_pos, options)
+    if traced is None:
+        return _outside_graph(call, backend, options)  # type: ignore[call-issue]
+    if traced.q is not None and traced.k is not None:
+        q, k = apply_rotary(q, *traced.q, traced.pairs), apply_rotary(k, *traced.k, traced.pairs)
+    grouped = q.shape[1] != k.shape[1]
+    return sdpa(q, k, v, is_causal=traced.causal, scale=traced.scale, enable_gqa=grouped)
 
-        return traced(call, backend, options)
-    return run(call, backend, options)
+
+def _attention(call: tuple[Any, ...], backend: str, options: dict[str, Any]) -> Tensor:
+    inputs = prepare(*call, **options)
+    return run(inputs, make_plan(inputs, backend))
 
 
-def run(call: Call, backend: str, options: dict[str, Any]) -> Tensor:
-    """A call outside any graph that is being traced."""
-    p = prepare(*call, **options)
-    return module(backend, p).run(p)
+_outside_graph = torch.compiler.disable(_attention)
+
+
+def run(p: AttentionInputs, plan: Plan) -> Tensor:
+    """Run a plan. Backends are imported when first used: flex brings the compiler."""
+    if not plan.steps:
+        return p.zeros()
+    match plan.steps[-1].kernel:
+        case Kernel.EAGER:
+            from longitude.ops import eager
+
+            return eager.run(p)
+        case Kernel.FLEX:
+            from longitude.ops import flex
+
+            return flex.run(p)
+        case Kernel.BANDED:
+            from longitude.ops import banded
+
+            return banded.run(p, plan)
+        case Kernel.DECODE:
+            from longitude.ops import decode
+
+            return decode.attend(p)
+        case Kernel.SDPA | Kernel.SDPA_MASKED | Kernel.SDPA_ALIBI:
+            from longitude.ops import sdpa as one_call
+
+            return one_call.run(p, plan.steps[0])
+        case _:
+            from longitude.ops import lse_merge
+
+            return lse_merge.run(p, plan)
 
 
 def terms(
-    scheme: Scheme,
+    scheme: Scheme | str,
     q: Float[Tensor, "b h nq d"],
     k: Float[Tensor, "b hkv nk d"],
     q_pos: range | Real[Tensor, " nq"] | Real[Tensor, "#b nq"],
@@ -89,57 +128,54 @@ def terms(
     `options` are those of `attention` that scores depend on: scale, softcap, key_padding, segments,
     length.
     """
-    options = {"scale": None, "segments": None, "length": None, **options}
-    return eager.scores(prepare(scheme, q, k, k, q_pos, k_pos, weights, **options))
+    return scores(prepare(scheme, q, k, k, q_pos, k_pos, weights, **options))
 
 
-def module(backend: str, p: AttentionInputs) -> Any:
-    """The backend that runs a call: the one asked for, or the fastest that does not refuse."""
-    if backend == "auto":
-        return _loaded(next(name for name, why in considered(p) if why is None))
-    if backend not in BACKENDS:
-        raise UserError(f"no backend is called {backend!r}: use auto, {', '.join(BACKENDS)}.")
-    chosen = _loaded(backend)
-    if why := chosen.refuses(p):
-        raise UserError(f"{backend} can't run {p.scheme}: {why}; use backend='eager' or 'auto'.")
-    return chosen
+class _Traceable(NamedTuple):
+    """The constants of a call of one pass: its mask, its scale, and the tables that rotate it."""
+
+    causal: bool
+    scale: float
+    q: Tables | None = None
+    k: Tables | None = None
+    pairs: Pairs = "half"
 
 
-def considered(p: AttentionInputs) -> Iterator[tuple[str, str | None]]:
-    """The backends that `auto` asks, each with why it does not run the call, until one does."""
-    for name in AUTO:
-        why = _slower(name, p) or _loaded(name).refuses(p)
-        yield name, why
-        if why is None:
-            return
-
-
-@cache
-def _loaded(backend: str) -> Any:
-    """A backend's module, imported when it is asked: flex brings the compiler."""
-    module = {"native": "sdpa", "alibi": "sdpa_alibi"}.get(backend, backend)
-    return import_module(f"longitude.ops.{module}")
-
-
-def _slower(backend: str, p: AttentionInputs) -> str | None:
-    """Why a backend that could run the call is passed over: another is faster, or closer."""
-    if backend not in ("banded", "alibi", "flex"):
+def _traceable(
+    scheme: Scheme, q: Tensor, k: Tensor, q_pos: Pos, k_pos: Pos, options: dict[str, Any]
+) -> _Traceable | None:
+    """The constants of a call that is one pass over contiguous positions, or None."""
+    given = [name for name, value in options.items() if value is not None and name != "dropout"]
+    if scheme.bias or scheme.scale or given or options["dropout"]:
         return None
-    if not p.q.is_cuda:
-        return "it pays on CUDA only"
-    if backend == "alibi" and p.q.dtype not in (torch.float16, torch.bfloat16):
-        return "in the wider types its extra dimensions round more than plain attention does"
-    if backend == "banded" and p.q.shape[2] < FEW:
-        return f"fewer than {FEW} queries leave its programs too few"
-    if p.q.shape[2] == 1:
-        return "a single query is one pass of a plain kernel"
-    if not native.by_mask(p):
-        return _by_positions(backend, p)
-    return None
+    if not (isinstance(q_pos, range) and isinstance(k_pos, range)):
+        return None
+    # made anew, a range's ends are constants to a compiler; the sizes of tensors need not be
+    q_pos, k_pos = (range(pos.start, pos.stop, pos.step) for pos in (q_pos, k_pos))
+    if len(q_pos) != q.shape[2] or len(k_pos) != k.shape[2]:
+        return None  # outside the graph, where validation raises
+    if q_pos.step != 1 or k_pos.step != 1 or len(q_pos) < 2 or not k_pos:
+        return None
+    ends = (q_pos.start, q_pos.stop, k_pos.start, k_pos.stop)
+    rest = (q.shape[3], torch.promote_types(q.dtype, torch.float32), q.device)
+    return scheme.settled(_constants, scheme.written, ends, *rest)
 
 
-def _by_positions(backend: str, p: AttentionInputs) -> str | None:
-    """The same where positions alone decide: bands are for half types, and for several areas."""
-    if backend != "banded" or p.q.dtype not in (torch.float16, torch.bfloat16):
-        return "positions alone decide here, which plain kernels read as tiles"
-    return "one call of a plain kernel does it" if native.single(p) else None
+def _constants(
+    scheme: Scheme, ends: tuple[int, int, int, int], d: int, dtype: torch.dtype,
+    device: torch.device,
+) -> _Traceable | None:  # fmt: skip
+    q_pos, k_pos = range(*ends[:2]), range(*ends[2:])
+    q, k = (torch.empty(1, 1, len(pos), d, dtype=dtype, device="meta") for pos in (q_pos, k_pos))
+    p = prepare(scheme, q, k, k, q_pos, k_pos)
+    step = make_plan(p).steps[0]
+    if step.kernel is not Kernel.SDPA:
+        return None
+    causal, region = step.tiles[0].kind == "lower", make_passes(p)[0].region
+    if scheme.rotary is None or region is None:
+        return _Traceable(causal, p.scale)
+    centre = float(q_pos[-1]) if scheme.rotary.decay else 0.0
+    how = {"dtype": dtype, "device": device, "centre": centre}
+    q_tables = cos_sin(scheme.rotary, region, "q", q_pos, d, p.q_length, **how)
+    k_tables = cos_sin(scheme.rotary, region, "k", k_pos, d, p.k_length, **how)
+    return _Traceable(causal, p.scale, q_tables, k_tables, scheme.rotary.pairs)

@@ -1,252 +1,352 @@
-"""Bands of distances by a kernel that knows them: windows, remaps, and the biases of the distance
-alone (T5, ALiBi, KERPLE, Sandwich).
+"""Bands of distances in one running softmax, with exact gradients.
 
-The biases of a call are one table, a row a head, an entry a distance. Every area of every pass is a
-band of pairs, and a band after the other goes into one softmax, each starting from what stands so
-far (`band.Start`), so nothing has to be merged. What a remap or a bias that has gone flat leaves
-far away is one tile of the fastest plain kernel, which comes first: beyond `flat_beyond` a bias
-adds one number a head, which is a shift of the log-sum-exp. Only a narrow band is left for ours.
+For windows, remaps, and the biases of the distance alone (T5, ALiBi, KERPLE, Sandwich).
+
+Every area of every pass is a band of pairs (`bands`). Each band starts from the output and
+log-sum-exp that stand so far, so nothing has to be merged. What a remap or a flat bias leaves far
+away is one tile of a plain kernel, which comes first; where a bias has gone flat, its log-sum-exp
+is shifted by one number per head. Every gradient is a band's own, under the log-sum-exp of the
+whole softmax. The table's gradient needs nothing of the far tile: a row's ds add up to zero, so the
+last entry's gradient is what the others (and a sink) lack.
+
+A causal window without a bias is differentiated faster by other kernels than by ours: by torch's
+FlashAttention 2 with a window argument, or, over blocks as long as the window is wide, by cuDNN's
+causal kernel: a lower triangle in each block and an upper one over the block before it, which is a
+lower one with rows and columns reversed (two thirds of FlashAttention's time on an H200).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from longitude.core.part import Dims, HasWeights
-from longitude.core.region import FAR, Area
-from longitude.core.scheme import Scheme
-from longitude.ops import swa_cudnn as paved
-from longitude.ops import swa_flash as windowed
-from longitude.ops.aten import CUDNN, Operator, cudnn_for, operator_for
-from longitude.ops.band import TWIN, Band, Bias, Chunk, Gradients, Part, Way
-from longitude.ops.band_table import table_of
-from longitude.ops.banded_autograd import Banded, Far, Piece, Plan, chained, turning
-from longitude.ops.inputs import AttentionInputs, contiguous
-from longitude.ops.kernels.launch import usable
-from longitude.ops.passes import make_passes, region_areas
-from longitude.ops.rented import BANDS, BIASED, Rent, operations
-from longitude.ops.tiles import Tile, tiles
+from longitude.core.part import Bias as BiasPart
+from longitude.core.part import Weights
+from longitude.ops.bands import (
+    REFERENCE,
+    BandCall,
+    BandGradients,
+    BandKernels,
+    Bias,
+    Start,
+    reach_of,
+)
+from longitude.ops.inputs import AttentionInputs, weights_of
+from longitude.ops.kernels.launch import triton_available
+from longitude.ops.lse_merge import (
+    OPERATORS,
+    Forward,
+    Operator,
+    Windows,
+    backward,
+    forward,
+    sink_gradients,
+    stacked,
+    windows,
+)
+from longitude.ops.passes import Rotation, make_passes, some
+from longitude.ops.plan import BandPiece, Kernel, Plan, Step, TableSpan
 from longitude.parts.distance_bias import ByDistance
+from longitude.parts.rotary_tables import Memo, Tables
 
-LARGEST_HEAD = 256
-LONG = 1024  # from so many queries on it pays to ask how far a bias lets them reach
-WORTH = 8  # a far band pays for its own launch where this many near ones fit into the rows
-CHUNKS = 128  # rows of a block, which must lie in one chunk
-RENT, RENT_BIASED = Rent.of(BANDS), Rent.of(BIASED)
-TRAINED = 5  # a call whose gradients are wanted saves about so many times as much
-LARGE = paved.LEAST  # rows from which on a far tile pays for its own launch, too
-
-
-def refuses(p: AttentionInputs) -> str | None:
-    """Why the banded kernel can't run the call, or None."""
-    if not all(map(by_distance, p.scheme.bias)):
-        return "its table is of distances, and needs biases of the distance alone"
-    if not contiguous(p.q_pos, p.k_pos) or p.hides:
-        return "it reads pairs off contiguous positions (ranges), with no padding or segments"
-    if p.softcap or p.dropout:
-        return "it has neither soft-capping nor dropout"
-    if p.overflows:
-        return "the decay over so many queries at once would overflow float32"
-    if any((area.top, area.bottom) != (None, None) for area in _areas(p)):
-        return "it runs bands of distances, and not of rows"
-    if why := _refuses_chunks(p):
-        return why
-    return _refuses_tensors(p)
+aten = torch.ops.aten
+TABLE_NUMBERS = 2**24  # of all memoised tables together
+ALL = slice(None)
+# rotated(pass, rows, columns): these rows of q and columns of k as that pass rotates them
+Rotated = Callable[[int, slice, slice], tuple[Tensor, Tensor]]
+Rotations = tuple[Rotation | None, ...]  # of every pass
 
 
-def _refuses_chunks(p: AttentionInputs) -> str | None:
-    """Blocks of rows must lie in one chunk each, and gradients know of none."""
-    found = [area.chunks for area in _areas(p) if area.chunks]
-    if not found:
-        return None
-    assert isinstance(p.q_pos, range)
-    if p.scheme.bias or any(len(chunks) > 1 for chunks in found):
-        return "it runs chunks of one size, and no bias with them"
-    if any(c.size % CHUNKS or p.q_pos[0] % CHUNKS for chunks in found for c in chunks):
-        return f"it runs chunks that are multiples of {CHUNKS} tokens"
-    given = (p.q, p.k, p.v, p.sink_logits)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
-        return "it has no gradients of chunks"
-    return None
-
-
-def _refuses_tensors(p: AttentionInputs) -> str | None:
-    if not usable(p.q):
-        return "it is a Triton kernel, for CUDA devices"
-    if p.q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or p.scale <= 0:
-        return "it takes float16, bfloat16 and float32, and a scale above zero"
-    if max(p.q.shape[-1], p.v.shape[-1]) > LARGEST_HEAD:
-        return f"it takes heads of up to {LARGEST_HEAD}"
-    return None
-
-
-def _areas(p: AttentionInputs) -> tuple[Area, ...]:
-    return tuple(area for one in make_passes(p) for area in one.areas)
-
-
-@lru_cache(maxsize=1024)
-def by_distance(part: HasWeights) -> bool:
-    """Whether a bias is a function of the head and the distance: asked of it at its smallest."""
-    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
-    pos = torch.zeros(1, 1, dtype=torch.int64)
-    weights = part.init(dims, torch.Generator().manual_seed(0))
-    return isinstance(part.term(one, one, pos, pos, weights, 1.0), ByDistance)  # type: ignore[attr-defined]
-
-
-def run(p: AttentionInputs, way: Way | None = None) -> Tensor:
-    """Attention, band after band: by the kernels, or by the way that is given."""
-    if p.q.numel() == 0 or p.k.shape[2] == 0:
-        return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
-    plan = plan_of(p)
-    return run_plan(p, plan.bands if plan.bands and _unpaid(p, plan) else plan, way)
-
-
-def _unpaid(p: AttentionInputs, plan: Plan) -> bool:
-    """Whether the far tile's kernel would have to plan, which its shape has not paid for: our own
-    runs it until then."""
-    if plan.far is None or plan.far.operator is not CUDNN:
-        return False
-    tile, q = plan.far.tile, p.q[:, :, plan.far.rows]
-    shape = (tuple(q.shape), p.k.shape[1], tile.width, tile.kind)
-    rent = RENT_BIASED if p.scheme.bias else RENT
-    share = TRAINED if torch.is_grad_enabled() and q.requires_grad else 1
-    return rent.due(q, shape, share * operations(q, tile.width, plan.far.causal))
-
-
-def run_plan(p: AttentionInputs, plan: Plan, way: Way | None = None) -> Tensor:
-    """The same under a plan: a benchmark compares several."""
-    if not plan.pieces:
-        return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
-    way, bias = way or _way(p.q), bias_of(p, plan)
-    turns = tuple(one.turn() for one in make_passes(p))
-    given = (p.q, p.k, p.v, p.sink_logits, None if bias is None else bias.table)
-    if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)):
-        turned = turning(plan, p.q, p.k, turns)
-        return chained(way, plan, turned, p.v, bias, p.sink_logits).out
+def run(p: AttentionInputs, plan: Plan, kernels: BandKernels | None = None) -> Tensor:
+    """Attention, band after band: by our kernels, or by those given."""
+    *far, near = plan.steps
+    bias = None if near.table is None else bias_of(p, near.table)
+    bands = _Bands(
+        kernels or _kernels(p.q), near.bands, far[0] if far else None, near.table, p.scale,
+        tuple(one.rotation() for one in make_passes(p)),
+    )  # fmt: skip
+    if not p.needs_grad:
+        return bands.forward(bands.rotated(p.q, p.k), p.v, bias, p.sink_logits).out
     table, _, ahead = bias or (None, 0, None)
-    return Banded.apply(  # type: ignore[no-any-return]
-        (way, plan, turns), p.q, p.k, p.v, table, ahead, p.sink_logits
-    )
+    return _Banded.apply(bands, p.q, p.k, p.v, table, ahead, p.sink_logits)  # type: ignore[no-any-return]
 
 
-def _way(q: Tensor) -> Way:
-    if not usable(q):
-        return TWIN
-    from longitude.ops.kernels.banded_backward import WAY  # late: it imports Triton
+def _kernels(q: Tensor) -> BandKernels:
+    if not triton_available(q.device):
+        return REFERENCE
+    from longitude.ops.kernels.banded_backward import KERNELS  # late: it imports Triton
 
-    return Way(WAY.forward, _backward)
-
-
-def _backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool,
-              wide: bool) -> Gradients:  # fmt: skip
-    """A band's gradients by the quickest kernels; but for our own they are in the type of its
-    tensors, wide or not."""
-    from longitude.ops.kernels.banded_backward import backward
-
-    if paved.takes(part) and not paved.due(part):
-        return paved.backward(part, grad, out, lse)
-    if windowed.takes(part):
-        return windowed.backward(part, grad, out, lse)
-    return backward(part, grad, out, lse, table, wide)
+    return KERNELS
 
 
-def plan_of(p: AttentionInputs) -> Plan:
-    """The pieces of a call; what is far apart as one tile, where it is worth its launch."""
+class _Output(NamedTuple):
+    """The output, its log-sum-exp, what the far tile's backward needs, how far bands reached."""
+
+    out: Tensor
+    lse: Tensor
+    extra: tuple[Any, ...]
+    reaches: list[Tensor | None]
+
+
+class _Bands(NamedTuple):
+    """What a call computes, but for its tensors."""
+
+    kernels: BandKernels
+    pieces: tuple[BandPiece, ...]
+    far: Step | None
+    table: TableSpan | None
+    scale: float
+    rotations: Rotations
+
+    def forward(
+        self, rotated: Rotated, v: Tensor, bias: Bias | None, sinks: Tensor | None
+    ) -> _Output:
+        """Every band in turn. What a band has read is freed before the next is rotated."""
+        start, extra, reaches = None, (), []
+        if self.far is not None:
+            rows, columns, causal = _where(self.far)
+            q, k = rotated(self.far.passes[0], rows, columns)
+            operator = OPERATORS[self.far.kernel]
+            ran = forward(operator, q, k, some(v, columns), causal, self.scale)
+            lse = ran.lse.float() if bias is None else ran.lse.float() + bias.table[:, -1:]
+            start, extra = Start(ran.out, lse, rows.start), ran.extra
+        for piece in self.pieces:
+            call = self.call(piece, rotated, v, bias)
+            if self.table is not None and self.table.reached:
+                call = call._replace(reach=reach_of(call))
+            reaches.append(call.reach)
+            start = Start(*self.kernels.forward(call, start))
+            del call
+        assert start is not None
+        out, lse = start.out, start.lse
+        if sinks is not None:
+            total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+            out, lse = (out * (lse - total).exp()[..., None]).to(v.dtype), total
+        return _Output(out, lse, extra, reaches)
+
+    def call(self, piece: BandPiece, rotated: Rotated, v: Tensor, bias: Bias | None) -> BandCall:
+        """A band's tensors, its columns cut and its table counted from them."""
+        columns = slice(*piece.columns)
+        q, k = rotated(piece.pass_index, ALL, columns)
+        bias = bias and bias._replace(first=bias.first + columns.start)
+        return BandCall(q, k, some(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
+
+    def rotated(self, q: Tensor, k: Tensor) -> Rotated:
+        """q and k rotated when they are needed: in full, and once, where several bands share it."""
+        uses = Counter(piece.pass_index for piece in self.pieces)
+        if self.far is not None:
+            uses[self.far.passes[0]] += 1
+        latest: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def rotated(n: int, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+            rotation = self.rotations[n]
+            if rotation is None:
+                return some(q, rows), some(k, columns)
+            if uses[n] == 1:
+                return rotation.cut(rows, columns).apply(some(q, rows), some(k, columns))
+            if n not in latest:
+                latest.clear()
+                latest[n] = rotation.apply(q, k)
+            return some(latest[n][0], rows), some(latest[n][1], columns)
+
+        return rotated
+
+
+def _where(far: Step) -> tuple[slice, slice, bool]:
+    """The rows and columns of the far tile, and whether it is causal."""
+    (t,) = far.tiles
+    return slice(t.top, t.top + t.height), slice(t.left, t.left + t.width), t.kind == "lower"
+
+
+class _Banded(torch.autograd.Function):
+    """apply(bands, q, k, v, table, ahead, sinks).
+
+    q and k are saved pre-RoPE and rotated again for the gradients, which takes less time than the
+    memory of every rotation would.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bands: _Bands, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None,
+                ahead: Tensor | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
+        bias = None if table is None else Bias(table, bands.table.first, ahead)  # type: ignore[union-attr]
+        made = bands.forward(bands.rotated(q, k), v, bias, sinks)
+        ctx.bands, ctx.extra, ctx.reaches = bands, made.extra, made.reaches
+        ctx.save_for_backward(q, k, v, table, sinks, made.out, made.lse)
+        return made.out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        bands, grad = ctx.bands, grad_outputs[0]
+        q, k, v, table, sinks, out, lse = ctx.saved_tensors
+        rotated = bands.rotated(q, k)
+        bias = None if table is None else Bias(table, bands.table.first)
+        totals = _GradientSum((q, k, v), bands.rotations)
+        wide = len(bands.pieces) > 1 or bands.far is not None
+        d_table = torch.zeros_like(bias.table) if bias and ctx.needs_input_grad[4] else None
+        for piece, reach in zip(bands.pieces, ctx.reaches, strict=True):
+            call = bands.call(piece, rotated, v, bias)._replace(reach=reach)
+            if piece.backward is Kernel.FLASH:
+                made = window_backward_flash(call, grad, out, lse)
+            elif piece.backward in OPERATORS:
+                made = window_backward_tiles(call, grad, out, lse, OPERATORS[piece.backward])
+            else:
+                made = bands.kernels.backward(call, grad, out, lse, d_table is not None, wide)
+            totals.add(piece.pass_index, ALL, slice(*piece.columns), made[:3])
+            d_table = d_table if d_table is None or made[3] is None else d_table + made[3]
+        if bands.far is not None:
+            rows, columns, causal = _where(bands.far)
+            sums = lse if table is None else lse - table[:, -1:]
+            q, k = rotated(bands.far.passes[0], rows, columns)
+            ran = Forward(some(out, rows), some(sums, rows), ctx.extra)
+            operator, values = OPERATORS[bands.far.kernel], some(v, columns)
+            grads = backward(operator, some(grad, rows), q, k, values, ran, causal, bands.scale)
+            totals.add(bands.far.passes[0], rows, columns, grads)
+        d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
+        if d_table is not None and bands.table.flat:
+            d_table[:, -1] = -d_table[:, :-1].sum(1) - (0 if d_sinks is None else d_sinks)
+        return None, *totals.results(), d_table, None, d_sinks
+
+
+class _GradientSum:
+    """Gradients of q, k and v that come in parts, each rotated back as its part was rotated."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], rotations: Rotations) -> None:
+        self.tensors, self.rotations = tensors, rotations
+        self.sums: list[Tensor | None] = [None] * len(tensors)
+
+    def add(self, n: int, rows: slice, columns: slice, made: Sequence[Tensor]) -> None:
+        """Add those of some rows of q and columns of k and v, of pass n."""
+        rotation, (dq, dk, dv) = self.rotations[n], made
+        if rotation is not None:
+            dq, dk = rotation.cut(rows, columns).apply(dq, dk, inverse=True)
+        for m, (where, one) in enumerate(((rows, dq), (columns, dk), (columns, dv))):
+            if self.sums[m] is None:
+                if one.shape == self.tensors[m].shape:
+                    self.sums[m] = one
+                    continue
+                wide = torch.promote_types(one.dtype, torch.float32)
+                self.sums[m] = torch.zeros_like(self.tensors[m], dtype=wide)
+            self.sums[m][:, :, where] += one  # type: ignore[index]
+
+    def results(self) -> list[Tensor]:
+        """The sums, in the type of what they are gradients of."""
+        return [
+            torch.zeros_like(x) if total is None else total.to(x.dtype)
+            for x, total in zip(self.tensors, self.sums, strict=True)
+        ]
+
+
+def bias_of(p: AttentionInputs, span: TableSpan) -> Bias:
+    """All biases as one float32 table, a row per head, an entry per distance; with the largest from
+    each distance on, where the plan leaves negligible keys out.
+
+    Where nothing in it is learned (ALiBi, Sandwich) it is memoised; weights can be written to in
+    place, so what is learned is computed anew.
+    """
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    operator = cudnn_for(p.q) or operator_for(p.q)
-    plain = operator if p.v.shape[-1] == p.q.shape[-1] else None
-    return (_biased if p.scheme.bias else _plain)(p.scheme, p.q_pos, p.k_pos, p.scale, plain)
+    away = p.q_pos[0] - p.k_pos[0]
+    sizes = (p.q.shape[1], span.first + away, span.last + away, p.q.device)
+    learned = any(weights_of(part.name, p.weights) for part in p.scheme.bias)
+    if learned or _capturing(p.q.device) or torch.is_inference_mode_enabled():
+        table = _sum(p.scheme.bias, *sizes, p.weights)
+        return Bias(table, span.first, _largest_ahead(table) if span.reached else None)
+    table, ahead = _tables(p.scheme.bias, *sizes)
+    return Bias(table, span.first, ahead)
 
 
-@lru_cache(maxsize=256)
-def _plain(scheme: Scheme, q: range, k: range, scale: float, operator: Operator | None) -> Plan:
-    """Without a bias every area stands for itself, and the largest may be the far one."""
-    found = [
-        (piece, _tile((area,), q, k))
-        for turn, (_, areas) in enumerate(region_areas(scheme, None))
-        for area in areas
-        if (piece := _piece(turn, area, q, k)) is not None
-    ]
-    tiled = [(piece, tile) for piece, tile in found if tile is not None]
-    piece, tile = max(tiled, key=lambda x: x[1].height * x[1].width, default=(None, None))
-    pieces = tuple(x for x, _ in found)
-    bands = Plan(scale, pieces)
-    if piece is None or tile is None or operator is None or len(pieces) == 1:
-        return bands
-    if min(tile.height, tile.width) < LARGE:
-        return bands
-    rest = tuple(x for x in pieces if x is not piece)
-    return replace(bands, pieces=rest, far=Far(piece.turn, tile, operator), bands=bands)
+def _capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded, whose values another call could not use yet."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-@lru_cache(maxsize=256)
-def _biased(scheme: Scheme, q: range, k: range, scale: float, operator: Operator | None) -> Plan:
-    """The table counts distances by indices: those of positions less the first query's distance to
-    the first key."""
-    n, m, away = len(q), len(k), q[0] - k[0]
-    passes = region_areas(scheme, None)
-    pieces = [
-        piece
-        for turn, (_, areas) in enumerate(passes)
-        for area in areas
-        if (piece := _piece(turn, area, q, k)) is not None
-    ]
-    least = min((x.band.lo - x.columns[0] for x in pieces), default=0)
-    ends = [part.flat_beyond for part in scheme.bias]
-    flat = n if None in ends else max([least, *(e - away for e in ends if e is not None)])
-    plan = Plan(scale, tuple(pieces), least, flat < n - 1, reached=flat >= n - 1 and n >= LONG)
-    alone = len(pieces) == 1 and pieces[0].band.hi == n and len(passes) == 1
-    if operator is None or not plan.flat or not alone or n < WORTH * flat:
-        return plan
-    beyond = Area(lo=flat + away)
-    tile = _tile(tuple(area & beyond for area in passes[0][1]), q, k)
-    if tile is None:
-        return plan
-    near = Band(pieces[0].band.lo, flat).within(n, m)
-    far = Far(0, tile, operator)
-    return replace(plan, pieces=(Piece(0, (0, m), near),), far=far, bands=plan)
+def _sum(bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: torch.device,
+         weights: Weights) -> Float[Tensor, "h r"]:  # fmt: skip
+    query = torch.empty(1, heads, 1, 1, device=device)  # such a bias asks for its sizes only
+    here = torch.empty(1, 1, dtype=torch.int64, device=device)
+    values = []
+    for part in bias:
+        term = part.term(query, query, here, here, weights_of(part.name, weights), 1.0)
+        assert isinstance(term, ByDistance)
+        if term.rows is not None:  # T5: which row each distance has does not change
+            entries = _entries.__wrapped__ if _capturing(device) else _entries
+            values.append(term.rows[entries(part, first, last, device)].mT.float())
+            continue
+        away = torch.arange(first, last + 1, device=device)[None]
+        values.append(term.value(torch.arange(heads, device=device)[:, None], away).float())
+    return sum(values[1:], values[0]).expand(heads, -1)
 
 
-def _tile(areas: tuple[Area, ...], q: range, k: range) -> Tile | None:
-    """Areas as one tile of a plain kernel that reaches the last row, where they are one."""
-    found = tiles(areas, q, k)
-    if len(found) != 1 or found[0].kind == "upper" or found[0].top + found[0].height != len(q):
-        return None
-    return found[0]
+@lru_cache(maxsize=64)
+def _entries(part: BiasPart, first: int, last: int, device: torch.device) -> Tensor:
+    """The row of each distance."""
+    with torch.inference_mode(False), torch.no_grad():  # memoised: may serve training later
+        return part.entry(torch.arange(first, last + 1, device=device))  # type: ignore[attr-defined]
 
 
-def _piece(turn: int, area: Area, q: range, k: range) -> Piece | None:
-    """An area as a band of indices over some columns, or None where it is empty."""
-    begin = max(0, (area.first if area.first is not None else -FAR) - k[0])
-    end = min(len(k), (area.last if area.last is not None else FAR) - k[0])
-    shift = begin + k[0] - q[0]
-    lo, hi = -FAR if area.lo is None else area.lo, FAR if area.hi is None else area.hi
-    band = Band(lo + shift, hi + shift).within(len(q), max(end - begin, 0))
-    if begin >= end or band.lo >= band.hi:
-        return None
-    return Piece(turn, (begin, end), band, _chunk(area, q[0], k[0] + begin))
+def _largest_ahead(table: Tensor) -> Tensor:
+    return table.detach().flip(1).cummax(1).values.flip(1)
 
 
-def _chunk(area: Area, row: int, column: int) -> Chunk | None:
-    if not area.chunks:
-        return None
-    (one,) = area.chunks
-    lo, hi = -FAR if one.lo is None else one.lo, FAR if one.hi is None else one.hi
-    most = 2**20  # chunks: bounds that a kernel can multiply
-    return Chunk(one.size, max(lo, -most), min(hi, most), row, column)
+def _make_tables(
+    bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: torch.device
+) -> Tables:
+    table = _sum(bias, heads, first, last, device, {})
+    return table, _largest_ahead(table)
 
 
-def bias_of(p: AttentionInputs, plan: Plan) -> Bias | None:
-    """The table from the plan's first distance on, to where it goes flat or the rows end."""
-    if not p.scheme.bias:
-        return None
-    assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    away, last = p.q_pos[0] - p.k_pos[0], p.q.shape[2] - 1
-    if plan.flat:
-        last = max(plan.first, *((part.flat_beyond or 0) - away for part in p.scheme.bias))
-    table, ahead = table_of(p, plan.first + away, last + away, plan.reached)
-    return Bias(table, plan.first, ahead)
+_tables = Memo(_make_tables, TABLE_NUMBERS)
+
+
+def window_backward_flash(call: BandCall, grad: Tensor, out: Tensor, lse: Tensor) -> BandGradients:
+    """Gradients of a causal window by FlashAttention 2, given the output and log-sum-exp of a
+    softmax over more than the window: one pass over the pairs where our own kernel takes two."""
+    n, hi = call.q.shape[2], call.band.hi
+    tensors = []
+    for x in (grad, call.q, call.k, call.v, out):  # tokens before heads, as the kernel has them
+        x = x.transpose(1, 2)
+        tensors.append(x if x.stride(-1) == 1 else x.contiguous())
+    made = aten._flash_attention_backward(
+        *tensors, lse.contiguous(), None, None, n, n, 0.0, True, *_no_dropout(call.q.device),
+        scale=call.scale, window_size_left=-1 if hi >= n else hi - 1, window_size_right=0,
+    )  # fmt: skip
+    dq, dk, dv = (x.transpose(1, 2) for x in made)
+    return BandGradients(dq, dk, dv, None)
+
+
+@lru_cache(maxsize=64)
+def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The kernel's random state where there is no dropout."""
+    return torch.empty(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
+
+
+def window_backward_tiles(
+    call: BandCall, grad: Tensor, out: Tensor, lse: Tensor, operator: Operator
+) -> BandGradients:
+    """The same over full blocks, by causal tiles of another operator (cuDNN's). Lower triangles are
+    views; upper ones are copied, in one launch."""
+    size, n, batch = call.band.hi, call.q.shape[2], grad.shape[0]
+
+    def blocks(x: Tensor) -> Tensor:  # (b h n d) as (b·t h size d): a view for tokens before heads
+        return x.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
+
+    whole = (grad, call.q, call.k, call.v, out, lse[..., None])
+    dout, q, k, v, o, sums = map(blocks, whole)
+    made = backward(operator, dout, q, k, v, Forward(o, sums[..., 0]), True, call.scale)
+    totals = [x.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3) for x in made]
+    tops, height = list(range(size, n, size)), size - 1
+    lefts = [top - height for top in tops]
+    rows = [Windows(x, tops, height) for x in (grad, out, call.q)]
+    columns = [Windows(x, lefts, height) for x in (call.k, call.v)]
+    dout, o, q, k, v = stacked([*rows, *columns], flipped=True)
+    (sums,) = stacked([Windows(lse[..., None], tops, height)], flipped=True)
+    made = backward(operator, dout, q, k, v, Forward(o, sums[..., 0]), True, call.scale)
+    upper = stacked([Windows(x, [0], height) for x in made], flipped=True)
+    for total, one, starts in zip(totals, upper, (tops, lefts, lefts), strict=True):
+        windows(total, starts, height).add_(one.unflatten(0, (len(tops), -1)))
+    return BandGradients(*totals, None)

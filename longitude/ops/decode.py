@@ -1,12 +1,13 @@
 """Decoding: a few queries over a long run of pre-RoPE keys, rotated as the kernel reads them.
 
 The keys that a query sees are cut into segments: positions that run on and lie in one region, so
-that the score of i and j is q rotated by θ·x_q(i) against k rotated by θ·x_k(j), both x the region's
-shifts. A segment is read in blocks, and x_k(j) = x_k(first block) + blocks since + steps within the
-block, each the same wherever the segment lies. So one small table rotates the keys of all blocks, a
-second one, with a row per block, rotates the query to meet them; only θ·x_q - θ·x_k(first block) is
-new at every step. Tables are made in float64. Everything is worked out on the host, once for all
-layers of a step (`plan_for`); a captured CUDA graph reads the same memory after `DecodePlan.renew`.
+that the score of i and j is q rotated by θ·x_q(i) against k rotated by θ·x_k(j), both x the
+region's shifts. A segment is read in blocks, and x_k(j) = x_k(first block) + blocks since + steps
+within the block, each the same wherever the segment lies. So one small table rotates the keys of
+all blocks, a second one, with a row per block, rotates the query to meet them; only θ·x_q -
+θ·x_k(first block) is new at every step. Tables are made in float64. Everything is worked out on the
+host, once for all layers of a step (`plan_for`); a captured CUDA graph reads the same memory after
+`DecodePlan.renew`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from longitude.core.part import Frequencies, Region, by_rows
 from longitude.core.region import Shift
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.ops.kernels.launch import usable
-from longitude.ops.passes import region_areas
-from longitude.ops.tiles import tiles
+from longitude.ops.inputs import AttentionInputs
+from longitude.ops.kernels.launch import triton_available
+from longitude.ops.passes import region_areas, tiles
 from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
@@ -157,7 +158,7 @@ class DecodePlan(NamedTuple):
 
 def unsupported_reason(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Why the kernel can't run these queries over these keys, or None."""
-    if not usable(q):
+    if not triton_available(q.device):
         return "it needs a CUDA device and Triton"
     if q.shape[2] > MAX_QUERIES:
         return f"it takes up to {MAX_QUERIES} queries"
@@ -213,6 +214,16 @@ def run(
     """Attention by the kernel."""
     pairs = "half" if scheme.rotary is None else scheme.rotary.pairs
     return _kernel().decode(q, k, v, plan, pairs, scale, sinks, padding)
+
+
+def attend(p: AttentionInputs) -> Tensor:
+    """A call of attention over contiguous positions by the kernel, as its plan chose."""
+    assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
+    assert isinstance(p.k_length, int)
+    lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)
+    plan = plan_for(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
+    assert plan is not None
+    return run(p.scheme, p.q, p.k, p.v, plan, p.scale, p.sink_logits, p.key_padding)
 
 
 @cache

@@ -1,39 +1,31 @@
-"""The reference: the whole score matrix, each region's scores where it holds, one softmax.
+"""The reference: the full score matrix, each region's scores where it holds, one softmax.
 
-Deliberately not the way of the fast backends: no passes are merged here, so it can hold them to
-account. Works in any precision, float64 included. Long calls run in blocks of queries, so that
-memory stays linear in the number of keys; where gradients are wanted a block is computed again
-rather than kept.
+Deliberately unlike the fast kernels: no passes are merged here, so it can hold them to account.
+Works in any precision, float64 included. Long calls run in blocks of queries, so that memory stays
+linear in the number of keys; where gradients are needed a block is recomputed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from longitude.core.region import visible
-from longitude.ops.inputs import AttentionInputs, in_blocks
-from longitude.ops.passes import make_passes
-
-LARGEST = 2**23  # scores of one block
+from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs, weights_of
+from longitude.ops.passes import accum_dtype, make_passes
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a score is made of: the content product, each bias by name, their sum, and who sees
-    whom."""
+    """What scores are made of: the content product, each bias by name, their sum; visibility."""
 
     content: Tensor
     biases: dict[str, Tensor]
     total: Tensor
     visible: Tensor
-
-
-def refuses(p: AttentionInputs) -> str | None:
-    """Why this backend can't run the call: it can run every one."""
-    return None
 
 
 def scores(p: AttentionInputs) -> Scores:
@@ -44,7 +36,7 @@ def scores(p: AttentionInputs) -> Scores:
     content = p.q.new_zeros(())
     q_pos, k_pos = p.q_rows[:, :, None], p.k_rows[:, None, :]
     for one in make_passes(p):
-        q, k = one.turned()
+        q, k = one.rotated()
         product = q @ k.repeat_interleave(heads, 1).transpose(-1, -2) * p.scale
         content = torch.where(visible(one.areas, q_pos, k_pos)[:, None], product, content)
     shape = (*p.q.shape[:3], p.k.shape[2])
@@ -61,33 +53,54 @@ def scores(p: AttentionInputs) -> Scores:
 
 def run(p: AttentionInputs) -> Tensor:
     """Attention, in blocks of queries where the score matrix would be large."""
-    return in_blocks(p, _run, LARGEST)
+    return in_blocks(p, _run, BLOCK_SCORES)
 
 
 def _wide(p: AttentionInputs) -> AttentionInputs:
     """The call in float32 at least."""
-    wide = torch.promote_types(p.q.dtype, torch.float32)
+    wide = accum_dtype(p.q)
     return p if p.q.dtype == wide else replace(p, q=p.q.to(wide), k=p.k.to(wide), v=p.v.to(wide))
 
 
-def _run(given: AttentionInputs) -> Tensor:
-    p = _wide(given)
+def _run(p: AttentionInputs) -> Tensor:
+    dtype, p = p.v.dtype, _wide(p)
     s = scores(p)
     weights = softmax(s.total, s.visible, p.sink_logits)
     weights = torch.nn.functional.dropout(weights, p.dropout) if p.dropout else weights
-    v = p.v.repeat_interleave(p.q.shape[1] // p.k.shape[1], 1)
-    out = weights @ v
-    for part, its in p.value_parts():
-        out = out + part.value_term(weights, p.q_rows, p.k_rows, its)  # type: ignore[attr-defined]
-    return out.to(given.v.dtype)
+    out = weights @ p.v.repeat_interleave(p.q.shape[1] // p.k.shape[1], 1)
+    for part in p.scheme.bias:
+        if getattr(part, "values", False):  # Shaw's adds to the values as well
+            own = weights_of(part.name, p.weights)
+            out = out + part.value_term(weights, p.q_rows, p.k_rows, own)  # type: ignore[attr-defined]
+    return out.to(dtype)
 
 
 def softmax(scores: Tensor, seen: Tensor, sink_logits: Tensor | None) -> Tensor:
-    """Softmax over the visible keys, a sink's logit beside them; a query that sees nothing gets
-    zeros."""
+    """Softmax over the visible keys, a sink's logit beside them; zeros for a query that sees
+    nothing."""
     some = seen.any(-1, keepdim=True)
     scores = scores.masked_fill(~(seen | ~some), float("-inf"))
     if sink_logits is None:
         return torch.softmax(scores, -1) * some
     sink = sink_logits.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     return torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1] * some
+
+
+def in_blocks(p: AttentionInputs, run: Callable[[AttentionInputs], Tensor], largest: int) -> Tensor:
+    """Run a call in blocks of queries of at most `largest` scores each: memory stays linear.
+
+    Where gradients are needed a block is recomputed in the backward pass.
+    """
+    batch, heads, nq, _ = p.q.shape
+    size = max(1, largest // max(1, batch * heads * p.k.shape[2]))
+    rope = p.scheme.rotary
+    if rope and rope.decay:  # a block's gains must fit into float32
+        size = max(1, min(size, int(rope.decay.span(rope.dim(p.q.shape[-1])))))
+    if size >= nq:
+        return run(p)
+    blocks = [p.rows(a, min(a + size, nq)) for a in range(0, nq, size)]
+    if not torch.is_grad_enabled():
+        return torch.cat([run(block) for block in blocks], 2)
+    from torch.utils.checkpoint import checkpoint
+
+    return torch.cat([checkpoint(run, block, use_reentrant=False) for block in blocks], 2)  # type: ignore[misc]

@@ -3,6 +3,10 @@
 Each pass is one flex call with the bias as its score modification and its areas as its block mask;
 passes merge by their log-sum-exp, which flex differentiates. On CPU it runs uncompiled,
 materialises the scores and has no backward: that is for tests.
+
+`create_block_mask` looks at every pair at once. Here block masks are made in strips of query
+blocks, each reduced to which of its blocks hold any visible pair and which hold nothing else:
+memory stays linear in the number of keys.
 """
 
 from __future__ import annotations
@@ -15,53 +19,29 @@ import torch
 from torch import Tensor
 
 from longitude.core.part import Term
-from longitude.ops.block_mask import block_mask
-from longitude.ops.inputs import AttentionInputs, contiguous
-from longitude.ops.passes import Pass, make_passes
+from longitude.core.region import Area, visible
+from longitude.ops.inputs import AttentionInputs
+from longitude.ops.passes import Pass, accum_dtype, make_passes
 from longitude.parts.distance_bias import ByDistance
 
-RECOMPILES = (
-    1024  # every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
-)
-
-
-def refuses(p: AttentionInputs) -> str | None:
-    """Why flex can't run the call, or None."""
-    if p.value_parts():
-        return "Shaw's value side needs the whole row of weights"
-    if p.dropout:
-        return "flex has no dropout"
-    if any(getattr(part, "grows", False) for part in p.scheme.bias):
-        return "its table of distances would take memory that grows with n²"
-    if _wants_grad(p) and p.q.device.type == "cpu":
-        return "uncompiled flex has no backward on CPU"
-    if _wants_grad(p) and any(getattr(part, "many_reads", False) for part in p.scheme.bias):
-        return "compiled flex can't differentiate a weight that a term reads several times"
-    if p.overflows:
-        return "the decay over so many queries at once would overflow float32"
-    if p.q.shape[-1] < 16 and p.q.is_cuda:
-        return "compiled flex needs heads of at least 16"
-    return None
-
-
-def _wants_grad(p: AttentionInputs) -> bool:
-    given = (p.q, p.k, p.v, *p.weights.values())
-    return torch.is_grad_enabled() and any(t.requires_grad for t in given)
+# every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
+RECOMPILES = 1024
+BLOCK = 128
+STRIP_PAIRS = 2**24  # pairs looked at together
 
 
 def run(p: AttentionInputs) -> Tensor:
     """Attention, pass by pass."""
-    if p.q.numel() == 0 or p.k.shape[2] == 0:
-        return p.q.new_zeros(*p.q.shape[:3], p.v.shape[-1])
-    modify = _score_mod([_looked_up(term, p) for term in p.terms().values()], p.softcap)
-    wide = torch.promote_types(p.v.dtype, torch.float32)
+    modify = _score_mod([_as_lookup(term, p) for term in p.terms().values()], p.softcap)
+    wide = accum_dtype(p.v)
     out, lse = None, None
     for one in make_passes(p):
         more, more_lse = (x.to(wide) for x in _pass(p, one, modify))
         if out is None or lse is None:
             out, lse = more, more_lse
             continue
-        weight = torch.sigmoid(_difference(more_lse, lse))
+        none = torch.isneginf(more_lse) & torch.isneginf(lse)  # zeros to merge: any weight does
+        weight = torch.sigmoid(torch.where(none, 0.0, more_lse - lse))
         out = out + weight[..., None] * (more - out)
         lse = torch.logaddexp(lse, more_lse)
     assert out is not None and lse is not None
@@ -70,19 +50,13 @@ def run(p: AttentionInputs) -> Tensor:
     return out.to(p.v.dtype)
 
 
-def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """a - b; a row that neither part sees has zeros to merge, so any weight does."""
-    none = torch.isneginf(a) & torch.isneginf(b)
-    return torch.where(none, torch.zeros_like(a), a - b)
-
-
 def _pass(
     p: AttentionInputs, one: Pass, modify: Callable[..., Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest
 
-    q, k = one.turned()
-    out, aux = _flex(p.q.is_cuda)(
+    q, k = one.rotated()
+    out, aux = compiled_flex(p.q.is_cuda)(
         *(x.contiguous() for x in (q, k, p.v)),
         score_mod=modify,
         block_mask=block_mask(p, one.areas),
@@ -93,12 +67,15 @@ def _pass(
     return out, aux.lse
 
 
-def _looked_up(term: Term, p: AttentionInputs) -> Term:
+def _as_lookup(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
     over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
-    if not isinstance(term, ByDistance) or term.cheap or not contiguous(p.q_pos, p.k_pos):
+    q, k = p.q_pos, p.k_pos
+    if not (isinstance(term, ByDistance) and isinstance(q, range) and isinstance(k, range)):
         return term
-    table, last = term.table(p.q.shape[1], p.q_pos, p.k_pos), p.k.shape[2] - 1  # type: ignore[arg-type]
+    if term.cheap:
+        return term
+    table, last = term.table(p.q.shape[1], q, k), p.k.shape[2] - 1
     return lambda b, h, i, j: table[h, i - j + last]
 
 
@@ -118,7 +95,7 @@ def _score_mod(
 
 
 @lru_cache(maxsize=2)
-def _flex(cuda: bool) -> Callable[..., Any]:
+def compiled_flex(cuda: bool) -> Callable[..., Any]:
     """flex_attention, compiled on the GPU: whole, or with an error, but never silently
     uncompiled."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -135,3 +112,75 @@ def _flex(cuda: bool) -> Callable[..., Any]:
             return compiled(*args, **kwargs)
 
     return patient
+
+
+def block_mask(p: AttentionInputs, areas: tuple[Area, ...]) -> Any:
+    """The block mask of one pass."""
+    if isinstance(p.q_pos, range) and isinstance(p.k_pos, range) and not p.hides:
+        return _of_ranges(areas, p.q_pos, p.k_pos, p.q.device)
+    seen = p.mask(areas)
+    batch = p.q.shape[0] if p.hides else max(p.q_rows.shape[0], p.k_rows.shape[0])
+    return _from_pairs(seen, batch, p.q.shape[2], p.k.shape[2], p.q.device)
+
+
+@lru_cache(maxsize=32)
+def _of_ranges(areas: tuple[Area, ...], q: range, k: range, device: torch.device) -> Any:
+    """The mask of areas over ranges, memoised for all layers and calls."""
+    # where they begin is data, not code: another place must not be another compilation
+    q0, k0 = (torch.tensor(pos.start, device=device) for pos in (q, k))
+    return _from_pairs(lambda b, i, j: visible(areas, i + q0, j + k0), 1, len(q), len(k), device)
+
+
+def _from_pairs(
+    seen: Callable[..., Tensor], batch: int, nq: int, nk: int, device: torch.device
+) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    return BlockMask.from_kv_blocks(
+        *_blocks(seen, batch, nq, nk, device),
+        BLOCK_SIZE=BLOCK,
+        # flex counts a function's arguments, which a run-time type checker's wrapper would hide
+        mask_mod=lambda b, h, i, j: seen(b, i, j),
+        seq_lengths=(nq, nk),
+    )
+
+
+def _blocks(
+    seen: Callable[..., Tensor], batch: int, nq: int, nk: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Counts and columns of the blocks that are seen in part, and of those seen in full."""
+    rows, cols = -(-nq // BLOCK), -(-nk // BLOCK)
+    step = max(1, STRIP_PAIRS // (batch * cols * BLOCK * BLOCK))
+    strips = [
+        _strip(seen, batch, top, min(top + step, rows), nq, nk, device)
+        for top in range(0, rows, step)
+    ]
+    some, every = (torch.cat(parts, 1) for parts in zip(*strips, strict=True))
+    return *_ordered(some & ~every), *_ordered(every)
+
+
+def _strip(
+    seen: Callable[..., Tensor],
+    batch: int,
+    top: int,
+    bottom: int,
+    nq: int,
+    nk: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Which blocks (batch, bottom - top, cols) hold any visible pair, and which hold only such."""
+    b = torch.arange(batch, device=device)[:, None, None]
+    i = torch.arange(top * BLOCK, bottom * BLOCK, device=device)[None, :, None]
+    j = torch.arange(-(-nk // BLOCK) * BLOCK, device=device)[None, None, :]
+    shown = seen(b, i.clamp(max=nq - 1), j.clamp(max=nk - 1))
+    shown = (shown & (i < nq) & (j < nk)).expand(batch, i.shape[1], j.shape[2])
+    shown = shown.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
+    return shown.any(4).any(2), shown.all(4).all(2)
+
+
+def _ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, and their columns first, as flex wants them: (b 1 rows
+    [cols])."""
+    count = chosen.sum(-1, dtype=torch.int32)
+    order = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return count[:, None].contiguous(), order[:, None].contiguous()

@@ -1,39 +1,39 @@
-"""One call of attention as a value: what every backend starts from.
+"""The inputs of one attention call, validated once, at the door: what every kernel starts from.
 
-The scale of site ④ is in q already, so backends and biases see queries that carry it; or it rides
-on the tables by which every pass turns q.
+Positions are `range`s of step 1 where they are contiguous (readable without touching the device),
+otherwise tensors (b|1, n) of int64 or float64. The scale of site ④ is already multiplied into q, so
+kernels and biases see queries that carry it; where its factors follow from positions alone, the
+rotary tables of q carry them instead (`scale_in_tables`), which costs nothing and rounds nothing.
 
-What is counted before attention: the keys each query may see, and each sequence's length.
-
-Both go by positions, not by what a cache happens to hold, so that decoding counts as prefill does.
-What the factors of site ④ make of the first is multiplied into q; where they are known from
-positions alone, into the tables that turn q (`rides`), which costs nothing and rounds nothing.
-
-From a user's arguments to a checked problem: sizes, positions, weights, each with its
-sentence.
+Two quantities go by positions rather than by what a cache holds, so that decoding agrees with
+prefill: the number of keys that a causal query may see, and the length of each sequence.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longitude.core.part import Dims, HasWeights, Index, Pos, Term, Weights, as_tensor
-from longitude.core.region import FAR, Area, visible
-from longitude.core.scheme import Scheme
-from longitude.core.validate import UserError
+from longitude.core.region import Area, visible
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.validate import UserError, shown
 from longitude.parts.distance_bias import at
 
 Length = int | Tensor  # one number, or one for each sequence (b, 1) or token (b, n)
+BLOCK_SCORES = 2**23  # pairs of one block of queries
+TABLE_QUERIES = 16  # up to so many queries q itself is scaled: a decoding step's tables serve once
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """The inputs of one call; positions are ranges or tensors (b|1, n)."""
+    """The inputs of one call; `prepare` makes and checks them."""
 
     scheme: Scheme
     q: Tensor
@@ -50,7 +50,7 @@ class AttentionInputs:
     sink_logits: Tensor | None = None
     q_length: Length = 1
     k_length: Length = 1
-    rides: bool = False
+    scale_in_tables: bool = False
 
     @property
     def q_rows(self) -> Tensor:
@@ -63,9 +63,9 @@ class AttentionInputs:
         return torch.atleast_2d(as_tensor(self.k_pos, self.k.device))
 
     @property
-    def plain(self) -> bool:
-        """Whether visibility is a matter of positions alone, and scores of q·k alone."""
-        return not (self.scheme.bias or self.softcap or self.hides)
+    def empty(self) -> bool:
+        """Whether there are no queries or no keys."""
+        return self.q.numel() == 0 or self.k.shape[2] == 0
 
     @property
     def hides(self) -> bool:
@@ -73,16 +73,31 @@ class AttentionInputs:
         return self.key_padding is not None or self.segments is not None
 
     @property
+    def needs_grad(self) -> bool:
+        """Whether any gradient will be asked for."""
+        if not torch.is_grad_enabled():
+            return False
+        tensors = (self.q, self.k, self.v, self.sink_logits, *self.weights.values())
+        return any(x is not None and x.requires_grad for x in tensors)
+
+    @property
     def overflows(self) -> bool:
         """Whether a decay's gains over all these queries at once would leave float32's range."""
         rope = self.scheme.rotary
-        if rope is None or rope.decay is None or self.q.shape[2] == 0:
+        if rope is None or rope.decay is None or self.empty:
             return False
         if isinstance(self.q_pos, range):
-            span = abs(self.q_pos[-1] - self.q_pos[0])
+            span = self.q_pos[-1] - self.q_pos[0]
         else:
             span = float(self.q_pos.max() - self.q_pos.min())
         return span > rope.decay.span(rope.dim(self.q.shape[-1]))
+
+    def zeros(self) -> Tensor:
+        """The output where nothing is visible; gradients reach the inputs, as zeros."""
+        out = self.v.new_zeros(*self.q.shape[:3], self.v.shape[-1])
+        if not self.needs_grad:
+            return out
+        return out + sum(x[..., :0].sum() for x in (self.q, self.k, self.v))
 
     def rows(self, start: int, stop: int) -> AttentionInputs:
         """The same call for some of its queries."""
@@ -111,7 +126,7 @@ class AttentionInputs:
         return seen
 
     def grid(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Indices b, h, i, j that broadcast to the whole score matrix."""
+        """Indices b, h, i, j that broadcast to the full score matrix."""
         sizes = (*self.q.shape[:3], self.k.shape[2])
         axes = [torch.arange(n, device=self.q.device) for n in sizes]
         b, h, i, j = (
@@ -129,170 +144,81 @@ class AttentionInputs:
             for p in self.scheme.bias
         }
 
-    def value_parts(self) -> list[tuple[object, Weights]]:
-        """Biases that also add to the values (Shaw's), with their weights."""
-        parts = [p for p in self.scheme.bias if getattr(p, "values", False)]
-        return [(p, weights_of(p.name, self.weights)) for p in parts]
-
-
-def contiguous(*positions: Pos) -> bool:
-    """Whether these are ranges of consecutive positions."""
-    return all(isinstance(pos, range) and pos.step == 1 and len(pos) for pos in positions)
-
-
-def in_blocks(p: AttentionInputs, run: Callable[[AttentionInputs], Tensor], largest: int) -> Tensor:
-    """Run a call in blocks of queries of at most `largest` scores each: memory stays linear.
-
-    Where gradients are wanted a block is computed again in the backward pass rather than kept.
-    """
-    batch, heads, nq, _ = p.q.shape
-    size = max(1, largest // max(1, batch * heads * p.k.shape[2]))
-    rope = p.scheme.rotary
-    if rope and rope.decay:  # a block's gains must fit into float32
-        size = max(1, min(size, int(rope.decay.span(rope.dim(p.q.shape[-1])))))
-    if size >= nq:
-        return run(p)
-    blocks = [p.rows(a, min(a + size, nq)) for a in range(0, nq, size)]
-    if not torch.is_grad_enabled():
-        return torch.cat([run(block) for block in blocks], 2)
-    from torch.utils.checkpoint import checkpoint
-
-    return torch.cat([checkpoint(run, block, use_reentrant=False) for block in blocks], 2)  # type: ignore[misc]
-
 
 def weights_of(name: str, weights: Weights) -> Weights:
     """One part's weights, without its name."""
     return {key.split(".", 1)[1]: w for key, w in weights.items() if key.split(".", 1)[0] == name}
 
 
-FEW = 16  # queries up to which q is multiplied itself: a decoder's tables serve one step each
-
-
-def scaled(p: AttentionInputs) -> Tensor:
-    """q times every factor of site ④, rounded once."""
-    most = None if p.scheme.causal else _keys(p)
-    factor = factors(p.scheme, p.q_rows, most, p.weights)[..., None]
-    wide = torch.promote_types(p.q.dtype, torch.float32)
-    return (p.q.to(wide) * factor.to(wide)).to(p.q.dtype)
-
-
-def rides(p: AttentionInputs) -> bool:
-    """Whether the factors are the same for all heads and known from positions alone, and every
-    dimension of q turns: its tables then carry them. Biases would see a q without them."""
-    scheme, rope = p.scheme, p.scheme.rotary
-    if rope is None or scheme.bias or not scheme.causal or not isinstance(p.q_pos, range):
-        return False
-    learned = any(weights_of(part.name, p.weights) for part in scheme.scale)
-    whole = rope.dim(p.q.shape[-1]) == p.q.shape[-1]
-    return whole and not learned and p.q.shape[2] > FEW and not torch.compiler.is_compiling()
-
-
-def factors(scheme: Scheme, q_pos: Tensor, most: Tensor | None, weights: Weights) -> Tensor:
-    """The product of all factors (b|1, h|1, n), in float64; `most` keys can be seen at all."""
-    seen = _seen(scheme, q_pos, most)
-    factor = torch.ones((), dtype=torch.float64, device=q_pos.device)
-    for part in scheme.scale:
-        factor = factor * part.scale(q_pos, seen, weights_of(part.name, weights))
-    return factor
-
-
-def _seen(scheme: Scheme, q_pos: Tensor, most: Tensor | None) -> Tensor:
-    """How many keys each query's mask lets it see, by positions: an evicted key still counts."""
-    most = torch.full_like(q_pos, FAR) if most is None else most.to(q_pos.dtype)
-    total = torch.zeros_like(q_pos)
-    for area in scheme.areas():
-        start, stop = area.interval(q_pos)
-        total = total + (torch.minimum(stop, most) - start).clamp(min=0)
-    return total
-
-
-def _keys(p: AttentionInputs) -> Tensor:
-    """How many keys there are for each query: unpadded, and of its own segment."""
-    batch, nk = p.k.shape[0], p.k.shape[2]
-    real = torch.ones(batch, nk, dtype=torch.int64, device=p.k.device)
-    if p.key_padding is not None:
-        real = (~p.key_padding).to(torch.int64)
-    if p.segments is None:
-        return real.sum(1, keepdim=True)
-    return _by_segment(p.segments[0], p.segments[1], real, "sum")
-
-
-def _by_segment(at: Tensor, ids: Tensor, values: Tensor, how: str) -> Tensor:
-    """For each token of `at`, the sum or greatest of `values` over the tokens with the same id."""
-    batch = torch.arange(ids.shape[0], device=ids.device)[:, None]
-    keys = torch.cat([torch.stack([batch.expand_as(x), x], -1).flatten(0, 1) for x in (ids, at)])
-    _, index = keys.unique(dim=0, return_inverse=True)
-    index, asked = index.split([ids.numel(), at.numel()])
-    found = values.new_zeros(keys.shape[0])
-    found = found.scatter_reduce(0, index, values.flatten(), how, include_self=True)
-    return found[asked].view_as(at)
-
-
-def lengths(p: AttentionInputs, length: int | Sequence[int] | Tensor | None) -> dict[str, Length]:
-    """The length that frequencies see: as given, or each sequence's last position + 1."""
-    if isinstance(length, int):
-        return {"q_length": length, "k_length": length}
-    if length is not None:
-        given = torch.as_tensor(length, device=p.q.device).view(-1, 1)
-        if given.shape[0] != p.q.shape[0]:
-            raise UserError(
-                f"length must be one number, or one for each of {p.q.shape[0]} sequences."
-            )
-        return {"q_length": given, "k_length": given}
-    if isinstance(p.k_pos, range) and not p.hides:
-        last = (
-            max(p.k_pos[-1], p.q_pos[-1] if isinstance(p.q_pos, range) else 0) + 1 if p.k_pos else 1
-        )
-        return {"q_length": last, "k_length": last}
-    reach = p.k_rows.expand(p.k.shape[0], -1).ceil().to(torch.int64) + 1
-    if p.key_padding is not None:
-        reach = reach.masked_fill(p.key_padding, 1)
-    if p.segments is None:
-        last = reach.amax(1, keepdim=True)
-        return {"q_length": last, "k_length": last}
-    q, k = p.segments
-    return {
-        "q_length": _by_segment(q, k, reach, "amax"),
-        "k_length": _by_segment(k, k, reach, "amax"),
-    }
-
-
 def prepare(
-    scheme: Scheme,
+    scheme: Scheme | str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     q_pos: Pos,
     k_pos: Pos,
-    weights: Weights | None,
+    weights: Weights | None = None,
     *,
-    scale: float | None,
-    segments: Tensor | tuple[Tensor, Tensor] | None,
-    length: int | Sequence[int] | Tensor | None,
-    **rest: object,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    key_padding: Tensor | None = None,
+    segments: Tensor | tuple[Tensor, Tensor] | None = None,
+    sink_logits: Tensor | None = None,
+    length: int | Sequence[int] | Tensor | None = None,
 ) -> AttentionInputs:
-    """Check the inputs and multiply the scale of ④ into q, or leave it to what turns q."""
-    _check_sizes(q, k, v)
-    q_pos = _positions("q_pos", q_pos, q)
-    k_pos = _positions("k_pos", k_pos, k)
-    scale = scheme.softmax_scale(q.shape[-1]) if scale is None else scale
-    pair = (segments, segments) if isinstance(segments, Tensor) else segments
-    p = AttentionInputs(scheme, q, k, v, q_pos, k_pos, weights or {}, scale, segments=pair, **rest)  # type: ignore[arg-type]
-    _check_hidden(p)
-    _check_weights(p)
+    """Check a call's arguments, and multiply the scale of ④ into q or leave it to q's tables."""
+    scheme = _one_scheme(scheme)
+    _check_tensors(q, k, v)
+    q_pos, k_pos = _positions("q_pos", q_pos, q), _positions("k_pos", k_pos, k)
+    _check_numbers(scale, dropout, softcap)
+    pair = _check_hidden(q, k, key_padding, segments, sink_logits)
+    weights = weights or {}
+    _check_weights(scheme, weights, q.shape[1], q.shape[3])
+    lengths = _check_length(length, q)
+    p = AttentionInputs(
+        scheme, q, k, v, q_pos, k_pos, weights,
+        _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale), dropout, softcap,
+        None if key_padding is None else key_padding.to(q.device), pair, sink_logits,
+    )  # fmt: skip
+    if p.empty:
+        return p
     if scheme.scale:
-        p = replace(p, rides=True) if rides(p) else replace(p, q=scaled(p))
+        p = replace(p, scale_in_tables=True) if _factors_fit_tables(p) else replace(p, q=_scaled(p))
     if scheme.rotary and scheme.rotary.frequencies.by_length:
-        p = replace(p, **lengths(p, length))
+        q_length, k_length = _lengths(p) if lengths is None else (lengths, lengths)
+        p = replace(p, q_length=q_length, k_length=k_length)
     return p
 
 
-def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+@lru_cache(maxsize=256)
+def _softmax_scale(scheme: Scheme, head_dim: int) -> float:
+    return scheme.softmax_scale(head_dim)
+
+
+def _one_scheme(scheme: Any) -> Scheme:
+    if isinstance(scheme, str):
+        from longitude.core.text import parse  # late: most calls bring a Scheme
+
+        scheme = parse(scheme)
+    if isinstance(scheme, Layers):
+        raise UserError(
+            f"attention runs one layer, but got {shown(scheme)} for {len(scheme)} layers: pass "
+            f"scheme.layer(index)."
+        )
+    if not isinstance(scheme, Scheme):
+        raise UserError(
+            f"attention takes a scheme or its text, but got {shown(scheme)}: write for example "
+            f"'rope() + window(1024)'."
+        )
+    return scheme
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise UserError(
-                f"{name} must be (batch, heads, tokens, size), but got {tuple(x.shape)}."
-            )
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            given = tuple(x.shape) if isinstance(x, Tensor) else shown(x)
+            raise UserError(f"{name} must be (batch, heads, tokens, size), but got {given}.")
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise UserError(
             f"q, k and v do not fit together, but got {tuple(q.shape)}, {tuple(k.shape)} and "
@@ -303,57 +229,223 @@ def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"{q.shape[1]} query heads can't share {k.shape[1]} key heads evenly: "
             f"the first must be a multiple of the second."
         )
+    if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
+        raise UserError(
+            f"q, k and v must share one floating-point dtype, but got {q.dtype}, {k.dtype} and "
+            f"{v.dtype}: convert them."
+        )
+    if not q.device == k.device == v.device:
+        raise UserError(
+            f"q, k and v must be on one device, but got {q.device}, {k.device} and {v.device}: "
+            f"move them."
+        )
 
 
-def _positions(name: str, pos: Pos, x: Tensor) -> Pos:
+def _positions(name: str, pos: Any, x: Tensor) -> Pos:
+    """A range of step 1, or a tensor (b|1, n) of int64 or float64."""
     if isinstance(pos, range):
         if len(pos) != x.shape[2]:
             raise UserError(
                 f"{name} holds {len(pos)} positions, but there are {x.shape[2]} tokens."
             )
-        return pos
+        if pos.step == 1 or not pos:
+            return pos if pos else range(0)
+        pos = as_tensor(pos)
+    if not isinstance(pos, Tensor) or pos.is_complex() or pos.dtype == torch.bool:
+        given = pos.dtype if isinstance(pos, Tensor) else shown(pos)
+        raise UserError(f"{name} must be a range or a tensor of numbers, but got {given}.")
     rows = torch.atleast_2d(pos).to(x.device)
     if rows.dim() != 2 or rows.shape[1] != x.shape[2] or rows.shape[0] not in (1, x.shape[0]):
         raise UserError(
             f"{name} must be a range, (n) or (batch, n), but got {tuple(pos.shape)} for "
             f"{x.shape[0]} × {x.shape[2]} tokens."
         )
-    return rows
+    if not rows.is_floating_point():
+        return rows.to(torch.int64)
+    if not _recording(rows) and not bool(rows.isfinite().all()):
+        raise UserError(f"{name} holds nan or infinity: give finite positions.")
+    return rows.to(torch.float64)
 
 
-def _check_hidden(p: AttentionInputs) -> None:
-    batch, _, nq, _ = p.q.shape
-    nk = p.k.shape[2]
-    if p.key_padding is not None and p.key_padding.shape != (batch, nk):
+def _recording(x: Tensor) -> bool:
+    """Whether values can't be read now: no data, a graph being traced or captured."""
+    if x.is_meta or torch.compiler.is_compiling():
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _check_numbers(scale: Any, dropout: Any, softcap: Any) -> None:
+    def number(x: Any) -> bool:
+        return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
+    if scale is not None and not number(scale):
+        raise UserError(f"scale must be a finite number, but got {shown(scale)}: 1/√d is usual.")
+    if not number(dropout) or not 0 <= dropout < 1:
+        raise UserError(f"dropout must lie in [0, 1), but got {shown(dropout)}: 0 is none.")
+    if softcap is not None and not (number(softcap) and softcap > 0):
         raise UserError(
-            f"key_padding must be (batch, keys) = ({batch}, {nk}), but got "
-            f"{tuple(p.key_padding.shape)}: True where a key is padding."
+            f"softcap must be a number above zero, but got {shown(softcap)}: leave it out for none."
         )
-    if p.segments and (p.segments[0].shape, p.segments[1].shape) != ((batch, nq), (batch, nk)):
+
+
+def _check_hidden(
+    q: Tensor, k: Tensor, key_padding: Any, segments: Any, sink_logits: Any
+) -> tuple[Tensor, Tensor] | None:
+    """Check what hides keys; the segments of queries and of keys."""
+    (batch, heads, nq, _), nk = q.shape, k.shape[2]
+    if key_padding is not None and _kind(key_padding, torch.bool) != (batch, nk):
         raise UserError(
-            f"segments must be one id a token, ({batch}, {nq}) for queries and ({batch}, {nk}) for "
-            f"keys, but got {tuple(p.segments[0].shape)} and {tuple(p.segments[1].shape)}: "
-            f"give a pair where they differ."
+            f"key_padding must be bool (batch, keys) = ({batch}, {nk}), but got "
+            f"{_described(key_padding)}: True where a key is padding."
         )
-    if p.sink_logits is not None and p.sink_logits.shape != (p.q.shape[1],):
+    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    if sink_logits is not None and _kind(sink_logits, *floats) != (heads,):
         raise UserError(
-            f"sink_logits must be one number a head, ({p.q.shape[1]},), but got "
-            f"{tuple(p.sink_logits.shape)}."
+            f"sink_logits must be one number per head, ({heads},), but got "
+            f"{_described(sink_logits)}."
         )
+    if segments is None:
+        return None
+    pair = (segments, segments) if isinstance(segments, Tensor) else segments
+    whole = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    sizes = [_kind(x, *whole) for x in pair] if isinstance(pair, (tuple, list)) else []
+    if sizes != [(batch, nq), (batch, nk)]:
+        given = " and ".join(map(_described, pair)) if sizes else shown(segments)
+        raise UserError(
+            f"segments must be one whole number per token, ({batch}, {nq}) for queries and "
+            f"({batch}, {nk}) for keys, but got {given}: give a pair where they differ."
+        )
+    return pair[0].to(q.device), pair[1].to(q.device)
+
+
+def _kind(x: Any, *dtypes: torch.dtype) -> tuple[int, ...] | None:
+    """The shape of a tensor of one of these types."""
+    return tuple(x.shape) if isinstance(x, Tensor) and x.dtype in dtypes else None
+
+
+def _described(x: Any) -> str:
+    return f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else shown(x)
+
+
+def _check_length(length: Any, q: Tensor) -> Length | None:
+    """One number, or one for each sequence (b, 1)."""
+    if length is None or (type(length) is int and length > 0):
+        return length
+    batch, lengths = q.shape[0], None
+    if isinstance(length, Tensor) or type(length) in (list, tuple):
+        lengths = torch.as_tensor(length)
+    fits = lengths is not None and not (lengths.is_floating_point() or lengths.is_complex())
+    if not fits or lengths.dtype == torch.bool or lengths.numel() not in (1, batch):  # type: ignore[union-attr]
+        raise UserError(
+            f"length must be one number above zero, or one for each of {batch} sequences, but got "
+            f"{_described(length)}."
+        )
+    return lengths.to(q.device, torch.int64).reshape(-1, 1).expand(batch, 1)  # type: ignore[union-attr]
 
 
 @lru_cache(maxsize=1024)
-def _learned(part: HasWeights) -> frozenset[str]:
-    """The names of a part's weights."""
-    return frozenset(part.init(Dims(1, 1, 1), None))
+def _weight_shapes(part: HasWeights, heads: int, head_dim: int) -> dict[str, tuple[int | None, ...]]:
+    """The shape of each weight of a part; None for the model's width, unknown to a call."""
+    rng = torch.Generator().manual_seed(0)  # not the user's: checking must not draw from it
+    made = [part.init(Dims(dim, heads, head_dim), rng) for dim in (16, 32)]
+    return {
+        name: tuple(
+            a if a == b else None for a, b in zip(w.shape, made[1][name].shape, strict=True)
+        )
+        for name, w in made[0].items()
+    }
 
 
-def _check_weights(p: AttentionInputs) -> None:
-    for part in (*p.scheme.bias, *p.scheme.scale):
-        if missing := sorted(_learned(part) - set(weights_of(part.name, p.weights))):
+def _check_weights(scheme: Scheme, weights: Weights, heads: int, head_dim: int) -> None:
+    for part in (*scheme.bias, *scheme.scale):
+        shapes, given = _weight_shapes(part, heads, head_dim), weights_of(part.name, weights)
+        if missing := sorted(set(shapes) - set(given)):
             names = ", ".join(f"{part.name}.{m}" for m in missing)
             raise UserError(
-                f"{part} is learned, but weights lack {names}: pass "
-                f"weights=scheme.init(Dims(…)) or a "
-                f"checkpoint's own."
+                f"{part} is learned, but weights lack {names}: pass weights=scheme.init(Dims(…)) "
+                f"or a checkpoint's own."
             )
+        for name, shape in shapes.items():
+            own = tuple(given[name].shape)
+            if len(own) != len(shape) or any(
+                s not in (None, n) for s, n in zip(shape, own, strict=True)
+            ):
+                wanted = ", ".join("width" if n is None else str(n) for n in shape)
+                raise UserError(
+                    f"{part.name}.{name} must be ({wanted}) for {part} with {heads} heads of "
+                    f"{head_dim}, but got {own}: give weights of this scheme."
+                )
+
+
+def _scaled(p: AttentionInputs) -> Tensor:
+    """q times every factor of site ④, rounded once."""
+    rows = p.q_rows
+    by_position = p.scheme.causal and p.segments is None
+    counts = keys_by_position(p.scheme, rows) if by_position else _visible_keys(p)
+    factor = scale_factors(p.scheme, rows, counts, p.weights)[..., None]
+    wide = torch.promote_types(p.q.dtype, torch.float32)
+    return (p.q.to(wide) * factor.to(wide)).to(p.q.dtype)
+
+
+def _factors_fit_tables(p: AttentionInputs) -> bool:
+    """Whether the factors are the same for all heads and known from positions alone, and every
+    dimension of q is rotated. Biases would see a q without them."""
+    scheme, rope = p.scheme, p.scheme.rotary
+    if rope is None or scheme.bias or not scheme.causal or not isinstance(p.q_pos, range):
+        return False
+    learned = any(weights_of(part.name, p.weights) for part in scheme.scale)
+    full = rope.dim(p.q.shape[-1]) == p.q.shape[-1]
+    many = p.q.shape[2] > TABLE_QUERIES and not torch.compiler.is_compiling()
+    return full and many and not learned and p.segments is None
+
+
+def scale_factors(scheme: Scheme, q_pos: Tensor, counts: Tensor, weights: Weights) -> Tensor:
+    """The product of all factors of ④ (b|1, h|1, n), in float64; `counts` are visible keys."""
+    factor = torch.ones((), dtype=torch.float64, device=q_pos.device)
+    for part in scheme.scale:
+        factor = factor * part.scale(q_pos, counts, weights_of(part.name, weights))
+    return factor
+
+
+def keys_by_position(scheme: Scheme, q_pos: Tensor) -> Tensor:
+    """How many positions from 0 on each query's causal mask shows: evicted keys count as well."""
+    total = torch.zeros_like(q_pos)
+    for area in scheme.areas():
+        start, stop = area.interval(q_pos)
+        total = total + (stop - start).clamp(min=0)
+    return total
+
+
+def _visible_keys(p: AttentionInputs) -> Tensor:
+    """How many keys of the call each query sees (b|1, n), counted in blocks of queries."""
+    b, _, i, j = p.grid()
+    size = max(1, BLOCK_SCORES // max(1, p.q.shape[0] * p.k.shape[2]))
+    counts = [p.visible(b, rows, j).sum(-1) for rows in i.split(size, 2)]
+    return torch.cat(counts, 2)[:, 0]
+
+
+def _lengths(p: AttentionInputs) -> tuple[Length, Length]:
+    """The length that frequencies see by default: each sequence's last position + 1."""
+    if isinstance(p.k_pos, range) and isinstance(p.q_pos, range) and not p.hides:
+        last = max(p.k_pos[-1], p.q_pos[-1]) + 1
+        return last, last
+    reach = p.k_rows.expand(p.k.shape[0], -1).ceil().to(torch.int64) + 1
+    if p.key_padding is not None:
+        reach = reach.masked_fill(p.key_padding, 1)
+    if p.segments is None:
+        last = reach.amax(1, keepdim=True)
+        if not p.hides:
+            last = torch.maximum(last, p.q_rows.ceil().to(torch.int64).amax(1, keepdim=True) + 1)
+        return last, last
+    q_ids, k_ids = p.segments
+    return _greatest(q_ids, k_ids, reach), _greatest(k_ids, k_ids, reach)
+
+
+def _greatest(at: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+    """For each token of `at`, the greatest of `values` over the tokens with the same id."""
+    batch = torch.arange(ids.shape[0], device=ids.device)[:, None]
+    keys = torch.cat([torch.stack([batch.expand_as(x), x], -1).flatten(0, 1) for x in (ids, at)])
+    _, index = keys.unique(dim=0, return_inverse=True)
+    of_ids, of_at = index.split([ids.numel(), at.numel()])
+    greatest = values.new_zeros(keys.shape[0])
+    return greatest.scatter_reduce(0, of_ids, values.flatten(), "amax")[of_at].view_as(at)

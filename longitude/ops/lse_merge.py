@@ -1,78 +1,394 @@
-"""Passes run tile by tile and merged exactly by their log-sum-exp, with exact gradients.
+"""Passes run tile by tile and merged exactly by their log-sum-exp (LSE), with exact gradients.
 
-The gradient of the whole is each tile's own backward, called with the *merged* output and
-log-sum-exp: then e^(score - lse) is the weight in the merged softmax. (Merging with detached
-weights would be wrong by tens of per cent.)
+Public `scaled_dot_product_attention` returns no LSE, so each operator here is the aten call that
+SDPA itself would make. Causal tiles are square: it does not matter that these kernels align causal
+masks at the top left. Grouped heads become a batch of groups over expanded keys, without repeating
+them in memory; cuDNN takes grouped heads by itself.
+
+Two parts of one softmax merge as out = out₁ + σ(lse₂ - lse₁)(out₂ - out₁), lse = ln(e^lse₁ +
+e^lse₂); a sink's logit is one more part, whose output is zero. The gradient of the sum is each
+tile's own backward, called with the *merged* output and LSE: then e^(score - lse) is the weight in
+the merged softmax. (Merging with detached weights would be off by tens of per cent.)
+
+Tiles of one shape are stacked into a batch: one call of a kernel. On a GPU with Triton a kernel
+stacks windows and another merges several parts in one launch (`kernels.merge`); `windows` and
+`MergeOneByOne` are their references.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from longitude.ops.aten import Operator, Ran, backward, in_groups
-from longitude.ops.gather_windows import Windows, evenly_apart, stacked, windows
-from longitude.ops.lse_join import Part, joining
-from longitude.ops.tiles import Tile, batches
+from longitude.ops.inputs import AttentionInputs
+from longitude.ops.kernels.launch import triton_available
+from longitude.ops.passes import Tile, accum_dtype, batches, make_passes, single_query_pass
+from longitude.ops.plan import Kernel, Plan, lse_kernel
+
+aten = torch.ops.aten
+Three = tuple[Tensor, Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The kernel, its scale, and for each turned (q, k) the batches of tiles to run on it."""
+class Forward(NamedTuple):
+    """What a forward leaves: the output, its log-sum-exp (b h n) in float32, and what backward
+    needs."""
+
+    out: Tensor
+    lse: Tensor
+    extra: tuple[Any, ...] = ()
+
+
+class Operator(NamedTuple):
+    """forward(q, k, v, causal, scale) and backward(grad, q, k, v, forward, causal, scale)."""
+
+    forward: Callable[..., Forward]
+    backward: Callable[..., Three]
+    grouped: bool = False  # whether it takes fewer heads of keys than of queries
+
+
+def operator_for(q: Tensor) -> Operator | None:
+    """The operator for this tensor's device, type and head size, or None."""
+    kernel = lse_kernel(q.device.type, q.dtype, q.shape[-1])
+    return None if kernel is None else OPERATORS[kernel]
+
+
+def forward(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+    """The operator over grouped heads."""
+    ran = in_groups(op, q, k, v, causal, scale)
+    return Forward(ran.out.flatten(1, 2), ran.lse.flatten(1, 2), ran.extra)
+
+
+def in_groups(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+    """The same as (b hkv g n d) and (b hkv g n), as the kernel laid it in memory."""
+    b, hkv = k.shape[:2]
+    ran = op.forward(*((q, k, v) if op.grouped else _group(q, k, v)), causal, scale)
+    shape = (b, hkv, q.shape[1] // hkv, q.shape[2])
+    return Forward(ran.out.view(*shape, -1), ran.lse.view(shape), ran.extra)
+
+
+def backward(op: Operator, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
+             causal: bool, scale: float) -> Three:  # fmt: skip
+    """Gradients of q, k and v; a group's gradients add up in its keys."""
+    if op.grouped:
+        return op.backward(grad, q, k, v, ran, causal, scale)
+    h, hkv = q.shape[1], k.shape[1]
+    qg, kg, vg = _group(q, k, v)
+    out, lse, grad = (
+        x.contiguous().view(qg.shape[0], qg.shape[1], *x.shape[2:])
+        for x in (ran.out, ran.lse, grad)
+    )
+    dq, dk, dv = op.backward(grad, qg, kg, vg, Forward(out, lse, ran.extra), causal, scale)
+    if hkv != h:  # a kernel that knows groups has added them up itself
+        dk, dv = (x if x.shape[1] == 1 else x.sum(1) for x in (dk, dv))
+    return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape)
+
+
+def _group(q: Tensor, k: Tensor, v: Tensor) -> Three:
+    """(b hkv·g n d) and (b hkv m d) as (b·hkv g n d), keys expanded over g without a copy."""
+    group = q.shape[1] // k.shape[1]
+    if group == 1:
+        return q, k, v
+    k, v = (x.flatten(0, 1)[:, None].expand(-1, group, -1, -1) for x in (k, v))
+    return q.reshape(-1, group, *q.shape[2:]), k, v
+
+
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+    return Forward(
+        *aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    )
+
+
+def _cpu_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
+                  scale: float) -> Three:  # fmt: skip
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, ran.out, ran.lse, 0.0, causal, scale=scale
+    )
+
+
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+    out, lse, *extra = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+    return Forward(out, lse, tuple(extra[:6]))
+
+
+def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
+                    scale: float) -> Three:  # fmt: skip
+    *lengths, state, unused = ran.extra
+    return aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, ran.out, ran.lse, *lengths, 0.0, causal, state, unused, scale=scale
+    )
+
+
+def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(
+        q, k, v, None, True, 0.0, causal, scale=scale
+    )
+    return Forward(out, lse[..., : q.shape[2]], (seed, offset))
+
+
+def _efficient_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
+                        scale: float) -> Three:  # fmt: skip
+    # the kernel reads its log-sum-exp in rows padded to 32; infinity there weighs nothing
+    lse = torch.nn.functional.pad(ran.lse, (0, -ran.lse.shape[-1] % 32), value=float("inf"))
+    made = aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, None, ran.out, lse, *ran.extra, 0.0, [True, True, True, False], causal,
+        scale=scale,
+    )  # fmt: skip
+    return made[:3]
+
+
+def _one_head(x: Tensor) -> Tensor:
+    """Keys that were expanded over a group as the one head they are."""
+    return x[:, :1] if x.shape[1] > 1 and x.stride(1) == 0 else x
+
+
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+        q, _one_head(k), _one_head(v), None, True, 0.0, causal, False, scale=scale
+    )
+    return Forward(out, lse.reshape(q.shape[:3]))
+
+
+def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
+                    scale: float) -> Three:  # fmt: skip
+    """All it needs of a forward is an output and log-sum-exp."""
+    k, v, out, lse = _one_head(k), _one_head(v), ran.out, ran.lse.contiguous()
+    if _steps(grad) != _steps(out):  # which the kernel would put right with a warning
+        grad, out = grad.contiguous(), out.contiguous()
+    dims, seed = _cudnn_state(q.device)
+    return aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, lse if dims == lse.dim() else lse[..., None], seed, seed, None, None,
+        None, q.shape[2], k.shape[2], 0.0, causal, scale=scale,
+    )  # fmt: skip
+
+
+def _steps(x: Tensor) -> list[int]:
+    """Its strides, but for dimensions of one."""
+    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
+
+
+@cache
+def _cudnn_state(device: torch.device) -> tuple[int, Tensor]:
+    """How many dimensions this torch's log-sum-exp has there, and the random state of a forward
+    without dropout: read off the smallest one."""
+    x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
+    made = aten._scaled_dot_product_cudnn_attention(x, x, x, None, True, 0.0, False, False)
+    return made[1].dim(), made[6]
+
+
+OPERATORS = {
+    Kernel.CPU_FLASH: Operator(_cpu_forward, _cpu_backward),
+    Kernel.FLASH: Operator(_flash_forward, _flash_backward),
+    Kernel.EFFICIENT: Operator(_efficient_forward, _efficient_backward),
+    Kernel.CUDNN: Operator(_cudnn_forward, _cudnn_backward, grouped=True),
+}
+
+
+class Windows(NamedTuple):
+    """x[:, :, start : start+size] for each of `starts`, of an x (b h n d)."""
+
+    x: Tensor
+    starts: list[int]
+    size: int
+
+
+def stacked(sources: list[Windows], flipped: bool) -> list[Tensor]:
+    """Each source's windows as (t·b h size d), their rows in reverse where flipped."""
+    x, starts, _ = sources[0]
+    copied = flipped or (x.shape[0] > 1 and len(starts) > 1)
+    even = all(len(_spacings(source.starts)) <= 1 for source in sources)
+    if copied and even and triton_available(x.device):
+        from longitude.ops.kernels.merge import stack  # late: it imports Triton
+
+        return stack(sources, flipped)
+    made = [windows(*source) for source in sources]
+    return [(x.flip(3) if flipped else x).flatten(0, 1) for x in made]
+
+
+def windows(x: Tensor, starts: list[int], size: int) -> Tensor:
+    """x[:, :, start : start+size] for each start, stacked (t b h size d): a view where evenly
+    spaced."""
+    if not evenly_spaced(starts, size):
+        return torch.stack([x[:, :, s : s + size] for s in starts])
+    step = starts[1] - starts[0] if len(starts) > 1 else 0
+    b, h, n, d = x.stride()
+    shape = (len(starts), *x.shape[:2], size, x.shape[3])
+    return x.as_strided(shape, (step * n, b, h, n, d), x.storage_offset() + starts[0] * n)
+
+
+def evenly_spaced(starts: list[int], size: int) -> bool:
+    """Whether windows of this size are evenly spaced and do not overlap."""
+    steps = _spacings(starts)
+    return len(steps) == 0 or (len(steps) == 1 and min(steps) >= size)
+
+
+def _spacings(starts: list[int]) -> set[int]:
+    return {b - a for a, b in pairwise(starts)}
+
+
+class TileOutput(NamedTuple):
+    """Outputs (t b hkv g n d) and log-sum-exps (t b hkv g n) of the rows from each of `tops`.
+
+    A flipped one has the last row of each window first.
+    """
+
+    out: Tensor
+    lse: Tensor
+    tops: list[int]
+    flipped: bool = False
+
+    def evenly(self) -> Iterator[TileOutput]:
+        """Itself; where its windows share rows, or lie unevenly, each of them by itself."""
+        if evenly_spaced(self.tops, self.out.shape[4]):
+            yield self
+            return
+        for n, top in enumerate(self.tops):
+            yield TileOutput(self.out[n : n + 1], self.lse[n : n + 1], [top], self.flipped)
+
+
+class Merging(Protocol):
+    """The rows (b h n) of one call while the outputs of its tiles come in."""
+
+    def add(self, part: TileOutput) -> None: ...
+
+    def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The output in the values' type, and its log-sum-exp (b h n).
+
+        `sinks` are logits, one per head. Rows that nothing covers come out as zeros, and -inf.
+        """
+        ...
+
+
+def merging_for(rows: tuple[int, int, int], like: Tensor) -> Merging:
+    """Rows (b h n) to merge into, with the last dimension and type of these values."""
+    if triton_available(like.device):
+        from longitude.ops.kernels.merge import MergeTogether  # late: it imports Triton
+
+        return MergeTogether(rows, like)
+    return MergeOneByOne(rows, like)
+
+
+class MergeOneByOne:
+    """Each part is merged as it comes, in float32 at least."""
+
+    def __init__(self, rows: tuple[int, int, int], like: Tensor) -> None:
+        self.dtype, wide = like.dtype, accum_dtype(like)
+        self.out = torch.zeros(*rows, like.shape[-1], dtype=wide, device=like.device)
+        self.lse = torch.full(rows, float("-inf"), dtype=wide, device=like.device)
+
+    def add(self, part: TileOutput) -> None:
+        for one in part.evenly():
+            more, more_lse = one.out.flatten(2, 3), one.lse.flatten(2, 3).to(self.lse.dtype)
+            if one.flipped:
+                more, more_lse = more.flip(3), more_lse.flip(3)
+            here = windows(self.out, one.tops, more.shape[3])
+            here_lse = windows(self.lse[..., None], one.tops, more.shape[3])[..., 0]
+            weight = torch.sigmoid(more_lse - here_lse)
+            weight = weight.masked_fill(more_lse == float("-inf"), 0.0)  # also where both are
+            here.lerp_(more.to(self.out.dtype), weight[..., None])
+            here_lse.copy_(torch.logaddexp(here_lse, more_lse))
+
+    def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        out, lse = self.out, self.lse
+        if sinks is not None:
+            lse = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+            out = out * (self.lse - lse).exp()[..., None]
+        return out.to(self.dtype), lse
+
+
+def sink_gradients(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """A sink's weight has no value: all it does is take from the others."""
+    weight = (sinks.to(lse.dtype)[:, None] - lse).exp()
+    return -(weight * (grad * out).sum(-1, dtype=lse.dtype)).sum((0, 2)).to(sinks.dtype)
+
+
+class TileBatch(NamedTuple):
+    """Tiles of one shape of one pass, whose rotated q and k begin at this row and column."""
 
     operator: Operator
-    scale: float
-    passes: tuple[tuple[tuple[Tile, ...], ...], ...]
-
-    @classmethod
-    def of(cls, operator: Operator, scale: float, passes: list[list[Tile]]) -> Plan:
-        made = tuple(tuple(tuple(batch) for batch in batches(found)) for found in passes)
-        return cls(operator, scale, made)
-
-
-@dataclass(frozen=True)
-class Box:
-    """Where one pass's turned q and k lie in the whole call: its first row and column."""
-
+    index: int
+    tiles: tuple[Tile, ...]
     top: int
     left: int
 
+    @property
+    def flipped(self) -> bool:
+        return self.tiles[0].kind == "upper"
 
-def merged(plan: Plan, boxes: list[Box], v: Tensor, turned: list[tuple[Tensor, Tensor]],
-           rows: int, sink_logits: Tensor | None) -> Tensor:  # fmt: skip
-    """Attention over every tile of every pass. Rows that no tile covers come out as zeros."""
-    flat = [_dense(x) for pair in turned for x in pair]
-    return _Merged.apply(plan, boxes, rows, sink_logits, _dense(v), *flat)  # type: ignore[no-any-return]
+    @property
+    def causal(self) -> bool:
+        return self.tiles[0].kind != "full"
+
+    @property
+    def rows(self) -> list[int]:
+        """Where the tiles begin in the rows of the call."""
+        return [t.top for t in self.tiles]
+
+    @property
+    def columns(self) -> list[int]:
+        return [t.left for t in self.tiles]
+
+    def stacked(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        """Its rows of q and columns of k and v, stacked; upper triangles reversed."""
+        tile = self.tiles[0]
+        sources = [
+            Windows(q, [row - self.top for row in self.rows], tile.height),
+            Windows(k, [column - self.left for column in self.columns], tile.width),
+            Windows(v, self.columns, tile.width),
+        ]
+        return stacked(sources, self.flipped)
+
+
+def run(p: AttentionInputs, plan: Plan) -> Tensor:
+    """Attention over every tile of every step. Rows that no tile covers come out as zeros."""
+    passes = (single_query_pass(p),) if p.q.shape[2] == 1 else make_passes(p)
+    rotated: dict[int, tuple[Tensor, Tensor]] = {}
+    parts: list[TileBatch] = []
+    for n, one in enumerate(passes):
+        steps = [s for s in plan.steps if p.q.shape[2] == 1 or s.passes == (n,)]
+        every = [t for s in steps for t in s.tiles]
+        if not every:
+            continue
+        rows = slice(min(t.top for t in every), max(t.top + t.height for t in every))
+        cols = slice(min(t.left for t in every), max(t.left + t.width for t in every))
+        rotated[n] = one.rotated(rows, cols)
+        parts += [
+            TileBatch(OPERATORS[s.kernel], len(rotated) - 1, tuple(b), rows.start, cols.start)
+            for s in steps
+            for b in batches(s.tiles)
+        ]
+    if not parts:
+        return p.zeros()
+    flat = [_dense(x) for pair in rotated.values() for x in pair]
+    size = (p.q.shape[2], p.scale)
+    return _Merged.apply(parts, size, p.sink_logits, _dense(p.v), *flat)  # type: ignore[no-any-return]
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Kernels read the last dimension as contiguous, without asking."""
+    """Kernels read the last dimension as contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class _Merged(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        plan: Plan,
-        boxes: list[Box],
-        rows: int,
-        sinks: Tensor | None,
-        v: Tensor,
-        *qk: Tensor,
-    ) -> Tensor:
-        b, h = qk[0].shape[:2]
-        joined, extras = joining((b, h, rows), v), []
-        for n, batch, box in _runs(plan, boxes):
-            part, extra = _forward(plan, batch, box, qk[2 * n], qk[2 * n + 1], v)
-            joined.add(part)
-            extras.append(extra)
-        out, lse = joined.result(sinks)
-        ctx.plan, ctx.boxes, ctx.extras = plan, boxes, extras
+    def forward(ctx: Any, parts: list[TileBatch], size: tuple[int, float], sinks: Tensor | None,
+                v: Tensor, *qk: Tensor) -> Tensor:  # fmt: skip
+        rows, scale = size
+        shape = (*qk[0].shape[:2], rows)
+        merging = merging_for(shape, v)
+        extras = []
+        for part in parts:
+            q, k, values = part.stacked(qk[2 * part.index], qk[2 * part.index + 1], v)
+            ran = in_groups(part.operator, q, k, values, part.causal, scale)
+            out, lse = (x.unflatten(0, (len(part.tiles), -1)) for x in (ran.out, ran.lse))
+            merging.add(TileOutput(out, lse, part.rows, part.flipped))
+            extras.append(ran.extra)
+        out, lse = merging.result(sinks)
+        ctx.parts, ctx.scale, ctx.extras = parts, scale, extras
         ctx.save_for_backward(v, out, lse, sinks, *qk)
         return out
 
@@ -80,68 +396,28 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         grad = grad_outputs[0]
         v, out, lse, sinks, *qk = ctx.saved_tensors
-        grads = [
-            torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (v, *qk)
-        ]
-        for (n, batch, box), extra in zip(_runs(ctx.plan, ctx.boxes), ctx.extras, strict=True):
-            q, k = qk[2 * n], qk[2 * n + 1]
-            dq, dk, dv = _backward(ctx.plan, batch, box, q, k, v, grad, Ran(out, lse, extra))
-            _add(grads[1 + 2 * n], dq, [t.top for t in batch])
-            _add(grads[2 + 2 * n], dk, [t.left for t in batch])
-            _add(grads[0], dv, [t.left + box.left for t in batch])
-        d_sinks = None
-        if sinks is not None:
-            weight = (sinks.to(lse.dtype)[:, None] - lse).exp()
-            d_sinks = -(weight * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
-        given = [g.to(x.dtype) for g, x in zip(grads, (v, *qk), strict=True)]
-        return None, None, None, d_sinks, *given
-
-
-def _runs(plan: Plan, boxes: list[Box]) -> Iterator[tuple[int, tuple[Tile, ...], Box]]:
-    """Every batch of tiles, with the number of its pass and where that lies."""
-    for n, (found, box) in enumerate(zip(plan.passes, boxes, strict=True)):
-        for batch in found:
-            yield n, batch, box
-
-
-def _tiles_of(batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """The batch's rows of q and columns of k and v, stacked; upper triangles reversed."""
-    first, lefts = batch[0], [t.left for t in batch]
-    sources = [
-        Windows(q, [t.top for t in batch], first.height),
-        Windows(k, lefts, first.width),
-        Windows(v, [left + box.left for left in lefts], first.width),
-    ]
-    return stacked(sources, first.kind == "upper")
-
-
-def _forward(
-    plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Part, tuple[Any, ...]]:
-    """A batch's outputs with the rows they belong to, and what its backward needs."""
-    first, (q, k, v) = batch[0], _tiles_of(batch, box, q, k, v)
-    ran = in_groups(plan.operator, q, k, v, first.kind != "full", plan.scale)
-    out, lse = (x.unflatten(0, (len(batch), -1)) for x in (ran.out, ran.lse))
-    return Part(out, lse, [t.top + box.top for t in batch], first.kind == "upper"), ran.extra
-
-
-def _backward(plan: Plan, batch: tuple[Tile, ...], box: Box, q: Tensor, k: Tensor, v: Tensor,
-              grad: Tensor, whole: Ran) -> list[Tensor]:  # fmt: skip
-    """A batch's gradients (t b h n d), from the merged output and log-sum-exp."""
-    first, tops = batch[0], [t.top + box.top for t in batch]
-    flipped, causal = first.kind == "upper", first.kind != "full"
-    dout, out = stacked([Windows(x, tops, first.height) for x in (grad, whole.out)], flipped)
-    (lse,) = stacked([Windows(whole.lse[..., None], tops, first.height)], flipped)
-    ran = Ran(out, lse[..., 0], whole.extra)
-    q, k, v = _tiles_of(batch, box, q, k, v)
-    made = backward(plan.operator, dout, q, k, v, ran, causal, plan.scale)
-    found = [x.unflatten(0, (len(batch), -1)) for x in made]
-    return [x.flip(3) for x in found] if flipped else found
+        totals = [torch.zeros_like(x, dtype=accum_dtype(x)) for x in (v, *qk)]
+        for part, extra in zip(ctx.parts, ctx.extras, strict=True):
+            n, height = 2 * part.index, part.tiles[0].height
+            sources = [Windows(x, part.rows, height) for x in (grad, out)]
+            dout, o = stacked(sources, part.flipped)
+            (sums,) = stacked([Windows(lse[..., None], part.rows, height)], part.flipped)
+            ran = Forward(o, sums[..., 0], extra)
+            q, k, values = part.stacked(qk[n], qk[n + 1], v)
+            made = backward(part.operator, dout, q, k, values, ran, part.causal, ctx.scale)
+            made = [x.unflatten(0, (len(part.tiles), -1)) for x in made]
+            dq, dk, dv = (x.flip(3) for x in made) if part.flipped else made
+            _add(totals[1 + n], dq, [row - part.top for row in part.rows])
+            _add(totals[2 + n], dk, [column - part.left for column in part.columns])
+            _add(totals[0], dv, part.columns)
+        d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
+        grads = [g.to(x.dtype) for g, x in zip(totals, (v, *qk), strict=True)]
+        return None, None, d_sinks, *grads
 
 
 def _add(total: Tensor, parts: Tensor, starts: list[int]) -> None:
     size = parts.shape[3]
-    if evenly_apart(starts, size):
+    if evenly_spaced(starts, size):
         windows(total, starts, size).add_(parts)
         return
     for start, one in zip(starts, parts, strict=True):

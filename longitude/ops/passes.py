@@ -1,93 +1,113 @@
-"""From a scheme to passes: which turns of q and k attention needs, and where each holds.
+"""From a scheme to passes and tiles: which rotations of q and k a call needs, and where each holds.
 
-A pass is ordinary attention over one turn of q and k, restricted to some areas; the passes of a
-call are disjoint. Turning waits until a backend asks for the rows and columns it will use.
+A pass is ordinary attention over one rotation of q and k, restricted to some areas; the passes of a
+call are disjoint. Rotating waits until a kernel asks for the rows and columns it will use. A single
+query needs one pass: q stays pre-RoPE and key j is rotated to minus the distance that its region
+gives the pair, so q·k sees that distance whatever the region (`single_query_pass`).
 
-One query needs one pass: each key turned by its own distance to it, whatever its region.
-
-This is how decoding runs every remap on plain attention: q stays unturned and key j turns to minus
-the distance that its region gives the pair, so q·k sees that distance. The tables of one step are
-made once and serve every layer.
+Over ranges of positions an area is a set of tiles that plain kernels run: rectangles, lower
+triangles (causal attention) and upper ones (causal attention with rows and columns reversed). A
+band of width w becomes blocks of w rows, each with a lower triangle on its diagonal and an upper
+one before it: no kernel needs a window argument.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from longitude.core.part import Pos, QueryRows, Region, as_tensor
-from longitude.core.region import Area, meet, visible
+from longitude.core.region import FAR, Area, meet, visible
 from longitude.core.scheme import Scheme
-from longitude.ops.inputs import AttentionInputs, Length, factors
-from longitude.ops.kernels.launch import usable
+from longitude.ops.inputs import AttentionInputs, Length, keys_by_position, scale_factors
+from longitude.ops.kernels.launch import triton_available
 from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """One turn of q and k, and the disjoint areas where it holds."""
-
-    problem: AttentionInputs
-    areas: tuple[Area, ...]
-    region: Region | None = None
-
-    def turned(self, rows: slice = slice(None), cols: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """These rows of q and columns of k, turned for this pass."""
-        turn = self.turn(rows, cols)
-        q, k = self.problem.q[:, :, rows], self.problem.k[:, :, cols]
-        return (q, k) if turn is None else turn.of(q, k)
-
-    def turn(self, rows: slice = slice(None), cols: slice = slice(None)) -> Turn | None:
-        """How these rows of q and columns of k are turned, None where they stay as they are."""
-        p = self.problem
-        if self.region is None or p.scheme.rotary is None:
-            return None
-        q_pos, k_pos = _cut(p.q_pos, rows), _cut(p.k_pos, cols)
-        rope, centre = p.scheme.rotary, _last(q_pos) if p.scheme.rotary.decay else 0.0
-        q_length, k_length = _cut_length(p.q_length, rows), _cut_length(p.k_length, cols)
-        how = (accum_dtype(p.q), p.q.device, centre)
-        q_tables = k_tables = _tables(p, self.region, "q", q_pos, q_length, *how)
-        if p.rides or not _alike(rope, self.region, (q_pos, q_length), (k_pos, k_length)):
-            k_tables = _tables(p, self.region, "k", k_pos, k_length, *how)
-        return Turn(q_tables, k_tables, rope.pairs)
+Kind = Literal["full", "lower", "upper"]
+ALL = slice(None)
 
 
-class Turn(NamedTuple):
-    """The tables that q and k turn by, a row a token."""
+class Rotation(NamedTuple):
+    """The tables that rotate q and k, a row per token."""
 
     q: Tables
     k: Tables
     pairs: Pairs
 
-    def cut(self, rows: slice, cols: slice) -> Turn:
+    def cut(self, rows: slice, cols: slice) -> Rotation:
         """The same for some rows of q and columns of k."""
         (c, s), (kc, ks) = self.q, self.k
         of_k = (some(kc, cols), some(ks, cols))
-        return Turn((some(c, rows), some(s, rows)), of_k, self.pairs)
+        return Rotation((some(c, rows), some(s, rows)), of_k, self.pairs)
 
-    def of(self, q: Tensor, k: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
-        """q and k turned (or turned back, which takes their gradients to those of what was turned):
-        in one launch where kernels run, else each by itself."""
-        if usable(q):
-            from longitude.ops.kernels.rope import turned  # late: it imports Triton
+    def apply(self, q: Tensor, k: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
+        """q and k rotated: in one launch where kernels run, else each by itself. The inverse takes
+        gradients of rotated tensors to those of the originals."""
+        if triton_available(q.device):
+            from longitude.ops.kernels.rope import rotate_qk  # late: it imports Triton
 
-            return turned(q, k, self.q, self.k, self.pairs, back=back)
+            return rotate_qk(q, k, self.q, self.k, self.pairs, inverse=inverse)
         (c, s), (kc, ks) = self.q, self.k
-        if back:
+        if inverse:
             s, ks = -s, -ks
         return apply_rotary(q, c, s, self.pairs), apply_rotary(k, kc, ks, self.pairs)
 
 
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One rotation of q and k, and the disjoint areas where it holds."""
+
+    inputs: AttentionInputs
+    areas: tuple[Area, ...]
+    region: Region | None = None
+
+    def rotated(self, rows: slice = ALL, cols: slice = ALL) -> tuple[Tensor, Tensor]:
+        """These rows of q and columns of k, rotated for this pass."""
+        rotation = self.rotation(rows, cols)
+        q, k = some(self.inputs.q, rows), some(self.inputs.k, cols)
+        return (q, k) if rotation is None else rotation.apply(q, k)
+
+    def rotation(self, rows: slice = ALL, cols: slice = ALL) -> Rotation | None:
+        """How these rows of q and columns of k are rotated, None where they are not."""
+        p, rope = self.inputs, self.inputs.scheme.rotary
+        if self.region is None or rope is None:
+            return None
+        q_pos, k_pos = (
+            pos[cut] if isinstance(pos, range) else pos[:, cut]
+            for pos, cut in ((p.q_pos, rows), (p.k_pos, cols))
+        )
+        q_length, k_length = (
+            length[:, cut] if isinstance(length, Tensor) and length.shape[1] > 1 else length
+            for length, cut in ((p.q_length, rows), (p.k_length, cols))
+        )
+        centre = 0.0
+        if rope.decay and p.q.shape[2]:
+            centre = float(q_pos[-1] if isinstance(q_pos, range) else q_pos.max())
+        how = (accum_dtype(p.q), p.q.device, centre)
+        q_tables = k_tables = _tables(p, self.region, "q", q_pos, q_length, *how)
+        alike = isinstance(q_pos, range) and isinstance(k_pos, range) and q_pos == k_pos
+        alike = alike and isinstance(q_length, int) and isinstance(k_length, int)
+        alike = alike and q_length == k_length
+        if p.scale_in_tables or not (alike and _same_tables(rope, self.region, q_length)):  # type: ignore[arg-type]
+            k_tables = _tables(p, self.region, "k", k_pos, k_length, *how)
+        return Rotation(q_tables, k_tables, rope.pairs)
+
+
 def make_passes(p: AttentionInputs) -> tuple[Pass, ...]:
     """The passes of a call."""
+    return tuple(Pass(p, areas, region) for region, areas in region_areas(p.scheme, query_rows(p)))
+
+
+def query_rows(p: AttentionInputs) -> QueryRows | None:
+    """The query positions that matter, where frequencies change with them."""
     rope = p.scheme.rotary
-    rows = rope.query_rows(p.q_pos) if rope is not None else None
-    return tuple(Pass(p, areas, region) for region, areas in region_areas(p.scheme, rows))
+    return None if rope is None or not p.q.shape[2] else rope.query_rows(p.q_pos)
 
 
 @lru_cache(maxsize=1024)
@@ -104,46 +124,45 @@ def region_areas(
     if rows is not None:
         masks.append((Area(top=rows[0], bottom=rows[-1] + 1),))
     regions = scheme.rotary.regions(rows)
-    found = [(region, meet(*masks, (region.where,))) for region in regions]
-    return tuple((region, areas) for region, areas in found if areas)
+    met = [(region, meet(*masks, (region.where,))) for region in regions]
+    return tuple((region, areas) for region, areas in met if areas)
 
 
-def _tables(p: AttentionInputs, region: Region, side: str, pos: Pos, length: Length, dtype: torch.dtype,
-            device: torch.device, centre: float) -> Tables:  # fmt: skip
+def _tables(p: AttentionInputs, region: Region, side: str, pos: Pos, length: Length,
+            dtype: torch.dtype, device: torch.device, centre: float) -> Tables:  # fmt: skip
     rope, size = p.scheme.rotary, p.q.shape[-1]
     assert rope is not None
-    if side == "q" and p.rides:
-        make = _carried if isinstance(length, Tensor) else _carried_once
+    if side == "q" and p.scale_in_tables:
+        make = _make_scaled_tables if isinstance(length, Tensor) else _scaled_tables
         return make(p.scheme, region, pos, size, length, dtype, device, centre)
     return cos_sin(rope, region, side, pos, size, length, dtype=dtype, device=device, centre=centre)
 
 
-def _carried(scheme: Scheme, region: Region, pos: Pos, size: int, length: Length,
-             dtype: torch.dtype, device: torch.device, centre: float) -> Tables:  # fmt: skip
+def _make_scaled_tables(scheme: Scheme, region: Region, pos: Pos, size: int, length: Length,
+                        dtype: torch.dtype, device: torch.device,
+                        centre: float) -> Tables:  # fmt: skip
     """The tables of q, multiplied by the factors of ④."""
     assert scheme.rotary is not None
     how = {"dtype": torch.float64, "device": device, "centre": centre}
     cos, sin = cos_sin(scheme.rotary, region, "q", pos, size, length, **how)
     with torch.inference_mode(False), torch.no_grad():
         rows = torch.atleast_2d(as_tensor(pos, device))
-        factor = factors(scheme, rows, None, {})[..., None]
+        factor = scale_factors(scheme, rows, keys_by_position(scheme, rows), {})[..., None]
         return (cos * factor).to(dtype), (sin * factor).to(dtype)
 
 
-_carried_once = Memo(_carried, limit=2**26)
+_scaled_tables = Memo(_make_scaled_tables, limit=2**26)
 
 
-def _alike(rope: Rope, region: Region, q: tuple[Pos, Length], k: tuple[Pos, Length]) -> bool:
-    """Whether queries and keys turn by the very same tables, which are then made and kept once."""
-    (q_pos, length), (k_pos, k_length) = q, k
-    same = isinstance(q_pos, range) and isinstance(k_pos, range) and q_pos == k_pos
-    if not same or isinstance(length, Tensor) or isinstance(k_length, Tensor):
-        return False
+@lru_cache(maxsize=256)
+def _same_tables(rope: Rope, region: Region, length: int) -> bool:
+    """Whether queries and keys at equal positions are rotated by the very same tables."""
     gain = (region.frequencies or rope.frequencies).gain(length)
-    return length == k_length and gain == 1.0 and region.q == region.k and rope.decay is None
+    return gain == 1.0 and region.q == region.k and rope.decay is None
 
 
 def accum_dtype(x: Tensor) -> torch.dtype:
+    """The type that sums over x are kept in."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -152,62 +171,168 @@ def some(x: Tensor, part: slice) -> Tensor:
     return x if part.start in (None, 0) and part.stop in (None, x.shape[2]) else x[:, :, part]
 
 
-def _cut(pos: Pos, part: slice) -> Pos:
-    return pos[part] if isinstance(pos, range) else pos[:, part]
+RegionAreas = tuple[tuple[Region, tuple[Area, ...]], ...]
 
 
-def _cut_length(length: Length, part: slice) -> Length:
-    return length[:, part] if isinstance(length, Tensor) and length.shape[1] > 1 else length
-
-
-def _last(pos: Pos) -> float:
-    if isinstance(pos, range):
-        return float(pos[-1]) if pos else 0.0
-    return float(pos.max()) if pos.numel() else 0.0
-
-
-Pieces = tuple[tuple[Region, tuple[Area, ...]], ...]
-
-
-def fold(p: AttentionInputs) -> Pass:
-    """The single pass of a single query."""
+def single_query_pass(p: AttentionInputs) -> Pass:
+    """The single pass of a single query: its keys rotated by their distance."""
     rope, passes = p.scheme.rotary, make_passes(p)
     if rope is None or len(passes) == 1:
         return passes[0]
-    pieces = tuple((one.region, one.areas) for one in passes if one.region is not None)
+    regions = tuple((one.region, one.areas) for one in passes if one.region is not None)
     fixed = (
         isinstance(p.q_pos, range) and isinstance(p.k_pos, range) and isinstance(p.k_length, int)
     )
-    make = _made_once if fixed and not torch.compiler.is_compiling() else _make
+    make = _pair_tables if fixed and not torch.compiler.is_compiling() else _make_pair_tables
     size, dtype = p.k.shape[-1], accum_dtype(p.k)
-    cos, sin = make(rope, pieces, p.q_pos, p.k_pos, size, p.k_length, dtype, p.k.device)
-    turned = replace(p, k=apply_rotary(p.k, cos, sin, rope.pairs))
-    return Pass(turned, tuple(area for one in passes for area in one.areas))
+    cos, sin = make(rope, regions, p.q_pos, p.k_pos, size, p.k_length, dtype, p.k.device)
+    rotated = replace(p, k=apply_rotary(p.k, cos, sin, rope.pairs))
+    return Pass(rotated, tuple(area for one in passes for area in one.areas))
 
 
-def _make(
-    rope: Rope,
-    pieces: Pieces,
-    q_pos: Pos,
-    k_pos: Pos,
-    head_dim: int,
-    length: Length,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tables:
-    """Tables that turn every key to minus its distance, as the piece it lies in gives it."""
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):  # kept tables may serve a training step later
+def _make_pair_tables(rope: Rope, regions: RegionAreas, q_pos: Pos, k_pos: Pos, size: int,
+                      length: Length, dtype: torch.dtype,
+                      device: torch.device) -> Tables:  # fmt: skip
+    """Tables that rotate every key to minus its distance, as the region it lies in gives it."""
+    with torch.inference_mode(False), torch.no_grad():  # memoised: may serve training later
         q, k = (torch.atleast_2d(as_tensor(pos, device)) for pos in (q_pos, k_pos))
         cos, sin = (torch.zeros((), dtype=dtype, device=device) for _ in range(2))
-        for region, areas in pieces:
+        for region, areas in regions:
             plain, away = Region(frequencies=region.frequencies), region.q(q) - region.k(k)
-            made = cos_sin(rope, plain, "pair", -away, head_dim, length, dtype=dtype, device=device)
+            made = cos_sin(rope, plain, "pair", -away, size, length, dtype=dtype, device=device)
             here = visible(areas, q, k)[:, None, :, None]
             cos, sin = torch.where(here, made[0], cos), torch.where(here, made[1], sin)
         return cos, sin
 
 
-_made_once = Memo(_make, limit=2**26)
+_pair_tables = Memo(_make_pair_tables, limit=2**26)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows top … top+height-1 of q against columns left … left+width-1 of k.
+
+    "lower": row r sees columns 0 … r; "upper": columns r … width-1; both are square.
+    """
+
+    top: int
+    height: int
+    left: int
+    width: int
+    kind: Kind = "full"
+
+
+@lru_cache(maxsize=1024)
+def tiles(areas: tuple[Area, ...], q: range, k: range) -> tuple[Tile, ...]:
+    """Disjoint tiles that cover exactly the areas' pairs, in indices of q and k."""
+    pieces = [
+        replace(t, top=t.top - q.start, left=t.left - k.start)
+        for area in areas
+        for t in _area(area, q.start, q.stop, k.start, k.stop)
+    ]
+    return tuple(_joined(pieces) if len(q) == 1 else pieces)
+
+
+def _joined(row_tiles: list[Tile]) -> list[Tile]:
+    """A single query's tiles with touching columns as one: decoding is then one plain call."""
+    row: list[Tile] = []
+    for t in sorted((replace(t, kind="full") for t in row_tiles), key=lambda t: t.left):
+        if row and row[-1].left + row[-1].width == t.left:
+            row[-1] = replace(row[-1], width=row[-1].width + t.width)
+        else:
+            row.append(t)
+    return row
+
+
+def _area(area: Area, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
+    """Tiles of one area, in positions."""
+    q0, q1 = max(q0, _or(area.top, -FAR)), min(q1, _or(area.bottom, FAR))
+    k0, k1 = max(k0, _or(area.first, -FAR)), min(k1, _or(area.last, FAR))
+    if not area.chunks:
+        yield from _band(_or(area.lo, -FAR), _or(area.hi, FAR), q0, q1, k0, k1)
+        return
+    chunk, rest = area.chunks[0], replace(area, chunks=area.chunks[1:])
+    for c in range(q0 // chunk.size, (q1 - 1) // chunk.size + 1 if q1 > q0 else q0 // chunk.size):
+        first = (c - _or(chunk.hi, FAR) + 1) * chunk.size
+        last = (c - _or(chunk.lo, -FAR) + 1) * chunk.size
+        top, bottom = max(q0, c * chunk.size), min(q1, (c + 1) * chunk.size)
+        yield from _area(rest, top, bottom, max(k0, first), min(k1, last))
+
+
+def _or(bound: int | None, otherwise: int) -> int:
+    return otherwise if bound is None else bound
+
+
+def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
+    """Tiles of lo <= i - j < hi."""
+    q0, q1 = max(q0, k0 + lo), min(q1, k1 + hi - 1)  # rows that see anything at all
+    if q0 >= q1 or k0 >= k1 or lo >= hi:
+        return
+    if hi >= q1 - k0:  # no row is so far down that the band's lower edge hides a key
+        yield from _below(lo, q0, q1, k0, k1)
+    elif lo <= q0 - k1 + 1:
+        yield from _above(hi, q0, q1, k0, k1)
+    else:
+        width = hi - lo
+        for top in range(q0, q1, width):
+            bottom, corner = min(top + width, q1), top - lo
+            yield from _below(lo, top, bottom, max(k0, corner), k1)
+            yield from _above(hi, top, bottom, k0, min(k1, corner))
+
+
+def _below(lo: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
+    """Tiles of j <= i - lo: a rectangle, a lower triangle, a rectangle below it."""
+    q0 = max(q0, k0 + lo)
+    if q0 >= q1 or k0 >= k1:
+        return
+    corner, end = q0 - lo, min(q1, k1 + lo)
+    if end > q0:
+        if corner > k0:
+            yield Tile(q0, end - q0, k0, corner - k0)
+        yield Tile(q0, end - q0, corner, end - q0, "lower")
+    if q1 > max(end, q0):
+        top = max(end, q0)
+        yield Tile(top, q1 - top, k0, k1 - k0)
+
+
+def _above(hi: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
+    """Tiles of j > i - hi: a rectangle, an upper triangle, a rectangle right of it."""
+    q1 = min(q1, k1 + hi - 1)
+    if q0 >= q1 or k0 >= k1:
+        return
+    start = max(q0, min(q1, k0 + hi))
+    if start > q0:
+        yield Tile(q0, start - q0, k0, k1 - k0)
+    if q1 > start:
+        left, size = start - hi + 1, q1 - start
+        yield Tile(start, size, left, size, "upper")
+        if k1 > left + size:
+            yield Tile(start, size, left + size, k1 - left - size)
+
+
+def split(tile: Tile, finest: int) -> Iterator[Tile]:
+    """A triangle as rectangles and triangles no larger than `finest`.
+
+    Kernels that step through keys in large blocks compute much of a triangle in vain; rectangles
+    waste nothing. Cutting at powers of two gives few shapes, and tiles of one shape run as one
+    batch.
+    """
+    if tile.kind == "full" or tile.height <= finest:
+        yield tile
+        return
+    cut = 1 << ((tile.height - 1).bit_length() - 1)
+    rest = tile.height - cut
+    yield from split(Tile(tile.top, cut, tile.left, cut, tile.kind), finest)
+    yield from split(Tile(tile.top + cut, rest, tile.left + cut, rest, tile.kind), finest)
+    if tile.kind == "lower":
+        yield Tile(tile.top + cut, rest, tile.left, cut)
+    else:
+        yield Tile(tile.top, cut, tile.left + cut, rest)
+
+
+def batches(pieces: Sequence[Tile]) -> list[list[Tile]]:
+    """Tiles of one shape together, in the order of their first."""
+    same: dict[tuple[int, int, Kind], list[Tile]] = {}
+    for t in pieces:
+        same.setdefault((t.height, t.width, t.kind), []).append(t)
+    return list(same.values())

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from longitude import Scheme, attention
-from longitude.ops import sdpa_alibi as alibi
+from longitude import Scheme, UserError, attention
 from longitude.ops.inputs import AttentionInputs, prepare
+from longitude.ops.plan import CallSpec, Plan, make_plan, plan_call
+from longitude.ops.sdpa import ALIBI_UNIT, in_parts, run_alibi
 from tests.grid import scheme
 
 
@@ -22,8 +23,7 @@ def problem(text: str, n: int, m: int | None = None, *, h: int = 4, hkv: int = 4
         torch.randn(2, heads, tokens, d, generator=rng).to(dtype)
         for heads, tokens in ((h, n), (hkv, m), (hkv, m))
     )
-    return prepare(s, q, k, v, range(m - n, m), range(m), None, scale=options.pop("scale", None),
-                   segments=None, length=None, **options)  # fmt: skip
+    return prepare(s, q, k, v, range(m - n, m), range(m), **options)
 
 
 def exactly(p: AttentionInputs) -> torch.Tensor:
@@ -38,25 +38,25 @@ def exactly(p: AttentionInputs) -> torch.Tensor:
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
 def test_the_bias_rides_along(text: str, heads: tuple[int, int]) -> None:
     p = problem(text, 70, h=heads[0], hkv=heads[1])
-    assert alibi.refuses(p) is None
-    torch.testing.assert_close(alibi.run(p).double(), exactly(p), rtol=2e-5, atol=2e-5)
+    assert isinstance(make_plan(p, "alibi"), Plan)
+    torch.testing.assert_close(run_alibi(p).double(), exactly(p), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_its_error_is_that_of_the_plain_kernel(dtype: torch.dtype) -> None:
     p, plain = (problem(text, 300, h=2, hkv=2, dtype=dtype, d=16) for text in ("alibi()", "rope()"))
-    assert alibi.refuses(p) is None
+    assert isinstance(make_plan(p, "alibi"), Plan)
     want, other = exactly(p), exactly(plain)
     its = (attention(plain.scheme, plain.q, plain.k, plain.v, plain.q_pos, plain.k_pos)
            - other).norm() / other.norm()  # fmt: skip
     # float32 sums next to a bias of 300 · 2^-4 keep some 2^-19
-    assert (alibi.run(p) - want).norm() / want.norm() < max(1.4 * its, 2e-5)
+    assert (run_alibi(p) - want).norm() / want.norm() < max(1.4 * its, 2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_three_parts_hold_twenty_four_bits(dtype: torch.dtype) -> None:
-    far = torch.arange(-131071, 1, dtype=torch.float64) / alibi.UNIT
-    found = alibi.parts(far, dtype)
+    far = torch.arange(-131071, 1, dtype=torch.float64) / ALIBI_UNIT
+    found = in_parts(far, dtype)
     assert found.dtype == dtype and found.isfinite().all()
     torch.testing.assert_close(found.double().sum(-1), far, rtol=2**-23, atol=0)
 
@@ -64,7 +64,7 @@ def test_three_parts_hold_twenty_four_bits(dtype: torch.dtype) -> None:
 def test_gradients_flow() -> None:
     p = problem("alibi()", 20, hkv=2, dtype=torch.float64)
     x = [t.requires_grad_() for t in (p.q, p.k, p.v)]
-    mine = torch.autograd.grad(alibi.run(p).square().sum(), x)
+    mine = torch.autograd.grad(run_alibi(p).square().sum(), x)
     its = torch.autograd.grad(exactly(p).square().sum(), x)
     for a, b in zip(mine, its, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -81,11 +81,12 @@ def test_gradients_flow() -> None:
     ],
 )
 def test_the_rest_is_refused(text: str, n: int, m: int, why: str) -> None:
-    assert why in (alibi.refuses(problem(text, n, m)) or "")
+    with pytest.raises(UserError, match=why):
+        make_plan(problem(text, n, m), "alibi")
 
 
 def test_too_large_a_bias_is_refused() -> None:
     n, q = 40_000, torch.zeros(1, 4, 40_000, 8, device="meta")
-    p = prepare(scheme("alibi(steepness=1)"), q, q, q, range(n), range(n), None, scale=None,
-                segments=None, length=None)  # fmt: skip
-    assert "too few bits" in (alibi.refuses(p) or "")
+    p = prepare(scheme("alibi(steepness=1)"), q, q, q, range(n), range(n))
+    with pytest.raises(UserError, match="too few bits"):
+        plan_call(CallSpec.of(p), "alibi")

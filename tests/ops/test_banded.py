@@ -1,7 +1,9 @@
-"""Bands in a chain are the scheme's own attention, with every gradient: by the twin, on a CPU."""
+"""Bands in one running softmax are the scheme's own attention, with every gradient: by the
+reference, on a CPU. And the gradients of windows by other kernels are those of the band."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +11,19 @@ import torch
 from torch import Tensor
 
 from longitude import Dims, attention
-from longitude.ops import banded
-from longitude.ops import swa_cudnn as paved
-from longitude.ops.aten import CPU
-from longitude.ops.band import TWIN, Gradients, Part, Start, Way, eager, reach_of
+from longitude.ops import bands
+from longitude.ops.banded import bias_of, run, window_backward_flash, window_backward_tiles
+from longitude.ops.bands import (
+    BandCall,
+    band_backward_reference,
+    band_reference,
+    plan_banded,
+    plan_bands,
+    reach_of,
+)
 from longitude.ops.inputs import AttentionInputs, prepare
-from longitude.ops.kernels import launch as available
-from longitude.ops.rented import Rent
+from longitude.ops.lse_merge import OPERATORS
+from longitude.ops.plan import Band, CallSpec, Device, Kernel, Plan, plan_call
 from tests.grid import scheme
 
 T5 = "t5(buckets=8, max_distance=6)"
@@ -73,63 +81,51 @@ def inputs(
     return made, weights, logits if sinks else None
 
 
-def problem(
-    text: str, n: int, m: int, x: list[Tensor], weights: Any, **options: Any
-) -> AttentionInputs:
-    plain: dict[str, Any] = {"scale": None, "segments": None, "length": None}
-    return prepare(
-        scheme(text), x[0], x[1], x[2], range(m - n, m) if m > n else range(n), range(m), weights,
-        **(plain | options),
-    )  # fmt: skip
+def inputs_of(text: str, n: int, m: int, x: list[Tensor], weights: Any, **options: Any) -> Any:
+    rows = range(m - n, m) if m > n else range(n)
+    return prepare(scheme(text), x[0], x[1], x[2], rows, range(m), weights, **options)
+
+
+def banded(p: AttentionInputs, far_tile_rows: int = 16) -> tuple[Plan, Tensor]:
+    plan = plan_bands(CallSpec.of(p), far_tile_rows)
+    return plan, run(p, plan)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(("text", "n", "m", "pieces", "far"), CASES)
-def test_a_chain_of_bands(
-    text: str, n: int, m: int, pieces: int, far: bool, sinks: bool, monkeypatch: pytest.MonkeyPatch
+def test_bands_are_the_scheme(
+    text: str, n: int, m: int, pieces: int, far: bool, sinks: bool
 ) -> None:
-    monkeypatch.setattr(banded, "LARGE", 16)
-    banded._plain.cache_clear()
     x, weights, logits = inputs(text, n, m, sinks)
-    p = problem(text, n, m, x, weights, sink_logits=logits)
-    plan = banded.plan_of(p)
-    assert (len(plan.pieces), plan.far is not None) == (pieces, far)
+    p = inputs_of(text, n, m, x, weights, sink_logits=logits)
+    plan, out = banded(p)
+    assert (len(plan.steps[-1].bands), len(plan.steps) == 2) == (pieces, far)
     leaves = [*x, *weights.values(), *([] if logits is None else [logits])]
     seed = torch.randn(2, HEADS, n, D, generator=torch.Generator().manual_seed(1)).double()
-    results = []
-    for out in (
-        banded.run(p),
-        attention(p.scheme, *x, p.q_pos, p.k_pos, weights, sink_logits=logits, backend="eager"),
-    ):
-        assert out.dtype == torch.float64
-        results.append([out, *torch.autograd.grad((out * seed).sum(), leaves)])
-    with torch.no_grad():  # here q and k are turned piece by piece
-        torch.testing.assert_close(banded.run(p), results[0][0], rtol=1e-12, atol=1e-12)
-    banded._plain.cache_clear()
+    want = attention(p.scheme, *x, p.q_pos, p.k_pos, weights, sink_logits=logits, backend="eager")
+    results = [[y, *torch.autograd.grad((y * seed).sum(), leaves)] for y in (out, want)]
+    assert out.dtype == torch.float64
+    with torch.no_grad():  # here q and k are rotated band by band
+        torch.testing.assert_close(banded(p)[1], results[0][0], rtol=1e-12, atol=1e-12)
     for mine, its in zip(*results, strict=True):  # the table itself is float32
         torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("far", [False, True])
-def test_a_chain_whose_window_is_paved(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banded, "LARGE", 16 if far else 1000)
-    banded._plain.cache_clear()
-    text, n, paved_bands = "rope(remap=leaky_rerope(8, 3))", 40, []
-
-    def backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, *how: bool) -> Gradients:
-        if part.band != (0, 8):
-            return TWIN.backward(part, grad, out, lse, *how)
-        paved_bands.append(part.band)
-        return paved.backward(part, grad, out, lse, by=CPU)
-
+def test_a_window_differentiated_by_tiles(far: bool) -> None:
+    text, n = "rope(remap=leaky_rerope(8, 3))", 40
     x, weights, logits = inputs(text, n, n, True)
-    p = problem(text, n, n, x, weights, sink_logits=logits)
+    p = inputs_of(text, n, n, x, weights, sink_logits=logits)
+    plan = plan_bands(CallSpec.of(p), 16 if far else 1000)
+    assert len(plan.steps) == 1 + far
+    *first, near = plan.steps
+    by_tiles = tuple(
+        b._replace(backward=Kernel.CPU_FLASH) if b.band == (0, 8) else b for b in near.bands
+    )
+    assert by_tiles != near.bands
+    mine = run(p, replace(plan, steps=(*first, replace(near, bands=by_tiles))))
     its = attention(p.scheme, *x, p.q_pos, p.k_pos, sink_logits=logits, backend="eager")
-    assert (banded.plan_of(p).far is not None) == far
-    mine = banded.run(p, Way(TWIN.forward, backward))
     both = [torch.autograd.grad(out.square().sum(), [*x, logits]) for out in (mine, its)]
-    banded._plain.cache_clear()
-    assert paved_bands == [(0, 8)]
     torch.testing.assert_close(both[0], both[1], rtol=2e-6, atol=2e-6)
 
 
@@ -138,28 +134,27 @@ def test_queries_far_from_their_keys(q_pos: tuple[int, int], k_pos: tuple[int, i
     x, weights, _ = inputs(T5, 30, q_pos[1] - q_pos[0] + 20, False)
     x = [x[0], *(t[:, :, : k_pos[1] - k_pos[0]] for t in x[1:])]
     rows, columns = range(*q_pos), range(*k_pos)
-    p = prepare(scheme(T5), x[0], x[1], x[2], rows, columns, weights, scale=None, segments=None,
-                length=None)  # fmt: skip
-    mine, its = banded.run(p), attention(p.scheme, *x, rows, columns, weights, backend="eager")
+    p = prepare(scheme(T5), x[0], x[1], x[2], rows, columns, weights)
+    mine, its = banded(p)[1], attention(p.scheme, *x, rows, columns, weights, backend="eager")
     torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
     both = [torch.autograd.grad(out.square().sum(), [*weights.values()]) for out in (mine, its)]
     torch.testing.assert_close(both[0], both[1], rtol=1e-5, atol=1e-5)
 
 
 def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banded, "LONG", 8)
-    banded._biased.cache_clear()
+    monkeypatch.setattr(bands, "REACH_QUERIES", 8)
     n, text = 200, "alibi(steepness=4)"
     x, weights, _ = inputs(text, n, n, False)
-    p = problem(text, n, n, x, weights)
-    plan = banded.plan_of(p)
-    reach = reach_of(
-        plan.part(plan.pieces[0], lambda *_: (x[0], x[1]), x[2], banded.bias_of(p, plan))
-    )
-    assert plan.reached and reach is not None and bool((reach < n).any())
+    p = inputs_of(text, n, n, x, weights)
+    plan, out = banded(p)
+    table = plan.steps[0].table
+    assert table is not None and table.reached
+    call = BandCall(x[0], x[1], x[2], bias_of(p, table), Band(0, n), p.scale)
+    reach = reach_of(call)
+    assert reach is not None and bool((reach < n).any())
     want = attention(p.scheme, *x, p.q_pos, p.k_pos, backend="eager")
     for mine, its in zip(
-        (banded.run(p), *torch.autograd.grad(banded.run(p).sum(), x)),
+        (out, *torch.autograd.grad(out.sum(), x)),
         (want, *torch.autograd.grad(want.sum(), x)),
         strict=True,
     ):
@@ -184,73 +179,117 @@ def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
         ("alibi()", {}, "Triton kernel"),
     ],
 )
-def test_refusals(text: str, options: dict[str, Any], why: str) -> None:
+def test_what_bands_do_not_run(text: str, options: dict[str, Any], why: str) -> None:
     x, weights, _ = inputs(text, 12, 12, False)
-    assert why in (banded.refuses(problem(text, 12, 12, x, weights, **options)) or "")
+    reason = plan_banded(CallSpec.of(inputs_of(text, 12, 12, x, weights, **options)))
+    assert isinstance(reason, str) and why in reason
 
 
-def test_the_far_tile_is_ours_until_its_plan_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    text, n = "rope(remap=leaky_rerope(6, 3))", 40
-    x, weights, _ = inputs(text, n, n, False)
-    with torch.no_grad():
-        p = problem(text, n, n, x, weights)
-        tile = 34 * 34 * 2 * D * 2 * HEADS  # operations of two sequences' far tiles
-        ran: list[int] = []
-
-        def forward(part: Part, start: Start | None) -> tuple[Tensor, Tensor]:
-            ran.append(part.band.hi)
-            return eager(part, start)
-
-        monkeypatch.setattr(banded, "LARGE", 16)
-        monkeypatch.setattr(banded, "CUDNN", CPU)
-        monkeypatch.setattr(banded, "RENT", Rent(1.5 * tile))
-        banded._plain.cache_clear()
-        made = [banded.run(p, TWIN._replace(forward=forward)) for _ in range(3)]
-        banded._plain.cache_clear()
-    assert ran == [6, n, 6, n, 6]  # two bands twice, then what is near alone
-    torch.testing.assert_close(made[0], made[2])
-
-
-def test_what_a_kernel_could_not_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banded, "usable", lambda x: True)
+def test_what_a_kernel_could_not_read_is_declined() -> None:
     x, weights, _ = inputs("alibi()", 12, 12, False)
-    assert "float16" in (banded.refuses(problem("alibi()", 12, 12, x, weights)) or "")
-    narrow = [t.detach().float() for t in x]
-    assert banded.refuses(problem("alibi()", 12, 12, narrow, weights)) is None
-    assert "above zero" in (
-        banded.refuses(problem("alibi()", 12, 12, narrow, weights, scale=-1.0)) or ""
-    )
-    wide = [torch.zeros(1, 2, 12, 320)] * 3
-    assert "heads of up to" in (banded.refuses(problem("alibi()", 12, 12, wide, weights)) or "")
+    gpu = Device("cuda", triton=True)
+    call = CallSpec.of(inputs_of("alibi()", 12, 12, x, weights))._replace(device=gpu)
+    assert "float16" in str(plan_banded(call))
+    call = call._replace(dtype=torch.float32)
+    assert isinstance(plan_banded(call), Plan)
+    assert "above zero" in str(plan_banded(call._replace(positive_scale=False)))
+    assert "heads of up to" in str(plan_banded(call._replace(head_dim=320)))
 
 
-def test_nothing_comes_out_of_nothing() -> None:
-    assert not available.usable(torch.zeros(1))
-    for n, m in ((0, 0), (0, 4), (4, 0)):
-        x = [torch.zeros(1, HEADS, size, D) for size in (n, m, m)]
-        p = prepare(scheme("alibi()"), x[0], x[1], x[2], range(n), range(m), None, scale=None,
-                    segments=None, length=None)  # fmt: skip
-        assert torch.equal(banded.run(p), torch.zeros(1, HEADS, n, D))
-
-
-def test_a_table_is_kept_where_nothing_is_learned() -> None:
+def test_a_table_is_memoised_where_nothing_is_learned() -> None:
     x, weights, _ = inputs(T5, 60, 60, False)
-    found = []
+    tables = []
     for text, own in (("alibi()", {}), (T5, weights)):
-        p = problem(text, 60, 60, x, own)
-        plan = banded.plan_of(p)
+        p = inputs_of(text, 60, 60, x, own)
+        span = plan_bands(CallSpec.of(p)).steps[-1].table
+        assert span is not None
         with torch.no_grad():
-            found.append([banded.bias_of(p, plan).table for _ in range(2)])
-    assert found[0][0] is found[0][1] and found[1][0] is not found[1][1]
+            tables.append([bias_of(p, span).table for _ in range(2)])
+    assert tables[0][0] is tables[0][1] and tables[1][0] is not tables[1][1]
     weights["t5.table"].data[0, 0] += 1.0  # behind autograd's back
-    changed = banded.bias_of(p, plan).table
-    assert changed.requires_grad and not torch.equal(changed, found[1][0])
+    changed = bias_of(p, span).table
+    assert changed.requires_grad and not torch.equal(changed, tables[1][0])
+    ones = [torch.ones(1, HEADS, 61, D, requires_grad=True) for _ in range(3)]
     with torch.inference_mode():
-        inside = banded.run(problem("alibi()", 61, 61, *fresh(61)))
+        inside = banded(inputs_of("alibi()", 61, 61, ones, {}))[1]
     assert inside.is_inference()
-    out = banded.run(problem("alibi()", 61, 61, *fresh(61)))
-    torch.testing.assert_close(out, inside)
+    torch.testing.assert_close(banded(inputs_of("alibi()", 61, 61, ones, {}))[1], inside)
 
 
-def fresh(n: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-    return [torch.ones(1, HEADS, n, D, requires_grad=True) for _ in range(3)], {}
+# windows, whose gradients other kernels than ours compute
+LAYOUTS = [False, True]  # heads before tokens in memory, or tokens before heads
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+H200 = Device("cuda", triton=True, cudnn=True)
+
+
+def a_window(hi: int, n: int, dtype: torch.dtype, swapped: bool = False, heads=(6, 2)) -> BandCall:
+    rng = torch.Generator().manual_seed(0)
+    h, hkv = heads
+    q, k, v = (torch.randn(2, one, n, 64, generator=rng).to(DEVICE, dtype) for one in (h, hkv, hkv))
+    if swapped:
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    return BandCall(q, k, v, None, Band(0, hi), 0.125)
+
+
+def in_a_larger_softmax(call: BandCall) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse = band_reference(call._replace(band=Band(0, call.q.shape[2])))
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out), out, lse
+
+
+@pytest.mark.parametrize("swapped", LAYOUTS)
+@pytest.mark.parametrize(("hi", "n"), [(8, 16), (4, 20), (2, 6)])
+def test_tiles_give_the_gradients_of_a_window(hi: int, n: int, swapped: bool) -> None:
+    call = a_window(hi, n, torch.float32, swapped)
+    call = call._replace(q=call.q.cpu(), k=call.k.cpu(), v=call.v.cpu())
+    given = in_a_larger_softmax(call)
+    made = window_backward_tiles(call, *given, OPERATORS[Kernel.CPU_FLASH])
+    for one, want in zip(made[:3], band_backward_reference(call, *given)[:3], strict=True):
+        torch.testing.assert_close(one, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "dtype", "backward"),
+    [
+        ("rope() + window(2048)", 4096, torch.bfloat16, Kernel.CUDNN),
+        ("rope() + window(2048)", 5000, torch.bfloat16, Kernel.FLASH),  # no full blocks
+        ("rope() + window(1024)", 4096, torch.bfloat16, Kernel.FLASH),  # too small for its launch
+        ("rope() + window(2048)", 4096, torch.float32, Kernel.BANDED),
+        ("rope() + window(64) + alibi()", 4096, torch.bfloat16, Kernel.BANDED),
+    ],
+)
+def test_which_kernel_differentiates_a_window(
+    text: str, n: int, dtype: torch.dtype, backward: Kernel
+) -> None:
+    x = [torch.empty(1, 16, n, 64, dtype=dtype, device="meta") for _ in range(3)]
+    call = CallSpec.of(prepare(scheme(text), *x, range(n), range(n)))
+    plan = plan_call(call._replace(device=H200, gradients=True), "banded")
+    assert plan.steps[-1].bands[0].backward is backward
+
+
+def on_gpu(test: Any) -> Any:
+    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    return pytest.mark.accelerator(skip(test))
+
+
+@on_gpu
+@pytest.mark.parametrize("swapped", LAYOUTS)
+@pytest.mark.parametrize("heads", [(6, 2), (2, 2)])
+def test_cudnn_gives_the_gradients_of_a_window(swapped: bool, heads: tuple[int, int]) -> None:
+    call = a_window(2048, 6144, torch.bfloat16, swapped, heads)
+    grad, out, lse = in_a_larger_softmax(call)
+    if swapped:
+        grad, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (grad, out))
+    made = window_backward_tiles(call, grad, out, lse, OPERATORS[Kernel.CUDNN])
+    for one, want in zip(made[:3], band_backward_reference(call, grad, out, lse)[:3], strict=True):
+        assert (one.float() - want).norm() < 1e-2 * want.norm()
+
+
+@on_gpu
+@pytest.mark.parametrize(("hi", "n"), [(1, 40), (100, 300), (300, 300), (128, 1024)])
+def test_flash_gives_the_gradients_of_a_window(hi: int, n: int) -> None:
+    call = a_window(hi, n, torch.bfloat16)
+    grad, out, lse = in_a_larger_softmax(call)
+    want = band_backward_reference(call, grad, out, lse)
+    made = window_backward_flash(call, grad.transpose(1, 2).contiguous().transpose(1, 2), out, lse)
+    for one, exact in zip(made[:3], want[:3], strict=True):
+        assert (one.float() - exact).norm() < 1e-2 * exact.norm()

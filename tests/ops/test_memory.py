@@ -11,8 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longitude import Dims, attention
-from longitude.ops import eager
-from longitude.ops import sdpa as native
+from longitude.ops import eager, sdpa
 from tests.grid import scheme
 
 HEADS, D = 2, 16
@@ -35,8 +34,8 @@ class Largest(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for backend in (eager, native):
-        monkeypatch.setattr(backend, "LARGEST", 2**14)
+    for module in (eager, sdpa):
+        monkeypatch.setattr(module, "BLOCK_SCORES", 2**14)
 
 
 def watch(text: str, n: int, backend: Any, grad: bool, **options: Any) -> tuple[int, int]:

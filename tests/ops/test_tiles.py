@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude.core.region import Area, Chunks
-from longitude.ops.tiles import Tile, batches, split, tiles
+from longitude.ops.passes import Tile, batches, split, tiles
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")

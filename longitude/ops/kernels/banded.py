@@ -1,42 +1,243 @@
 """Attention whose scores get a bias of the distance alone, in one kernel, with its log-sum-exp.
 
-score(i, j) = scale · q_i·k_j + table[h, i - j] for lo <= i - j < hi, and softmax as ever. The bias
-of a tile is a run of its head's table, rows + columns - 1 entries long, so it is read from cache
-and no n² of anything exists; `band.eager` is the twin. Three things make it cheap:
+score(i, j) = scale · q_i·k_j + table[h, i - j] for lo <= i - j < hi. The bias of a tile is a run of
+its head's table, rows + columns - 1 entries long, so it is read from cache and nothing of size n²
+exists; `bands.band_reference` is the reference. Three things make it cheap:
 
 - tiles that no edge of the band crosses are computed without a mask;
 - a launch can begin where another ended (`start`): softmax so far is an output and its
   log-sum-exp, so the parts of one softmax need no merge of their own;
-- `reach` is a distance a head beyond which every weight is below 2^-32 of its row's largest: keys
-  further away are not even read (`band.reach_of`: with ALiBi's slopes, most of them).
+- `reach` is a distance per head beyond which every weight is below 2^-32 of its row's largest: keys
+  further away are not even read (`bands.reach_of`: with ALiBi's slopes, most of them).
 """
 
 from __future__ import annotations
 
-from typing import no_type_check
+import math
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from longitude.ops.band import Outs, Part, Start, Sums
-from longitude.ops.kernels.banded_tile import (
-    Blocks,
-    Call,
-    bias_of,
-    bias_tile,
-    chunk_of,
-    laid,
-    load_tile,
-    spans,
-    store_tile,
-    tile_of,
-    within,
-)
-from longitude.ops.kernels.launch import launch, shape
+from longitude.core.validate import UserError
+from longitude.ops.bands import MAX_HEAD, BandCall, Bias, Outs, Start, Sums
+from longitude.ops.kernels.launch import launch, require, shape
 
-NARROW = 512  # a band of few tiles a row
+LOG2E = 1 / math.log(2)
+NARROW = 512  # a band of few tiles per row
+
+
+class Blocks(NamedTuple):
+    """What one program takes: rows of queries, columns of keys at a time, by so many warps."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+class LaunchCall(NamedTuple):
+    """A band whose tensors a kernel can read, and what it takes besides."""
+
+    part: BandCall
+
+    @classmethod
+    def of(cls, part: BandCall) -> LaunchCall:
+        _check(part)
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in part[:3])
+        bias = part.bias and Bias(part.bias.table.float().contiguous(), part.bias.first)
+        return cls(BandCall(q, k, v, bias, part.band.within(q.shape[2], k.shape[2]), *part[5:]))
+
+    @property
+    def table(self) -> tuple[Any, ...]:
+        if self.part.bias is None:  # a kernel's arguments are always there
+            return (self.part.q, 0, 0, 1)
+        table, first, _ = self.part.bias
+        return (table, table.stride(0), first, table.shape[1])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        batch, heads, n, _ = self.part.q.shape
+        kv, m = self.part.k.shape[1:3]
+        return (batch * heads, heads, heads // kv, n, m, *self.part.band)
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        return (self.part.scale * LOG2E, LOG2E)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What follows from the tensors' shapes, and all else that a kernel is compiled for."""
+        q, k, v, bias, band, _, reach, chunk = self.part
+        table = bias and (bias.table.shape, bias.first)
+        return (shape(q), shape(k), shape(v), table, band, chunk, reach is None)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a kernel reads."""
+        q, k, v, bias, _, _, reach, _ = self.part
+        return [x for x in (q, k, v, bias and bias.table, reach) if x is not None]
+
+    def constants(self, blocks: Blocks) -> dict[str, Any]:
+        """What a kernel is compiled for."""
+        n, d, dv = *self.part.q.shape[2:], self.part.v.shape[-1]
+        return {
+            "D": d, "DV": dv, "WIDTH": _width(d), "WIDTH_V": _width(dv), "ROWS": blocks.rows,
+            "COLUMNS": blocks.columns, "RUN": self.run(blocks),
+            "REACH": self.part.reach is not None, "WINDOW": self.part.band.hi < n,
+            "num_warps": blocks.warps, "num_stages": blocks.stages,
+        }  # fmt: skip
+
+    def run(self, blocks: Blocks) -> int:
+        """Entries of the table that a tile needs; none where there is no bias."""
+        return 0 if self.part.bias is None else _width(blocks.rows + blocks.columns - 1)
+
+    @property
+    def chunk(self) -> tuple[int, ...]:
+        """The chunk's numbers; any others where there is none: a kernel's arguments are."""
+        return tuple(self.part.chunk or (1, 0, 1, 0, 0))
+
+    def reach(self, otherwise: Tensor) -> Tensor:
+        """The reach of each head, or any tensor where there is none: a kernel's arguments are."""
+        return otherwise if self.part.reach is None else self.part.reach
+
+
+def laid(x: Tensor) -> tuple[Any, ...]:
+    """A tensor (b h n …) for a kernel: its pointer and the strides of all but its last."""
+    return (x, *x.stride()[:3])
+
+
+def _width(d: int) -> int:
+    return max(16, triton.next_power_of_2(d))
+
+
+def _check(part: BandCall) -> None:
+    q, k, v, bias, _, scale, *_ = part
+    require(q)
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or {k.dtype, v.dtype} != {
+        q.dtype
+    }:
+        raise UserError(
+            f"the banded kernel takes q, k and v of one type, float16, bfloat16 or float32, but "
+            f"got {q.dtype}, {k.dtype} and {v.dtype}: convert them."
+        )
+    if max(q.shape[-1], v.shape[-1]) > MAX_HEAD or scale <= 0:
+        raise UserError(
+            f"the banded kernel takes heads of up to {MAX_HEAD} and a scale above zero, but "
+            f"got {q.shape[-1]}, {v.shape[-1]} and {scale}: use another backend."
+        )
+    if bias and (bias.table.shape[0] != q.shape[1] or bias.table.shape[1] == 0):
+        raise UserError(
+            f"a bias by distance is (heads, distances) = ({q.shape[1]}, 1 or more), but got "
+            f"{tuple(bias.table.shape)}: give a row for each head."
+        )
+
+
+@triton.jit
+@no_type_check
+def tile_of(x, batch, head):
+    """Where one head of a tensor (pointer, strides) begins."""
+    pointer, sb, sh, _ = x
+    return pointer + tl.cast(batch, tl.int64) * sb + tl.cast(head, tl.int64) * sh
+
+
+@triton.jit
+@no_type_check
+def bias_of(table, head, log2e):
+    """One head's row of a table, where it begins, how long it is, and its unit in powers of two."""
+    pointer, by_head, first, length = table
+    return pointer + tl.cast(head, tl.int64) * by_head, first, length, log2e
+
+
+@triton.jit
+@no_type_check
+def load_tile(pointer, token, begin, end, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+              MASKED: tl.constexpr):  # fmt: skip
+    """Rows begin … of one head as (ROWS, WIDTH), zeros past its end and its size."""
+    pointer += tl.cast(begin, tl.int64) * token
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    pointers = pointer + row[:, None] * token + column[None, :]
+    if MASKED:
+        here = (begin + row < end)[:, None] & (column < D)[None, :]
+        return tl.load(pointers, mask=here, other=0.0)
+    if D < WIDTH:
+        return tl.load(pointers, mask=(column < D)[None, :], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+@no_type_check
+def store_tile(x, batch, head, begin, end, tile, D: tl.constexpr, ROWS: tl.constexpr,
+               WIDTH: tl.constexpr):  # fmt: skip
+    """Write rows begin … of one head, in the tensor's own type."""
+    row, column = begin + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    pointers = tile_of(x, batch, head) + row.to(tl.int64)[:, None] * x[3] + column[None, :]
+    here = (row < end)[:, None] & (column < D)[None, :]
+    tl.store(pointers, tile.to(x[0].dtype.element_ty), mask=here)
+
+
+@triton.jit
+@no_type_check
+def spans(at, rows, n, m, lo, hi, reach, COLUMNS: tl.constexpr):
+    """The columns that rows at … at+rows-1 see, cut at multiples of COLUMNS into three spans: an
+    edge of the band may cross the tiles of the first and of the last, and none of the second."""
+    last = tl.minimum(at + rows, n)
+    begin = tl.maximum(at - tl.minimum(hi, reach) + 1, 0) // COLUMNS * COLUMNS
+    end = tl.maximum(tl.minimum(m, last - lo), begin)
+    top = tl.cdiv(end, COLUMNS) * COLUMNS
+    inner = tl.cdiv(tl.maximum(last - hi, 0), COLUMNS) * COLUMNS
+    inner = tl.minimum(tl.maximum(inner, begin), top)
+    seen = tl.maximum(tl.minimum(m, at - lo + 1), 0) // COLUMNS * COLUMNS
+    return begin, inner, tl.minimum(tl.maximum(seen, inner), top), end
+
+
+@triton.jit
+@no_type_check
+def chunk_of(chunk, at, n):
+    """The first column and the one past the last that rows from `at` on see of their chunks; the
+    rows lie in one chunk."""
+    size, lo, hi, row, column = chunk
+    own = (at + row) // size
+    first = tl.maximum((tl.cast(own, tl.int64) - hi + 1) * size - column, 0)
+    last = tl.maximum(tl.minimum((tl.cast(own, tl.int64) - lo + 1) * size - column, n), 0)
+    return first.to(tl.int32), last.to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def within(begin, inner, seen, end, first, last, COLUMNS: tl.constexpr):
+    """The spans of columns, cut to first … last-1."""
+    begin = tl.maximum(begin, first // COLUMNS * COLUMNS)
+    end = tl.maximum(tl.minimum(end, last), begin)
+    top = tl.cdiv(end, COLUMNS) * COLUMNS
+    inner = tl.minimum(tl.maximum(inner, tl.cdiv(first, COLUMNS) * COLUMNS), top)
+    inner = tl.maximum(inner, begin)
+    seen = tl.minimum(tl.minimum(seen, last // COLUMNS * COLUMNS), top)
+    return begin, inner, tl.maximum(seen, inner), end
+
+
+@triton.jit
+@no_type_check
+def bias_tile(table, least, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr,
+              FLIP: tl.constexpr):  # fmt: skip
+    """The bias of a tile whose least distance is `least`, (ROWS, COLUMNS) or transposed.
+
+    One entry a thread is read, and a gather spreads the run from shared memory over the tile, in
+    whatever layout the product of q and k has; loading by pairs would convert it there.
+    """
+    pointer, first, length, unit = table
+    entry = least - first + tl.arange(0, RUN)
+    run = tl.load(pointer + tl.minimum(tl.maximum(entry, 0), length - 1)) * unit
+    row, column = tl.arange(0, ROWS), COLUMNS - 1 - tl.arange(0, COLUMNS)
+    if FLIP:
+        index = tl.reshape(column[:, None] + row[None, :], (COLUMNS * ROWS,))
+        tile = tl.reshape(tl.gather(run, index, 0), (COLUMNS, ROWS))
+    else:
+        index = tl.reshape(row[:, None] + column[None, :], (ROWS * COLUMNS,))
+        tile = tl.reshape(tl.gather(run, index, 0), (ROWS, COLUMNS))
+    return tile
 
 
 def blocks_for(q: Tensor, v: Tensor, width: int = 2 * NARROW, biased: bool = True) -> Blocks:
@@ -118,19 +319,19 @@ def _kernel(q, k, v, out, lse, start, table, reach, chunk, sizes, scales, D: tl.
     rows = at + tl.arange(0, ROWS)
     tile = load_tile(tile_of(q, batch, head), q[3], at, n, D, ROWS, WIDTH, True)
     far = tl.load(reach + lane) if REACH else n
-    begin, whole, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
+    begin, inner, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
     first = 0
     if CHUNKED:
         first, m = chunk_of(chunk, at, m)
-        begin, whole, seen, end = within(begin, whole, seen, end, first, m, COLUMNS)
+        begin, inner, seen, end = within(begin, inner, seen, end, first, m, COLUMNS)
     own = head // group
     keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
     bias, edges = bias_of(table, head, log2e), (at, first, m, lo, hi)
     state = _begin(start, batch, head, rows, n, log2e, DV, ROWS, WIDTH_V, STARTED)
     if WINDOW or CHUNKED:
-        state = _span(state, tile, keys, values, edges, rows, begin, whole, bias, scale, D, DV,
+        state = _span(state, tile, keys, values, edges, rows, begin, inner, bias, scale, D, DV,
                       WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
-    state = _span(state, tile, keys, values, edges, rows, whole, seen, bias, scale, D, DV, WIDTH,
+    state = _span(state, tile, keys, values, edges, rows, inner, seen, bias, scale, D, DV, WIDTH,
                   WIDTH_V, ROWS, COLUMNS, RUN, False)  # fmt: skip
     state = _span(state, tile, keys, values, edges, rows, seen, end, bias, scale, D, DV, WIDTH,
                   WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
@@ -144,11 +345,11 @@ def _kernel(q, k, v, out, lse, start, table, reach, chunk, sizes, scales, D: tl.
 
 
 def banded(
-    part: Part, start: Start | None = None, blocks: Blocks | None = None
+    part: BandCall, start: Start | None = None, blocks: Blocks | None = None
 ) -> tuple[Outs, Sums]:
-    """Output and log-sum-exp of a band; `band.eager` says what they are. A start that has every row
-    is written over: each program reads its own rows of it before it writes them."""
-    call = Call.of(part)
+    """Output and log-sum-exp of a band, as `bands.band_reference` gives them. A start that has
+    every row is overwritten: each program reads its own rows of it before it writes them."""
+    call = LaunchCall.of(part)
     q, k, v = call.part[:3]
     lo, hi = call.part.band
     blocks = blocks or blocks_for(q, v, hi - lo, call.part.bias is not None)
@@ -164,11 +365,11 @@ def banded(
     if programs:
         begun = (laid(so_far.out), laid(so_far.lse), so_far.top)
         given = (*map(laid, (q, k, v, out, lse)), begun, call.table, call.reach(lse), call.chunk)
-        whole = (out, lse, so_far.out, so_far.lse)
-        key = (*call.key, *map(shape, whole), so_far.top, start is None, blocks)
+        outputs = (out, lse, so_far.out, so_far.lse)
+        key = (*call.key, *map(shape, outputs), so_far.top, start is None, blocks)
         how = {"STARTED": start is not None, "CHUNKED": part.chunk is not None}
         launch(
-            _kernel, programs, (*given, call.sizes, call.scales), (*call.tensors, *whole), key,
+            _kernel, programs, (*given, call.sizes, call.scales), (*call.tensors, *outputs), key,
             lambda: call.constants(blocks) | how,
         )  # fmt: skip
     return out, lse

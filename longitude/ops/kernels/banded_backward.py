@@ -1,11 +1,11 @@
 """Gradients of attention under a bias of the distance: of q, of k and v, and of the bias's table.
 
-p = e^(score - lse), dv = pᵀ·dout, ds = p (dout·vᵀ - Σ dout·out), dq = scale ds·k, dk = scale
-dsᵀ·q, each tile's scores computed again. Rows run for dq, columns for dk and dv (a group's queries
-add up in registers), and diagonals for the table: tiles at one distance are added up entry by
-entry in registers, so that a whole diagonal ends in one tile of additions to memory rather than
-one for every pair. `band.backward_eager` is the twin. With the output and log-sum-exp of a softmax
-over several parts these are the gradients of that whole.
+p = e^(score - lse), dv = pᵀ·dout, ds = p (dout·vᵀ - Σ dout·out), dq = scale ds·k, dk = scale dsᵀ·q,
+each tile's scores recomputed. Rows run for dq, columns for dk and dv (a group's queries add up in
+registers), and diagonals for the table: tiles at one distance are added up entry by entry in
+registers, so that a full diagonal ends in one tile of additions to memory rather than one for every
+pair. `bands.band_backward_reference` is the reference. With the output and log-sum-exp of a softmax
+over several bands these are the gradients of that softmax.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longitude.ops.band import Gradients, Part, Way
-from longitude.ops.kernels.banded import banded
-from longitude.ops.kernels.banded_tile import (
+from longitude.ops.bands import BandCall, BandGradients, BandKernels
+from longitude.ops.kernels.banded import (
     Blocks,
-    Call,
+    LaunchCall,
+    banded,
     bias_of,
     bias_tile,
     laid,
@@ -35,7 +35,7 @@ from longitude.ops.kernels.launch import launch, shape
 STRIP = 32  # tiles of a diagonal that one program adds up
 
 
-class Plan(NamedTuple):
+class BlockPlan(NamedTuple):
     """The blocks of each kernel; a diagonal's are square."""
 
     rows: Blocks
@@ -43,17 +43,17 @@ class Plan(NamedTuple):
     diagonals: Blocks
 
 
-def plan_for(q: Tensor, v: Tensor) -> Plan:
+def blocks_for(q: Tensor, v: Tensor) -> BlockPlan:
     """The blocks for a head size."""
     d = max(q.shape[-1], v.shape[-1])
     if q.dtype == torch.float32:
         one = Blocks(32, 32, 8, 1) if d <= 128 else Blocks(16, 16, 4, 1)
-        return Plan(one, one, one)
+        return BlockPlan(one, one, one)
     if d <= 64:
-        return Plan(Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 3))
+        return BlockPlan(Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 3))
     if d <= 128:
-        return Plan(Blocks(128, 64, 8, 2), Blocks(32, 128, 8, 2), Blocks(64, 64, 4, 2))
-    return Plan(Blocks(128, 32, 8, 1), Blocks(32, 64, 8, 2), Blocks(64, 64, 8, 1))
+        return BlockPlan(Blocks(128, 64, 8, 2), Blocks(32, 128, 8, 2), Blocks(64, 64, 4, 2))
+    return BlockPlan(Blocks(128, 32, 8, 1), Blocks(32, 64, 8, 2), Blocks(64, 64, 8, 1))
 
 
 @triton.jit
@@ -112,15 +112,15 @@ def _rows_kernel(q, k, v, out, lse, grad, delta, dq, table, reach, sizes, scales
     rows = at + tl.arange(0, ROWS)
     tl.store(tile_of(delta, batch, head) + rows, total, mask=rows < n)
     far = tl.load(reach + lane) if REACH else n
-    begin, whole, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
+    begin, inner, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
     own = head // group
     keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
     bias, edges = bias_of(table, head, log2e), (at, m, lo, hi)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     if WINDOW:
-        acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, begin, whole, bias,
+        acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, begin, inner, bias,
                          scale, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
-    acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, whole, seen, bias, scale,
+    acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, inner, seen, bias, scale,
                      D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, False)  # fmt: skip
     acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, seen, end, bias, scale, D,
                      DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
@@ -172,7 +172,7 @@ def _columns_kernel(q, k, v, lse, grad, delta, dk, dv, table, reach, sizes, scal
     for one in range(0, group):
         head = own * group + one
         # seen from a column, rows are a band too: 1 - hi <= j - i < 1 - lo
-        begin, whole, seen, end = spans(at, COLUMNS, m, n, 1 - hi, 1 - lo, 1 - lo, ROWS)
+        begin, inner, seen, end = spans(at, COLUMNS, m, n, 1 - hi, 1 - lo, 1 - lo, ROWS)
         if REACH:
             far = at + COLUMNS - 1 + tl.load(reach + batch * heads + head)
             end = tl.minimum(end, tl.maximum(begin, far))
@@ -180,10 +180,10 @@ def _columns_kernel(q, k, v, lse, grad, delta, dk, dv, table, reach, sizes, scal
         bias, edges = bias_of(table, head, scales[1]), (at, n, lo, hi)
         where = batch, head
         of_k, of_v = _columns_span(
-            of_k, of_v, keys, values, q, grad, lse, delta, where, edges, begin, whole, bias,
+            of_k, of_v, keys, values, q, grad, lse, delta, where, edges, begin, inner, bias,
             scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
         of_k, of_v = _columns_span(
-            of_k, of_v, keys, values, q, grad, lse, delta, where, edges, whole, seen, bias,
+            of_k, of_v, keys, values, q, grad, lse, delta, where, edges, inner, seen, bias,
             scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, False)  # fmt: skip
         if TAIL:
             of_k, of_v = _columns_span(
@@ -204,25 +204,25 @@ def _diagonals_kernel(q, k, v, lse, grad, delta, dtable, table, reach, sizes, sc
     lanes, heads, group, n, m, lo, _ = sizes
     scale, log2e = scales
     lane, rest = tl.program_id(0) % lanes, tl.program_id(0) // lanes
-    apart, strip = least + rest // strips * SIZE, rest % strips
+    diagonal, strip = least + rest // strips * SIZE, rest % strips
     batch, head = lane // heads, lane % heads
     q_head, grad_head = tile_of(q, batch, head), tile_of(grad, batch, head)
     k_head, v_head = tile_of(k, batch, head // group), tile_of(v, batch, head // group)
-    bias = bias_tile(bias_of(table, head, log2e), apart - SIZE + 1, SIZE, SIZE, RUN, False)
+    bias = bias_tile(bias_of(table, head, log2e), diagonal - SIZE + 1, SIZE, SIZE, RUN, False)
     far = tl.load(reach + lane) if REACH else n
-    begin = tl.maximum(apart, 0) + strip * STRIP * SIZE
-    end = tl.minimum(tl.minimum(n, m + apart), begin + STRIP * SIZE)
-    end = tl.where(apart - SIZE < far, end, begin)
+    begin = tl.maximum(diagonal, 0) + strip * STRIP * SIZE
+    end = tl.minimum(tl.minimum(n, m + diagonal), begin + STRIP * SIZE)
+    end = tl.where(diagonal - SIZE < far, end, begin)
     total = tl.zeros((SIZE, SIZE), tl.float32)
-    away = apart + tl.arange(0, SIZE)[:, None] - tl.arange(0, SIZE)[None, :]
+    away = diagonal + tl.arange(0, SIZE)[:, None] - tl.arange(0, SIZE)[None, :]
     for top in tl.range(begin, end, SIZE):
         tile = load_tile(q_head, q[3], top, n, D, SIZE, WIDTH, True)
-        keys = load_tile(k_head, k[3], top - apart, m, D, SIZE, WIDTH, True)
+        keys = load_tile(k_head, k[3], top - diagonal, m, D, SIZE, WIDTH, True)
         dout = load_tile(grad_head, grad[3], top, n, DV, SIZE, WIDTH_V, True)
-        values = load_tile(v_head, v[3], top - apart, m, DV, SIZE, WIDTH_V, True)
+        values = load_tile(v_head, v[3], top - diagonal, m, DV, SIZE, WIDTH_V, True)
         sums, product = _sums(lse, delta, batch, head, top, n, log2e, SIZE)
         s = tl.dot(tile, tl.trans(keys), input_precision="ieee") * scale + bias
-        seen = (away >= lo) & (away < near) & (top - apart + tl.arange(0, SIZE) < m)[None, :]
+        seen = (away >= lo) & (away < near) & (top - diagonal + tl.arange(0, SIZE) < m)[None, :]
         p = tl.where(seen, tl.exp2(s - sums[:, None]), 0.0)
         total += p * (tl.dot(dout, tl.trans(values), input_precision="ieee") - product[:, None])
     row, by_head, first, _ = dtable
@@ -230,50 +230,50 @@ def _diagonals_kernel(q, k, v, lse, grad, delta, dtable, table, reach, sizes, sc
     tl.atomic_add(where, total, mask=(away >= lo) & (away < near), sem="relaxed")
 
 
-def backward(part: Part, grad: Tensor, out: Tensor, lse: Tensor, table: bool = False,
-             wide: bool = False, plan: Plan | None = None) -> Gradients:  # fmt: skip
-    """The gradients of a band, in float32 where wide; `band.backward_eager` says what they are.
+def backward(part: BandCall, grad: Tensor, out: Tensor, lse: Tensor, table: bool = False,
+             wide: bool = False, plan: BlockPlan | None = None) -> BandGradients:  # fmt: skip
+    """Gradients of a band, as `bands.band_backward_reference` gives them; in float32 where wide.
 
     The table's last entry is left out where it holds on for distances beyond: a row's ds add up to
     nothing, so its gradient is what the others lack.
     """
-    call = Call.of(part)
+    call = LaunchCall.of(part)
     q, k, v = call.part[:3]
-    plan = plan or plan_for(q, v)
+    plan = plan or blocks_for(q, v)
     grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
     lse = lse.float().contiguous()
     made = [torch.empty_like(x, dtype=torch.float32 if wide else x.dtype) for x in (q, k, v)]
     bias = call.part.bias
     d_table = torch.zeros_like(bias.table) if table and bias is not None else None
     if not q.numel() or not k.numel():
-        return Gradients(made[0].zero_(), made[1].zero_(), made[2].zero_(), d_table)
+        return BandGradients(made[0].zero_(), made[1].zero_(), made[2].zero_(), d_table)
     delta = torch.empty_like(lse)
     rest = (call.table, call.reach(lse), call.sizes, call.scales)
     given = [laid(x) for x in (q, k, v, out, lse, grad, delta)]
     batch, kv, m, _ = k.shape
-    whole = (*call.tensors, out, lse, grad, delta, *made)
+    tensors = (*call.tensors, out, lse, grad, delta, *made)
     key = (*call.key, shape(out), shape(grad), *map(shape, made), plan)
     programs = call.sizes[0] * triton.cdiv(q.shape[2], plan.rows.rows)
-    launch(_rows_kernel, programs, (*given, laid(made[0]), *rest), whole, key,
+    launch(_rows_kernel, programs, (*given, laid(made[0]), *rest), tensors, key,
            lambda: call.constants(plan.rows))  # fmt: skip
     del given[3]
-    # whole blocks of rows up to the last have no edge there
-    odd = q.shape[2] % plan.columns.rows != 0
+    # full blocks of rows up to the last have no edge there
+    ragged = q.shape[2] % plan.columns.rows != 0
     programs = batch * kv * triton.cdiv(m, plan.columns.columns)
-    launch(_columns_kernel, programs, (*given, laid(made[1]), laid(made[2]), *rest), whole, key,
-           lambda: _with_tail(call.constants(plan.columns), odd))  # fmt: skip
+    launch(_columns_kernel, programs, (*given, laid(made[1]), laid(made[2]), *rest), tensors, key,
+           lambda: _with_tail(call.constants(plan.columns), ragged))  # fmt: skip
     if d_table is not None:
-        _diagonals(call, given, d_table, rest, (plan.diagonals, (*whole, d_table), key))
-    return Gradients(made[0], made[1], made[2], d_table)
+        _diagonals(call, given, d_table, rest, (plan.diagonals, (*tensors, d_table), key))
+    return BandGradients(made[0], made[1], made[2], d_table)
 
 
-def _with_tail(constants: dict[str, Any], odd: bool) -> dict[str, Any]:
-    return constants | {"TAIL": constants["WINDOW"] or odd}
+def _with_tail(constants: dict[str, Any], ragged: bool) -> dict[str, Any]:
+    return constants | {"TAIL": constants["WINDOW"] or ragged}
 
 
-def _diagonals(call: Call, given: list[Any], d_table: Tensor, rest: tuple[Any, ...],
+def _diagonals(call: LaunchCall, given: list[Any], d_table: Tensor, rest: tuple[Any, ...],
                how: tuple[Blocks, tuple[Tensor, ...], tuple[Any, ...]]) -> None:  # fmt: skip
-    blocks, whole, key = how
+    blocks, tensors, key = how
     size, (lo, hi), bias = blocks.rows, call.part.band, call.part.bias
     assert bias is not None
     near = bias.flat if hi > bias.flat + 1 else hi
@@ -284,7 +284,7 @@ def _diagonals(call: Call, given: list[Any], d_table: Tensor, rest: tuple[Any, .
     strips = triton.cdiv(triton.cdiv(shorter, size) + 1, STRIP)
     row = (d_table, d_table.stride(0), bias.first, d_table.shape[1])
     programs = call.sizes[0] * count * strips
-    launch(_diagonals_kernel, programs, (*given, row, *rest, least, near, strips), whole, key,
+    launch(_diagonals_kernel, programs, (*given, row, *rest, least, near, strips), tensors, key,
            lambda: _square(call.constants(blocks)))  # fmt: skip
 
 
@@ -294,4 +294,4 @@ def _square(constants: dict[str, Any]) -> dict[str, Any]:
     return others | {"SIZE": constants["ROWS"], "STRIP": STRIP}
 
 
-WAY = Way(banded, backward)
+KERNELS = BandKernels(banded, backward)

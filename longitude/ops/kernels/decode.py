@@ -1,10 +1,10 @@
 """Flash-decoding over pre-RoPE keys: attention of a few queries, each key rotated as it is read.
 
 The cache is read once, whatever the scheme: the keys of a block are rotated by one small table that
-serves every block, the query by the block's own angle (see `ops.decode`), so nothing is read but keys
-and values. Keys are split over many programs, whose parts of the softmax a second small launch merges
-(Dao et al. 2023, "Flash-Decoding"); the queries of a group of heads that share their keys are the
-rows of one product. Reference: `ops.decode.decode_reference`.
+serves every block, the query by the block's own angle (see `ops.decode`), so nothing is read but
+keys and values. Keys are split over many programs, whose parts of the softmax a second small launch
+merges (Dao et al. 2023, "Flash-Decoding"); the queries of a group of heads that share their keys
+are the rows of one product. Reference: `ops.decode.decode_reference`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Whether Triton's kernels can run: on a CUDA device, or on a CPU under Triton's interpreter.
+"""Whether Triton's kernels can run, and launching them without looking their kernel up.
 
-Triton is no dependency: where it is missing, or the device too old, every caller goes on by the
-plain torch that stands beside its kernel. The interpreter (`TRITON_INTERPRET=1`, set before Triton
-is first imported) runs a kernel's own text on CPU tensors, thousands of times slower: it is there
-for tests, and never chosen for a user.
+Kernels run on a CUDA device, or on a CPU under Triton's interpreter (`TRITON_INTERPRET=1`, set
+before Triton is first imported): thousands of times slower, for tests, and never chosen for a user.
+Triton is no dependency: where it is missing, or the device too old, callers use the plain torch
+reference.
 
-A launch whose kernel is known looks nothing up.
-
-Triton looks at every argument of every launch to find the kernel that was compiled for their types,
-for which of the numbers are 1 or divide by 16, and for how pointers are aligned: as long as a small
-kernel takes. All of that follows from the tensors' shapes, strides and types, which the caller
-gives as a key; a pointer that is not aligned goes the long way.
+Triton inspects every argument of every launch to find the kernel that was compiled for their types,
+for which numbers are 1 or divide by 16, and for how pointers are aligned: that takes as long as a
+small kernel. All of it follows from the tensors' shapes, strides and types, which the caller gives
+as a key; a pointer that is not aligned takes the long path.
 """
 
 from __future__ import annotations
@@ -31,8 +29,16 @@ OLDEST = (8, 0)  # the first generation whose cores multiply bfloat16
 
 
 def usable(x: Tensor) -> bool:
-    """Whether kernels are the way to go for this tensor, outside a graph that is being traced."""
-    return x.is_cuda and not torch.compiler.is_compiling() and _runs_on(x.device)
+    """Whether kernels run on this tensor, outside a graph that is being traced."""
+    return x.is_cuda and not torch.compiler.is_compiling() and triton_available(x.device)
+
+
+@cache
+def triton_available(device: torch.device) -> bool:
+    """Whether Triton's kernels run on a device; its interpreter does not count."""
+    if device.type != "cuda" or not installed():
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST
 
 
 @cache
@@ -49,10 +55,10 @@ def interpreted() -> bool:
 def require(where: Tensor | torch.device) -> None:
     """A sentence for a tensor or device that no kernel runs on."""
     device = where.device if isinstance(where, Tensor) else where
-    if not (_runs_on(device) if device.type == "cuda" else interpreted()):
+    if not (triton_available(device) if device.type == "cuda" else interpreted()):
         raise UserError(
             f"Triton's kernels need a CUDA device of capability {OLDEST[0]}.{OLDEST[1]} and Triton "
-            f"installed, and got a tensor on {device}: use the plain function beside the kernel."
+            f"installed, and got a tensor on {device}: use the kernel's reference."
         )
 
 
@@ -63,13 +69,8 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device)
 
 
-@cache
-def _runs_on(device: torch.device) -> bool:
-    return installed() and torch.cuda.get_device_capability(device) >= OLDEST
-
-
-KEPT = 4096
-_known: dict[tuple[Any, ...], Any] = {}
+MAX_COMPILED = 4096
+_compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def launch(
@@ -92,16 +93,16 @@ def launch(
     assert first is not None
     wanted, aligned = (kernel.fn, first.device, *key), pointers % 16 == 0
     with on_device(first):
-        if aligned and (found := _known.get(wanted)) is not None:
-            made, rest = found
+        if aligned and (entry := _compiled.get(wanted)) is not None:
+            made, rest = entry
             made[programs, 1, 1](*given, *rest)
             return
         fixed = constants()
         made = kernel[(programs,)](*given, **fixed, enable_fp_fusion=True)
     if aligned and made is not None:  # the interpreter gives nothing
-        if len(_known) >= KEPT:
-            _known.clear()
-        _known[wanted] = (made, [fixed[name] for name in kernel.arg_names if name in fixed])
+        if len(_compiled) >= MAX_COMPILED:
+            _compiled.clear()
+        _compiled[wanted] = (made, [fixed[name] for name in kernel.arg_names if name in fixed])
 
 
 def shape(x: Tensor) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""Kernels over a slice of logits: each is read once, and its gradient is written where it stood.
+"""Cross-entropy over a slice of logits: each is read once, its gradient written in its place.
 
-`tune.loss.gather` and `tune.loss.slopes` are the twins. A program takes one token's row: the
-log-sum-exp goes on from the slices before, and what the row sums up to needs no copy in float32.
+A program takes one token's row: the log-sum-exp goes on from the slices before, and nothing needs a
+copy in float32. `training.loss.gather` and `training.loss.slopes` are the references.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLUMNS = 4096  # of a row that are read at once
 
 @triton.jit
 @no_type_check
-def _gather_kernel(logits, y, sums, told, size, by_row, COLUMNS: tl.constexpr):
+def _gather_kernel(logits, y, sums, target_logits, size, by_row, COLUMNS: tl.constexpr):
     """Add a slice to one token's log-sum-exp; note its target's logit."""
     row = tl.program_id(0).to(tl.int64)
     most, total = tl.load(sums + row), 1.0  # an empty sum is -inf: it weighs nothing below
@@ -35,7 +35,7 @@ def _gather_kernel(logits, y, sums, told, size, by_row, COLUMNS: tl.constexpr):
     tl.store(sums + row, most + tl.log(total))
     target = tl.load(y + row)
     if (target >= 0) & (target < size):
-        tl.store(told + row, tl.load(logits + row * by_row + target).to(tl.float32))
+        tl.store(target_logits + row, tl.load(logits + row * by_row + target).to(tl.float32))
 
 
 @triton.jit
@@ -56,11 +56,11 @@ def gather(
     logits: Float[Tensor, "n size"],
     y: Int[Tensor, " n"],
     sums: Float[Tensor, " n"],
-    told: Float[Tensor, " n"],
+    target_logits: Float[Tensor, " n"],
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """As `loss.gather`, into the sums that are given."""
-    _launch(_gather_kernel, logits, y, sums, told)
-    return sums, told
+    _launch(_gather_kernel, logits, y, sums, target_logits)
+    return sums, target_logits
 
 
 def slopes(

@@ -1,10 +1,13 @@
-"""Parts of one softmax joined in one launch: out = Σ e^(lse_p - lse) out_p, lse = ln Σ e^(lse_p).
+"""Tiles of one softmax: windows copied into batches, and their outputs merged, each in one launch.
 
-`attention.join` holds the twin, which merges them one by one. A part covers windows of rows evenly
-apart, or a single one; which window a row lies in, and which of its rows it is (counted from the
-bottom where a tile ran reversed), is worked out here, so parts are read where and how their kernel
-left them. Each number is read once and written once, in the output's own type; a running result in
-float32 takes part where there are more parts than one launch takes.
+`stack` copies windows of several tensors, their rows in reverse where asked: rows move whole, at
+the speed of a copy, queries, keys and values together. `merge` computes out = Σ e^(lse_p - lse)
+out_p, lse = ln Σ e^(lse_p): a part covers windows of rows evenly spaced, or a single one; which
+window a row lies in, and which of its rows it is (counted from the bottom where a tile ran
+reversed), is worked out here, so parts are read where and how their kernel left them. Each number
+is read once and written once, in the output's own type; a running result in float32 takes part
+where there are more parts than one launch takes. References: `lse_merge.windows` and
+`lse_merge.MergeOneByOne`.
 """
 
 from __future__ import annotations
@@ -17,16 +20,66 @@ import triton.language as tl
 from torch import Tensor
 
 from longitude.ops.kernels.launch import on_device, require
-from longitude.ops.lse_join import Part, apart
+from longitude.ops.lse_merge import TileOutput, Windows
 
-MOST = 4  # parts that one launch joins: leaky ReRoPE has three
+MAX_PARTS = 4  # that one launch merges: leaky ReRoPE has three
 
 
 class Blocks(NamedTuple):
-    """What one program takes: some rows of one head, by so many warps."""
+    """What one program takes: some rows of one head or window, by so many warps."""
 
     rows: int
     warps: int
+
+
+@triton.jit
+@no_type_check
+def _stack_kernel(sources, batch, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+                  FLIPPED: tl.constexpr):  # fmt: skip
+    """The programs of each source follow those of the one before."""
+    program = tl.program_id(0)
+    for n in tl.static_range(len(sources)):
+        x, out, heads, size, blocks, begin, end, first, step, xb, xh, xn = sources[n]
+        if (program >= begin) & (program < end):
+            lane = ((program - begin) // blocks).to(tl.int64)  # of (t b h), in memory's order
+            head, one, tile = lane % heads, (lane // heads) % batch, lane // heads // batch
+            row = ((program - begin) % blocks) * ROWS + tl.arange(0, ROWS)
+            column = tl.arange(0, WIDTH)[None, :]
+            here = (row < size)[:, None] & (column < D)
+            from_row = size - 1 - row if FLIPPED else row
+            source = x + one * xb + head * xh + (first + tile * step + from_row)[:, None] * xn
+            found = tl.load(source + column, mask=here)
+            to = out + (lane * size + row)[:, None] * D + column
+            tl.store(to, found, mask=here)
+
+
+def stack(sources: list[Windows], flipped: bool, *, blocks: Blocks | None = None) -> list[Tensor]:
+    """Each source's windows as (t·b h size d), contiguous; starts are evenly spaced, in any order,
+    and windows may overlap."""
+    require(sources[0].x)
+    xs = [x if x.stride(-1) == 1 else x.contiguous() for x, _, _ in sources]
+    outs = [
+        x.new_empty(len(starts) * x.shape[0], x.shape[1], size, x.shape[3])
+        for x, (_, starts, size) in zip(xs, sources, strict=True)
+    ]
+    (b, _, _, d), end, given = xs[0].shape, 0, []
+    blocks = blocks or stack_blocks_for(d)
+    for x, out, (_, starts, size) in zip(xs, outs, sources, strict=True):
+        begin, runs = end, triton.cdiv(size, blocks.rows)
+        end += out.shape[0] * out.shape[1] * runs
+        step = starts[1] - starts[0] if len(starts) > 1 else 0
+        given.append((x, out, x.shape[1], size, runs, begin, end, starts[0], step, *x.stride()[:3]))
+    if end and d:
+        kernel: Any = _stack_kernel[(end,)]
+        with on_device(xs[0]):
+            kernel(tuple(given), b, d, triton.next_power_of_2(d), blocks.rows, flipped,
+                   num_warps=blocks.warps, enable_fp_fusion=True)  # fmt: skip
+    return outs
+
+
+def stack_blocks_for(d: int) -> Blocks:
+    """Some 4,096 numbers for four warps."""
+    return Blocks(max(1, min(64, 4096 // triton.next_power_of_2(max(d, 1)))), 4)
 
 
 @triton.jit
@@ -94,7 +147,7 @@ Running = tuple[Tensor, Tensor]  # contiguous (b h n d) and (b h n) in float32
 
 
 def merge(
-    parts: list[Part],
+    parts: list[TileOutput],
     out: Tensor,
     lse: Tensor,
     *,
@@ -123,7 +176,7 @@ def merge(
                enable_fp_fusion=True)  # fmt: skip
 
 
-def _numbers(part: Part) -> tuple[Any, ...]:
+def _numbers(part: TileOutput) -> tuple[Any, ...]:
     """A part as the kernel reads it: pointers, where its windows lie, strides."""
     x, tops = part.out if part.out.stride(-1) == 1 else part.out.contiguous(), part.tops
     height, group = x.shape[4], x.shape[3]
@@ -138,17 +191,17 @@ def blocks_for(d: int) -> Blocks:
     return Blocks(max(1, min(64, 2048 // triton.next_power_of_2(max(d, 1)))), 4)
 
 
-class Together:
+class MergeTogether:
     """Parts wait until a launch takes them; all in one, where there are few."""
 
     def __init__(self, rows: tuple[int, int, int], like: Tensor) -> None:
         self.rows, self.like = rows, like
-        self.waiting: list[Part] = []
+        self.waiting: list[TileOutput] = []
         self.running: Running | None = None
 
-    def add(self, part: Part) -> None:
-        for one in apart(part):
-            if len(self.waiting) == MOST:
+    def add(self, part: TileOutput) -> None:
+        for one in part.evenly():
+            if len(self.waiting) == MAX_PARTS:
                 self._settle()
             self.waiting.append(one)
 

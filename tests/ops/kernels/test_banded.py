@@ -11,18 +11,26 @@ from torch import Tensor
 
 from longitude import Dims, attention
 from longitude.core.validate import UserError
-from longitude.ops.band import Band, Bias, Chunk, Part, Start, backward_eager, eager, reach_of
+from longitude.ops.bands import (
+    BandCall,
+    Bias,
+    Start,
+    band_backward_reference,
+    band_reference,
+    reach_of,
+)
+from longitude.ops.plan import Band, Chunk
 from tests.grid import scheme
 
 triton = pytest.importorskip("triton")
 
-from longitude.ops.kernels.banded import banded, blocks_for  # noqa: E402
-from longitude.ops.kernels.banded_backward import Plan, backward, plan_for  # noqa: E402
-from longitude.ops.kernels.banded_tile import Blocks  # noqa: E402
+from longitude.ops.kernels.banded import Blocks, banded, blocks_for  # noqa: E402
+from longitude.ops.kernels.banded_backward import BlockPlan, backward  # noqa: E402
+from longitude.ops.kernels.banded_backward import blocks_for as plan_for  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Blocks(32, 16, 4, 1)
-PLAN = Plan(SMALL, Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1))
+PLAN = BlockPlan(SMALL, Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1))
 CLOSE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
@@ -82,7 +90,7 @@ CASES = [
 ]
 
 
-def part(case: Case, layout: str = "b h n d", seed: int = 0) -> Part:
+def part(case: Case, layout: str = "b h n d", seed: int = 0) -> BandCall:
     rng = torch.Generator().manual_seed(seed)
 
     def make(heads: int, tokens: int, size: int) -> Tensor:
@@ -96,12 +104,12 @@ def part(case: Case, layout: str = "b h n d", seed: int = 0) -> Part:
     bias = Bias((2 * torch.randn(case.h, entries, generator=rng)).to(DEVICE), first)
     q, k = make(case.h, case.n, case.d), make(case.hkv, case.m, case.d)
     v = make(case.hkv, case.m, case.dv)
-    return Part(q, k, v, bias if case.biased else None, Band(case.lo, case.hi), case.d**-0.5)
+    return BandCall(q, k, v, bias if case.biased else None, Band(case.lo, case.hi), case.d**-0.5)
 
 
-def double(p: Part) -> Part:
+def double(p: BandCall) -> BandCall:
     bias = p.bias and Bias(p.bias.table.double(), p.bias.first)
-    return Part(p.q.double(), p.k.double(), p.v.double(), bias, p.band, p.scale, chunk=p.chunk)
+    return BandCall(p.q.double(), p.k.double(), p.v.double(), bias, p.band, p.scale, chunk=p.chunk)
 
 
 def far_apart(got: Tensor, want: Tensor) -> float:
@@ -112,13 +120,13 @@ def far_apart(got: Tensor, want: Tensor) -> float:
 def test_the_kernel_and_its_gradients_are_their_twin(case: Case) -> None:
     p = part(case)
     out, lse = banded(p, blocks=SMALL)
-    want, want_lse = eager(double(p))
+    want, want_lse = band_reference(double(p))
     assert out.dtype == case.dtype and lse.dtype == torch.float32
     assert far_apart(out, want) < CLOSE[case.dtype]
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
     got = backward(p, grad, out, lse, table=case.biased, plan=PLAN)
-    wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
+    wanted = band_backward_reference(double(p), grad.double(), out.double(), lse.double())
     for mine, its in zip(got[:3], wanted[:3], strict=True):
         assert far_apart(mine, its) < 2 * CLOSE[case.dtype]
     if p.bias is None:
@@ -136,7 +144,7 @@ def test_chunks_are_cut_out_of_a_band(lo: int, hi: int, row: int, column: int, m
     p = part(Case(1, 2, 1, 100, m, 16, 16, -at, FAR, biased=False))
     p = p._replace(chunk=Chunk(32, lo, hi, row, column))
     out, lse = banded(p, blocks=SMALL)
-    want, want_lse = eager(double(p))
+    want, want_lse = band_reference(double(p))
     assert far_apart(out, want) < CLOSE[torch.float32]
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
 
@@ -146,11 +154,11 @@ def test_any_layout_will_do(layout: str) -> None:
     p = part(Case(1, 2, 2, 17, 20, 32, 16, -3, 12), layout)
     assert not p.q.is_contiguous() and not p.k.is_contiguous()
     out, lse = banded(p, blocks=SMALL)
-    want, _ = eager(double(p))
+    want, _ = band_reference(double(p))
     assert far_apart(out, want) < 2e-6
     grad = torch.randn(1, 2, 16, 17, generator=torch.Generator().manual_seed(1)).to(DEVICE).mT
     got = backward(p, grad, out, lse, table=True, wide=True, plan=PLAN)
-    wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
+    wanted = band_backward_reference(double(p), grad.double(), out.double(), lse.double())
     for mine, its in zip(got, wanted, strict=True):
         assert mine is not None and its is not None and far_apart(mine, its) < 4e-6
 
@@ -163,14 +171,14 @@ def test_a_softmax_goes_on_where_another_ended(top: int) -> None:
     so_far, sums = torch.randn(shape, generator=rng), 3 * torch.randn(shape[:3], generator=rng)
     sums[:, :, 3] = -torch.inf
     start = Start(so_far.to(DEVICE), sums.to(DEVICE), top)
-    want, want_lse = eager(double(p), Start(start.out.double(), start.lse.double(), top))
+    want, want_lse = band_reference(double(p), Start(start.out.double(), start.lse.double(), top))
     out, lse = banded(p, start, blocks=SMALL)
     assert (out is start.out) == (top == 0)  # a start that has every row is written over
     assert far_apart(out, want) < 2e-6
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
 
 
-def alibi(n: int) -> Part:
+def alibi(n: int) -> BandCall:
     """Slopes so steep that most keys weigh nothing."""
     p = part(Case(1, 2, 1, n, n, 16, 16, CAUSAL, FAR))
     slopes = torch.tensor([[4.0], [0.02]], device=DEVICE)
@@ -187,11 +195,11 @@ def test_keys_beyond_reach_are_not_read_and_not_missed() -> None:
     out, _ = banded(p._replace(reach=reach, v=v), blocks=SMALL)
     assert not out[:, 0, 64:].isnan().any() and out[:, 1, 64:].isnan().all()
     out, lse = banded(p._replace(reach=reach), blocks=SMALL)
-    want, _ = eager(double(p))
+    want, _ = band_reference(double(p))
     assert far_apart(out, want) < 2e-6
     grad = torch.ones_like(out)
     got = backward(p._replace(reach=reach), grad, out, lse, table=True, plan=PLAN)
-    wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
+    wanted = band_backward_reference(double(p), grad.double(), out.double(), lse.double())
     for mine, its in zip(got, wanted, strict=True):
         assert mine is not None and its is not None and far_apart(mine, its) < 4e-6
 
@@ -227,11 +235,11 @@ def test_at_real_sizes(dtype: torch.dtype, d: int, h: int, hkv: int, window: int
     n = 4097
     p = part(Case(1, h, hkv, n, n, d, d, CAUSAL, window, dtype=dtype))
     out, lse = banded(p)
-    want, _ = eager(double(p))
+    want, _ = band_reference(double(p))
     assert far_apart(out, want) < CLOSE[dtype] / 2
     grad = torch.randn_like(out)
     got = backward(p, grad, out, lse, table=True)
-    wanted = backward_eager(double(p), grad.double(), out.double(), lse.double())
+    wanted = band_backward_reference(double(p), grad.double(), out.double(), lse.double())
     for mine, its in zip(got, wanted, strict=True):
         assert mine is not None and its is not None and far_apart(mine, its) < CLOSE[dtype]
 

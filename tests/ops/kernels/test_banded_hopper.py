@@ -11,9 +11,9 @@ from tests.ops.kernels.hopper import Spec, compiled
 
 pytest.importorskip("triton")
 
-from longitude.ops.kernels.banded import blocks_for
-from longitude.ops.kernels.banded_backward import STRIP, plan_for
-from longitude.ops.kernels.banded_tile import Blocks
+from longitude.ops.kernels.banded import Blocks, blocks_for
+from longitude.ops.kernels.banded_backward import STRIP
+from longitude.ops.kernels.banded_backward import blocks_for as plan_for
 
 WHERE = "longitude.ops.kernels.banded"
 SHARED = 227 * 1024

@@ -219,7 +219,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ran.append(q.shape[2])
         return run(s, q, *rest)
 
-    monkeypatch.setattr(decoding, "usable", lambda x: True)
+    monkeypatch.setattr(decoding, "triton_available", lambda x: True)
     monkeypatch.setattr(decoding, "run", counted)
     return ran
 

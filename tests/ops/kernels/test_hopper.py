@@ -16,13 +16,13 @@ def turning(
 ) -> Spec:
     side = (f"*{dtype}", f"*{dtype}", "*fp32", "*fp32", *["i32"] * 10)
     constants = {
-        "HALF": half, "REST": d - 2 * half, "ADJACENT": adjacent, "BACK": False,
+        "HALF": half, "REST": d - 2 * half, "ADJACENT": adjacent, "INVERSE": False,
         "TOKENS": blocks[0], "HEADS": blocks[1], "WIDTH": 1 << (half - 1).bit_length(),
         "REST_WIDTH": 1 << max(d - 2 * half - 1, 0).bit_length(),
     }  # fmt: skip
     types = {"q": side, "k": side, "q_lanes": "i32", "lanes": "i32"}
     aligned = tuple((i, j) for i in range(2) for j in range(14) if j not in (4, 5))
-    kernel = "longitude.ops.kernels.rope:_turn_kernel"
+    kernel = "longitude.ops.kernels.rope:_rope_kernel"
     return Spec(kernel, types, constants, aligned, {"num_warps": blocks[2]})
 
 
@@ -46,7 +46,7 @@ def stacking(dtype: str, d: int, flipped: bool) -> Spec:
     constants = {"D": d, "WIDTH": width, "ROWS": 4096 // width, "FLIPPED": flipped}
     types = {"sources": ((f"*{dtype}", f"*{dtype}", *["i32"] * 10),) * 3, "batch": "i32"}
     aligned = tuple((0, n, j) for n in range(3) for j in (0, 1, 9, 10, 11))
-    kernel = "longitude.ops.kernels.gather_windows:_stack_kernel"
+    kernel = "longitude.ops.kernels.merge:_stack_kernel"
     return Spec(kernel, types, constants, aligned, {"num_warps": 4})
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude.ops.lse_join import OneByOne, Part
+from longitude.ops.lse_merge import MergeOneByOne, TileOutput
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables
 
@@ -39,13 +39,13 @@ def error(got: Tensor, x: Tensor, by: Tables, pairs: Pairs) -> float:
 @pytest.mark.parametrize("pairs", ["half", "adjacent"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_turned_at_real_size(pairs: Pairs, half: int, dtype: torch.dtype) -> None:
-    from longitude.ops.kernels.rope import turned
+    from longitude.ops.kernels.rope import rotate_qk
 
     n = 8192
     q = drawn(4, n, 32, 128, dtype=dtype).transpose(1, 2).requires_grad_()
     k = drawn(4, 8, n, 128, seed=1, dtype=dtype).requires_grad_()
     q_by, k_by = tables(n, half), tables(n, half, batch=4, start=10_000_000)
-    got = turned(q, k, q_by, k_by, pairs)
+    got = rotate_qk(q, k, q_by, k_by, pairs)
     least = 3e-3 if dtype == torch.bfloat16 else 3e-7
     for x, made, by in zip((q, k), got, (q_by, k_by), strict=True):
         assert error(made.detach(), x.detach(), by, pairs) < least
@@ -55,24 +55,24 @@ def test_turned_at_real_size(pairs: Pairs, half: int, dtype: torch.dtype) -> Non
 
 
 def test_a_known_kernel_serves_only_aligned_pointers() -> None:
-    from longitude.ops.kernels.rope import turned_one
+    from longitude.ops.kernels.rope import rotate
 
     by = tables(33, 32)
     room = drawn(2, 4, 33, 72)
     for start in (0, 0, 1, 0, 3, 8):  # the kernel of the first is known from the second on
         x = room[..., start : start + 64]
-        torch.testing.assert_close(turned_one(x, *by), apply_rotary(x, *by), rtol=8e-3, atol=8e-3)
+        torch.testing.assert_close(rotate(x, *by), apply_rotary(x, *by), rtol=8e-3, atol=8e-3)
 
 
 def test_turning_in_a_cuda_graph() -> None:
-    from longitude.ops.kernels.rope import turned
+    from longitude.ops.kernels.rope import rotate_qk
 
     q, k, by = drawn(64, 32, 1, 128), drawn(64, 8, 1, 128, seed=1), tables(1, 64, batch=64)
     for _ in range(3):
-        turned(q, k, by, by)
+        rotate_qk(q, k, by, by)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = turned(q, k, by, by)
+        made = rotate_qk(q, k, by, by)
     q.copy_(drawn(64, 32, 1, 128, seed=2))
     graph.replay()
     torch.testing.assert_close(made[0], apply_rotary(q, *by), rtol=8e-3, atol=8e-3)
@@ -80,24 +80,24 @@ def test_turning_in_a_cuda_graph() -> None:
 
 
 def test_more_numbers_than_32_bits_count_and_more_heads_than_16() -> None:
-    from longitude.ops.kernels.rope import turned_one
+    from longitude.ops.kernels.rope import rotate
 
     by = tables(8, 32)
     x = drawn(2, 35_000, 8, 64)
-    torch.testing.assert_close(turned_one(x, *by), apply_rotary(x, *by), rtol=8e-3, atol=8e-3)
+    torch.testing.assert_close(rotate(x, *by), apply_rotary(x, *by), rtol=8e-3, atol=8e-3)
     n = 2**31 // 128 + 100
     x, (cos, sin) = torch.zeros(1, 1, n, 128, device="cuda", dtype=torch.bfloat16), tables(100, 64)
     x[:, :, -100:] = drawn(1, 1, 100, 128)
     last, far = x[:, :, -100:].clone(), torch.zeros(1, 1, n, 64, device="cuda")
     far_sin = torch.zeros_like(far)
     far[:, :, -100:], far_sin[:, :, -100:] = cos, sin
-    got = turned_one(x, far, far_sin)[:, :, -100:]
+    got = rotate(x, far, far_sin)[:, :, -100:]
     torch.testing.assert_close(got, apply_rotary(last, cos, sin), rtol=8e-3, atol=8e-3)
 
 
 @pytest.mark.parametrize("n", [8192, 8190])
 def test_joined_at_real_size(n: int) -> None:
-    from longitude.ops.kernels.merge import Together
+    from longitude.ops.kernels.merge import MergeTogether
 
     w, h = 1024, 16
     blocks = n // w
@@ -110,7 +110,7 @@ def test_joined_at_real_size(n: int) -> None:
         part(2, h, 100, [500, 550], True, 5),
     ]
     sinks = drawn(h, seed=9, dtype=torch.float32)
-    ways = [OneByOne((1, h, n), parts[0].out), Together((1, h, n), parts[0].out)]
+    ways = [MergeOneByOne((1, h, n), parts[0].out), MergeTogether((1, h, n), parts[0].out)]
     for way in ways:
         for one in parts:
             way.add(one)
@@ -119,7 +119,7 @@ def test_joined_at_real_size(n: int) -> None:
     torch.testing.assert_close(got, want, rtol=8e-3, atol=1e-5)
 
 
-def part(count: int, h: int, height: int, tops: list[int], flipped: bool, seed: int) -> Part:
+def part(count: int, h: int, height: int, tops: list[int], flipped: bool, seed: int) -> TileOutput:
     out = drawn(count, 1, h // 4, height, 4, 128, seed=seed).transpose(3, 4)
     lse = 3 * drawn(count, 1, h // 4, 4, height, seed=seed + 20, dtype=torch.float32)
-    return Part(out, lse, tops, flipped)
+    return TileOutput(out, lse, tops, flipped)

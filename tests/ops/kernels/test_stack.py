@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longitude import attention, parse
-from longitude.ops import gather_windows as stack
-from longitude.ops import lse_join as join
-from longitude.ops.gather_windows import Windows, stacked
+from longitude.ops import lse_merge
+from longitude.ops.lse_merge import Windows, stacked
 
 pytest.importorskip("triton")
 
-from longitude.ops.kernels.gather_windows import Blocks
-from longitude.ops.kernels.gather_windows import stack as by_kernel
+from longitude.ops.kernels.merge import Blocks
+from longitude.ops.kernels.merge import stack as by_kernel
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -85,8 +84,7 @@ def test_attention_stacks_by_the_kernel_where_it_runs(
         return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
 
     want, calls = results(), []
-    monkeypatch.setattr(stack, "usable", lambda x: not calls.append(x))
-    monkeypatch.setattr(join, "usable", lambda x: True)
+    monkeypatch.setattr(lse_merge, "triton_available", lambda x: not calls.append(x))
     for got, exact in zip(results(), want, strict=True):
         torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5)
     assert calls

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longitude import UserError, attention, parse
-from longitude.ops import passes as lower
+from longitude.ops import passes
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
 triton = pytest.importorskip("triton")
 
-from longitude.ops.kernels.rope import Blocks, blocks_for, turned, turned_one  # noqa: E402
+from longitude.ops.kernels.rope import Blocks, blocks_for, rotate, rotate_qk  # noqa: E402
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -100,7 +100,7 @@ def test_kernel_is_the_formula(
     k = laid(drawn(b, hkv, nk, d, seed=1, dtype=dtype), layouts[1])
     q_tables = tables_for(q, half, b if own[0] else 1, seed=2)
     k_tables = tables_for(k, half, b if own[1] else 1, seed=3)
-    got = turned(q, k, q_tables, k_tables, pairs)
+    got = rotate_qk(q, k, q_tables, k_tables, pairs)
     for x, made, tables in zip((q, k), got, (q_tables, k_tables), strict=True):
         close(made, exactly(x, *tables, pairs), dtype)
         close(made, apply_rotary(x, *tables, pairs), dtype)
@@ -114,7 +114,7 @@ def test_in_place_touches_only_what_turns(pairs: Pairs, half: int) -> None:
     tables = tables_for(x, half, 2, seed=1)
     want = before.clone()
     want[:, 1:4, ::2, 3:67] = apply_rotary(x, *tables, pairs)
-    assert turned_one(x, *tables, pairs, inplace=True) is x
+    assert rotate(x, *tables, pairs, inplace=True) is x
     torch.testing.assert_close(whole, want)
 
 
@@ -126,7 +126,7 @@ def test_gradients_turn_back_to_any_order(pairs: Pairs) -> None:
     blocks = Blocks(4, 2, 4)
 
     def kernel(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return turned(q, k, *tables, pairs, blocks=blocks)
+        return rotate_qk(q, k, *tables, pairs, blocks=blocks)
 
     want = [apply_rotary(x, *own, pairs).square().sum() for x, own in zip(xs, tables, strict=True)]
     made = [y.square().sum() for y in kernel(q, k)]
@@ -141,7 +141,7 @@ def test_gradients_turn_back_to_any_order(pairs: Pairs) -> None:
 def test_the_gradient_of_one_side_alone() -> None:
     q, k = drawn(1, 2, 5, 8, seed=0), drawn(1, 1, 7, 8, seed=1).requires_grad_()
     q_tables, k_tables = tables_for(q, 4, 1, seed=2), tables_for(k, 4, 1, seed=3)
-    out = turned(q, k, q_tables, k_tables)
+    out = rotate_qk(q, k, q_tables, k_tables)
     (got,) = torch.autograd.grad(out[1].sum(), k)  # a gradient whose strides are all zero
     (want,) = torch.autograd.grad(apply_rotary(k, *k_tables).sum(), k)
     torch.testing.assert_close(got, want)
@@ -152,7 +152,7 @@ def test_any_blocks_give_the_same(blocks: tuple[int, int, int]) -> None:
     q, k = drawn(2, 6, 9, 24, seed=0), drawn(2, 3, 21, 24, seed=1)
     tables = tables_for(q, 12, 1, seed=2), tables_for(k, 12, 2, seed=3)
     for x, own, got in zip(
-        (q, k), tables, turned(q, k, *tables, blocks=Blocks(*blocks)), strict=True
+        (q, k), tables, rotate_qk(q, k, *tables, blocks=Blocks(*blocks)), strict=True
     ):
         torch.testing.assert_close(got, apply_rotary(x, *own))
 
@@ -166,7 +166,7 @@ def test_angles_are_exact_at_any_position(start: int) -> None:
     rope, at = s.rotary, range(start, start + n)
     how = {"dtype": torch.float32, "device": x.device}
     tables = cos_sin(rope, rope.regions()[0], "k", at, d, 1, **how)  # type: ignore[union-attr]
-    got = turned_one(x, *tables)
+    got = rotate(x, *tables)
     mp.dps = 40
     for i in range(n):
         for t in range(d // 2):
@@ -184,7 +184,7 @@ def test_attention_turns_by_the_kernel_where_it_runs(monkeypatch: pytest.MonkeyP
     )
     want = attention(s, q, k, k, range(9), range(9))
     calls = []
-    monkeypatch.setattr(lower, "usable", lambda x: not calls.append(x))
+    monkeypatch.setattr(passes, "triton_available", lambda x: not calls.append(x))
     got = attention(s, q, k, k, range(9), range(9))
     assert len(calls) == 2  # a pass near, a pass far
     torch.testing.assert_close(got, want)
@@ -195,16 +195,16 @@ def test_tables_laid_in_memory_in_any_way() -> None:
     cos, sin = tables_for(x, 4, 2, seed=1)
     want = apply_rotary(x, cos, sin)
     for odd in (laid(sin, "dimensions first"), laid(sin, "cut out"), laid(sin, "tokens first")):
-        torch.testing.assert_close(turned_one(x, cos, odd), want)
-        torch.testing.assert_close(turned_one(x, odd, cos), apply_rotary(x, sin, cos))
+        torch.testing.assert_close(rotate(x, cos, odd), want)
+        torch.testing.assert_close(rotate(x, odd, cos), apply_rotary(x, sin, cos))
     one = tuple(t.expand(-1, -1, 5, -1) for t in (cos[:, :, :1], sin[:, :, :1]))
-    torch.testing.assert_close(turned_one(x, *one), apply_rotary(x, *one))
+    torch.testing.assert_close(rotate(x, *one), apply_rotary(x, *one))
 
 
 def test_equal_tables_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sides: list[str] = []
-    made = lower.cos_sin
-    monkeypatch.setattr(lower, "cos_sin", lambda *a, **b: sides.append(a[2]) or made(*a, **b))
+    made = passes.cos_sin
+    monkeypatch.setattr(passes, "cos_sin", lambda *a, **b: sides.append(a[2]) or made(*a, **b))
     q, k = (drawn(1, h, n, 8, seed=0, dtype=torch.float32) for h, n in ((2, 6), (1, 9)))
     for text, nq, want in (
         ("rope()", 9, ["q"]),
@@ -222,13 +222,13 @@ def test_mistakes_are_told() -> None:
     x = drawn(2, 2, 5, 8, seed=0)
     cos, sin = tables_for(x, 4, 1, seed=1)
     with pytest.raises(UserError, match="cut them to fit"):
-        turned(x, x[:, :, :4], (cos, sin), (cos, sin))
+        rotate_qk(x, x[:, :, :4], (cos, sin), (cos, sin))
     with pytest.raises(UserError, match="cut them to fit"):
-        turned_one(x[..., :6], cos, sin)
+        rotate(x[..., :6], cos, sin)
     with pytest.raises(UserError, match="inplace=False"):
-        turned_one(x[:, :1].expand(2, 2, 5, 8), cos, sin, inplace=True)
+        rotate(x[:, :1].expand(2, 2, 5, 8), cos, sin, inplace=True)
     with pytest.raises(UserError, match="no gradient"):
-        turned_one(x.requires_grad_(), cos, sin, inplace=True)
+        rotate(x.requires_grad_(), cos, sin, inplace=True)
 
 
 def test_blocks_fit_their_shapes() -> None:

@@ -1,0 +1,356 @@
+"""Bands of distances: the values that the banded kernel takes, and its reference in plain torch.
+
+score(i, j) = scale · q_i·k_j + table[h, i - j] for lo <= i - j < hi, with i and j indices; the
+table is a bias of the distance alone, or none. A softmax over several bands is computed band after
+band: what stands so far is an output and its log-sum-exp, from which the next band starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from longitude.core.part import Dims, HasWeights
+from longitude.core.region import FAR, Area
+from longitude.ops.passes import Tile, accum_dtype
+from longitude.ops.plan import (
+    HALF,
+    MAX_CUDNN_HEAD,
+    Band,
+    BandPiece,
+    CallSpec,
+    Chunk,
+    Kernel,
+    Merge,
+    Plan,
+    Step,
+    TableSpan,
+    fastest_kernel,
+    pairs_of,
+)
+from longitude.parts.distance_bias import ByDistance
+
+MAX_HEAD = 256
+MAX_WINDOW_HEAD = 192  # consumer GPUs (sm86, sm89) have no backward for larger ones
+FAR_TILE_ROWS = 2048  # from which on a far tile, or a window's tiles, pay for their own launch
+FAR_TILE_SHARE = 8  # a biased far tile pays where this many near bands fit into the rows
+REACH_QUERIES = 1024  # from which on it pays to ask how far a bias lets them reach
+CHUNK_ROWS = 128  # rows of a block of our bands, which must lie in one chunk
+MAX_CHUNKS = 2**20  # bounds that the kernel can multiply
+NEGLIGIBLE = 22.0  # nats: a weight below 2^-32 of its row's largest is no weight
+Outs = Float[Tensor, "b h n dv"]
+Sums = Float[Tensor, "b h n"]
+
+
+def plan_banded(call: CallSpec) -> Plan | str:
+    """A plan of bands, or why they can't run the call."""
+    if why := _no_bands(call):
+        return why
+    if not call.device.triton:
+        return "it is a Triton kernel, for CUDA devices"
+    if call.dtype not in (*HALF, torch.float32) or not call.positive_scale:
+        return "it takes float16, bfloat16 and float32, and a scale above zero"
+    if max(call.head_dim, call.value_dim) > MAX_HEAD:
+        return f"it takes heads of up to {MAX_HEAD}"
+    return plan_bands(call)
+
+
+def _no_bands(call: CallSpec) -> str | None:
+    """Why a call is not a set of bands of distances."""
+    if not all(map(by_distance, call.scheme.bias)):
+        return "its table is of distances, and needs biases of the distance alone"
+    if not call.contiguous or call.options & {"key_padding", "segments"}:
+        return "it reads pairs off contiguous positions (ranges), with no padding or segments"
+    if call.options & {"softcap", "dropout"}:
+        return "it has neither soft-capping nor dropout"
+    if call.overflows:
+        return "the decay over so many queries at once would overflow float32"
+    areas = [area for one in call.pass_areas for area in one]
+    if any((area.top, area.bottom) != (None, None) for area in areas):
+        return "it runs bands of distances, and not of rows"
+    chunks = [area.chunks for area in areas if area.chunks]
+    if not chunks:
+        return None
+    assert call.q_pos is not None
+    if call.scheme.bias or any(len(own) > 1 for own in chunks):
+        return "it runs chunks of one size, and no bias with them"
+    if any(c.size % CHUNK_ROWS or call.q_pos[0] % CHUNK_ROWS for own in chunks for c in own):
+        return f"it runs chunks that are multiples of {CHUNK_ROWS} tokens"
+    return "it has no gradients of chunks" if call.gradients else None
+
+
+def plan_bands(call: CallSpec, far_tile_rows: int = FAR_TILE_ROWS) -> Plan:
+    """The bands of a call in one running softmax; what lies far away as one tile of a plain kernel,
+    where that is faster and the tile pays for its own launch."""
+    areas = [(n, area) for n, own in enumerate(call.pass_areas) for area in own]
+    pieces = {
+        area: piece for n, area in areas if (piece := _piece(call, n, area)) is not None
+    }  # fmt: skip
+    if call.scheme.bias:
+        table = _table_span(call, list(pieces.values()))
+        far = _far_biased(call, pieces, table)
+    else:
+        table, far = None, _far_plain(call, pieces, far_tile_rows)
+    step, bands = far or (None, list(pieces.values()))
+    bands = [piece._replace(backward=_window_backward(call, piece)) for piece in bands]
+    if not bands:
+        return Plan("banded", ())
+    passes = tuple(dict.fromkeys(piece.pass_index for piece in bands))
+    banded = Step(Kernel.BANDED, passes, bands=tuple(bands), table=table)
+    return Plan("banded", (banded,) if step is None else (step, banded), Merge.RUNNING_SOFTMAX)
+
+
+def _piece(call: CallSpec, n: int, area: Area) -> BandPiece | None:
+    """An area as a band of indices over some columns, or None where it is empty."""
+    q, k = call.q_pos, call.k_pos
+    assert q is not None and k is not None
+    begin = max(0, (area.first if area.first is not None else -FAR) - k[0])
+    end = min(len(k), (area.last if area.last is not None else FAR) - k[0])
+    shift = begin + k[0] - q[0]
+    lo, hi = -FAR if area.lo is None else area.lo, FAR if area.hi is None else area.hi
+    band = Band(lo + shift, hi + shift).within(len(q), max(end - begin, 0))
+    if begin >= end or band.lo >= band.hi:
+        return None
+    chunk = None
+    if area.chunks:
+        (one,) = area.chunks
+        lo = -MAX_CHUNKS if one.lo is None else max(one.lo, -MAX_CHUNKS)
+        hi = MAX_CHUNKS if one.hi is None else min(one.hi, MAX_CHUNKS)
+        chunk = Chunk(one.size, lo, hi, q[0], k[0] + begin)
+    return BandPiece(n, (begin, end), band, chunk)
+
+
+def _table_span(call: CallSpec, pieces: list[BandPiece]) -> TableSpan:
+    """The table counts distances by indices: those of positions less the first query's distance to
+    the first key."""
+    assert call.q_pos is not None and call.k_pos is not None
+    n, away = call.queries, call.q_pos[0] - call.k_pos[0]
+    least = min((x.band.lo - x.columns[0] for x in pieces), default=0)
+    ends = [part.flat_beyond for part in call.scheme.bias]
+    end = n if None in ends else max([least, *(e - away for e in ends if e is not None)])
+    flat = end < n - 1
+    return TableSpan(least, end if flat else n - 1, flat, not flat and n >= REACH_QUERIES)
+
+
+Far = tuple[Step, list[BandPiece]]  # the far tile, and the bands that are left
+
+
+def _far_plain(call: CallSpec, pieces: dict[Area, BandPiece], least: int) -> Far | None:
+    """Without a bias every area stands for itself, and the largest may be the far one."""
+    tiled = [(area, tile) for area in pieces if (tile := _far_tile(call, (area,))) is not None]
+    area, tile = max(tiled, key=lambda x: x[1].height * x[1].width, default=(None, None))
+    if tile is None or area is None or len(pieces) == 1 or min(tile.height, tile.width) < least:
+        return None
+    step = _far_step(call, pieces[area].pass_index, tile)
+    return step and (step, [piece for other, piece in pieces.items() if other is not area])
+
+
+def _far_biased(call: CallSpec, pieces: dict[Area, BandPiece], table: TableSpan) -> Far | None:
+    """Beyond the distance where it goes flat a bias adds one number per head: a shift of the
+    log-sum-exp."""
+    assert call.q_pos is not None and call.k_pos is not None
+    near, passes = next(iter(pieces.values()), None), call.pass_areas
+    alone = near is not None and len(pieces) == len(passes) == 1 and near.band.hi == call.queries
+    if not table.flat or not alone or call.queries < FAR_TILE_SHARE * table.last:
+        return None
+    beyond = Area(lo=table.last + call.q_pos[0] - call.k_pos[0])
+    tile = _far_tile(call, tuple(area & beyond for area in passes[0]))
+    step = None if tile is None else _far_step(call, 0, tile)
+    band = Band(near.band.lo, table.last).within(call.queries, call.keys)  # type: ignore[union-attr]
+    return step and (step, [BandPiece(0, (0, call.keys), band)])
+
+
+def _far_tile(call: CallSpec, areas: tuple[Area, ...]) -> Tile | None:
+    """Areas as one tile of a plain kernel that reaches the last row, where they are one."""
+    found = call.tiles(areas)
+    if len(found) != 1 or found[0].kind == "upper":
+        return None
+    return found[0] if found[0].top + found[0].height == call.queries else None
+
+
+def _far_step(call: CallSpec, pass_index: int, tile: Tile) -> Step | None:
+    """A plain kernel over the far tile, where it is faster than our bands: not FlashAttention 2 on
+    Hopper."""
+    kernel = fastest_kernel(call, pairs_of(tile))
+    slower = kernel is Kernel.FLASH and call.device.cudnn and call.head_dim <= MAX_CUDNN_HEAD
+    if kernel is None or slower or call.value_dim != call.head_dim:
+        return None
+    return Step(kernel, (pass_index,), (tile,))
+
+
+def _window_backward(call: CallSpec, piece: BandPiece) -> Kernel:
+    """The fastest kernel for a band's gradients: those of a causal window without a bias may be
+    FlashAttention 2's, or over whole blocks causal tiles of cuDNN's."""
+    hi, n, d = piece.band.hi, call.queries, call.head_dim
+    square = piece.band.lo == 0 and piece.columns[1] - piece.columns[0] == n
+    fits = d == call.value_dim <= MAX_WINDOW_HEAD and d % 8 == 0 and call.dtype in HALF
+    if call.scheme.bias or piece.chunk or not (square and fits and call.device.type == "cuda"):
+        return Kernel.BANDED
+    blocks = FAR_TILE_ROWS <= hi < n and n % hi == 0
+    return (blocks and fastest_kernel(call._replace(gradients=True), n * hi)) or Kernel.FLASH
+
+
+@lru_cache(maxsize=1024)
+def by_distance(part: HasWeights) -> bool:
+    """Whether a bias is a function of the head and the distance: tried at its smallest."""
+    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
+    pos = torch.zeros(1, 1, dtype=torch.int64)
+    weights = part.init(dims, torch.Generator().manual_seed(0))
+    return isinstance(part.term(one, one, pos, pos, weights, 1.0), ByDistance)  # type: ignore[attr-defined]
+
+
+class Bias(NamedTuple):
+    """table[h, r - first] at distance r; its last entry holds at every distance beyond. `ahead` are
+    the largest entries from each on, where they are known."""
+
+    table: Tensor
+    first: int
+    ahead: Tensor | None = None
+
+    @property
+    def flat(self) -> int:
+        """The distance of the last entry."""
+        return self.first + self.table.shape[1] - 1
+
+
+class Start(NamedTuple):
+    """A softmax so far, of the rows from `top` on: its output and log-sum-exp."""
+
+    out: Tensor
+    lse: Tensor
+    top: int = 0
+
+
+class BandCall(NamedTuple):
+    """One band of a softmax: its tensors, how far each head of each sequence reaches in it, and
+    which of its pairs count by their chunks."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Bias | None
+    band: Band
+    scale: float
+    reach: Tensor | None = None
+    chunk: Chunk | None = None
+
+
+class BandGradients(NamedTuple):
+    """Of q, k, v and, where needed, of the bias's table; its last entry is left out where the band
+    goes on beyond it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+
+
+class BandKernels(NamedTuple):
+    """forward(call, start) gives output and log-sum-exp, maybe written over the start's;
+    backward(call, grad, out, lse, table, wide) the gradients, of the table if asked; in float32
+    where wide."""
+
+    forward: Callable[[BandCall, Start | None], tuple[Tensor, Tensor]]
+    backward: Callable[[BandCall, Tensor, Tensor, Tensor, bool, bool], BandGradients]
+
+
+def band_reference(call: BandCall, start: Start | None = None) -> tuple[Outs, Sums]:
+    """Reference for kernels.banded: output and log-sum-exp, the full score matrix at once."""
+    scores, v = scores_of(call), call.v
+    lse = scores.logsumexp(-1)
+    out = weights(scores, lse) @ _per_head(call.q, v).to(lse.dtype)
+    if start is not None:
+        more = torch.full_like(lse, float("-inf"))
+        more[:, :, start.top :] = start.lse
+        so_far = torch.zeros_like(out)
+        so_far[:, :, start.top :] = start.out
+        total = torch.logaddexp(lse, more)
+        share, rest = (torch.where(total == -torch.inf, 0, (x - total).exp()) for x in (lse, more))
+        out, lse = out * share[..., None] + so_far * rest[..., None], total
+    return out.to(v.dtype), lse
+
+
+def scores_of(call: BandCall) -> Float[Tensor, "b h n m"]:
+    """Every score in float32 at least, -inf outside the band and out of reach."""
+    q, k, bias, band = call.q, call.k, call.bias, call.band
+    wide = accum_dtype(q)
+    content = q.to(wide) @ _per_head(q, k).to(wide).mT * call.scale
+    away = _distances(q, k)
+    seen = (away >= band.lo) & (away < band.hi)
+    if call.reach is not None:
+        seen = seen & (away < call.reach[..., None, None])
+    if call.chunk is not None:
+        rows, columns = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
+        seen = seen & call.chunk.visible(rows[:, None], columns)
+    scores = content if bias is None else content + bias.table.to(wide)[:, _entries(away, bias)]
+    return scores.masked_fill(~seen, float("-inf"))
+
+
+def _distances(q: Tensor, k: Tensor) -> Tensor:
+    rows = torch.arange(q.shape[2], device=q.device)
+    return rows[:, None] - torch.arange(k.shape[2], device=q.device)
+
+
+def _entries(away: Tensor, bias: Bias) -> Tensor:
+    return (away - bias.first).clamp(0, bias.table.shape[1] - 1)
+
+
+def _per_head(q: Tensor, x: Tensor) -> Tensor:
+    """Keys or values repeated for every query head."""
+    group = q.shape[1] // x.shape[1]
+    return x if group == 1 else x.repeat_interleave(group, 1)
+
+
+def weights(scores: Tensor, lse: Tensor) -> Tensor:
+    """e^(score - lse), and nothing where nothing is seen."""
+    lse = lse.to(scores.dtype)[..., None]
+    return torch.where(scores == -torch.inf, 0, (scores - lse).exp())
+
+
+def reach_of(call: BandCall) -> Int[Tensor, "b h"] | None:
+    """For each head the distance from which on no weight counts, or None where none is known.
+
+    A score is at most |q||k| scale plus the largest bias still to come, and the largest of its row
+    at least -|q||k| scale plus the bias of its nearest key, which every row must see. Where the
+    first falls short of the second by `NEGLIGIBLE`, the weight is below 2^-32 of the largest.
+    """
+    q, k, _, bias, band, scale, *_ = call
+    assert bias is not None
+    if band.lo > 0 or q.shape[2] - band.lo > k.shape[2]:  # some row's nearest key is not there
+        return None
+    wide = accum_dtype(q)
+    longest = [torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax(-1) for x in (q, k)]
+    largest = longest[0] * _per_head(q, longest[1]) * abs(scale)
+    ahead = bias.table.flip(1).cummax(1).values.flip(1) if bias.ahead is None else bias.ahead
+    nearest = max(band.lo - bias.first, 0)
+    least = bias.table[:, nearest, None] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)
+    counts = ahead >= least
+    reach = counts.sum(-1, dtype=torch.int32) + bias.first
+    return torch.where(counts[..., -1], 2**30, reach).to(torch.int32)
+
+
+def band_backward_reference(
+    call: BandCall, grad: Outs, out: Outs, lse: Sums, table: bool = True, wide: bool = True
+) -> BandGradients:
+    """Reference for the gradients, given the output and log-sum-exp of the softmax that the band is
+    a part of; the table's last entry gets what lies beyond it, too."""
+    accum = accum_dtype(call.q)
+    q, k, v, grad, out = (x.to(accum) for x in (*call[:3], grad, out))
+    bias, group = call.bias, q.shape[1] // k.shape[1]
+    p = weights(scores_of(call), lse)
+    ds = p * (grad @ _per_head(q, v).mT - (grad * out).sum(-1, keepdim=True))
+    dq = ds @ _per_head(q, k) * call.scale
+    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * call.scale, p.mT @ grad))
+    if bias is None or not table:
+        return BandGradients(dq, dk, dv, None)
+    entries = _entries(_distances(q, k), bias).flatten()
+    d_table = torch.zeros_like(bias.table, dtype=accum).index_add(1, entries, ds.sum(0).flatten(1))
+    return BandGradients(dq, dk, dv, d_table)
+
+
+REFERENCE = BandKernels(band_reference, band_backward_reference)

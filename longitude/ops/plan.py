@@ -1,0 +1,417 @@
+"""The choice of kernels as a value: from scheme, shapes, dtype, device and gradients alone.
+
+`make_plan` reads a `CallSpec`, which holds no tensor and no state: equal specs give equal plans, on
+the first call and the hundredth. `attention` runs a plan, `explain` prints it, tests compare it.
+
+A backend is a function from a spec to a plan, or to the sentence why it can't run the call:
+
+- banded: bands of distances in one running softmax by our own kernel (windows, remaps, biases of
+  the distance alone); what lies far away first, as one tile of the fastest plain kernel;
+- alibi: one causal call of SDPA over longer heads, whose extra dimensions carry the bias;
+- flex: FlexAttention, compiled, for terms that no other kernel knows;
+- native: PyTorch's kernels: one call of SDPA, tiles merged by their log-sum-exp, or a dense mask in
+  blocks of queries; and our own kernel for a few queries (`decode`);
+- eager: the full score matrix in blocks of queries; it runs everything.
+
+On Hopper cuDNN's kernels are the fastest (554 TFLOP/s; FlashAttention 2: 315, our bands: 390), but
+build a plan of 70 ms for each new shape. They run tiles of `CUDNN_OPERATIONS` or more, for which
+that pays within a few hundred calls: some prompts of a model's layers, or a training run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cache, lru_cache
+from typing import Literal, NamedTuple
+
+import torch
+
+from longitude.core.part import Bias as BiasPart
+from longitude.core.part import QueryRows, Weights
+from longitude.core.region import FAR, Area
+from longitude.core.scheme import Scheme
+from longitude.core.validate import UserError
+from longitude.ops import decode
+from longitude.ops.inputs import AttentionInputs
+from longitude.ops.kernels.launch import triton_available
+from longitude.ops.passes import Tile, batches, query_rows, region_areas, split, tiles
+from longitude.parts.alibi import Alibi, AlibiInterpolated, NtkAlibi
+from longitude.parts.distance_bias import ByDistance
+
+Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
+HALF = (torch.float16, torch.bfloat16)
+HOPPER = (9, 0)  # before it, FlashAttention is as fast as cuDNN
+CUDNN_OPERATIONS = 1e11  # of a tile's two products
+BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
+CPU_TRIANGLE = 256  # on CPU, triangles up to this size: its kernel steps through 512 keys at a time
+BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
+MAX_CUDNN_HEAD = 128  # forward and backward
+MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
+
+
+class Kernel(Enum):
+    """What runs a step."""
+
+    EAGER = "the full score matrix in blocks of queries"
+    SDPA = "scaled_dot_product_attention"
+    SDPA_MASKED = "scaled_dot_product_attention under a dense mask, in blocks of queries"
+    SDPA_ALIBI = "scaled_dot_product_attention, the bias in extra head dimensions"
+    CPU_FLASH = "torch's CPU flash attention"
+    FLASH = "FlashAttention 2"
+    EFFICIENT = "memory-efficient attention (xformers)"
+    CUDNN = "cuDNN's attention"
+    BANDED = "the banded kernel"
+    DECODE = "the decoding kernel, which rotates keys as it reads them"
+    FLEX = "FlexAttention"
+
+
+class Merge(Enum):
+    """How the parts of one softmax come together."""
+
+    NONE = "nothing to merge"
+    LSE = "merged by their log-sum-exp"
+    RUNNING_SOFTMAX = "in one running softmax"
+
+
+class Band(NamedTuple):
+    """The pairs of indices with lo <= i - j < hi."""
+
+    lo: int
+    hi: int
+
+    def within(self, n: int, m: int) -> Band:
+        """The same pairs of n rows and m columns, with bounds no larger than these."""
+        lo, hi = max(self.lo, 1 - m), min(self.hi, n)
+        return Band(lo, hi) if lo < hi else Band(0, 0)
+
+
+class Chunk(NamedTuple):
+    """The pairs whose chunks of `size` positions lie lo <= row's - column's < hi apart, where the
+    first row and the first column are at these positions."""
+
+    size: int
+    lo: int
+    hi: int
+    row: int
+    column: int
+
+    def visible(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Whether each pair of indices is such a pair."""
+        distance = (rows + self.row) // self.size - (columns + self.column) // self.size
+        return (distance >= self.lo) & (distance < self.hi)
+
+
+class BandPiece(NamedTuple):
+    """A band of one pass: over which columns, which pairs by their indices, whose gradients."""
+
+    pass_index: int
+    columns: tuple[int, int]
+    band: Band
+    chunk: Chunk | None = None
+    backward: Kernel = Kernel.BANDED
+
+
+class TableSpan(NamedTuple):
+    """The table of a bias: its first and last distance in indices, whether it holds on beyond its
+    last, and whether keys too far away to weigh anything are left out."""
+
+    first: int
+    last: int
+    flat: bool
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel over some passes: which tiles, or which bands."""
+
+    kernel: Kernel
+    passes: tuple[int, ...]
+    tiles: tuple[Tile, ...] = ()
+    bands: tuple[BandPiece, ...] = ()
+    table: TableSpan | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a call, how they merge, and why `auto` passed over the backends before."""
+
+    backend: str
+    steps: tuple[Step, ...]
+    merge: Merge = Merge.NONE
+    declined: Mapping[str, str] = field(default_factory=dict)
+
+
+class Device(NamedTuple):
+    """What a device offers: our Triton kernels, and cuDNN's attention as its fastest."""
+
+    type: str
+    triton: bool = False
+    cudnn: bool = False
+
+
+@cache
+def device_of(device: torch.device) -> Device:
+    """The same for every call."""
+    cudnn = device.type == "cuda" and torch.backends.cudnn.is_available()
+    hopper = cudnn and torch.cuda.get_device_capability(device) >= HOPPER
+    return Device(device.type, triton_available(device), hopper)
+
+
+class CallSpec(NamedTuple):
+    """All that the choice may depend on. Positions are None where they are tensors."""
+
+    scheme: Scheme
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: Device
+    q_pos: range | None
+    k_pos: range | None
+    rows: QueryRows | None  # query positions, where frequencies change with them
+    gradients: bool
+    positive_scale: bool
+    overflows: bool
+    options: frozenset[str]  # of dropout, softcap, key_padding, segments, sink_logits, lengths
+
+    @classmethod
+    def of(cls, p: AttentionInputs) -> CallSpec:
+        (batch, heads, queries, head_dim), (_, kv_heads, keys, value_dim) = p.q.shape, p.v.shape
+        given = {
+            "dropout": p.dropout, "softcap": p.softcap, "key_padding": p.key_padding is not None,
+            "segments": p.segments is not None, "sink_logits": p.sink_logits is not None,
+            "lengths": not isinstance(p.k_length, int),
+        }  # fmt: skip
+        return cls(
+            p.scheme, batch, heads, kv_heads, queries, keys, head_dim, value_dim, p.q.dtype,
+            device_of(p.q.device),
+            p.q_pos if isinstance(p.q_pos, range) else None,
+            p.k_pos if isinstance(p.k_pos, range) else None,
+            query_rows(p), p.needs_grad, p.scale > 0, p.overflows,
+            frozenset(name for name, value in given.items() if value),
+        )  # fmt: skip
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether positions are ranges."""
+        return self.q_pos is not None and self.k_pos is not None
+
+    @property
+    def by_position(self) -> bool:
+        """Whether visibility follows from contiguous positions alone, and scores from q·k alone."""
+        hidden = self.options & {"softcap", "key_padding", "segments"}
+        return self.contiguous and not self.scheme.bias and not hidden
+
+    @property
+    def pass_areas(self) -> list[tuple[Area, ...]]:
+        """The areas of each pass."""
+        return [areas for _, areas in region_areas(self.scheme, self.rows)]
+
+    def tiles(self, areas: tuple[Area, ...]) -> tuple[Tile, ...]:
+        assert self.q_pos is not None and self.k_pos is not None
+        return tiles(areas, self.q_pos, self.k_pos)
+
+
+def make_plan(inputs: AttentionInputs, backend: str = "auto") -> Plan:
+    """How a call runs: by this backend, or by the fastest that can."""
+    return plan_call(CallSpec.of(inputs), backend)
+
+
+@lru_cache(maxsize=4096)
+def plan_call(call: CallSpec, backend: str = "auto") -> Plan:
+    """The plan of a spec: a pure function, memoised."""
+    if backend != "auto" and backend not in BACKENDS:
+        raise UserError(f"no backend is called {backend!r}: use auto, {', '.join(BACKENDS)}.")
+    if not call.batch * call.heads * call.queries * call.keys * call.head_dim:
+        return Plan("native" if backend == "auto" else backend, ())
+    declined: dict[str, str] = {}
+    for name in AUTO if backend == "auto" else (backend,):
+        plan = (backend == "auto" and _slower(name, call)) or BACKENDS[name](call)
+        if isinstance(plan, Plan):
+            return replace(plan, declined=declined)
+        declined[name] = plan
+    raise UserError(
+        f"{backend} can't run {call.scheme}: {declined[backend]}; use backend='eager' or 'auto'."
+    )
+
+
+def _slower(backend: str, call: CallSpec) -> str | None:
+    """Why a backend that may run the call is passed over: another is faster, or more exact."""
+    if backend not in ("banded", "alibi", "flex"):
+        return None
+    if call.device.type != "cuda":
+        return "it pays on CUDA only"
+    if backend == "alibi" and call.dtype not in HALF:
+        return "in the wider types its extra dimensions round more than plain attention does"
+    if backend == "banded" and call.queries < BAND_QUERIES:
+        return f"fewer than {BAND_QUERIES} queries leave most of the GPU idle"
+    if call.queries == 1:
+        return "a single query is one pass of a plain kernel"
+    if call.by_position or _decodes(call):
+        if backend != "banded" or call.dtype not in HALF:
+            return "positions alone decide here, which plain kernels read as tiles"
+        return None if _single_tile(call) is None else "one call of a plain kernel does it"
+    return None
+
+
+def lse_kernel(device: str, dtype: torch.dtype, head_dim: int) -> Kernel | None:
+    """The plain kernel that gives a log-sum-exp for this device, type and head size."""
+    if device == "cpu":
+        fits = dtype in (torch.float32, torch.float64, torch.bfloat16)
+        return Kernel.CPU_FLASH if fits else None
+    if device != "cuda":
+        return None
+    if dtype in HALF and head_dim % 8 == 0 and head_dim <= 256:
+        return Kernel.FLASH
+    return Kernel.EFFICIENT if dtype == torch.float32 and head_dim % 4 == 0 else None
+
+
+def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
+    """The plain kernel for so many pairs of each head: cuDNN's where its plan pays."""
+    kernel = lse_kernel(call.device.type, call.dtype, call.head_dim)
+    operations = 4.0 * pairs * call.batch * call.heads * call.head_dim
+    if call.gradients:
+        operations *= BACKWARD_OPERATIONS
+    fits = call.device.cudnn and call.head_dim <= MAX_CUDNN_HEAD and operations >= CUDNN_OPERATIONS
+    return Kernel.CUDNN if kernel is Kernel.FLASH and fits else kernel
+
+
+def pairs_of(tile: Tile) -> float:
+    return tile.height * tile.width * (1.0 if tile.kind == "full" else 0.5)
+
+
+def _eager(call: CallSpec) -> Plan | str:
+    return Plan("eager", (Step(Kernel.EAGER, tuple(range(len(call.pass_areas)))),))
+
+
+def _native(call: CallSpec) -> Plan | str:
+    if "softcap" in call.options:
+        return "soft-capping happens between the product and the softmax, inside the kernel"
+    if any(getattr(part, "values", False) for part in call.scheme.bias):
+        return "Shaw's value side needs the full row of weights"
+    if call.overflows:
+        return "the decay over so many queries at once would overflow float32"
+    every = tuple(range(len(call.pass_areas)))
+    if _decodes(call):
+        return Plan("native", (Step(Kernel.DECODE, every),))
+    if (tile := _single_tile(call)) is not None:
+        return Plan("native", (Step(Kernel.SDPA, every, (tile,)),))
+    if call.by_position:
+        return _merged_tiles(call)
+    if call.queries > 1 and len(every) > 1:
+        return "several regions need contiguous positions (ranges), no bias, padding or segments"
+    return Plan("native", (Step(Kernel.SDPA_MASKED, every),))
+
+
+def _merged_tiles(call: CallSpec) -> Plan | str:
+    """The tiles of every pass, merged by their log-sum-exp."""
+    if "dropout" in call.options:
+        return "dropout can't be merged across passes"
+    if fastest_kernel(call, 0) is None or call.value_dim != call.head_dim:
+        return "no kernel gives a log-sum-exp for this device, type or head size"
+    passes = [((n,), areas) for n, areas in enumerate(call.pass_areas)]
+    if call.queries == 1:  # its regions are rotated as one pass
+        passes = [(tuple(range(len(passes))), tuple(a for _, areas in passes for a in areas))]
+    steps = [step for n, areas in passes for step in _tile_steps(call, n, areas)]
+    return Plan("native", tuple(steps), Merge.LSE)
+
+
+def _tile_steps(call: CallSpec, passes: tuple[int, ...], areas: tuple[Area, ...]) -> list[Step]:
+    """The tiles of a pass by kernel; tiles of one shape are one launch."""
+    finest = CPU_TRIANGLE if call.device.type == "cpu" else FAR
+    pieces = [piece for tile in call.tiles(areas) for piece in split(tile, finest)]
+    by_kernel: dict[Kernel, list[Tile]] = {}
+    for batch in batches(pieces):
+        kernel = fastest_kernel(call, len(batch) * pairs_of(batch[0]))
+        assert kernel is not None
+        by_kernel.setdefault(kernel, []).extend(batch)
+    return [Step(kernel, passes, tuple(found)) for kernel, found in by_kernel.items()]
+
+
+def _single_tile(call: CallSpec) -> Tile | None:
+    """The tile of a call that one causal or full call of SDPA does."""
+    several = call.queries > 1 and len(call.pass_areas) > 1
+    if several or not call.by_position or "sink_logits" in call.options:
+        return None
+    found = call.tiles(call.scheme.areas())
+    if len(found) != 1 or (found[0].height, found[0].width) != (call.queries, call.keys):
+        return None
+    return found[0] if found[0].kind != "upper" else None
+
+
+def _decodes(call: CallSpec) -> bool:
+    """Whether our own kernel runs a few queries over contiguous positions."""
+    if call.queries > decode.MAX_QUERIES or not (call.contiguous and call.device.triton):
+        return False
+    if call.gradients or call.options & {"softcap", "dropout", "segments", "lengths"}:
+        return False
+    assert call.k_pos is not None
+    fits = decode.unsupported_tensors((call.dtype,), max(call.head_dim, call.value_dim)) is None
+    in_range = decode.in_range(call.k_pos.start, call.k_pos.stop)
+    return fits and in_range and decode.supports(call.scheme)
+
+
+def _flex(call: CallSpec) -> Plan | str:
+    bias = call.scheme.bias
+    if any(getattr(part, "values", False) for part in bias):
+        return "Shaw's value side needs the full row of weights"
+    if "dropout" in call.options:
+        return "flex has no dropout"
+    if any(getattr(part, "grows", False) for part in bias):
+        return "its table of distances would take memory that grows with n²"
+    if call.gradients and call.device.type == "cpu":
+        return "uncompiled flex has no backward on CPU"
+    if call.gradients and any(getattr(part, "many_reads", False) for part in bias):
+        return "compiled flex can't differentiate a weight that a term reads several times"
+    if call.overflows:
+        return "the decay over so many queries at once would overflow float32"
+    if call.head_dim < 16 and call.device.type == "cuda":
+        return "compiled flex needs heads of at least 16"
+    steps = tuple(Step(Kernel.FLEX, (n,)) for n in range(len(call.pass_areas)))
+    return Plan("flex", steps, Merge.LSE if len(steps) > 1 else Merge.NONE)
+
+
+def _alibi(call: CallSpec) -> Plan | str:
+    bias = call.scheme.bias
+    if len(bias) != 1 or not isinstance(bias[0], (Alibi, AlibiInterpolated, NtkAlibi)):
+        return "only a bias that is linear in the distance fits into extra dimensions"
+    if call.options & {"softcap", "sink_logits"} or call.overflows:
+        return "it is one call of SDPA, without soft-capping or sinks"
+    tile = _single_tile(call._replace(scheme=replace(call.scheme, bias=())))
+    if tile is None or call.queries < 2:
+        return "it is one causal call of SDPA over contiguous positions"
+    if tile.kind != "lower":
+        return "keys ahead have another slope than keys behind"
+    widest = float(slopes_of(bias[0], call.heads).max()) * call.keys
+    if not call.positive_scale or (call.dtype != torch.float64 and widest > MAX_ALIBI):
+        return f"a bias of {widest:,.0f} leaves float32 too few bits for q·k"
+    return Plan("alibi", (Step(Kernel.SDPA_ALIBI, (0,), (tile,)),))
+
+
+@lru_cache(maxsize=64)
+def slopes_of(part: BiasPart, heads: int) -> torch.Tensor:
+    """What a linear bias takes off for each step back, one number per head, in float64."""
+    one, pos = torch.zeros(1, heads, 1, 1, dtype=torch.float64), torch.zeros(1, 1)
+    none: Weights = {}
+    term = part.term(one, one, pos, pos, none, 1.0)
+    assert isinstance(term, ByDistance)
+    return -term.value(torch.arange(heads), torch.ones(1))
+
+
+def _banded(call: CallSpec) -> Plan | str:
+    from longitude.ops.bands import plan_banded  # late: it builds on this module
+
+    return plan_banded(call)
+
+
+BACKENDS: dict[str, Callable[[CallSpec], Plan | str]] = {
+    "eager": _eager, "native": _native, "flex": _flex, "banded": _banded, "alibi": _alibi,
+}  # fmt: skip
+AUTO = ("banded", "alibi", "flex", "native", "eager")  # tried in turn; the last runs everything

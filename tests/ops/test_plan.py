@@ -1,0 +1,223 @@
+"""The choice of kernels is a value: equal inputs give equal plans and equal bits, and `explain`
+prints the plan that `attention` runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longitude import Dims, UserError, attention, explain, parse
+from longitude.ops.explain import steps
+from longitude.ops.inputs import prepare
+from longitude.ops.lse_merge import OPERATORS, Forward, Operator
+from longitude.ops.plan import AUTO, CallSpec, Device, Kernel, Merge, Plan, make_plan, plan_call
+from tests.grid import scheme
+
+N = 640
+LEAKY = "rope(remap=leaky_rerope(48, 4))"
+H200 = Device("cuda", triton=True, cudnn=True)
+A100 = Device("cuda", triton=True)
+TEXTS = {
+    "rope()": Kernel.SDPA,
+    "causal() + logn(64)": Kernel.SDPA,
+    LEAKY: Kernel.CPU_FLASH,
+    "rope(remap=dual_chunk(96, 24))": Kernel.CPU_FLASH,
+    "rope() + window(64, sinks=4)": Kernel.CPU_FLASH,
+    "rope(frequencies=stepped('yarn', original=128))": Kernel.CPU_FLASH,
+    "alibi()": Kernel.SDPA_MASKED,
+    "rope(remap=rerope(48)) + alibi()": Kernel.EAGER,
+    "shaw(8, values=True)": Kernel.EAGER,
+}
+
+
+def inputs(rows: int = N) -> tuple[Any, ...]:
+    q, k, v = torch.randn(3, 1, 2, N, 16, generator=torch.Generator().manual_seed(0))
+    return q[:, :, N - rows :], k, v, range(N - rows, N), range(N)
+
+
+def weights(text: str) -> dict[str, Tensor]:
+    return scheme(text).init(Dims(32, 2, 16), torch.Generator().manual_seed(0))
+
+
+def on(
+    device: Device, text: str, n: int, heads: int = 16, d: int = 128,
+    dtype: torch.dtype = torch.bfloat16, rows: int | None = None, **more: Any,
+) -> CallSpec:  # fmt: skip
+    """A call as that device would see it, without the device."""
+    rows = rows or n
+    q, k = (torch.empty(1, heads, t, d, dtype=dtype, device="meta") for t in (rows, n))
+    own = scheme(text).init(Dims(heads * d, heads, d))
+    p = prepare(scheme(text), q, k, k, range(n - rows, n), range(n), own)
+    return CallSpec.of(p)._replace(device=device, **more)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_plans_on_a_cpu(text: str) -> None:
+    plan = make_plan(prepare(scheme(text), *inputs(), weights(text)))
+    assert {step.kernel for step in plan.steps} == {TEXTS[text]}
+    assert (plan.merge is Merge.LSE) == (TEXTS[text] is Kernel.CPU_FLASH)
+    assert make_plan(prepare(scheme(text), *inputs(), weights(text))) == plan
+    assert explain(scheme(text), *inputs(), weights(text)).plan == plan
+    none = make_plan(prepare(scheme(text), *inputs(0), weights(text)))
+    assert none.steps == () and none.declined == {}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("rows", [N, 1])
+def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: int) -> None:
+    call = (scheme(text), *inputs(rows), weights(text))
+    first = attention(*call)
+    for n in range(3):
+        attention(scheme("rope()"), *inputs(rows + n if rows == 1 else rows))
+    assert all(torch.equal(attention(*call), first) for _ in range(3 if rows > 1 else 99))
+
+
+@pytest.mark.parametrize(
+    ("call", "kernels", "backend"),
+    [
+        (on(H200, "rope()", 8192), [Kernel.SDPA], "native"),
+        (on(H200, "rope(remap=leaky_rerope(1024, 8))", 8192), [Kernel.CUDNN, Kernel.BANDED], ""),
+        (on(H200, "rope(remap=leaky_rerope(1024, 8))", 32768), [Kernel.CUDNN, Kernel.BANDED], ""),
+        # a far tile too small for cuDNN's plan: our bands are faster than FlashAttention 2
+        (on(H200, "rope(remap=leaky_rerope(1024, 8))", 8192, 2), [Kernel.BANDED], ""),
+        (on(H200, "rope(remap=leaky_rerope(1024, 8))", 8192, 2, gradients=True),
+         [Kernel.CUDNN, Kernel.BANDED], ""),
+        (on(H200, "rope(remap=leaky_rerope(1024, 8))", 2048), [Kernel.BANDED], ""),
+        (on(H200, "rope(remap=leaky_rerope(1024, 8))", 8192, d=192),
+         [Kernel.FLASH, Kernel.BANDED], ""),
+        (on(A100, "rope(remap=leaky_rerope(1024, 8))", 8192), [Kernel.FLASH, Kernel.BANDED], ""),
+        (on(H200, "rope() + window(1024, sinks=4)", 8192), [Kernel.BANDED], ""),
+        (on(H200, "t5()", 8192), [Kernel.CUDNN, Kernel.BANDED], ""),
+        (on(H200, "t5()", 512), [Kernel.BANDED], ""),
+        (on(H200, "alibi()", 8192), [Kernel.BANDED], ""),
+        (on(Device("cuda", cudnn=True), "alibi()", 8192), [Kernel.SDPA_ALIBI], "alibi"),
+        (on(H200, "alibi()", 8192, rows=8), [Kernel.FLEX], "flex"),
+        (on(H200, "alibi()", 8192, rows=1), [Kernel.SDPA_MASKED], "native"),
+        (on(H200, "fire()", 8192), [Kernel.FLEX], "flex"),
+        (on(H200, "rope(remap=dual_chunk(4096, 512))", 8192), [Kernel.BANDED], "banded"),
+        (on(H200, "rope(remap=dual_chunk(4096, 512))", 10752, gradients=True),
+         [Kernel.CUDNN] * 3, "native"),
+        (on(H200, "rope(remap=dual_chunk(96, 24))", 640), [Kernel.FLASH] * 3, "native"),
+        (on(H200, "rope(remap=leaky_rerope(48, 4))", 640, dtype=torch.float32),
+         [Kernel.EFFICIENT, Kernel.EFFICIENT], "native"),
+        (on(H200, "rope(remap=leaky_rerope(48, 4))", 640, rows=1), [Kernel.DECODE], "native"),
+        (on(H200, "rope(remap=leaky_rerope(48, 4))", 640, rows=15), [Kernel.DECODE], "native"),
+        (on(H200, "rope(remap=leaky_rerope(48, 4))", 640, rows=1, gradients=True),
+         [Kernel.SDPA], "native"),
+    ],
+)  # fmt: skip
+def test_plans_on_a_gpu(call: CallSpec, kernels: list[Kernel], backend: str) -> None:
+    plan = plan_call(call)
+    assert [step.kernel for step in plan.steps] == kernels
+    assert plan.backend == (backend or "banded")
+
+
+def test_a_far_tile_and_its_near_band() -> None:
+    plan = plan_call(on(H200, "rope(remap=leaky_rerope(1024, 8))", 8192))
+    far, near = plan.steps
+    assert (far.passes, far.tiles[0].height, far.tiles[0].kind) == ((1,), 7168, "lower")
+    assert (near.passes, near.bands[0].band) == ((0,), (0, 1024))
+    assert plan.merge is Merge.RUNNING_SOFTMAX
+    assert steps(plan) == (
+        "7,168 × 7,168 by cuDNN's attention, "
+        "then 1 band by the banded kernel, in one running softmax"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "dtype", "passed_over"),
+    [
+        ("alibi()", N, torch.float32, "alibi"),  # whose sums round more than plain attention's
+        ("alibi()", 8, torch.bfloat16, "banded alibi"),  # too few for its programs
+        ("alibi()", 1, torch.bfloat16, "banded alibi flex"),
+        ("rope()", N, torch.bfloat16, "banded alibi flex"),
+        (LEAKY, N, torch.float32, "banded alibi flex"),
+    ],
+)
+def test_every_backend_before_the_chosen_one_has_its_reason(
+    text: str, rows: int, dtype: torch.dtype, passed_over: str
+) -> None:
+    for device in (H200._replace(triton=False), Device("cpu")):
+        plan = plan_call(on(device, text, N, 2, 16, dtype, rows))
+        assert [*plan.declined, plan.backend] == [*AUTO[: len(plan.declined) + 1]]
+        if device.type == "cuda":
+            assert set(passed_over.split()) <= set(plan.declined)
+
+
+def test_explain_prints_why() -> None:
+    told = explain(scheme("rope(remap=rerope(48)) + alibi()"), *inputs())
+    assert told.backend == "eager" and "contiguous positions" in told.declined["native"]
+    assert all(f"not {name}: {why}" in str(told) for name, why in told.declined.items())
+
+
+@pytest.mark.parametrize("text", [t for t, k in TEXTS.items() if k is Kernel.CPU_FLASH])
+def test_tiles_and_calls_are_those_that_run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = re.search(r"(\d+) tiles in (\d+) calls", str(explain(scheme(text), *inputs())))
+    assert said is not None
+    batches: list[int] = []
+    own = OPERATORS[Kernel.CPU_FLASH]
+
+    def counted(q: Tensor, *rest: Any) -> Forward:
+        batches.append(q.shape[0])
+        return own.forward(q, *rest)
+
+    monkeypatch.setitem(OPERATORS, Kernel.CPU_FLASH, Operator(counted, own.backward))
+    attention(scheme(text), *inputs())
+    assert (sum(batches), len(batches)) == (int(said[1]), int(said[2]))
+
+
+def test_it_prints_the_regions_as_they_are() -> None:
+    near, far = explain(
+        scheme("rope(remap=leaky_rerope(48, 4)) + window(500, sinks=4)"), *inputs()
+    ).passes
+    # rows in blocks of 48, a triangle each, one before it for all but the first; the last block has
+    # 16 rows, so that beside its smaller triangle a rectangle is left
+    assert near == "where 0 <= i-j < 48: 14 lower, 13 upper, 1 full"
+    assert far.startswith("where 48 <= i-j < 500 or 500 <= i-j and j < 4, q at i/4 + 36, k at j/4")
+    dual = str(explain(scheme("rope(remap=dual_chunk(96, 24))"), *inputs()))
+    assert "q at min((i mod 72) + 72, 96), k at (j mod 72)" in dual
+    assert "q at 96, k at (j mod 72)" in dual
+    assert "⌊i/4⌋" in str(explain(scheme("rope(remap=self_extend(4, 48))"), *inputs()))
+    assert "one causal scaled_dot_product_attention" in str(explain(scheme("rope()"), *inputs()))
+
+
+def test_a_chosen_backend_is_explained_or_refused_as_attention_does() -> None:
+    chosen = explain(scheme("rope()"), *inputs(), backend="eager")
+    assert (chosen.backend, chosen.declined) == ("eager", {})
+    with pytest.raises(UserError, match="native can't run"):
+        explain(scheme("rope()"), *inputs(), backend="native", softcap=30.0)
+    with pytest.raises(UserError, match="no backend is called 'quick'"):
+        explain(scheme("rope()"), *inputs(), backend="quick")
+
+
+def test_a_call_passes_few_modules() -> None:
+    """From the arguments to the kernel: which modules of the package run code, once warm."""
+    call = (parse("rope(remap=leaky_rerope(47, 5))"), *inputs())  # which no other test runs
+    bare: Any = attention
+    while hasattr(bare, "__wrapped__"):
+        bare = bare.__wrapped__
+    bare(*call)
+    passed: set[str] = set()
+
+    def watch(frame: Any, event: str, _: Any) -> None:
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith("longitude."):
+            passed.add(name)
+
+    sys.setprofile(watch)
+    try:
+        bare(*call)
+    finally:
+        sys.setprofile(None)
+    assert len(passed) <= 8, sorted(passed)
+
+
+def test_plans_are_comparable() -> None:
+    one, two = (plan_call(on(H200, LEAKY, n)) for n in (8192, 8192))
+    assert one == two and plan_call(on(H200, LEAKY, 8193)) != one
+    assert isinstance(one, Plan)
