@@ -344,7 +344,9 @@ def _check_length(length: Any, q: Tensor) -> Length | None:
 
 
 @lru_cache(maxsize=1024)
-def _weight_shapes(part: HasWeights, heads: int, head_dim: int) -> dict[str, tuple[int | None, ...]]:
+def _weight_shapes(
+    part: HasWeights, heads: int, head_dim: int
+) -> dict[str, tuple[int | None, ...]]:
     """The shape of each weight of a part; None for the model's width, unknown to a call."""
     rng = torch.Generator().manual_seed(0)  # not the user's: checking must not draw from it
     made = [part.init(Dims(dim, heads, head_dim), rng) for dim in (16, 32)]

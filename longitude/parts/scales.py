@@ -100,4 +100,10 @@ class Llama4Temperature(Scale):
 
     def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
         steps = torch.floor((q_pos.to(torch.float64) + self.offset) / self.floor)
+        capturing = q_pos.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not (q_pos.is_meta or capturing) and bool((steps < 0).any()):
+            raise UserError(
+                f"llama4_temperature: the logarithm of negative positions is undefined, but got "
+                f"{float(q_pos.min()):g}: give positions from {-self.offset} on."
+            )
         return (1 + self.scale_by * torch.log1p(steps))[:, None]

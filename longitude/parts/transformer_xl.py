@@ -8,6 +8,7 @@ limits distances (0: unlimited). Segment memory is a matter of which keys are gi
 memory's keys with their positions. Site ⑤: a bias that reads q and k.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -54,10 +55,9 @@ class TransformerXl(Bias):
         }
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        low, high = self._range(q_pos, k_pos)
+        distances, row = self._distances(q_pos, k_pos)
         relative = weights["relative"].to(q.dtype)
-        steps = torch.arange(low, high + 1, device=q.device)
-        wave = sinusoid(steps, relative.shape[-1], self.base, "concatenated")
+        wave = sinusoid(distances, relative.shape[-1], self.base, "concatenated")
         keys = torch.einsum("hdm,rm->hrd", relative, wave.to(q.dtype))
         u, v = (weights[name].to(q.dtype) * scale for name in ("u", "v"))
         position = torch.einsum("bhid,hrd->bhir", q + v[:, None], keys)
@@ -65,17 +65,25 @@ class TransformerXl(Bias):
         content = torch.einsum("hd,bhjd->bhj", u, k.repeat_interleave(group, 1))
 
         def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
-            r = (at(q_pos, b, i) - at(k_pos, b, j)).clamp(low, high) - low
-            return pick(position, b, h, i, r.to(torch.int64)) + content[b, h, j]
+            r = row(at(q_pos, b, i) - at(k_pos, b, j)).to(torch.int64)
+            return pick(position, b, h, i, r) + content[b, h, j]
 
         return term
 
-    def _range(self, q_pos: Tensor, k_pos: Tensor) -> tuple[int, int]:
-        """The least and greatest distance that the table must hold."""
+    def _distances(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The distances that the table must hold, and the row of each: all from the least to the
+        greatest, or, where positions have gaps, those that occur."""
         if q_pos.is_floating_point() or k_pos.is_floating_point():
             raise UserError("transformer_xl: distances must be integers: give integer positions.")
+        if not q_pos.numel() or not k_pos.numel():
+            return q_pos.new_zeros(1), torch.zeros_like
         low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
         most = self.clamp or max(-low, high)
-        return max(min(low, most), -most), max(min(high, most), -most)
+        low, high = max(min(low, most), -most), max(min(high, most), -most)
+        if self.clamp or high - low < 4 * (q_pos.shape[1] + k_pos.shape[1]):
+            distances = torch.arange(low, high + 1, device=q_pos.device)
+            return distances, lambda r: r.clamp(low, high) - low
+        distances = (q_pos[:, :, None] - k_pos[:, None, :]).unique()
+        return distances, lambda r: torch.searchsorted(distances, r)
 
     training = train_defaults
