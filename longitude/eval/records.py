@@ -1,8 +1,8 @@
-"""One measurement of one method, as it stands in the store: what was asked, and what came out.
+"""One measurement of one method, as a row of the store: what was measured, and what came out.
 
-The key is everything that decides the numbers (the model, the scheme, the length, the text, the
-protocol, the seed); the value holds the numbers, and beside them what they cost. Standard library
-only: the report reads these where no torch is.
+The key is everything that decides the numbers (model, scheme, length, text, protocol, seed); the
+value holds the numbers and what they cost. Standard library only: the report reads rows where torch
+may be missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BASELINE = "baseline"  # the label of the model's own scheme
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is measured: its weights (by digest), its own scheme and trained window."""
+    """The model under test: its weights (by digest), its own scheme and trained window."""
 
     name: str
     weights: str
@@ -43,10 +43,10 @@ class Text:
 
 @dataclass(frozen=True)
 class ResultKey:
-    """What decides a measurement's numbers. `at` is its place in a grid (a passkey's depth), and
-    `protocol` how it is taken: every count and cut that another run could choose otherwise."""
+    """What decides a measurement's numbers. `at` is its cell in a grid (a passkey's depth), and
+    `protocol` every count and cut that another run could choose differently."""
 
-    measure: str
+    measure: str  # the `rows` of a metric
     subject: Subject
     scheme: str
     length: int
@@ -64,11 +64,12 @@ class ResultKey:
 class Measurement:
     """A measurement and its numbers.
 
-    Fields of the value by measure: loss has `means` ([n, mean loss of the first n tokens] …) and
+    Fields of the value by metric: loss has `means` ([n, mean loss of the first n tokens] …) and
     `bins` ([first, past, mean loss] …, over positions); context has `loss`, of the last tokens;
-    passkey, keys and variables have `right`, a list of true and false; cost has `prefill` (tokens a
-    second), `decode` (milliseconds a token) and `peak` (bytes). All have `label`, `seconds`,
-    `machine`, and `refused`: a sentence where there are no numbers, otherwise None.
+    passkey, keys and variables have `right`, a list of booleans; cost has `prefill` (tokens per
+    second), `decode` (milliseconds per token), `peak` (bytes) and `speed` (median, least and
+    greatest ratio to the baseline's prefill). All have `label`, `seconds`, `machine`, and
+    `refused`: a sentence where there are no numbers, otherwise None.
     """
 
     key: ResultKey
@@ -89,21 +90,19 @@ class Measurement:
         return self.key.scheme == self.key.subject.scheme
 
 
-def read(row: Row) -> Measurement:
+def from_row(row: Row) -> Measurement:
     """A row of the store as a measurement."""
-    key = dict(row.key)
-    text = key.pop("text")
-    key.pop("kind")
-    subject = Subject(**key.pop("subject"))
-    measured = ResultKey(subject=subject, text=text and Text(**text), **key)
-    return Measurement(measured, row.value, row.made)
+    fields = {name: value for name, value in row.key.items() if name != "kind"}
+    fields["subject"] = Subject(**fields["subject"])
+    fields["text"] = fields["text"] and Text(**fields["text"])
+    return Measurement(ResultKey(**fields), row.value, row.made)
 
 
 def recorded(store: Store) -> Iterator[Measurement]:
-    """Every measurement that a store has."""
-    return (read(row) for row in store.rows(kind=KIND))
+    """Every measurement of a store."""
+    return (from_row(row) for row in store.rows(kind=KIND))
 
 
-def of(found: Iterable[Measurement], measure: str) -> list[Measurement]:
-    """Those of one measure."""
-    return [one for one in found if one.key.measure == measure]
+def of(rows: Iterable[Measurement], measure: str) -> list[Measurement]:
+    """The measurements of one kind."""
+    return [row for row in rows if row.key.measure == measure]

@@ -1,28 +1,79 @@
-"""Rows beside each other: a board a measure, curves, grids, and what can't be told apart.
+"""Measurements as tables: one per metric, methods by length, with what is significantly different.
 
 Every comparison is paired: on the same documents for losses, on the same questions for answers. Two
 methods are tied when the 95 % interval of their paired difference holds zero (or nothing can be
-said, with one document or none in common). Costs are taken once, so that they have no interval: two
-are tied when less than 5 % apart, as timings are that are repeated. Standard library only.
+said, with one document or none in common). Of rows with the same key the youngest counts. All rows
+are of one model and one protocol. Standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from longitude.eval.records import BASELINE, LOSS, PASSKEY, Measurement, of
-from longitude.eval.results import KINDS, Numbers, Place, Sheet, answered, numbers, sheet, unit
-from longitude.eval.results import labels as labels
-from longitude.eval.stats import Interval as Interval
-from longitude.eval.stats import over_documents, share
+from longitude.eval.records import BASELINE, COST, LOSS, PASSKEY, Measurement, of
+from longitude.eval.stats import Interval, over_documents, share
+from longitude.eval.tasks import Metric, metrics
+
+Unit = tuple[str, ...]  # a document or a question: what two methods are paired by
+Place = tuple[str, int]  # a label and a length
+SUFFICIENT = 0.8  # share of passkeys up to which a length counts as effective
+
+
+@dataclass
+class Results:
+    """The numbers of one metric, by label and length, and there by document or question."""
+
+    metric: Metric
+    numbers: dict[Place, dict[Unit, float]] = field(default_factory=dict)
+    refused: dict[Place, str] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(sorted({length for _, length in {**self.numbers, **self.refused}}))
+
+    def interval(self, place: Place) -> Interval:
+        return self.metric.summarise([*self.numbers[place].values()])
+
+    def difference(self, a: Place, b: Place) -> Interval | None:
+        """a less b on what both were measured on; None where that is nothing."""
+        ours, theirs = self.numbers.get(a, {}), self.numbers.get(b, {})
+        both = [unit for unit in ours if unit in theirs]
+        if not both:
+            return None
+        return self.metric.difference([ours[u] for u in both], [theirs[u] for u in both])
+
+    def means(self, names: Iterable[str], length: int) -> dict[str, float]:
+        """The means of those that have numbers: on what all of them were measured on, or each on
+        its own where that is nothing."""
+        known = {s: ns for s in names if (ns := self.numbers.get((s, length)))}
+        shared = set.intersection(*map(set, known.values())) if known else set()
+        used = {
+            s: [v for u, v in ns.items() if u in shared or not shared] for s, ns in known.items()
+        }
+        return {s: math.fsum(values) / len(values) for s, values in used.items()}
+
+    def best(self, means: Mapping[str, float]) -> str | None:
+        """Whose mean is the best."""
+        pick = min if self.metric.lower_is_better else max
+        return pick(means, key=means.__getitem__, default=None)
+
+    def tied(self, a: Place, b: Place) -> bool:
+        """Whether two are not significantly different."""
+        if self.metric.tie is not None:
+            ours, theirs = self.interval(a).mean, self.interval(b).mean
+            return abs(ours - theirs) <= self.metric.tie * max(ours, theirs)
+        gap = self.difference(a, b)
+        return gap is None or not gap.clear
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method at one length: its number, or why it has none. `best`: none has a better mean
-    (on what all were measured on), and some have worse; `tied`: one has, but the two can't be told
-    apart. `over`: the paired difference to the untouched model, this less that."""
+    """One method at one length: its value, or why it has none. `best`: none has a better mean (on
+    what all were measured on), and some have a worse one; `tied`: not significantly different from
+    the best. `over`: the paired difference to the baseline."""
 
     value: Interval | None
     refused: str | None
@@ -32,43 +83,125 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Board:
-    """One measure: methods (the untouched model first) by length."""
+class ResultTable:
+    """One metric: methods (the baseline first) by length."""
 
-    measure: str
-    title: str
-    unit: str
-    lower_is_better: bool
+    metric: Metric
     trained: int
     labels: tuple[str, ...]
     schemes: Mapping[str, str]
     lengths: tuple[int, ...]
     cells: Mapping[Place, Cell]
 
+    @property
+    def measure(self) -> str:
+        return self.metric.name
 
-def boards(found: Iterable[Measurement]) -> dict[str, Board]:
-    """Every measure that has rows, as a board."""
-    rows = [*found]
-    return {name: made for name in KINDS if (made := board(rows, name))}
+    @property
+    def title(self) -> str:
+        return self.metric.title
+
+    @property
+    def unit(self) -> str:
+        return self.metric.unit
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric.lower_is_better
 
 
-def board(found: Iterable[Measurement], name: str) -> Board | None:
-    """One measure's board, by its name among KINDS, if it has rows."""
-    rows = [*found]
-    kind, names = KINDS[name], labels(rows)
-    of_kind = of(rows, kind.measure)
-    made = sheet(of_kind, kind, names)
-    return _board(name, made, of_kind, names) if made.lengths else None
+def labels(rows: Iterable[Measurement]) -> dict[str, str]:
+    """The label of each scheme, the baseline first, then in order of first appearance. Two schemes
+    under one label go by their written forms."""
+    named: dict[str, str] = {}
+    for row in sorted(rows, key=lambda row: not row.is_baseline):
+        named.setdefault(row.key.scheme, row.label)
+    every = [*named.values()]
+    return {scheme: s if every.count(s) == 1 else scheme for scheme, s in named.items()}
 
 
-def curves(found: Iterable[Measurement]) -> dict[str, list[tuple[int, int, Interval]]]:
-    """Loss by position: (first, past, loss) of each bin, from the longest text each was read on."""
-    rows = [*found]
-    longest: dict[str, dict[int, dict[tuple[int, int], Numbers]]] = {}
-    for name, one in answered(of(rows, LOSS), labels(rows)):
-        bins = longest.setdefault(name, {}).setdefault(one.key.length, {})
-        for first, past, loss in one.value["bins"]:
-            bins.setdefault((first, past), {})[unit(one)] = loss
+def results(rows: Iterable[Measurement], metric: Metric, names: Mapping[str, str]) -> Results:
+    """The numbers of one metric, by label, length and document or question."""
+    rows, out = of(rows, metric.rows), Results(metric)
+    for row in _youngest(rows):
+        for length, unit, number in _numbers(row, metric):
+            out.numbers.setdefault((names[row.key.scheme], length), {})[unit] = number
+    for row in rows:
+        if row.refused:  # a refusal counts for every length that the row would have covered
+            covered = {row.key.length, *(out.lengths if metric.covers_shorter else ())}
+            places = [(names[row.key.scheme], n) for n in covered if n <= row.key.length]
+            out.refused |= {p: str(row.refused) for p in places if p not in out.numbers}
+    return out
+
+
+def _youngest(rows: Iterable[Measurement]) -> Iterator[Measurement]:
+    """The rows that have numbers: the youngest of those with equal keys, and the shortest length
+    last, for its means to count. (A scheme whose frequencies depend on the total length is run once
+    for each, and its longer runs say nothing about a shorter one.)"""
+    last = {
+        (row.key.measure, row.key.scheme, row.key.length, _unit(row)): row
+        for row in sorted(rows, key=lambda row: row.made)
+    }
+    by_length = sorted(last.values(), key=lambda row: -row.key.length)
+    return (row for row in by_length if not row.refused)
+
+
+def _unit(row: Measurement) -> Unit:
+    """The document or the cell of a grid, whichever the method."""
+    text = row.key.text.digest if row.key.text else ""
+    return text, json.dumps(dict(row.key.at), sort_keys=True), str(row.key.seed)
+
+
+def _numbers(row: Measurement, metric: Metric) -> Iterator[tuple[int, Unit, float]]:
+    """Length, document or question, and number: several in a row of answers or of means."""
+    value, unit, length = row.value.get(metric.field), _unit(row), row.key.length
+    if metric.covers_shorter:
+        yield from ((n, unit, mean) for n, mean in value or ())
+    elif isinstance(value, list):
+        yield from ((length, (*unit, str(i)), float(v)) for i, v in enumerate(value))
+    elif value is not None:
+        yield length, unit, float(value)
+
+
+def result_tables(rows: Iterable[Measurement]) -> dict[str, ResultTable]:
+    """The tables of all metrics that have rows, by name."""
+    rows = [*rows]
+    return {name: table for name in metrics() if (table := result_table(rows, name))}
+
+
+def result_table(rows: Sequence[Measurement], name: str) -> ResultTable | None:
+    """One metric's table, if it has rows."""
+    metric, names = metrics()[name], labels(rows)
+    rows = of(rows, metric.rows)
+    numbers = results(rows, metric, names)
+    if not numbers.lengths:
+        return None
+    present = {row.key.scheme for row in rows}
+    schemes = {label: scheme for scheme, label in names.items() if scheme in present}
+    own = next((names[row.key.scheme] for row in rows if row.is_baseline), BASELINE)
+    cells: dict[Place, Cell] = {}
+    for length in numbers.lengths:
+        means = numbers.means(schemes, length)
+        best, differ = numbers.best(means), len({*means.values()}) > 1
+        for s in schemes:
+            place, known = (s, length), s in means
+            top = differ and known and means[s] == means[str(best)]
+            tied = differ and known and not top and numbers.tied(place, (str(best), length))
+            over = None if s == own else numbers.difference(place, (own, length))
+            value = numbers.interval(place) if known else None
+            cells[place] = Cell(value, numbers.refused.get(place), top, tied, over)
+    trained = rows[0].key.subject.trained
+    return ResultTable(metric, trained, (*schemes,), schemes, numbers.lengths, cells)
+
+
+def curves(rows: Sequence[Measurement]) -> dict[str, list[tuple[int, int, Interval]]]:
+    """Loss by position: (first, past, loss) of each bin, from the longest text of each method."""
+    names = labels(rows)
+    longest: dict[str, dict[int, dict[tuple[int, int], dict[Unit, float]]]] = {}
+    for row in _youngest(of(rows, LOSS)):
+        bins = longest.setdefault(names[row.key.scheme], {}).setdefault(row.key.length, {})
+        for first, past, loss in row.value["bins"]:
+            bins.setdefault((first, past), {})[_unit(row)] = loss
     return {
         name: [
             (first, past, over_documents([*losses.values()]))
@@ -78,74 +211,53 @@ def curves(found: Iterable[Measurement]) -> dict[str, list[tuple[int, int, Inter
     }
 
 
-def grid(found: Iterable[Measurement], label: str) -> dict[tuple[int, float], Interval]:
-    """One method's share of passkeys told, by length and depth."""
-    rows = [*found]
-    answers: dict[tuple[int, float], Numbers] = {}
-    for name, one in answered(of(rows, PASSKEY), labels(rows)):
-        if name == label:
-            place = one.key.length, float(one.key.at["depth"])
-            answers.setdefault(place, {}).update((u, v) for _, u, v in numbers(one, "right"))
-    return {place: share([*right.values()]) for place, right in sorted(answers.items())}
+def grid(rows: Sequence[Measurement], label: str) -> dict[tuple[int, float], Interval]:
+    """One method's share of passkeys retrieved, by length and depth."""
+    names, metric = labels(rows), metrics()[PASSKEY]
+    answers: dict[tuple[int, float], dict[Unit, float]] = {}
+    for row in _youngest(of(rows, PASSKEY)):
+        if names[row.key.scheme] == label:
+            cell = row.key.length, float(row.key.at["depth"])
+            answers.setdefault(cell, {}).update((u, v) for _, u, v in _numbers(row, metric))
+    return {cell: share([*right.values()]) for cell, right in sorted(answers.items())}
 
 
-def tax(found: Iterable[Measurement]) -> dict[str, Interval]:
+def in_window_cost(rows: Sequence[Measurement]) -> dict[str, Interval]:
     """What each method costs inside the trained window: its loss there (of the most tokens that
-    fit and that the untouched model has a loss for) less the untouched model's."""
-    made = board(found, "loss")
-    if made is None:
+    fit and that the baseline has a loss for) less the baseline's."""
+    table = result_table(rows, LOSS)
+    if table is None:
         return {}
-    overs = {place: cell.over for place, cell in made.cells.items() if cell.over}
-    inside = max((n for _, n in overs if n <= made.trained), default=None)
+    overs = {place: cell.over for place, cell in table.cells.items() if cell.over}
+    inside = max((n for _, n in overs if n <= table.trained), default=None)
     return {s: over for (s, n), over in overs.items() if n == inside}
 
 
-def reach(found: Iterable[Measurement], share: float = 0.8) -> dict[str, int | None]:
-    """The longest length such that it, and every shorter one asked, has this share of passkeys."""
-    made = board(found, "passkey")
-    return {s: _reached(made, s, share) for s in made.labels} if made else {}
+def effective_length(
+    rows: Sequence[Measurement], least: float = SUFFICIENT
+) -> dict[str, int | None]:
+    """The longest length such that it, and every shorter one, has this share of passkeys."""
+    table = result_table(rows, PASSKEY)
+    lengths: dict[str, int | None] = {}
+    for label in table.labels if table else ():
+        lengths[label] = None
+        for length in table.lengths if table else ():
+            cell = table.cells[label, length] if table else None
+            if cell is None or cell.refused or (cell.value and cell.value.mean < least):
+                break
+            lengths[label] = length if cell.value else lengths[label]
+    return lengths
 
 
-def _board(name: str, sheet: Sheet, rows: Sequence[Measurement], names: Mapping[str, str]) -> Board:
-    asked = {one.key.scheme for one in rows}
-    schemes = {label: scheme for scheme, label in names.items() if scheme in asked}
-    own = next((names[one.key.scheme] for one in rows if one.is_baseline), BASELINE)
-    cells: dict[Place, Cell] = {}
-    for length in sheet.lengths:
-        cells |= _column(sheet, [*schemes], length, own)
-    return Board(
-        measure=name,
-        title=sheet.kind.title,
-        unit=sheet.kind.unit,
-        lower_is_better=sheet.kind.lower_is_better,
-        trained=rows[0].key.subject.trained,
-        labels=(*schemes,),
-        schemes=schemes,
-        lengths=sheet.lengths,
-        cells=cells,
-    )
-
-
-def _column(sheet: Sheet, names: Sequence[str], length: int, own: str) -> dict[Place, Cell]:
-    """All methods at one length."""
-    means = sheet.means(names, length)
-    best, worse = sheet.best(means), len({*means.values()}) > 1
-    cells: dict[Place, Cell] = {}
-    for s in names:
-        place, known = (s, length), s in means
-        top = worse and known and best is not None and means[s] == means[best]
-        tied = worse and known and not top and sheet.tied(place, (str(best), length))
-        over = None if s == own else sheet.difference(place, (own, length))
-        value = sheet.interval(place) if known else None
-        cells[place] = Cell(value, sheet.refused.get(place), top, tied, over)
-    return cells
-
-
-def _reached(board: Board, label: str, least: float) -> int | None:
-    reached = None
-    for length in board.lengths:
-        value, refused = board.cells[label, length].value, board.cells[label, length].refused
-        if refused or (value and value.mean < least):
-            break
-        reached = length if value else reached
-    return reached
+def prefill_speed(rows: Sequence[Measurement], label: str, length: int) -> Interval | None:
+    """Prefill speed relative to the baseline's: the median over alternating rounds and its range;
+    older rows have one round, on their own."""
+    names = labels(rows)
+    costs = {names[r.key.scheme]: r for r in _youngest(of(rows, COST)) if r.key.length == length}
+    ours, own = costs.get(label), next((r for r in costs.values() if r.is_baseline), None)
+    if ours and (speed := ours.value.get("speed")):
+        return Interval(*speed, n=ours.value["rounds"])
+    if ours is None or own is None:
+        return None
+    ratio = ours.value["prefill"] / own.value["prefill"]
+    return Interval(ratio, ratio, ratio, n=1)

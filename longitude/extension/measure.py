@@ -1,207 +1,205 @@
-"""A task becomes rows: the model is patched, the text is read, and the numbers are taken.
+"""Tasks become rows: the model is patched, the metric measured, the numbers recorded.
 
-Out of memory is a number too: the row says so, and the rest goes on. Where one forward at the
-greatest length gives the loss at every shorter one, a shorter forward is made only if that failed.
+Out of memory is a result, too: the row says so, and the rest goes on. Where one forward at the
+greatest length gives the numbers of every shorter one, a shorter forward is made only if that failed.
+`measure` is the measurement that `extend` and `tune` share: some methods on one loaded model.
 """
 
 from __future__ import annotations
 
 import platform
-import random
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from longitude.core.progress import Event, Progress, silent
+from longitude.core.store import Row, Store, address
 from longitude.core.validate import UserError
-from longitude.eval import perplexity as reading
-from longitude.eval import prefill as answer
-from longitude.eval.cost import cost
 from longitude.eval.documents import Document
-from longitude.eval.perplexity import by_position
-from longitude.eval.question import answered
-from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, VARIABLES, ResultKey
-from longitude.eval.tasks import multikey as keys
-from longitude.eval.tasks import passkey, variables
-from longitude.extension.plan import Method, Plan, Task
+from longitude.eval.perplexity import is_out_of_memory
+from longitude.eval.records import KIND, LOSS, Measurement, ResultKey, from_row
+from longitude.eval.tasks import EvalProtocol, Session, Value, measured_by
+from longitude.extension.plan import Method, Plan, TargetModel, Task
 from longitude.hf.patch import patched
 
-Value = dict[str, Any]
-Keep = Callable[[ResultKey, Value], None]
+Record = Callable[[ResultKey, Value], None]
 
 
-class Bench:
-    """One loaded model and the documents of a plan, ready to run its tasks."""
+@dataclass(frozen=True, eq=False)
+class MeasureOptions:
+    """On which documents, at which lengths and by which protocol methods are measured."""
 
-    def __init__(self, plan: Plan, model: Any, tokenizer: Any, documents: list[Document]) -> None:
-        self.plan, self.model, self.tokenizer, self.documents = plan, model, tokenizer, documents
-        self.machine = machine(model)
-        self.cells: dict[tuple[str, int, float | None], list[Any]] = {}
+    documents: Sequence[Document]
+    lengths: tuple[int, ...]
+    protocol: EvalProtocol
+    seed: int = 0
 
-    def run(self, task: Task, keep: Keep) -> None:
-        """Measure a task and hand each row over as soon as it is known."""
 
-        def kept(asked: ResultKey, value: Value, seconds: float) -> None:
-            keep(asked, self.row(task.method, value, seconds))
+def measure(
+    target: TargetModel,
+    methods: Sequence[Method],
+    options: MeasureOptions,
+    store: Store,
+    progress: Progress = silent,
+) -> list[Measurement]:
+    """Measure what the store lacks of these methods on a loaded model; all their rows."""
+    texts = tuple(d.text for d in options.documents)
+    plan = Plan(
+        target.subject, tuple(methods), options.lengths, texts, options.protocol, options.seed
+    )
+    run_tasks(Evaluator(plan, target, options.documents), missing(plan, store), store, progress)
+    return measurements(plan, store)
 
-        if task.measure == LOSS:
-            self._read(task, kept)
-            return
-        start, length = time.perf_counter(), task.length
-        take = self._cost if task.measure == COST else self._questions
-        value = self._taken(task.method, length, lambda: {"rows": take(task, length)})
-        rows = self.plan.asked(task)
-        values = value.get("rows") or [value] * len(rows)
-        each = (time.perf_counter() - start) / len(rows)
-        for asked, one in zip(rows, values, strict=True):
-            kept(asked, one, each)
 
-    def context(self, method: Method, document: Document, asked: ResultKey) -> Value:
-        """The loss of a document's last tokens, as a row's value."""
-        start = time.perf_counter()
-        value = self._taken(method, asked.length, lambda: self._context(document, asked))
-        return self.row(method, value, time.perf_counter() - start)
+class Evaluator:
+    """Runs the tasks of a plan on a loaded model."""
 
-    def row(self, method: Method, value: Value, seconds: float) -> Value:
-        """Numbers with what stands beside them in every row."""
-        told = {"label": method.label, "refused": None, "machine": self.machine}
-        return {**told, **value, "seconds": round(seconds, 4)}
+    def __init__(self, plan: Plan, target: TargetModel, documents: Sequence[Document]) -> None:
+        self.plan, self.target = plan, target
+        self.session = Session(target.model, target.tokenizer, documents)
+        device = next(target.model.parameters()).device
+        self.machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+        if device.type == "cuda":
+            self.machine = torch.cuda.get_device_name(device)
 
-    # loss by position, and of the last tokens
+    def run(self, task: Task, record: Record) -> None:
+        """Measure a task and hand over each row as soon as it is known: the longest first, and at
+        each length the loss before the context, which scores the same tokens."""
+        order = {key: measured_by(key).order for key in {k.measure for k in self.plan.keys(task)}}
+        keys = sorted(self.plan.keys(task), key=lambda k: (-k.length, order[k.measure]))
+        for _, group in groupby(keys, key=lambda k: (k.length, k.measure)):
+            together = [*group]
+            values = self.values(task.method, together)
+            if values[0]["refused"] and measured_by(together[0].measure).covers_shorter:
+                self._record_shorter(task.method, together[0], record)
+            for key, value in zip(together, values, strict=True):
+                record(key, value)
 
-    def _read(self, task: Task, keep: Callable[[ResultKey, Value, float], None]) -> None:
-        assert task.document is not None
-        for asked in self._in_order(task):
-            start = time.perf_counter()
-            value = self._one(task, asked)
-            if asked.measure == LOSS and value.get("refused") and not task.method.by_length:
-                self._shorter(task, asked, keep)
-            keep(asked, value, time.perf_counter() - start)
-
-    def _one(self, task: Task, asked: ResultKey) -> Value:
-        document = self.documents[task.document or 0]
-        take = self._loss if asked.measure == LOSS else self._context
-        return self._taken(task.method, asked.length, lambda: take(document, asked))
-
-    def _shorter(
-        self, task: Task, asked: ResultKey, keep: Callable[[ResultKey, Value, float], None]
-    ) -> None:
-        """The loss at the greatest length that can be had, in place of one that could not."""
-        for n in sorted(self.plan.lengths[:-1], reverse=True):
-            start = time.perf_counter()
-            less = {**asked.protocol, "lengths": [m for m in self.plan.lengths if m <= n]}
-            shorter = replace(asked, length=n, protocol=less)
-            value = self._one(task, shorter)
-            if not value.get("refused"):
-                keep(shorter, value, time.perf_counter() - start)
+    def _record_shorter(self, method: Method, key: ResultKey, record: Record) -> None:
+        """The numbers at the greatest length that is possible, in place of one that failed."""
+        shorter = () if method.by_length else self.plan.lengths[:-1]
+        for length in reversed(shorter):
+            within = {**key.protocol, "lengths": [n for n in self.plan.lengths if n <= length]}
+            less = replace(key, length=length, protocol=within)
+            (value,) = self.values(method, [less])
+            if not value["refused"]:
+                record(less, value)
                 return
 
-    def _in_order(self, task: Task) -> list[ResultKey]:
-        """Longest first, and the loss before the context, which reads the same tokens there."""
-        return sorted(self.plan.asked(task), key=lambda a: (-a.length, a.measure == CONTEXT))
-
-    def _loss(self, document: Document, asked: ResultKey) -> Value:
-        found = self._losses(document.begun(asked.length))
-        means = [[n, float(found[:n].double().mean())] for n in asked.protocol["lengths"]]
-        return {"means": means, "bins": [list(b) for b in by_position(found[None])]}
-
-    def _context(self, document: Document, asked: ResultKey) -> Value:
-        ids, tail = document.ended(asked.length), min(asked.protocol["tail"], asked.length)
-        last = self._remembered(ids)
-        last = reading.tail_losses(self.model, ids, tail) if last is None else last[-tail:]
-        return {"loss": float(last.double().mean())}
-
-    def _losses(self, ids: Tensor) -> Tensor:
-        found = reading.losses(self.model, ids)
-        self._last = (ids, found)
-        return found
-
-    def _remembered(self, ids: Tensor) -> Tensor | None:
-        """The losses of the very tokens that were read just now."""
-        before, found = getattr(self, "_last", (None, None))
-        self._last = (None, None)
-        return found if before is not None and torch.equal(before, ids) else None
-
-    # questions
-
-    def _questions(self, task: Task, length: int) -> list[Value]:
-        """The answers by row; all of a length at once, since small models live from batches."""
-        rows = self.plan.asked(task)
-        each = [self._asked(asked) for asked in rows]
-        every = [q for questions in each for q in questions]
-        prompts = [torch.tensor(self._ids(q.prompt)) for q in every]
-        said = self._said(prompts, length, max(len(self._ids(q.answer)) for q in every) + 2)
-        told = (self.tokenizer.decode(ids, skip_special_tokens=True) for ids in said)
-        judge = passkey.retrieved if task.measure == PASSKEY else answered
-        right = iter([bool(judge(q, t)) for q, t in zip(every, told, strict=True)])
-        return [{"right": [next(right) for _ in questions]} for questions in each]
-
-    def _said(self, prompts: list[Tensor], length: int, most: int) -> list[list[int]]:
-        """What the model goes on with: never past the length, where a table may end."""
-        said: dict[int, list[int]] = {}
-        for size in sorted({len(p) for p in prompts}):
-            which = [i for i, p in enumerate(prompts) if len(p) == size]
-            new = min(most, length - size + 1)
-            answers = answer.greedy_batch(self.model, [prompts[i] for i in which], new)
-            said |= dict(zip(which, answers, strict=True))
-        return [said[i] for i in range(len(prompts))]
-
-    def _asked(self, asked: ResultKey) -> list[Any]:
-        """The questions of a row: the same for every method, and slow to fit to a length."""
-        cell = (asked.measure, asked.length, asked.at.get("depth"))
-        if cell not in self.cells:
-            count = self.plan.count(asked.measure)
-            self.cells[cell] = [self._question(*cell, i) for i in range(count)]
-        return self.cells[cell]
-
-    def _question(self, measure: str, length: int, depth: float | None, index: int) -> Any:
-        where = "" if depth is None else f" {depth:g}"
-        seed = f"{measure} {self.plan.seed} {length}{where} {index}"
-        options: Value = {"rng": random.Random(seed), "count": lambda text: len(self._ids(text))}
-        options["form"] = self.plan.protocol.form
-        if measure == PASSKEY:
-            return passkey.passkey(length, depth=depth, **options)
-        return {KEYS: keys.keys, VARIABLES: variables.variables}[measure](length, **options)
-
-    def _ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, verbose=False).input_ids
-
-    # cost
-
-    def _cost(self, task: Task, length: int) -> list[Value]:
-        found = cost(self.model, length, new=self.plan.protocol.new)
-        return [{"prefill": found.prefill, "decode": found.decode, "peak": found.peak}]
-
-    def _taken(self, method: Method, length: int, take: Callable[[], Value]) -> Value:
-        """The numbers under a method, or the sentence why there are none."""
-        table = self.plan.subject.family == "learned" and method.patch is None
-        if table and length > self.plan.subject.trained:  # on a GPU the lookup would end it all
-            return {"refused": f"its table has no position beyond {self.plan.subject.trained}."}
-        told = length if method.by_length else None
+    def values(self, method: Method, keys: Sequence[ResultKey]) -> list[Value]:
+        """The values of rows of one metric and length, or the sentence why there are none."""
+        start, length = time.perf_counter(), keys[0].length
+        values: Sequence[Value] = []
         try:
-            with (
-                nullcontext()
-                if method.patch is None
-                else patched(self.model, method.patch, length=told, check=False)
-            ):
-                return take()
-        except UserError as mistake:
-            return {"refused": str(mistake)}
+            with self._applied(method, length):
+                values = measured_by(keys[0].measure).measure(self.session, keys)
+        except UserError as error:
+            values = [{"refused": str(error)}] * len(keys)
         except Exception as error:
-            if not reading.is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return {"refused": f"out of memory at {length} tokens."}
+        if not values:  # after the exception, which would keep tensors alive
+            values = [{"refused": f"out of memory at {length} tokens."}] * len(keys)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        seconds = (time.perf_counter() - start) / len(keys)
+        return [self.row(method, value, seconds) for value in values]
+
+    def row(self, method: Method, value: Value, seconds: float = 0.0) -> Value:
+        """Numbers with what every row has beside them."""
+        common = {"label": method.label, "refused": None, "machine": self.machine}
+        return {**common, **value, "seconds": round(seconds, 4)}
+
+    @contextmanager
+    def _applied(self, method: Method, length: int) -> Iterator[None]:
+        """The model under a method; the session can leave it for the baseline and come back."""
+        subject, model, patches = self.plan.subject, self.target.model, ExitStack()
+        too_long = subject.family == "learned" and length > subject.trained
+        if too_long and method.patch is None:  # on a GPU the lookup would end the process
+            raise UserError(f"its table has no position beyond {subject.trained}.")
+
+        def apply() -> None:
+            if method.patch is not None:
+                told = length if method.by_length else None
+                patches.enter_context(patched(model, method.patch, length=told, check=False))
+
+        @contextmanager
+        def baseline() -> Iterator[None]:
+            patches.close()
+            try:
+                yield
+            finally:
+                apply()
+
+        self.session.baseline = None if too_long or method.patch is None else baseline
+        with patches:
+            apply()
+            yield
 
 
-def machine(model: Any) -> str:
-    """The machine in a few words."""
-    device = next(model.parameters()).device
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+def missing(plan: Plan, store: Store) -> list[Task]:
+    """The tasks of a plan that the store lacks a row of."""
+    return [
+        task
+        for task in plan.tasks()
+        if any(store.get(key.to_json()) is None for key in plan.keys(task))
+    ]
+
+
+def measurements(plan: Plan, store: Store) -> list[Measurement]:
+    """The recorded rows of a plan, and those of shorter lengths that replace a refused one."""
+    wanted = [key.to_json() for task in plan.tasks() for key in plan.keys(task)]
+    rows = [from_row(Row(key, value, "")) for key in wanted if (value := store.get(key))]
+    if any(row.refused and row.key.measure == LOSS for row in rows):
+        schemes, known = {m.scheme for m in plan.methods}, {address(key) for key in wanted}
+        for other in store.rows(kind=KIND, measure=LOSS):
+            row = from_row(other)
+            mine = row.key.subject == plan.subject and row.key.text in plan.texts
+            if mine and row.key.scheme in schemes and address(other.key) not in known:
+                rows.append(row)
+    return rows
+
+
+def run_tasks(
+    evaluator: Evaluator, tasks: Sequence[Task], store: Store, progress: Progress = silent
+) -> None:
+    """Run tasks one after another in this process."""
+    work = [task_work(evaluator.plan, task) for task in tasks]
+    for index, task in enumerate(tasks):
+        progress(Event(str(task), sum(work[:index]), sum(work), job="measure"))
+        run_task(evaluator, task, store)
+
+
+def task_work(plan: Plan, task: Task) -> float:
+    """The work of a task: tokens, and what attention adds to them as they get longer."""
+
+    def weight(n: int) -> float:
+        return n * (1 + n / 16384)
+
+    lengths = sorted(key.length for key in plan.keys(task))
+    if task.document is not None:  # the loss and the context at the target share a forward
+        return sum(map(weight, lengths[: -1 if len(lengths) > 1 else None]))
+    metric = measured_by(task.measure)
+    questions = plan.protocol.questions * len(plan.protocol.depths)
+    return weight(task.length) * (questions if metric.selectable else 6)
+
+
+def run_task(evaluator: Evaluator, task: Task, store: Store) -> None:
+    """Measure one task. A method that answered nothing at the length before is not asked at a longer
+    one: its answers count as wrong."""
+    plan = evaluator.plan
+    before = [t for t in plan.tasks_of(task.method, task.measure) if t.length < task.length][-1:]
+    rows = [store.get(key.to_json()) for t in before for key in plan.keys(t)]
+    answers = [one for row in rows for one in (row or {}).get("right", [True])]
+    if not answers or any(answers):
+        return evaluator.run(task, lambda key, value: store.put(key.to_json(), value))
+    why = f"none of {len(answers)} retrieved at {before[0].length}."
+    for key in plan.keys(task):
+        wrong = {"right": [False] * key.protocol["questions"], "assumed": why}
+        store.put(key.to_json(), evaluator.row(task.method, wrong))
+    return None

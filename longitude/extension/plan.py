@@ -1,65 +1,140 @@
-"""What an extension measures, laid out before anything runs: tasks, and the rows each will leave.
+"""What an extension measures, laid out before anything runs: options, model, methods, tasks, row keys.
 
-A task is one method on one document, or one length of its questions or its cost. Its rows are
-known beforehand by their keys, so a task whose rows are all recorded is never run, and what a
-killed run has done is not done again.
+A task is one method on one document, or one metric at one length. The keys of its rows are known
+beforehand, so a task whose rows are all recorded is never run, and a killed run resumes where it
+stopped. User errors are raised here, before the first measurement.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from longitude.core.validate import UserError
-from longitude.eval.records import CONTEXT, COST, LOSS, PASSKEY, ResultKey, Subject, Text
+from longitude.core.progress import Progress, silent
+from longitude.core.text import dump
+from longitude.core.validate import UserError, shown
+from longitude.eval.documents import Document, documents
+from longitude.eval.haystack import form_for
+from longitude.eval.records import COST, LOSS, ResultKey, Subject, Text
+from longitude.eval.tasks import EvalProtocol, Metric, measured_by, metrics
+from longitude.extension.candidates import by_length, candidates, family, label
+from longitude.hf.loading import digest, load
+from longitude.hf.patch import own_scheme, patched, scheme_of, trained_length
+from longitude.hf.source import TINY
 
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-TASKS = (PASSKEY, "keys", "variables")  # what --tasks may name
+SCORED_TOKENS = 1024  # at the end of a document, or half of a smaller window
+QUESTIONS, QUESTIONS_ON_CPU = 4, 2  # for each length and depth
+
+
+@dataclass(frozen=True)
+class ExtendOptions:
+    """What `extend` compares, on which texts and at which lengths, and where it runs."""
+
+    methods: str = "auto"  # auto, all, or names and schemes joined by ;
+    lengths: tuple[int, ...] = ()  # without any: the window, doubled up to the target
+    text: tuple[str, ...] = ()  # files, folders or dataset names
+    docs: int = 4
+    tasks: tuple[str, ...] = ("passkey",)
+    questions: int | None = None
+    cost: bool = True
+    budget: str | None = None  # time to spend, as in "10m"
+    search: bool = False  # search parameters around the best methods
+    lm_eval: tuple[str, ...] = ()  # lm-eval tasks for the best method
+    limit: int | None = 50  # samples of each lm-eval task
+    engine: str = "local"  # or "ray"
+    device: str = "auto"
+    dtype: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    seed: int = 0
+    out: Path | None = None  # without: runs/NAME-TARGET
+    tokenizer: Any = None  # of a model that is given loaded
+    progress: Progress = silent
+
+
+@dataclass(frozen=True, eq=False)
+class TargetModel:
+    """The loaded model under test, and the facts of it that are part of every row's key."""
+
+    model: Any
+    tokenizer: Any
+    subject: Subject
+
+    @classmethod
+    def load(cls, model: Any, options: ExtendOptions) -> TargetModel:
+        """A model by its name or path, or one that is loaded."""
+        if not isinstance(model, str):
+            name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+            return cls.of(model, options.tokenizer, name, options.revision)
+        loaded, tokenizer = load(
+            model,
+            device=options.device,
+            dtype=options.dtype,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+            quiet=options.progress is silent,
+        )
+        return cls.of(loaded, tokenizer, model, options.revision)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, name: str, revision: str | None = None) -> TargetModel:
+        if tokenizer is None:
+            raise UserError(f"{name} has no tokenizer, and texts must be cut: add its files.")
+        return cls(model, tokenizer, describe(model, name, revision))
+
+
+def describe(model: Any, name: str, revision: str | None = None) -> Subject:
+    """The facts of a model that are part of every row's key."""
+    own, trained = own_scheme(model), trained_length(model)
+    if trained is None:
+        raise UserError(
+            f"{name} does not say how long it was trained to: set max_position_embeddings in its "
+            f"config.json."
+        )
+    if getattr(model.config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
+        raise UserError(
+            f"{shown(name)} is no causal language model ({type(model).__name__}): extend measures "
+            f"how well the next token is predicted."
+        )
+    parameter = next(model.parameters())
+    return Subject(
+        name=name,
+        weights=digest(model),
+        scheme=dump(own),
+        family=family(own),
+        trained=trained,
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        device=parameter.device.type,
+        revision=revision,
+    )
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to read on: its label, the full scheme that it runs, and what to patch the model with
-    (None: the model as it is)."""
+    """A candidate: its label, the full scheme that it runs, and what to patch the model with (None:
+    the baseline)."""
 
     label: str
     scheme: str
     patch: str | None
-    by_length: bool = False
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How each measure is taken; what decides its numbers stands in its rows' keys."""
-
-    tail: int  # tokens that are scored with more and more before them
-    tasks: tuple[str, ...] = (PASSKEY,)
-    questions: int = 4  # in each cell of a passkey's length and depth
-    depths: tuple[float, ...] = DEPTHS
-    form: str = "landmark"  # of passkeys and the other tasks
-    new: int = 16  # tokens decoded for the cost
-    cost: bool = True
-    version: int = 1
-
-    def __post_init__(self) -> None:
-        for name in self.tasks:
-            if name not in TASKS:
-                raise UserError(
-                    f"--tasks: no task is called {name!r}: use {', '.join(TASKS)} or none."
-                )
-        if self.questions < 1:
-            raise UserError(f"--questions must be at least 1, but got {self.questions}.")
+    by_length: bool = False  # whether its numbers depend on the total length
 
 
 @dataclass(frozen=True)
 class Task:
-    """One method on one document (loss and context), or one length of questions or of cost."""
+    """One method on one document (loss and context), or one metric at one length."""
 
     method: Method
     measure: str
     document: int | None = None
     length: int = 0
+
+    def __str__(self) -> str:
+        at = f"{self.length:,}" if self.document is None else f"document {self.document + 1}"
+        return f"{self.method.label}: {self.measure} at {at}"
 
 
 @dataclass(frozen=True)
@@ -70,72 +145,162 @@ class Plan:
     methods: tuple[Method, ...]
     lengths: tuple[int, ...]
     texts: tuple[Text, ...]
-    protocol: Protocol
+    protocol: EvalProtocol
     seed: int = 0
-    question_lengths: tuple[int, ...] = ()  # where questions are asked; without any, at all
+    question_lengths: tuple[int, ...] = ()  # of --tasks; without any, all lengths
 
     @property
     def target(self) -> int:
         return self.lengths[-1]
 
     def tasks(self) -> list[Task]:
-        """In the order in which they tell most: documents first, then questions, then cost."""
-        found: list[Task] = []
-        for method in self.methods:
-            found += [Task(method, LOSS, document=d) for d in range(len(self.texts))]
-        for method in self.methods:
-            found += [task for name in self.protocol.tasks for task in self.questions(method, name)]
-        for method in self.methods if self.protocol.cost else ():
-            found += [Task(method, COST, length=n) for n in self.lengths]
-        return found
+        """The most informative first: documents, then --tasks, then cost."""
+        stages = ([LOSS], self.protocol.tasks, [COST] if self.protocol.cost else [])
+        return [
+            task
+            for stage in stages
+            for method in self.methods
+            for measure in stage
+            for task in self.tasks_of(method, measure)
+        ]
 
-    def questions(self, method: Method, name: str) -> Iterator[Task]:
-        """A method's tasks of one kind of question, by length."""
-        return (Task(method, name, length=n) for n in self.question_lengths or self.lengths)
+    def tasks_of(self, method: Method, measure: str) -> Iterator[Task]:
+        """A method's tasks of one kind, by document or length."""
+        metric = measured_by(measure)
+        if metric.per == "document":
+            yield from (Task(method, measure, document=d) for d in range(len(self.texts)))
+        else:
+            chosen = self.question_lengths if metric.selectable else ()
+            yield from (Task(method, measure, length=n) for n in chosen or self.lengths)
 
-    def asked(self, task: Task) -> list[ResultKey]:
-        """The rows that a task leaves."""
-        if task.measure == LOSS:
-            assert task.document is not None
-            text = self.texts[task.document]
-            lengths = self.lengths if task.method.by_length else (self.target,)
-            loss = [self._loss(task.method, text, n) for n in lengths]
-            return [*loss, *(self._context(task.method, text, n) for n in self.lengths)]
-        return [self._cost(task)] if task.measure == COST else [*self._cells(task)]
+    def keys(self, task: Task) -> list[ResultKey]:
+        """The keys of the rows that a task leaves."""
+        if task.measure == LOSS:  # one forward serves all metrics that are always taken
+            always = [m for m in metrics().values() if m.per == "document" and not m.selectable]
+        else:
+            always = [measured_by(task.measure)]
+        return [key for metric in always for key in self._keys(metric, task)]
 
-    def _loss(self, method: Method, text: Text, length: int) -> ResultKey:
-        within = [n for n in self.lengths if n <= length] if not method.by_length else [length]
-        return self._base(method, LOSS, length, text=text, protocol={"lengths": within})
+    def _keys(self, metric: Metric, task: Task) -> Iterator[ResultKey]:
+        method, document = task.method, task.document
+        lengths = (task.length,) if document is None else self.lengths
+        if metric.covers_shorter and not method.by_length:
+            lengths = (self.target,)
+        for length in lengths:
+            protocol = {"version": self.protocol.version, **metric.settings(self.protocol)}
+            if metric.covers_shorter:
+                within = [n for n in self.lengths if n <= length]
+                protocol["lengths"] = [length] if method.by_length else within
+            for at in metric.grid(self.protocol):
+                yield ResultKey(
+                    metric.rows,
+                    self.subject,
+                    method.scheme,
+                    length,
+                    text=None if document is None else self.texts[document],
+                    at=at,
+                    protocol=protocol,
+                    seed=self.seed if metric.seeded else 0,
+                )
 
-    def _context(self, method: Method, text: Text, length: int) -> ResultKey:
-        # documents are cut for the greatest length, so a text's digest tells it
-        protocol = {"tail": self.protocol.tail}
-        return self._base(method, CONTEXT, length, text=text, protocol=protocol)
 
-    def _cells(self, task: Task) -> Iterator[ResultKey]:
-        """A row for each depth, where there are depths."""
-        depths = self.protocol.depths if task.measure == PASSKEY else (None,)
-        asked = {"questions": self.count(task.measure), "form": self.protocol.form}
-        for depth in depths:
-            at = {} if depth is None else {"depth": depth}
-            yield self._base(task.method, task.measure, task.length, at=at, protocol=asked)
+@dataclass(eq=False)
+class Prepared:
+    """A plan, the model and documents to run it on, and what was left out of it and why."""
 
-    def _cost(self, task: Task) -> ResultKey:
-        protocol = {"new": self.protocol.new}
-        return self._base(task.method, COST, task.length, protocol=protocol)
+    plan: Plan
+    target: TargetModel
+    documents: list[Document]
+    held_out: list[Document]  # for a search
+    options: ExtendOptions
+    notes: list[str] = field(default_factory=list)
 
-    def count(self, measure: str) -> int:
-        """How many questions a row has: without depths as many as all depths together."""
-        deep = measure == PASSKEY
-        return self.protocol.questions * (1 if deep else len(self.protocol.depths))
 
-    def asks(self, task: Task) -> int:
-        """How many questions a task has."""
-        return self.protocol.questions * len(self.protocol.depths)
+def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepared:
+    """Lay out what is to be measured."""
+    if options.docs < 1:
+        raise UserError(f"--docs must be at least 1, but got {options.docs}.")
+    subject = target.subject
+    lengths = lengths_for(subject.name, subject.trained, to, options.lengths)
+    protocol = protocol_for(
+        subject.trained, subject.device, options.tasks, options.questions, options.cost
+    )
+    methods, notes = _methods(options.methods, target, lengths[-1])
+    wanted = options.docs * (3 if options.search else 1)
+    texts = documents(
+        options.text, target.tokenizer, lengths[-1], wanted, options.seed, subject.name in TINY
+    )
+    if len(texts) < wanted:
+        notes.append(f"the text has {len(texts)} documents of this length, not {wanted}")
+    read, held_out = texts[: options.docs], texts[options.docs :]
+    names = tuple(d.text for d in read)
+    plan = Plan(subject, tuple(methods), lengths, names, protocol, options.seed)
+    return Prepared(plan, target, read, held_out, options, notes)
 
-    def _base(self, method: Method, measure: str, length: int, **more: Any) -> ResultKey:
-        protocol = {"version": self.protocol.version, **more.pop("protocol", {})}
-        drawn = self.seed if measure in TASKS else 0  # other numbers don't depend on it
-        return ResultKey(
-            measure, self.subject, method.scheme, length, protocol=protocol, seed=drawn, **more
+
+def protocol_for(
+    trained: int, device: str, tasks: tuple[str, ...], questions: int | None, cost: bool
+) -> EvalProtocol:
+    """How a model with this window is measured on this kind of device."""
+    default = QUESTIONS_ON_CPU if device == "cpu" else QUESTIONS
+    return EvalProtocol(
+        scored_tokens=min(SCORED_TOKENS, trained // 2),
+        tasks=tasks,
+        questions=default if questions is None else questions,
+        form=form_for(trained),
+        cost=cost,
+    )
+
+
+def lengths_for(
+    name: str, trained: int, to: int | str, chosen: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The lengths to measure at: the chosen ones, or one window, two, four … to the target."""
+    target = target_length(to, trained)
+    if target <= trained:
+        raise UserError(
+            f"--to is {target:,} tokens, but {name} was trained to {trained:,}: it reads that "
+            f"already; give more, for example --to {4 * trained}."
         )
+    doubled = [trained * 2**k for k in range((target // trained).bit_length())]
+    lengths = sorted({*(chosen or doubled), trained, target})
+    if lengths[0] < 2 or lengths[-1] > target:
+        raise UserError(
+            f"--lengths lie between 2 and --to ({target:,}), but got {shown(lengths[0])} to "
+            f"{shown(lengths[-1])}: leave out what lies beyond."
+        )
+    return tuple(lengths)
+
+
+def target_length(to: int | str, trained: int) -> int:
+    """A number of tokens: 32768, 32k, or 4x the trained window."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([xk]?)", str(to).strip().lower().replace(",", ""))
+    if match is None:
+        raise UserError(f"--to takes a length, but got {shown(to)}: write 32768, 32k or 4x.")
+    return round(float(match[1]) * {"": 1, "k": 1024, "x": trained}[match[2]])
+
+
+def _methods(names: str, target: TargetModel, length: int) -> tuple[list[Method], list[str]]:
+    """Each candidate applied to the model once: what fails is an error, or left out of `auto`."""
+    model, own = target.model, own_scheme(target.model)
+    automatic = any(word.strip() in ("auto", "all") for word in names.split(";"))
+    methods: dict[str, Method] = {}
+    notes = []
+    for candidate in candidates(names, own, target.subject.trained, length):
+        try:
+            full = own
+            if candidate.text is not None:
+                with patched(model, candidate.text, check=False):
+                    full = scheme_of(model)
+        except UserError as error:
+            if not automatic:
+                raise
+            notes.append(f"{candidate.name} was left out: {error}")
+            continue
+        dynamic = candidate.text is not None and by_length(full)
+        method = Method(label(full, own), dump(full), candidate.text, dynamic)
+        methods.setdefault(method.scheme, method)
+    labels = [m.label for m in methods.values()]
+    return [
+        m if labels.count(m.label) == 1 else replace(m, label=m.scheme) for m in methods.values()
+    ], notes

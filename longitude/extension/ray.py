@@ -1,8 +1,10 @@
-"""The same plan on a Ray cluster (Moritz et al. 2018, arXiv:1712.05889), which exists already.
+"""The same plan on an existing Ray cluster (Moritz et al. 2018, arXiv:1712.05889).
 
-Each worker (worker.py) is an actor with a CPU, and a GPU where the model is on one: an actor and no
-bare task, so that the model is loaded once and keeps its GPU. Only this process writes rows down.
-An errand that fails goes to a fresh worker, since a killed process or a broken GPU takes no more.
+Each worker is an actor with a CPU, and a GPU where the model is on one: an actor rather than a task,
+so that the model is loaded once and keeps its GPU. A worker gets a group of tasks at once: a method on
+one document, all lengths of one kind of question (whether a longer one is asked depends on the one
+before), or a method's cost. Only this process writes rows. A group that fails goes to a fresh worker,
+since a killed process or a broken GPU takes no more.
 """
 
 from __future__ import annotations
@@ -15,144 +17,227 @@ import re
 import socket
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from longitude.core.store import Store
+import torch
+
+from longitude.core.progress import Event, Progress
+from longitude.core.store import Store, address
 from longitude.core.validate import UserError, short, shown
-from longitude.extension.plan import Plan, Task
-from longitude.extension.prepare import Prepared
-from longitude.extension.ray_worker import CPUS, Errand, Kit, Worker, errands, known_of
-from longitude.extension.run import News, Watch, Work, work
+from longitude.eval.documents import Document
+from longitude.eval.records import Text
+from longitude.extension.measure import Evaluator, run_task, task_work
+from longitude.extension.plan import Plan, Prepared, TargetModel, Task
+from longitude.hf.loading import digest, load
+from longitude.hf.source import TINY, find
 
-TRIES = 4  # of an errand, and of a worker's start
-PATIENCE = 10.0  # seconds to reach the cluster
-ROOM = 2  # times the model's size that a worker on a CPU takes of the memory
+TRIES = 4  # of a group of tasks, and of a worker's start
+CONNECT_TIMEOUT = 10.0  # seconds
+MODEL_COPIES = 2  # times the model's size that a worker on a CPU takes of the memory
+CPUS = 1  # of a worker, and its threads
+
+Group = tuple[Task, ...]
+Pair = tuple[dict[str, Any], dict[str, Any]]  # a row's key and value
 
 
-def on_ray(prepared: Prepared, store: Store, todo: Sequence[Task], watch: Watch) -> None:
+# in a worker
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What every worker is given: plain values, so that it measures what this process would."""
+
+    model: str  # a name, or an absolute path: workers have other working directories
+    revision: str | None
+    trust_remote_code: bool
+    plan: Plan
+    documents: tuple[tuple[Text, list[int], int], ...]
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> WorkerSpec:
+        options, name = prepared.options, prepared.plan.subject.name
+        source = find(name, options.revision)
+        here = source.gguf or (source.folder if source.name not in TINY else None)
+        documents = tuple((d.text, d.ids.tolist(), d.special) for d in prepared.documents)
+        model = str(here.resolve()) if here else source.name
+        return cls(model, options.revision, options.trust_remote_code, prepared.plan, documents)
+
+
+class Worker:
+    """One process of the cluster. A user error is answered in a sentence, since trying again would
+    not help; any other failure is raised."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """The model, loaded here; raises unless it is the one that was planned for."""
+        torch.set_num_threads(CPUS)
+        spec, subject = self.spec, self.spec.plan.subject
+        model, tokenizer = load(
+            spec.model,
+            device=subject.device,
+            dtype=subject.dtype,
+            revision=spec.revision,
+            trust_remote_code=spec.trust_remote_code,
+            quiet=True,
+        )
+        if (weights := digest(model)) != subject.weights:
+            raise UserError(
+                f"{subject.name} has other weights here ({weights}) than where the run began "
+                f"({subject.weights}): give every machine of the cluster the same files."
+            )
+        documents = [Document(text, torch.tensor(ids), n) for text, ids, n in spec.documents]
+        return Evaluator(spec.plan, TargetModel(model, tokenizer, subject), documents)
+
+    def begin(self) -> list[Pair] | str:
+        """Load the model: no rows yet."""
+        return self.measure((), [])
+
+    def measure(self, group: Group, known: Sequence[Pair]) -> list[Pair] | str:
+        """The rows of some tasks, beside those that are known."""
+        try:
+            evaluator = self.evaluator
+            with Store(":memory:") as store:
+                for key, value in known:
+                    store.put(key, value)
+                for task in group:
+                    run_task(evaluator, task, store)
+                before = {address(key) for key, _ in known}
+                return [(r.key, r.value) for r in store.rows() if address(r.key) not in before]
+        except UserError as error:
+            return str(error)
+
+
+# in this process
+
+
+def groups(tasks: Sequence[Task]) -> list[Group]:
+    """The tasks by what goes to a worker at once, shorter lengths before longer ones."""
+    together: dict[Any, list[Task]] = {}
+    for task in tasks:
+        together.setdefault((task.method, task.measure, task.document), []).append(task)
+    return [tuple(sorted(group, key=lambda task: task.length)) for group in together.values()]
+
+
+def known_rows(plan: Plan, group: Group, store: Store) -> list[Pair]:
+    """The recorded rows that decide whether longer questions are asked."""
+    first = group[0]
+    if first.measure not in plan.protocol.tasks:
+        return []
+    every = (
+        key.to_json() for t in plan.tasks_of(first.method, first.measure) for key in plan.keys(t)
+    )
+    return [(key, value) for key in every if (value := store.get(key)) is not None]
+
+
+def run_on_ray(
+    prepared: Prepared, tasks: Sequence[Task], store: Store, progress: Progress
+) -> None:
     """Run these tasks on the cluster and record their rows as they arrive."""
-    if not todo:
+    if not tasks:
         return
-    # Ray prints what befell its workers, and standard output is for data
+    # Ray prints what happens to its workers, and standard output is for data
     with redirect_stdout(sys.stderr), _cluster() as ray:
-        run = _Run(ray, prepared, store, todo, watch)
+        run = _Run(ray, prepared, tasks, store, progress)
         try:
             run.all()
-        finally:  # also where someone pressed Ctrl-C
-            run.stop()
+        finally:  # also on Ctrl-C
+            for worker in [*run.workers]:
+                run.dismiss(worker)
 
 
 class _Run:
-    """Errands given out one by one to whichever worker is free."""
+    """Groups of tasks handed one by one to whichever worker is free."""
 
     def __init__(
-        self, ray: Any, prepared: Prepared, store: Store, todo: Sequence[Task], watch: Watch
+        self, ray: Any, prepared: Prepared, tasks: Sequence[Task], store: Store, progress: Progress
     ) -> None:
-        self.ray, self.plan, self.store, self.watch = ray, prepared.plan, store, watch
-        self.errands = deque(errands(todo))
-        self.progress = _Progress(prepared.plan, todo)
-        self.given: dict[Any, tuple[Any, Errand]] = {}  # what is awaited: from whom, and for what
+        self.ray, self.plan, self.store, self.progress = ray, prepared.plan, store, progress
+        self.waiting = deque(groups(tasks))
+        self.work = {task: task_work(prepared.plan, task) for task in tasks}
+        self.done = 0.0
+        self.pending: dict[Any, tuple[Any, Group]] = {}  # awaited answers: from whom, for what
         self.workers: list[Any] = []
-        self.failures: Counter[Errand] = Counter()
+        self.failures: Counter[Group] = Counter()
         self.lost: list[str] = []
         gpus = int(prepared.plan.subject.device == "cuda")
-        self.seats = min(len(self.errands), _room(ray.cluster_resources(), prepared, gpus))
-        self.make = ray.remote(Worker).options(num_cpus=CPUS, num_gpus=gpus)
-        self.kit = ray.put(Kit.of(prepared))
+        self.size = min(len(self.waiting), _capacity(ray.cluster_resources(), prepared, gpus))
+        self.worker = ray.remote(Worker).options(num_cpus=CPUS, num_gpus=gpus)
+        self.spec = ray.put(WorkerSpec.of(prepared))
 
     def all(self) -> None:
-        """Every errand, until it is done or lost."""
-        self._tell(())
-        for _ in range(self.seats):
+        """Every group, until it is done or lost."""
+        self._report(self.waiting[0])
+        for _ in range(self.size):
             self._start()
-        while self.errands or any(errand for _, errand in self.given.values()):
+        while self.waiting or any(group for _, group in self.pending.values()):
             self._next()
         if self.lost:
             raise UserError(
-                f"--engine ray: {len(self.lost)} of the errands failed {TRIES} times, first "
+                f"--engine ray: {len(self.lost)} groups of tasks failed {TRIES} times, first "
                 f"{self.lost[0]}; all others are recorded, and the same command tries again."
             )
 
-    def stop(self) -> None:
-        """Let go of the workers, whatever they are at."""
-        for worker in [*self.workers]:
-            self._dismiss(worker)
-
-    def _start(self) -> None:
-        worker = self.make.remote(self.kit)
-        self.workers.append(worker)
-        self.given[worker.begin.remote()] = (worker, ())
-
-    def _dismiss(self, worker: Any) -> None:
+    def dismiss(self, worker: Any) -> None:
         self.workers.remove(worker)
         self.ray.kill(worker)
 
+    def _report(self, group: Group) -> None:
+        self.progress(Event(str(group[0]), self.done, sum(self.work.values()), job="measure"))
+
+    def _start(self) -> None:
+        worker = self.worker.remote(self.spec)
+        self.workers.append(worker)
+        self.pending[worker.begin.remote()] = (worker, ())
+
     def _next(self) -> None:
-        """Await an answer, keep its rows, and give its worker something to do."""
-        (answer, *_), _ = self.ray.wait([*self.given], num_returns=1)
-        worker, errand = self.given.pop(answer)
+        """Await an answer, record its rows, and give its worker the next group; without any, the
+        worker goes, so that others may have its place."""
+        (answer, *_), _ = self.ray.wait([*self.pending], num_returns=1)
+        worker, group = self.pending.pop(answer)
         try:
             rows = self.ray.get(answer)
         except self.ray.exceptions.RayError as error:
-            self._dismiss(worker)
-            self._failed(errand, _reason(error))
+            self.dismiss(worker)
+            self._failed(group, _reason(error))
             return
         if isinstance(rows, str):
             raise UserError(f"--engine ray: a worker could not go on: {rows}")
         for key, value in rows:
             self.store.put(key, value)
-        if errand:
-            self._tell(errand)
-        self._give(worker)
+        self.done += sum(self.work[task] for task in group)
+        if not self.waiting:
+            return self.dismiss(worker)
+        if group:
+            self._report(group)
+        group = self.waiting.popleft()
+        known = known_rows(self.plan, group, self.store)
+        self.pending[worker.measure.remote(group, known)] = (worker, group)
+        return None
 
-    def _give(self, worker: Any) -> None:
-        """The next errand; without any, the worker goes, so that others may have its place."""
-        if not self.errands:
-            self._dismiss(worker)
-            return
-        errand = self.errands.popleft()
-        known = known_of(self.plan, errand, self.store)
-        self.given[worker.measure.remote(errand, known)] = (worker, errand)
-
-    def _failed(self, errand: Errand, why: str) -> None:
-        """An errand is tried again. A worker that could not even begin is not replaced (perhaps too
+    def _failed(self, group: Group, why: str) -> None:
+        """A group is tried again. A worker that could not even begin is not replaced (perhaps too
         many models were on its machine), unless there is no other."""
-        self.failures[errand] += 1
-        again = self.failures[errand] < TRIES
-        if errand and again:
-            self.errands.append(errand)
-        elif errand:
-            self.lost.append(f"{errand[0].method.label}, {errand[0].measure} ({why})")
-        elif not self.given and not again:
+        self.failures[group] += 1
+        again = self.failures[group] < TRIES
+        if group and again:
+            self.waiting.append(group)
+        elif group:
+            self.lost.append(f"{group[0].method.label}, {group[0].measure} ({why})")
+        elif not self.pending and not again:
             raise UserError(f"--engine ray: no worker of the cluster could begin: {why}")
-        if self.errands and (errand or not self.given):
+        if self.waiting and (group or not self.pending):
             self._start()
 
-    def _tell(self, errand: Errand) -> None:
-        news = self.progress.after(errand)
-        if news is not None:
-            self.watch(news)
 
-
-class _Progress(Work):
-    """How much is done, in whatever order."""
-
-    def __init__(self, plan: Plan, tasks: Sequence[Task]) -> None:
-        super().__init__(plan, tasks)
-        self.plan, self.done = plan, set[Task]()
-
-    def after(self, errand: Errand) -> News | None:
-        """The news when this too is done, if anything is left."""
-        self.done |= {*errand}
-        self.tasks = sorted(self.tasks, key=lambda task: task not in self.done)
-        self.each = [work(self.plan, task) for task in self.tasks]
-        return self.news(len(self.done)) if len(self.done) < len(self.tasks) else None
-
-
-def _room(has: Mapping[str, float], prepared: Prepared, gpus: int) -> int:
+def _capacity(has: dict[str, float], prepared: Prepared, gpus: int) -> int:
     """How many workers the cluster has room for: a GPU each, or a CPU and memory for the model."""
     if gpus and not has.get("GPU"):
         raise UserError(
@@ -161,22 +246,33 @@ def _room(has: Mapping[str, float], prepared: Prepared, gpus: int) -> int:
         )
     if gpus:
         return int(has["GPU"])
-    size = sum(p.numel() * p.element_size() for p in prepared.bench.model.parameters())
+    size = sum(p.numel() * p.element_size() for p in prepared.target.model.parameters())
     memory = has.get("memory", math.inf)
-    return max(1, int(min(has.get("CPU", 1) / CPUS, memory / (ROOM * size))))
+    return max(1, int(min(has.get("CPU", 1) / CPUS, memory / (MODEL_COPIES * size))))
 
 
 @contextmanager
 def _cluster() -> Iterator[Any]:
-    """Ray, connected to a cluster that is there: the one of this process, of RAY_ADDRESS, or of
-    this machine."""
-    ray = _library()
+    """Ray, connected to a running cluster: the one of this process, of RAY_ADDRESS, or of this
+    machine."""
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise UserError(
+            "--engine ray needs Ray, which is not installed: `pip install 'longitude[ray]'`."
+        ) from None
     if ray.is_initialized():
         yield ray
         return
-    where = os.environ.get("RAY_ADDRESS") or _noted() or "auto"
+    # the address that `ray start` left on this machine stays when a cluster breaks down
+    base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    note = Path(base) / "ray" / "ray_current_cluster"
+    noted = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
+    where = os.environ.get("RAY_ADDRESS") or noted or "auto"
     try:
-        _knock(where)
+        # raise at once where nobody answers at host:port: Ray itself would try for minutes
+        if match := re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d+)", where):
+            socket.create_connection((match[1], int(match[2])), timeout=CONNECT_TIMEOUT).close()
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
@@ -189,31 +285,9 @@ def _cluster() -> Iterator[Any]:
         ray.shutdown()
 
 
-def _noted() -> str:
-    """The address that `ray start` left on this machine; it stays when a cluster breaks down."""
-    base = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    note = Path(base) / "ray" / "ray_current_cluster"
-    return note.read_text(encoding="utf-8").strip() if note.is_file() else ""
-
-
-def _knock(where: str) -> None:
-    """Raise at once where nobody answers at host:port: Ray itself would try for minutes."""
-    if match := re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d+)", where):
-        socket.create_connection((match[1], int(match[2])), timeout=PATIENCE).close()
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise UserError(
-            "--engine ray needs Ray, which is not installed: `pip install 'longitude[ray]'`."
-        ) from None
-
-
 def _reason(error: Exception) -> str:
-    """What an error says, in a line: Ray's own are long, and tell the cause somewhere."""
+    """What an error says, in a line: Ray's own are long, and name the cause somewhere inside."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception|UserError)\b", line)]
-    told = [*lines[:1], *causes][-1] if lines else type(error).__name__
-    return short(told.split(". ")[0].rstrip("."), 120)
+    cause = [*lines[:1], *causes][-1] if lines else type(error).__name__
+    return short(cause.split(". ")[0].rstrip("."), 120)

@@ -1,8 +1,7 @@
-"""Many keys: several objects have a number, scattered in filler, and one of them is asked for.
+"""Multi-key retrieval: several objects have a number, scattered in filler; one is asked for.
 
-The multi-key needle in a haystack of RULER (Hsieh et al. 2024, arXiv:2404.06654). The passkey asks
-for the one thing that does not belong; here the others are as odd, and only the name tells them
-apart.
+The multi-key needle in a haystack of RULER (Hsieh et al. 2024, arXiv:2404.06654). A passkey is the
+only thing that does not belong; here there are distractors, and only the name singles out the answer.
 """
 
 from __future__ import annotations
@@ -10,10 +9,18 @@ from __future__ import annotations
 import random
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.haystack import Count, bytes_of
-from longitude.eval.question import Question, ask, numbers
-from longitude.eval.question import answered as answered
-from longitude.eval.tasks.passkey import Form, form_of
+from longitude.eval.haystack import (
+    Count,
+    Form,
+    Question,
+    answered,
+    ask,
+    byte_count,
+    checked_form,
+    five_digits,
+    question_metric,
+)
+from longitude.eval.records import KEYS
 
 TASK = (
     "Some objects in the text below have a number. Remember their numbers: one of them will be "
@@ -35,28 +42,39 @@ def keys(
     rng: random.Random | int,
     keys: int = 4,
     form: Form | None = None,
-    count: Count = bytes_of,
+    count: Count = byte_count,
 ) -> Question:
-    """A question whose prompt and answer take `length` tokens, or as few less as can be.
+    """A question whose prompt and answer take `length` tokens, or as close below as possible.
 
-    `rng` is a seed or a generator, `keys` how many objects there are. `form` is that which fits the
-    length where it is not given. `count` says how many tokens a text takes, special ones included.
+    `rng` is a seed or a generator, `keys` the number of objects. Without a `form`, that which fits
+    the length. `count` gives the tokens of a text, special ones included.
     """
     if not 1 <= keys <= len(WORDS):
         raise UserError(f"there are 1 to {len(WORDS)} keys, but got {shown(keys)}: use 4.")
     rng = random.Random(rng) if isinstance(rng, int) else rng
-    form = form_of(form, length)
-    held = dict(zip(rng.sample(WORDS, keys), numbers(rng, keys), strict=True))
-    word = rng.choice(list(held))
+    form = checked_form(form, length)
+    values = dict(zip(rng.sample(WORDS, keys), five_digits(rng, keys), strict=True))
+    word = rng.choice(list(values))
     return ask(
-        [FACT.format(word=word, number=number) for word, number in held.items()],
+        [FACT.format(word=word, number=number) for word, number in values.items()],
         QUESTION.format(word=word),
-        [held[word]],
+        [values[word]],
         length=length,
         rng=rng,
         count=count,
         form=form,
         task=TASK,
-        kind="[0-9]+",
+        pattern="[0-9]+",
         what=f"a question about {keys} keys",
     )
+
+
+METRIC = question_metric(
+    KEYS,
+    keys,
+    answered,
+    title="One key of many retrieved",
+    paper="Hsieh et al. 2024 (RULER), arXiv:2404.06654",
+    help="Several numbers are hidden under names, and one of them is asked for.",
+    heading="multi-key",
+)

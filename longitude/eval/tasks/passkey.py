@@ -1,11 +1,8 @@
-"""The passkey: a number said once somewhere in a lot of garbage, and asked for at the end.
+"""Passkey retrieval: a number stated once in a lot of garbage, asked for at the end.
 
 Mohtashami & Jaggi 2023, "Landmark Attention", arXiv:2305.16300; the same prompt in PI and YaRN
-(arXiv:2306.15595, arXiv:2309.00071). Five lines: what the task is, garbage, the key, garbage, the
-question; each stretch of garbage starts afresh and ends wherever its last character falls. The
-papers count garbage in characters. Here the length is given in tokens, prompt and answer together,
-and the garbage fills it, so that "passkey at 4,096" means 4,096. The `short` form, for windows
-under 1,024 tokens, leaves out the first line; results of the two forms are not comparable.
+(arXiv:2306.15595, arXiv:2309.00071). Five lines: the task, garbage, the key, garbage, the question;
+each stretch of garbage starts afresh and ends wherever its last character falls.
 """
 
 from __future__ import annotations
@@ -13,12 +10,10 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.haystack import Count, bytes_of, fit
-
-Form = Literal["landmark", "short"]
+from longitude.eval.haystack import Count, Form, byte_count, checked_form, fit, question_metric
+from longitude.eval.records import PASSKEY
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them."
@@ -26,8 +21,7 @@ TASK = (
 )
 KEY = "The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = "What is the pass key? The pass key is"
-LARGEST = 50_000
-SHORT_BELOW = 1_024
+LARGEST_KEY = 50_000
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Passkey:
 
     prompt: str
     key: int
-    depth: float  # where the key stands: 0 before all garbage, 1 after it
+    depth: float  # where the key is: 0 before all garbage, 1 after it
     form: Form
     tokens: int  # of prompt and answer, by the given count
 
@@ -45,41 +39,31 @@ class Passkey:
         return f" {self.key}"
 
 
-def form_for(length: int) -> Form:
-    """The form that fits a window of this many tokens."""
-    return "short" if length < SHORT_BELOW else "landmark"
-
-
-def form_of(asked: Form | None, length: int) -> Form:
-    """The form asked for; without one, that which fits the length."""
-    if asked is not None and asked not in get_args(Form):
-        raise UserError(
-            f"a prompt's form is 'landmark' or 'short', but got {shown(asked)}: use one of them."
-        )
-    return asked or form_for(length)
-
-
 def passkey(
     length: int,
     *,
     rng: random.Random | int,
     depth: float | None = None,
     form: Form | None = None,
-    count: Count = bytes_of,
+    count: Count = byte_count,
 ) -> Passkey:
-    """A passkey whose prompt and answer take `length` tokens, or as few less as can be.
+    """A passkey whose prompt and answer take `length` tokens, or as close below as possible.
 
-    `rng` is a seed or a generator; `depth` is drawn where it is not given. `count` says how many
-    tokens a text takes: `lambda text: len(tokenizer(text).input_ids)`, special tokens included.
+    `rng` is a seed or a generator; without a `depth` one is drawn. `count` gives the tokens of a
+    text: `lambda text: len(tokenizer(text).input_ids)`, special tokens included.
     """
-    form = form_of(form, length)
-    _check(depth)
+    form = checked_form(form, length)
+    if depth is not None and not 0 <= depth <= 1:
+        raise UserError(
+            f"a passkey's depth is a share from 0 to 1, but got {shown(depth)}: "
+            f"use for example 0.5, the middle."
+        )
     rng = random.Random(rng) if isinstance(rng, int) else rng
-    key = rng.randint(1, LARGEST)
+    key = rng.randint(1, LARGEST_KEY)
     depth = rng.random() if depth is None else depth
 
     # the longest key decides, so that a length never works for one draw and fails for the next
-    least = count(f"{_prompt(form, LARGEST, '', depth)} {LARGEST}")
+    least = count(f"{_prompt(form, LARGEST_KEY, '', depth)} {LARGEST_KEY}")
     garbage, tokens = fit(
         lambda garbage: f"{_prompt(form, key, garbage, depth)} {key}",
         length,
@@ -90,23 +74,29 @@ def passkey(
     return Passkey(_prompt(form, key, garbage, depth), key, depth, form, tokens)
 
 
-def retrieved(asked: Passkey, continuation: str) -> bool:
-    """Whether the first number that a model says is the key: the rule of the papers' code."""
-    said = re.search("[0-9]+", continuation)
-    return said is not None and said.group().lstrip("0") == str(asked.key)
-
-
-def _check(depth: float | None) -> None:
-    if depth is not None and not 0 <= depth <= 1:
-        raise UserError(
-            f"a passkey's depth is a share from 0 to 1, but got {shown(depth)}: "
-            f"use for example 0.5, the middle."
-        )
+def retrieved(question: Passkey, continuation: str) -> bool:
+    """Whether the first number of the continuation is the key: the rule of the papers' code."""
+    number = re.search("[0-9]+", continuation)
+    return number is not None and number.group().lstrip("0") == str(question.key)
 
 
 def _prompt(form: str, key: int, garbage: str, depth: float) -> str:
-    """The prompt with as many characters of garbage, before and after the key."""
+    """The prompt with this garbage, before and after the key."""
     most = len(garbage)
-    before = min(int(depth * (most + 1)), most)  # a uniform depth makes each place as likely
+    before = min(int(depth * (most + 1)), most)  # a uniform depth: all places equally likely
     lines = [garbage[:before], KEY.format(key=key), garbage[: most - before], QUESTION]
     return "\n".join([TASK, *lines] if form == "landmark" else lines)
+
+
+METRIC = question_metric(
+    PASSKEY,
+    passkey,
+    retrieved,
+    by_depth=True,
+    title="Passkeys retrieved",
+    paper="Mohtashami & Jaggi 2023, arXiv:2305.16300",
+    help="A number hidden at some depth of a filler text is asked for at its end.",
+    heading="passkeys",
+    chart="The share of hidden numbers that the model retrieves.",
+    order=30,
+)

@@ -1,8 +1,8 @@
 """Variable tracking: chains of assignments, scattered in filler; which names hold a value?
 
-RULER's variable tracking (Hsieh et al. 2024, arXiv:2404.06654): each hop of a chain has to be found
-through the one before it. RULER asks about the only chain there is; here another one stands among
-it, so that to name every name is no answer.
+RULER's variable tracking (Hsieh et al. 2024, arXiv:2404.06654): each hop of a chain is found through
+the one before it. RULER asks about the only chain there is; here a second chain is a distractor, so
+that listing every name is wrong.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ from itertools import pairwise
 from string import ascii_uppercase
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.haystack import Count, bytes_of
-from longitude.eval.question import Question, ask, numbers
-from longitude.eval.question import answered as answered
-from longitude.eval.tasks.passkey import Form, form_of
+from longitude.eval.haystack import (
+    Count,
+    Form,
+    Question,
+    answered,
+    ask,
+    byte_count,
+    checked_form,
+    five_digits,
+    question_metric,
+)
+from longitude.eval.records import VARIABLES
 
 TASK = (
     "Names are given values in the text below: numbers, or what another name holds. Keep track of "
@@ -35,27 +43,35 @@ def variables(
     hops: int | None = None,
     chains: int = CHAINS,
     form: Form | None = None,
-    count: Count = bytes_of,
+    count: Count = byte_count,
 ) -> Question:
-    """A question whose prompt and answer take `length` tokens, or as few less as can be.
+    """A question whose prompt and answer take `length` tokens, or as close below as possible.
 
-    `rng` is a seed or a generator; each of the `chains` has `hops` names behind its first. `form`
-    is that which fits the length where it is not given. `count` says how many tokens a text takes,
-    special ones included.
+    `rng` is a seed or a generator; each of the `chains` has `hops` names after its first. Without a
+    `form`, that which fits the length. `count` gives the tokens of a text, special ones included.
     """
     rng = random.Random(rng) if isinstance(rng, int) else rng
-    form = form_of(form, length)
+    form = checked_form(form, length)
     hops = (SHORT_HOPS if form == "short" else HOPS) if hops is None else hops
     if hops < 0 or chains < 1:
         raise UserError(
             f"there is 1 chain or more, of 0 hops or more, but got {shown(chains)} and "
             f"{shown(hops)}: use {CHAINS} and {HOPS}."
         )
-    names = _names(rng, chains * (hops + 1))
-    tracked = [names[i::chains] for i in range(chains)]
-    values = numbers(rng, chains)
+    names: dict[str, None] = {}
+    while len(names) < chains * (hops + 1):
+        names["".join(rng.choices(ascii_uppercase, k=LETTERS))] = None
+    tracked = [list(names)[i::chains] for i in range(chains)]
+    values = five_digits(rng, chains)
+    # a chain's first name holds the value, each next name the one before it
+    facts = [
+        iter([FACT.format(name=name, value=held) for held, name in pairwise([value, *chain])])
+        for value, chain in zip(values, tracked, strict=True)
+    ]
+    order = [i for i, chain in enumerate(tracked) for _ in chain]
+    rng.shuffle(order)  # chains mixed, each in its own order
     return ask(
-        _shuffled(rng, [_facts(*chain) for chain in zip(values, tracked, strict=True)]),
+        [next(facts[i]) for i in order],
         QUESTION.format(value=values[0], count=hops + 1),
         tracked[0],
         length=length,
@@ -63,27 +79,18 @@ def variables(
         count=count,
         form=form,
         task=TASK,
-        kind=rf"\b[A-Z]{{{LETTERS}}}\b",
+        pattern=rf"\b[A-Z]{{{LETTERS}}}\b",
         what=f"a question about {chains} chains of {hops} hops",
     )
 
 
-def _names(rng: random.Random, count: int) -> list[str]:
-    """Different names."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(rng.choices(ascii_uppercase, k=LETTERS))] = None
-    return list(found)
-
-
-def _facts(value: str, names: list[str]) -> list[str]:
-    """A chain's assignments in their order: the first name holds the value, each next the last."""
-    return [FACT.format(name=name, value=held) for held, name in pairwise([value, *names])]
-
-
-def _shuffled(rng: random.Random, chains: list[list[str]]) -> list[str]:
-    """The facts of all chains mixed, those of one in their order."""
-    turns = [i for i, chain in enumerate(chains) for _ in chain]
-    rng.shuffle(turns)
-    waiting = [iter(chain) for chain in chains]
-    return [next(waiting[turn]) for turn in turns]
+METRIC = question_metric(
+    VARIABLES,
+    variables,
+    answered,
+    title="Variables tracked",
+    paper="Hsieh et al. 2024 (RULER), arXiv:2404.06654",
+    help="Values are passed from name to name across the text; all names that hold one are asked for.",
+    heading="variables",
+    chart="The share of assignment chains that the model follows to their end.",
+)

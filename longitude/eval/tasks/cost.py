@@ -1,0 +1,200 @@
+"""What a length costs: prefill speed, decoding time, peak memory; and the speed against the baseline.
+
+A random prompt is prefilled and continued through the cache, `length` tokens in all. Time is wall
+clock with the device synchronised; decoding is the median of its steps. Prefills of a method
+alternate with prefills of the baseline, each after a warm-up, so that neither a cold start nor a busy
+machine is taken for the method's doing: `speed` is the median ratio of a round, with its range.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from threading import Event, Thread
+from typing import Any
+
+from longitude.core.validate import UserError, shown
+from longitude.eval.records import COST, ResultKey
+from longitude.eval.tasks import Metric, Session, Value
+
+STATM = Path("/proc/self/statm")
+SAMPLE_INTERVAL = 0.002  # seconds between two samples of the memory
+WARM_UP = 64  # tokens prefilled before the clock runs
+ROUNDS = 3  # at most: two that agree are enough
+AGREE = 0.05  # relative difference of two timings of the same thing
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`peak` is the weights and everything beside them at once. On CUDA it is the most that was
+    allocated; elsewhere the weights and the growth of the process, sampled every few milliseconds:
+    memory that the process had free already is not seen."""
+
+    prefill: float  # tokens per second
+    decode: float  # milliseconds per token
+    peak: int  # bytes
+    rounds: int = 1
+    speed: tuple[float, float, float] | None = None  # median, least, greatest ratio to the baseline
+
+
+def cost(
+    model: Any,
+    length: int,
+    *,
+    new: int = 16,
+    seed: int = 0,
+    baseline: Callable[[], AbstractContextManager[None]] | None = None,
+) -> Cost:
+    """Prefill `length - new` random tokens and decode `new`, after a short run to warm up; in
+    rounds with the baseline's prefill, if there is a context in which the model is the baseline."""
+    import torch
+
+    from longitude.eval.perplexity import is_out_of_memory
+    from longitude.eval.prefill import input_device, text_config
+
+    if not 1 <= new < length:
+        raise UserError(
+            f"a cost takes 1 new token or more and a prompt before them, but got {shown(new)} of "
+            f"{shown(length)}: give a greater length."
+        )
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(text_config(model).vocab_size, (length - new,), generator=rng)
+    ids = ids[None].to(input_device(model))
+    _timed_run(model, ids[:, :WARM_UP], min(new, 2))
+    with peak_memory(model) as peak:
+        first, steps = _timed_run(model, ids, new)
+    seconds, ratios = [first], []
+    while baseline and len(ratios) < ROUNDS and not _agree(ratios):
+        try:
+            with baseline():
+                _timed_run(model, ids[:, :WARM_UP], 0)
+                theirs, _ = _timed_run(model, ids, 0)
+        except Exception as error:  # a method may reach where the baseline can't
+            if not is_out_of_memory(error):
+                raise
+            break
+        _timed_run(model, ids[:, :WARM_UP], 0)
+        ours, _ = _timed_run(model, ids, 0)
+        seconds.append(ours)
+        ratios.append(theirs / ours)
+    speed = (median(ratios), min(ratios), max(ratios)) if ratios else None
+    prefill = ids.shape[1] / median(seconds)
+    return Cost(prefill, 1e3 * median(steps), peak(), len(seconds), speed)
+
+
+def _agree(ratios: Sequence[float]) -> bool:
+    return len(ratios) > 1 and max(ratios) <= (1 + AGREE) * min(ratios)
+
+
+def _timed_run(model: Any, ids: Any, new: int) -> tuple[float, list[float]]:
+    """Seconds of the prefill, and of each token after it."""
+    import torch
+
+    from longitude.eval.prefill import decode_step, prefill
+
+    def now() -> float:
+        if ids.device.type != "cpu":
+            torch.accelerator.synchronize(ids.device)
+        return time.perf_counter()
+
+    marks = [now()]
+    *_, state = prefill(model, ids, keep_cache=True)
+    marks.append(now())
+    for _ in range(new):
+        state = decode_step(model, state.logits.argmax(-1), state)
+        marks.append(now())
+    seconds = [after - before for before, after in pairwise(marks)]
+    return seconds[0], seconds[1:]
+
+
+@contextmanager
+def peak_memory(model: Any) -> Iterator[Callable[[], int]]:
+    """Gives the peak of memory, in bytes, once the context is left."""
+    import torch
+
+    from longitude.eval.prefill import input_device
+
+    device = input_device(model)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield lambda: torch.cuda.max_memory_allocated(device)
+        return
+    weights = sum({p.data_ptr(): p.nbytes for p in model.parameters()}.values())  # tied: once
+    before = most = _resident_bytes()
+    done = Event()
+
+    def sample() -> None:
+        nonlocal most
+        while not done.wait(SAMPLE_INTERVAL):
+            most = max(most, _resident_bytes())
+
+    sampler = Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield lambda: weights + most - before
+    finally:
+        done.set()
+        sampler.join()
+        most = max(most, _resident_bytes())
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; where the system gives no current number, the most it ever had."""
+    if STATM.exists():
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform == "win32":
+        return 0
+    from resource import RUSAGE_SELF, getrusage
+
+    return getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
+    """The cost at each length; the baseline's own speed is 1."""
+    rows = []
+    for key in keys:
+        new = key.protocol["new"]
+        values = asdict(cost(session.model, key.length, new=new, baseline=session.baseline))
+        if key.scheme == key.subject.scheme:
+            values["speed"] = (1.0, 1.0, 1.0)
+        rows.append({name: value for name, value in values.items() if value is not None})
+    return rows
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def _metric(name: str, **more: Any) -> Metric:
+    shared: dict[str, Any] = {
+        "measure": measure,
+        "rows": COST,
+        "selectable": False,
+        "settings": lambda protocol: {"new": protocol.new_tokens},
+        "seeded": False,
+        "tie": 0.05,
+        "help": "Prefill speed, decoding time and peak memory on the machine named below, in rounds "
+        "that alternate with the baseline's; two less than 5 % apart count as tied.",
+    }
+    return Metric(name=name, **{**shared, **more})
+
+
+METRICS = (
+    _metric("prefill", title="Prefill", unit="tokens per second", better="higher", field="prefill",
+            format=_three_digits, order=90),
+    _metric("decode", title="Decoding", unit="milliseconds per token", better="lower",
+            field="decode", format=_three_digits, order=91),
+    _metric("memory", title="Peak memory", unit="bytes", better="lower", field="peak",
+            format=_bytes, order=92),
+)  # fmt: skip
