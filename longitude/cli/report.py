@@ -19,19 +19,13 @@ def report(
 
     Runs of one model share a table where they read the same documents by the same protocols.
     """
-    from longitude.cli.output import console, print_json, say
-    from longitude.core.validate import UserError
-    from longitude.extension.folder import joined
-    from longitude.viz.extend import plain, show_section, write_page
+    from longitude.cli.output import print_json, print_result, say
+    from longitude.extension.api import report as join
 
-    if out.suffix.lower() != ".html":
-        raise UserError(f"--out {out} names no page: end it in .html.")
-    sections = joined(runs)
-    write_page(sections, out)
+    result = join(*runs)
+    result.report(out)
     if as_json:
-        print_json({"report": str(out), "models": [plain(s) for s in sections]})
+        print_json({"report": str(out), **result.to_json()})
     else:
-        for section in sections:
-            show_section(section, console())
-            console().print()
+        print_result(result, as_json)
     say(f"wrote {out}")

@@ -137,9 +137,7 @@ def known_rows(plan: Plan, group: Group, store: Store) -> list[Pair]:
     return [(key, value) for key in every if (value := store.get(key)) is not None]
 
 
-def run_on_ray(
-    prepared: Prepared, tasks: Sequence[Task], store: Store, progress: Progress
-) -> None:
+def run_on_ray(prepared: Prepared, tasks: Sequence[Task], store: Store, progress: Progress) -> None:
     """Run these tasks on the cluster and record their rows as they arrive."""
     if not tasks:
         return

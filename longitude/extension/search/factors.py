@@ -1,13 +1,13 @@
-"""Factors for each pair of dimensions: θ_i / λ_i with λ_0 <= λ_1 <= …, searched and written down as
+"""Factors for each pair of dimensions: θ_i / λ_i with λ_0 <= λ_1 <= …, searched and written as
 `longrope`, which every runtime can serve.
 
 After Ding et al. 2024, "LongRoPE" (arXiv:2402.13753): the search starts from linear, NTK and YaRN
 and keeps the factors non-decreasing. Theirs evolves every factor by itself over thousands of
-readings; this one is small. Curves of log λ are bent at a few knots, linearly in between, or slid
+forwards; this one is small. Curves of log λ are bent at a few knots, linearly in between, or slid
 along the pairs, or two of them are blended; successive halving decides, and steps shrink from
-generation to generation. The temperature is searched along. Short and long factors are the same, so
+generation to generation. The temperature is searched, too. Short and long factors are the same, so
 nothing switches with the length. The paper also leaves the first few tokens uninterpolated; no
-runtime has a setting for that, and it is left out.
+runtime has a setting for that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from random import Random
 from longitude.core.scheme import Scheme
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.extension.search.halving import News, Readings, Score, evolve, quiet
+from longitude.extension.search.halving import Losses, Report, Score, evolve, ignore
 from longitude.parts import Linear, LongRope, Ntk, Rope, Unscaled, Yarn
 
 KNOTS = 7
@@ -40,7 +40,7 @@ class Curve:
 
 
 def search_factors(
-    score: Score | Readings,
+    score: Score | Losses,
     rope: Rope,
     head_dim: int,
     trained: int,
@@ -48,15 +48,15 @@ def search_factors(
     documents: Sequence[int],
     budget: int,
     rng: Random,
-    news: News = quiet,
+    report: Report = ignore,
 ) -> str:
-    """The best scheme of per-dimension factors found for the model's own rotation: never worse
-    than its starts on these documents, all of which the starts are read on."""
-    readings = score if isinstance(score, Readings) else Readings(score)
+    """The best scheme of per-dimension factors for the model's own rotation: never worse
+    than its starts on these documents, on all of which the starts are scored."""
+    losses = score if isinstance(score, Losses) else Losses(score)
     roots = list(factor_starts(rope, head_dim, trained, target))
-    spent = readings.spent
-    roots.sort(key=lambda root: readings.mean(root, documents))
-    budget -= readings.spent - spent
+    spent = losses.spent
+    roots.sort(key=lambda root: losses.mean(root, documents))
+    budget -= losses.spent - spent
     most = math.log(2 * target / trained) + max(own_curve(rope, head_dim, trained).logs)
 
     def breed(parents: Sequence[str], count: int, generation: int) -> list[str]:
@@ -65,7 +65,7 @@ def search_factors(
         drawn = [_child(curves, step, most, rng) for _ in range(count)]
         return [written(rope, curve, trained, target) for curve in drawn]
 
-    return evolve(readings, roots, breed, documents, budget, GENERATIONS, rng, news)
+    return evolve(losses, roots, breed, documents, budget, GENERATIONS, rng, report)
 
 
 def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[str, str]:
@@ -73,19 +73,19 @@ def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[
     where the model's own frequencies are unscaled."""
     ratio, own = round(target / trained, 4), own_curve(rope, head_dim, trained)
     kinds = (Linear(ratio), Ntk(ratio), Yarn(ratio, original=trained))
-    found = {}
+    texts = {}
     for kind in kinds:
         scaled = own_curve(replace(rope, frequencies=kind), head_dim, target)
         logs = [a + b for a, b in zip(own.logs, scaled.logs, strict=True)]
         curve = monotone(logs, own.attention * scaled.attention, math.inf)
         text, plain = written(rope, curve, trained, target), rope.frequencies == Unscaled()
         named = dump(Scheme.of(replace(rope, frequencies=kind)))
-        found[text] = named if plain else text
-    return found
+        texts[text] = named if plain else text
+    return texts
 
 
 def scalable(rope: Rope, head_dim: int, length: int) -> bool:
-    """Whether there are two pairs or more, for NTK to part, and every one of them turns."""
+    """Whether there are two pairs or more, as NTK needs, and every one of them rotates."""
     dim = rope.dim(head_dim)
     return dim > 2 and bool((rope.frequencies.inv_freq(dim, rope.base, length) > 0).all())
 
@@ -95,11 +95,11 @@ def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
     if not scalable(rope, head_dim, length):
         raise UserError(
             f"factors can't scale {rope} in heads of {head_dim}: it has a single pair, or pairs "
-            f"that never turn; search the parameters of other schemes."
+            f"that never rotate; search the parameters of other schemes."
         )
     dim = rope.dim(head_dim)
-    turns = rope.frequencies.inv_freq(dim, rope.base, length)
-    logs = (Unscaled().inv_freq(dim, rope.base, length) / turns).log().tolist()
+    scaled = rope.frequencies.inv_freq(dim, rope.base, length)
+    logs = (Unscaled().inv_freq(dim, rope.base, length) / scaled).log().tolist()
     return Curve(tuple(logs), math.sqrt(rope.frequencies.gain(length)))
 
 

@@ -1,0 +1,231 @@
+"""`longitude.extend`: measure every candidate on a model, rank them, write the report.
+
+    result = longitude.extend("tiny-rope", to=2048)
+    result.best.scheme            # what to use
+    print(result.table())         # the terminal's table
+    result.report("report.html")  # the page
+
+Rows go to results.sqlite in the run's folder; the same call again resumes where one was stopped, and
+measures nothing twice. `longitude.report` joins the folders of several runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longitude.core.progress import Event
+from longitude.core.store import Store
+from longitude.core.validate import UserError, shown
+from longitude.extension import budget, lm_eval
+from longitude.extension.measure import Evaluator, measurements, missing, run_tasks
+from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
+from longitude.extension.rank import Recommendation, recommend
+from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
+from longitude.runtimes.support import serves
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = [
+    "Best", "ExtendEstimate", "ExtendOptions", "ExtendReport", "ExtendResult", "estimate",
+    "extend", "report",
+]  # fmt: skip
+DEFAULT_MODEL = "tiny-rope"
+ENGINES = ("local", "ray")
+
+
+def extend(
+    model: str | PreTrainedModel = DEFAULT_MODEL,
+    *,
+    to: int | str | None = None,
+    options: ExtendOptions = ExtendOptions(),  # noqa: B008 (frozen)
+) -> ExtendResult:
+    """Measure every candidate on the model and rank them.
+
+    Args:
+        model: a name on the Hub, a folder, a .gguf file, a bundled checkpoint, or a loaded model
+            (with `options.tokenizer`).
+        to: the target length: 32768, "32k", or "4x" the trained window (the default; 8x for the
+            bundled tiny-rope).
+    """
+    if options.lm_eval:
+        lm_eval.library()  # raise before anything takes its time
+    prepared = _prepared(model, to, options)
+    plan = prepared.plan
+    folder = options.out or Path("runs") / f"{_slug(plan.subject.name)}-{plan.target}"
+    with Store(writable(folder) / STORE) as store:
+        tasks, every = missing(plan, store), len(plan.tasks())
+        recorded = every - len(tasks)
+        options.progress(Event(_summary(plan, folder, recorded, every), recorded, every, "plan"))
+        _run(prepared, tasks, store)
+        rows = measurements(plan, store)
+        recommendation = _recommend(prepared, store)
+        extra: dict[str, Any] = {}
+        if options.search:
+            extra["search"] = _search(prepared, recommendation, store)
+        if options.lm_eval:
+            extra["lm_eval"] = _judge(prepared, recommendation, store)
+        result = ExtendResult(
+            rows,
+            {**recommendation.to_json(), **extra, "notes": prepared.notes},
+            _next_steps(plan, recommendation, folder),
+            folder,
+        )
+        result.write(folder, store)
+    return result
+
+
+def report(*folders: str | Path) -> ExtendReport:
+    """The runs in these folders side by side; runs of one model share a table where they read the
+    same documents by the same protocols."""
+    return ExtendReport(read_runs(map(Path, folders)))
+
+
+@dataclass(frozen=True)
+class ExtendEstimate:
+    """What a run would measure, and about how long it would take."""
+
+    content: dict[str, Any]
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        return "\n".join(
+            f"{name}: {', '.join(map(str, value)) if isinstance(value, list) else value}"
+            for name, value in self.content.items()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return self.content
+
+
+def estimate(
+    model: str | PreTrainedModel = DEFAULT_MODEL,
+    *,
+    to: int | str | None = None,
+    options: ExtendOptions = ExtendOptions(),  # noqa: B008 (frozen)
+) -> ExtendEstimate:
+    """The plan of `extend` and what it would cost; nothing runs and nothing is written."""
+    prepared = _prepared(model, to, options)
+    plan = prepared.plan
+    return ExtendEstimate(
+        {
+            "model": plan.subject.name,
+            "trained": plan.subject.trained,
+            "lengths": list(plan.lengths),
+            "methods": [m.label for m in plan.methods],
+            "documents": [t.name for t in plan.texts],
+            "tasks": len(plan.tasks()),
+            "seconds": round(budget.pace(prepared).plan(plan)),
+        }
+    )
+
+
+def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepared:
+    """What is to be measured; cut down where there is a time budget."""
+    if options.engine not in ENGINES:
+        raise UserError(f"--engine is {' or '.join(ENGINES)}, but got {shown(options.engine)}.")
+    seconds = None if options.budget is None else budget.seconds(options.budget)
+    target = to or ("8x" if model == DEFAULT_MODEL else "4x")
+    prepared = prepare(TargetModel.load(model, options), target, options)
+    if seconds is None:
+        return prepared
+    pace = budget.pace(prepared)
+    plan, cut = budget.fit(prepared.plan, pace, seconds)
+    notes = [f"left out to fit into {options.budget}: {note}" for note in cut]
+    notes = notes or [f"everything fits into {options.budget}: about {pace.plan(plan):,.0f} s"]
+    documents = prepared.documents[: len(plan.texts)]
+    return replace(prepared, plan=plan, documents=documents, notes=[*prepared.notes, *notes])
+
+
+def _run(prepared: Prepared, tasks: Sequence[Task], store: Store) -> None:
+    progress = prepared.options.progress
+    if prepared.options.engine == "ray":
+        from longitude.extension.ray import run_on_ray
+
+        return run_on_ray(prepared, tasks, store, progress)
+    evaluator = Evaluator(prepared.plan, prepared.target, prepared.documents)
+    return run_tasks(evaluator, tasks, store, progress)
+
+
+def _recommend(prepared: Prepared, store: Store) -> Recommendation:
+    from longitude.core.text import parse
+
+    plan = prepared.plan
+    own = parse(plan.subject.scheme)
+    served = {m.label: serves(parse(m.scheme), own) for m in plan.methods}
+    return recommend(measurements(plan, store), plan.target, served)
+
+
+def _search(
+    prepared: Prepared, recommendation: Recommendation, store: Store
+) -> list[dict[str, Any]]:
+    """The parameters around the best methods, searched on held-out documents."""
+    from longitude.extension.search import search_parameters
+
+    advice = (recommendation.best, *recommendation.runtimes)
+    leaders = list(dict.fromkeys(one.scheme for one in advice if one.scheme))
+    evaluator = Evaluator(prepared.plan, prepared.target, prepared.held_out)
+    return search_parameters(evaluator, leaders, store, prepared.options.progress)
+
+
+def _judge(prepared: Prepared, recommendation: Recommendation, store: Store) -> dict[str, Any]:
+    """lm-eval's scores of the baseline and of the best method."""
+    evaluator = Evaluator(prepared.plan, prepared.target, prepared.documents)
+    best, options = recommendation.best.scheme, prepared.options
+    chosen = [m for m in prepared.plan.methods if m.patch is None or m.scheme == best]
+    return {
+        m.label: lm_eval.judge(evaluator, m, options.lm_eval, store, options.limit) for m in chosen
+    }
+
+
+def _summary(plan: Plan, folder: Path, recorded: int, every: int) -> str:
+    resumed = f"; {recorded} of {every} tasks are recorded" if recorded else ""
+    return (
+        f"{plan.subject.name}, trained on {plan.subject.trained:,} tokens, to {plan.target:,}: "
+        f"{len(plan.methods)} methods, {len(plan.texts)} documents, into {folder}{resumed}"
+    )
+
+
+def _next_steps(plan: Plan, recommendation: Recommendation, folder: Path) -> list[tuple[str, str]]:
+    """What to type next."""
+    name, scheme = plan.subject.name, recommendation.best.scheme
+    best = next((m for m in plan.methods if m.scheme == scheme), plan.methods[0])
+    python = f'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("{name}")'
+    search = ("Search its parameters", f"longitude extend {name} --to {plan.target} --search")
+    if best.patch is None:
+        return [("Use it in Python", python), search]
+    python += f'\nlh.apply(model, "{best.patch}")'
+    python += f'\nlh.save(model, "out/{Path(name).stem}-long", tokenizer)'
+    export = f"longitude export {shlex.quote(str(folder))} --for all"
+    return [
+        ("Use it in Python", python),
+        ("Serve it, by each runtime's best", export),
+        ("See what it does", f'longitude show "{best.scheme}"'),
+        search,
+    ]
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made; raises in a sentence where nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.part"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"--out {shown(str(folder))} can't be written ({error.strerror or error}): name "
+            f"another folder."
+        ) from None
+    return folder
+
+
+def _slug(name: str) -> str:
+    """A model's name as a folder's."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    return re.sub(r"[^\w.-]+", "-", last).strip("-.") or "model"

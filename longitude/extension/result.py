@@ -1,0 +1,233 @@
+"""An extension's result: one model's rows with a recommendation, shown, written and read back.
+
+A run's folder holds results.sqlite (the store), rows.jsonl (exported from it), recommendation.json
+(with what to type next), report.html, summary.md and charts/*.png.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.store import Store
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from longitude.eval.records import PASSKEY, Measurement, Subject, of, recorded
+from longitude.eval.tables import effective_length, in_window_cost, labels, result_tables
+from longitude.extension.rank import recommend
+
+STORE, ROWS, ADVICE, PAGE = "results.sqlite", "rows.jsonl", "recommendation.json", "report.html"
+SUMMARY, CHARTS = "summary.md", "charts"
+Next = Sequence[tuple[str, str]]  # titles and commands
+
+
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The recommended method; the baseline's scheme where nothing helps, None where none has a
+    number at the target."""
+
+    label: str | None
+    scheme: Scheme | Layers | None
+    sentence: str
+    numbers: Mapping[str, Any]
+    effective_length: int | None = None
+
+    @property
+    def in_window_cost(self) -> float | None:
+        """The difference to the baseline's loss inside the trained window, in nats per token."""
+        return (self.numbers["tax"] or {}).get("mean")
+
+
+@dataclass(frozen=True, eq=False)
+class ExtendResult:
+    """What was measured on one model, and what it recommends."""
+
+    rows: Sequence[Measurement]
+    recommendation: Mapping[str, Any]
+    next_steps: Next = ()
+    folder: Path | None = None
+    run: str = ""  # distinguishes several runs of one model
+
+    @property
+    def subject(self) -> Subject:
+        return self.rows[0].key.subject
+
+    @property
+    def best(self) -> Best:
+        best = self.recommendation["best"]
+        scheme = None if best["scheme"] is None else parse(best["scheme"])
+        reached = effective_length(self.rows).get(best["label"])
+        return Best(best["label"], scheme, best["sentence"], best["numbers"], reached)
+
+    @cached_property
+    def section(self) -> Any:
+        """As viz shows it, with the distance map of each method."""
+        from longitude.extension.distance_map import by_size, maps
+        from longitude.viz.extend import section
+
+        own, target = self.subject.scheme, max(row.key.length for row in self.rows)
+        schemes = {label: text for text, label in labels(self.rows).items()}
+        drawn, sized = maps(schemes, own, target), by_size(schemes, own, target)
+        told = self.recommendation
+        return section(self.rows, told, self.next_steps, drawn, self.run, sized)
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """The table of all methods, the recommendation and what to type next."""
+        from longitude.viz.extend import table
+
+        return table(self.section, color=color, width=width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write a page (.html) or a summary for a model card (.md)."""
+        return ExtendReport([self]).report(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of recommendation.json, and the folder where everything was written."""
+        folder = {} if self.folder is None else {"folder": str(self.folder)}
+        following = [{"title": title, "command": command} for title, command in self.next_steps]
+        return {**folder, **self.recommendation, "next": following}
+
+    def tables_json(self) -> dict[str, Any]:
+        """Every table's numbers beside the recommendation, in JSON's own types."""
+        reach = effective_length(self.rows) if of(self.rows, PASSKEY) else {}
+        return {
+            "name": self.subject.name,
+            "run": self.run,
+            "trained": self.subject.trained,
+            "target": max(row.key.length for row in self.rows),
+            "recommendation": dict(self.recommendation),
+            "schemes": {label: scheme for scheme, label in labels(self.rows).items()},
+            "boards": {
+                name: [
+                    {"label": label, "length": length, **asdict(cell)}
+                    for (label, length), cell in table.cells.items()
+                ]
+                for name, table in result_tables(self.rows).items()
+            },
+            "tax": {label: asdict(value) for label, value in in_window_cost(self.rows).items()},
+            "reach": reach,
+        }
+
+    def write(self, folder: Path, store: Store) -> None:
+        """Write all that a run leaves but its store."""
+        from longitude.viz import extend as viz
+        from longitude.viz.files import replace_file
+
+        store.export(folder / ROWS)
+        content = {k: v for k, v in self.to_json().items() if k != "folder"}
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        replace_file(folder / ADVICE, text.encode())
+        charts = viz.write_charts(self.section, folder / CHARTS)
+        viz.write_summary([self.section], folder / SUMMARY, charts)
+        viz.write_page([self.section], folder / PAGE)
+
+
+@dataclass(frozen=True, eq=False)
+class ExtendReport:
+    """Runs of one model or several, side by side."""
+
+    models: Sequence[ExtendResult]
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        return "\n".join(model.table(color=color, width=width) for model in self.models)
+
+    def report(self, path: str | Path) -> Path:
+        """Write a page (.html) or summaries for a model card (.md)."""
+        from longitude.viz import extend as viz
+
+        path = Path(path)
+        writers = {".html": viz.write_page, ".md": viz.write_summary}
+        if path.suffix.lower() not in writers:
+            raise UserError(f"--out {path} names no page: end it in .html or .md.")
+        writers[path.suffix.lower()]([model.section for model in self.models], path)
+        return path
+
+    def to_json(self) -> dict[str, Any]:
+        return {"models": [model.tables_json() for model in self.models]}
+
+
+# reading runs back
+
+
+def read_runs(paths: Iterable[Path]) -> list[ExtendResult]:
+    """The runs in these folders, one result per model; runs of one model are joined where they read
+    the same documents by the same protocols, and distinguished by name otherwise."""
+    groups: list[list[ExtendResult]] = []
+    for run in (run for path in dict.fromkeys(paths) for run in _runs(path)):
+        alike = next((group for group in groups if _comparable(group[0], run)), None)
+        if alike:
+            alike.append(run)
+        else:
+            groups.append([run])
+    models = [group[0].subject.name for group in groups]
+    return [_joined(group, models.count(group[0].subject.name) > 1) for group in groups]
+
+
+def _joined(group: list[ExtendResult], named: bool) -> ExtendResult:
+    rows, first = [row for run in group for row in run.rows], group[0]
+    recommendation = first.recommendation if len(group) == 1 else {}
+    if not recommendation:
+        recommendation = recommend(rows, max(row.key.length for row in rows)).to_json()
+    name = ", ".join(run.run for run in group) if named else ""
+    return ExtendResult(rows, recommendation, first.next_steps, run=name)
+
+
+def _runs(folder: Path) -> list[ExtendResult]:
+    """The models of one folder's store; the recommendation is of the one it was written for."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: name what `longitude extend` wrote.")
+    if not (folder / STORE).is_file():
+        raise UserError(f"{folder} holds no {STORE}: name a folder that `longitude extend` wrote.")
+    by_subject: dict[Subject, list[Measurement]] = {}
+    with Store(folder / STORE) as store:
+        for row in recorded(store):
+            by_subject.setdefault(row.key.subject, []).append(row)
+    if not by_subject:
+        raise UserError(
+            f"The store of {folder} has no rows of measurements: run `longitude extend`."
+        )
+    written: dict[str, Any] = {}
+    if len(by_subject) == 1 and (folder / ADVICE).is_file():
+        try:
+            written = json.loads((folder / ADVICE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(
+                f"{folder / ADVICE} is no JSON ({error}): delete it, and it is made anew."
+            ) from error
+    following = [(str(n["title"]), str(n["command"])) for n in written.pop("next", ())]
+    name = folder.resolve().name
+    return [
+        ExtendResult(_latest(rows), written, following, run=name) for rows in by_subject.values()
+    ]
+
+
+def _latest(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Of each metric the rows of its youngest protocol: a store may hold those of several."""
+    young = {r.key.measure: _protocol(r) for r in sorted(rows, key=lambda r: r.made)}
+    return [row for row in rows if _protocol(row) == young[row.key.measure]]
+
+
+def _protocol(row: Measurement) -> str:
+    """How it was measured; not at which lengths, which differ between methods that are run once and
+    those that are run once for each length."""
+    protocol = {name: value for name, value in row.key.protocol.items() if name != "lengths"}
+    return json.dumps([protocol, row.key.seed], sort_keys=True)
+
+
+def _comparable(a: ExtendResult, b: ExtendResult) -> bool:
+    """Whether the rows of two runs fit one table: one model, and for each metric that both have the
+    same documents and protocol."""
+    if a.subject != b.subject:
+        return False
+    taken: list[dict[str, set[tuple[str, str]]]] = [{}, {}]
+    for run, by_measure in zip((a, b), taken, strict=True):
+        for row in run.rows:
+            text = row.key.text.digest if row.key.text else ""
+            by_measure.setdefault(row.key.measure, set()).add((_protocol(row), text))
+    ours, theirs = taken
+    return all(ours[m] == theirs[m] for m in ours.keys() & theirs.keys())
