@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
 def measure(given: argparse.Namespace) -> None:
     """Ask every key that was not asked yet; what is known is written after each."""
     import longitude.hf as lh
-    from longitude.eval.cost import _watched
+    from longitude.eval.tasks.cost import peak_memory
     from longitude.eval.tasks.passkey import retrieved
 
     dtype = "float32" if given.device == "cpu" else "bfloat16"
@@ -76,7 +76,7 @@ def measure(given: argparse.Namespace) -> None:
             if store.get(key) is not None:
                 continue
             begun = time.perf_counter()
-            with _watched(model) as peak:
+            with peak_memory(model) as peak:
                 passkey, said = ask()
             seconds = time.perf_counter() - begun
             found = retrieved(passkey, said)

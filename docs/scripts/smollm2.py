@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longitude.core.store import Store
 from longitude.eval.records import recorded
-from longitude.extension.folder import advised
+from longitude.extension.rank import recommend
 from longitude.viz.extend import section, write_charts
 from longitude.viz.extend_text import markdown
 
@@ -26,7 +26,7 @@ def main(given: list[str]) -> None:
     with Store(":memory:") as store:
         store.load(ROWS)
         found = [*recorded(store)]
-    one = section(found, advised(found))
+    one = section(found, recommend(found, max(one.key.length for one in found)).to_json())
     pictures = [(name, f"{CHARTS.name}/{name}.png") for name in SHOWN]
     new = BETWEEN.sub(lambda _: f"\n{markdown(one, pictures)}\n", old)
     if "--check" in given:

@@ -150,7 +150,7 @@ def _exported(
 
 def _target(place: Opened, asked: Sequence[Wish], to: str | None, advice: Advised | None) -> int:
     from longitude.core.validate import UserError
-    from longitude.extension.prepare import target_of
+    from longitude.extension.plan import target_length
     from longitude.runtimes.export import reach
 
     if to is not None:
@@ -159,7 +159,7 @@ def _target(place: Opened, asked: Sequence[Wish], to: str | None, advice: Advise
                 f"{place.source.name} does not say how long its inputs may be, so that --to {to} "
                 f"means nothing: give a number of tokens."
             )
-        return max(1, target_of(to, place.trained or 1))
+        return max(1, target_length(to, place.trained or 1))
     if advice is not None:
         return advice.target
     if asked[0].scheme == place.saved.get("scheme") and place.saved.get("target"):

@@ -19,7 +19,7 @@ from longitude.cli.output import say
 from longitude.core.progress import Event, Progress
 
 if TYPE_CHECKING:
-    from longitude.extension.run import News
+    from longitude.core.progress import Event as News
 
 
 LOG_INTERVAL = 15.0  # seconds between two lines of a log

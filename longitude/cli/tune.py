@@ -15,7 +15,6 @@ from longitude.cli import options as o
 from longitude.cli import tune_options as t
 
 if TYPE_CHECKING:
-    from longitude.extension.run import News
     from longitude.training.tune.evaluate import Exam, Paper
     from longitude.training.tune.options import Asked, Step, Tuned
 
@@ -214,20 +213,16 @@ def _measured(
     tuned: Tuned, asked: Asked, paper: Paper, wish: _Wish
 ) -> tuple[list[Any], dict[str, Any]]:
     """The rows of as it is, before and after, and what they say."""
-    from longitude.cli.progress import steps
+    from longitude.cli.progress import display
     from longitude.core.store import Store
-    from longitude.extension.pipeline import writable
+    from longitude.extension.api import writable
     from longitude.training.tune import report as verdict
     from longitude.training.tune.evaluate import sit
 
     folder = writable(Path(tuned.out) / verdict.REPORT)
-    with Store(folder / "results.sqlite") as store, steps(not wish.speaks) as tell:
-
-        def watch(news: News) -> None:
-            tell(news)
-
+    with Store(folder / "results.sqlite") as store, display(not wish.speaks) as tell:
         try:
-            found = sit(paper, asked, tuned, store, watch)
+            found = sit(paper, asked, tuned, store, tell)
         except KeyboardInterrupt:
             _say(f"{tuned.folder} is whole; the same command goes on with its measurements.")
             raise

@@ -1,9 +1,9 @@
 """The documents that methods are compared on, as tokens, each as long as the target.
 
 Without `--text` they come from what every Python installation has, the sources of the standard
-library and the topics of its documentation; for the bundled checkpoints only from the tenth that they
-were not trained on. Texts that are too short for a document are joined with those after them. Which
-texts, and where in them, depends on the seed only.
+library and the topics of its documentation; for the bundled checkpoints only from the tenth that
+they were not trained on. Texts that are too short for a document are joined with those after
+them. Which texts, and where in them, depends on the seed only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The loss of every token of a text, given all before it: nats per token.
 
-One forward gives the loss at every position, so at every shorter length too: the mean of its first
-n. Logits are computed over stretches and dropped before the next: memory grows with the length, never
-with length × vocabulary. Bins of positions are on a log scale.
+One forward gives the loss at every position, so at every shorter length too: the mean of its
+first n. Logits are computed over stretches and dropped before the next: memory grows with the
+length, never with length × vocabulary. Bins of positions are on a log scale.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Prefill and greedy decoding with a live model, in memory that grows with the length and no faster.
+"""Prefill and greedy decoding with a live model, in memory that grows linearly with the length.
 
 A prompt takes one forward without a cache where its activations fit: transformers then runs plain
-causal attention and builds no mask. A longer prompt goes through the model's cache in chunks. The LM
-head computes the last token's logits only; the hidden states it was given are returned beside them.
+causal attention and builds no mask. A longer prompt goes through the model's cache in chunks. The
+LM head computes the last token's logits only; the hidden states it was given are returned beside
+them.
 
 Greedy decoding gives the tokens of `generate(do_sample=False)`, without a generation config that
 could add a repetition penalty or a minimal length. Prompts of one length run as a batch.

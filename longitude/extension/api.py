@@ -5,8 +5,8 @@
     print(result.table())         # the terminal's table
     result.report("report.html")  # the page
 
-Rows go to results.sqlite in the run's folder; the same call again resumes where one was stopped, and
-measures nothing twice. `longitude.report` joins the folders of several runs.
+Rows go to results.sqlite in the run's folder; the same call again resumes where one was stopped,
+and measures nothing twice. `longitude.report` joins the folders of several runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What fits into a time budget: the machine is timed first, then the plan is cut to fit.
 
-A forward over n tokens takes a·n + b·n² seconds; two short ones give a and b. What is cut goes in an
-order that keeps the comparison intact as long as possible: questions per cell, lengths at which they
-are asked, costs, documents, and methods last, never the baseline. What was left out is reported.
+A forward over n tokens takes a·n + b·n² seconds; two short ones give a and b. What is cut goes in
+an order that keeps the comparison intact as long as possible: questions per cell, lengths at
+which they are asked, costs, documents, and methods last, never the baseline. What was left out is
+reported.
 """
 
 from __future__ import annotations

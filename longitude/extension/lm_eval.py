@@ -1,8 +1,8 @@
 """The patched model on lm-eval's tasks (Gao et al. 2024, EleutherAI): an extra, imported late.
 
-lm-eval gets the live model, so it judges whatever scheme the model runs. RULER's tasks build their
-texts with a tokenizer that they load from a path, running code that is there: they get the loaded one,
-written to a folder of its own, so that only code that was trusted before can run.
+lm-eval gets the live model, so it judges whatever scheme the model runs. RULER's tasks build
+their texts with a tokenizer that they load from a path, running code that is there: they get the
+loaded one, written to a folder of its own, so that only code that was trusted before can run.
 """
 
 from __future__ import annotations

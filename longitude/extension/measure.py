@@ -1,8 +1,9 @@
 """Tasks become rows: the model is patched, the metric measured, the numbers recorded.
 
 Out of memory is a result, too: the row says so, and the rest goes on. Where one forward at the
-greatest length gives the numbers of every shorter one, a shorter forward is made only if that failed.
-`measure` is the measurement that `extend` and `tune` share: some methods on one loaded model.
+greatest length gives the numbers of every shorter one, a shorter forward is made only if that
+failed. `measure` is the measurement that `extend` and `tune` share: some methods on one loaded
+model.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import torch
 
@@ -190,8 +190,8 @@ def task_work(plan: Plan, task: Task) -> float:
 
 
 def run_task(evaluator: Evaluator, task: Task, store: Store) -> None:
-    """Measure one task. A method that answered nothing at the length before is not asked at a longer
-    one: its answers count as wrong."""
+    """Measure one task. A method that answered nothing at the length before is not asked at a
+    longer one: its answers count as wrong."""
     plan = evaluator.plan
     before = [t for t in plan.tasks_of(task.method, task.measure) if t.length < task.length][-1:]
     rows = [store.get(key.to_json()) for t in before for key in plan.keys(t)]

@@ -1,4 +1,4 @@
-"""What an extension measures, laid out before anything runs: options, model, methods, tasks, row keys.
+"""What an extension measures, laid out before anything runs: methods, tasks and keys of rows.
 
 A task is one method on one document, or one metric at one length. The keys of its rows are known
 beforehand, so a task whose rows are all recorded is never run, and a killed run resumes where it

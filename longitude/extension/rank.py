@@ -2,21 +2,21 @@
 
 Methods are compared at the target, by one criterion after another:
 
-1. the loss of the same last tokens with the full target before them (or, where that was not measured,
-   the loss of the first tokens up to the target);
+1. the loss of the same last tokens with the full target before them (or, where that was not
+   measured, the loss of the first tokens up to the target);
 2. the share of passkeys retrieved at all lengths past the trained window, up to the target;
 3. the loss inside the trained window, which an extension should not raise;
 4. prefill speed, where one method is much faster than another.
 
-A method helps if it is better than the baseline by criterion 1, or alike there and better by criterion
-2; no other is ever recommended. Of those that help, each criterion keeps the ones that are alike to the
-best that is left, and in the end the lowest loss of criterion 1 decides, then the shorter scheme. Two
-are alike when the 95 % interval of their paired difference holds zero, or when they are less than 1 %
-apart; with one document, by the 1 % only. What has no number (it was refused, or ran out of memory or
-of the budget) is left out if others have one.
+A method helps if it is better than the baseline by criterion 1, or alike there and better by
+criterion 2; no other is ever recommended. Of those that help, each criterion keeps the ones that
+are alike to the best that is left, and in the end the lowest loss of criterion 1 decides, then
+the shorter scheme. Two are alike when the 95 % interval of their paired difference holds zero, or
+when they are less than 1 % apart; with one document, by the 1 % only. What has no number (it was
+refused, or ran out of memory or of the budget) is left out if others have one.
 
-A scheme that hides every key beyond its window, other than sinks, forgets: it reads on for ever, but
-its context is no longer. It is listed as such and never recommended for a longer context.
+A scheme that hides every key beyond its window, other than sinks, forgets: it reads on for ever,
+but its context is no longer. It is listed as such and never recommended for a longer context.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The same plan on an existing Ray cluster (Moritz et al. 2018, arXiv:1712.05889).
 
-Each worker is an actor with a CPU, and a GPU where the model is on one: an actor rather than a task,
-so that the model is loaded once and keeps its GPU. A worker gets a group of tasks at once: a method on
-one document, all lengths of one kind of question (whether a longer one is asked depends on the one
-before), or a method's cost. Only this process writes rows. A group that fails goes to a fresh worker,
-since a killed process or a broken GPU takes no more.
+Each worker is an actor with a CPU, and a GPU where the model is on one: an actor rather than a
+task, so that the model is loaded once and keeps its GPU. A worker gets a group of tasks at once:
+a method on one document, all lengths of one kind of question (whether a longer one is asked
+depends on the one before), or a method's cost. Only this process writes rows. A group that fails
+goes to a fresh worker, since a killed process or a broken GPU takes no more.
 """
 
 from __future__ import annotations

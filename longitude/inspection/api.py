@@ -330,11 +330,11 @@ def encoding_page(encoding: Encoding) -> Page | None:
 
 
 def _target(name: str, to: str, window: int | None) -> int:
-    from longitude.extension.prepare import target_of
+    from longitude.extension.plan import target_length
 
     if to.endswith("x") and not window:
         raise UserError(f"{name} names no window, so --to {to} is no length: give tokens.")
-    target = target_of(to, window or 0)
+    target = target_length(to, window or 0)
     if target < 8:
         raise UserError(f"--to {to} is {target} tokens, less than one rotation: give more.")
     return target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from rich.console import Console
 
 from longitude.core.validate import UserError
 from longitude.eval.records import Measurement
-from longitude.eval.tables import Board
 from longitude.viz.extend_charts import charts, standing
 from longitude.viz.extend_page import page
 from longitude.viz.extend_section import MapPoint, Section, tidied
@@ -56,26 +55,13 @@ def show_section(one: Section, console: Console) -> None:
     terminal(one, console)
 
 
-def plain(one: Section) -> dict[str, Any]:
-    """A section as JSON's own types: every board's numbers, and the advice."""
-    return {
-        "name": one.subject.name,
-        "run": one.run,
-        "trained": one.subject.trained,
-        "target": one.target,
-        "recommendation": dict(one.recommendation),
-        "schemes": one.schemes,
-        "boards": {name: _plain_board(board) for name, board in one.boards.items()},
-        "tax": {label: asdict(value) for label, value in one.tax.items()},
-        "reach": one.reach,
-    }
-
-
-def _plain_board(board: Board) -> list[dict[str, Any]]:
-    return [
-        {"label": label, "length": length, **asdict(cell)}
-        for (label, length), cell in board.cells.items()
-    ]
+def table(one: Section, *, color: bool = False, width: int = 100) -> str:
+    """What the terminal shows of a section, as text."""
+    out = Console(
+        file=StringIO(), width=width, highlight=False, force_terminal=color, no_color=not color
+    )
+    terminal(one, out)
+    return out.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
 
 
 def write_page(sections: Sequence[Section], path: Path, title: str | None = None) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 
 import altair as alt
 
-from longitude.eval.tables import Board
-from longitude.viz.extend_section import DAGGER, NOT_ASKED, SHARES, Section
+from longitude.eval.records import CONTEXT
+from longitude.eval.tables import ResultTable
+from longitude.eval.tasks import metrics
+from longitude.viz.extend_section import DAGGER, NOT_ASKED, Section
 from longitude.viz.theme import config
 from longitude.viz.vega import (
     CELL,
@@ -41,10 +43,15 @@ from longitude.viz.vega import (
 
 def charts(section: Section) -> list[Chart]:
     """Every chart that the section has numbers for."""
-    by_length = [m for m in ("context", *SHARES) if m in section.boards]
+    by_length = [name for name, m in metrics().items() if name == CONTEXT or m.selectable]
     return [
         *_by_position(section),
-        *(chart for m in by_length for chart in _by_length(section, section.boards[m])),
+        *(
+            c
+            for m in by_length
+            if m in section.boards
+            for c in _by_length(section, section.boards[m])
+        ),
         *_heatmaps(section),
         *_distances(section),
         *_cost(section),
@@ -58,12 +65,12 @@ def _by_position(section: Section) -> Iterable[Chart]:
         for a, b, v in section.curves.get(s, ())
     ]
     if rows:
-        reading = "Where a line rises past the trained window, the method loses the thread there."
+        reading = metrics()["loss"].chart
         spec = _lines(section, rows, "position (tokens)", losses(rows))
         yield Chart("loss", "Loss by position", reading, spec, rows, "loss")
 
 
-def _by_length(section: Section, board: Board) -> Iterable[Chart]:
+def _by_length(section: Section, board: ResultTable) -> Iterable[Chart]:
     rows = [
         {"label": s, "length": n, "x": n, **interval(cell.value)}
         for s in section.labels
@@ -72,20 +79,23 @@ def _by_length(section: Section, board: Board) -> Iterable[Chart]:
     ]
     if not rows:
         return
-    shares = board.measure in SHARES
+    shares = board.metric.is_share
     axis = alt.Axis(format="%", tickCount=5)
     scale = alt.Scale(domain=[0, 1])
-    y = alt.Y("mean:Q", title=board.unit, scale=scale, axis=axis) if shares else losses(rows)
-    x = "length (tokens)" if shares else "tokens read before and with the scored ones"
+    if shares:
+        y = alt.Y("mean:Q", title=board.unit, scale=scale, axis=axis)
+    else:
+        y = losses(rows) if board.measure == CONTEXT else upward(board.unit, "mean")
+    x = (
+        "tokens read before and with the scored ones"
+        if board.measure == CONTEXT
+        else "length (tokens)"
+    )
     spec = _lines(section, rows, x, y, dots=True)
-    yield Chart(board.measure, board.title, READING[board.measure], spec, rows, board.measure)
+    yield Chart(board.measure, board.title, board.metric.chart, spec, rows, board.measure)
 
 
 READING = {
-    "context": "A useful method goes down: more context, lower loss of the very same tokens.",
-    "passkey": "The share of hidden numbers that the model gives back.",
-    "keys": "One of several hidden numbers is asked for by its name.",
-    "variables": "A chain of assignments is to be followed to its end.",
     "grid": "Across: length in tokens; down: how deep in the text the number stands.",
     "distance": "The distance that the model is told, by true distance. Where its pairs, heads or "
     "layers are told different ones, a band lies between the least and the greatest. What stays "
@@ -171,7 +181,7 @@ def _cost(section: Section) -> Iterable[Chart]:
         yield Chart("cost", "Cost against quality", reading, spec, rows, "prefill")
 
 
-def _scatter(section: Section, board: Board, rows: Rows) -> dict[str, Any]:
+def _scatter(section: Section, board: ResultTable, rows: Rows) -> dict[str, Any]:
     """A dot for each method with its name beside it; narrow pictures leave the names to the key."""
     axis = alt.Axis(labelExpr=COUNT, labelOverlap=True, tickCount=5, grid=False)
     scale = alt.Scale(zero=False, padding=24)

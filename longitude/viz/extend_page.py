@@ -21,11 +21,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from longitude import __version__
+from longitude.eval.records import COST
 from longitude.eval.stats import Interval
-from longitude.eval.tables import Board
+from longitude.eval.tables import ResultTable
+from longitude.eval.tasks import metrics
 from longitude.viz.extend_charts import charts
-from longitude.viz.extend_section import COSTS, DAGGER, NOT_ASKED, SHARES, Section, printed
-from longitude.viz.extend_text import advice, headline, notes, scores, searches
+from longitude.viz.extend_section import DAGGER, NOT_ASKED, Section, printed
+from longitude.viz.extend_text import advice, forgotten, headline, notes, scores, searches
 from longitude.viz.theme import DARK, LIGHT, config, dashes, place
 from longitude.viz.vega import Chart
 
@@ -38,14 +40,15 @@ def tables(s: Section, chart: Chart) -> list[dict[str, Any]]:
         return [_map_table(chart)]
     if chart.name == "loss":
         return [_bins_table(s), _board_table(s, s.boards["loss"])]
-    names = [m for m in COSTS if m in s.boards] if chart.name == "cost" else [chart.measure]
+    costs = [name for name, m in metrics().items() if m.rows == COST and name in s.boards]
+    names = costs if chart.name == "cost" else [chart.measure]
     return [_board_table(s, s.boards[name]) for name in names]
 
 
-def _board_table(s: Section, board: Board) -> dict[str, Any]:
+def _board_table(s: Section, board: ResultTable) -> dict[str, Any]:
     heads = [f"{n:,}{' (trained)' if n == board.trained else ''}" for n in board.lengths]
     rows = [[label, *(s.cell(board, label, n) for n in board.lengths)] for label in board.labels]
-    unit = "" if board.measure in (*SHARES, "memory") else f" ({board.unit})"
+    unit = "" if board.unit in ("share", "bytes") else f" ({board.unit})"
     return {"title": f"{board.title} by length{unit}", "heads": ["method", *heads], "rows": rows}
 
 
@@ -98,9 +101,9 @@ def _ends(ends: tuple[float | None, float | None] | None) -> str:
 
 
 LEGEND = (
-    "From the best at {target:,} tokens to the worst. Bold: no other is better; ≈: can’t be told "
-    "from the best (the 95 % interval of the paired difference holds zero). Below a number, its "
-    "95 % interval."
+    "From the best at {target:,} tokens to the worst. Bold: no other is better; ≈: not "
+    "significantly different from the best (the 95 % interval of the paired difference "
+    "holds zero). Below a number, its 95 % interval."
 )
 TILES = ("context", "loss", "passkey", "reach", "tax", "prefill")
 PROTOCOL = {
@@ -110,13 +113,12 @@ PROTOCOL = {
     "them; means over documents, intervals over documents.",
     "passkey": "A number is hidden at some depth of a filler text and asked for at its end; only "
     "the whole number counts. Wilson intervals.",
-    "keys": "Several numbers are hidden under names, and one is asked for. Wilson intervals.",
-    "variables": "Values are passed from name to name across the text; all names that hold the "
-    "value are asked for. Wilson intervals.",
-    "prefill": "Each length is timed on the machine named below; two that are less than 5 % apart "
-    "count as tied.",
     "distance": "Computed from the scheme, relative to the model’s own rotation; nothing is run.",
 }
+
+
+def _procedure(measure: str) -> str:
+    return PROTOCOL.get(measure) or metrics()[measure].help
 
 
 def page(sections: Sequence[Section], title: str) -> str:
@@ -160,7 +162,7 @@ def _section(s: Section, made: list[Chart], prefix: str) -> dict[str, Any]:
         "legend": LEGEND.format(target=s.target) + (f" {NOT_ASKED}" if s.any_assumed else ""),
         "columns": s.columns(),
         "methods": [_method_row(s, label) for label in s.ranked],
-        "refusals": s.refusals(),
+        "refusals": [*s.refusals(), *forgotten(s)],
         "key": [_method(s, label) for label in s.labels],
         "figures": [
             _figure(s, list(group), prefix) for _, group in groupby(made, lambda c: c.title)
@@ -194,7 +196,7 @@ def _advice(s: Section) -> dict[str, Any] | None:
 
 
 def _tiles(s: Section) -> list[dict[str, Any]]:
-    """The recommended method's numbers at a glance, each with that of the model as it is."""
+    """The recommended method's numbers at a glance, each with that of the baseline."""
     own = s.labels[0] if s.found and any(one.is_baseline for one in s.found) else None
     if s.best not in s.schemes:
         return []
@@ -245,7 +247,7 @@ def _figure(s: Section, group: list[Chart], prefix: str) -> dict[str, Any]:
         "small": first.label is not None,
         "boxes": boxes,
         "tables": tables(s, first),
-        "protocol": " ".join(filter(None, [PROTOCOL[first.measure], taken and f"({taken}.)"])),
+        "protocol": " ".join(filter(None, [_procedure(first.measure), taken and f"({taken}.)"])),
     }
 
 

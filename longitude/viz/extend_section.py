@@ -11,17 +11,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from longitude.eval.records import COST, PASSKEY, Measurement, Subject, Text, of
-from longitude.eval.results import labels
+from longitude.eval.records import CONTEXT, LOSS, PASSKEY, Measurement, Subject, Text, of
 from longitude.eval.stats import Interval
-from longitude.eval.tables import Board, Cell, boards, curves, grid, reach, tax
+from longitude.eval.tables import (
+    Cell,
+    ResultTable,
+    curves,
+    effective_length,
+    grid,
+    in_window_cost,
+    labels,
+    result_tables,
+)
+from longitude.eval.tasks import metrics
 from longitude.viz.table import NOTHING, printable
 
-SHARES = ("passkey", "keys", "variables")
-COSTS = ("prefill", "decode", "memory")
 TIED, BEST = "tied", "best"
 NEAR, DAGGER = "≈", "†"
-NOT_ASKED = f"{DAGGER}: not asked, for none was told at a shorter length; it counts as none told."
+NOT_ASKED = f"{DAGGER}: not asked, since none was retrieved at a shorter length; counts as none."
 MapPoint = tuple[float, float | None, float | None]  # true distance, least and greatest believed
 
 
@@ -76,8 +83,8 @@ class Section:
         return max(one.key.length for one in self.found)
 
     @cached_property
-    def boards(self) -> dict[str, Board]:
-        return boards(self.found)
+    def boards(self) -> dict[str, ResultTable]:
+        return result_tables(self.found)
 
     @cached_property
     def curves(self) -> dict[str, list[tuple[int, int, Interval]]]:
@@ -85,11 +92,11 @@ class Section:
 
     @cached_property
     def tax(self) -> dict[str, Interval]:
-        return tax(self.found)
+        return in_window_cost(self.found)
 
     @cached_property
     def reach(self) -> dict[str, int | None]:
-        return reach(self.found) if of(self.found, PASSKEY) else {}
+        return effective_length(self.found) if of(self.found, PASSKEY) else {}
 
     @cached_property
     def grids(self) -> dict[str, dict[tuple[int, float], Interval]]:
@@ -121,9 +128,9 @@ class Section:
         return sorted(self.labels, key=place)
 
     @property
-    def main(self) -> Board | None:
-        """The board that ranks the methods: context use, or the first of those that there are."""
-        wanted = ("context", "loss", *SHARES)
+    def main(self) -> ResultTable | None:
+        """The table that ranks the methods: context use, or the first of those that there are."""
+        wanted = (CONTEXT, LOSS, *(name for name, m in metrics().items() if m.is_share))
         return next((self.boards[m] for m in wanted if m in self.boards), None)
 
     @property
@@ -136,27 +143,30 @@ class Section:
         return [*dict.fromkeys(one.key.text for one in self.found if one.key.text)]
 
     def columns(self) -> list[Column]:
-        """What the table of methods tells, the most telling first."""
+        """The columns of the table of methods, the most telling first."""
         at = f"at {self.target:,}"
         every = {
-            "context": Column("context", "context loss", f"nats, {at}"),
-            "over": Column("over", "against as it is", f"nats, {at}"),
-            "passkey": Column("passkey", "passkeys", f"found, {at}"),
-            "reach": Column("reach", "reach", "tokens with 80 % of passkeys"),
-            "tax": Column("tax", "tax", "nats, inside the window"),
-            "keys": Column("keys", "many keys", f"found, {at}"),
-            "variables": Column("variables", "variables", f"found, {at}"),
-            "prefill": Column("prefill", "prefill", f"tokens/s, {at}"),
-            "decode": Column("decode", "decode", f"ms a token, {at}"),
-            "memory": Column("memory", "memory", f"at its peak, {at}"),
+            CONTEXT: Column(CONTEXT, "context loss", f"nats, {at}"),
+            "over": Column("over", "over baseline", f"nats, {at}"),
+            PASSKEY: Column(PASSKEY, "passkeys", f"retrieved, {at}"),
+            "reach": Column("reach", "effective length", "tokens with 80 % of passkeys"),
+            "tax": Column("tax", "in-window cost", "nats, inside the window"),
         }
-        there = (
-            {*self.boards} | ({"over"} & {*self._overs()}) | ({"reach"} if self.reach else set())
-        )
-        there |= {"tax"} if self.tax else set()
-        if "context" not in self.boards and "loss" in self.boards:
-            every = {"loss": Column("loss", "loss", f"nats, first {self.target:,}"), **every}
+        if CONTEXT not in self.boards and LOSS in self.boards:
+            every = {LOSS: Column(LOSS, "loss", f"nats, first {self.target:,}"), **every}
+        for name, metric in metrics().items():
+            if name != LOSS:
+                every.setdefault(name, Column(name, metric.heading, f"{metric.unit}, {at}"))
+        context = self.boards.get(CONTEXT)
+        over = context is not None and any(c.over for c in context.cells.values())
+        more = {"over": over, "reach": bool(self.reach), "tax": bool(self.tax)}
+        there = {*self.boards, *(name for name, shown in more.items() if shown)}
         return [column for name, column in every.items() if name in there]
+
+    @property
+    def forgets(self) -> list[str]:
+        """Labels of the methods that hide everything beyond their window."""
+        return [s for s in self.recommendation.get("forgets", ()) if s in self.schemes]
 
     def shown(self, label: str, column: str) -> Shown:
         """One number of the table of methods."""
@@ -171,7 +181,7 @@ class Section:
         board = self.boards[column]
         return self.cell(board, label, self._at(board))
 
-    def cell(self, board: Board, label: str, length: int) -> Shown:
+    def cell(self, board: ResultTable, label: str, length: int) -> Shown:
         """A cell of a board as printed, with a sign where nothing was asked."""
         sign = DAGGER if self.assumed(board.measure, label, length) else ""
         return replace(_shown(board, label, length), sign=sign)
@@ -213,22 +223,18 @@ class Section:
 
     def protocols(self, measure: str) -> list[str]:
         """How a measure was taken: every count and cut that another run could choose otherwise."""
-        rows = of(self.found, COST if measure in COSTS else measure)
+        rows = of(self.found, metrics()[measure].rows if measure in metrics() else measure)
         told = (printable(_told({**r.key.protocol, "seed": r.key.seed})) for r in rows)
         return [*dict.fromkeys(told)]
 
-    def _at(self, board: Board) -> int:
+    def _at(self, board: ResultTable) -> int:
         return self.target if self.target in board.lengths else max(board.lengths)
 
-    def _last(self, board: Board, label: str) -> Cell | None:
+    def _last(self, board: ResultTable, label: str) -> Cell | None:
         return board.cells.get((label, self._at(board)))
 
-    def _overs(self) -> list[str]:
-        board = self.boards.get("context")
-        return ["over"] if board and any(c.over for c in board.cells.values()) else []
 
-
-def _shown(board: Board, label: str, length: int) -> Shown:
+def _shown(board: ResultTable, label: str, length: int) -> Shown:
     cell = board.cells.get((label, length))
     if cell is None or cell.value is None:
         return Shown(NOTHING if cell else "", why=cell.refused if cell else None)
@@ -238,14 +244,8 @@ def _shown(board: Board, label: str, length: int) -> Shown:
 
 
 def printed(measure: str, value: float) -> str:
-    """A number in its measure's own figures."""
-    if measure in SHARES:
-        return f"{100 * value:.0f} %"
-    if measure == "memory":
-        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
-    if measure in COSTS:
-        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return f"{value:.3f}"
+    """A number in its metric's own format."""
+    return metrics()[measure].format(value)
 
 
 def between(measure: str, value: Interval) -> str:

@@ -11,28 +11,25 @@ from rich.table import Table
 from rich.text import Text
 
 from longitude.viz.extend_section import BEST, NEAR, NOT_ASKED, TIED, Section, Shown
-from longitude.viz.extend_text import advice, notes, scores, searches
+from longitude.viz.extend_text import advice, forgotten, notes, scores, searches
 from longitude.viz.plot import DIM
 from longitude.viz.table import printable
 from longitude.viz.terminal import GAP
 
 MOST = 5  # columns of lengths
 HEADS = {
-    "reach": "reach\n80 %",
-    "tax": "tax\nnats",
+    "reach": "effective\nlength",
+    "tax": "in-window\ncost",
     "prefill": "prefill\ntok/s",
     "decode": "decode\nms",
     "memory": "memory\npeak",
-    "passkey": "passkeys",
-    "keys": "keys\nmany",
-    "variables": "chains\nheld",
 }
 WORDS = {
-    "context": "loss: nats a token of the same last tokens, after so many of context",
-    "loss": "loss: nats a token, of so many first tokens",
-    "passkey": "passkeys: hidden numbers told at {target:,}",
-    "reach": "reach: the longest length with 80 % of them",
-    "tax": "tax: loss inside the window, over as it is",
+    "context": "loss: nats per token of the same last tokens, with so much context",
+    "loss": "loss: nats per token, of so many first tokens",
+    "passkey": "passkeys: retrieved at {target:,}",
+    "reach": "effective length: the longest with 80 % of them",
+    "tax": "in-window cost: loss inside the window over the baseline's, in nats",
     "prefill": "prefill and decode: at {target:,}",
 }
 Column = tuple[str, str, list[Text]]  # what it is, its head, and a number for each method
@@ -76,10 +73,10 @@ def _small(section: Section, columns: Collection[str]) -> Iterator[str]:
     """What the signs and heads of the table mean, and what is missing from it."""
     told = [WORDS[name].format(target=section.target) for name in WORDS if name in columns]
     yield "; ".join(told)
-    yield f"bold or *: the best; {NEAR}: can't be told from it (95 %, paired by document)"
+    yield f"bold or *: the best; {NEAR}: not significantly different (95 %, paired by document)"
     if section.any_assumed:
         yield NOT_ASKED
-    for why in [*section.refusals(), *notes(section)]:
+    for why in [*section.refusals(), *forgotten(section), *notes(section)]:
         yield f"– {why}"
 
 
@@ -87,14 +84,14 @@ def _columns(section: Section, plain: bool) -> Iterator[Column]:
     """The measure that ranks at several lengths, then the others at the target."""
     board, ranked = section.main, section.ranked
     if board:
-        head = "loss" if board.lower_is_better else HEADS[board.measure].split("\n")[0]
+        head = board.metric.heading
         for n in _few(board.lengths, section.subject.trained):
             cells = [_worded(section.cell(board, s, n), plain) for s in ranked]
             yield board.measure, f"{head}\n{n:,}", cells
     for c in section.columns():
-        if c.name in HEADS and not (board and c.name == board.measure):
+        if c.name not in ("over", board and board.measure):
             cells = [_worded(section.shown(s, c.name), plain) for s in ranked]
-            yield c.name, HEADS[c.name], cells
+            yield c.name, HEADS.get(c.name, c.title), cells
 
 
 def _few(lengths: Sequence[int], trained: int) -> list[int]:

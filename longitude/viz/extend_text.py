@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from longitude.eval.tables import Board
+from longitude.eval.tables import ResultTable
 from longitude.viz.extend_section import BEST, NEAR, NOT_ASKED, TIED, Section, Shown
 from longitude.viz.table import printable
 from longitude.viz.text import escaped, fenced, markdown_table
@@ -32,13 +32,19 @@ def advice(section: Section) -> Iterator[tuple[str, str]]:
 def headline(section: Section) -> tuple[str, str]:
     """The best recommendation, and the numbers behind it."""
     best = section.recommendation.get("best") or {}
-    head, _, why = printable(best.get("sentence", "")).partition(": ")
-    return head, why[:1].upper() + why[1:]
+    head, _, why = printable(best.get("sentence", "")).partition(". ")
+    return head, why
 
 
 def notes(section: Section) -> list[str]:
     """What the run left out, or did otherwise than asked."""
     return [printable(str(note)) for note in section.recommendation.get("notes", ())]
+
+
+def forgotten(section: Section) -> list[str]:
+    """Which methods forget: never recommended for a longer context."""
+    named = ", ".join(section.forgets)
+    return [f"{named}: forgets (hides everything beyond its window)"] if named else []
 
 
 def searches(section: Section) -> list[tuple[str, str]]:
@@ -82,10 +88,10 @@ def _runtimes(given: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _short(one: Mapping[str, Any]) -> str:
-    """The sentence; without its numbers where they are those of the model as it is."""
+    """The sentence; without its numbers where they are those of the baseline."""
     numbers = one.get("numbers") or {}
     own = numbers.get("own") is not None and numbers.get("label") == numbers.get("own")
-    return one["sentence"].partition(": ")[0].rstrip(".") + "." if own else one["sentence"]
+    return one["sentence"].partition(". ")[0].rstrip(".") + "." if own else one["sentence"]
 
 
 def _listed(names: Sequence[str], word: str) -> str:
@@ -108,7 +114,9 @@ def markdown(section: Section, pictures: Sequence[tuple[str, str]] = ()) -> str:
         for name, board in section.boards.items()
         if name in ("context", "passkey")
     ]
-    refused = "".join(f"- {escaped(why)}\n" for why in [*section.refusals(), *notes(section)])
+    refused = "".join(
+        f"- {escaped(why)}\n" for why in [*section.refusals(), *forgotten(section), *notes(section)]
+    )
     drawn = "".join(f"![{escaped(title)}]({file})\n" for title, file in pictures)
     ran = "".join(f"- {escaped(line)}\n" for line in section.machines())
     machine = f"Measured on:\n\n{ran}" if ran else ""
@@ -138,12 +146,15 @@ def _methods(section: Section) -> str:
         [fenced(s), *(_cell(section.shown(s, c.name)) for c in columns), fenced(section.schemes[s])]
         for s in section.ranked
     ]
-    note = f"**Bold**: the best; {NEAR}: can’t be told from it; ± and ranges are 95 % intervals."
+    note = (
+        f"**Bold**: the best; {NEAR}: not significantly different from it; ± and ranges are 95 % "
+        f"intervals."
+    )
     more = f" {NOT_ASKED}" if section.any_assumed else ""
     return markdown_table(heads, rows) + f"\n{note}{more}\n"
 
 
-def _by_length(section: Section, board: Board) -> str:
+def _by_length(section: Section, board: ResultTable) -> str:
     heads = [f"{n:,}{' (trained)' if n == board.trained else ''}" for n in board.lengths]
     rows = [
         [fenced(s), *(_cell(section.cell(board, s, n)) for n in board.lengths)]

@@ -118,10 +118,10 @@ SCHEME = "rope(remap=leaky_rerope(128, 16))"
 
 def write_run(folder: Path, model: Any) -> None:
     """What `longitude extend tiny-rope` leaves, in short."""
-    from longitude.extension.prepare import subject
+    from longitude.extension.plan import describe
 
     folder.mkdir(parents=True)
-    row = {"key": {"kind": "extend", "subject": asdict(subject(model, "x"))}, "value": {}}
+    row = {"key": {"kind": "extend", "subject": asdict(describe(model, "x"))}, "value": {}}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
     numbers = {"length": 4096, "passkey": {"mean": 0.8}}
     best = {"label": "leaky_rerope(128, 16)", "scheme": SCHEME, "numbers": numbers}

@@ -10,9 +10,9 @@ import torch
 
 import longitude.hf as lh
 from longitude import UserError
-from longitude.eval import cost as room
-from longitude.eval.cost import Cost, cost
-from tests.eval.test_reading import model
+from longitude.eval.tasks import cost as room
+from longitude.eval.tasks.cost import Cost, cost
+from tests.eval.test_perplexity import model
 
 
 def test_it_reads_and_writes_the_length() -> None:
@@ -33,12 +33,12 @@ def test_the_clock_is_right() -> None:
     def wait(module: Any, given: Any) -> None:
         calls.append(given[0].shape[1])
         slow = 0.3 if len(calls) == 8 else 0.02
-        time.sleep(0.3 if given[0].shape[1] > room.WARM else slow)
+        time.sleep(0.3 if given[0].shape[1] > room.WARM_UP else slow)
 
     hook = m.get_input_embeddings().register_forward_pre_hook(wait)
     found = cost(m, 100, new=7)
     hook.remove()
-    assert calls == [room.WARM, 1, 1, 93, *[1] * 7]
+    assert calls == [room.WARM_UP, 1, 1, 93, *[1] * 7]
     assert 60 < found.prefill < 93 / 0.3
     assert 20 < found.decode < 200, "a single slow token does not count"
 
@@ -48,7 +48,7 @@ def test_memory_that_was_taken_is_seen() -> None:
     weights = sum(p.numel() * 4 for p in m.parameters())
 
     def take(module: Any, given: Any) -> None:
-        if given[0].shape[1] > room.WARM:
+        if given[0].shape[1] > room.WARM_UP:
             held = torch.ones(50 * 2**20 // 4)
             time.sleep(0.05)
             del held

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude import UserError
-from longitude.eval.haystack import filler
-from longitude.eval.question import answered
+from longitude.eval.haystack import answered, filler
 from longitude.eval.tasks.variables import variables
 from tests.eval.test_passkey import pieces
 

@@ -12,22 +12,20 @@ from typing import Any
 
 import pytest
 
-from longitude.extension.measure import Bench
-from longitude.extension.prepare import Options, Prepared, prepare
-from longitude.extension.ray_worker import Errand, Kit, Worker
+from longitude.extension.plan import ExtendOptions, Prepared, TargetModel, prepare
+from longitude.extension.ray import Group, Worker, WorkerSpec
 
-SMALL = Options(
-    to="512", methods="rope(frequencies=yarn(2, original=256))", lengths=(256, 512), docs=2,
-    text=(argparse.__file__,), questions=1, cost=False, device="cpu", quiet=True,
+SMALL = ExtendOptions(
+    methods="rope(frequencies=yarn(2, original=256))", lengths=(256, 512), docs=2,
+    text=(argparse.__file__,), questions=1, cost=False, device="cpu",
 )  # fmt: skip
 
 
-def small() -> Prepared:
+def small(target: TargetModel) -> Prepared:
     """A plan that was cut, as a budget cuts: workers must not lay out one of their own."""
-    whole = prepare(SMALL)
-    cut = replace(whole.plan, protocol=replace(whole.plan.protocol, depths=(0.0, 1.0)))
-    bench = Bench(cut, whole.bench.model, whole.bench.tokenizer, whole.bench.documents)
-    return replace(whole, plan=cut, bench=bench)
+    full = prepare(target, 512, SMALL)
+    protocol = replace(full.plan.protocol, depths=(0.0, 1.0))
+    return replace(full, plan=replace(full.plan, protocol=protocol))
 
 
 class Lost(Exception):
@@ -35,14 +33,14 @@ class Lost(Exception):
 
 
 class Played:
-    """Ray, played in this process: `answer` says what a worker makes of an errand."""
+    """Ray, played in this process: `answer` says what a worker makes of an group."""
 
     exceptions = SimpleNamespace(RayError=Lost)
 
-    def __init__(self, answer: Callable[[Errand], Any], **resources: float) -> None:
+    def __init__(self, answer: Callable[[Group], Any], **resources: float) -> None:
         self.answer, self.resources = answer, resources or {"CPU": 2.0}
         self.made = self.killed = 0
-        self.key: Counter[Errand] = Counter()
+        self.key: Counter[Group] = Counter()
 
     def is_initialized(self) -> bool:
         return True
@@ -56,22 +54,22 @@ class Played:
     def remote(self, kind: type) -> Any:
         assert kind is Worker
 
-        def make(kit: Kit) -> Any:
+        def make(spec: WorkerSpec) -> Any:
             self.made += 1
             begin = SimpleNamespace(remote=lambda: self._ask(()))
             return SimpleNamespace(begin=begin, measure=SimpleNamespace(remote=self._ask))
 
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
 
-    def _ask(self, errand: Errand, known: Any = ()) -> Any:
-        self.key[errand] += 1
-        return _Awaited(errand)
+    def _ask(self, group: Group, known: Any = ()) -> Any:
+        self.key[group] += 1
+        return _Awaited(group)
 
     def wait(self, answers: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
         return answers[-1:], answers[:-1]
 
     def get(self, answer: _Awaited) -> Any:
-        found = self.answer(answer.errand)
+        found = self.answer(answer.group)
         if isinstance(found, Exception):
             raise found
         return found
@@ -81,18 +79,18 @@ class Played:
 
 
 class _Awaited:
-    def __init__(self, errand: Errand) -> None:
-        self.errand = errand
+    def __init__(self, group: Group) -> None:
+        self.group = group
 
 
 def play(
-    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Errand], Any], **resources: float
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Group], Any], **resources: float
 ) -> Played:
     ray = Played(answer, **resources)
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
     return ray
 
 
-def told(errand: Errand) -> list[Any]:
+def answered(group: Group) -> list[Any]:
     """An answer of the right form: a row for each task."""
-    return [({"task": repr(task)}, {"label": task.method.label}) for task in errand]
+    return [({"task": repr(task)}, {"label": task.method.label}) for task in group]

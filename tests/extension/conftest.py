@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from longitude.extension.prepare import Options, Prepared, prepare
+from longitude.extension.measure import Evaluator
+from longitude.extension.plan import ExtendOptions, Prepared, TargetModel, prepare
 
 
 @pytest.fixture(scope="session")
-def small() -> Prepared:
+def target() -> TargetModel:
+    return TargetModel.load("tiny-rope", ExtendOptions(device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def small(target: TargetModel) -> Prepared:
     """A plan that runs in seconds: three methods, two documents, two lengths."""
     methods = "leaky_rerope; dynamic_ntk"
-    return prepare(
-        Options(to="2x", methods=methods, docs=2, apart=4, questions=1, quiet=True, cost=False)
-    )
+    options = ExtendOptions(methods=methods, docs=2, search=True, questions=1, cost=False)
+    return prepare(target, "2x", options)
+
+
+@pytest.fixture(scope="session")
+def evaluator(small: Prepared) -> Evaluator:
+    return Evaluator(small.plan, small.target, small.documents)

@@ -20,22 +20,22 @@ from pathlib import Path
 import torch
 
 from longitude.core.store import Store, address
-from longitude.extension.prepare import Options, Prepared, prepare
-from longitude.extension.run import local, missing
+from longitude.extension.measure import Evaluator, missing, run_tasks
+from longitude.extension.plan import ExtendOptions, Prepared, TargetModel, prepare
 
 KILLS = 20
 SPREAD = 2.5  # what is begun is lost: with 1 the kills would not get far into the run
-SMALL = Options(
-    to="512", methods="rope(frequencies=yarn(2, original=256))", text=(argparse.__file__,), docs=2,
-    questions=1, device="cpu", quiet=True,
+SMALL = ExtendOptions(
+    methods="rope(frequencies=yarn(2, original=256))", text=(argparse.__file__,), docs=2,
+    questions=1, device="cpu",
 )  # fmt: skip
 
 
 def run(prepared: Prepared, path: Path) -> None:
     """What the command does: every task that the store lacks."""
     with Store(path) as store:
-        todo = missing(prepared.plan, store)
-        local(prepared.bench)(prepared.plan, todo, store, lambda news: None)
+        evaluator = Evaluator(prepared.plan, prepared.target, prepared.documents)
+        run_tasks(evaluator, missing(prepared.plan, store), store)
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -65,7 +65,8 @@ def ended(child: int) -> None:
 
 def main(folder: Path, seed: int) -> None:
     torch.set_num_threads(1)
-    prepared, rng = prepare(SMALL), random.Random(seed)
+    prepared = prepare(TargetModel.load("tiny-rope", SMALL), 512, SMALL)
+    rng = random.Random(seed)
     start = time.monotonic()
     ended(forked(lambda: run(prepared, folder / "undisturbed.sqlite")))
     longest = SPREAD * (time.monotonic() - start) / KILLS
@@ -76,7 +77,7 @@ def main(folder: Path, seed: int) -> None:
         hits, stores = hits + hit, stores + (not hit)
     ended(forked(lambda: run(prepared, path)))
     plan = prepared.plan
-    print(json.dumps([address(a.to_json()) for task in plan.tasks() for a in plan.asked(task)]))
+    print(json.dumps([address(a.to_json()) for task in plan.tasks() for a in plan.keys(task)]))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@ import pytest
 
 from longitude.core.validate import UserError
 from longitude.eval.records import Text
+from longitude.eval.tasks import EvalProtocol
 from longitude.extension.budget import Pace, fit, seconds
-from longitude.extension.plan import Method, Plan, Protocol
+from longitude.extension.plan import Method, Plan
 from tests.measured import SUBJECT
 
 METHODS = tuple(Method(f"m{n}", f"s{n}", f"s{n}" if n else None) for n in range(8))
 TEXTS = tuple(Text(f"t{n}", f"d{n}") for n in range(4))
-PLAN = Plan(SUBJECT, METHODS, (256, 512, 1024), TEXTS, Protocol(tail=128, questions=4))
-PACE = Pace(each=1e-3, pair=1e-7, token=0.01)
+PLAN = Plan(SUBJECT, METHODS, (256, 512, 1024), TEXTS, EvalProtocol(scored_tokens=128, questions=4))
+PACE = Pace(linear=1e-3, quadratic=1e-7, token=0.01)
 
 
 def test_what_fits_is_left_alone():

@@ -12,7 +12,15 @@ from longitude.core.store import Store, address
 from tests.extension import killing
 
 ROOT = Path(__file__).parents[2]
-OTHERWISE = ("seconds", "prefill", "decode", "peak", "machine")  # what differs from run to run
+OTHERWISE = (
+    "speed",
+    "rounds",
+    "seconds",
+    "prefill",
+    "decode",
+    "peak",
+    "machine",
+)  # what differs from run to run
 
 
 def rows(path: Path) -> list[tuple[str, Any]]:

@@ -9,7 +9,6 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,19 +20,19 @@ from longitude.core.text import dump
 from longitude.core.validate import UserError
 from longitude.eval.records import recorded
 from longitude.extension.lm_eval import judge
-from longitude.extension.plan import Method
-from longitude.extension.prepare import Options, Prepared, prepare
+from longitude.extension.measure import Evaluator
+from longitude.extension.plan import ExtendOptions, Method, TargetModel, prepare
 from longitude.hf.patch import scheme_of
 
-SMALL = Options(
-    to="2048", methods="rope(frequencies=yarn(8, original=256))", text=(argparse.__file__,), docs=1,
-    device="cpu", quiet=True,
+SMALL = ExtendOptions(
+    methods="rope(frequencies=yarn(8, original=256))", text=(argparse.__file__,), docs=1,
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
-    return prepare(SMALL)
+def evaluator(target: TargetModel) -> Evaluator:
+    prepared = prepare(target, 2048, SMALL)
+    return Evaluator(prepared.plan, target, prepared.documents)
 
 
 @pytest.fixture
@@ -72,13 +71,13 @@ def play(monkeypatch: pytest.MonkeyPatch, played: Played) -> Played:
     return played
 
 
-def methods(prepared: Prepared) -> tuple[Method, Method]:
-    plain, stretched = prepared.plan.methods
+def methods(evaluator: Evaluator) -> tuple[Method, Method]:
+    plain, stretched = evaluator.plan.methods
     return plain, stretched
 
 
 def test_the_live_model_is_judged_once(
-    prepared: Prepared,
+    evaluator: Evaluator,
     store: Store,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -88,12 +87,12 @@ def test_the_live_model_is_judged_once(
         "2048_stderr,none": "N/A", "odd": math.nan,
     }  # fmt: skip
     played = play(monkeypatch, Played({"niah_single_1": scores}))
-    for method in methods(prepared) * 2:
-        found = judge(prepared.bench, method, ("niah_single_1",), store, limit=2)
+    for method in methods(evaluator) * 2:
+        found = judge(evaluator, method, ("niah_single_1",), store, limit=2)
         assert found == {"niah_single_1": {"2048,none": 0.5}}
-    assert [call["scheme"] for call in played.calls] == [m.scheme for m in methods(prepared)]
+    assert [call["scheme"] for call in played.calls] == [m.scheme for m in methods(evaluator)]
     for call in played.calls:
-        assert call["model"]["pretrained"] is prepared.bench.model
+        assert call["model"]["pretrained"] is evaluator.target.model
         assert call["model"]["max_length"] == 2048 == call["metadata"]["max_seq_lengths"][0]
         assert call["tasks"] == ["niah_single_1"] and call["limit"] == 2
         assert "tokenizer.json" in call["files"] or "tokenizer_config.json" in call["files"]
@@ -103,12 +102,12 @@ def test_the_live_model_is_judged_once(
 
 
 def test_other_tasks_and_limits_are_other_rows(
-    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+    evaluator: Evaluator, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = play(monkeypatch, Played({"other": {"acc,none": 0.25}}))
-    plain, _ = methods(prepared)
+    plain, _ = methods(evaluator)
     for tasks, limit in ((("other",), 1), (("other",), 2), (("other", "ruler"), 2)):
-        judge(prepared.bench, plain, tasks, store, limit=limit)
+        judge(evaluator, plain, tasks, store, limit=limit)
     assert len(played.calls) == 3
 
 
@@ -125,7 +124,7 @@ def test_other_tasks_and_limits_are_other_rows(
     ],
 )
 def test_what_can_not_be_run_gets_a_sentence(
-    prepared: Prepared,
+    evaluator: Evaluator,
     store: Store,
     monkeypatch: pytest.MonkeyPatch,
     tasks: tuple[str, ...],
@@ -134,36 +133,37 @@ def test_what_can_not_be_run_gets_a_sentence(
 ) -> None:
     play(monkeypatch, Played({}, error))
     with pytest.raises(UserError, match=told):
-        judge(prepared.bench, methods(prepared)[0], tasks, store)
+        judge(evaluator, methods(evaluator)[0], tasks, store)
     assert not list(store.rows())
 
 
 def test_tasks_that_need_more_length_are_refused(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    target: TargetModel, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near = prepare(replace(SMALL, to="512"))
+    short = prepare(target, 512, SMALL)
+    near = Evaluator(short.plan, target, short.documents)
     played = play(monkeypatch, Played({"other": {"acc,none": 0.25}}))
     with pytest.raises(
         UserError, match="niah_single_1 needs at least 2,048 tokens, but --to is 512"
     ):
-        judge(near.bench, near.plan.methods[0], ("other", "niah_single_1"), store)
+        judge(near, near.plan.methods[0], ("other", "niah_single_1"), store)
     assert not played.calls
-    assert judge(near.bench, near.plan.methods[0], ("other",), store)
+    assert judge(near, near.plan.methods[0], ("other",), store)
 
 
 def test_without_the_library_there_is_a_sentence(
-    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+    evaluator: Evaluator, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"pip install 'longitude\[lm-eval\]'"):
-        judge(prepared.bench, methods(prepared)[0], ("other",), store)
+        judge(evaluator, methods(evaluator)[0], ("other",), store)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the library and its own
-def test_the_library_itself(prepared: Prepared, store: Store) -> None:
+def test_the_library_itself(evaluator: Evaluator, store: Store) -> None:
     pytest.importorskip("lm_eval")
     pytest.importorskip("wonderwords")
-    for method in methods(prepared):
-        found = judge(prepared.bench, method, ("niah_single_1",), store, limit=2)
+    for method in methods(evaluator):
+        found = judge(evaluator, method, ("niah_single_1",), store, limit=2)
         assert 0 <= found["niah_single_1"]["2048,none"] <= 1

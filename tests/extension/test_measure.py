@@ -12,17 +12,19 @@ from torch.nn import functional as F
 
 from longitude.core.store import Store
 from longitude.eval import perplexity as reading
-from longitude.eval.records import CONTEXT, LOSS, PASSKEY
-from longitude.extension.measure import Bench
+from longitude.eval import prefill
+from longitude.eval.records import CONTEXT, COST, LOSS, PASSKEY
+from longitude.eval.tasks.cost import cost
+from longitude.extension.measure import Evaluator, measurements, missing, run_task, run_tasks
 from longitude.extension.plan import Task
-from longitude.extension.run import beyond, do, local, measured, missing
 from longitude.hf import patched
+from longitude.hf.patch import own_scheme, scheme_of
 
 
 @pytest.fixture(scope="module")
-def store(small):
+def store(small, evaluator):
     with Store(":memory:") as store:
-        local(small.bench)(small.plan, missing(small.plan, store), store, lambda news: None)
+        run_tasks(evaluator, missing(small.plan, store), store)
         yield store
 
 
@@ -37,15 +39,15 @@ def straightforward(model, method, ids, length):
 
 
 def test_losses_at_every_length_are_those_of_a_forward_at_that_length(small, store):
-    rows = [r for r in measured(small.plan, store) if r.key.measure == LOSS]
+    rows = [r for r in measurements(small.plan, store) if r.key.measure == LOSS]
     methods = {m.scheme: m for m in small.plan.methods}
-    documents = {d.text: d for d in small.bench.documents}
+    documents = {d.text: d for d in small.documents}
     assert len(rows) == 2 * 2 + 2 * 2  # two read once, one at each of two lengths
     seen = set()
     for row in rows:
         method, document = methods[row.key.scheme], documents[row.key.text]
         for n, mean in row.value["means"]:
-            want = straightforward(small.bench.model, method, document.ids[: n + 1], n)
+            want = straightforward(small.target.model, method, document.ids[: n + 1], n)
             assert math.isclose(mean, float(want.mean()), abs_tol=1e-4), (method.label, n)
             seen.add((method.label, document.text, n))
         first, past, loss = row.value["bins"][-1]
@@ -56,37 +58,86 @@ def test_losses_at_every_length_are_those_of_a_forward_at_that_length(small, sto
 
 
 def test_the_last_tokens_are_scored_with_more_and_more_before_them(small, store):
-    rows = [r for r in measured(small.plan, store) if r.key.measure == CONTEXT]
+    rows = [r for r in measurements(small.plan, store) if r.key.measure == CONTEXT]
     methods = {m.scheme: m for m in small.plan.methods}
-    documents = {d.text: d for d in small.bench.documents}
+    documents = {d.text: d for d in small.documents}
     assert len(rows) == 3 * 2 * 2
     for row in rows:
-        n, tail = row.key.length, small.plan.protocol.tail
+        n, tail = row.key.length, small.plan.protocol.scored_tokens
         ids = documents[row.key.text].ids[-(n + 1) :]
-        want = straightforward(small.bench.model, methods[row.key.scheme], ids, n)
+        want = straightforward(small.target.model, methods[row.key.scheme], ids, n)
         assert math.isclose(row.value["loss"], float(want[-tail:].mean()), abs_tol=1e-4)
 
 
-def test_nothing_is_missing_and_nothing_computed_twice(small, store, monkeypatch):
+def test_nothing_is_missing_and_nothing_computed_twice(small, store):
     assert missing(small.plan, store) == []
-    monkeypatch.setattr(reading, "losses", None)  # would raise if it were called
-    local(small.bench)(small.plan, missing(small.plan, store), store, lambda news: None)
 
 
-def test_a_method_that_told_none_is_not_asked_further(small):
+def test_a_method_that_retrieved_none_is_not_asked_further(small, evaluator, monkeypatch):
     plan, method = small.plan, small.plan.methods[0]
-    near, far = plan.questions(method, PASSKEY)
+    near, far = plan.tasks_of(method, PASSKEY)
     with Store(":memory:") as store:
-        assert beyond(plan, far, store) is None  # not known yet
-        for asked in plan.asked(near):
-            store.put(asked.to_json(), {"right": [False]})
-        assert beyond(plan, far, store) == f"none of 5 told at {near.length}."
-        do(small.bench, far, store)
-        rows = [store.get(asked.to_json()) for asked in plan.asked(far)]
-        assert all(row and row["right"] == [False] and row["assumed"] for row in rows)
-        store.put(plan.asked(near)[0].to_json(), {"right": [True]})
-        assert beyond(plan, far, store) is None
-        assert beyond(plan, near, store) is None
+        for key in plan.keys(near):
+            store.put(key.to_json(), {"right": [False]})
+        run_task(evaluator, far, store)
+        rows = [store.get(key.to_json()) for key in plan.keys(far)]
+        assert all(row and row["right"] == [False] for row in rows)
+        assert {row["assumed"] for row in rows} == {f"none of 5 retrieved at {near.length}."}
+        ran = []
+        monkeypatch.setattr(evaluator, "run", lambda task, record: ran.append(task))
+        store.put(plan.keys(near)[0].to_json(), {"right": [True]})
+        run_task(evaluator, far, store)
+        run_task(evaluator, near, store)
+        assert ran == [far, near]
+
+
+def test_costs_of_a_method_alternate_with_the_baseline(small, evaluator, monkeypatch):
+    """Two methods on the same kernels have one speed, however cold the first sample was."""
+    method = next(m for m in small.plan.methods if m.patch)
+    plan = replace(small.plan, protocol=replace(small.plan.protocol, cost=True))
+    ran, own = [], own_scheme(small.target.model)
+    real = prefill.prefill
+
+    def watched(model, ids, **more):
+        ran.append(("patched" if scheme_of(model) != own else "own", ids.shape[1]))
+        return real(model, ids, **more)
+
+    monkeypatch.setattr(prefill, "prefill", watched)
+    costs = Evaluator(plan, small.target, small.documents)
+    with Store(":memory:") as store:
+        run_task(costs, Task(method, COST, length=256), store)
+        (row,) = [store.get(k.to_json()) for k in plan.keys(Task(method, COST, length=256))]
+    timed = [state for state, n in ran if n == 240]
+    assert timed[:5] == ["patched", "own", "patched", "own", "patched"] and len(timed) <= 7
+    warm = [state for state, n in ran if n == 64]
+    assert warm[:5] == timed[:5]  # each after a warm-up in the same state
+    median, low, high = row["speed"]
+    assert low <= median <= high and row["rounds"] == (len(timed) + 1) // 2
+
+
+def test_one_cold_sample_of_the_baseline_does_not_count(target):
+    """As where YaRN had "3.66 of the speed" of the very same kernels."""
+    import time
+    from contextlib import contextmanager
+
+    seconds = iter([0.2, 0.0, 0.0, 0.0])  # the baseline's first run is a cold one
+    slow = []
+
+    def wait(module, given):
+        if slow and given[0].shape[1] > 64:
+            time.sleep(slow[0] + 0.02)
+
+    @contextmanager
+    def baseline():
+        slow[:] = [next(seconds)]
+        yield
+        slow[:] = [0.0]
+
+    hook = target.model.get_input_embeddings().register_forward_pre_hook(wait)
+    slow[:] = [0.0]
+    found = cost(target.model, 100, new=2, baseline=baseline)
+    hook.remove()
+    assert found.speed is not None and found.speed[0] < 1.6 and found.rounds == 4
 
 
 def test_out_of_memory_is_recorded_and_the_rest_goes_on(small, monkeypatch):
@@ -100,28 +151,28 @@ def test_out_of_memory_is_recorded_and_the_rest_goes_on(small, monkeypatch):
     monkeypatch.setattr(reading, "losses", short_of_memory)
     static = next(m for m in small.plan.methods if not m.by_length)
     plan = replace(small.plan, methods=(static,))
-    bench = Bench(plan, small.bench.model, small.bench.tokenizer, small.bench.documents)
+    less = Evaluator(plan, small.target, small.documents)
     with Store(":memory:") as store:
-        do(bench, Task(static, LOSS, document=0), store)
-        rows = [r for r in measured(plan, store) if r.key.measure == LOSS]
+        run_task(less, Task(static, LOSS, document=0), store)
+        rows = [r for r in measurements(plan, store) if r.key.measure == LOSS]
     by_length = {r.key.length: r for r in rows}
     assert by_length[512].refused == "out of memory at 512 tokens."
     assert [n for n, _ in by_length[256].value["means"]] == [256]
 
 
-def test_other_errors_are_not_swallowed(small, monkeypatch):
+def test_other_errors_are_not_swallowed(small, evaluator, monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("an illegal memory access")
 
     monkeypatch.setattr(reading, "losses", broken)
     with Store(":memory:") as store, pytest.raises(RuntimeError, match="illegal"):
-        do(small.bench, Task(small.plan.methods[0], LOSS, document=0), store)
+        run_task(evaluator, Task(small.plan.methods[0], LOSS, document=0), store)
 
 
-def test_the_model_is_as_it_was_afterwards(small, store):
-    ids = small.bench.documents[0].ids[None, :40]
+def test_the_model_is_as_it_was_afterwards(small, evaluator):
+    ids = small.documents[0].ids[None, :40]
     with torch.no_grad():
-        before = small.bench.model(ids).logits
+        before = small.target.model(ids).logits
         with Store(":memory:") as other:
-            do(small.bench, Task(small.plan.methods[1], LOSS, document=0), other)
-        assert torch.equal(before, small.bench.model(ids).logits)
+            run_task(evaluator, Task(small.plan.methods[1], LOSS, document=0), other)
+        assert torch.equal(before, small.target.model(ids).logits)

@@ -20,13 +20,13 @@ from typing import Any
 import psutil
 import pytest
 
+from longitude.core.progress import Event, silent
 from longitude.core.store import Store
 from longitude.core.validate import UserError
-from longitude.extension.prepare import Prepared
-from longitude.extension.ray import TRIES, on_ray
-from longitude.extension.ray_worker import Errand, errands
-from longitude.extension.run import News, local, missing
-from tests.extension.clusters import Lost, play, small, told
+from longitude.extension.measure import Evaluator, missing, run_tasks
+from longitude.extension.plan import Prepared, TargetModel
+from longitude.extension.ray import TRIES, Group, Worker, WorkerSpec, groups, known_rows, run_on_ray
+from tests.extension.clusters import Lost, answered, play, small
 
 OTHERWISE = ("seconds", "machine")  # what differs from run to run
 
@@ -40,15 +40,16 @@ def rows(store: Store) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
-    return small()
+def prepared(target: TargetModel) -> Prepared:
+    return small(target)
 
 
 @pytest.fixture(scope="module")
 def expected(prepared: Prepared) -> list[Any]:
     """The rows of a run in this process."""
     with Store(":memory:") as store:
-        local(prepared.bench)(prepared.plan, prepared.plan.tasks(), store, lambda news: None)
+        evaluator = Evaluator(prepared.plan, prepared.target, prepared.documents)
+        run_tasks(evaluator, prepared.plan.tasks(), store)
         return rows(store)
 
 
@@ -98,89 +99,89 @@ def kill_one(killed: list[int]) -> None:
 def test_rows_are_those_of_a_local_run_though_a_worker_is_killed(
     prepared: Prepared, expected: list[Any], cluster: Any, tmp_path: Path
 ) -> None:
-    heard: list[News] = []
+    events: list[Event] = []
     killed: list[int] = []
     killer = Thread(target=kill_one, args=(killed,), daemon=True)
     killer.start()
     with Store(tmp_path / "results.sqlite") as store:
-        on_ray(prepared, store, missing(prepared.plan, store), heard.append)
+        run_on_ray(prepared, missing(prepared.plan, store), store, events.append)
         assert killed
         assert rows(store) == expected
         assert not missing(prepared.plan, store)
-    shares = [news.share for news in heard]
-    assert shares == sorted(set(shares)) and shares[0] == 0 and len(heard) == 6
+    done = [event.done for event in events]
+    assert done == sorted(done) and done[0] == 0 and 2 <= len(events) <= 7
 
 
 # without a cluster
 
 
-def test_a_failed_errand_is_tried_again_by_a_fresh_worker(
+def test_a_failed_group_is_tried_again_by_a_fresh_worker(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     todo = prepared.plan.tasks()
-    bad = errands(todo)[1]
+    bad = groups(todo)[1]
 
-    def answer(errand: Errand) -> Any:
-        return Lost("gone") if errand == bad and ray.asked[bad] < TRIES else told(errand)
+    def answer(group: Group) -> Any:
+        return Lost("gone") if group == bad and ray.requests[bad] < TRIES else answered(group)
 
     ray = play(monkeypatch, answer)
-    on_ray(prepared, store, todo, lambda news: None)
+    run_on_ray(prepared, todo, store, silent)
     assert len(list(store.rows())) == len(todo)
-    assert ray.asked[bad] == TRIES and ray.made == 2 + TRIES - 1 == ray.killed
+    assert ray.requests[bad] == TRIES and ray.made == 2 + TRIES - 1 == ray.killed
 
 
-def test_an_errand_that_always_fails_is_told_when_the_others_are_done(
+def test_an_group_that_always_fails_is_told_when_the_others_are_done(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     todo = prepared.plan.tasks()
-    bad = errands(todo)[0]
+    bad = groups(todo)[0]
     error = Lost("ray::Worker.measure()\n  File\nValueError: too odd.")
-    ray = play(monkeypatch, lambda errand: error if errand == bad else told(errand))
+    ray = play(monkeypatch, lambda group: error if group == bad else answered(group))
     with pytest.raises(
-        UserError, match=r"1 of the errands failed 4 times.*as it is, loss.*too odd\)"
+        UserError, match=r"1 groups of tasks failed 4 times.*baseline, loss.*too odd\)"
     ):
-        on_ray(prepared, store, todo, lambda news: None)
-    assert ray.asked[bad] == TRIES
+        run_on_ray(prepared, todo, store, silent)
+    assert ray.requests[bad] == TRIES
     assert len(list(store.rows())) == len(todo) - len(bad)
 
 
 def test_a_mistake_is_not_tried_again(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray = play(monkeypatch, lambda errand: "there is no such file." if not errand else [])
+    ray = play(monkeypatch, lambda group: "there is no such file." if not group else [])
     with pytest.raises(UserError, match="could not go on: there is no such file"):
-        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
-    assert ray.asked == {(): 2} and ray.killed == ray.made == 2
+        run_on_ray(prepared, prepared.plan.tasks(), store, silent)
+    assert ray.requests == {(): 2} and ray.killed == ray.made == 2
 
 
-def test_workers_that_can_not_begin_leave_their_errands_to_others(
+def test_workers_that_can_not_begin_leave_their_groups_to_others(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     todo = prepared.plan.tasks()
     began: list[Any] = []
 
-    def answer(errand: Errand) -> Any:
-        began.extend([] if errand else [None])
-        return Lost("no memory") if not errand and len(began) == 1 else told(errand)
+    def answer(group: Group) -> Any:
+        began.extend([] if group else [None])
+        return Lost("no memory") if not group and len(began) == 1 else answered(group)
 
     ray = play(monkeypatch, answer)
-    on_ray(prepared, store, todo, lambda news: None)
+    run_on_ray(prepared, todo, store, silent)
     assert len(list(store.rows())) == len(todo) and ray.made == 2
-    play(monkeypatch, lambda errand: Lost("No module named 'longitude'"))
+    play(monkeypatch, lambda group: Lost("No module named 'longitude'"))
     with pytest.raises(UserError, match="no worker of the cluster could begin: No module"):
-        on_ray(prepared, store, todo, lambda news: None)
+        run_on_ray(prepared, todo, store, silent)
 
 
 def test_ctrl_c_stops_the_workers(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def watch(news: News) -> None:
-        if news.done:
+    def watch(event: Event) -> None:
+        if event.done:
             raise KeyboardInterrupt
 
-    ray = play(monkeypatch, told)
+    ray = play(monkeypatch, answered)
     with pytest.raises(KeyboardInterrupt):
-        on_ray(prepared, store, prepared.plan.tasks(), watch)
+        run_on_ray(prepared, prepared.plan.tasks(), store, watch)
     assert ray.killed == ray.made == 2
 
 
@@ -189,20 +190,20 @@ def test_a_cluster_without_gpus_can_not_take_a_model_on_one(
 ) -> None:
     subject = replace(prepared.plan.subject, device="cuda")
     there = replace(prepared, plan=replace(prepared.plan, subject=subject))
-    play(monkeypatch, told)
+    play(monkeypatch, answered)
     with pytest.raises(UserError, match="no GPU"):
-        on_ray(there, store, prepared.plan.tasks(), lambda news: None)
-    ray = play(monkeypatch, told, GPU=3.0, CPU=64.0)
-    on_ray(there, store, prepared.plan.tasks(), lambda news: None)
+        run_on_ray(there, prepared.plan.tasks(), store, silent)
+    ray = play(monkeypatch, answered, GPU=3.0, CPU=64.0)
+    run_on_ray(there, prepared.plan.tasks(), store, silent)
     assert ray.made == 3
 
 
 def test_memory_bounds_the_workers(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = sum(p.numel() * p.element_size() for p in prepared.bench.model.parameters())
-    ray = play(monkeypatch, told, CPU=64.0, memory=float(7 * size))
-    on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+    size = sum(p.numel() * p.element_size() for p in prepared.target.model.parameters())
+    ray = play(monkeypatch, answered, CPU=64.0, memory=float(7 * size))
+    run_on_ray(prepared, prepared.plan.tasks(), store, silent)
     assert ray.made == 3
 
 
@@ -211,7 +212,7 @@ def test_without_ray_there_is_a_sentence(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"pip install 'longitude\[ray\]'"):
-        on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+        run_on_ray(prepared, prepared.plan.tasks(), store, silent)
 
 
 def test_without_a_cluster_there_is_a_sentence_at_once(
@@ -222,7 +223,7 @@ def test_without_a_cluster_there_is_a_sentence_at_once(
 
     def refused(told: str) -> None:
         with pytest.raises(UserError, match=rf"{told}\): start one with `ray start --head`"):
-            on_ray(prepared, store, prepared.plan.tasks(), lambda news: None)
+            run_on_ray(prepared, prepared.plan.tasks(), store, silent)
 
     absent = SimpleNamespace(is_initialized=lambda: False, init=init)
     monkeypatch.setitem(sys.modules, "ray", absent)  # type: ignore[arg-type]
@@ -237,3 +238,52 @@ def test_without_a_cluster_there_is_a_sentence_at_once(
     refused(rf"'{where}' \(.*refused")  # nobody is there any more
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     refused(r"'nonsense' \(Could not find any at nonsense")
+
+
+# in a worker
+
+
+def test_questions_of_a_kind_go_together(prepared: Prepared) -> None:
+    plan = replace(prepared.plan, protocol=replace(prepared.plan.protocol, cost=True))
+    found = groups([*reversed(plan.tasks())])
+    assert sorted(map(len, found)) == [1] * 4 + [2] * 4
+    assert sum(found, start=()) and {t for e in found for t in e} == {*plan.tasks()}
+    for group in found:
+        assert len({(t.method, t.measure, t.document) for t in group}) == 1
+        assert [t.length for t in group] == sorted(t.length for t in group)
+
+
+def test_a_worker_that_goes_on_knows_what_was_retrieved_at_the_length_before(
+    prepared: Prepared,
+) -> None:
+    plan = prepared.plan
+    (before, after), *_ = [e for e in groups(plan.tasks()) if e[0].measure == "passkey"]
+    with Store(":memory:") as store:
+        for key in plan.keys(before):
+            store.put(key.to_json(), {"label": "baseline", "right": [False]})
+        known = known_rows(plan, (after,), store)
+    assert len(known) == len(plan.keys(before))
+    worker = Worker(WorkerSpec.of(prepared))
+    found = worker.measure((after,), known)
+    assert [v["assumed"] for _, v in found] == ["none of 2 retrieved at 256."] * 2  # type: ignore[index]
+    assert {k["length"] for k, _ in found} == {512}  # type: ignore[index]
+
+
+def test_other_weights_are_refused(prepared: Prepared) -> None:
+    subject = replace(prepared.plan.subject, weights="0123456789abcdef")
+    spec = replace(WorkerSpec.of(prepared), plan=replace(prepared.plan, subject=subject))
+    answer = Worker(spec).begin()
+    assert isinstance(answer, str)
+    assert "has other weights here" in answer and "0123456789" in answer
+
+
+def test_a_path_is_the_same_elsewhere(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    subject = replace(prepared.plan.subject, name="mine")
+    here = replace(prepared, plan=replace(prepared.plan, subject=subject))
+    assert WorkerSpec.of(here).model == str(tmp_path.resolve() / "mine")
+    assert WorkerSpec.of(prepared).model == "tiny-rope"

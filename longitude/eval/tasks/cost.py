@@ -1,9 +1,11 @@
-"""What a length costs: prefill speed, decoding time, peak memory; and the speed against the baseline.
+"""What a length costs: prefill speed, decoding time, peak memory; and the speed against the
+baseline.
 
 A random prompt is prefilled and continued through the cache, `length` tokens in all. Time is wall
 clock with the device synchronised; decoding is the median of its steps. Prefills of a method
-alternate with prefills of the baseline, each after a warm-up, so that neither a cold start nor a busy
-machine is taken for the method's doing: `speed` is the median ratio of a round, with its range.
+alternate with prefills of the baseline, each after a warm-up, so that neither a cold start nor a
+busy machine is taken for the method's doing: `speed` is the median ratio of a round, with its
+range.
 """
 
 from __future__ import annotations

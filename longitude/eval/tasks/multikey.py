@@ -1,7 +1,8 @@
 """Multi-key retrieval: several objects have a number, scattered in filler; one is asked for.
 
-The multi-key needle in a haystack of RULER (Hsieh et al. 2024, arXiv:2404.06654). A passkey is the
-only thing that does not belong; here there are distractors, and only the name singles out the answer.
+The multi-key needle in a haystack of RULER (Hsieh et al. 2024, arXiv:2404.06654). A passkey is
+the only thing that does not belong; here there are distractors, and only the name singles out the
+answer.
 """
 
 from __future__ import annotations

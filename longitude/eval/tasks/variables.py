@@ -1,8 +1,8 @@
 """Variable tracking: chains of assignments, scattered in filler; which names hold a value?
 
-RULER's variable tracking (Hsieh et al. 2024, arXiv:2404.06654): each hop of a chain is found through
-the one before it. RULER asks about the only chain there is; here a second chain is a distractor, so
-that listing every name is wrong.
+RULER's variable tracking (Hsieh et al. 2024, arXiv:2404.06654): each hop of a chain is found
+through the one before it. RULER asks about the only chain there is; here a second chain is a
+distractor, so that listing every name is wrong.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ METRIC = question_metric(
     answered,
     title="Variables tracked",
     paper="Hsieh et al. 2024 (RULER), arXiv:2404.06654",
-    help="Values are passed from name to name across the text; all names that hold one are asked for.",
+    help="Values pass from name to name across the text; all names that hold one are asked for.",
     heading="variables",
     chart="The share of assignment chains that the model follows to their end.",
 )

@@ -1,9 +1,9 @@
 """The search after a comparison: better parameters for each leading scheme, factors per dimension.
 
-Schemes are texts and documents are numbers: a loss comes from `score`, which records what it measured
-and reads the record when a killed search is run again. The same seed asks for the same losses in the
-same order. The documents are others than those of the comparison, half of them to search on and half
-to judge on; what is scored is the loss of the last tokens at the target.
+Schemes are texts and documents are numbers: a loss comes from `score`, which records what it
+measured and reads the record when a killed search is run again. The same seed asks for the same
+losses in the same order. The documents are others than those of the comparison, half of them to
+search on and half to judge on; what is scored is the loss of the last tokens at the target.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def search(
     own: str | None = None,
 ) -> list[SearchResult]:
     """One result for each leader that can vary, and one for per-dimension factors where the model's
-    own scheme is given and is one rotation. The budget counts losses (a scheme on a document) of the
-    search, shared evenly; judging adds at most two for each judged document and result."""
+    own scheme is given and is one rotation. The budget counts losses (a scheme on a document) of
+    the search, shared evenly; judging adds at most two for each judged document and result."""
     scheme = None if own is None else parse(own)
     rope = scheme.rotary if isinstance(scheme, Scheme) else None
     rope = rope if rope and scalable(rope, head_dim, trained) else None

@@ -3,13 +3,13 @@
 Jamieson & Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter
 Optimization" (arXiv:1502.07943); the inner loop of Hyperband (Li et al. 2018, arXiv:1603.06560).
 Each round compares means over the same documents, so what a document adds to every loss cancels.
-Budgets count losses of one scheme on one document, and none is computed twice. `evolve` repeats the
-halving on what is bred from its survivors, each time with the documents in another order.
+Budgets count losses of one scheme on one document, and none is computed twice. `evolve` repeats
+the halving on what is bred from its survivors, each time with the documents in another order.
 
-A search picks what happened to suit its documents, so its own losses flatter it. Half of the documents,
-drawn by the seed, are for searching; on the other half, which no step of the search ever sees, `judge`
-compares the winner with its start, document by document. Only a gain whose 95 % interval lies above
-zero counts: otherwise the start is kept.
+A search picks what happened to suit its documents, so its own losses flatter it. Half of the
+documents, drawn by the seed, are for searching; on the other half, which no step of the search
+ever sees, `judge` compares the winner with its start, document by document. Only a gain whose 95
+% interval lies above zero counts: otherwise the start is kept.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.tasks.passkey import Form, form_for, passkey
+from longitude.eval.haystack import Form, form_for
+from longitude.eval.tasks.passkey import passkey
 
 KEY_WEIGHT = 10  # of a key's digits in the loss: a few bytes among hundreds that hardly matter
 MODULUS = 5

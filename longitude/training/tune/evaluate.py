@@ -15,17 +15,16 @@ from typing import Any
 
 import torch
 
+from longitude.core.progress import Progress
 from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.documents import Document, cut
 from longitude.eval.records import BASELINE, Measurement, Subject
-from longitude.eval.tasks.passkey import form_for
+from longitude.eval.tasks import EvalProtocol
 from longitude.extension.candidates import by_length
-from longitude.extension.measure import Bench
-from longitude.extension.plan import Method, Plan, Protocol
-from longitude.extension.prepare import QUESTIONS, TAIL, Options, lengths_of, subject
-from longitude.extension.run import Watch, local, measured, missing
+from longitude.extension.measure import MeasureOptions, measure
+from longitude.extension.plan import Method, TargetModel, lengths_for, protocol_for
 from longitude.hf.loading import load, without_weights
 from longitude.hf.source import find
 from longitude.training.lab.text import gather
@@ -58,14 +57,14 @@ def set_paper(exam: Exam, asked: Asked) -> Paper:
     """The exam of what is asked for; every mistake is told here, before weights are read."""
     if exam.docs < 1:
         raise UserError(f"--docs must be at least 1, but got {exam.docs}.")
-    Protocol(1, exam.tasks, 1 if exam.questions is None else exam.questions)
+    EvalProtocol(1, exam.tasks, 1 if exam.questions is None else exam.questions)
     trained, tokenizer = without_weights(
         asked.model, revision=asked.revision, trust_remote_code=asked.trust_remote_code
     )
     if trained is None or tokenizer is None:
         lacks = "tokenizer" if trained is not None else "trained length in its config.json"
         raise UserError(f"{asked.model} has no {lacks}, and texts must be cut: add it.")
-    lengths = lengths_of(Options(model=asked.model, to=asked.to, lengths=exam.lengths), trained)
+    lengths = lengths_for(asked.model, trained, asked.to, exam.lengths)
     return Paper(exam, lengths, _documents(exam, asked, tokenizer, lengths[-1]))
 
 
@@ -94,23 +93,28 @@ def _documents(exam: Exam, asked: Asked, tokenizer: Any, length: int) -> list[Do
         ) from mistake
 
 
-def sit(paper: Paper, asked: Asked, tuned: Tuned, store: Store, watch: Watch) -> list[Measurement]:
+def sit(
+    paper: Paper, asked: Asked, tuned: Tuned, store: Store, progress: Progress
+) -> list[Measurement]:
     """Measure what the store lacks of all three; their rows, as rows of the base."""
-    before = _plan(paper, asked, asked.model, lambda m: _base_methods(m, tuned), store, watch)
-    after = _plan(paper, asked, tuned.folder, lambda m: (_tuned_method(m, tuned),), store, watch)
-    mine = [_as_base(one, before.subject, tuned) for one in measured(after, store)]
-    return [*measured(before, store), *mine]
+    before, about = _measured(
+        paper, asked, asked.model, lambda m: _base_methods(m, tuned), store, progress
+    )
+    after, _ = _measured(
+        paper, asked, tuned.folder, lambda m: (_tuned_method(m, tuned),), store, progress
+    )
+    return [*before, *(_as_base(one, about, tuned) for one in after)]
 
 
-def _plan(
+def _measured(
     paper: Paper,
     asked: Asked,
     name: str,
     methods: Callable[[Subject], Sequence[Method]],
     store: Store,
-    watch: Watch,
-) -> Plan:
-    """One model's part of the exam, done; the model is gone when the next one comes."""
+    progress: Progress,
+) -> tuple[list[Measurement], Subject]:
+    """The rows of one model; the model is gone when the next one comes."""
     tuned = name != asked.model
     model, tokenizer = load(
         name,
@@ -122,29 +126,17 @@ def _plan(
     )
     if tokenizer is None:  # a checkpoint of weights alone reads with its base's
         _, tokenizer = without_weights(asked.model, revision=asked.revision)
-    about = subject(model, name, None if tuned else asked.revision)
-    texts = tuple(d.text for d in paper.documents)
-    protocol = _protocol(paper, about)
-    plan = Plan(about, tuple(methods(about)), paper.lengths, texts, protocol, asked.seed)
-    todo = missing(plan, store)
-    local(Bench(plan, model, tokenizer, paper.documents))(plan, todo, store, watch)
-    del model
+    target = TargetModel.of(model, tokenizer, name, None if tuned else asked.revision)
+    about, exam = target.subject, paper.exam
+    # the same for all: by the window that the base has
+    protocol = protocol_for(paper.lengths[0], about.device, exam.tasks, exam.questions, False)
+    options = MeasureOptions(paper.documents, paper.lengths, protocol, asked.seed)
+    rows = measure(target, methods(about), options, store, progress)
+    del model, target
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return plan
-
-
-def _protocol(paper: Paper, about: Subject) -> Protocol:
-    """The same for all: by the window that the base has."""
-    trained, few = paper.lengths[0], paper.exam.questions
-    return Protocol(
-        tail=min(TAIL, trained // 2),
-        tasks=paper.exam.tasks,
-        questions=QUESTIONS[about.device == "cpu"] if few is None else few,
-        form=form_for(trained),
-        cost=False,
-    )
+    return rows, about
 
 
 def _base_methods(about: Subject, tuned: Tuned) -> tuple[Method, ...]:

@@ -12,7 +12,7 @@ from longitude.core.part import Positions
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
 from longitude.eval.records import Subject
-from longitude.extension.prepare import subject, target_of
+from longitude.extension.plan import describe, target_length
 from longitude.hf.families.learned import resize_positions
 from longitude.hf.loading import load
 from longitude.hf.patch import apply, own_scheme, patched, scheme_of
@@ -86,8 +86,8 @@ def prepare(asked: Asked, world: World) -> Prepared:
     model, tokenizer = loaded(asked, dtype, world)
     if tokenizer is None:
         raise UserError(f"{asked.model} has no tokenizer, and texts must be cut: add its files.")
-    about = subject(model, asked.model, asked.revision)
-    target = target_of(asked.to, about.trained)
+    about = describe(model, asked.model, asked.revision)
+    target = target_length(asked.to, about.trained)
     recipe = _recipe(asked, model, about, target)
     check_possible(recipe.trained)
     check_rows(recipe.rows, world)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from longitude.core.validate import UserError
-from longitude.extension.prepare import target_of
+from longitude.extension.plan import target_length
 from longitude.hf.loading import without_weights
 from longitude.runtimes.files import slug
 from longitude.runtimes.prior_run import advised, is_run
@@ -26,7 +26,7 @@ def with_advice(asked: Asked) -> tuple[Asked, str]:
     trained, _ = without_weights(
         asked.model, revision=asked.revision, trust_remote_code=asked.trust_remote_code
     )
-    folder = RUNS / f"{slug(asked.model)}-{target_of(asked.to, trained or 1)}"
+    folder = RUNS / f"{slug(asked.model)}-{target_length(asked.to, trained or 1)}"
     scheme = _best(folder, asked.model) if trained and is_run(str(folder)) else None
     if scheme is None:
         return asked, ""

@@ -12,10 +12,9 @@ from rich.console import Console
 
 from longitude.core.store import Store
 from longitude.eval.records import PASSKEY, Measurement
-from longitude.eval.results import KINDS
-from longitude.extension import folder as folders
-from longitude.extension.ranking import Case
-from longitude.extension.recommend import story
+from longitude.eval.tasks import metrics
+from longitude.extension.rank import Ranking, describe
+from longitude.extension.result import ExtendResult
 from longitude.training.tune.evaluate import AFTER, BEFORE
 from longitude.training.tune.options import PICTURE, Tuned
 from longitude.training.tune.recipes import OWN
@@ -29,20 +28,20 @@ HELPED = "helped"
 
 def verdict(found: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
     """What is told of a run, as a recommendation stands in its file."""
-    case = Case(found, tuned.target)
+    case = Ranking(found, tuned.target)
     start = str(BEFORE if BEFORE in case.schemes else case.own)
     ours, was = case.numbers(AFTER), case.numbers(start)
     word = _word(case, start)
     name = tuned.recipe.get("name", OWN)
     sentence = f"{tuned.steps:,} steps of {'training' if name == OWN else name} {word}"
     if ours["value"] is not None:
-        sentence += f": {story(ours, True)}{_from(case, start)}."
+        sentence += f". {describe(ours, True)}{_from(case, start)}"
     best = {"what": "tuned", "label": AFTER, "scheme": tuned.scheme, "sentence": sentence}
     best |= {"numbers": ours, "before": was}
     return {"best": best, "runtimes": [], "factor": None, "helps": word == HELPED}
 
 
-def _word(case: Case, start: str) -> str:
+def _word(case: Ranking, start: str) -> str:
     """What training did at the target, where that can be told."""
     both = [case.value(case.measure, label, case.length) for label in (AFTER, start)]
     ours, theirs = both
@@ -50,30 +49,29 @@ def _word(case: Case, start: str) -> str:
         return f"can't be judged, for one of before and after has no number at {case.length:,}"
     if case.alike(case.measure, AFTER, start, case.length):
         return "changed nothing that could be told"
-    better = (ours.mean < theirs.mean) == KINDS[case.measure].lower_is_better
+    better = (ours.mean < theirs.mean) == metrics()[case.measure].lower_is_better
     return HELPED if better else "made it worse"
 
 
-def _from(case: Case, start: str) -> str:
+def _from(case: Ranking, start: str) -> str:
     """What it was before: its number with the paired difference, and its passkeys."""
     at, told = case.length, []
     was = case.value(case.measure, start, at)
     if was is not None and start != case.own:  # the own is told already
-        gap = case.sheets[case.measure].difference((AFTER, at), (start, at))
+        gap = case.results[case.measure].difference((AFTER, at), (start, at))
         known = gap is not None and gap.n > 1
         paired = f" (a change of {gap.low:+.3f} to {gap.high:+.3f})" if gap and known else ""
-        told.append(f"it was {was.mean:.3f}{paired}")
+        told.append(f"the loss was {was.mean:.3f}{paired}")
     found = case.value(PASSKEY, start, at) if case.measure != PASSKEY else None
-    told += [f"it told {found.mean:.0%} of the passkeys"] if found else []
-    return f"; before training {' and '.join(told)}" if told else ""
+    told += [f"it retrieved {100 * found.mean:.0f} % of passkeys"] if found else []
+    return f" Before training {' and '.join(told)}." if told else ""
 
 
 def write(found: Sequence[Measurement], tuned: Tuned, store: Store) -> dict[str, Any]:
     """Write the report of a run; what it says."""
-    told = verdict(found, tuned)
-    following = commands(tuned)
-    folders.write(Path(tuned.out) / REPORT, store, found, told, following)
-    return {**told, "next": folders.listed(following)}
+    result = ExtendResult(found, verdict(found, tuned), commands(tuned))
+    result.write(Path(tuned.out) / REPORT, store)
+    return result.to_json()
 
 
 def draw(tuned: Tuned) -> Path:
@@ -104,7 +102,7 @@ def commands(tuned: Tuned) -> list[tuple[str, str]]:
 
 def numbers(found: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
     """Every way's numbers at every length, for `--json`."""
-    case = Case(found, tuned.target)
+    case = Ranking(found, tuned.target)
     return {
         label: {
             name: {
@@ -112,8 +110,8 @@ def numbers(found: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
                 for n in sheet.lengths
                 if (value := case.value(name, label, n)) is not None
             }
-            for name, sheet in case.sheets.items()
-            if name in KINDS and any(s == label for s, _ in sheet.numbers)
+            for name, sheet in case.results.items()
+            if name in metrics() and any(s == label for s, _ in sheet.numbers)
         }
         for label in case.schemes
     }

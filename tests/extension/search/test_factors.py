@@ -12,7 +12,7 @@ import torch
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
 from longitude.extension.search.factors import curve_of, factor_starts, search_factors
-from longitude.extension.search.halving import Readings
+from longitude.extension.search.halving import Losses
 from longitude.parts import LongRope, Rope
 
 L, N, HEAD = 256, 2048, 32
@@ -62,7 +62,7 @@ def test_a_model_that_is_scaled_already_is_scaled_on_top():
 
 
 def test_pairs_that_do_not_turn_are_refused():
-    with pytest.raises(UserError, match="never turn"):
+    with pytest.raises(UserError, match="never rotate"):
         factor_starts(rope("rope(frequencies=proportional(0.5))"), HEAD, L, N)
 
 
@@ -97,6 +97,6 @@ def test_the_same_seed_tries_the_same():
 
 
 def test_where_nothing_is_better_a_start_wins():
-    readings = Readings(lambda scheme, documents: [float(scheme != ntk)] * len(documents))
+    readings = Losses(lambda scheme, documents: [float(scheme != ntk)] * len(documents))
     _, ntk, _ = factor_starts(rope(), HEAD, L, N)
     assert search_factors(readings, rope(), HEAD, L, N, DOCUMENTS, 100, Random(0)) == ntk

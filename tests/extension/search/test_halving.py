@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from longitude.extension.search.halving import Readings, affordable, cost, evolve, halve, schedule
+from longitude.extension.search.halving import Losses, affordable, cost, evolve, halve, schedule
 
 
 class Exam:
@@ -45,7 +45,7 @@ def test_documents_double_while_schemes_halve():
 def test_cost_is_what_is_read():
     for many, documents in [(64, 8), (13, 8), (5, 3), (2, 1), (1, 8)]:
         exam = Exam()
-        halve(Readings(exam), MANY[:many], DOCUMENTS[:documents])
+        halve(Losses(exam), MANY[:many], DOCUMENTS[:documents])
         assert len(exam.readings) == len(set(exam.readings)) == cost(many, documents)
 
 
@@ -53,10 +53,10 @@ def test_what_is_known_costs_nothing():
     """At most, and exactly so where the new schemes are the better ones."""
     for new, documents in [(30, 8), (9, 8), (3, 4), (1, 2)]:
         exam, known = Exam(), ["400", "500", "600"]
-        readings = Readings(exam)
+        readings = Losses(exam)
         halve(readings, known, DOCUMENTS[:documents])
         for scheme in known:
-            readings.losses(scheme, DOCUMENTS[:documents])
+            readings.of(scheme, DOCUMENTS[:documents])
         before = readings.spent
         halve(readings, [*known, *MANY[:new]], DOCUMENTS[:documents])
         assert readings.spent - before == cost(new + 3, documents, known=3)
@@ -70,7 +70,7 @@ def test_affordable_is_the_most_that_the_budget_holds(budget):
 
 
 def test_the_best_is_found_although_documents_differ_more_than_schemes():
-    assert halve(Readings(Exam()), MANY, DOCUMENTS)[0] == "40"
+    assert halve(Losses(Exam()), MANY, DOCUMENTS)[0] == "40"
 
 
 def test_noise_by_document_is_averaged_away():
@@ -79,28 +79,28 @@ def test_noise_by_document_is_averaged_away():
     for seed in range(20):
         schemes = Random(seed).sample(MANY, 64)
         documents = Random(seed).sample(range(1000), 16)
-        found = halve(Readings(Exam(noise=0.05)), schemes, documents)[0]
+        found = halve(Losses(Exam(noise=0.05)), schemes, documents)[0]
         near += abs(int(found) - 40) <= 8
     assert near >= 17
 
 
 def test_refused_schemes_are_asked_once_and_never_win():
     exam = Exam(refused=frozenset(map(str, range(20, 64))))
-    assert halve(Readings(exam), MANY, DOCUMENTS)[0] == "19"
+    assert halve(Losses(exam), MANY, DOCUMENTS)[0] == "19"
     asked = [scheme for scheme, _ in exam.readings]
     assert max(asked.count(scheme) for scheme in exam.refused) == 1
     every = Exam(refused=frozenset(MANY))
-    assert halve(Readings(every), MANY, DOCUMENTS)[0] == "0"
+    assert halve(Losses(every), MANY, DOCUMENTS)[0] == "0"
 
 
 def test_a_loss_that_is_no_number_counts_as_refused():
-    readings = Readings(lambda scheme, documents: [math.nan] * len(documents))
+    readings = Losses(lambda scheme, documents: [math.nan] * len(documents))
     assert readings.mean("1", [1, 2]) == math.inf
 
 
 def test_a_score_that_answers_for_fewer_documents_is_an_error():
     with pytest.raises(ValueError):
-        Readings(lambda scheme, documents: [0.0]).losses("1", [1, 2])
+        Losses(lambda scheme, documents: [0.0]).of("1", [1, 2])
 
 
 def near(rng: Random):
@@ -113,7 +113,7 @@ def near(rng: Random):
 
 def run(exam: Exam, budget: int, seed: int = 0) -> str:
     rng = Random(seed)
-    return evolve(Readings(exam), ["0"], near(rng), DOCUMENTS, budget, 4, rng)
+    return evolve(Losses(exam), ["0"], near(rng), DOCUMENTS, budget, 4, rng)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -143,7 +143,7 @@ def test_a_budget_for_nothing_returns_the_root():
 
 def test_news_tells_each_round():
     told = []
-    halve(Readings(Exam()), MANY[:8], DOCUMENTS[:4], lambda *news: told.append(news))
+    halve(Losses(Exam()), MANY[:8], DOCUMENTS[:4], lambda *news: told.append(news))
     assert told == [
         (1, 3, "8 schemes on 1 document"),
         (2, 3, "4 schemes on 2 documents"),

@@ -40,22 +40,22 @@ def test_the_word_is_that_of_the_paired_numbers(
     after: tuple[float, ...], word: str, helps: bool
 ) -> None:
     told = verdict(rows(after), TUNED)
-    assert told["best"]["sentence"].startswith(f"300 steps of pi {word}: ")
+    assert told["best"]["sentence"].startswith(f"300 steps of pi {word}. ")
     assert told["helps"] is helps and told["best"]["label"] == "after"
     assert f"is {sum(after) / 3:.3f} (" in told["best"]["sentence"]
-    assert "before training it was 3.100 (a change of" in told["best"]["sentence"]
+    assert "Before training the loss was 3.100 (a change of" in told["best"]["sentence"]
 
 
 def test_a_model_under_its_own_scheme_is_judged_by_itself() -> None:
     sentence = verdict(rows((2.0, 2.1, 2.2), ()), TUNED)["best"]["sentence"]
-    assert sentence.startswith("300 steps of pi helped: ") and "before training" not in sentence
+    assert sentence.startswith("300 steps of pi helped. ") and "Before training" not in sentence
     assert "4.100" in sentence and "baseline" in sentence
 
 
 def test_passkeys_that_were_lost_are_told() -> None:
     more = [asked(PASSKEY, "before", 1024, [True] * 4), asked(PASSKEY, "after", 1024, [False] * 4)]
     sentence = verdict([*rows((2.0, 2.1, 2.2)), *more], TUNED)["best"]["sentence"]
-    assert "it tells 0%" in sentence and "and it told 100% of the passkeys" in sentence
+    assert "It retrieves 0 %" in sentence and "and it retrieved 100 % of passkeys" in sentence
 
 
 def test_without_a_number_nothing_is_judged() -> None:

@@ -21,24 +21,24 @@ def runtime(what: str, sentence: str, label: str = "yarn") -> dict[str, Any]:
 
 def test_runtimes_that_are_told_the_same_share_a_sentence() -> None:
     given = [
-        runtime("transformers", "transformers can serve ntk as it is: the loss is 1.5."),
-        runtime("vllm", "vLLM can serve yarn as it is: the loss is 1.6."),
-        runtime("sglang", "SGLang can serve yarn as it is: the loss is 1.6."),
-        runtime("llama.cpp", "llama.cpp can serve yarn as it is: the loss is 1.6."),
+        runtime("transformers", "transformers can serve ntk unchanged. The loss is 1.5."),
+        runtime("vllm", "vLLM can serve yarn unchanged. The loss is 1.6."),
+        runtime("sglang", "SGLang can serve yarn unchanged. The loss is 1.6."),
+        runtime("llama.cpp", "llama.cpp can serve yarn unchanged. The loss is 1.6."),
     ]
     assert [*advice(advised(runtimes=given, factor=None))][1:] == [
-        ("transformers", "transformers can serve ntk as it is: the loss is 1.5."),
-        ("runtimes", "vLLM, SGLang and llama.cpp can serve yarn as it is: the loss is 1.6."),
+        ("transformers", "transformers can serve ntk unchanged. The loss is 1.5."),
+        ("runtimes", "vLLM, SGLang and llama.cpp can serve yarn unchanged. The loss is 1.6."),
     ]
 
 
 def test_what_helps_no_runtime_is_said_once_and_without_numbers() -> None:
-    nothing = "Nothing that {} can serve as it is helps at 2,048 tokens: the loss is 4.6."
+    nothing = "Nothing that {} can serve unchanged helps at 2,048 tokens. The loss is 4.6."
     given = [runtime(n.lower(), nothing.format(n), "baseline") for n in ("vLLM", "SGLang")]
     (told,) = [*advice(advised(runtimes=given, factor=None))][1:]
-    said = "Nothing that vLLM or SGLang can serve as it is helps at 2,048 tokens."
+    said = "Nothing that vLLM or SGLang can serve unchanged helps at 2,048 tokens."
     assert told == ("runtimes", said)
-    best = {**rows.ADVICE["best"], "sentence": "Nothing helps at 2,048 tokens: the loss is 4.6."}
+    best = {**rows.ADVICE["best"], "sentence": "Nothing helps at 2,048 tokens. The loss is 4.6."}
     whole = advised(best=best, runtimes=given, factor=None, helps=False)
     assert [sentence for _, sentence in advice(whole)] == [best["sentence"]]
     assert headline(whole) == ("Nothing helps at 2,048 tokens", "The loss is 4.6.")

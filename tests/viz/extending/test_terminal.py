@@ -27,16 +27,16 @@ def heads(width: int) -> list[str]:
 
 
 def test_a_hundred_columns_tell_all_that_matters() -> None:
-    wanted = "loss loss loss loss reach tax keys prefill decode memory"
-    below = "method 256 512 1,024 2,048 passkeys 80 % nats many tok/s ms peak"
-    assert heads(110) == f"{wanted} {below}".split()
+    wanted = "loss loss loss loss effective in-window prefill decode memory"
+    below = "method 256 512 1,024 2,048 passkeys length cost multi-key tok/s ms peak"
+    assert heads(120) == f"{wanted} {below}".split()
     assert heads(46) == "loss loss loss loss method 256 512 1,024 2,048".split()
 
 
 def test_only_what_is_shown_is_explained() -> None:
     section = report.section(rows.FOUND)
-    assert "reach: the longest" in shown(section, 100).replace("\n", " ")
-    assert "reach: the longest" not in shown(section, 46).replace("\n", " ")
+    assert "effective length: the longest" in shown(section, 100).replace("\n", " ")
+    assert "effective length: the longest" not in shown(section, 46).replace("\n", " ")
 
 
 def test_of_many_lengths_a_few_are_shown() -> None:

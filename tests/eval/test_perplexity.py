@@ -216,7 +216,7 @@ def test_what_makes_no_sense_is_told() -> None:
     m = model("tiny-rope")
     with pytest.raises(UserError, match="2 tokens or more, but got 1"):
         losses(m, tokens(1))
-    with pytest.raises(UserError, match="a tail of 9 for 9 tokens"):
+    with pytest.raises(UserError, match="got 9 of 9 tokens"):
         tail_losses(m, tokens(9), 9)
     with pytest.raises(UserError, match="1 token or more, but got 0"):
         losses(m, tokens(9), chunk=0)

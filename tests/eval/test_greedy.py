@@ -14,7 +14,7 @@ from longitude import UserError
 from longitude.eval import prefill
 from longitude.eval.prefill import eos_tokens, greedy, greedy_batch
 from longitude.eval.tasks.passkey import passkey
-from tests.eval.test_reading import model, tokens
+from tests.eval.test_perplexity import model, tokens
 
 NEW = 6
 CASES = [

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude import UserError
-from longitude.eval.haystack import GARBAGE, filler
-from longitude.eval.question import Question, answered, woven
+from longitude.eval.haystack import GARBAGE, Question, answered, filler, interleave
 from longitude.eval.tasks.multikey import WORDS, keys
 from tests.eval.test_passkey import pieces
 
@@ -60,15 +59,15 @@ def test_each_key_is_asked_for_as_often() -> None:
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(0, 400))
 def test_weaving_keeps_filler_and_order(places: list[float], characters: int) -> None:
     facts = [f"#{i}." for i in range(len(places))]
-    text = woven(facts, sorted(places), filler(characters))
+    text = interleave(facts, sorted(places), filler(characters))
     assert re.findall(r"#\d\.", text) == facts
     assert re.sub(r"#\d\. ", "", text) == filler(characters)
 
 
 def test_weaving_reaches_both_ends() -> None:
     whole = len(GARBAGE) + 1
-    assert woven(["A.", "B."], [0, 1], filler(whole)) == f"A. {GARBAGE} B. "
-    assert woven(["A."], [0.5], "") == "A. "
+    assert interleave(["A.", "B."], [0, 1], filler(whole)) == f"A. {GARBAGE} B. "
+    assert interleave(["A."], [0.5], "") == "A. "
 
 
 @many

@@ -9,7 +9,7 @@ import pytest
 from longitude import parse
 from longitude.core.validate import UserError
 from longitude.eval.records import BASELINE, CONTEXT, PASSKEY, Measurement
-from longitude.extension.recommend import Advice, Recommendation, recommend
+from longitude.extension.rank import Advice, Recommendation, forgets, hidden_beyond, recommend
 from longitude.runtimes.support import RUNTIMES, serves
 from tests.measured import OWN, asked, context, cost, document, reading, row
 
@@ -41,7 +41,7 @@ def advised(rows: Iterable[Measurement], target: int = TARGET) -> Recommendation
     schemes = {one.label: one.key.scheme for one in found}
     served = {label: serves(parse(s), parse(OWN)) for label, s in schemes.items()}
     made = recommend(found, target, served)
-    assert json.loads(json.dumps(made.plain())) == made.plain()
+    assert json.loads(json.dumps(made.to_json())) == made.to_json()
     for advice in (made.best, *made.runtimes, *([made.factor] if made.factor else [])):
         assert advice.sentence.endswith(".") and "None" not in advice.sentence
         assert "nan" not in advice.sentence and len(advice.sentence) < 500
@@ -63,7 +63,7 @@ def test_the_lowest_loss_at_the_target_wins_and_each_runtime_gets_what_it_can_se
     value, over = made.best.numbers["value"], made.best.numbers["over"]
     for number in (value["mean"], value["low"], value["high"]):
         assert f"{number:.3f}" in made.best.sentence
-    assert "100% (84% to 100%) of the passkeys" in made.best.sentence
+    assert "100 % (95 % CI 84–100) of passkeys" in made.best.sentence
     assert over["mean"] == pytest.approx(-7, abs=0.01) and over["high"] < -6.9
     assert made.best.numbers["alike"] == []
 
@@ -105,7 +105,10 @@ def test_then_the_tax_then_the_speed() -> None:
         speeds = {s: 1000.0 if s == fast else 500.0 for s in (OWN, LEAKY, YARN[4])}
         made = advised([*rows, *(cost(s, TARGET, speed) for s, speed in speeds.items())])
         assert made.best.label == fast
-        assert made.best.numbers["speed"] == 2.0 and "2.00 of the speed" in made.best.sentence
+        assert (
+            made.best.numbers["speed"] == 2.0
+            and "Prefill 2.00× baseline speed" in made.best.sentence
+        )
 
 
 def test_what_was_refused_at_the_target_is_never_best() -> None:
@@ -122,14 +125,14 @@ def test_nothing_helps() -> None:
     made = advised([*rows, *keys({OWN: 0.5, LEAKY: 0.5, YARN[4]: 0.5})])
     assert not made.helps and made.factor is None
     assert (made.best.label, made.best.scheme) == (BASELINE, OWN)
-    assert made.best.sentence.startswith("Nothing helps at 1,024 tokens: the loss")
+    assert made.best.sentence.startswith("Nothing helps at 1,024 tokens. At 1,024 tokens the loss")
     assert set(runtimes(made).values()) == {BASELINE}
 
 
 def test_nothing_is_needed() -> None:
     made = advised(at_target({OWN: 1.9, LEAKY: 1.9, YARN[4]: 2.2}, own=2.0))
     assert not made.helps and made.best.label == BASELINE
-    assert made.best.sentence.startswith("Change nothing, the model as it is reads 1,024 tokens")
+    assert made.best.sentence.startswith("Change nothing, the baseline reads 1,024 tokens")
 
 
 def test_more_passkeys_help_where_losses_are_alike() -> None:
@@ -152,7 +155,7 @@ def test_few_documents_that_disagree_tell_nothing() -> None:
 def test_one_document_is_judged_by_its_number() -> None:
     made = advised([*context(OWN, TARGET, [9.0]), *context(LEAKY, TARGET, [2.0])])
     assert made.helps and made.best.label == LEAKY
-    assert "2.000 on one document" in made.best.sentence
+    assert "2.000 (one document)" in made.best.sentence
     assert not advised([*context(OWN, TARGET, [2.01]), *context(LEAKY, TARGET, [2.0])]).helps
 
 
@@ -190,7 +193,7 @@ def test_other_measures_stand_in_for_those_that_are_missing() -> None:
     assert made.best.label == LEAKY and made.best.numbers["measure"] == "loss"
     made = advised(keys({OWN: 0.0, LEAKY: 0.5, YARN[4]: 1.0}))
     assert made.best.label == YARN[4] and made.best.numbers["measure"] == "passkey"
-    assert "the share of passkeys told at 1,024 tokens is 100%" in made.best.sentence
+    assert "At 1,024 tokens it retrieves 100 %" in made.best.sentence
     made = advised([cost(OWN, TARGET, 1.0), cost(LEAKY, TARGET, 2.0)])
     assert not made.helps and made.best.label is None
 
@@ -221,3 +224,44 @@ def test_passkeys_of_all_lengths_past_the_window_count_together() -> None:
         cost("rope(remap=rerope(8))", 2048, 300.0),
     ]
     assert recommend(found, 2048, {}).best.label == "rope(remap=rerope(8))"
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        ("rope(remap=streaming(4, 252))", 252),
+        ("rope(remap=lm_infinite(128))", 128),
+        ("rope() + window(100)", 100),
+        ("rope() + window(100, sinks=4)", 100),
+        ("layers(rope() + window(100), rope() + window(50))", 100),
+        ("rope()", None),
+        ("rope(remap=rerope(128))", None),
+        ("rope(remap=self_extend(32, 64))", None),
+        ("rope(remap=dual_chunk(192, 32))", None),
+        ("rope(frequencies=yarn(8, original=256))", None),
+        ("layers(rope() + window(100), rope())", None),
+        ("alibi()", None),
+        ("learned(2048)", None),
+    ],
+)
+def test_what_the_last_query_sees_says_whether_a_scheme_forgets(
+    text: str, window: int | None
+) -> None:
+    found = hidden_beyond(parse(text), 2048)
+    assert (found is None) == (window is None)
+    assert window is None or abs(int(found or 0) - window) <= 1
+    assert forgets(text, "rope()", 2048) is (window is not None)
+    assert not forgets(text, text, 2048)  # it hides no more than the model's own
+
+
+def test_what_forgets_is_listed_and_never_recommended() -> None:
+    streaming = "rope(remap=streaming(4, 252))"
+    losses = {OWN: 9.0, streaming: 1.5, LEAKY: 2.0}
+    rows = [*at_target(losses), *keys({OWN: 0, streaming: 1, LEAKY: 1})]
+    served = dict.fromkeys((streaming, LEAKY, BASELINE), ("transformers",))
+    made = recommend(rows, TARGET, served)
+    assert made.best.label == LEAKY and made.forgets == (streaming,)
+    assert made.to_json()["forgets"] == [streaming]
+    assert {one.label for one in made.runtimes} == {LEAKY, BASELINE}
+    alone = [one for one in rows if one.key.scheme != LEAKY]
+    assert not recommend(alone, TARGET, served).helps

@@ -12,7 +12,9 @@ from longitude.cli.main import run
 from longitude.core.store import Store
 from longitude.core.validate import UserError
 from longitude.eval.records import CONTEXT, LOSS, Measurement, Text
-from longitude.extension import folder as folders
+from longitude.extension import result as results
+from longitude.extension.api import report
+from longitude.extension.result import ExtendResult
 from tests.viz.extending import rows
 
 FEW = ("baseline", "yarn", "leaky_rerope")
@@ -21,12 +23,12 @@ SMALL = [one for one in rows.FOUND if one.key.measure == CONTEXT and one.label i
 
 def kept(folder: Path, found: list[Measurement], advice: bool = True) -> Path:
     """A folder with these rows in its store."""
-    with Store(folder / folders.STORE) as store:
+    with Store(folder / results.STORE) as store:
         for one in found:
             store.put(one.key.to_json(), one.value)
     if advice:
         told = {**rows.ADVICE, "next": [{"title": t, "command": c} for t, c in rows.NEXT]}
-        (folder / folders.ADVICE).write_text(json.dumps(told), encoding="utf-8")
+        (folder / results.ADVICE).write_text(json.dumps(told), encoding="utf-8")
     return folder
 
 
@@ -36,33 +38,33 @@ def of_model(name: str) -> list[Measurement]:
 
 
 def test_a_run_leaves_everything(tmp_path: Path) -> None:
-    with Store(tmp_path / folders.STORE) as store:
+    with Store(tmp_path / results.STORE) as store:
         for one in SMALL:
             store.put(one.key.to_json(), one.value)
-        folders.write(tmp_path, store, SMALL, rows.ADVICE, rows.NEXT)
+        ExtendResult(SMALL, rows.ADVICE, rows.NEXT).write(tmp_path, store)
     left = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    wanted = {folders.STORE, folders.ROWS, folders.ADVICE, folders.PAGE, folders.SUMMARY}
+    wanted = {results.STORE, results.ROWS, results.ADVICE, results.PAGE, results.SUMMARY}
     assert left == wanted | {"charts/context.png", "charts/distance.png"}
-    assert len((tmp_path / folders.ROWS).read_text().splitlines()) == len(SMALL)
-    told = json.loads((tmp_path / folders.ADVICE).read_text())
+    assert len((tmp_path / results.ROWS).read_text().splitlines()) == len(SMALL)
+    told = json.loads((tmp_path / results.ADVICE).read_text())
     assert told["best"] == rows.ADVICE["best"]
     assert [(n["title"], n["command"]) for n in told["next"]] == rows.NEXT
-    (section,) = folders.joined([tmp_path])
-    assert section.recommendation["best"] == rows.ADVICE["best"]
-    assert [*section.what_next] == rows.NEXT and len(section.found) == len(SMALL)
+    (model,) = report(tmp_path).models
+    assert model.recommendation["best"] == rows.ADVICE["best"]
+    assert [*model.next_steps] == rows.NEXT and len(model.rows) == len(SMALL)
 
 
 def test_each_model_has_a_section(tmp_path: Path) -> None:
     paths = [kept(tmp_path / name, of_model(name)) for name in ("one", "two")]
-    assert [s.title for s in folders.joined(paths)] == ["one", "two"]
+    assert [s.section.title for s in report(*paths).models] == ["one", "two"]
 
 
 def test_runs_alike_share_a_table(tmp_path: Path) -> None:
     a = kept(tmp_path / "a", [one for one in SMALL if one.label in ("baseline", "yarn")])
     b = kept(tmp_path / "b", [one for one in SMALL if one.label in ("baseline", "leaky_rerope")])
-    (section,) = folders.joined([a, b, a])
-    assert {*section.labels} == {"baseline", "yarn", "leaky_rerope"} and section.run == ""
-    best = section.recommendation["best"]  # made anew, from the rows of both
+    (model,) = report(a, b, a).models
+    assert {*model.section.labels} == {"baseline", "yarn", "leaky_rerope"} and model.run == ""
+    best = model.recommendation["best"]  # made anew, from the rows of both
     assert best["label"] == "leaky_rerope" and "1.443" in best["sentence"]
 
 
@@ -70,14 +72,14 @@ def test_runs_of_other_documents_are_told_apart(tmp_path: Path) -> None:
     other = [replace(one, key=replace(one.key, text=Text("b", "b" * 64))) for one in SMALL]
     paths = [kept(tmp_path / "a", SMALL), kept(tmp_path / "b", other)]
     name = rows.MODEL.name
-    assert [s.title for s in folders.joined(paths)] == [f"{name} (a)", f"{name} (b)"]
+    assert [s.section.title for s in report(*paths).models] == [f"{name} (a)", f"{name} (b)"]
 
 
 def test_of_two_protocols_the_younger_is_shown(tmp_path: Path) -> None:
     changed = [replace(o, key=replace(o.key, protocol={"last": 64})) for o in SMALL[:4]]
     kept(tmp_path, SMALL)
-    (section,) = folders.joined([kept(tmp_path, changed, advice=False)])
-    assert {tuple(one.key.protocol.items()) for one in section.found} == {(("last", 64),)}
+    (model,) = report(kept(tmp_path, changed, advice=False)).models
+    assert {tuple(one.key.protocol.items()) for one in model.rows} == {(("last", 64),)}
 
 
 def test_a_reading_a_length_stands_beside_one_reading_for_all(tmp_path: Path) -> None:
@@ -91,15 +93,15 @@ def test_a_reading_a_length_stands_beside_one_reading_for_all(tmp_path: Path) ->
             else [(n, {"lengths": [n]}) for n in rows.LENGTHS]
         )
     ]
-    (section,) = folders.joined([kept(tmp_path, again, advice=False)])
-    assert len(section.found) == len(again) == 4 + 4 * 4
-    assert {*section.boards["loss"].labels} == {*FEW[:2]}
+    (model,) = report(kept(tmp_path, again, advice=False)).models
+    assert len(model.rows) == len(again) == 4 + 4 * 4
+    assert {*model.section.boards["loss"].labels} == {*FEW[:2]}
     half = [one for one in again if one.is_baseline]
     a, b = (
         kept(tmp_path / "a", half),
         kept(tmp_path / "b", [one for one in again if one not in half]),
     )
-    assert len(folders.joined([a, b])) == 1
+    assert len(report(a, b).models) == 1
 
 
 @pytest.mark.parametrize("what", ["no folder", "no store", "no rows"])
@@ -110,9 +112,9 @@ def test_what_is_no_run_is_refused_in_a_sentence(what: str, tmp_path: Path) -> N
     if what == "no rows":
         kept(folder, [])
     with pytest.raises(UserError) as told:
-        folders.joined([folder])
+        report(folder)
     assert str(folder) in str(told.value) and "\n" not in str(told.value)
-    assert not (folder / folders.STORE).exists() or what == "no rows"
+    assert not (folder / results.STORE).exists() or what == "no rows"
 
 
 def test_the_command_joins_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,15 @@ from dataclasses import replace
 import pytest
 
 from longitude.eval.records import BASELINE, LOSS, PASSKEY
-from longitude.eval.results import labels
 from longitude.eval.stats import Interval
-from longitude.eval.tables import boards, curves, grid, reach, tax
+from longitude.eval.tables import (
+    curves,
+    effective_length,
+    grid,
+    in_window_cost,
+    labels,
+    result_tables,
+)
 from tests.measured import OWN, asked, context, cost, document, reading, row
 
 
@@ -27,7 +33,7 @@ def about(interval: Interval | None, values: list[float]) -> None:
 
 def test_a_board_has_means_over_documents_and_paired_differences() -> None:
     own, other = [3.0, 4.0, 5.0, 6.0], [2.8, 3.9, 4.7, 5.8]
-    board = boards([*context("b", 512, other), *context(OWN, 512, own)])["context"]
+    board = result_tables([*context("b", 512, other), *context(OWN, 512, own)])["context"]
     assert board.labels == (BASELINE, "b")  # the untouched first
     assert board.schemes == {BASELINE: OWN, "b": "b"}
     assert (board.lengths, board.trained, board.lower_is_better) == ((512,), 256, True)
@@ -41,7 +47,7 @@ def test_a_board_has_means_over_documents_and_paired_differences() -> None:
 
 def test_only_what_both_were_measured_on_is_compared() -> None:
     rows = [*context(OWN, 512, [3.0, 4.0, 5.0]), *context("b", 512, [2.0, 3.5, 4.0, 99.0])]
-    cell = boards(rows)["context"].cells["b", 512]
+    cell = result_tables(rows)["context"].cells["b", 512]
     about(cell.value, [2.0, 3.5, 4.0, 99.0])
     about(cell.over, [-1.0, -0.5, -1.0])
     assert cell.best  # of the three that both have, whatever its fourth is
@@ -52,14 +58,14 @@ def test_documents_are_paired_whatever_the_order_of_rows() -> None:
     own = [rng.gauss(3, 1) for _ in range(12)]
     rows = [*context(OWN, 512, own), *context("b", 512, [v + 0.01 for v in own])]
     rng.shuffle(rows)
-    cell = boards(rows)["context"].cells["b", 512]
+    cell = result_tables(rows)["context"].cells["b", 512]
     assert cell.over is not None and cell.over.clear
     assert cell.over.mean == pytest.approx(0.01)
     assert not cell.tied
 
 
 def test_one_document_ties_everything() -> None:
-    cells = boards([*context(OWN, 512, [9.0]), *context("b", 512, [1.0])])["context"].cells
+    cells = result_tables([*context(OWN, 512, [9.0]), *context("b", 512, [1.0])])["context"].cells
     assert cells["b", 512].best and cells[BASELINE, 512].tied
 
 
@@ -70,7 +76,7 @@ def test_a_loss_comes_from_the_shortest_reading_that_has_it() -> None:
         *reading(OWN, 256, [{256: 1.5}] * 2),
     ]
     for rows in ([*whole, *by_length], [*by_length, *whole][::-1]):
-        board = boards(rows)["loss"]
+        board = result_tables(rows)["loss"]
         means = {place: cell.value and cell.value.mean for place, cell in board.cells.items()}
         assert [means["b", n] for n in (256, 512, 1024)] == [1.0, 2.0, 3.0]
         assert [means[BASELINE, n] for n in (256, 512, 1024)] == [1.5, None, 3.5]
@@ -85,7 +91,7 @@ def test_what_was_refused_says_why_and_a_shorter_reading_counts() -> None:
         row(LOSS, "b", 1024, why, text=document(0)),
         *reading("b", 256, [{256: 1.25}]),
     ]
-    cells = boards(rows)["loss"].cells
+    cells = result_tables(rows)["loss"].cells
     kept = cells["b", 256]
     assert kept.value is not None and kept.value.mean == 1.25 and kept.refused is None
     for n in (512, 1024):
@@ -98,7 +104,7 @@ def test_answers_are_paired_by_question() -> None:
     a = [asked(PASSKEY, "a", 512, [True] * 4, depth=d / 4) for d in range(5)]
     own = [asked(PASSKEY, OWN, 512, [True, False, False, False], depth=d / 4) for d in range(5)]
     near = [asked(PASSKEY, "b", 512, [True] * (4 - (d == 0)), depth=d / 4) for d in range(4)]
-    board = boards([*a, *own, *near])["passkey"]
+    board = result_tables([*a, *own, *near])["passkey"]
     best = board.cells["a", 512]
     assert best.value is not None and best.over is not None
     assert (best.value.mean, best.value.n, best.best) == (1.0, 20, True)
@@ -116,7 +122,7 @@ def test_answers_are_paired_by_question() -> None:
 
 def test_costs_are_tied_within_what_timings_vary_by() -> None:
     rows = [cost(OWN, 512, 1000.0), cost("b", 512, 960.0), cost("c", 512, 500.0)]
-    made = boards(rows)
+    made = result_tables(rows)
     assert [*made] == ["prefill", "decode", "memory"]
     prefill = made["prefill"].cells
     marks = {s: (prefill[s, 512].best, prefill[s, 512].tied) for s in (BASELINE, "b", "c")}
@@ -132,7 +138,7 @@ def test_what_is_asked_twice_counts_once_with_the_younger_answer() -> None:
     old = [replace(one, made="2026-01-01") for one in old]
     new = [replace(one, made="2026-02-01") for one in new]
     for rows in ([*old, *new], [*new, *old]):
-        value = boards(rows)["context"].cells["b", 512].value
+        value = result_tables(rows)["context"].cells["b", 512].value
         assert value is not None and (value.mean, value.n) == (1.5, 2)
 
 
@@ -140,7 +146,7 @@ def test_two_schemes_under_one_label_go_by_their_written_forms() -> None:
     rows = [*context(OWN, 512, [3.0]), *context("b", 512, [2.0]), *context("c", 512, [2.0])]
     alike = [replace(one, value={**one.value, "label": "same"}) for one in rows[1:]]
     assert labels([rows[0], *alike]) == {OWN: BASELINE, "b": "b", "c": "c"}
-    assert boards([rows[0], *alike])["context"].labels == (BASELINE, "b", "c")
+    assert result_tables([rows[0], *alike])["context"].labels == (BASELINE, "b", "c")
 
 
 def test_curves_are_of_the_longest_text_that_was_read() -> None:
@@ -176,10 +182,12 @@ def test_a_grid_has_every_length_and_depth_of_one_method() -> None:
 def test_the_tax_is_paid_inside_the_window() -> None:
     own = [{128: 3.0, 256: 2.0 + d, 512: 9.0} for d in range(3)]
     other = [{128: 9.0, 256: 2.1 + d + d / 100, 512: 2.0} for d in range(3)]
-    found = tax([*reading(OWN, 512, own), *reading("b", 512, other)])
+    found = in_window_cost([*reading(OWN, 512, own), *reading("b", 512, other)])
     assert [*found] == ["b"]
     about(found["b"], [0.10, 0.11, 0.12])
-    assert tax(reading("b", 512, other)) == {}  # without the untouched model none is known
+    assert (
+        in_window_cost(reading("b", 512, other)) == {}
+    )  # without the untouched model none is known
 
 
 @pytest.mark.parametrize(
@@ -195,17 +203,22 @@ def test_a_reach_ends_where_a_length_fails(
         else asked(PASSKEY, "b", n, [i < 4 * share for i in range(4)])
         for n, share in zip((256, 512, 1024), shares, strict=True)
     ]
-    assert reach(rows) == {"b": reached}
+    assert effective_length(rows) == {"b": reached}
 
 
 def test_a_lower_share_reaches_further() -> None:
     rows = [asked(PASSKEY, "b", n, [True, True, True, False]) for n in (256, 512)]
-    assert reach(rows) == {"b": None}
-    assert reach(rows, share=0.75) == {"b": 512}
+    assert effective_length(rows) == {"b": None}
+    assert effective_length(rows, least=0.75) == {"b": 512}
 
 
 def test_nothing_measured_makes_no_boards() -> None:
-    assert boards([]) == {} and curves([]) == {} and tax([]) == {} and reach([]) == {}
+    assert (
+        result_tables([]) == {}
+        and curves([]) == {}
+        and in_window_cost([]) == {}
+        and effective_length([]) == {}
+    )
 
 
 def test_no_torch_is_needed() -> None:

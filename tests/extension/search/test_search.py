@@ -11,9 +11,9 @@ import torch
 
 from longitude.core.text import parse
 from longitude.core.validate import UserError
+from longitude.extension.search import search, smallest_budget
 from longitude.extension.search.factors import curve_of
-from longitude.extension.search.halving import apart, judge
-from longitude.extension.search.run import least, search
+from longitude.extension.search.halving import judge, split_documents
 from longitude.parts import LongRope
 
 L, N, HEAD = 256, 2048, 32
@@ -55,11 +55,11 @@ def found_by(exam: Exam, seed: int = 0, budget: int = 450, own: str | None = "ro
 
 
 def test_documents_are_drawn_into_two_halves():
-    searched, judged = apart(9, seed=3)
+    searched, judged = split_documents(9, seed=3)
     assert sorted((*searched, *judged)) == list(range(9)) and len(judged) == 5
-    assert apart(9, seed=3) == (searched, judged) != apart(9, seed=4)
+    assert split_documents(9, seed=3) == (searched, judged) != split_documents(9, seed=4)
     with pytest.raises(UserError, match="at least 4"):
-        apart(3, seed=0)
+        split_documents(3, seed=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -124,8 +124,8 @@ def test_a_gain_on_one_document_is_none():
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed():
-    needed = least(3, 16)
-    with pytest.raises(UserError, match=f"needs {needed} readings"):
+    needed = smallest_budget(3, 16)
+    with pytest.raises(UserError, match=f"needs {needed} losses"):
         found_by(Exam(), budget=needed - 1)
     exam = Exam()
     assert len(found_by(exam, budget=needed)) == 3
@@ -142,9 +142,9 @@ def test_only_what_can_vary_is_searched():
 
 def test_news_names_what_is_searched():
     told = []
-    search(Exam(), LEADERS, L, N, HEAD, 16, 300, news=lambda *n: told.append(n), own="rope()")
-    assert {text.rsplit(": ", 1)[0] for _, _, text in told} == {*LEADERS, "factors"}
-    assert all(1 <= round <= of for round, of, _ in told)
+    search(Exam(), LEADERS, L, N, HEAD, 16, 300, progress=told.append, own="rope()")
+    assert {event.stage.rsplit(": ", 1)[0] for event in told} == {*LEADERS, "factors"}
+    assert all(0 <= event.done < event.total and event.job == "search" for event in told)
 
 
 @pytest.mark.slow

@@ -31,17 +31,17 @@ def folder(tmp_path):
 def test_each_has_its_length_and_begins_as_the_tokenizer_does(folder):
     found = documents((folder,), Bytes(), 200, 4, seed=0)
     assert len(found) == 4
-    assert all(len(d.ids) == 201 and d.first == 1 and d.ids[0] == 1 for d in found)
+    assert all(len(d.ids) == 201 and d.special == 1 and d.ids[0] == 1 for d in found)
     assert len({d.text.digest for d in found}) == 4
     assert len({d.text.name for d in found}) == 4
 
 
 def test_parts_of_a_document(folder):
     one = documents((folder,), Bytes(), 200, 1, seed=0)[0]
-    assert torch.equal(one.begun(50), one.ids[:51])
-    ended = one.ended(50)
+    assert torch.equal(one.first(50), one.ids[:51])
+    ended = one.last(50)
     assert len(ended) == 51 and ended[0] == 1 and torch.equal(ended[1:], one.ids[-50:])
-    assert torch.equal(one.ended(200), one.ids)
+    assert torch.equal(one.last(200), one.ids)
 
 
 def test_a_seed_decides(folder):

@@ -15,7 +15,7 @@ import torch
 from longitude.cli.main import run
 from longitude.core.store import Store
 from longitude.eval.records import PASSKEY, of, recorded
-from longitude.eval.tables import boards
+from longitude.eval.tables import result_tables
 from tests.viz.browser import opens_cleanly, read_charts, same_as_rows
 
 WINDOW = 256
@@ -32,7 +32,7 @@ def extended(folder: Path, *more: str) -> tuple[list, dict]:
 
 def holds(found: list, advice: dict) -> None:
     """What the project promises of the default run."""
-    context, passkey = (boards(found)[name] for name in ("context", "passkey"))
+    context, passkey = (result_tables(found)[name] for name in ("context", "passkey"))
     best, own = advice["best"]["label"], context.labels[0]
 
     def loss(label: str, times: int) -> float:
@@ -76,7 +76,7 @@ def test_everything_is_left_behind(some):
 
 def test_the_same_command_again_computes_nothing(some, monkeypatch, capsys):
     folder, found, advice = some
-    monkeypatch.setattr("longitude.extension.measure.Bench.run", None)
+    monkeypatch.setattr("longitude.extension.measure.Evaluator.run", None)
     again = extended(folder, *SOME)
     assert again == (found, advice)
     said = capsys.readouterr()
@@ -100,7 +100,7 @@ def test_a_real_checkpoint(smollm2_file, tmp_path):
     small = ["--to", "2x", "--docs", "1", "--tasks", "none", "--methods", "leaky_rerope"]
     more = ["--to", "32768"] if torch.cuda.is_available() else small
     found, advice = extended(tmp_path / "run", str(smollm2_file), *more)
-    context = boards(found)["context"]
+    context = result_tables(found)["context"]
     target = context.lengths[-1]
     own, best = (context.cells[label, target] for label in ("baseline", advice["best"]["label"]))
     assert advice["helps"] and "rerope" in advice["best"]["label"]
@@ -111,7 +111,7 @@ def test_a_real_checkpoint(smollm2_file, tmp_path):
 @pytest.mark.parametrize("name", ["tiny-alibi", "tiny-learned"])
 def test_models_without_rotation(name, tmp_path):
     found, advice = extended(tmp_path / "run", name, "--docs", "2")
-    assert boards(found)["context"].labels[0] == "baseline"
+    assert result_tables(found)["context"].labels[0] == "baseline"
     assert advice["best"]["sentence"]
     if name == "tiny-learned":
         beyond = [m for m in found if m.is_baseline and m.key.length > WINDOW]
