@@ -297,7 +297,7 @@ def describe(numbers: Mapping[str, Any], full: bool) -> str:
         first = "first" if numbers["measure"] == LOSS else "same last"
         sentence = f"{at} the loss of the {first} tokens is {_loss(numbers['value'])}"
     else:
-        sentence = f"{at} it retrieves {_share(numbers['value'])} of passkeys"
+        sentence = f"{at} it retrieves {_share(numbers['value'])}"
     show = _loss if by_loss else _share
     if full and numbers["untouched"] and not is_baseline:
         sentence += f"; baseline {show(numbers['untouched'])}"
@@ -306,11 +306,13 @@ def describe(numbers: Mapping[str, Any], full: bool) -> str:
         sentence += f"; at {own}window of {numbers['trained']:,}: {show(numbers['window'])}"
     sentences = [sentence]
     if by_loss and numbers["passkey"]:
-        sentences.append(f"It retrieves {_share(numbers['passkey'])} of passkeys")
+        sentences.append(f"It retrieves {_share(numbers['passkey'])}")
     if numbers["tax"]:
-        sentences.append(f"In-window cost {_change(numbers['tax'])} nats per token")
+        sentences.append(f"In-window cost {_change(numbers['tax'])}")
     if numbers["speed"] and not is_baseline:
-        sentences.append(f"Prefill {_speed(numbers)} baseline speed")
+        low, high = (f"{x:.2f}" for x in numbers["speed_range"])
+        spread = f" ({low}–{high})" if low != high else ""
+        sentences.append(f"Prefill {numbers['speed']:.2f}× baseline speed{spread}")
     if full and not is_baseline and numbers["alike"]:
         sentences.append(f"Not significantly different: {', '.join(numbers['alike'])}")
     return ". ".join(sentences) + "."
@@ -323,22 +325,16 @@ def _loss(value: Mapping[str, float]) -> str:
 
 def _share(value: Mapping[str, float]) -> str:
     low, high = f"{100 * value['low']:.0f}", f"{100 * value['high']:.0f}"
-    return f"{100 * value['mean']:.0f} %" + _interval(value, low, high)
+    return f"{100 * value['mean']:.0f} % of passkeys" + _interval(value, low, high)
 
 
 def _change(value: Mapping[str, float]) -> str:
-    low, high = f"{value['low']:+.3f}", f"{value['high']:+.3f}"
-    return f"{value['mean']:+.3f}" + _interval(value, low, high, " to ")
+    low, high = f"{value['low']:+z.3f}", f"{value['high']:+z.3f}"  # z: no -0.000
+    return f"{value['mean']:+z.3f} nats per token" + _interval(value, low, high, " to ")
 
 
 def _interval(value: Mapping[str, float], low: str, high: str, dash: str = "–") -> str:
     return " (one document)" if value["n"] < 2 else f" (95 % CI {low}{dash}{high})"
-
-
-def _speed(numbers: Mapping[str, Any]) -> str:
-    low, high = numbers.get("speed_range") or (numbers["speed"],) * 2
-    spread = f" ({low:.2f}–{high:.2f})" if f"{low:.2f}" != f"{high:.2f}" else ""
-    return f"{numbers['speed']:.2f}×{spread}"
 
 
 def _smallest_factor(ranking: Ranking) -> Advice | None:

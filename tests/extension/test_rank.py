@@ -63,7 +63,7 @@ def test_the_lowest_loss_at_the_target_wins_and_each_runtime_gets_what_it_can_se
     value, over = made.best.numbers["value"], made.best.numbers["over"]
     for number in (value["mean"], value["low"], value["high"]):
         assert f"{number:.3f}" in made.best.sentence
-    assert "100 % (95 % CI 84–100) of passkeys" in made.best.sentence
+    assert "100 % of passkeys (95 % CI 84–100)" in made.best.sentence
     assert over["mean"] == pytest.approx(-7, abs=0.01) and over["high"] < -6.9
     assert made.best.numbers["alike"] == []
 
@@ -193,7 +193,7 @@ def test_other_measures_stand_in_for_those_that_are_missing() -> None:
     assert made.best.label == LEAKY and made.best.numbers["measure"] == "loss"
     made = advised(keys({OWN: 0.0, LEAKY: 0.5, YARN[4]: 1.0}))
     assert made.best.label == YARN[4] and made.best.numbers["measure"] == "passkey"
-    assert "At 1,024 tokens it retrieves 100 %" in made.best.sentence
+    assert "At 1,024 tokens it retrieves 100 % of passkeys" in made.best.sentence
     made = advised([cost(OWN, TARGET, 1.0), cost(LEAKY, TARGET, 2.0)])
     assert not made.helps and made.best.label is None
 
