@@ -301,7 +301,7 @@ def _count(text: str, count: Callable[[str], int]) -> int:
 
 def _choose(loaded: _Loaded, tokens: int, window: int, o: ReadOptions) -> Choice:
     """The method that was given, or the one that `auto` chooses."""
-    from longitude.extension.prepare import subject
+    from longitude.extension.plan import describe
 
     if o.by not in (AUTO, "extend"):
         return Choice(o.by, "")
@@ -309,7 +309,7 @@ def _choose(loaded: _Loaded, tokens: int, window: int, o: ReadOptions) -> Choice
     chats = chats and bool(loaded.tokenizer.chat_template)
     case = Case(need, o.max_tokens, -(-tokens // window), loaded.trained, chats)
     if loaded.trained is not None and need > loaded.trained:
-        target = subject(loaded.model, o.name, o.revision)
+        target = describe(loaded.model, o.name, o.revision)
         case = replace(case, extensions=prior_runs(o.runs, target))
     if o.by == AUTO or need <= (loaded.trained or 0):
         return choose(case)
