@@ -1,93 +1,106 @@
-"""Columns of a cache: tensors that grow token by token without copying what they hold.
+"""Growable buffers of keys and values, and the runs of consecutive positions their columns hold.
 
-There is room for a quarter more than what is held, so that a token costs its own copy only. What
-was given out stays as it was while columns are only added; the first tensor, which is the caller's,
-is never written to.
+A buffer has spare capacity for a quarter more than it holds, so that a token costs its own copy
+only. Views given out stay valid while columns are only appended; the first tensor, which is the
+caller's, is never written to.
+
+Positions are known on the host: the columns of each sequence are a few runs of consecutive
+positions, and a run also records the region its keys are rotated for (its frame). Which keys a
+query sees, and which of them must be rotated anew, then follows from the scheme's areas by integer
+arithmetic, without touching the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Pos, as_tensor
+from longitude.core.part import Pos, Region, as_tensor
+from longitude.core.scheme import Scheme
+from longitude.ops.decode import Line, Run, frame_of
+from longitude.ops.passes import region_areas, tiles
+
+MAX_RUNS = 16  # per sequence; positions in more pieces are not treated as runs
+Span = tuple[int, int]  # columns from the first up to the second
 
 
-class Columns:
+class Buffer:
     """A tensor that grows along one dimension."""
 
     def __init__(self, dim: int) -> None:
         self.dim, self.size = dim, 0
-        self.room: Tensor | None = None
-        self.ours = False
-        self.lent = False  # whether someone holds on to what is held now
+        self.storage: Tensor | None = None
+        self.owned = False  # whether the storage is not the caller's
+        self.shared = False  # whether a caller may hold on to the current view
 
     def __len__(self) -> int:
         return self.size
 
     @property
     def nbytes(self) -> int:
-        """Memory held, room to grow included."""
-        return 0 if self.room is None else self.room.nbytes
+        """Memory allocated, spare capacity included."""
+        return 0 if self.storage is None else self.storage.nbytes
 
     def view(self) -> Tensor:
-        """All that is held."""
-        assert self.room is not None
-        return self.room.narrow(self.dim, 0, self.size)
+        """All columns."""
+        assert self.storage is not None
+        return self.storage.narrow(self.dim, 0, self.size)
 
     def append(self, new: Tensor) -> None:
-        """Put new columns behind the others."""
+        """Add columns at the end."""
         total = self.size + new.shape[self.dim]
-        if self.room is None or self.size == 0:
-            self.room, self.ours = new, False
-        elif torch.is_grad_enabled() and (self.room.requires_grad or new.requires_grad):
-            self.room, self.ours = torch.cat([self.view(), new], self.dim), False
+        if self.storage is None or self.size == 0:
+            self.storage, self.owned = new, False
+        elif torch.is_grad_enabled() and (self.storage.requires_grad or new.requires_grad):
+            self.storage, self.owned = torch.cat([self.view(), new], self.dim), False
         else:
-            if total > self.room.shape[self.dim] or not self._ours_now():
+            if total > self.storage.shape[self.dim] or not self._writable():
                 self._grow(total, new)
-            self.room.narrow(self.dim, self.size, total - self.size).copy_(new)
+            self.storage.narrow(self.dim, self.size, total - self.size).copy_(new)
         self.size = total
 
     def _grow(self, total: int, like: Tensor) -> None:
-        assert self.room is not None
-        shape = list(self.room.shape)
+        assert self.storage is not None
+        shape = list(self.storage.shape)
         shape[self.dim] = total + max(total // 4, 64)
-        grown = torch.empty(shape, dtype=self.room.dtype, device=like.device)
+        grown = torch.empty(shape, dtype=self.storage.dtype, device=like.device)
         grown.narrow(self.dim, 0, self.size).copy_(self.view())
-        self.room, self.ours, self.lent = grown, True, False
+        self.storage, self.owned, self.shared = grown, True, False
 
-    def own(self) -> None:
-        """Make what is held ours to change."""
-        assert self.room is not None
-        if self.lent or not self._ours_now():
-            self._grow(self.size, self.room)
+    def make_writable(self) -> None:
+        """Copy the columns unless they may be changed in place."""
+        assert self.storage is not None
+        if self.shared or not self._writable():
+            self._grow(self.size, self.storage)
 
-    def _ours_now(self) -> bool:
-        """Whether we may write: an inference tensor can't be written to outside inference mode."""
-        assert self.room is not None
-        frozen = self.room.is_inference() and not torch.is_inference_mode_enabled()
-        return self.ours and not frozen
+    def _writable(self) -> bool:
+        """An inference tensor can't be written to outside inference mode."""
+        assert self.storage is not None
+        frozen = self.storage.is_inference() and not torch.is_inference_mode_enabled()
+        return self.owned and not frozen
 
-    def pick(self, index: Tensor) -> None:
-        """Keep the columns of these indices, which ascend."""
-        if self.room is None or not self.size:
+    def select(self, index: Tensor) -> None:
+        """Keep the columns of these ascending indices."""
+        if self.storage is None or not self.size:
             return
         n = index.numel()
         if n and int(index[-1]) != n - 1:  # otherwise the first ones stay, and nothing moves
-            self.room = self.view().index_select(self.dim, index.to(self.room.device))
-            self.ours = True
+            self.storage = self.view().index_select(self.dim, index.to(self.storage.device))
+            self.owned = True
         self.size = n
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change the tensor in its other dimensions."""
-        if self.room is not None:
-            self.room, self.ours = change(self.room), True
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change the tensor in its batch dimension."""
+        if self.storage is not None:
+            self.storage, self.owned = change(self.storage), True
 
 
-def joined(old: Pos, new: Pos, device: torch.device | None = None) -> Pos:
-    """Positions behind others: a range where they go on, a tensor (b|1, n) otherwise."""
+def append_positions(old: Pos, new: Pos, device: torch.device | None = None) -> Pos:
+    """Positions after others: a range where they continue it, a tensor (b|1, n) otherwise."""
     size = len(old) if isinstance(old, range) else old.shape[-1]
     if isinstance(old, range) and isinstance(new, range):
         if size == 0:
@@ -101,10 +114,145 @@ def joined(old: Pos, new: Pos, device: torch.device | None = None) -> Pos:
     return torch.cat([a.expand(rows, -1), b.expand(rows, -1)], 1)
 
 
-def picked(pos: Pos, index: Tensor) -> Pos:
-    """The positions of these indices, which ascend."""
+def select_positions(pos: Pos, index: Tensor) -> Pos:
+    """The positions at these ascending indices."""
     first, last = (int(index[0]), int(index[-1]) + 1) if index.numel() else (0, 0)
     if isinstance(pos, range) and last - first == index.numel():
         return pos[first:last]
     rows = torch.atleast_2d(as_tensor(pos))
     return rows[:, index.to(rows.device)]
+
+
+class FrameChange(NamedTuple):
+    """Keys to be rotated from one frame to another; the first of them has position `pos`."""
+
+    col: int
+    n: int
+    pos: int
+    old: Region | None
+    new: Region | None
+
+
+class LineView(NamedTuple):
+    """One query over one line: the spans each region shows, the frame changes, the line after."""
+
+    visible: tuple[tuple[Region, Span], ...]
+    changes: tuple[FrameChange, ...]
+    line: Line
+
+
+def view_line(scheme: Scheme, line: Line, i: int) -> LineView:
+    """What a query at position i sees of a line, and which keys must be rotated for it."""
+    rope = scheme.rotary
+    assert rope is not None
+    visible: list[tuple[Region, Span]] = []
+    changes: list[FrameChange] = []
+    for region, areas in region_areas(scheme, rope.query_rows(range(i, i + 1))):
+        assert region is not None
+        frame, spans = frame_of(region), list[Span]()
+        for run in line:
+            for tile in tiles(areas, range(i, i + 1), range(run.pos, run.pos + run.n)):
+                col, n = run.col + tile.left, tile.width
+                spans.append((col, col + n))
+                if run.frame != frame:
+                    changes.append(FrameChange(col, n, run.pos + tile.left, run.frame, frame))
+        merged: list[Span] = []
+        for start, stop in sorted(spans):
+            if merged and merged[-1][1] == start:
+                start = merged.pop()[0]
+            merged.append((start, stop))
+        visible += [(region, span) for span in merged]
+    runs = list(line)
+    for change in changes:
+        runs = [piece for run in runs for piece in _split(run, change)]
+    return LineView(tuple(visible), tuple(changes), merge_runs(runs))
+
+
+def _split(run: Run, change: FrameChange) -> Iterable[Run]:
+    """A run divided where a frame change begins and ends."""
+    a, b = max(run.col, change.col), min(run.col + run.n, change.col + change.n)
+    if a >= b:
+        return (run,)
+    pieces = [
+        Run(run.col, run.pos, a - run.col, run.frame),
+        Run(a, run.pos + a - run.col, b - a, change.new),
+        Run(b, run.pos + b - run.col, run.col + run.n - b, run.frame),
+    ]
+    return (piece for piece in pieces if piece.n)
+
+
+def merge_runs(runs: Iterable[Run]) -> Line:
+    """Runs with those that continue each other as one."""
+    merged: list[Run] = []
+    for run in runs:
+        if merged:
+            last = merged[-1]
+            if (run.col, run.pos, run.frame) == (last.col + last.n, last.pos + last.n, last.frame):
+                run = merged.pop()._replace(n=last.n + run.n)
+        merged.append(run)
+    return tuple(merged)
+
+
+def select_columns(line: Line, spans: list[Span]) -> Line:
+    """The line when only these spans of columns remain, moved together."""
+    runs, first = [], 0
+    for start, stop in spans:
+        for run in line:
+            a, b = max(run.col, start), min(run.col + run.n, stop)
+            if a < b:
+                runs.append(Run(first + a - start, run.pos + a - run.col, b - a, run.frame))
+        first += stop - start
+    return merge_runs(runs)
+
+
+def index_spans(index: Tensor) -> list[Span]:
+    """Ascending indices as spans."""
+    return [(run.pos, run.pos + run.n) for run in _runs(index, None, 0)]
+
+
+def lines_of(pos: Pos, padding: Tensor | None, first: int) -> list[Line] | None:
+    """The lines of new columns, from column `first` on: one for all sequences, or one for each.
+
+    None if positions do not form a few runs.
+    """
+    if isinstance(pos, range) and pos.step == 1 and padding is None:
+        return [(Run(first, pos.start, len(pos)),) if pos else ()]
+    rows = torch.atleast_2d(as_tensor(pos) if isinstance(pos, range) else to_host(pos))
+    if rows.is_floating_point():
+        return None
+    hidden = None if padding is None else to_host(padding)
+    if hidden is not None:
+        rows = rows.expand(hidden.shape[0], -1)
+    lines = [_runs(row, None if hidden is None else hidden[r], first) for r, row in enumerate(rows)]
+    return None if any(len(line) > MAX_RUNS for line in lines) else lines
+
+
+def _runs(pos: Tensor, hidden: Tensor | None, first: int) -> Line:
+    shown = torch.ones_like(pos, dtype=torch.bool) if hidden is None else ~hidden
+    continues = shown[1:] & shown[:-1] & (pos[1:] == pos[:-1] + 1)
+    heads, tails = shown.clone(), shown.clone()
+    heads[1:] &= ~continues
+    tails[:-1] &= ~continues
+    ends = zip(heads.nonzero()[:, 0].tolist(), tails.nonzero()[:, 0].tolist(), strict=True)
+    at = pos.tolist() if len(pos) <= MAX_RUNS else pos
+    return tuple(Run(first + a, int(at[a]), b - a + 1) for a, b in ends)
+
+
+_last: dict[torch.dtype, tuple[weakref.ref[Tensor], tuple[object, ...], Tensor]] = {}
+
+
+def to_host(x: Tensor) -> Tensor:
+    """A tensor on the CPU. The last one is cached: every layer of a step needs the same tensor or
+    the same slice, and each copy would wait for the device."""
+    if x.device.type == "cpu":
+        return x
+    if x.is_inference():  # it has no version counter
+        return x.cpu()
+    base = x if x._base is None else x._base
+    version = (x._version, x.storage_offset(), x.shape, x.stride())
+    last = _last.get(x.dtype)
+    if last is not None and last[0]() is base and last[1] == version:
+        return last[2]
+    copy = x.cpu()
+    _last[x.dtype] = weakref.ref(base), version, copy
+    return copy

@@ -93,7 +93,7 @@ def test_mistakes() -> None:
         Cache(scheme("rope() + bidirectional()"))
     with pytest.raises(UserError, match="depends on the total length"):
         Cache(scheme("rope(frequencies=dynamic_ntk(16))"))
-    with pytest.raises(UserError, match="give one a key"):
+    with pytest.raises(UserError, match="give one per key"):
         Cache(scheme("rope()")).update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), range(3))
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from longitude import Cache, attention
-from longitude.cache.decode_step import Step
-from longitude.cache.rotated_keys import Keys
+from longitude.cache.decode_step import DecodeStep
+from longitude.cache.rotated_keys import RotatedKeys
 from longitude.core.part import Pos
 from tests.grid import HEADS, TOKENS, Layer, positions, scheme, schemes, tokens
 
 SCHEMES = {name: s for name, s in schemes().items() if s.causal}
-TURNED = {
+ROTATED = {
     "rope": "rope()",
     "adjacent, partial": "rope(pairs='adjacent', fraction=0.5)",
     "yarn": "rope(frequencies=yarn(4, original=16))",
@@ -71,11 +71,11 @@ def test_every_preset_decodes_as_it_prefills(name: str, sizes: list[int]) -> Non
     assert torch.allclose(got.double(), want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_bfloat16_is_as_good_as_turning_anew(name: str) -> None:
     """Against float64 over the same rounded inputs: a key that crosses regions is rounded again."""
-    s, x = scheme(TURNED[name]), tokens(batch=2)
+    s, x = scheme(ROTATED[name]), tokens(batch=2)
     qkv = Layer(s, 2, torch.bfloat16).qkv(x, range(TOKENS))
     q, k, v = (t.double() for t in qkv)
     want = attention(s, q, k, v, range(TOKENS), range(TOKENS), backend="eager", length=TOKENS)
@@ -85,10 +85,10 @@ def test_bfloat16_is_as_good_as_turning_anew(name: str) -> None:
     assert off < max(1.5 * least, 4e-3), (off, least)
 
 
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_rows_with_padding_decode_as_they_would_alone(name: str) -> None:
-    s, x, pads = scheme(TURNED[name]), tokens(batch=3), (0, 5, 14)
+    s, x, pads = scheme(ROTATED[name]), tokens(batch=3), (0, 5, 14)
     pos = torch.stack([(torch.arange(TOKENS) - pad).clamp(min=0) for pad in pads])
     padding = torch.stack([torch.arange(TOKENS) < pad for pad in pads])
     qkv = Layer(s, 2).qkv(x, pos)
@@ -100,11 +100,11 @@ def test_rows_with_padding_decode_as_they_would_alone(name: str) -> None:
         assert torch.allclose(got[r : r + 1, :, pad:], want, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_candidates_come_and_go(name: str) -> None:
     """Assisted decoding: several tokens at once, some taken back; frames move there and back."""
-    s, x = scheme(TURNED[name]), tokens()
+    s, x = scheme(ROTATED[name]), tokens()
     q, k, v = Layer(s, 2).qkv(x, range(TOKENS))
     want = attention(s, q, k, v, range(TOKENS), range(TOKENS), backend="eager", length=TOKENS)
     cache, done = Cache(s, length=TOKENS, slack=5), 10
@@ -123,10 +123,10 @@ def test_candidates_come_and_go(name: str) -> None:
     assert cache.seen == done
 
 
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_options_reach_attention(name: str) -> None:
-    s, x = scheme(TURNED[name]), tokens()
+    s, x = scheme(ROTATED[name]), tokens()
     qkv, now = Layer(s, 2).qkv(x, range(TOKENS)), range(TOKENS)
     sinks = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
     every: list[dict[str, Any]] = [{"sink_logits": sinks}, {"scale": 0.3}, {"softcap": 2.0}]
@@ -136,10 +136,10 @@ def test_options_reach_attention(name: str) -> None:
         assert torch.allclose(got, want, atol=1e-10, rtol=0), options
 
 
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_keys_come_back_unturned(name: str) -> None:
-    s = scheme(TURNED[name])
+    s = scheme(ROTATED[name])
     q, k, v = Layer(s, 2).qkv(tokens(), range(TOKENS))
     cache = Cache(s, length=TOKENS)
     for t in range(TOKENS - 1):
@@ -176,30 +176,30 @@ def test_inference_mode_may_end_and_gradients_may_begin() -> None:
     assert got.requires_grad
 
 
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
-def test_only_keys_that_cross_are_turned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    s = scheme(TURNED[name])
+def test_only_keys_that_change_region_are_rotated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = scheme(ROTATED[name])
     q, k, v = Layer(s, 2).qkv(tokens(), range(TOKENS))
-    cache, turned = Cache(s, length=TOKENS), []
-    follow = Keys.follow
+    cache, rotated = Cache(s, length=TOKENS), []
+    apply = RotatedKeys.apply
 
-    def counted(self: Keys, step: Step) -> Tensor:
-        turned.extend(turn.move.n for turn in step.turns)
-        return follow(self, step)
+    def counted(self: RotatedKeys, step: DecodeStep) -> Tensor:
+        rotated.extend(update.change.n for update in step.updates)
+        return apply(self, step)
 
-    monkeypatch.setattr(Keys, "follow", counted)
-    monkeypatch.setattr("longitude.cache.cache.attention", None)  # the way that turns all anew
+    monkeypatch.setattr(RotatedKeys, "apply", counted)
+    monkeypatch.setattr("longitude.cache.attention", None)  # which would rotate all anew
     for t in range(TOKENS):
         cache.add(k[:, :, t : t + 1], v[:, :, t : t + 1], range(t, t + 1))
         cache.attend(q[:, :, t : t + 1], range(t, t + 1))
     bands = 3 if "stepped" in name else 0  # where all keys change their frequencies
-    assert sum(turned) <= (2 + bands) * TOKENS
+    assert sum(rotated) <= (2 + bands) * TOKENS
 
 
 @torch.no_grad()
 def test_rows_with_padding_are_reordered_and_cropped() -> None:
-    s, x = scheme(TURNED["lm-infinite"]), tokens(batch=3)
+    s, x = scheme(ROTATED["lm-infinite"]), tokens(batch=3)
     pads, rows, n = (0, 5, 14), [2, 2, 0], 30
     pos = torch.stack([(torch.arange(TOKENS) - pad).clamp(min=0) for pad in pads])
     padding = torch.stack([torch.arange(TOKENS) < pad for pad in pads])
@@ -222,10 +222,10 @@ def test_rows_with_padding_are_reordered_and_cropped() -> None:
 @pytest.mark.accelerator
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_on_cuda_with_padding(name: str, dtype: torch.dtype) -> None:
-    s, x, pads = scheme(TURNED[name]), tokens(batch=3), (0, 5, 14)
+    s, x, pads = scheme(ROTATED[name]), tokens(batch=3), (0, 5, 14)
     pos = torch.stack([(torch.arange(TOKENS) - pad).clamp(min=0) for pad in pads])
     padding = torch.stack([torch.arange(TOKENS) < pad for pad in pads])
     qkv = [t.to(dtype) for t in Layer(s, 2).qkv(x, pos)]

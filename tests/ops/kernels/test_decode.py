@@ -20,7 +20,7 @@ from longitude.ops.decode import (
     make_decode_plan,
     supports,
 )
-from tests.cache.test_decode import TURNED
+from tests.cache.test_decode import ROTATED
 from tests.grid import scheme
 
 triton = pytest.importorskip("triton")
@@ -34,7 +34,7 @@ CLOSE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 # what a kernel turns: a scale is in the queries before it. Groups of 5 do not divide a block, those
 # of 40 are larger; chunks of 9 and 41 wrap inside one
 SCHEMES = {
-    **{name: text for name, text in TURNED.items() if name != "scaled"},
+    **{name: text for name, text in ROTATED.items() if name != "scaled"},
     "wide groups": "rope(remap=self_extend(40, 8), pairs='adjacent')",
     "odd groups": "rope(remap=self_extend(5, 8))",
     "long chunks": "rope(remap=dual_chunk(44, 3))",
@@ -195,13 +195,13 @@ def test_keys_turned_already_are_taken_as_they_are() -> None:
     q, k, v = qkv((1, 1, 2, 1), n, 16)
     cache = Cache(s)
     cache.add(k, v, range(n))
-    cache._k.settle(s.rotary.regions()[0])  # type: ignore[union-attr]
-    lines = cache._k.lines
+    cache.keys.rotate_all(s.rotary.regions()[0])  # type: ignore[union-attr]
+    lines = cache.keys.lines
     assert lines is not None and lines[0][0].frame is not None
     sees = seen(s, 16, lines, last(n, 1))
     assert not sees.rotates
     want = attention(s, q, k, v, range(n - 1, n), range(n), backend="eager")
-    assert off(decode(q, cache._k.columns.view(), v, sees), want) < 1e-6
+    assert off(decode(q, cache.keys.buffer.view(), v, sees), want) < 1e-6
     other = scheme("rope(remap=leaky_rerope(8, 4))")  # a far key turned as near ones are
     assert (
         make_decode_plan(other, TableSpec(16, 1, torch.float32, k.device), lines, last(n, 1), 16)
@@ -227,7 +227,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("name", ["self-extend", "stepped leaky", "scaled", "window"])
 @torch.no_grad()
 def test_attention_takes_the_kernel_for_a_few_queries(name: str, everywhere: list[int]) -> None:
-    s, n = scheme(TURNED[name]), 50
+    s, n = scheme(ROTATED[name]), 50
     x = qkv((1, 1, 2, 2), n, 16)
     now = range(n - 2, n)
     want = attention(s, *x, now, range(n), backend="eager")
@@ -246,7 +246,7 @@ def test_attention_takes_the_kernel_for_a_few_queries(name: str, everywhere: lis
 @torch.no_grad()
 def test_a_cache_decodes_by_the_kernel_and_keeps_its_keys(name: str, everywhere: list[int]) -> None:
     """A prompt, tokens one by one, candidates that are taken back; two rows, one padded."""
-    s, n, pads = scheme(TURNED[name]), 30, (0, 5)
+    s, n, pads = scheme(ROTATED[name]), 30, (0, 5)
     pos = torch.stack([(torch.arange(n) - pad).clamp(min=0) for pad in pads]).to(DEVICE)
     padding = torch.stack([torch.arange(n) < pad for pad in pads]).to(DEVICE)
     q, k, v = (drawn(2, h, n, 16, h, torch.float32) for h in (4, 2, 1))
@@ -262,7 +262,7 @@ def test_a_cache_decodes_by_the_kernel_and_keeps_its_keys(name: str, everywhere:
         own = [t[r : r + 1, :, pad:] for t in (q, k, v)]
         want = attention(s, *own, range(n - pad), range(n - pad), backend="eager", length=40)
         assert off(got[r : r + 1, :, pad:], want) < 2e-6
-    assert not cache._k.turned()
+    assert not cache.keys.any_rotated()
 
 
 def test_gradients_go_another_way(everywhere: list[int]) -> None:
