@@ -1,23 +1,19 @@
-"""Which device and which type of numbers a model is loaded in, where the user leaves it open.
+"""Device and dtype of a model where the user leaves them open, and transformers without its logs.
 
-On CUDA a model takes the type of its own file. On a CPU it takes float32, which every CPU is good
-at; bfloat16 only where the file is bfloat16 itself, so that nothing is lost, and where this CPU is
-faster with it: some have instructions for it, others are a hundred times slower.
-
-transformers without its chatter: we say in one line what it says in pages, or raise.
-
-While it is hushed it also asks no bot on the Hub to convert a checkpoint: nothing is sent anywhere.
+On CUDA a model gets the dtype of its own file. On a CPU it gets float32, which every CPU computes
+well; bfloat16 only if the file is bfloat16 itself, so that nothing is lost, and this CPU is faster
+with it: some have instructions for it, others are a hundred times slower.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
 
 import torch
 import torch.nn.functional as F
@@ -30,42 +26,41 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-FASTER = 1.2  # how many times as fast bfloat16 must be: a tie goes to float32
+MIN_SPEEDUP = 1.2  # of bfloat16 over float32: a tie goes to float32
+NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"  # asks no bot on the Hub to convert a checkpoint
 
 
-def device_of(asked: str | torch.device) -> torch.device:
-    """The device asked for, if there is one here; `auto` is CUDA where there is CUDA."""
-    if asked == "auto":
+def device_of(wanted: str | torch.device) -> torch.device:
+    """The device of this name, if there is one here; `auto` is CUDA if there is CUDA."""
+    if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(asked)
+        device = torch.device(wanted)
     except RuntimeError:
         raise UserError(
-            f"no device is called {shown(asked)}: use auto, cpu, cuda or mps."
+            f"no device is called {shown(wanted)}: use auto, cpu, cuda or mps."
         ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {device} was asked for, but the CUDA devices here are "
-            f"{torch.cuda.device_count()}: use auto or cpu."
-        )
+        count = torch.cuda.device_count()
+        raise UserError(f"device {device} is not among the {count} CUDA devices here: use auto.")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device mps was asked for, but there is none here: use auto or cpu.")
+        raise UserError("device mps is not available here: use auto or cpu.")
     return device
 
 
 def dtype_of(
-    asked: str | torch.dtype, own: torch.dtype | None, device: torch.device
+    wanted: str | torch.dtype, own: torch.dtype | None, device: torch.device
 ) -> tuple[torch.dtype, str]:
-    """The type to load in, and why; `own` is the file's, None where it is of many or unknown."""
-    if asked != "auto":
-        dtype = DTYPES.get(asked) if isinstance(asked, str) else asked
+    """The dtype to load in, and why; `own` is the file's, None if it has several or is unknown."""
+    if wanted != "auto":
+        dtype = DTYPES.get(wanted) if isinstance(wanted, str) else wanted
         if dtype is None or dtype not in DTYPES.values():
-            raise UserError(f"no dtype is called {shown(asked)}: use auto or {', '.join(DTYPES)}.")
-        return dtype, "asked for"
+            raise UserError(f"no dtype is called {shown(wanted)}: use auto or {', '.join(DTYPES)}.")
+        return dtype, "as requested"
     if device.type != "cpu":
         return (own, "the file's own") if own else (torch.bfloat16, "the file has none")
     if own != torch.bfloat16:
-        return torch.float32, "as always on a CPU"
+        return torch.float32, "the default on a CPU"
     if bfloat16_is_faster():
         return torch.bfloat16, "the file's own, and faster here than float32"
     return torch.float32, "the file's own bfloat16 is no faster here"
@@ -73,77 +68,47 @@ def dtype_of(
 
 @functools.cache
 def bfloat16_is_faster() -> bool:
-    """Whether this CPU multiplies and attends faster in bfloat16; timed once a process, shortly."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns where there are no instructions for it
-        return FASTER * _seconds(torch.bfloat16) < _seconds(torch.float32)
+    """Whether this CPU multiplies and attends faster in bfloat16; timed once per process."""
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")  # torch warns if there are no instructions for it
+        return MIN_SPEEDUP * seconds_in(torch.bfloat16) < seconds_in(torch.float32)
 
 
-def _seconds(dtype: torch.dtype) -> float:
-    """The least time of three for one small linear layer and one small attention."""
+def seconds_in(dtype: torch.dtype) -> float:
+    """The least time of three for a small linear layer and a small attention, after a warm-up."""
     x, w = torch.ones(32, 256, dtype=dtype), torch.ones(256, 256, dtype=dtype)
     q = torch.ones(1, 4, 32, 64, dtype=dtype)
-
-    def work() -> None:
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
         F.linear(x, w)
         F.scaled_dot_product_attention(q, q, q, is_causal=True)
-
-    with torch.inference_mode():
-        work()
-        return min(_timed(work) for _ in range(3))
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
 
 
-def _timed(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-NO_BOT = "DISABLE_SAFETENSORS_CONVERSION"
-
-
-@contextlib.contextmanager
+@contextmanager
 def quiet_transformers(*, bars: bool) -> Iterator[None]:
-    """No warnings logged, and no progress bars unless asked for; afterwards all is as it was."""
+    """No logged warnings, and no progress bars unless wanted; nothing is sent to the Hub."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
-    bot = os.environ.get(NO_BOT)
-    levels = [(log, log.get_verbosity()) for log in (logging, hub)]
-    for log, _ in levels:
-        log.set_verbosity_error()
-    os.environ[NO_BOT] = "1"
-    try:
-        with contextlib.nullcontext() if bars else _barless():
-            yield
-    finally:
-        for log, level in levels:
-            log.set_verbosity(level)
-        if bot is None:
-            del os.environ[NO_BOT]
-        else:
-            os.environ[NO_BOT] = bot
+    def switch_bars(on: bool) -> None:
+        with warnings.catch_warnings():  # huggingface_hub's, if the environment already decides
+            warnings.simplefilter("ignore")
+            logging.enable_progress_bar() if on else logging.disable_progress_bar()
 
-
-@contextlib.contextmanager
-def _barless() -> Iterator[None]:
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    # the bar of GGUF files is tqdm's own, which only looks at the stream
-    with contextlib.redirect_stderr(io.StringIO()):
-        _switch(False)
-        try:
-            yield
-        finally:
-            if shown:
-                _switch(True)
-
-
-def _switch(on: bool) -> None:
-    """Bars on or off; huggingface_hub warns where an environment variable already decides."""
-    from transformers.utils import logging
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.enable_progress_bar() if on else logging.disable_progress_bar()
+    with ExitStack() as stack:
+        for log in (logging, hub):
+            stack.callback(log.set_verbosity, log.get_verbosity())
+            log.set_verbosity_error()
+        before = os.environ.get(NO_CONVERSION)
+        restore = os.environ.pop if before is None else os.environ.__setitem__
+        stack.callback(restore, NO_CONVERSION, before)
+        os.environ[NO_CONVERSION] = "1"
+        if not bars:
+            stack.callback(switch_bars, logging.is_progress_bar_enabled())
+            # the bar of GGUF files is tqdm's own, which only looks at the stream
+            stack.enter_context(redirect_stderr(io.StringIO()))
+            switch_bars(False)
+        yield

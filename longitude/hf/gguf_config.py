@@ -1,20 +1,17 @@
-"""A configuration that transformers made from a GGUF file, mended to say what the file says.
+"""The rotation of a GGUF file, as a transformers configuration and as an encoding.
 
-transformers reads the weights of a GGUF file, and of its rotation the base alone, for some
+transformers reads the weights of a GGUF file, but of its rotation the base alone, and for some
 architectures not even that: the scaling (`rope.scaling.*`, and the tensors `rope_freqs`,
-`rope_factors_long` and `rope_factors_short`), the share of a head that turns and most sliding
-windows are dropped without a word. Keys: llama.cpp, src/llama-arch.cpp.
+`rope_factors_long` and `rope_factors_short`), the rotary fraction of a head and most sliding
+windows are dropped silently. `fix_config` puts them back. Keys: llama.cpp, src/llama-arch.cpp.
 
 llama.cpp multiplies YaRN's own 0.1 ln s + 1 by `attn_factor`; transformers' `attention_factor` is
-the product. Without YaRN both mean the whole factor. Llama 3's scaling is kept as one divisor for
-each frequency, 1/g = (1 - t)/s + t with t = (L/λ - 1)/(4 - 1) cut off to [0, 1], λ the wavelength:
-s is the largest, and any divisor in between gives L.
+the product. Without YaRN both are the full factor. Llama 3's scaling is stored as one divisor per
+frequency, 1/g = (1 - t)/s + t with t = (L/λ - 1)/(4 - 1) clipped to [0, 1], λ the wavelength: s is
+the largest divisor, and any divisor in between gives L.
 
-Which position encoding the header of a GGUF file says: its architecture's, or its keys'.
-
-llama.cpp turns nothing in a few architectures (src/llama-model.cpp, llama_model_rope_type); ALiBi's
-and T5's have keys of their own. All others turn, scaled as the file's keys and tensors say, in the
-words of a config.json (loading/mend.py).
+A few architectures rotate nothing (src/llama-model.cpp, llama_model_rope_type); ALiBi's and T5's
+have keys of their own.
 """
 
 from __future__ import annotations
@@ -28,35 +25,44 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, short
 from longitude.hf.encodings import Encoding, read_encodings
 from longitude.hf.gguf_reader import Header
+from longitude.hf.rope_config import ORIGINAL
 from longitude.parts import T5, Alibi, Bidirectional, Learned
 
-LOW, HIGH = 1.0, 4.0  # Llama 3's bounds, in turns
-SAID = {
-    *("type", "factor", "original_context_length", "attn_factor", "finetuned"),
-    *("yarn_beta_fast", "yarn_beta_slow"),
-}
+LOW, HIGH = 1.0, 4.0  # Llama 3's bounds, in rotations over the trained length
+KNOWN_SCALING = {"type", "factor", "original_context_length", "attn_factor", "finetuned"}
+KNOWN_SCALING |= {"yarn_beta_fast", "yarn_beta_slow"}
+LEARNED_TABLES = {"gpt2": False, "starcoder": False, "bert": True, "roberta-bert": True}  # bidir.?
+NO_ROTATION = ("mamba", "mamba2", "jamba", "rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2", "nemotron_h")
 Entries = dict[str, Any]
+Divisors = tuple[float, ...]
 
 
 def fix_config(config: Any, header: Header) -> None:
-    """Give a configuration what transformers left in the file; raise where there is no way to."""
-    _window(config, header)
+    """Give a configuration what transformers left in the file; raise if it can't express it."""
+    window = header.own("attention.sliding_window")
+    if window and window != getattr(config, "sliding_window", None):
+        if not hasattr(config, "sliding_window") or getattr(config, "layer_types", None):
+            _refuse(header, f"has a sliding window of {window} tokens")
+        config.sliding_window = window
     parameters = getattr(config, "rope_parameters", None)
     if not parameters:
         return
     base = header.own("rope.freq_base")
-    new = _frequencies(config, header)
-    if "rope_type" not in parameters:  # one dictionary for each type of layer
-        whole = parameters.get("full_attention") or {}
-        if new or base not in (None, whole.get("rope_theta")):
-            _refuse(header, f"turns its layers by base {base} and {short(str(header.scaling()))}")
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rotary_dim = header.own("rope.dimension_count", head)
+    new = _frequencies(config, header, rotary_dim // 2)
+    if "rope_type" not in parameters:  # one dictionary for each layer type
+        full = parameters.get("full_attention") or {}
+        if new or base not in (None, full.get("rope_theta")):
+            scaling = short(str(header.scaling()))
+            _refuse(header, f"rotates its layers by base {base} and {scaling}")
         return
-    # what a class gives by itself stays: its base where the file names none
-    new |= _share(config, header) | ({"rope_theta": base} if base else {})
-    config.rope_parameters = dict(parameters) | new
-    original = new.get("original_max_position_embeddings")
-    if original and hasattr(config, "original_max_position_embeddings"):
-        config.original_max_position_embeddings = original  # Phi-3 looks here first
+    if rotary_dim / head != parameters.get("partial_rotary_factor", 1.0):
+        new["partial_rotary_factor"] = rotary_dim / head
+    # without a base in the file, the class's default stays
+    config.rope_parameters = {**parameters, **new, **({"rope_theta": base} if base else {})}
+    if new.get(ORIGINAL) and hasattr(config, ORIGINAL):
+        setattr(config, ORIGINAL, new[ORIGINAL])  # where Phi-3 looks first
 
 
 def _refuse(header: Header, what: str) -> NoReturn:
@@ -66,157 +72,108 @@ def _refuse(header: Header, what: str) -> NoReturn:
     )
 
 
-def _window(config: Any, header: Header) -> None:
-    window = header.own("attention.sliding_window")
-    if not window or window == getattr(config, "sliding_window", None):
-        return
-    if not hasattr(config, "sliding_window") or getattr(config, "layer_types", None):
-        _refuse(header, f"has a sliding window of {window} tokens")
-    config.sliding_window = window
-
-
-def _share(config: Any, header: Header) -> Entries:
-    """The share of a head that turns, where it is not the one the configuration has."""
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    share = header.own("rope.dimension_count", head) / head
-    known = config.rope_parameters.get("partial_rotary_factor", 1.0)
-    return {} if share == known else {"partial_rotary_factor": share}
-
-
-def _half(config: Any, header: Header) -> int:
-    """The frequencies of a head."""
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return header.own("rope.dimension_count", head) // 2
-
-
-def _frequencies(config: Any, header: Header) -> Entries:
-    """The entries of `rope_parameters` that say what the file's scaling says."""
+def _frequencies(config: Any, header: Header, half: int) -> Entries:
+    """The entries of `rope_parameters` that express the file's scaling of `half` frequencies."""
     scaling = header.scaling()
-    for odd in sorted(set(scaling) - SAID):
-        _refuse(header, f"scales its rotation by rope.scaling.{odd} = {scaling[odd]}")
-    kind = scaling.get("type", "linear")  # llama.cpp's own, where a file names none
+    for key in sorted(set(scaling) - KNOWN_SCALING):
+        _refuse(header, f"scales its rotation by rope.scaling.{key} = {scaling[key]}")
+    kind = scaling.get("type", "linear")  # llama.cpp's default
     original = scaling.get("original_context_length", config.max_position_embeddings)
     gain, fixed = scaling.get("attn_factor", 1.0), header.divisors.get("rope_freqs.weight", ())
-    factor = 1.0 if kind == "none" else scaling.get("factor", 1.0) or 1.0
     if kind == "yarn" and all(d == 1 for d in fixed):
         return _yarn(scaling, original)
     if kind not in ("none", "linear", "longrope"):
         _refuse(header, f"scales its rotation by {kind!r}" + " and by rope_freqs" * bool(fixed))
+    factor = 1.0 if kind == "none" else scaling.get("factor", 1.0) or 1.0
     far = () if fixed else header.divisors.get("rope_factors_long.weight", ())
-    if far:
-        near = header.divisors.get("rope_factors_short.weight", far)
-        return _longrope(_times(factor, near), _times(factor, far), original, gain)
-    return _fixed(config, header, _times(factor, fixed or (1.0,) * _half(config, header)))
-
-
-def _times(factor: float, divisors: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(factor * d for d in divisors)
-
-
-def _fixed(config: Any, header: Header, divisors: tuple[float, ...]) -> Entries:
-    """One divisor for each frequency, by the first name that says them: longrope says any."""
-    scaling = header.scaling()
-    gain = scaling.get("attn_factor", 1.0)
-    if gain == 1 and len(set(divisors)) == 1:
-        factor = divisors[0]
-        return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
-    named = _llama3(config, header, divisors) if gain == 1 else {}
-    original = scaling.get("original_context_length", config.max_position_embeddings)
-    return named or _longrope(divisors, divisors, original, gain)
+    near = header.divisors.get("rope_factors_short.weight", far) if far else ()
+    near, far, fixed = (
+        tuple(factor * d for d in each) for each in (near, far, fixed or (1.0,) * half)
+    )
+    if not far and gain == 1:  # one divisor per frequency: by the first type that expresses it
+        if len(set(fixed)) == 1:
+            return {} if fixed[0] == 1 else {"rope_type": "linear", "factor": fixed[0]}
+        base = header.own("rope.freq_base", config.rope_parameters["rope_theta"])
+        if llama3 := _llama3(base, fixed):
+            return llama3
+    return {  # which expresses any
+        "rope_type": "longrope",
+        "short_factor": list(near or fixed),
+        "long_factor": list(far or fixed),
+        ORIGINAL: original,
+        "attention_factor": gain,
+    }
 
 
 def _yarn(scaling: Entries, original: int) -> Entries:
-    factor = scaling.get("factor", 1.0)
-    extra = scaling.get("attn_factor", 1.0)
+    factor, extra = scaling.get("factor", 1.0), scaling.get("attn_factor", 1.0)
     gain = {} if extra == 1 else {"attention_factor": extra * (0.1 * math.log(factor) + 1.0)}
     return gain | {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": original,
+        ORIGINAL: original,
         "beta_fast": scaling.get("yarn_beta_fast", 32.0),
         "beta_slow": scaling.get("yarn_beta_slow", 1.0),
     }
 
 
-def _longrope(
-    near: tuple[float, ...], far: tuple[float, ...], original: int, gain: float
-) -> Entries:
-    return {
-        "rope_type": "longrope",
-        "short_factor": list(near),
-        "long_factor": list(far),
-        "original_max_position_embeddings": original,
-        "attention_factor": gain,
-    }
-
-
-def _llama3(config: Any, header: Header, divisors: tuple[float, ...]) -> Entries:
-    """Llama 3's scaling, if these are its divisors; else nothing."""
-    base = header.own("rope.freq_base", config.rope_parameters["rope_theta"])
+def _llama3(base: float, divisors: Divisors) -> Entries:
+    """Llama 3's scaling if these are its divisors, or else nothing."""
     half, factor = len(divisors), max(divisors)
     waves = [2 * math.pi * base ** (i / half) for i in range(half)]
     between = [(g, w) for g, w in zip(divisors, waves, strict=True) if 1 < g < factor]
     if not between:
         return {}
-    g, wave = min(between, key=lambda pair: abs(pair[0] - math.sqrt(factor)))  # least rounded off
+    g, wave = min(between, key=lambda pair: abs(pair[0] - math.sqrt(factor)))  # least rounded
     blend = (1 / g - 1 / factor) / (1 - 1 / factor)
     original = round(wave * (LOW + blend * (HIGH - LOW)))
     for g, wave in zip(divisors, waves, strict=True):
         blend = min(1.0, max(0.0, (original / wave - LOW) / (HIGH - LOW)))
         if not math.isclose(g * ((1 - blend) / factor + blend), 1, rel_tol=1e-4):
             return {}
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": LOW,
-        "high_freq_factor": HIGH,
-        "original_max_position_embeddings": original,
-    }
-
-
-TABLES = {"gpt2": False, "starcoder": False, "bert": True, "roberta-bert": True}  # both ways?
-STILL = ("mamba", "mamba2", "jamba", "rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2", "nemotron_h")
+    bounds = {"low_freq_factor": LOW, "high_freq_factor": HIGH}
+    return {"rope_type": "llama3", "factor": factor, **bounds, ORIGINAL: original}
 
 
 def has_rotary(header: Header) -> bool:
-    """Whether a file's model turns queries and keys."""
-    return _still(header) is None
+    """Whether a file's model rotates queries and keys."""
+    return _without_rotation(header) is None
 
 
 def gguf_encodings(header: Header, config: Mapping[str, Any] | None) -> tuple[Encoding, ...]:
-    """The encoding of a GGUF file; `config` is its rotation as a config.json, if it turns."""
-    still = _still(header)
-    if still is not None or config is None:
-        return (still or Encoding("unknown", where="no key of the file"),)
-    return tuple(
-        replace(
-            each,
-            where=f"{header.architecture}.rope.* of the file",
-            window_from=f"{header.architecture}.context_length",
-        )
-        for each in read_encodings(config)
-    )
+    """The encoding of a GGUF file; `config` is its rotation as a config.json, if it has one."""
+    other = _without_rotation(header)
+    if other is not None or config is None:
+        return (other or Encoding("unknown", where="no key of the file"),)
+    arch = header.architecture
+    origin = {"where": f"{arch}.rope.* of the file", "window_from": f"{arch}.context_length"}
+    return tuple(replace(each, **origin) for each in read_encodings(config))
 
 
-def _still(header: Header) -> Encoding | None:
-    """The encoding of an architecture that turns nothing; None of others."""
+def _without_rotation(header: Header) -> Encoding | None:
+    """The encoding of an architecture that rotates nothing; None for others."""
     length, arch = header.own("context_length"), header.architecture
     heads, width = header.own("attention.head_count"), header.own("embedding_length")
-    size = width // heads if isinstance(heads, int) and heads and width else None
-    told = {"window": length, "window_from": f"{arch}.context_length", "head_dim": size}
-    told |= {"heads": heads if isinstance(heads, int) else None}
-    steep, buckets = (
-        header.own("attention.max_alibi_bias"),
-        header.own("attention.relative_buckets_count"),
+    steepness = header.own("attention.max_alibi_bias")
+    buckets = header.own("attention.relative_buckets_count")
+    if steepness or arch == "bloom":
+        kind, part = "alibi", Alibi(steepness=float(steepness or 8))
+    elif buckets:
+        kind, part = "t5", T5(int(buckets))
+    elif arch in LEARNED_TABLES and length:
+        kind, part = "learned", Learned(int(length))
+    elif arch in NO_ROTATION:
+        kind, part = "none", None
+    else:
+        return None
+    way = (Bidirectional(),) if kind == "learned" and LEARNED_TABLES[arch] else ()
+    heads = heads if isinstance(heads, int) else None
+    return Encoding(
+        kind,
+        scheme=str(Scheme.of(part, *way)) if part else None,
+        where=f"{arch} of the file",
+        window=length,
+        window_from=f"{arch}.context_length",
+        head_dim=width // heads if heads and width else None,
+        heads=heads,
     )
-    if steep or arch == "bloom":
-        scheme = Scheme.of(Alibi(steepness=float(steep or 8)))
-        return Encoding("alibi", scheme=str(scheme), where=f"{arch} of the file", **told)
-    if buckets:
-        scheme = Scheme.of(T5(int(buckets)))
-        return Encoding("t5", scheme=str(scheme), where=f"{arch} of the file", **told)
-    if arch in TABLES and length:
-        way = (Bidirectional(),) if TABLES[arch] else ()
-        scheme = Scheme.of(Learned(int(length)), *way)
-        return Encoding("learned", scheme=str(scheme), where=f"{arch} of the file", **told)
-    return Encoding("none", where=f"{arch} of the file", **told) if arch in STILL else None

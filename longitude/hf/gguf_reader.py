@@ -1,9 +1,7 @@
-"""How a GGUF file lies on the disk: its keys, the table of its tensors, and their bytes.
+"""GGUF files: keys, tensor table, and the tensors of the rotation.
 
-Format: ggml-org/ggml, docs/gguf.md. Only the header is read, 0.1 s for a vocabulary of 50,000,
-where the `gguf` package takes seconds; but a file that ends before its last tensor is found out.
-
-The header of a GGUF file: its keys, and the tensors that belong to its rotation.
+Format: ggml-org/ggml, docs/gguf.md. Only the header is parsed, in 0.1 s for a vocabulary of 50,000,
+where the `gguf` package takes seconds; a file that ends before its last tensor is refused.
 """
 
 from __future__ import annotations
@@ -16,16 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from longitude.core.validate import UserError
 
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 STRING, ARRAY = 8, 9
 LENGTH = struct.Struct("<Q")
-START = struct.Struct("<4sIQQ")  # GGUF, the version, how many tensors, how many keys
+START = struct.Struct("<4sIQQ")  # GGUF, the version, the number of tensors, the number of keys
 FLOAT32 = 0  # ggml's number for it
-BLOCKS: dict[int, tuple[int, int]] = {  # of each of ggml's types: weights in a block, and its bytes
+ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+BLOCKS: dict[int, tuple[int, int]] = {  # for each ggml type: weights per block, and bytes
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
     9: (32, 40), 10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210),
     15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18),
@@ -37,7 +36,7 @@ BLOCKS: dict[int, tuple[int, int]] = {  # of each of ggml's types: weights in a 
 
 @dataclass(frozen=True)
 class KeyEntry:
-    """A key, its value (of an array of strings its length), and the bytes that say both."""
+    """A key, its value (for an array of strings its length), and its first and last byte."""
 
     name: str
     value: Any
@@ -47,7 +46,7 @@ class KeyEntry:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor: its shape, ggml's number for its type, where its bytes are behind `Layout.data`."""
+    """A tensor: shape, ggml type, and its bytes, counted from `Layout.data`."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,16 +57,16 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is in a GGUF file; places are counted in bytes from its start."""
+    """Where everything is in a GGUF file, in bytes from its start."""
 
     path: Path
     version: int
     entries: tuple[KeyEntry, ...]
     tensors: tuple[TensorEntry, ...]
-    table: int  # where the table of the tensors starts
+    table: int  # where the table of tensors starts
     table_end: int
-    step: int  # tensors start at multiples of it
-    data: int  # where their bytes start
+    step: int  # the alignment of tensors
+    data: int  # where the first tensor starts
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class Layout:
 
     @property
     def used(self) -> int:
-        """The bytes of the tensors, up to the end of the last."""
+        """The bytes of all tensors, alignment included."""
         return max((t.offset + t.size for t in self.tensors), default=0)
 
     def floats(self, tensor: TensorEntry) -> tuple[float, ...]:
@@ -84,108 +83,6 @@ class Layout:
         with self.path.open("rb") as file:
             file.seek(self.data + tensor.offset)
             return struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size))
-
-
-def read_layout(path: Path) -> Layout:
-    """Where everything is in a GGUF file; raises unless the file is whole."""
-    with _mapped(path) as data:
-        if data[:4] != b"GGUF":
-            raise UserError(f"{path} is no GGUF file, whose first bytes are GGUF: give another.")
-        version = _one("<I", data, 4)
-        if version not in (2, 3):
-            raise UserError(f"{path} is GGUF version {version}: convert it to version 3.")
-        try:
-            found = _layout(path, data)
-        except (struct.error, IndexError, UnicodeDecodeError, ArithmeticError, MemoryError):
-            _cut_short(path)
-        if found.data + found.used > len(data):
-            _cut_short(path)
-        return found
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    if path.stat().st_size < START.size:
-        _cut_short(path)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        yield data
-
-
-def _cut_short(path: Path) -> NoReturn:
-    raise UserError(f"{path} is cut short, or damaged: fetch it again.")
-
-
-def _layout(path: Path, data: mmap.mmap) -> Layout:
-    _, version, tensors, count = START.unpack_from(data)
-    entries, at = [], START.size
-    for _ in range(count):
-        start = at
-        key, at = _string(data, start)
-        value, at = _value(data, at + 4, _one("<I", data, at))
-        entries.append(KeyEntry(key, value, start, at))
-    table, held = at, []
-    for _ in range(tensors):
-        tensor, at = _tensor(path, data, at)
-        held.append(tensor)
-    step = next((e.value for e in entries if e.name == "general.alignment"), 32)
-    return Layout(
-        path=path,
-        version=version,
-        entries=tuple(entries),
-        tensors=tuple(held),
-        table=table,
-        table_end=at,
-        step=step,
-        data=padded(at, step),
-    )
-
-
-def padded(size: int, step: int) -> int:
-    """The first multiple of a step from here."""
-    return -(-size // step) * step
-
-
-def _tensor(path: Path, data: mmap.mmap, at: int) -> tuple[TensorEntry, int]:
-    name, at = _string(data, at)
-    dims = _one("<I", data, at)
-    *shape, kind, offset = struct.unpack_from(f"<{dims}QIQ", data, at + 4)
-    if kind not in BLOCKS:
-        raise UserError(f"{path} has weights of ggml type {kind}, unknown here: convert it.")
-    block, size = BLOCKS[kind]
-    bytes_ = math.prod(shape) // block * size
-    return TensorEntry(name, tuple(shape), kind, offset, bytes_), at + 4 + 8 * dims + 12
-
-
-def _one(kind: str, data: mmap.mmap, at: int) -> Any:
-    return struct.unpack_from(kind, data, at)[0]
-
-
-def _string(data: mmap.mmap, at: int) -> tuple[str, int]:
-    end = at + 8 + _one("<Q", data, at)
-    if end > len(data):
-        raise IndexError
-    return data[at + 8 : end].decode(), end
-
-
-def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
-    """A value and where the next one starts; of an array of strings or arrays its length."""
-    if kind in NUMBERS:
-        return _one("<" + NUMBERS[kind], data, at), at + struct.calcsize("<" + NUMBERS[kind])
-    if kind == STRING:
-        return _string(data, at)
-    if kind != ARRAY:
-        raise IndexError
-    of, count = struct.unpack_from("<IQ", data, at)
-    at += 12
-    if of in NUMBERS:
-        whole = f"<{count}{NUMBERS[of]}"
-        return list(struct.unpack_from(whole, data, at)), at + struct.calcsize(whole)
-    for _ in range(count):  # a vocabulary: skipped as fast as Python can
-        at = at + 8 + LENGTH.unpack_from(data, at)[0] if of == STRING else _value(data, at, of)[1]
-    return count, at
-
-
-ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 @dataclass(frozen=True)
@@ -214,7 +111,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file; raises unless the file is whole."""
+    """The header of a GGUF file; raises if the file is truncated."""
     return header_of(read_layout(path))
 
 
@@ -233,12 +130,90 @@ def header_of(layout: Layout) -> Header:
     return Header(layout.path, keys, rotary)
 
 
+def read_layout(path: Path) -> Layout:
+    """Where everything is in a GGUF file; raises if the file is truncated."""
+    truncated = UserError(f"{path} is cut short, or damaged: fetch it again.")
+    if path.stat().st_size < START.size:
+        raise truncated
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data[:4] != b"GGUF":
+            raise UserError(f"{path} is no GGUF file, whose first bytes are GGUF: give another.")
+        version = _unpack("<I", data, 4)
+        if version not in (2, 3):
+            raise UserError(f"{path} is GGUF version {version}: convert it to version 3.")
+        try:
+            layout = _layout(path, data)
+        except (struct.error, IndexError, UnicodeDecodeError, ArithmeticError, MemoryError):
+            raise truncated from None
+        if layout.data + layout.used > len(data):
+            raise truncated
+        return layout
+
+
+def _layout(path: Path, data: mmap.mmap) -> Layout:
+    _, version, tensor_count, key_count = START.unpack_from(data)
+    entries, at = [], START.size
+    for _ in range(key_count):
+        start = at
+        key, at = _string(data, start)
+        value, at = _value(data, at + 4, _unpack("<I", data, at))
+        entries.append(KeyEntry(key, value, start, at))
+    table, tensors = at, []
+    for _ in range(tensor_count):
+        name, at = _string(data, at)
+        dims = _unpack("<I", data, at)
+        *shape, kind, offset = struct.unpack_from(f"<{dims}QIQ", data, at + 4)
+        if kind not in BLOCKS:
+            raise UserError(f"{path} has weights of ggml type {kind}, unknown here: convert it.")
+        weights, size = BLOCKS[kind]
+        size *= math.prod(shape) // weights
+        tensors.append(TensorEntry(name, tuple(shape), kind, offset, size))
+        at += 4 + 8 * dims + 12
+    step = next((e.value for e in entries if e.name == "general.alignment"), 32)
+    places = {"table": table, "table_end": at, "step": step, "data": padded(at, step)}
+    return Layout(path, version, tuple(entries), tuple(tensors), **places)
+
+
+def padded(size: int, step: int) -> int:
+    """The next multiple of a step."""
+    return -(-size // step) * step
+
+
+def _unpack(kind: str, data: mmap.mmap, at: int) -> Any:
+    return struct.unpack_from(kind, data, at)[0]
+
+
+def _string(data: mmap.mmap, at: int) -> tuple[str, int]:
+    end = at + 8 + _unpack("<Q", data, at)
+    if end > len(data):
+        raise IndexError
+    return data[at + 8 : end].decode(), end
+
+
+def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
+    """A value and where the next one starts; for an array of strings or arrays its length."""
+    if kind in NUMBERS:
+        return _unpack("<" + NUMBERS[kind], data, at), at + struct.calcsize("<" + NUMBERS[kind])
+    if kind == STRING:
+        return _string(data, at)
+    if kind != ARRAY:
+        raise IndexError
+    of, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if of in NUMBERS:
+        array = f"<{count}{NUMBERS[of]}"
+        return list(struct.unpack_from(array, data, at)), at + struct.calcsize(array)
+    for _ in range(count):  # a vocabulary: skipped as fast as Python can
+        at = at + 8 + LENGTH.unpack_from(data, at)[0] if of == STRING else _value(data, at, of)[1]
+    return count, at
+
+
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Let transformers read a GGUF file once while it loads it.
+    """Let transformers parse a GGUF file once while it loads it.
 
-    It parses the whole vocabulary for the configuration, for the weights and for the tokenizer, and
-    makes the table of tensor names anew for every module: two thirds of the time to load.
+    It parses the vocabulary for the configuration, for the weights and for the tokenizer, and
+    builds the table of tensor names for every module: two thirds of the time to load.
     """
     import gguf
 

@@ -1,10 +1,8 @@
-"""Any checkpoint, loaded: a name on the Hub, a folder, a GGUF file, or one of the package's own.
+"""Loads any checkpoint: a name on the Hub, a folder, a GGUF file, or one of the package's own.
 
-The weights are read once and kept once. What transformers would pass over with a warning is an
-error here: weights that the file lacks (it fills them in at random), weights of another shape,
-layers that the configuration leaves out, a rotation that is not the file's (faults.py, mend.py).
-
-A model's fingerprint: rows and summaries are kept under it, and no other model finds them.
+The weights are read once and kept once. What transformers only warns about is an error here:
+weights that the file lacks (it fills them in at random), weights of another shape, layers that the
+configuration leaves out, a rotation that is not the file's (faults.py, gguf_config.py).
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +25,14 @@ from longitude.hf.faults import faults
 from longitude.hf.gguf_config import fix_config
 from longitude.hf.gguf_reader import Header, read_header, read_once
 from longitude.hf.peft import merged
-from longitude.hf.source import SCHEME as SCHEME
-from longitude.hf.source import Source, as_user_error, find, has_one_of, raw_config
+from longitude.hf.source import SCHEME, Source, as_user_error, find, has_one_of, raw_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 AUTO = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
 TOKENIZER = "tokenizer.json tokenizer_config.json tokenizer.model vocab.json vocab.txt spiece.model"
+DIGEST_SAMPLE = 4096  # numbers of each tensor that enter the digest
 
 
 def load(
@@ -47,62 +45,57 @@ def load(
     quiet: bool = False,
     base: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A model and its tokenizer, which is None where a checkpoint has none.
+    """A model and its tokenizer, which is None if the checkpoint has none.
 
     Args:
         name: a name on the Hub, a folder, a .gguf file (its weights are dequantised), or tiny-rope,
-            tiny-alibi or tiny-learned, which come with the package. What `save` wrote gets the
-            scheme back that was applied to it. An adapter's folder is its base with the adapter
-            merged in, under the scheme that lies beside it.
-        device: auto (CUDA where there is CUDA), cpu, cuda, cuda:1, mps.
-        dtype: auto (the file's own on CUDA; float32 on a CPU, see choose.py), float32, bfloat16,
+            tiny-alibi or tiny-learned, which come with the package. A model that `save` wrote gets
+            its scheme back. An adapter's folder is its base with the adapter merged in, under the
+            scheme beside it.
+        device: auto (CUDA if there is CUDA), cpu, cuda, cuda:1, mps.
+        dtype: auto (the file's own on CUDA; float32 on a CPU, see device.py), float32, bfloat16,
             float16, float64.
         revision: a branch, tag or commit on the Hub.
         trust_remote_code: run Python code that comes with the checkpoint.
-        quiet: don't say on stderr what was chosen, and show no progress.
+        quiet: don't print on stderr what was chosen, and show no progress.
         base: where an adapter's base is, if it was moved; one with other weights is refused.
     """
     source, place = find(name, revision, base), device_of(device)
-    with quiet_transformers(bars=not quiet and sys.stderr.isatty()), _readable(source):
-        opened = _opened(source, trust_remote_code)
-        kind, why = dtype_of(dtype, opened.dtype, place)
-        model = _model(source, opened, kind, place, trust_remote_code)
+    with quiet_transformers(bars=not quiet and sys.stderr.isatty()), _gguf_reading(source):
+        checkpoint = _open(source, trust_remote_code)
+        kind, why = dtype_of(dtype, checkpoint.dtype, place)
+        model = _load_model(source, checkpoint, kind, place, trust_remote_code)
         model = model if source.adapter is None else merged(model, source.adapter)
-        tokenizer = _tokenizer(source, opened, trust_remote_code)
-    if opened.scheme:
-        _apply(source, model, opened.scheme)
+        tokenizer = _load_tokenizer(source, checkpoint, trust_remote_code)
+    if checkpoint.scheme:
+        _apply(source, model, checkpoint.scheme)
     if not quiet:
-        _say(source, opened, model, f"on {place} in {str(kind).removeprefix('torch.')} ({why})")
+        size = sum(p.numel() for p in model.parameters()) / 1e6
+        origin = f"from {source.gguf or checkpoint.file.parent}"
+        if source.adapter is not None:
+            origin += f" and the adapter {source.adapter.folder}"
+            origin += ", which names no scheme: the base's is used" * (checkpoint.scheme is None)
+        chosen = f"on {place} in {str(kind).removeprefix('torch.')} ({why})"
+        line = (
+            f"{source.name}: {type(model).__name__}, {size:,.1f}M parameters, {chosen}, {origin}."
+        )
+        print(line, file=sys.stderr)
     return model, tokenizer
 
 
 def without_weights(
     name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
 ) -> tuple[int | None, PreTrainedTokenizerBase | None]:
-    """What can be told of a checkpoint before its weights are read: its trained window, and its
-    tokenizer."""
+    """A checkpoint's trained window and tokenizer, without reading its weights."""
     from longitude.hf.patch import window
 
     source = find(name, revision)
-    with quiet_transformers(bars=False), _readable(source):
-        opened = _opened(source, trust_remote_code)
-        return window(opened.config), _tokenizer(source, opened, trust_remote_code)
+    with quiet_transformers(bars=False), _gguf_reading(source):
+        checkpoint = _open(source, trust_remote_code)
+        return window(checkpoint.config), _load_tokenizer(source, checkpoint, trust_remote_code)
 
 
-def _say(source: Source, opened: _Opened, model: Any, chosen: str) -> None:
-    size = sum(p.numel() for p in model.parameters()) / 1e6
-    held = f"from {source.gguf or opened.file.parent}"
-    if source.adapter is not None:
-        held += f" and the adapter {source.adapter.folder}"
-        held += ", which names no scheme and reads with its base's" * (opened.scheme is None)
-    print(
-        f"{source.name}: {type(model).__name__}, {size:,.1f}M parameters, {chosen}, {held}.",
-        file=sys.stderr,
-    )
-
-
-def _readable(source: Source) -> AbstractContextManager[None]:
-    """What it takes to read this kind of source."""
+def _gguf_reading(source: Source) -> AbstractContextManager[None]:
     if source.gguf is None:
         return nullcontext()
     for package in ("gguf", "accelerate"):
@@ -113,63 +106,55 @@ def _readable(source: Source) -> AbstractContextManager[None]:
     return read_once()
 
 
-class _Opened:
+@dataclass(frozen=True)
+class _Checkpoint:
     """A checkpoint whose configuration has been read and found good."""
 
-    def __init__(self, file: Path, config: Any, *, header: Header | None, scheme: Any) -> None:
-        self.file, self.config, self.header, self.scheme = file, config, header, scheme
+    file: Path
+    config: Any
+    scheme: dict[str, Any] | None  # as `save` wrote it
+    header: Header | None = None  # of a GGUF file
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The type of the file's weights, as far as it says."""
+        """The dtype of the file's weights, as far as it says."""
         own = getattr(self.config, "dtype", None)
         own = getattr(torch, own, None) if isinstance(own, str) else own
         return own if self.header is None and isinstance(own, torch.dtype) else None
 
 
-def _opened(source: Source, trust: bool) -> _Opened:
+def _open(source: Source, trust: bool) -> _Checkpoint:
     from transformers import AutoConfig
 
     if source.gguf:
-        return _opened_gguf(source, source.gguf)
+        header = read_header(source.gguf)
+        with as_user_error(source, f"header (architecture {header.architecture!r})"):
+            config = AutoConfig.from_pretrained(source.place, **source.where)
+        fix_config(config, header)
+        scheme = source.adapter.entry if source.adapter else None
+        return _Checkpoint(source.gguf, config, scheme, header)
     file, raw = raw_config(source)
     _check_code(source, raw, trust)
     for fault in faults(raw):
-        # with several positions at once a model runs all the same; it only can't be patched
+        # a model that rotates by several positions runs; it only can't be patched
         if fault.serious and fault.name != "several positions":
             raise UserError(f"{source.name}: {fault.sentence}")
     with as_user_error(source, "config.json"):
         config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust, **source.where)
     scheme = raw.get(SCHEME)
     if scheme is not None:
-        vars(config).pop(SCHEME, None)  # the model itself knows what was applied to it
-        _as_before(source, config, scheme)
-    return _Opened(file, config, header=None, scheme=scheme)
-
-
-def _as_before(source: Source, config: Any, scheme: Any) -> None:
-    """The configuration without what `save` wrote into it for transformers alone."""
-    if not isinstance(scheme, dict) or not isinstance(scheme.get("scheme"), str):
-        raise UserError(
-            f"{source.name}: the entry {SCHEME} of config.json is no scheme: remove it."
-        )
-    if "rope_parameters" in scheme:
-        config.rope_parameters = scheme["rope_parameters"]
-
-
-def _opened_gguf(source: Source, file: Path) -> _Opened:
-    from transformers import AutoConfig
-
-    header = read_header(file)
-    with as_user_error(source, f"header (architecture {header.keys['general.architecture']!r})"):
-        config = AutoConfig.from_pretrained(source.place, **source.where)
-    fix_config(config, header)
-    scheme = source.adapter.entry if source.adapter else None
-    return _Opened(file, config, header=header, scheme=scheme)
+        if not isinstance(scheme, dict) or not isinstance(scheme.get("scheme"), str):
+            raise UserError(
+                f"{source.name}: the entry {SCHEME} of config.json is no scheme: remove it."
+            )
+        vars(config).pop(SCHEME, None)
+        if "rope_parameters" in scheme:  # the checkpoint's own; `save` wrote the scheme's
+            config.rope_parameters = scheme["rope_parameters"]
+    return _Checkpoint(file, config, scheme)
 
 
 def _check_code(source: Source, raw: dict[str, Any], trust: bool) -> None:
-    """Raise where a model is not one of transformers' own."""
+    """Raise if a model is not one of transformers' own."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -190,94 +175,76 @@ def _check_code(source: Source, raw: dict[str, Any], trust: bool) -> None:
         )
 
 
-def _class(config: Any, trust: bool) -> Any:
-    """The class that a checkpoint names as its own; where it names none, what its kind suggests."""
+def _model_class(config: Any, trust: bool) -> Any:
+    """The class that a checkpoint names as its own, or else the one for its kind."""
     import transformers
 
     remote = getattr(config, "auto_map", None) or {}
-    for name in AUTO if trust else ():
-        if name in remote:
-            return getattr(transformers, name)
-    for name in getattr(config, "architectures", None) or []:
+    named = [name for name in AUTO if name in remote] if trust else []
+    named += getattr(config, "architectures", None) or []
+    for name in named:
         if hasattr(transformers, name):
             return getattr(transformers, name)
-    two = getattr(config, "is_encoder_decoder", False)
-    for name in AUTO[1:] if two else AUTO:
+    for name in AUTO[1:] if getattr(config, "is_encoder_decoder", False) else AUTO:
         if type(config) in getattr(transformers, name)._model_mapping:
             return getattr(transformers, name)
     raise UserError(f"transformers has no model for {type(config).__name__}: give another one.")
 
 
-def _model(
-    source: Source, opened: _Opened, dtype: torch.dtype, device: torch.device, trust: bool
+def _load_model(
+    source: Source, checkpoint: _Checkpoint, dtype: torch.dtype, device: torch.device, trust: bool
 ) -> Any:
-    kind = _class(opened.config, trust)
-    options: dict[str, Any] = {"config": opened.config, "dtype": dtype, **source.where}
+    from transformers import GgufConfig
+
+    options: dict[str, Any] = {"config": checkpoint.config, "dtype": dtype, **source.where}
     if device.type != "cpu" and find_spec("accelerate"):
         options["device_map"] = {"": device}  # straight to the device
     if trust:
         options["trust_remote_code"] = True
-    if opened.header:
-        options["quantization_config"] = _dequantised()
+    if checkpoint.header:
+        options["quantization_config"] = GgufConfig(dequantize=True)
     with as_user_error(source, "weights"):
-        model, info = kind.from_pretrained(
+        model, info = _model_class(checkpoint.config, trust).from_pretrained(
             source.place, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
         _check_weights(source, model, info)
-        if opened.header:
-            _unquantised(model)
+        if checkpoint.header:  # the weights are plain now, and can be saved
+            for name in ("hf_quantizer", "is_quantized", "quantization_method"):
+                vars(model).pop(name, None)
+            vars(model.config).pop("quantization_config", None)
         return model.to(device).eval()
-
-
-def _dequantised() -> Any:
-    from transformers import GgufConfig
-
-    return GgufConfig(dequantize=True)
-
-
-def _unquantised(model: Any) -> None:
-    """Forget that the weights came in blocks: they are plain now, and can be saved."""
-    for owner, name in (
-        (model, "hf_quantizer"),
-        (model, "is_quantized"),
-        (model, "quantization_method"),
-        (model.config, "quantization_config"),
-    ):
-        vars(owner).pop(name, None)
 
 
 def _check_weights(source: Source, model: Any, info: dict[str, Any]) -> None:
     """Raise unless every parameter came from the file, and every layer of the file is there."""
+
+    def any_layer(name: str) -> str:
+        return re.sub(r"\.\d+\.", ".#.", name)
+
+    def listed(names: list[str]) -> str:
+        return names[0] + (f" and {len(names) - 1} more are" if len(names) > 1 else " is")
+
     where = f"{source.name}: its configuration and its weights don't belong together:"
     for name, held, wanted in sorted(info["mismatched_keys"]):
         raise UserError(f"{where} {name} is {tuple(held)}, but should be {tuple(wanted)}.")
     own = dict(model.named_parameters())
     missing = sorted(set(info["missing_keys"]) & set(own))
     if missing:
-        raise UserError(f"{where} {_some(missing)} missing, and would be random.")
-    shapes = {_any_layer(name) for name in own}
-    left = sorted(n for n in info["unexpected_keys"] if n not in own and _any_layer(n) in shapes)
+        raise UserError(f"{where} {listed(missing)} missing, and would be random.")
+    shapes = {any_layer(name) for name in own}
+    left = sorted(n for n in info["unexpected_keys"] if n not in own and any_layer(n) in shapes)
     if left:
-        raise UserError(f"{where} {_some(left)} left over, so layers would be left out.")
+        raise UserError(f"{where} {listed(left)} left over, so layers would be left out.")
 
 
-def _any_layer(name: str) -> str:
-    return re.sub(r"\.\d+\.", ".#.", name)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
-    return names[0] + more
-
-
-def _tokenizer(source: Source, opened: _Opened, trust: bool) -> Any:
+def _load_tokenizer(source: Source, checkpoint: _Checkpoint, trust: bool) -> Any:
     from transformers import AutoTokenizer
 
-    if opened.header:
-        held = "tokenizer.ggml.tokens" in opened.header.keys
+    if checkpoint.header:
+        exists = "tokenizer.ggml.tokens" in checkpoint.header.keys
     else:
-        held = has_one_of(source, TOKENIZER.split())
-    if not held:
+        exists = has_one_of(source, TOKENIZER.split())
+    if not exists:
         return None
     options = source.where | ({"trust_remote_code": True} if trust else {})
     with as_user_error(source, "tokenizer"):
@@ -289,23 +256,21 @@ def _apply(source: Source, model: Any, saved: dict[str, Any]) -> None:
 
     try:
         apply(model, saved["scheme"], length=saved.get("length"), force=saved.get("force", False))
-    except UserError as mistake:
+    except UserError as error:
         raise UserError(
-            f"{source.name} was saved with {short(saved['scheme'])}, which is refused: {mistake}"
-        ) from mistake
-
-
-SAMPLE = 4096  # numbers of each tensor that enter the digest
+            f"{source.name} was saved with {short(saved['scheme'])}, which is refused: {error}"
+        ) from error
 
 
 @torch.no_grad()
 def digest(model: Any) -> str:
-    """16 hexadecimal digits of every tensor's name, shape and a sample of its numbers: whole for
-    small ones, evenly spaced for others, so that a large model costs no more than a small one."""
+    """A model's fingerprint, under which its results are stored: 16 hexadecimal digits of every
+    tensor's name, shape and an evenly spaced sample of its numbers, so that a large model costs no
+    more than a small one."""
     found = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         found.update(f"{name} {tuple(tensor.shape)} ".encode())
         flat = tensor.reshape(-1)
-        every = flat[:: max(1, len(flat) // SAMPLE)].float().cpu()
+        every = flat[:: max(1, len(flat) // DIGEST_SAMPLE)].float().cpu()
         found.update(every.numpy().tobytes())
     return found.hexdigest()[:16]

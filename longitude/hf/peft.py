@@ -1,16 +1,15 @@
-"""Adapters that carry their positions with them.
+"""LoRA adapters with the position encoding they were trained under.
 
-peft keeps the matrices of LoRA (Hu et al. 2021, arXiv:2106.09685: W + (α/r) B A) and no word of the
-rotation they were trained under: on the base as it is they would turn by other angles. So
-longitude.json lies beside adapter_config.json: the scheme, the base by name and by some of its
-numbers (an adapter fits any model of its shape, and ruins all but one), and the table of positions,
-where it was grown before training.
+peft saves the matrices of LoRA (Hu et al. 2021, arXiv:2106.09685: W + (α/r) B A) but not the
+rotation: on the unpatched base they would run at other angles. So longitude.json beside
+adapter_config.json holds the scheme, the base by name and by a sample of its weights (an adapter
+fits any model of its shape, and ruins all but one), and the resized position table, if any.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,13 +21,12 @@ from torch import Tensor, nn
 from longitude.core.validate import UserError, short
 
 ADAPTER_JSON, LONGITUDE_JSON = "adapter_config.json", "longitude.json"
-TENSORS, NUMBERS = 16, 8  # of the base that are written down
-Sample = dict[str, list[float]]
+TENSORS, NUMBERS = 16, 8  # of the base in the sample: tensors, and numbers of each
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's folder: the base it names, and what longitude.json says, if it is there."""
+    """An adapter's folder: the base it names, and the content of longitude.json, if any."""
 
     folder: Path
     base: str
@@ -38,18 +36,18 @@ class Adapter:
     @property
     def entry(self) -> dict[str, Any] | None:
         """The scheme as `save` would write it into config.json."""
-        known = ("scheme", "version", "length", "force", "target")
-        found = {key: self.held[key] for key in known if key in self.held}
-        return found if isinstance(found.get("scheme"), str) else None
+        keys = ("scheme", "version", "length", "force", "target")
+        entry = {key: self.held[key] for key in keys if key in self.held}
+        return entry if isinstance(entry.get("scheme"), str) else None
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no whole model."""
+    """Whether a folder holds an adapter and no full model."""
     return (folder / ADAPTER_JSON).is_file() and not (folder / "config.json").is_file()
 
 
 def read_adapter(folder: Path, base: str | None = None) -> Adapter:
-    """What an adapter's folder says; `base` where that was moved."""
+    """The adapter in a folder; `base` is its base, if that was moved."""
     peft, ours = _json(folder / ADAPTER_JSON), folder / LONGITUDE_JSON
     held = _json(ours) if ours.is_file() else {}
     about = held.get("base") or {}
@@ -67,95 +65,76 @@ def check_peft(why: str) -> None:
 
 
 def merged(model: Any, adapter: Adapter) -> Any:
-    """The base with an adapter's matrices added in; raises where it is another base."""
+    """The base with an adapter's matrices merged in; raises if it is another base."""
     check_peft(f"the adapter {short(str(adapter.folder))}")
     from peft import PeftModel
 
     check_base(model, adapter)
-    base = _grown(model, adapter)
+    resized = adapter.held.get("grown")
+    if resized:  # the longer position table that it was trained with
+        from longitude.core.text import parse
+        from longitude.hf.families.learned import resize_positions
+
+        scheme, length = parse(resized["scheme"]), resized["length"]
+        model = resize_positions(model, scheme, length).to(model.device)
     try:
-        whole = PeftModel.from_pretrained(base, str(adapter.folder)).merge_and_unload()
+        full = PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload()
     except (ValueError, RuntimeError, KeyError, OSError) as error:
-        said = short(" ".join(str(error).split()), 120).rstrip(".")
+        reason = short(" ".join(str(error).split()), 120).rstrip(".")
         raise UserError(
-            f"the adapter {adapter.folder} does not fit {adapter.base} ({said}): give the base it "
-            "was made for."
+            f"the adapter {adapter.folder} does not fit {adapter.base} ({reason}): give the base "
+            "it was made for."
         ) from error
-    whole.requires_grad_(False)
-    return whole.eval()
+    full.requires_grad_(False)
+    return full.eval()
 
 
 def check_base(model: nn.Module, adapter: Adapter) -> None:
-    """Raise unless a model has the numbers of the base that an adapter was trained on."""
+    """Raise unless a model has the weights of the base that an adapter was trained on."""
     about = adapter.held.get("base") or {}
-    kept, named = about.get("sample"), about.get("name", adapter.base)
-    if not kept:
-        return
-    held = {name: p for name, p in model.named_parameters() if name in kept}
-    coarse = max(_eps(p.dtype) for p in model.parameters())
-    coarse = max(coarse, _eps(getattr(torch, str(about.get("dtype")), torch.float32)))
-    for name, numbers in kept.items():
-        ours = numbers_of(held[name]) if name in held else []
-        if len(ours) != len(numbers) or not _near(ours, numbers, coarse):
+    sample = about.get("sample") or {}
+    parameters = {name: p for name, p in model.named_parameters() if name in sample}
+    dtypes = {p.dtype for p in model.parameters()}
+    dtypes.add(getattr(torch, str(about.get("dtype")), torch.float32))
+    eps = max(torch.finfo(dtype).eps if dtype.is_floating_point else 0.0 for dtype in dtypes)
+    for name, theirs in sample.items():
+        ours = sample_of(parameters[name]) if name in parameters else []
+        if len(ours) != len(theirs) or any(
+            abs(a - b) > 2 * eps * max(abs(a), abs(b), 1e-6)
+            for a, b in zip(ours, theirs, strict=True)
+        ):
             raise UserError(
-                f"the adapter {adapter.folder} was trained on {named}, but {adapter.base} has "
-                f"other weights ({name}): give the base it was made for."
+                f"the adapter {adapter.folder} was trained on {about.get('name', adapter.base)}, "
+                f"but {adapter.base} has other weights ({name}): give the base it was made for."
             )
 
 
 def about_base(model: nn.Module, name: str, revision: str | None) -> dict[str, Any]:
-    """What longitude.json says of the base under a model with adapters."""
-    weights = dict(_base_weights(model))
+    """The entry of longitude.json about the base under a model with adapters."""
+    weights = {}  # by the base's own names
+    for key, parameter in model.named_parameters():
+        if ".lora_" not in key and ".modules_to_save." not in key:
+            key = key.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            weights[key.replace(".original_module.", ".")] = parameter
     chosen = sorted(weights)[:: max(1, len(weights) // TENSORS)]
     dtype = next(iter(weights.values())).dtype
-    told = {"name": name, "dtype": str(dtype).removeprefix("torch.")}
-    told |= {"revision": revision} if revision else {}
-    return {**told, "sample": {key: numbers_of(weights[key]) for key in chosen}}
+    about = {"name": name, "dtype": str(dtype).removeprefix("torch.")}
+    about |= {"revision": revision} if revision else {}
+    return {**about, "sample": {key: sample_of(weights[key]) for key in chosen}}
 
 
 @torch.no_grad()
-def numbers_of(tensor: Tensor) -> list[float]:
+def sample_of(tensor: Tensor) -> list[float]:
     """A few numbers of a tensor, evenly spaced."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, len(flat) // NUMBERS)][:NUMBERS].double().cpu().tolist()
 
 
-def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of the base under peft's, by the base's own names."""
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name or ".modules_to_save." in name:
-            continue
-        plain = name.removeprefix("base_model.model.")
-        yield plain.replace(".base_layer.", ".").replace(".original_module.", "."), parameter
-
-
-def _grown(model: Any, adapter: Adapter) -> Any:
-    """The model with the longer table of positions that an adapter was trained with."""
-    grown = adapter.held.get("grown")
-    if not grown:
-        return model
-    from longitude.core.text import parse
-    from longitude.hf.families.learned import resize_positions
-
-    return resize_positions(model, parse(grown["scheme"]), grown["length"]).to(model.device)
-
-
-def _near(ours: Iterable[float], theirs: Iterable[float], eps: float) -> bool:
-    """Whether numbers are the same but for how they were rounded."""
-    return all(
-        abs(a - b) <= 2 * eps * max(abs(a), abs(b), 1e-6) for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-
-
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise UserError(f"{file} should hold a JSON object: fetch the adapter again.")
-    return found
+    return content

@@ -101,7 +101,7 @@ def test_without_a_scheme_it_reads_with_its_bases(
     (tmp_path / "adapter" / "longitude.json").unlink()
     again, _ = lh.load(tmp_path / "adapter")
     torch.testing.assert_close(logits(again), said, rtol=1e-4, atol=1e-4)
-    assert "names no scheme and reads with its base's" in capsys.readouterr().err
+    assert "names no scheme: the base's is used" in capsys.readouterr().err
 
 
 def test_a_model_that_is_no_adapter_has_no_base(base: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def test_it_says_in_one_line_what_it_chose(llama: Path, capsys) -> None:
     load(llama, dtype="float32", device="cpu")
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
-    assert "on cpu in float32 (asked for)" in err and str(llama) in err
+    assert "on cpu in float32 (as requested)" in err and str(llama) in err
     load(llama, dtype="float32", quiet=True)
     assert capsys.readouterr() == ("", "")
 
@@ -300,3 +301,14 @@ def test_the_real_checkpoint(smollm2_file: Path, capsys) -> None:
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
     with torch.inference_mode():
         assert tokenizer.decode(model(ids).logits[0, -1].argmax()) == " Paris"
+
+
+def test_a_hub_that_is_not_reached_is_asked_once(tmp_path: Path, monkeypatch) -> None:
+    """Not five times more, with growing pauses, as the Hub's client does by itself."""
+    template = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"  # nobody listens there
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    begun = time.monotonic()
+    assert "the Hub can't be reached" in said("nobody/nothing")
+    assert time.monotonic() - begun < 5

@@ -28,7 +28,7 @@ def test_cuda_takes_the_files_own(monkeypatch) -> None:
 def test_the_cpu_is_timed_once(monkeypatch) -> None:
     timed = {BRAIN: 1.0, FULL: 1.1}  # a tie goes to float32
     bfloat16_is_faster.cache_clear()
-    monkeypatch.setattr(choose, "_seconds", timed.pop)
+    monkeypatch.setattr(choose, "seconds_in", timed.pop)
     assert not bfloat16_is_faster() and not bfloat16_is_faster() and not timed
     bfloat16_is_faster.cache_clear()
     monkeypatch.undo()
