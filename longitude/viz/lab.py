@@ -1,8 +1,10 @@
-"""What a lab run found: tables and curves in the terminal, Markdown, and a page of charts."""
+"""The results of `longitude lab`: tables and curves in the terminal, Markdown, charts in files."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -11,175 +13,230 @@ from rich.table import Table
 from rich.text import Text
 
 from longitude.core.validate import UserError
-from longitude.training.lab.rows import Bin, Score, curves
+from longitude.training.lab.rows import TEXT, Bin, Score, Spread, curves, summary
+from longitude.training.lab.rows import Cell as LabCell
 from longitude.viz import files
-from longitude.viz.lab_charts import lab_spec
-from longitude.viz.plot import (
-    DASHED,
-    DIM,
-    DOTTED,
-    MARK,
-    SOLID,
-    SPARSE,
-    Line,
-    Pattern,
-    Plot,
-    Point,
-    draw,
-)
-from longitude.viz.table import Board, boards, points, round_positions, tidy
-from longitude.viz.terminal import GAP, side_by_side
-from longitude.viz.text import escaped, fenced, markdown_table
+from longitude.viz import plot as p
+from longitude.viz.result_charts import lab_spec
+from longitude.viz.table import BEST, Cell, rich_table
+from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
+from longitude.viz.theme import method_config
 
 COLOURS = ("cyan", "yellow", "magenta", "blue", "red")  # green is the trained window's
-PATTERNS: tuple[Pattern, ...] = (SOLID, DASHED, SPARSE, DOTTED)  # 5 × 4: twenty schemes differ
-Look = tuple[str, Pattern]
-WIDE, TALL = 100, 16
+PATTERNS = (p.SOLID, p.DASHED, p.SPARSE, p.DOTTED)  # 5 × 4: twenty schemes differ
+Style = tuple[str, p.Pattern]
+
+
+@dataclass(frozen=True)
+class LabTable:
+    """One task at one trained window: schemes down, test lengths across."""
+
+    task: str
+    trained: int
+    labels: tuple[str, ...]
+    lengths: tuple[int, ...]
+    cells: Mapping[tuple[str, int], LabCell]
+
+    @property
+    def by_loss(self) -> bool:
+        """Whether it is scored by loss, where lower is better."""
+        return self.task == TEXT
+
+    @property
+    def measure(self) -> str:
+        """What its numbers are."""
+        what = "loss of the last tokens, nats/byte" if self.by_loss else "share of exact answers"
+        seeds = {c.spread.n for c in self.cells.values() if c.spread}
+        if max(seeds, default=1) == 1:
+            return what
+        many = f"{'up to ' if len(seeds) > 1 else ''}{max(seeds)} seeds"
+        return f"{what}; mean of {many} ± half their range"
+
+    def mean(self, label: str, length: int) -> float | None:
+        """The mean over seeds, where there is one."""
+        cell = self.cells.get((label, length))
+        return cell.spread.mean if cell and cell.spread else None
+
+    def cell(self, label: str, length: int) -> Cell:
+        """A number as printed: a dash where a scheme has none, empty where it was not run. The best
+        has no better one at its length as printed, and some worse."""
+        cell = self.cells.get((label, length))
+        if not cell or not cell.spread:
+            return Cell(NOTHING if cell else "", reason=cell.refused if cell else None)
+        digits = 3 if self.by_loss else 2
+        means = [m for s in self.labels if (m := self.mean(s, length)) is not None]
+        value, best = f"{cell.spread.mean:.{digits}f}", (min if self.by_loss else max)(means)
+        several = len({f"{m:.{digits}f}" for m in means}) > 1
+        mark = BEST if several and value == f"{best:.{digits}f}" else ""
+        half = (cell.spread.greatest - cell.spread.least) / 2
+        return Cell(value, f"±{half:.{digits}f}" if cell.spread.n > 1 else "", mark)
+
+    def reasons(self) -> list[str]:
+        """Why there are dashes: each reason once, with the schemes and lengths it is for."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for label in self.labels:
+            tried = [n for n in self.lengths if (label, n) in self.cells]
+            missing = [n for n in tried if self.mean(label, n) is None]
+            last = len(missing) > 1 and missing == tried[-len(missing) :]
+            where = f"from {missing[0]} on" if last else f"at {', '.join(map(str, missing))}"
+            given = [r for n in missing if (r := self.cells[label, n].refused)]
+            if given:
+                groups.setdefault((given[0], where), []).append(label)
+        return [f"{', '.join(who)} {where}: {why}" for (why, where), who in groups.items()]
+
+    def curves(self, bins: Sequence[Bin]) -> dict[str, list[tuple[float, Spread]]]:
+        """Each scheme's points: its loss by position, where there are bins for it, else its values
+        by test length."""
+        if mine := self.bins(bins):
+            points = {s: curve_points(b for b in mine if b.label == s) for s in self.labels}
+        else:
+            every = sorted(self.cells.values(), key=lambda c: c.length)
+            points = {
+                s: [(float(c.length), c.spread) for c in every if c.label == s and c.spread]
+                for s in self.labels
+            }
+        return {s: path for s, path in points.items() if path}
+
+    def bins(self, bins: Sequence[Bin]) -> list[Bin]:
+        """The bins of positions that are this table's."""
+        return [b for b in bins if self.by_loss and b.trained == self.trained]
+
+
+def lab_tables(scores: Iterable[Score]) -> list[LabTable]:
+    """A table for each trained window and task, in the order in which the scores come."""
+    cells: dict[tuple[int, str], dict[tuple[str, int], LabCell]] = {}
+    for c in summary(scores):
+        cells.setdefault((c.trained, c.task), {})[c.label, c.length] = c
+    return [
+        LabTable(
+            task=task,
+            trained=trained,
+            labels=tuple(dict.fromkeys(label for label, _ in group)),
+            lengths=tuple(sorted({length for _, length in group})),
+            cells=group,
+        )
+        for (trained, task), group in cells.items()
+    ]
+
+
+def curve_points(bins: Iterable[Bin]) -> list[tuple[float, Spread]]:
+    """One curve's points: each bin at the middle of its positions (counted from 1, on a log axis),
+    and the last once more where it ends."""
+    inside = sorted(bins, key=lambda b: b.first)
+    path = [(math.sqrt((b.first + 1) * b.past), b.spread) for b in inside]
+    return [*path, *((float(b.past), b.spread) for b in inside[-1:] if b.past > b.first + 1)]
+
+
+def position_ticks(trained: int, high: float) -> list[int]:
+    """Numbers for an axis of positions: the trained window, and by fours up and down from it."""
+    steps = [round(trained * 4.0**n) for n in (0, *range(1, 8), *range(-1, -12, -1))]
+    return [n for n in dict.fromkeys(steps) if 1 <= n <= high]
 
 
 def show(scores: Iterable[Score], console: Console) -> None:
-    """Print a table for each task, then curves: loss by position, and the rest by length."""
-    found = tidy(scores)
-    every = boards(found)
-    for board in every:
-        console.print(Text(f"{board.task}, trained at {board.trained}", style="bold"))
-        console.print(Text(board.measure, style=DIM))
-        for table in tables(board, console.width):
-            console.print(table)
-        for reason in board.reasons():
-            console.print(Text(f"– {reason}", style=DIM))
+    """Print a table for each task, then its curves."""
+    safe = _printable(scores)
+    tables, bins = lab_tables(safe), curves(safe)
+    for table in tables:
+        console.print(Text(f"{table.task}, trained at {table.trained}", style="bold"))
+        console.print(Text(table.measure, style=p.DIM))
+        for part in _fitted(table, console.width):
+            console.print(part)
+        for reason in table.reasons():
+            console.print(Text(f"{NOTHING} {reason}", style=p.DIM))
         console.print()
-    bins = curves(found)
-    looks = _looks(label for board in every for label in board.labels)
-    for plot in loss_plots(bins, looks):
-        console.print(draw(plot, min(console.width, WIDE)))
+    labels = enumerate(dict.fromkeys(label for table in tables for label in table.labels))
+    styles = {s: (COLOURS[n % len(COLOURS)], PATTERNS[n % len(PATTERNS)]) for n, s in labels}
+    plots = [(_plot(t, bins, styles), bool(t.bins(bins))) for t in tables]
+    for plot in (plot for plot, wide in plots if plot and wide):
+        console.print(p.draw(plot, min(console.width, 100)))
         console.print()
-    drawn = {b.trained for b in bins}
-    left = [b for b in every if not (b.by_loss and b.trained in drawn)]
-    for row in side_by_side([p for b in left for p in by_length(b, looks)], console.width):
-        console.print(row)
-        console.print()
+    p.side_by_side([plot for plot, wide in plots if plot and not wide], console)
 
 
 def write(scores: Iterable[Score], path: Path, title: str) -> None:
     """Draw the tables and curves into a file: .html, .png or .svg."""
     files.check_kind(path)
-    found = [*scores]
-    if not found:
+    safe = _printable(scores)
+    if not safe:
         raise UserError(f"There are no scores to draw into {path}: run some first.")
-    files.write_spec(lab_spec(found, title), title, path)
+    tables = lab_tables(safe)
+    count = len({label for table in tables for label in table.labels})
+    look = [method_config(count, first=1, dark=dark) for dark in (False, True)]
+    files.write_spec(lab_spec(tables, curves(safe), printable(title)), title, path, look)
 
 
 def markdown(scores: Iterable[Score]) -> str:
     """The tables as Markdown."""
-    return "\n".join(_markdown_board(board) for board in boards(tidy(scores)))
+    return "\n".join(_markdown(table) for table in lab_tables(_printable(scores)))
 
 
-def tables(board: Board, width: int) -> Iterator[Table]:
-    """The board in as few tables as are wide enough, the swing under its number where need be."""
-    names = min(max(map(cell_len, board.labels)), max(20, width // 3))
+def _markdown(table: LabTable) -> str:
+    heads = [f"{n} (trained)" if n == table.trained else f"{n}" for n in table.lengths]
+    rows = [
+        [fenced(s), *(table.cell(s, n).markdown() for n in table.lengths)] for s in table.labels
+    ]
+    head = escaped(f"{table.task}, trained at {table.trained}: {table.measure}.")
+    notes = "".join(f"- {escaped(reason)}\n" for reason in table.reasons())
+    drawn = markdown_table([escaped(table.task), *heads], rows)
+    return f"{head}\n\n{drawn}" + (f"\n{notes}" if notes else "")
+
+
+def _fitted(table: LabTable, width: int) -> Iterator[Table]:
+    """As few tables as are wide enough, the interval under its number where there is no room."""
+    names = min(max(map(cell_len, table.labels)), max(20, width // 3))
+    heads = {n: f"{n}\ntrained" if n == table.trained else f"{n}" for n in table.lengths}
+    each, between = 0, ""
     for between in ("", "\n"):
-        cells = [_cell(board, s, n, between) for s in board.labels for n in board.lengths]
-        heads = [_head(board, n) for n in board.lengths]
-        each = max(len(line) for t in [*cells, *heads] for line in t.plain.split("\n")) + GAP
-        if names + GAP + each * len(board.lengths) <= width:
+        cells = [table.cell(s, n) for s in table.labels for n in table.lengths]
+        texts = [*heads.values(), *(c.text(interval=True, between=between).plain for c in cells)]
+        each = max(len(line) for text in texts for line in text.split("\n")) + p.GAP
+        if names + p.GAP + each * len(table.lengths) <= width:
             break
-    across = max(1, (width - names - GAP) // each)
-    for first in range(0, len(board.lengths), across):
-        yield _table(board, board.lengths[first : first + across], names, between)
+    across = max(1, (width - names - p.GAP) // each)
+    for first in range(0, len(table.lengths), across):
+        lengths = table.lengths[first : first + across]
+        styled = [Text(heads[n], p.MARK if n == table.trained else p.DIM) for n in lengths]
+        rows = [
+            [Text(s), *(table.cell(s, n).text(interval=True, between=between) for n in lengths)]
+            for s in table.labels
+        ]
+        yield rich_table(["", *styled], rows, names)
 
 
-def loss_plots(bins: Sequence[Bin], looks: Mapping[str, Look]) -> Iterator[Plot]:
-    """Loss by position, for each trained window."""
-    for trained in dict.fromkeys(b.trained for b in bins):
-        here = [b for b in bins if b.trained == trained]
-        curves: dict[str, list[Point]] = {
-            label: [(x, s.mean) for x, s in points(b for b in here if b.label == label)]
-            for label in dict.fromkeys(b.label for b in here)
-        }
-        axes = "nats a byte (log), by position in the longest text (log)"
-        ticks = round_positions(trained, max(b.past for b in here))
-        yield _plot("Loss by position", axes, curves, looks, trained, ticks)
-
-
-def by_length(board: Board, looks: Mapping[str, Look]) -> Iterator[Plot]:
-    """Values by test length; one length alone makes no curve."""
-    curves: dict[str, list[Point]] = {}
-    for label in board.labels:
-        ys = [(n, m) for n in board.lengths if (m := board.mean(label, n)) is not None]
-        curves |= {label: [*ys]} if ys else {}
-    if len({n for curve in curves.values() for n, _ in curve}) > 1:
-        what = "nats a byte (log)" if board.by_loss else "exact answers"
-        axes, ends = f"{what}, by test length (log)", () if board.by_loss else (0.0, 1.0)
-        ticks = [board.trained, *reversed(board.lengths)]
-        yield _plot(board.task, axes, curves, looks, board.trained, ticks, ends)
-
-
-def _plot(
-    title: str,
-    axes: str,
-    curves: dict[str, list[Point]],
-    looks: Mapping[str, Look],
-    trained: int,
-    ticks: Sequence[int],
-    ends: Sequence[float] = (),
-) -> Plot:
-    highest = sorted(curves, key=lambda label: -(curves[label][-1][1] or 0))  # as they end
-    xs = [x for curve in curves.values() for x, _ in curve]
-    low, high = min(xs), max(xs)
-    return Plot(
-        title,
-        axes,
-        [Line(label, curves[label], *looks[label]) for label in highest],
-        x_ratios=True,
-        y_ratios=not ends,
-        mark=(f"trained at {trained}", trained) if low <= trained <= high else None,
-        y_ends=ends,
-        x_ticks=[t for t in ticks if low <= t <= high],
-        height=TALL,
+def _plot(table: LabTable, bins: Sequence[Bin], styles: Mapping[str, Style]) -> p.Plot | None:
+    """A table's curves; one test length alone makes none."""
+    paths = table.curves(bins)
+    xs = sorted({x for path in paths.values() for x, _ in path})
+    if len(xs) < 2:
+        return None
+    by_position = bool(table.bins(bins))
+    what = "nats/byte (log)" if table.by_loss else "exact answers"
+    where = "position in the longest text" if by_position else "test length"
+    ticks = position_ticks(table.trained, xs[-1]) if by_position else reversed(table.lengths)
+    highest = sorted(paths, key=lambda label: -paths[label][-1][1].mean)  # in the order they end
+    inside = xs[0] <= table.trained <= xs[-1]
+    return p.Plot(
+        "Loss by position" if by_position else table.task,
+        f"{what}, by {where} (log)",
+        [p.Line(s, [(x, v.mean) for x, v in paths[s]], *styles[s]) for s in highest],
+        x_log=True,
+        y_log=table.by_loss,
+        mark=(f"trained at {table.trained}", table.trained) if inside else None,
+        y_ends=() if table.by_loss else (0.0, 1.0),
+        x_ticks=[t for t in (table.trained, *ticks) if xs[0] <= t <= xs[-1]],
+        height=16,
     )
 
 
-def _looks(labels: Iterable[str]) -> dict[str, Look]:
-    """One colour and pattern for each scheme, the same in every picture."""
-    once = enumerate(dict.fromkeys(labels))
-    return {s: (COLOURS[n % len(COLOURS)], PATTERNS[n % len(PATTERNS)]) for n, s in once}
-
-
-def _table(board: Board, lengths: Sequence[int], names: int, between: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="")
-    table.add_column("", style="cyan", overflow="fold", max_width=names)
-    for length in lengths:
-        table.add_column(_head(board, length), justify="right", no_wrap=True)
-    for name in board.labels:
-        table.add_row(Text(name), *(_cell(board, name, n, between) for n in lengths))
-    return table
-
-
-def _head(board: Board, length: int) -> Text:
-    here = length == board.trained
-    return Text(f"{length}\ntrained" if here else f"{length}", MARK if here else DIM)
-
-
-def _cell(board: Board, label: str, length: int, between: str) -> Text:
-    value, swing = board.value(label, length), board.swing(label, length)
-    look = "bold" if board.best(label, length) else DIM if value == "–" else ""
-    return Text.assemble((value, look), (between + swing if swing else "", DIM))
-
-
-def _markdown_board(board: Board) -> str:
-    heads = [f"{n} (trained)" if n == board.trained else f"{n}" for n in board.lengths]
-    rows = [
-        [fenced(label), *(_markdown_cell(board, label, n) for n in board.lengths)]
-        for label in board.labels
+def _printable(scores: Iterable[Score]) -> list[Score]:
+    """The scores with their texts safe to print."""
+    names = ("scheme", "label", "task")
+    return [
+        replace(
+            s,
+            **{name: printable(getattr(s, name)) for name in names},
+            refused=s.refused and printable(s.refused),
+        )
+        for s in scores
     ]
-    made = markdown_table([escaped(board.task), *heads], rows)
-    notes = "".join(f"- {escaped(reason)}\n" for reason in board.reasons())
-    head = escaped(f"{board.task}, trained at {board.trained}: {board.measure}.")
-    return f"{head}\n\n{made}" + (f"\n{notes}" if notes else "")
-
-
-def _markdown_cell(board: Board, label: str, length: int) -> str:
-    value, swing = board.value(label, length), board.swing(label, length)
-    best = f"**{value}**" if board.best(label, length) else value
-    return f"{best} {swing}".strip()

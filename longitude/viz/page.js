@@ -14,7 +14,7 @@
     const theme = dark.matches ? "dark" : "light";
     const spec = { ...chart.spec, config: page.themes[chart.section][theme] };
     const box = document.getElementById(`chart-${name}`);
-    const options = { mode: "vega-lite", renderer: "svg", actions: false, tooltip: { theme } };
+    const options = { mode: "vega-lite", renderer: "svg", ast: true, actions: chart.actions || false, tooltip: { theme } };
     if (views[name]) views[name].finalize();
     const { view } = await vegaEmbed(box, spec, options);
     views[name] = view;

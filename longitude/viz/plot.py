@@ -1,6 +1,7 @@
-"""A canvas of braille dots: two across and four down in each character.
+"""Line plots in the terminal, drawn with braille dots: two across and four down in each character.
 
-Curves in the terminal: axes with three numbers each, strokes that differ without colour too.
+Lines differ by dash pattern as well as by colour, and axes may be logarithmic on both sides of
+zero. (plotext draws braille too, but has neither; it would replace about half of this file.)
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from longitude.viz.text import gaps, short
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 BLANK = 0x2800
+MARGIN = 7  # characters for the numbers left of a plot
+GAP = 2  # characters between columns
+DIM = "bright_black"
+MARK = "green"
 
-Pattern = tuple[int, int]  # dots drawn, dots left out
+Point = tuple[float, float | None]
+Pattern = tuple[int, int]  # dots drawn, dots skipped
 SOLID: Pattern = (1, 0)
 DOTTED: Pattern = (1, 3)
 DASHED: Pattern = (4, 3)
@@ -42,7 +49,7 @@ class Canvas:
     def line(
         self, points: Sequence[tuple[float, float]], style: str = "", pattern: Pattern = SOLID
     ) -> None:
-        """Straight strokes from point to point, dashed along their whole way."""
+        """Straight strokes from point to point, dashed along their full length."""
         drawn, skipped = pattern
         for step, (x, y) in enumerate(_walk(points)):
             if step % (drawn + skipped) < drawn:
@@ -58,15 +65,8 @@ class Canvas:
         ]
 
 
-def sample(style: str, pattern: Pattern) -> Text:
-    """A short stroke for a legend."""
-    canvas = Canvas(3, 1)
-    canvas.line([(0, 1), (5, 1)], style, pattern)
-    return canvas.rows()[0]
-
-
 def _walk(points: Sequence[tuple[float, float]]) -> Iterator[tuple[int, int]]:
-    """Every dot on the way, once."""
+    """Every dot along the path, once."""
     last = None
     for (x0, y0), (x1, y1) in zip(points, [*points[1:], *points[-1:]], strict=True):
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
@@ -77,34 +77,33 @@ def _walk(points: Sequence[tuple[float, float]]) -> Iterator[tuple[int, int]]:
             last = here
 
 
-MARGIN = 7  # characters for the numbers left of a plot
-HEIGHT = 10
-DIM = "bright_black"
-MARK = "green"
-Point = tuple[float, float | None]
-
-
 @dataclass(frozen=True)
 class Axis:
-    """A way to lay numbers on a line: as they are, or in equal ratios on both sides of 0."""
+    """The range of an axis: linear, or symmetric log (sign(v) log(1 + |v|))."""
 
     low: float
     high: float
-    ratios: bool = False
+    log: bool = False
+
+    @staticmethod
+    def over(values: Sequence[float], log: bool) -> Axis:
+        """The axis that spans the values."""
+        low, high = min(values, default=0), max(values, default=1)
+        return Axis(low, high if high > low else low + 1, log)
 
     def share(self, value: float) -> float:
         """How far along the axis a number lies, 0 to 1."""
-        a, b, v = (self._lay(x) for x in (self.low, self.high, value))
-        return (v - a) / (b - a) if b > a else 0.5
+        a, b, v = (self._scaled(x) for x in (self.low, self.high, value))
+        return (v - a) / (b - a)
 
     def number(self, share: float) -> float:
         """The number that lies so far along."""
-        a, b = self._lay(self.low), self._lay(self.high)
+        a, b = self._scaled(self.low), self._scaled(self.high)
         v = a + (b - a) * share
-        return math.copysign(math.expm1(abs(v)), v) if self.ratios else v
+        return math.copysign(math.expm1(abs(v)), v) if self.log else v
 
-    def _lay(self, value: float) -> float:
-        return math.copysign(math.log1p(abs(value)), value) if self.ratios else value
+    def _scaled(self, value: float) -> float:
+        return math.copysign(math.log1p(abs(value)), value) if self.log else value
 
 
 @dataclass(frozen=True)
@@ -119,50 +118,73 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A titled picture of curves; the axis is shaded where the last one has no y.
+    """A titled plot of curves; the axis is shaded where the last one has no y.
 
-    `mark` is an x with a name, drawn upright; `y_ends` are numbers that y reaches at the least;
-    `x_ticks` are the numbers below, the first to find room first (else: both ends and the middle).
+    `mark` is an x with a name, drawn as a vertical line; `y_ends` are values that the y axis always
+    spans; `x_ticks` are the numbers below, the first to find room first (else: both ends and the
+    middle).
     """
 
     title: str
     axes: str
     lines: Sequence[Line]
-    x_ratios: bool = False
-    y_ratios: bool = False
+    x_log: bool = False
+    y_log: bool = False
     notes: Sequence[str] = ()
     mark: tuple[str, float] | None = None
     y_ends: Sequence[float] = ()
     x_ticks: Sequence[int] = ()
-    height: int = HEIGHT
+    height: int = 10
 
 
 def draw(plot: Plot, width: int) -> Group:
     """The plot in `width` characters."""
-    x = _axis([p[0] for line in plot.lines for p in line.points], plot.x_ratios)
-    ys = [p[1] for line in plot.lines for p in line.points if p[1] is not None]
-    y = _axis([*ys, *plot.y_ends], plot.y_ratios)
+    points = [p for line in plot.lines for p in line.points]
+    x = Axis.over([px for px, _ in points], plot.x_log)
+    y = Axis.over([*(py for _, py in points if py is not None), *plot.y_ends], plot.y_log)
     across = width - MARGIN - 1
     canvas = Canvas(across, plot.height)
-    _upright(canvas, plot.mark, x)
+    if plot.mark and x.low <= plot.mark[1] <= x.high:
+        column = round(x.share(plot.mark[1]) * (2 * across - 1))
+        canvas.line([(column, 0), (column, 4 * plot.height - 1)], MARK, DOTTED)
     for line in plot.lines:
         _stroke(canvas, line, x, y)
-    labels = _labels(y, plot.height)
-    body = [left(label) + row for label, row in zip(labels, canvas.rows(), strict=True)]
+    middle = y.number(1 - (plot.height // 2 + 0.5) / plot.height)
+    middle = 0 if abs(middle) < (y.high - y.low) / 100 and y.low < 0 else middle
+    numbers = {0: short(y.high), plot.height // 2: short(middle), plot.height - 1: short(y.low)}
     hidden = gaps(plot.lines[-1].points)
+    places = [x.number((column + 0.5) / across) for column in range(across)]
+    floor = "".join("░" if any(a <= v <= b for a, b in hidden) else "─" for v in places)
+    indent = " " * (MARGIN + 1)
     return Group(
         Text(plot.title, style="bold"),
         Text(plot.axes, style=DIM),
-        *body,
-        _floor(x, across, hidden),
-        _ticks(x, across, plot.x_ticks) if plot.x_ticks else _numbers(x, across),
-        *_legend(plot, bool(hidden)),
+        *(left(numbers.get(n, "")) + row for n, row in enumerate(canvas.rows())),
+        Text(" " * MARGIN + "└" + floor, style=DIM),
+        Text(indent + _ticks(x, across, plot.x_ticks), style=DIM),
+        *(Text(indent) + entry for entry in _legend(plot)),
+        *([Text(f"{indent}░░░ hidden")] if hidden else []),
+        *(Text(note, style=DIM) for note in plot.notes),
     )
 
 
-def _axis(values: Sequence[float], ratios: bool) -> Axis:
-    low, high = min(values, default=0), max(values, default=1)
-    return Axis(low, high if high > low else low + 1, ratios)
+def left(label: str) -> Text:
+    """A number and the axis beside a row."""
+    return Text(f"{label:>{MARGIN - 1}} " + ("┤" if label else "│"), style=DIM)
+
+
+def side_by_side(plots: Sequence[Plot | Group], console: Console) -> None:
+    """Print two plots per row where the terminal is wide enough, after an empty line each row."""
+    across = 2 if console.width >= 72 else 1
+    each = min((console.width - GAP) // 2 if across == 2 else console.width, 60)
+    drawn: list[RenderableType] = [draw(p, each) if isinstance(p, Plot) else p for p in plots]
+    for first in range(0, len(drawn), across):
+        row = Table.grid(padding=(0, GAP, 0, 0))
+        for _ in drawn[first : first + across]:
+            row.add_column(width=each)
+        row.add_row(*drawn[first : first + across])
+        console.print()
+        console.print(row)
 
 
 def _stroke(canvas: Canvas, line: Line, x: Axis, y: Axis) -> None:
@@ -177,60 +199,25 @@ def _stroke(canvas: Canvas, line: Line, x: Axis, y: Axis) -> None:
             columns = {}
 
 
-def _upright(canvas: Canvas, mark: tuple[str, float] | None, x: Axis) -> None:
-    if mark and x.low <= mark[1] <= x.high:
-        column = round(x.share(mark[1]) * (2 * canvas.width - 1))
-        canvas.line([(column, 0), (column, 4 * canvas.height - 1)], MARK, DOTTED)
-
-
-def _labels(y: Axis, height: int) -> list[str]:
-    """Numbers beside the first, the middle and the last row."""
-    middle = y.number(1 - (height // 2 + 0.5) / height)
-    middle = 0 if abs(middle) < (y.high - y.low) / 100 and y.low < 0 else middle
-    at = {0: y.high, height // 2: middle, height - 1: y.low}
-    return [short(at[row]) if row in at else "" for row in range(height)]
-
-
-def left(label: str) -> Text:
-    """A number and the axis beside a row."""
-    return Text(f"{label:>{MARGIN - 1}} ", style=DIM) + Text("┤" if label else "│", style=DIM)
-
-
-def _floor(x: Axis, across: int, hidden: Sequence[tuple[float, float]]) -> Text:
-    """The axis below, shaded where pairs are hidden."""
-    line = Text(" " * MARGIN + "└", style=DIM)
-    for column in range(across):
-        here = x.number((column + 0.5) / across)
-        line.append("░" if any(a <= here <= b for a, b in hidden) else "─", style=DIM)
-    return line
-
-
-def _numbers(x: Axis, across: int) -> Text:
-    left, middle, right = (short(round(x.number(s))) for s in (0, 0.5, 1))
-    room = across - len(left) - len(right)
-    return Text(" " * (MARGIN + 1) + left + f"{middle:^{room}}" + right, style=DIM)
-
-
-def _ticks(x: Axis, across: int, ticks: Sequence[int]) -> Text:
-    """Numbers below the places they are for, as far as they don't meet."""
+def _ticks(x: Axis, across: int, ticks: Sequence[int]) -> str:
+    """Numbers below the places they are for, as far as they don't collide."""
+    named = {t: x.share(t) for t in ticks} or {round(x.number(s)): s for s in (0, 1, 0.5)}
     line = " " * across
-    for tick in ticks:
+    for tick, share in named.items():
         label = short(tick)
-        at = round(x.share(tick) * (across - 1)) - len(label) // 2
+        at = round(share * (across - 1)) - len(label) // 2
         at = min(max(at, 0), across - len(label))
         if not line[max(at - 1, 0) : at + len(label) + 1].strip():
             line = line[:at] + label + line[at + len(label) :]
-    return Text(" " * (MARGIN + 1) + line, style=DIM)
+    return line
 
 
-def _legend(plot: Plot, hidden: bool) -> list[Text]:
-    """One entry a line: they never wrap, and stay under their own plot."""
-    indent = " " * (MARGIN + 1)
-    entries = [
-        Text(indent) + sample(line.style, line.pattern) + Text(f" {line.name}")
-        for line in plot.lines
-        if line.name
-    ]
-    entries += [Text(indent) + Text(" ┊ ", MARK) + Text(f" {plot.mark[0]}")] if plot.mark else []
-    entries += [Text(f"{indent}░░░ hidden")] if hidden else []
-    return [*entries, *(Text(note, style=DIM) for note in plot.notes)]
+def _legend(plot: Plot) -> Iterator[Text]:
+    """One entry per line: they never wrap, and stay under their own plot."""
+    for line in plot.lines:
+        if line.name:
+            canvas = Canvas(3, 1)
+            canvas.line([(0, 1), (5, 1)], line.style, line.pattern)
+            yield canvas.rows()[0] + Text(f" {line.name}")
+    if plot.mark:
+        yield Text(" ┊ ", MARK) + Text(f" {plot.mark[0]}")

@@ -1,139 +1,71 @@
-"""A board: one task's scores by scheme and length, each number as a reader wants it.
-
-The tables of the terminal, of Markdown and of the charts are all read off it.
-"""
+"""Tables of results: numbers with an interval and a mark, for the terminal, Markdown and pages."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from longitude.training.lab.rows import TEXT, Bin, Cell, Score, Spread, summary
+from rich.table import Table
+from rich.text import Text
 
-NOTHING = "–"  # where a scheme has no value
+from longitude.viz.plot import DIM, GAP
+from longitude.viz.text import NOTHING
+
+BEST, TIED = "best", "tied"
+NEAR = "≈"  # before a number that is not significantly different from the best
 
 
 @dataclass(frozen=True)
-class Board:
-    """One task of one trained window: schemes down, lengths across."""
+class Cell:
+    """A number as printed, its interval, whether it is the best or tied with it, why there is none,
+    and a sign that refers to a note."""
 
-    task: str
-    trained: int
-    labels: tuple[str, ...]
-    lengths: tuple[int, ...]
-    cells: Mapping[tuple[str, int], Cell]
+    value: str
+    interval: str = ""
+    mark: str = ""
+    reason: str | None = None
+    sign: str = ""
 
-    @property
-    def by_loss(self) -> bool:
-        """Whether it is scored by loss, where lower is better."""
-        return self.task == TEXT
+    def markdown(self) -> str:
+        """For a Markdown table: the best in bold."""
+        value = f"**{self.value}**" if self.mark == BEST else self.value
+        near = f"{NEAR} " if self.mark == TIED else ""
+        interval = self.interval and f" {self.interval}"
+        return f"{near}{value}{self.sign}{interval}"
 
-    @property
-    def measure(self) -> str:
-        """What its numbers are."""
-        what = "loss of the last tokens, nats a byte" if self.by_loss else "share of exact answers"
-        seeds = {c.spread.n for c in self.cells.values() if c.spread}
-        if max(seeds, default=1) == 1:
-            return what
-        many = f"{'up to ' if len(seeds) > 1 else ''}{max(seeds)} seeds"
-        return f"{what}; mean of {many} ± half their range"
-
-    def mean(self, label: str, length: int) -> float | None:
-        """The mean over seeds, where there is one."""
-        cell = self.cells.get((label, length))
-        return cell.spread.mean if cell and cell.spread else None
-
-    def value(self, label: str, length: int) -> str:
-        """The mean as printed; a dash where a scheme has none, nothing where it wasn't tried."""
-        mean = self.mean(label, length)
-        if mean is None:
-            return NOTHING if (label, length) in self.cells else ""
-        return self._printed(mean)
-
-    def swing(self, label: str, length: int) -> str:
-        """± half of what lies between the least and the greatest seed, where there are several."""
-        cell = self.cells.get((label, length))
-        if not cell or not cell.spread or cell.spread.n < 2:
-            return ""
-        return f"±{self._printed((cell.spread.greatest - cell.spread.least) / 2)}"
-
-    def best(self, label: str, length: int) -> bool:
-        """Whether no scheme does better at this length, and some do worse, as printed."""
-        found = {
-            m: self._printed(m) for s in self.labels if (m := self.mean(s, length)) is not None
-        }
-        if len({*found.values()}) < 2:
-            return False
-        return self.value(label, length) == found[min(found) if self.by_loss else max(found)]
-
-    def reasons(self) -> list[str]:
-        """Why there are dashes: each reason once, with the schemes and lengths it is for."""
-        groups: dict[tuple[str, str], list[str]] = {}
-        for label in self.labels:
-            tried = [n for n in self.lengths if (label, n) in self.cells]
-            missing = [n for n in tried if self.mean(label, n) is None]
-            told = [c.refused for n in missing if (c := self.cells[label, n]).refused]
-            if told:
-                groups.setdefault((told[0], _where(missing, tried)), []).append(label)
-        return [f"{', '.join(who)} {where}: {why}" for (why, where), who in groups.items()]
-
-    def _printed(self, number: float) -> str:
-        return f"{number:.{3 if self.by_loss else 2}f}"
+    def text(self, star: bool = False, interval: bool = False, between: str = "") -> Text:
+        """For the terminal: the best in bold, or with a star where there are no styles."""
+        prefix = "*" if self.mark == BEST and star else NEAR if self.mark == TIED else ""
+        style = "bold" if self.mark == BEST else DIM if self.value == NOTHING else ""
+        more = between + self.interval if interval and self.interval else ""
+        return Text.assemble((prefix, DIM), (self.value, style), (self.sign, DIM), (more, DIM))
 
 
-def boards(scores: Iterable[Score]) -> list[Board]:
-    """A board for each trained window and task, in the order in which the scores come."""
-    cells: dict[tuple[int, str], dict[tuple[str, int], Cell]] = {}
-    for c in summary(scores):
-        cells.setdefault((c.trained, c.task), {})[c.label, c.length] = c
-    return [
-        Board(
-            task=task,
-            trained=trained,
-            labels=tuple(dict.fromkeys(label for label, _ in found)),
-            lengths=tuple(sorted({length for _, length in found})),
-            cells=found,
-        )
-        for (trained, task), found in cells.items()
-    ]
+def rich_table(
+    heads: Sequence[str | Text],
+    rows: Iterable[Sequence[str | Text]],
+    names: int | None = None,
+    first: str = "left",
+) -> Table:
+    """A table without lines: names (at most `names` characters wide), then numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style=DIM)
+    for n, head in enumerate(heads):
+        if n == 0 and first == "left":
+            table.add_column(head, style="cyan", overflow="fold", max_width=names)
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
-def points(bins: Iterable[Bin]) -> list[tuple[float, Spread]]:
-    """One curve's points: each bin at the middle of its positions (counted from 1, on a log axis),
-    and the last once more where it ends."""
-    inside = sorted(bins, key=lambda b: b.first)
-    path = [(math.sqrt((b.first + 1) * b.past), b.spread) for b in inside]
-    return [*path, *((float(b.past), b.spread) for b in inside[-1:] if b.past > b.first + 1)]
-
-
-def round_positions(trained: int, high: float) -> list[int]:
-    """Numbers for an axis of positions: the trained window, and by fours up and down from it."""
-    steps = [round(trained * 4.0**n) for n in (0, *range(1, 8), *range(-1, -12, -1))]
-    return [n for n in dict.fromkeys(steps) if 1 <= n <= high]
-
-
-def tidy(scores: Iterable[Score]) -> list[Score]:
-    """The scores with their texts printable."""
-    return [
-        replace(
-            s,
-            scheme=printable(s.scheme),
-            label=printable(s.label),
-            task=printable(s.task),
-            refused=s.refused and printable(s.refused),
-        )
-        for s in scores
-    ]
-
-
-def printable(text: str) -> str:
-    """A text on one line, without what a terminal would obey and what ends vl_convert's process."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def _where(missing: list[int], tried: list[int]) -> str:
-    """At which lengths: all beyond one, or each by name."""
-    if len(missing) > 1 and missing == tried[-len(missing) :]:
-        return f"from {missing[0]} on"
-    return f"at {', '.join(map(str, missing))}"
+def facts(rows: Iterable[tuple[str, ...]], style: str = DIM, indent: str = "") -> Table:
+    """Names, and one or two columns of text beside them."""
+    table = Table.grid(padding=(0, GAP))
+    listed = [*rows]
+    table.add_column(style=style, no_wrap=True)
+    for n in range(1, max(map(len, listed), default=2)):
+        table.add_column(overflow="fold", style="cyan" if n == 1 and len(listed[0]) > 2 else "")
+    for name, *texts in listed:
+        table.add_row(f"{indent}{name}", *map(Text, texts))
+    return table

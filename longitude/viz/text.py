@@ -1,17 +1,40 @@
-"""Markdown: tables, and texts from outside whose signs mean nothing in it.
-
-Numbers and layers as a reader wants them: short.
-"""
+"""Text for people: short numbers, Markdown, and strings from outside made safe to print."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
 
+NOTHING = "–"  # where there is no value
+JOINERS = frozenset("\n\t\u200c\u200d")  # kept: some scripts and emoji need them
+
+
+def printable(text: str) -> str:
+    """One line, without what a terminal would interpret and what crashes vl_convert."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def safe_lines(text: str) -> str:
+    """Several lines without escapes, other control characters or bidirectional overrides."""
+
+    def safe(letter: str) -> str:
+        if letter.isprintable() or letter in JOINERS:
+            return letter
+        kind = unicodedata.category(letter)
+        return " " if kind.startswith("Z") else "" if kind in ("Cc", "Cf") else "\ufffd"
+
+    return "".join(map(safe, text))
+
+
+def cut(text: str, most: int = 140) -> str:
+    """A text that may name a hundred layers, short enough for a list."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
 
 def escaped(text: str) -> str:
-    """A text whose signs mean nothing in Markdown, nor in the HTML that Markdown lets through."""
+    """A text without meaning in Markdown, or in the HTML that Markdown lets through."""
     return re.sub(r"[\\`*_{}\[\]<>&|#~!]", r"\\\g<0>", text)
 
 
@@ -47,11 +70,11 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def gaps(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float]]:
-    """The stretches of x over which y is None, each as its first and last x."""
-    found: list[tuple[float, float]] = []
+    """The intervals of x over which y is None, each as its first and last x."""
+    missing: list[tuple[float, float]] = []
     for (x, y), (after, _) in pairwise([*points, *points[-1:]]):
-        if y is None and found and found[-1][1] == x:
-            found[-1] = (found[-1][0], after)
+        if y is None and missing and missing[-1][1] == x:
+            missing[-1] = (missing[-1][0], after)
         elif y is None:
-            found.append((x, after))
-    return found
+            missing.append((x, after))
+    return missing

@@ -1,141 +1,148 @@
-"""What the charts of `longitude extend` are made of: axes, rules, colours, and a document around
-them that has its rows under one name.
+"""What every chart is built of: Vega-Lite channels, axes, marks and layers as plain dictionaries.
+
+A chart is a list of layers over rows that go by one name (`ROWS`), so that a page can ask a chart
+for its numbers and feed it new ones. What is not a row (the trained window, the length, the method
+that is pointed at) is a parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
-
-from longitude.eval.stats import Interval
-from longitude.viz.extend_section import Section
-from longitude.viz.theme import dashes
-
+Spec = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
 ROWS = "rows"  # the name of a chart's data
+TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
 COUNT = "format(datum.value, ',')"
-CHOSEN = {"name": "chosen", "value": None}  # the label that is pointed at: the others grow faint
-TESTED = "!chosen || chosen == datum.label"
-HEIGHT, CELL = 300, 22
-NARROW = 420  # pictures that have no room for names
-STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)  # numbers on an axis of equal ratios, times powers of ten
-Rows = list[dict[str, Any]]
+SHORT = (  # 0, 500, 20k, 3M
+    "abs(datum.value) >= 1e6 ? format(datum.value / 1e6, '.3~g') + 'M' : "
+    "abs(datum.value) >= 1e4 ? format(datum.value / 1e3, '.3~g') + 'k' : "
+    "format(datum.value, '.4~g')"
+)
+TENS = [10**n for n in range(10)]
+TICKS = {
+    "log": TENS,
+    "log2": [2.0**n for n in range(-8, 24)],
+    "symlog": [*(-t for t in reversed(TENS)), 0, *TENS],
+}
+MARKS: dict[str, Spec] = {
+    "line": {"strokeWidth": 2.2, "strokeCap": "round", "strokeJoin": "round", "clip": True},
+    "area": {"clip": True, "line": False},
+    "circle": {"opacity": 1},
+    "rule": {"strokeDash": [5, 4], "clip": True},
+    "text": {"fontSize": 11},
+}
+CHOSEN: Spec = {"name": "chosen", "value": None}  # the method that is pointed at
+POINTED = "!chosen || chosen == datum.label"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with its name, its heading, what one reads off it, and its rows."""
+    """A chart with its heading, how to read it, and the rows that it draws."""
 
     name: str
     title: str
     reading: str
-    spec: dict[str, Any]
-    rows: Rows
-    measure: str
+    spec: Spec
+    rows: Rows = ()
+    measure: str = ""
     label: str | None = None  # of the one method that it is of
 
 
-def document(layers: Sequence[Any], rows: Rows, height: int = HEIGHT) -> dict[str, Any]:
-    """A document as wide as its box; its rows go by one name."""
-    spec = alt.layer(*layers).to_dict(validate=False)
-    spec.pop("config", None)
-    size = {"width": "container", "height": height, "autosize": {"type": "fit-x", "resize": True}}
-    return {
-        **spec,
-        **size,
-        "params": [CHOSEN],
-        "datasets": {**spec.get("datasets", {}), ROWS: rows},
-    }
+def channel(field: str, **more: Any) -> Spec:
+    """An encoding channel by altair's shorthand: "mean:Q"."""
+    name, _, kind = field.partition(":")
+    return {"field": name, "type": TYPES[kind], **more}
 
 
-def across(rows: Rows, title: str, log: bool = True) -> alt.X:
-    scale = alt.Scale(type="log", base=2, nice=False, padding=12) if log else alt.Scale(nice=False)
-    lengths = sorted({r["length"] for r in rows if "length" in r})
-    ticks: dict[str, Any] = {"values": lengths} if lengths else {"tickCount": 6}
-    axis = alt.Axis(labelExpr=COUNT, labelOverlap=True, grid=False, **ticks)
-    return alt.X("x:Q", title=title, scale=scale, axis=axis)
+def axis(
+    field: str, title: str | None, scale: str = "linear", *, ends: Spec | None = None, **look: Any
+) -> Spec:
+    """A quantitative channel with its scale (linear, log, log2, symlog) and axis."""
+    kind = {"type": "log", "base": 2} if scale == "log2" else {"type": scale}
+    ticks: Spec = {"values": TICKS[scale]} if scale in TICKS else {"tickCount": 6}
+    drawn = {"labelExpr": SHORT, "labelOverlap": True, **ticks, **look}
+    shape = {**kind, "nice": False, **(ends or {})}
+    return channel(f"{field}:Q", title=title, scale=shape, axis=drawn)
 
 
-def upward(title: str, name: str) -> alt.Y:
-    return alt.Y(f"{name}:Q", title=title, axis=alt.Axis(tickCount=5))
+def mark(kind: str, **look: Any) -> Spec:
+    """A mark in this package's style; round ends make a dot of a point that stands alone."""
+    return {"type": kind, **MARKS.get(kind, {}), **look}
 
 
-def losses(rows: Rows) -> alt.Y:
-    """Equal ratios look equal; there are none to 0. The means decide what is in view: an interval
-    of few documents may be so wide that nothing else would be seen."""
-    means = [r["mean"] for r in rows]
-    low = max(min(r["low"] for r in rows), 0.85 * min(means))
-    high = min(max(r["high"] for r in rows), 1.25 * max(means))
-    ticks = [s * 10.0**e for e in range(-4, 5) for s in STEPS]
-    scale, look = alt.Scale(zero=False, domain=[low, high], clamp=True), {"tickCount": 5}
-    if low > 0 and high > 2 * low:
-        low, high = low / 1.05, high * 1.05
-        scale = alt.Scale(type="log", domain=[low, high], nice=False, clamp=True)
-        look: dict[str, Any] = {"values": [t for t in ticks if low <= t <= high]}
-    axis = alt.Axis(format=".3~g", labelOverlap=True, **look)
-    return alt.Y("mean:Q", title="loss (nats a token)", scale=scale, axis=axis)
+def layer(drawn: str | Spec, rows: Rows | None = None, where: str = "", **encoding: Any) -> Spec:
+    """A mark and its channels (texts in shorthand), over the chart's rows or over its own; `where`
+    keeps those rows that satisfy an expression."""
+    channels = {k: channel(v) if isinstance(v, str) else v for k, v in encoding.items()}
+    spec: Spec = {"mark": mark(drawn) if isinstance(drawn, str) else drawn, "encoding": channels}
+    if rows is not None:
+        spec["data"] = {"values": [*rows]}
+    return spec | ({"transform": [{"filter": where}]} if where else {})
 
 
-def window_rule(section: Section, rows: Rows) -> list[Any]:
-    at, xs = section.subject.trained, [r["x"] for r in rows]
-    if not min(xs) <= at <= max(xs):
+def document(
+    layers: Sequence[Spec], rows: Rows | None = None, height: int = 250, **more: Any
+) -> Spec:
+    """A chart as wide as its box on a page; without rows, the page feeds it."""
+    size: Spec = {"width": "container", "height": height}
+    size["autosize"] = {"type": "fit-x", "resize": True}
+    data = {} if rows is None else {"datasets": {ROWS: [*rows]}}
+    return {**size, "params": [CHOSEN], "data": {"name": ROWS}, **more, "layer": [*layers], **data}
+
+
+def inset(spec: Spec, rows: Rows, **more: Any) -> Spec:
+    """A chart inside a larger document: without parameters, and with rows of its own."""
+    inner = {k: v for k, v in spec.items() if k not in ("params", "autosize", "datasets", "width")}
+    return {**inner, "data": {"values": [*rows]}, **more}
+
+
+def keyed(spec: Spec) -> Spec:
+    """The same chart with a key to its colours and dashes, where no page has one beside it."""
+    look: Spec = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260}
+    look |= {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5}
+    layers = [
+        each | {"encoding": {k: _with(k, v, look) for k, v in each["encoding"].items()}}
+        for each in spec["layer"]
+    ]
+    return {**spec, "layer": layers}
+
+
+def _with(name: str, given: Spec, legend: Spec) -> Spec:
+    return {**given, "legend": legend} if name in ("color", "strokeDash") else given
+
+
+def tooltip(*names: str, **titles: str) -> list[Spec]:
+    """What a pointer is shown: fields in shorthand, by their names or by the titles given."""
+    return [
+        channel(name, title=titles.get(name[:-2], name[:-2].replace("_", " ")))
+        | ({"format": ",.4~f"} if name.endswith("Q") else {})
+        for name in names
+    ]
+
+
+def trained_rule(at: int, values: Sequence[float], channel: str = "x") -> list[Spec]:
+    """A dashed rule at the trained window with its name, if it lies among the values drawn."""
+    return level(f"trained window {at:,}", at, values, channel)
+
+
+def level(name: str, at: float, values: Sequence[float], channel: str = "y") -> list[Spec]:
+    """A dashed rule with its name, if it lies among the values drawn."""
+    low, high = min(values), max(values)
+    if not low <= at <= high:
         return []
-    data = alt.Chart(alt.InlineData([{"x": at, "name": f"trained window {at:,}"}]))
-    side: Any = "left" if at == min(xs) else "right" if at == max(xs) else "center"
-    words = data.mark_text(baseline="bottom", fontSize=11, dy=-5, align=side)
+    rows = [{"at": at, "name": name}]
+    side = "left" if at == low or channel == "y" else "right" if at == high else "center"
+    text = mark("text", align=side, baseline="bottom", dy=-5, dx=5 if channel == "y" else 0)
+    other = {"x": {"value": 0}} if channel == "y" else {"y": {"value": 0}}
     return [
-        data.mark_rule(strokeDash=[4, 4]).encode(alt.X("x:Q")),
-        words.encode(alt.X("x:Q"), text="name:N", y=alt.value(0)),
+        layer("rule", rows, **{channel: "at:Q"}),
+        layer(text, rows, **{channel: "at:Q"}, text="name:N", **other),
     ]
 
 
-def level_rule(section: Section) -> Any:
-    data = alt.Chart(alt.InlineData([{"high": section.subject.trained}]))
-    return data.mark_rule(strokeDash=[4, 4]).encode(alt.Y("high:Q"))
-
-
-def coloured(section: Section) -> alt.Color:
-    return alt.Color("label:N", scale=alt.Scale(domain=[*section.labels]), legend=None)
-
-
-def dashed(section: Section) -> alt.StrokeDash:
-    scale = alt.Scale(domain=[*section.labels], range=dashes(len(section.labels)))
-    return alt.StrokeDash("label:N", scale=scale, legend=None)
-
-
-def faint(full: float = 1.0, faint: float = 0.12) -> Any:
-    """How strong a mark is: all of them, or the chosen one alone."""
-    return _strength([{"test": TESTED, "value": full}], faint)
-
-
-def band(section: Section) -> Any:
-    """How strong an interval is: of few methods, a shade; of many, seen when one is chosen."""
-    shade = 0.14 if len(section.labels) <= 3 else 0
-    chosen = {"test": "chosen == datum.label", "value": 0.22}
-    return _strength([chosen, {"test": "!chosen", "value": shade}], 0)
-
-
-def name_beside() -> Any:
-    """How strong a name beside a dot is: unseen where there is no room for it."""
-    return _strength([{"test": f"width > {NARROW} && ({TESTED})", "value": 1}], 0)
-
-
-def _strength(conditions: list[Any], otherwise: float) -> alt.OpacityValue:
-    """As a channel at once: altair takes long to make one of a plain mapping."""
-    return alt.OpacityValue(otherwise, condition=conditions)
-
-
-def interval(value: Interval) -> dict[str, Any]:
-    return {"mean": value.mean, "low": value.low, "high": value.high, "n": value.n}
-
-
-def tips(rows: Rows) -> list[alt.Tooltip]:
-    named = [name for name in rows[0] if not (name == "x" and "length" in rows[0])]
-    look: dict[str, Any] = {"format": ",.4~f"}
-    numbers = ("mean", "low", "high", "x")
-    return [
-        alt.Tooltip(f"{n}:{'N' if n == 'label' else 'Q'}", **(look if n in numbers else {}))
-        for n in named
-    ]
+def strength(full: float = 1.0, faint: float = 0.12) -> Spec:
+    """Opacity: all methods alike, or the one pointed at above the others."""
+    return {"condition": {"test": POINTED, "value": full}, "value": faint}

@@ -1,0 +1,396 @@
+"""The charts of results: of `longitude extend` and `tune` by method, of `longitude lab` by scheme.
+
+Curves carry their interval as a band and the trained window as a dashed rule. On a page, the method
+that is pointed at stands out (the parameter `chosen`); files that stand alone have a key.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from longitude.eval.stats import Interval
+from longitude.viz.theme import MONO, dashes, method_config
+from longitude.viz.vega import (
+    CHOSEN,
+    COUNT,
+    POINTED,
+    Chart,
+    Rows,
+    Spec,
+    axis,
+    channel,
+    document,
+    inset,
+    keyed,
+    layer,
+    mark,
+    strength,
+    tooltip,
+    trained_rule,
+)
+
+if TYPE_CHECKING:
+    from longitude.eval.tables import Board
+    from longitude.training.lab.rows import Bin
+    from longitude.viz.extend import Section
+    from longitude.viz.lab import LabTable
+
+NARROW = 420  # pixels: charts without room for names
+STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)  # ticks of a log axis, times powers of ten
+NOT_RUN = "†: not run, since none was retrieved at a shorter length; counted as none."
+STROKE = 26  # pixels of the stroke before a scheme's name
+READING = {
+    "context": "A useful method goes down: more context, lower loss of the same tokens.",
+    "passkey": "Share of hidden numbers that the model retrieves.",
+    "keys": "One of several hidden numbers is asked for by its name.",
+    "variables": "A chain of assignments is to be followed to its end.",
+    "grid": "Across: length in tokens; down: depth of the hidden number in the text.",
+    "distance": "The distance that attention computes with, by true distance. A band lies between "
+    "minimum and maximum where rotary pairs, heads or layers differ. What stays below the "
+    "horizontal rule was seen in training.",
+}
+
+
+def extend_charts(section: Section) -> list[Chart]:
+    """Every chart that a model's measurements have numbers for."""
+    return [
+        *_loss_by_position(section),
+        *(chart for m in READING for chart in _by_length(section, section.boards.get(m))),
+        *_passkey_grids(section),
+        *_distance_map(section),
+        *_cost(section),
+    ]
+
+
+def _loss_by_position(section: Section) -> Iterator[Chart]:
+    rows = [
+        {"label": s, "first": a, "past": b, "x": math.sqrt((a + 1) * b), **_interval(v)}
+        for s in section.labels
+        for a, b, v in section.curves.get(s, ())
+    ]
+    if rows:
+        reading = "Where a line rises past the trained window, the method fails there."
+        x = axis("x", "position (tokens)", "log2", **_ticks(rows))
+        layers = _lines(rows, section.labels, section.subject.trained, x, _losses(rows))
+        yield Chart("loss", "Loss by position", reading, document(layers, rows, 300), rows, "loss")
+
+
+def _by_length(section: Section, board: Board | None) -> Iterator[Chart]:
+    cells = board.cells if board else {}
+    rows = [
+        {"label": s, "length": n, "x": n, **_interval(cell.value)}
+        for (s, n), cell in sorted(
+            cells.items(), key=lambda place: section.labels.index(place[0][0])
+        )
+        if cell.value
+    ]
+    if board and rows:
+        shares = board.unit == "share"
+        title = "length (tokens)" if shares else "context (tokens, the scored ones included)"
+        x = axis("x", title, "log2", **_ticks(rows))
+        y = axis(
+            "mean", board.unit, ends={"domain": [0, 1]}, labelExpr="format(datum.value, '.0%')"
+        )
+        y = y if shares else _losses(rows)
+        layers = _lines(rows, section.labels, section.subject.trained, x, y, size=46)
+        spec = document(layers, rows, 300)
+        yield Chart(board.measure, board.title, READING[board.measure], spec, rows, board.measure)
+
+
+def _passkey_grids(section: Section) -> Iterator[Chart]:
+    """A heat map of depth by length for each method."""
+    for index, (label, cells) in enumerate(section.grids.items()):
+        rows = [
+            {"label": label, "length": n, "depth": depth, **_interval(v)}
+            | {"asked": not section.assumed("passkey", label, n)}
+            for (n, depth), v in sorted(cells.items())
+        ]
+        reading = READING["grid"] + (f" {NOT_RUN}" if section.any_assumed else "")
+        lengths, trained = section.boards["passkey"].lengths, section.subject.trained
+        look: Spec = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
+        band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
+        x = channel("length:O", title=None, axis={"labelExpr": COUNT, **look})
+        x["scale"] = {"domain": [*lengths], **band}  # lengths without a number stay empty
+        y = channel("depth:O", title=None, axis={"format": ".0%", **look}, scale=band)
+        scale = {"domain": [0, 1], "range": "heatmap", "interpolate": "rgb"}
+        colour = channel("mean:Q", scale=scale, legend=None)
+        layers = [layer("rect", x=x, y=y, color=colour, tooltip=_tips(rows))]
+        if not all(r["asked"] for r in rows):
+            text = mark("text", opacity=0.55)
+            layers += [layer(text, where="!datum.asked", x=x, y=y, text={"value": "†"})]
+        if min(lengths) <= trained < max(lengths):
+            inside = [{"length": max(n for n in lengths if n <= trained)}]
+            edge = mark("rule", strokeDash=[1, 0], strokeWidth=1.5, xOffset=1)
+            layers += [layer(edge, inside, x={**x, "bandPosition": 1})]
+        spec = document(layers, rows, 22 * len({r["depth"] for r in rows}))
+        yield Chart(f"grid-{index}", "Passkeys by depth", reading, spec, rows, "passkey", label)
+
+
+def _distance_map(section: Section) -> Iterator[Chart]:
+    rows = [
+        {"label": s, "x": x, "low": low, "high": high}
+        for s in section.labels
+        for x, low, high in section.maps.get(s, ())
+    ]
+    if not rows:
+        return
+    x = axis("x", "true distance (tokens)", labelExpr=COUNT, grid=False)
+    y = axis("high", "effective distance (tokens)", ends={"nice": True}, labelExpr=COUNT)
+    colour, dash, at = _colour(section.labels), _dash(section.labels), section.subject.trained
+    low = {**y, "field": "low"}
+    wide = "isValid(datum.high) && datum.high > datum.low"
+    area = layer("area", where=wide, x=x, y=y, y2={"field": "low"}, color=colour)
+    area["encoding"]["opacity"] = _shade(section.labels)
+    look: Spec = {"x": x, "color": colour, "strokeDash": dash, "opacity": strength()}
+    look["tooltip"] = _tips(rows)
+    layers = [
+        *trained_rule(at, [r["x"] for r in rows]),
+        layer("rule", [{"high": at}], y=y),
+        *([area] if any((r["high"] or 0) > (r["low"] or 0) for r in rows) else []),
+        *(layer("line", y=end, **look) for end in (y, low)),
+    ]
+    spec = document(layers, rows, 300)
+    yield Chart("distance", "Distance map", READING["distance"], spec, rows, "distance")
+
+
+def _cost(section: Section) -> Iterator[Chart]:
+    """Quality against prefill speed: a dot for each method with its name beside it."""
+    board, speed = section.main, section.boards.get("prefill")
+    both = {*board.lengths} & {*speed.lengths} if board and speed else set()
+    if board is None or speed is None or not both:
+        return
+    at = max(both)
+    pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in speed.labels]
+    rows = [{"label": s, "x": fast.mean, **_interval(v)} for s, v, fast in pairs if v and fast]
+    if not rows:
+        return
+    better = "down" if board.lower_is_better else "up"
+    reading = f"{board.title} against speed, at {at:,} tokens. Better is right and {better}."
+    ends: Spec = {"zero": False, "padding": 24}
+    x = axis("x", "prefill (tokens/s)", ends=ends, labelExpr=COUNT, tickCount=5, grid=False)
+    y = _losses(rows) if board.lower_is_better else axis("mean", board.unit)
+    colour, labels = _colour(section.labels), section.labels
+    bar = mark("rule", strokeDash=[1, 0], strokeWidth=1.5)
+    seen = {"test": f"width > {NARROW} && ({POINTED})", "value": 1}
+    names: Spec = {"x": x, "y": y, "text": "label:N", "opacity": {"condition": seen, "value": 0}}
+    layers = [
+        layer(bar, x=x, y="low:Q", y2={"field": "high"}, color=colour, opacity=_shade(labels)),
+        layer(mark("circle", size=90), x=x, y=y, color=colour, opacity=strength())
+        | {"name": "dots"},
+        *(
+            layer(
+                mark("text", align=side, dx=10 if side == "left" else -10, dy=by, font=MONO),
+                where=f"indexof({named}, datum.label) >= 0",
+                **names,
+            )
+            for (side, by), named in place_names(rows).items()
+        ),
+    ]
+    layers[1]["encoding"]["tooltip"] = _tips(rows)
+    spec = document(layers, rows, 300)
+    yield Chart("cost", "Cost against quality", reading, spec, rows, "prefill")
+
+
+def place_names(rows: Rows) -> dict[tuple[str, int], list[str]]:
+    """The side of each dot on which its name stands, and how far below, so that none covers another
+    where the dots lie in 540 by 210 pixels."""
+    xs, ys = [r["x"] for r in rows], [-math.log(max(r["mean"], 1e-9)) for r in rows]
+    wide, high = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
+    taken: list[tuple[float, float, float]] = []  # left, right, height
+    places: dict[tuple[str, int], list[str]] = {}
+    for r, dot, height in sorted(zip(rows, xs, ys, strict=True), key=lambda dot: dot[2]):
+        x, y = 540 * (dot - min(xs)) / wide, 210 * (height - min(ys)) / high
+        size, side = 6.7 * len(r["label"]) + 12, "left" if x <= 270 else "right"
+        left = x if side == "left" else x - size
+        free = (
+            by
+            for by in (0, 13, -13, 26, -26, 39)
+            if all(left > b or left + size < a or abs(y + by - h) >= 12 for a, b, h in taken)
+        )
+        by = next(free, 0)
+        taken.append((left, left + size, y + by))
+        places.setdefault((side, by), []).append(r["label"])
+    return places
+
+
+def standalone(section: Section, group: Sequence[Chart]) -> Spec:
+    """One chart, or small ones side by side, as a file: on white, with title and key."""
+    note = [NOT_RUN] if any(r.get("asked") is False for c in group for r in c.rows) else []
+    head = {"text": group[0].title, "subtitle": [section.title, *note], "offset": 18}
+    look = method_config(len(section.labels)) | {"background": "white", "padding": 20}
+    if group[0].label is None:
+        body = {**keyed(group[0].spec), "width": 620}
+    else:
+        titles = [{"title": {"text": c.label, "fontSize": 12}, "width": 200} for c in group]
+        small = [inset(c.spec, c.rows, **title) for c, title in zip(group, titles, strict=True)]
+        body = {"concat": small, "columns": 3, "params": [CHOSEN]}
+    return {**body, "title": head, "config": look}
+
+
+def lab_spec(tables: Sequence[LabTable], bins: Sequence[Bin], title: str) -> Spec:
+    """For each task its curves, and beside them its table, which is the key to them too."""
+    labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
+    return {
+        "title": {"text": title, "fontSize": 18, "offset": 20},
+        "params": [CHOSEN],
+        "vconcat": [_lab_row(table, labels, bins) for table in tables],
+        "spacing": 44,
+    }
+
+
+def _lab_row(table: LabTable, labels: Sequence[str], bins: Sequence[Bin]) -> Spec:
+    from longitude.viz.lab import position_ticks
+
+    mine = table.bins(bins)
+    rows = [
+        {"label": s, "x": x, "mean": v.mean, "low": v.least, "high": v.greatest, "seeds": v.n}
+        for s, path in table.curves(bins).items()
+        for x, v in path
+    ]
+    charts = [_lab_table(table, labels)]
+    if len({r["x"] for r in rows}) > 1:
+        title = "position in the longest text (tokens)" if mine else "test length (tokens)"
+        ticks = position_ticks(table.trained, max(r["x"] for r in rows)) if mine else table.lengths
+        x = axis("x", title, "log2", **_ticks(rows, ticks))
+        y = axis("mean", "exact answers", ends={"domain": [0, 1]})
+        y = _losses(rows, "loss (nats/byte)") if table.by_loss else y
+        size, shade = (9 if mine else 40), 0.16
+        layers = _lines(rows, labels, table.trained, x, y, first=1, size=size, shade=shade)
+        charts.insert(0, inset(document(layers), rows, width=460, height=300))
+    notes = [line for r in table.reasons() for line in textwrap.wrap(f"– {r}", 150)]
+    head = {"text": f"{table.task}, trained at {table.trained:,}", "fontSize": 14, "offset": 14}
+    head |= {"subtitle": [table.measure, *notes]}
+    return {"title": head, "hconcat": charts, "spacing": 36, "center": True}
+
+
+def _lab_table(table: LabTable, labels: Sequence[str]) -> Spec:
+    """The table, tinted by value; before a scheme's name, its stroke."""
+    rows = [
+        {"label": c.label, "length": c.length, "reason": c.refused}
+        | {"text": f"{shown.value} {shown.interval}", "best": bool(shown.mark)}
+        | {"mean": c.spread and c.spread.mean, "seeds": c.spread.n if c.spread else 0}
+        for c in table.cells.values()
+        for shown in [table.cell(c.label, c.length)]
+    ]
+    means = [r["mean"] for r in rows if r["seeds"]]
+    scale: Spec = {"domain": [0, 1]}
+    if table.by_loss and means and min(means) > 0:
+        scale = {"type": "log", "domain": [min(means), max(*means, 2 * min(means))]}
+    tint = channel("mean:Q", scale={**scale, "range": [0.05, 0.5]}, legend=None)
+    named = f"[datum.value == {table.trained} ? 'trained' : '', {COUNT}]"
+    look: Spec = {"domain": False, "ticks": False}
+    top = {"orient": "top", "labelExpr": named, "labelAngle": 0, "labelPadding": 18, **look}
+    side = {"labelPadding": STROKE + 12, "labelLimit": 280, "labelFontSize": 11, **look}
+    band: Spec = {"paddingInner": 0.06, "paddingOuter": 0}
+    x = channel("length:O", title="test length (tokens)", axis=top, scale=band)
+    y = channel("label:N", title=None, axis=side, scale=band, sort=[*table.labels])
+    tips = tooltip("label:N", "length:Q", "mean:Q", "seeds:Q", "reason:N", label="scheme")
+    style = "worse" if table.by_loss else "better"
+    ends: Spec = {"x": {"value": -STROKE - 6}, "x2": {"value": -6}}
+    strokes = mark("rule", strokeDash=[1, 0], strokeWidth=2.2, clip=False)
+    drawn = {"color": _colour(labels), "strokeDash": _dash(labels, 1)}
+    layers = [
+        layer(mark("rect", style="hidden"), where="!datum.seeds", x=x, y=y, tooltip=tips),
+        layer(mark("rect", style=style), where="datum.seeds", x=x, y=y, tooltip=tips),
+        layer(strokes, [{"label": s} for s in table.labels], y=y, **drawn, **ends),
+        *(
+            layer(mark("text", fontWeight=weight), where=where, x=x, y=y, text="text:N")
+            for weight, where in (("bold", "datum.best"), ("normal", "!datum.best"))
+        ),
+    ]
+    layers[1]["encoding"] |= {"fillOpacity": tint, "opacity": strength()}
+    each = 24 if len(table.labels) > 8 else 32
+    size = {"width": 78 * len(table.lengths), "height": each * len(table.labels)}
+    return inset(document(layers), rows, **size)
+
+
+def training_spec(losses: Sequence[float], window: int, title: str) -> Spec:
+    """The loss of every training step, and its mean over the last `window` steps."""
+    rows = [
+        {"step": n, "loss": loss, "mean": fmean(losses[max(0, n - window) : n])}
+        for n, loss in enumerate(losses, 1)
+    ]
+    x, y = axis("step", "step"), axis("loss", "loss (nats/token)", ends={"zero": False})
+    dots = mark("circle", style="faint", size=14, opacity=0.7)
+    tips = tooltip("step:Q", "loss:Q", "mean:Q")
+    layers = [
+        layer(dots, x=x, y=y, tooltip=tips),
+        layer(mark("line", style="better"), x=x, y={**y, "field": "mean"}),
+    ]
+    head = {"text": title, "fontSize": 14, "offset": 12}
+    return {**document(layers, rows, 240), "width": 560, "title": head}
+
+
+def _lines(
+    rows: Rows,
+    labels: Sequence[str],
+    trained: int,
+    x: Spec,
+    y: Spec,
+    *,
+    first: int = 0,
+    size: int = 14,
+    shade: float | None = None,
+) -> list[Spec]:
+    """A line for each method with its interval as a band, and the trained window as a rule."""
+    look: Spec = {"x": x, "y": y, "color": _colour(labels), "opacity": strength()}
+    area: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "color": _colour(labels)}
+    area["opacity"] = _shade(labels, shade)
+    bands = [layer("area", where="datum.low < datum.high", **area)]
+    return [
+        *trained_rule(trained, [r["x"] for r in rows]),
+        *(bands if any(r["low"] < r["high"] for r in rows) else []),  # Vega warns of an empty layer
+        layer("line", **look, strokeDash=_dash(labels, first)),
+        layer(mark("circle", size=size), **look, tooltip=_tips(rows)),
+    ]
+
+
+def _losses(rows: Rows, title: str = "loss (nats/token)") -> Spec:
+    """A log axis, where all losses are positive. The means decide what is in view: an interval of
+    few documents may be so wide that nothing else would be seen."""
+    means = [r["mean"] for r in rows]
+    low = max(min(r["low"] for r in rows), 0.85 * min(means))
+    high = min(max(r["high"] for r in rows), 1.25 * max(means))
+    look: Spec = {"labelExpr": "format(datum.value, '.3~g')", "tickCount": 5}
+    if not (low > 0 and high > 2 * low):
+        ends: Spec = {"zero": False, "domain": [low, high], "clamp": True}
+        return axis("mean", title, ends=ends, **look)
+    low, high = low / 1.05, high * 1.05
+    ticks = [t for e in range(-4, 5) for s in STEPS if low <= (t := s * 10.0**e) <= high]
+    ends = {"domain": [low, high], "clamp": True}
+    return axis("mean", title, "log", ends=ends, **look | {"values": ticks})
+
+
+def _ticks(rows: Rows, ticks: Sequence[int] = ()) -> Spec:
+    lengths = sorted(ticks or {r["length"] for r in rows if "length" in r})
+    look: Spec = {"labelExpr": COUNT, "grid": False, "ends": {"padding": 12}}
+    return look | {"values": lengths} if lengths else look | {"values": None, "tickCount": 6}
+
+
+def _colour(labels: Sequence[str]) -> Spec:
+    return channel("label:N", scale={"domain": [*labels]}, legend=None)
+
+
+def _dash(labels: Sequence[str], first: int = 0) -> Spec:
+    strokes = dashes(range(first, first + len(labels)))
+    return channel("label:N", scale={"domain": [*labels], "range": strokes}, legend=None)
+
+
+def _shade(labels: Sequence[str], shade: float | None = None) -> Spec:
+    """Opacity of intervals: of few methods a shade; of many, seen when one is pointed at."""
+    usual = shade if shade is not None else 0.14 if len(labels) <= 3 else 0
+    chosen = {"test": "chosen == datum.label", "value": 0.22}
+    return {"condition": [chosen, {"test": "!chosen", "value": usual}], "value": 0}
+
+
+def _interval(value: Interval) -> Mapping[str, Any]:
+    return {"mean": value.mean, "low": value.low, "high": value.high, "n": value.n}
+
+
+def _tips(rows: Rows) -> list[Spec]:
+    names = [n for n in rows[0] if not (n == "x" and "length" in rows[0]) and n != "asked"]
+    return tooltip(*(f"{n}:{'N' if n == 'label' else 'Q'}" for n in names))
