@@ -1,1 +1,1 @@
-"""An interactive page for comparing schemes."""
+"""The interactive page of `longitude explore`, and its static form."""

@@ -1,5 +1,5 @@
-"""The numbers behind the page: what `longitude show` and `longitude extend` compute, for each
-scheme that is asked for, at a few hundred points whatever the length."""
+"""The numbers of the page: what `longitude show` and `longitude extend` compute for each scheme, at
+a few hundred points whatever the length."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from longitude.core.part import Dims
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import dump
 from longitude.core.validate import UserError
-from longitude.explorer.methods import made, parsed
-from longitude.explorer.options import OWN, WRITTEN, Asked, Column
+from longitude.explorer.methods import parse_cached, resolve
+from longitude.explorer.state import OWN, WRITTEN, Column, PageState
 from longitude.explorer.visibility import PAST, ROUNDING, at_input, bound, keys
 from longitude.extension.distance_map import map_of
 from longitude.inspection import curves
 from longitude.inspection.catalogue import all_parts, distinct_layers, part_row
-from longitude.inspection.curves import notes
 from longitude.inspection.rows import WavelengthRow
 from longitude.inspection.score_variance import fresh_weights, positions, remapped_distance
 from longitude.parts import Randomized
 from longitude.viz.text import spans
 
-WITHIN = 8  # points of a decay curve between two of its rows: enough for its swing
-KINDS = 12  # of layers that differ, of which one can be chosen
+SAMPLES = 8  # points of a decay curve between two of its rows: enough for its range
+MAX_KINDS = 12  # distinct layers of which one can be chosen
 MAP = ("distance", "low", "high")
-LONGEST_BIAS = 16384  # tokens of which a bias is drawn,
-SHORTEST_BIAS = 2048  # and of one with large weights: both are made of tables of every distance
-HEAVY = 100_000  # weights
-WIDEST = 1024  # dimensions of all heads together, where a bias learns
-NUMBERED = 2**18  # tokens of a text whose positions are numbers of their own, each in memory
+MAX_BIAS, MAX_HEAVY_BIAS = 16384, 2048  # tokens of a bias drawn, and of one with many weights:
+HEAVY = 100_000  # weights; both are tables over every distance
+MAX_WIDTH = 1024  # dimensions of all heads together, for a learned bias
+MAX_RANDOMIZED = 2**18  # tokens of randomized positions, each of them in memory
 
 
 class Sizes(NamedTuple):
-    """The numbers of a model, and the length that is drawn."""
+    """The sizes of a model, and the length that is drawn."""
 
     window: int
     length: int
@@ -46,60 +44,54 @@ class Sizes(NamedTuple):
     heads: int
 
 
-def drawn(asked: Asked) -> str:
-    """The answer to a state, as JSON: its columns, each with its numbers or its mistake."""
-    columns = ",".join(_column(column, asked) for column in asked.columns)
-    head = {"link": asked.link, "asked": _plain(asked)}
+def draw(state: PageState) -> str:
+    """The answer to a state, as JSON: its columns, each with its numbers or its error."""
+    columns = ",".join(_column(column, state) for column in state.columns)
+    sizes = {name: getattr(state, name) for name in ("model", "own", *Sizes._fields)}
+    head = {"link": state.link, "asked": sizes}
     return f'{json.dumps(head)[:-1]}, "columns": [{columns}]}}'
 
 
-def chosen(column: Column, scheme: Scheme | Layers) -> tuple[Scheme, int, list[tuple[int, ...]]]:
-    """The scheme that is drawn of layers that differ, which of them it is, and which there are."""
-    kinds = distinct_layers(scheme)
-    found = list(kinds)[:KINDS]
-    # those that see everything say most of what a longer text does
-    plain = [n for n, one in enumerate(found) if len(one.mask) == 1]
-    index = column.layer if column.layer is not None else (plain or [0])[0]
-    if index >= len(found):
-        raise UserError(
-            f"layer {index} was asked for, but {len(found)} kinds of layers are drawn: give 0 to "
-            f"{len(found) - 1}."
-        )
-    return found[index], index, list(kinds.values())[:KINDS]
-
-
-def _column(column: Column, asked: Asked) -> str:
+def _column(column: Column, state: PageState) -> str:
     try:
-        return _answered(column, asked)
-    except UserError as mistake:
-        return json.dumps({"method": column.method, "mistake": str(mistake)})
-
-
-def _answered(column: Column, asked: Asked) -> str:
-    found = made(column, asked)
-    scheme, index, kinds = chosen(column, found.scheme)
-    own = _own_layer(parsed(asked.own), found.scheme, scheme)
-    sizes = Sizes(asked.window, asked.length, asked.dim, asked.heads)
+        resolved = resolve(column, state)
+        scheme, index, kinds = choose_layer(column, resolved.scheme)
+    except UserError as error:
+        return json.dumps({"method": column.method, "mistake": str(error)})
+    layers, own = resolved.scheme, parse_cached(state.own)
+    at = next((n for n in range(len(layers)) if layers.layer(n) == scheme), 0)
+    own_layer = own.layer(at if len(own) == len(layers) else len(own) - 1)
     head = {
         "method": column.method,
-        "label": _label(column),
-        "base": found.base,
-        "factor": found.factor,
-        "scheme": dump(found.scheme),
+        "label": {OWN: "baseline", WRITTEN: "custom"}.get(column.method, column.method),
+        "base": resolved.base,
+        "factor": resolved.factor,
+        "scheme": dump(layers),
         "layer": index,
         "layers": [spans(used) for used in kinds] if len(kinds) > 1 else [],
     }
-    return f"{json.dumps(head)[:-1]}, {numbers(scheme, own, sizes)[1:]}"
+    sizes = Sizes(state.window, state.length, state.dim, state.heads)
+    try:
+        return f"{json.dumps(head)[:-1]}, {numbers(scheme, own_layer, sizes)[1:]}"
+    except UserError as error:
+        return json.dumps({"method": column.method, "mistake": str(error)})
 
 
-def _own_layer(own: Scheme | Layers, whole: Scheme | Layers, scheme: Scheme) -> Scheme:
-    """The model's own scheme of the layer that is drawn."""
-    at = next((n for n in range(len(whole)) if whole.layer(n) == scheme), 0)
-    return own.layer(at) if len(own) == len(whole) else own.layer(len(own) - 1)
-
-
-def _label(column: Column) -> str:
-    return {OWN: "as it is", WRITTEN: "yours"}.get(column.method, column.method)
+def choose_layer(
+    column: Column, scheme: Scheme | Layers
+) -> tuple[Scheme, int, list[tuple[int, ...]]]:
+    """Of layers that differ: the scheme that is drawn, its index, and the layers of each."""
+    kinds = distinct_layers(scheme)
+    schemes, layers = [*kinds][:MAX_KINDS], [*kinds.values()][:MAX_KINDS]
+    # those without a window say most about longer texts
+    full = next((n for n, one in enumerate(schemes) if len(one.mask) == 1), 0)
+    index = full if column.layer is None else column.layer
+    if index >= len(schemes):
+        raise UserError(
+            f"there is no layer {index}: {len(schemes)} kinds of layers are drawn, so give 0 to "
+            f"{len(schemes) - 1}."
+        )
+    return schemes[index], index, layers
 
 
 @lru_cache(maxsize=512)
@@ -107,19 +99,26 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
     """Everything that is drawn of one scheme, as JSON: columns of numbers by name."""
     window, length, dim, heads = reduced(scheme, sizes)
     dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
-    far = min(length, LONGEST_BIAS if weight_count(scheme, dims) < HEAVY else SHORTEST_BIAS)
+    far = min(length, MAX_BIAS if weight_count(scheme, dims) < HEAVY else MAX_HEAVY_BIAS)
     most = bound(scheme, own, window, length, dim)
-    found = keys(scheme, most, length)
-    waves = curves.wavelengths(scheme, length, dim)
+    last, waves = keys(scheme, most, length), curves.wavelengths(scheme, length, dim)
+    cuts = {
+        f"Drawn for {length:,} tokens, not {sizes.length:,}.": length < sizes.length,
+        f"Its learned weights are drawn for {heads} heads, not {sizes.heads}.": heads < sizes.heads,
+        f"The bias is drawn up to {far:,} tokens.": bool(scheme.bias) and far < length,
+    }
     return json.dumps(
         {
             "drawn": dump(scheme),
             "length": length,
             "absolute": at_input(scheme),
             "parts": [part_row(p)._asdict() for p in (all_parts(scheme) or scheme.mask)],
-            "notes": [*notes(scheme, far, dims), *_cut(scheme, sizes, length, heads, far)],
-            "reach": found.reach,
-            "kept": found.kept,
+            "notes": [
+                *curves.notes(scheme, far, dims),
+                *(text for text, holds in cuts.items() if holds),
+            ],
+            "reach": last.reach,
+            "kept": last.kept,
             "causal": scheme.causal,
             "gain": scheme.rotary.frequencies.gain(length) if scheme.rotary else 1.0,
             "states": Counter(w.state for w in waves),
@@ -130,7 +129,7 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
             "bias": _columns(curves.bias(scheme, far, dims)),
             "scale": _columns(curves.scale(scheme, length, dims)),
             "pairs": _pairs(scheme, length, most),
-            "keys": _columns(found.runs),
+            "keys": _columns(last.runs),
         },
         allow_nan=False,
     )
@@ -138,35 +137,23 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
 
 def reduced(scheme: Scheme, sizes: Sizes) -> Sizes:
     """The sizes with a length, and heads of a learned bias, that can be drawn at once."""
-    most = NUMBERED if isinstance(scheme.positions, Randomized) else sizes.length
-    heads = max(1, min(sizes.heads, WIDEST // sizes.dim)) if _learns(scheme) else sizes.heads
+    most = MAX_RANDOMIZED if isinstance(scheme.positions, Randomized) else sizes.length
+    learned = any(part.init(Dims(2, 1, 2), None) for part in scheme.bias)
+    heads = max(1, min(sizes.heads, MAX_WIDTH // sizes.dim)) if learned else sizes.heads
     return sizes._replace(length=min(sizes.length, most), heads=heads)
-
-
-def _learns(scheme: Scheme) -> bool:
-    """Whether a bias has weights, of which some have the square of a model's width."""
-    return any(part.init(Dims(2, 1, 2), None) for part in scheme.bias)
 
 
 def weight_count(scheme: Scheme, dims: Dims) -> int:
     """How many fresh weights the biases of a scheme have."""
     if not scheme.bias:
         return 0
-    return sum(w.numel() for held in fresh_weights(scheme, dims).values() for w in held.values())
-
-
-def _cut(scheme: Scheme, sizes: Sizes, length: int, heads: int, far: int) -> list[str]:
-    """What is drawn of less than was asked for."""
-    said = {
-        f"Drawn for {length:,} tokens, not {sizes.length:,}.": length < sizes.length,
-        f"Its learned weights are drawn for {heads} heads, not {sizes.heads}.": heads < sizes.heads,
-        f"The bias is drawn up to {far:,} tokens.": bool(scheme.bias) and far < length,
-    }
-    return [sentence for sentence, holds in said.items() if holds]
+    return sum(
+        w.numel() for weights in fresh_weights(scheme, dims).values() for w in weights.values()
+    )
 
 
 def stretch(new: Sequence[WavelengthRow], own: Sequence[WavelengthRow]) -> dict[str, list[Any]]:
-    """How many times longer each wavelength is than the model's own (None: one stands still)."""
+    """How many times longer each wavelength is than the model's own (None: frequency 0)."""
     if len(new) != len(own):
         return {"stretch": [None] * len(new)} if new else {}
     both = zip(new, own, strict=True)
@@ -174,33 +161,31 @@ def stretch(new: Sequence[WavelengthRow], own: Sequence[WavelengthRow]) -> dict[
 
 
 def _columns(rows: Sequence[Any], names: tuple[str, ...] = ()) -> dict[str, list[Any]]:
-    """Rows turned by a quarter: a list for each name, which is half as long to write."""
+    """Rows transposed: a list for each name, which takes half as long to write."""
     if not rows:
         return {}
     return dict(zip(names or rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _decay(scheme: Scheme, length: int, dim: int) -> dict[str, list[Any]]:
-    """The mean cosine over pairs by distance, and its swing up to the next row."""
+    """The mean cosine over pairs by distance, and its range up to the next row."""
     if scheme.rotary is None:
         return {}
-    edges, _, swing = curves.mean_cosine(scheme, scheme.rotary, length, dim, WITHIN)
-    named = zip(("mean", "low", "high"), (swing.nanmean(1), *curves.extremes(swing)), strict=True)
+    edges, _, values = curves.mean_cosine(scheme, scheme.rotary, length, dim, SAMPLES)
+    named = zip(("mean", "low", "high"), (values.nanmean(1), *curves.extremes(values)), strict=True)
     return {"distance": edges} | {k: [*map(curves.number, v.tolist())] for k, v in named}
 
 
 def _pairs(scheme: Scheme, length: int, most: float) -> dict[str, list[Any]]:
-    """Which pairs are visible, and how far apart they are believed, in whole tokens (hidden: -1);
-    and which are past what training showed. A row of keys for each query."""
+    """Which pairs are visible, at which distance in whole tokens (hidden: -1), and which are past
+    the trained distances: a row of keys for each query."""
     count = min(curves.GRID, length)
     tokens = torch.linspace(0, length - 1, count, dtype=torch.float64).round().long()
-    where = positions(scheme, length, tokens)
-    told = remapped_distance(scheme, where[:, None], where).abs()
-    measured = torch.where(told.isnan(), told, where.to(told)) if at_input(scheme) else told
-    past = measured > most * (1 + ROUNDING)
-    whole = told.nan_to_num(-1.0).round().long()
-    return {"tokens": tokens.tolist(), "believed": whole.tolist(), PAST: past.int().tolist()}
-
-
-def _plain(asked: Asked) -> dict[str, Any]:
-    return {name: getattr(asked, name) for name in ("model", "own", *Sizes._fields)}
+    at = positions(scheme, length, tokens)
+    distance = remapped_distance(scheme, at[:, None], at).abs()
+    seen = (
+        torch.where(distance.isnan(), distance, at.to(distance)) if at_input(scheme) else distance
+    )
+    past = seen > most * (1 + ROUNDING)
+    rounded = distance.nan_to_num(-1.0).round().long()
+    return {"tokens": tokens.tolist(), "believed": rounded.tolist(), PAST: past.int().tolist()}

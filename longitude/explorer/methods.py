@@ -1,8 +1,7 @@
-"""The methods that the page offers: every way past the model's window, and every preset.
+"""The methods that the page offers: every candidate of `longitude extend`, and every preset.
 
-A way past the window is a candidate of `longitude extend`, with its windows and groups by each
-paper's own rule, put into the model's own scheme; a preset takes the page's base, factor and window
-where it has arguments of these names.
+A candidate has its windows and groups by its paper's rule, and is merged into the model's own
+scheme; a preset takes the page's base, factor and window where it has arguments of these names.
 """
 
 from __future__ import annotations
@@ -18,22 +17,21 @@ from longitude.core.part import PARTS
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
-from longitude.explorer.options import OWN, WRITTEN, Asked, Column
+from longitude.explorer.state import OWN, WRITTEN, Column, PageState, kind
 from longitude.extension.candidates import full_layers, proposals
 from longitude.hf.merge_scheme import merge_scheme
 from longitude.inspection.catalogue import meaning, presets
-from longitude.parts import Alibi, Learned
 from longitude.presets import PRESETS
 
-MOST_LAYERS = 512
-TABLES = ("buckets", "dim", "hidden", "clip", "span")  # sizes of what biases learn
-TABLE = 4096  # past this a fresh one would fill the memory
+MAX_LAYERS = 512
+TABLE_FIELDS = ("buckets", "dim", "hidden", "clip", "span")  # sizes of what biases learn
+MAX_TABLE = 4096  # larger fresh tables would fill the memory
 Either = Scheme | Layers
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a column comes to, and the numbers that its controls stand at (None: it has none)."""
+class Resolved:
+    """The scheme of a column, and the values of its controls (None: it has none)."""
 
     scheme: Either
     base: float | None
@@ -41,45 +39,42 @@ class Made:
 
 
 def choices(own_text: str) -> list[dict[str, Any]]:
-    """The methods for a model of this scheme, in groups, each with what it is."""
-    past = [{"name": n, "what": meaning(PARTS[n])} for n in _ways(kind(parse(own_text)), 1024, 4)]
-    first = [{"name": OWN, "what": "The model as it is."}]
-    other = [{"name": p.name, "what": p.meaning} for p in presets() if p.scheme]
-    written = [{"name": WRITTEN, "what": "What you write."}]
-    groups = {"The model": first, "Past its window": past, "Other encodings": other}
-    groups["Yours"] = written
-    return [{"group": name, "methods": held} for name, held in groups.items() if held]
+    """The methods for a model of this scheme, in groups, each with its meaning."""
+    extending = _candidates(kind(parse(own_text)), 1024, 4)
+    groups = {
+        "Model": [{"name": OWN, "what": "The model’s own scheme."}],
+        "Context extension": [{"name": n, "what": meaning(PARTS[n])} for n in extending],
+        "Other encodings": [{"name": p.name, "what": p.meaning} for p in presets() if p.scheme],
+        "Custom": [{"name": WRITTEN, "what": "A scheme that you write."}],
+    }
+    return [{"group": name, "methods": methods} for name, methods in groups.items() if methods]
 
 
-def made(column: Column, asked: Asked) -> Made:
+def resolve(column: Column, state: PageState) -> Resolved:
     """The scheme of a column; raises where there is none."""
-    return _made(replace(column, layer=None), asked.own, asked.window, asked.stretch)
+    return _resolve(replace(column, layer=None), state.own, state.window, state.stretch)
 
 
-@lru_cache(maxsize=256)
-def parsed(text: str) -> Either:
-    """A scheme, read once for all the answers that name it."""
-    return parse(text)
+parse_cached = lru_cache(maxsize=256)(parse)
 
 
 @lru_cache(maxsize=1024)
-def _made(column: Column, own_text: str, window: int, stretch: float) -> Made:
-    own, factor = _checked(parsed(own_text)), column.factor or stretch
+def _resolve(column: Column, own_text: str, window: int, stretch: float) -> Resolved:
+    own, factor = _checked(parse_cached(own_text)), column.factor or stretch
     if column.method == WRITTEN:
-        scheme = parse(column.text)
-        return Made(_checked(scheme), base_of(scheme), None)
-    moved, ways = rebased(own, column.base), _ways(kind(own), window, factor)
+        scheme = _checked(parse(column.text))
+        return Resolved(scheme, base_of(scheme), None)
+    rebased, candidates = with_base(own, column.base), _candidates(kind(own), window, factor)
     if column.method == OWN:
-        return Made(moved, base_of(moved), None)
-    if column.method in ways:
-        text = ways[column.method]
-        scheme = _checked(_joined(full_layers(text, own), moved, window))
-        counts = text != _ways(kind(own), window, 2 * factor + 1)[column.method]
-        return Made(scheme, base_of(scheme), factor if counts else None)
+        return Resolved(rebased, base_of(rebased), None)
+    if column.method in candidates:
+        text = candidates[column.method]
+        scheme = _checked(_merged(full_layers(text, own), rebased, window))
+        depends = text != _candidates(kind(own), window, 2 * factor + 1)[column.method]
+        return Resolved(scheme, base_of(scheme), factor if depends else None)
     if column.method in PRESETS:
-        scheme = _checked(_preset(column, window, factor))
-        return Made(scheme, base_of(scheme), _factor_of(column, factor))
-    known = [OWN, *ways, *PRESETS, WRITTEN]
+        return _preset(column, window, factor)
+    known = [OWN, *candidates, *PRESETS, WRITTEN]
     near = difflib.get_close_matches(column.method, known, n=3, cutoff=0.4) or known[:4]
     raise UserError(
         f"no method of this model is called {shown(column.method)}: use {', '.join(near)}, or "
@@ -87,77 +82,61 @@ def _made(column: Column, own_text: str, window: int, stretch: float) -> Made:
     )
 
 
-def kind(own: Either) -> str | None:
-    """Which methods of `longitude extend` a model of this scheme has, if any."""
-    first = own.layer(0)
-    if any(own.layer(n).rotary for n in range(len(own))):
-        return "rope"
-    if any(isinstance(b, Alibi) for b in first.bias):
-        return "alibi"
-    return "learned" if isinstance(first.embed, Learned) else None
-
-
 @lru_cache(maxsize=64)
-def _ways(kind: str | None, window: int, factor: float) -> dict[str, str]:
-    """The texts of `longitude extend` by name, the first of each name."""
-    if kind is None:
-        return {}
+def _candidates(kind: str | None, window: int, factor: float) -> dict[str, str]:
+    """The candidates of `longitude extend`, the first of each name."""
     lengths = Lengths(window, max(window + 1, round(factor * window)))
-    found: dict[str, str] = {}
-    for method in ("candidates", "more_candidates"):
-        for one in proposals(kind, lengths, method):
-            found.setdefault(one.name, one.text or "")
-    return found
+    texts: dict[str, str] = {}
+    for method in ("candidates", "more_candidates") if kind else ():
+        for one in proposals(kind or "", lengths, method):
+            texts.setdefault(one.name, one.text or "")
+    return texts
 
 
-def _joined(text: str, own: Either, window: int) -> Either:
-    """A way put into the model's own scheme, layer by layer."""
-    asked = parse(text)
-    if asked.layer(0).embed is not None:
-        return replace(asked.layer(0), mask=own.layer(0).mask)
+def _merged(text: str, own: Either, window: int) -> Either:
+    """A candidate merged into the model's own scheme, layer by layer."""
+    scheme = parse(text).layer(0)
+    if scheme.embed is not None:
+        return replace(scheme, mask=own.layer(0).mask)
     each = merge_scheme(text, [own.layer(n) for n in range(len(own))], window)
     return each[0] if len(set(each)) == 1 else Layers(tuple(each))
 
 
-def _preset(column: Column, window: int, factor: float) -> Either:
+def _preset(column: Column, window: int, factor: float) -> Resolved:
     """A preset with the page's numbers in its arguments of the same meaning."""
     make = PRESETS[column.method]
-    target = round(factor * window)
-    given = dict.fromkeys(("train", "original", "length", "mean"), window)
-    given |= dict.fromkeys(("target", "max"), target)
-    held: dict[str, Any] = {**given, "base": column.base, "factor": column.factor}
-    taken = inspect.signature(make).parameters
+    given: dict[str, Any] = {"base": column.base, "factor": column.factor}
+    given |= dict.fromkeys(("train", "original", "length", "mean"), window)
+    given |= dict.fromkeys(("target", "max"), round(factor * window))
+    parameters = inspect.signature(make).parameters
     try:
-        return make(**{k: v for k, v in held.items() if k in taken and v is not None})
+        scheme = make(**{k: v for k, v in given.items() if k in parameters and v is not None})
     except TypeError:
         raise UserError(
-            f"{column.method} needs more than the page has controls for: write it out as a text, "
-            f"with its arguments."
+            f"{column.method} needs arguments that the page has no controls for: write it out as "
+            f"a text."
         ) from None
-
-
-def _factor_of(column: Column, factor: float) -> float | None:
-    """The factor that a preset's control stands at: its own default where none is given."""
-    taken = inspect.signature(PRESETS[column.method]).parameters
-    if "factor" in taken:
-        return column.factor or taken["factor"].default
-    return factor if {"target", "max"} & taken.keys() else None
+    if "factor" in parameters:
+        shown_factor = column.factor or parameters["factor"].default
+    else:
+        shown_factor = factor if {"target", "max"} & parameters.keys() else None
+    return Resolved(_checked(scheme), base_of(scheme), shown_factor)
 
 
 def base_of(scheme: Either) -> float | None:
-    """The base of the rotation; of the layers that turn most slowly, where they differ."""
+    """The base of the rotation; the largest, where layers differ."""
     ropes = [scheme.layer(n).rotary for n in range(len(scheme))]
     return max((float(rope.base) for rope in ropes if rope), default=None)
 
 
-def rebased(scheme: Either, base: float | None) -> Either:
+def with_base(scheme: Either, base: float | None) -> Either:
     """The scheme with another base in place of `base_of`'s."""
-    held = base_of(scheme)
-    if base is None or held is None:
+    old = base_of(scheme)
+    if base is None or old is None:
         return scheme
     each = [
         replace(one, rotary=replace(one.rotary, base=base))
-        if one.rotary and one.rotary.base == held
+        if one.rotary and one.rotary.base == old
         else one
         for one in (scheme.layer(n) for n in range(len(scheme)))
     ]
@@ -165,12 +144,12 @@ def rebased(scheme: Either, base: float | None) -> Either:
 
 
 def _checked(scheme: Either) -> Either:
-    """Raise for what the page could draw only with much memory or time."""
-    if len(scheme) > MOST_LAYERS:
-        raise UserError(f"{len(scheme)} layers are too many here: write {MOST_LAYERS} at most.")
+    """Raise for what would take too much memory or time to draw."""
+    if len(scheme) > MAX_LAYERS:
+        raise UserError(f"{len(scheme)} layers are too many here: write {MAX_LAYERS} at most.")
     for part in {bias for n in range(len(scheme)) for bias in scheme.layer(n).bias}:
-        if max(getattr(part, name, 0) for name in TABLES) > TABLE:
+        if max(getattr(part, name, 0) for name in TABLE_FIELDS) > MAX_TABLE:
             raise UserError(
-                f"{shown(part)} has a table too large for the page: write at most {TABLE:,}."
+                f"{shown(part)} has a table too large for the page: write at most {MAX_TABLE:,}."
             )
     return scheme

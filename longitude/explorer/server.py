@@ -1,17 +1,28 @@
-"""The server behind the page: four addresses on the loopback interface, each answer computed anew.
+"""The page served on the loopback address until Ctrl-C, and the same page as one static file.
 
-It keeps no state. Only requests that name this machine by a loopback name are answered (a page of
-another host whose name was made to lead here has another), and only the page's own scripts may ask
-for numbers. Whatever is wrong with a request is answered in one sentence.
+The server keeps no state: each answer is computed from its request. Only requests that name this
+machine by a loopback name are answered (DNS rebinding would use another name), and only the page's
+own scripts may ask for numbers. The page loads nothing from another address, which its content
+security policy enforces. Whatever is wrong with a request is answered in one sentence.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import sys
+import webbrowser
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from threading import Thread, Timer
+from time import sleep
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import torch
+import uvicorn
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,187 +32,254 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longitude.core.validate import UserError, short
-from longitude.explorer import page
-from longitude.explorer.data import drawn
+from longitude.explorer.api import PACKAGE, SCRIPTS, live_page
+from longitude.explorer.data import draw
 from longitude.explorer.methods import choices
-from longitude.explorer.models import by_name, picked
-from longitude.explorer.options import NAME, Asked, read
-from longitude.explorer.snippets import words
+from longitude.explorer.snippets import snippets
+from longitude.explorer.state import MAX_NAME, PageState, read_link, start_from, start_from_config
+from longitude.viz import files
 
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost", "[::1]")
-BODY = 2**20  # bytes of a configuration
-QUERY = 16384  # characters of a link
-WORKERS = 1  # thread for pictures: Python computes on one core; words wait in another line
-OWN_SITE = ("same-origin", "none")
-Answer = Callable[[], str]
+MAX_BODY = 2**20  # bytes of a configuration
+MAX_QUERY = 16384  # characters of a link
+MAX_PROCESSES = 4
+INTERRUPTED = 130  # the exit code after Ctrl-C
+BROWSER_DELAY = 0.3  # seconds from the start of the server to that of a browser
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-cache"),
+]
+ASSETS = dict.fromkeys(("vega.js", *SCRIPTS), "text/javascript") | {"page.css": "text/css"}
 
 
 class Guard:
-    """Lets through what the page itself or a reader's own browser asks for, by a name of this
-    machine, and says on every answer that nothing else may be loaded."""
+    """Lets through what the page itself or the reader's own browser asks for, by a name of this
+    machine, and adds the security headers to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        refusal = refused(Request(scope))
-        await (self.app if refusal is None else refusal)(scope, receive, _stamped(send))
+            return await self.app(scope, receive, send)
+        refusal = refuse(Request(scope))
+        await (self.app if refusal is None else refusal)(scope, receive, _with_headers(send))
 
 
-def refused(request: Request) -> Response | None:
-    """The answer to a request that is not to be served."""
+def _with_headers(send: Send) -> Callable[[Any], Awaitable[None]]:
+    async def add(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", []), *HEADERS]
+        await send(message)
+
+    return add
+
+
+def refuse(request: Request) -> Response | None:
+    """The answer to a request that must not be served."""
     host = request.headers.get("host", "").rsplit("@", 1)[-1]
     name = host if host.endswith("]") else host.rsplit(":", 1)[0]
     if name.lower() not in HOSTS:
-        return mistake(
-            f"this page answers to {HOST} and localhost alone, but was asked as "
+        return error(
+            f"this page answers to {HOST} and localhost alone, but was requested as "
             f"{short(host)!r}: use http://{HOST}.",
             403,
         )
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     foreign = origin is not None and urlsplit(origin).netloc != host
     inside = request.url.path.startswith("/api/")
-    if foreign or (inside and site is not None and site not in OWN_SITE):
-        return mistake("another site's page may not ask for this: open the page itself.", 403)
-    if len(request.url.query) > QUERY:
-        return mistake(f"a link has {QUERY:,} characters at most: write shorter schemes.", 414)
+    if foreign or (inside and site is not None and site not in ("same-origin", "none")):
+        return error("another site's page may not request this: open the page itself.", 403)
+    if len(request.url.query) > MAX_QUERY:
+        return error(f"a link has {MAX_QUERY:,} characters at most: write shorter schemes.", 414)
     return None
 
 
-def mistake(sentence: str, status: int = 400) -> Response:
+def error(sentence: str, status: int = 400) -> Response:
     """A sentence that says what was wrong."""
     return JSONResponse({"mistake": sentence}, status)
 
 
-def app(first: Asked | None = None) -> Starlette:
+def app(first: PageState | None = None) -> Starlette:
     """The application; `first` is what a link without a state shows."""
-    drawing, reading = CapacityLimiter(WORKERS), CapacityLimiter(1)
+    drawing, reading = CapacityLimiter(1), CapacityLimiter(1)  # Python computes on one core anyway
 
-    async def answered(answer: Answer, line: CapacityLimiter = drawing) -> Response:
-        try:
-            text = await to_thread.run_sync(_steady, answer, limiter=line)
-        except UserError as error:
-            return mistake(str(error))
-        return Response(text, media_type="application/json")
+    def api(answer: Callable[[Request, bytes], Any], line: CapacityLimiter = drawing) -> Any:
+        async def endpoint(request: Request) -> Response:
+            body = await _body(request) if request.method == "POST" else b""
+            try:
+                result = await to_thread.run_sync(_retried, answer, request, body, limiter=line)
+            except UserError as wrong:
+                return error(str(wrong))
+            text = result if isinstance(result, str) else json.dumps(result)
+            return Response(text, media_type="application/json")
 
-    async def root(request: Request) -> Response:
-        text = await to_thread.run_sync(page.live, (first or Asked()).link, limiter=drawing)
+        return endpoint
+
+    async def page(request: Request) -> Response:
+        text = await to_thread.run_sync(live_page, (first or PageState()).link, limiter=drawing)
         return Response(text, media_type="text/html")
-
-    async def draw(request: Request) -> Response:
-        return await answered(lambda: drawn(_asked(request)))
-
-    async def methods(request: Request) -> Response:
-        return await answered(lambda: json.dumps(choices(_asked(request).own)))
-
-    async def say(request: Request) -> Response:
-        return await answered(lambda: json.dumps(_words(request)), reading)
-
-    async def model(request: Request) -> Response:
-        if request.method == "POST":
-            body = await _body(request)
-            return await answered(lambda: json.dumps(_dropped(body)), reading)
-        name = request.query_params.get("name", "")
-        return await answered(lambda: json.dumps(_named(name)), reading)
 
     async def asset(request: Request) -> Response:
         name = request.path_params["name"]
-        content, kind = await to_thread.run_sync(page.asset, name, limiter=drawing)
-        return Response(content, media_type=kind)
+        if name not in ASSETS:
+            raise HTTPException(404)
+        own = name != "vega.js"
+        text = files.asset(PACKAGE, name) if own else await to_thread.run_sync(files.vega)
+        return Response(text, media_type=ASSETS[name])
 
     routes = [
-        Route("/", root),
-        Route("/api/draw", draw),
-        Route("/api/methods", methods),
-        Route("/api/words", say),
-        Route("/api/model", model, methods=["GET", "POST"]),
+        Route("/", page),
+        Route("/api/draw", api(lambda request, _: draw(_state(request)))),
+        Route("/api/methods", api(lambda request, _: choices(_state(request).own))),
+        Route("/api/snippets", api(_snippets, reading)),
+        Route("/api/model", api(_model, reading), methods=["GET", "POST"]),
         Route("/{name}", asset),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _http, UserError: _told}
-    made = Starlette(routes=routes, exception_handlers=handlers)
-    made.router.redirect_slashes = False
-    made.add_middleware(Guard)
-    return made
+    handlers: dict[Any, Any] = {HTTPException: _http_error}
+    served = Starlette(routes=routes, exception_handlers=handlers)
+    served.router.redirect_slashes = False
+    served.add_middleware(Guard)
+    return served
 
 
-def _steady(answer: Answer) -> str:
-    """An answer in spite of Python before 3.11.8, which may miscount the depth of a syntax tree
-    while threads take turns (CPython's issue 106905)."""
+def _retried(answer: Callable[[Request, bytes], Any], request: Request, body: bytes) -> Any:
+    """Python before 3.11.8 may miscount the depth of a syntax tree while threads switch (CPython
+    issue 106905)."""
     try:
-        return answer()
+        return answer(request, body)
     except SystemError:
-        return answer()
+        return answer(request, body)
 
 
-def _asked(request: Request) -> Asked:
-    return read(parse_qsl(request.url.query, keep_blank_values=True))
+def _state(request: Request) -> PageState:
+    return read_link(parse_qsl(request.url.query, keep_blank_values=True))
 
 
-def _words(request: Request) -> dict[str, Any]:
+def _snippets(request: Request, _: bytes) -> dict[str, Any]:
     query = parse_qsl(request.url.query, keep_blank_values=True)
-    rest = [(k, v) for k, v in query if k != "column"]
     column = dict(query).get("column", "1")
     if not (column.isascii() and column.isdigit() and len(column) < 3):
         raise UserError(f"column is 1, 2 or 3, but got {short(column)!r}: give one.")
-    return words(read(rest), int(column) - 1)
+    return snippets(read_link((k, v) for k, v in query if k != "column"), int(column) - 1)
 
 
-def _named(name: str) -> dict[str, Any]:
-    if not name or len(name) > NAME:
-        raise UserError("name a model: a name on the Hub, a folder, a .gguf file, or tiny-rope.")
-    return by_name(name).plain()
-
-
-def _dropped(body: bytes) -> dict[str, Any]:
+def _model(request: Request, body: bytes) -> dict[str, Any]:
+    """A model by its name, or by the configuration that was posted."""
+    name = request.query_params.get("name", "")
+    if request.method != "POST":
+        if not name or len(name) > MAX_NAME:
+            raise UserError("name a model: a name on the Hub, a folder, a .gguf file, tiny-rope.")
+        return start_from(name).to_json()
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         raise UserError("a config.json holds one JSON object, but this holds none: drop another.")
-    return picked(config).plain()
+    return start_from_config(config).to_json()
 
 
 async def _body(request: Request) -> bytes:
-    held = b""
+    body = b""
     async for chunk in request.stream():
-        held += chunk
-        if len(held) > BODY:
-            raise HTTPException(413, f"a config.json has {BODY:,} bytes at most: drop a smaller.")
-    return held
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise HTTPException(413, f"a config.json has {MAX_BODY:,} bytes at most: drop another.")
+    return body
 
 
-async def _http(request: Request, error: HTTPException) -> Response:
-    told = {
+async def _http_error(request: Request, wrong: HTTPException) -> Response:
+    sentences = {
         404: f"there is nothing at {short(request.url.path)!r}: open / instead.",
         405: f"{short(request.method)} is not answered here: use GET.",
     }
-    return mistake(told.get(error.status_code, str(error.detail)), error.status_code)
+    return error(sentences.get(wrong.status_code, str(wrong.detail)), wrong.status_code)
 
 
-async def _told(request: Request, error: UserError) -> Response:
-    return mistake(str(error), 404)
+def serve(state: PageState, port: int, browser: bool = True) -> None:
+    """Serve the page on all cores, and open it in a browser, until the end of the program."""
+    with listen(port) as alone:  # nobody else has it
+        port = alone.getsockname()[1]
+    address = f"http://{HOST}:{port}/"
+    print(f"longitude explore: {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+    torch.set_num_threads(1)  # several answers at once, each on one core
+    cores = min(os.cpu_count() or 1, MAX_PROCESSES) if sys.platform == "linux" else 1
+    others = [_fork(state, port) for _ in range(cores - 1)]
+    interrupted = False
+    try:
+        if browser:
+            opened = Timer(BROWSER_DELAY, webbrowser.open, (address,))
+            opened.daemon = True
+            opened.start()
+        _run(state, listen(port, shared=cores > 1))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        for process in others:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+    if interrupted:
+        os._exit(INTERRUPTED)  # Python's own exit aborts under threads that are inside torch or V8
 
 
-def _stamped(send: Send) -> Callable[[Any], Awaitable[None]]:
-    """Every answer says that nothing is loaded from elsewhere, and that it is not to be kept."""
+def listen(port: int, shared: bool = False) -> socket.socket:
+    """A socket on the loopback address; raises if the port is taken, unless it is shared."""
+    if not 0 <= port < 2**16:
+        raise UserError(f"--port {port} is no port: give one from 0 to 65535.")
+    # named as TCP, connections send at once (TCP_NODELAY): asyncio sets it by that name alone
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((HOST, port))
+    except OSError as wrong:
+        listener.close()
+        raise UserError(
+            f"port {port} is not available ({wrong.strerror}): give another with --port, or 0."
+        ) from None
+    return listener
 
-    async def stamp(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", []), *HEADERS]
-        await send(message)
 
-    return stamp
+def _fork(state: PageState, port: int) -> int:
+    """One more process that answers on the port (the kernel distributes connections), where forks
+    are safe with torch."""
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+
+    def follow() -> None:  # end when the first process has ended, however it did
+        while os.getppid() == parent:
+            sleep(1)
+        os._exit(0)
+
+    try:
+        Thread(target=follow, daemon=True).start()
+        _run(state, listen(port, shared=True))
+    finally:
+        os._exit(0)  # whatever ended it: the rest is up to the first process
 
 
-HEADERS = [
-    (b"content-security-policy", page.POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cache-control", b"no-cache"),
-]
+def _run(state: PageState, listener: socket.socket) -> None:
+    def warm() -> None:  # what is slow the first time, before the first request
+        files.vega()
+        draw(state)
+        snippets(state, 0)  # imports transformers
+
+    Thread(target=warm, daemon=True).start()
+    server(state).run(sockets=[listener])
+
+
+def server(state: PageState) -> uvicorn.Server:
+    """A server of the page that logs nothing but errors."""
+    quiet = uvicorn.Config(app(state), log_level="error", server_header=False, access_log=False)
+    return uvicorn.Server(quiet)

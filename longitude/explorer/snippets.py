@@ -1,7 +1,7 @@
-"""A scheme in words to copy: its text, the code that uses it, and each runtime's own settings.
+"""A scheme to copy: its text, code that uses it, and each runtime's settings.
 
-The settings are `longitude.export`'s, for the model that was picked or, where none was, for a plain
-Llama (or a GGUF file of one) of the page's sizes.
+The settings are those of `longitude export`, for the model that was picked or, without one, for a
+plain Llama (or a GGUF file of one) of the page's sizes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.explorer.methods import made
-from longitude.explorer.options import Asked
+from longitude.explorer.methods import resolve
+from longitude.explorer.state import PageState
 from longitude.hf.gguf_reader import Header
 from longitude.hf.rope_config import read as read_ropes
 from longitude.hf.rope_config import rope_parameters
@@ -27,7 +27,7 @@ from longitude.runtimes.settings import Model, called
 from longitude.runtimes.write import RUNTIMES
 
 MODEL = "MODEL"  # where none was picked
-CODE = """import torch
+ATTENTION = """import torch
 from longitude import attention, parse
 
 scheme = parse({text})
@@ -40,141 +40,127 @@ PATCH = """import longitude.hf as lh
 model, tokenizer = lh.load({model})
 lh.apply(model, {text})
 """
-SHORT = 1024  # tokens that the code to copy runs on: enough to try it
+EXAMPLE_LENGTH = 1024  # tokens that the copied code runs on
+CONFIG_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
 
 
-def words(asked: Asked, index: int) -> dict[str, Any]:
+def snippets(state: PageState, index: int) -> dict[str, Any]:
     """The text, the code and the exports of a column of the page."""
-    if not 0 <= index < len(asked.columns):
+    if not 0 <= index < len(state.columns):
         raise UserError(
-            f"column {index + 1} was asked for, but there are {len(asked.columns)}: give 1 to "
-            f"{len(asked.columns)}."
+            f"there is no column {index + 1}: there are {len(state.columns)}, so give 1 to "
+            f"{len(state.columns)}."
         )
-    found = made(asked.columns[index], asked)
-    text = dump(found.scheme)
-    target = round((found.factor or asked.stretch) * asked.window)
+    resolved = resolve(state.columns[index], state)
+    text = dump(resolved.scheme)
+    target = round((resolved.factor or state.stretch) * state.window)
     return {
         "scheme": text,
-        "code": code(asked, text),
+        "code": _code(state, text),
         "target": target,
-        "exports": [_plain(one, asked, target) for one in exported(asked, text, target)],
+        "exports": [_export_json(one, state, target) for one in _exports(state, text, target)],
     }
 
 
-def code(asked: Asked, text: str) -> list[dict[str, str]]:
+def _code(state: PageState, text: str) -> list[dict[str, str]]:
     """Programs and commands that use a scheme."""
-    model = asked.model or MODEL
-    whole = CODE.format(
-        text=_quoted(text), length=min(asked.length, SHORT), heads=asked.heads, dim=asked.dim
-    )
-    layered = "layers(" in text
-    to = ["--to", str(asked.length)]
+    model, to = state.model or MODEL, ["--to", str(state.length)]
+    quoted = json.dumps(text, ensure_ascii=False)
+    sizes = {"length": min(state.length, EXAMPLE_LENGTH), "heads": state.heads, "dim": state.dim}
+    patch = PATCH.format(model=json.dumps(model, ensure_ascii=False), text=quoted)
     measure = ["longitude", "extend", model, *to, "--methods", text]
     write = ["longitude", "export", model, *to, "--for", "all", "--scheme", text]
-    return [
-        *([] if layered else [{"title": "Attention in PyTorch", "text": whole}]),
-        {
-            "title": "A Hugging Face model",
-            "text": PATCH.format(model=_quoted(model), text=_quoted(text)),
-        },
-        {"title": "Draw it in the terminal", "text": f"longitude show {shlex.quote(text)}\n"},
-        {"title": "Measure it on the model", "text": shlex.join(measure) + "\n"},
-        {"title": "Write it for every runtime", "text": shlex.join(write) + "\n"},
-    ]
+    texts = {
+        "Attention in PyTorch": ATTENTION.format(text=quoted, **sizes),
+        "A Hugging Face model": patch,
+        "Draw it in the terminal": f"longitude show {shlex.quote(text)}\n",
+        "Measure it on the model": shlex.join(measure) + "\n",
+        "Write it for every runtime": shlex.join(write) + "\n",
+    }
+    if "layers(" in text:
+        del texts["Attention in PyTorch"]
+    return [{"title": title, "text": text} for title, text in texts.items()]
 
 
-def _quoted(text: str) -> str:
-    """A text as Python writes it, in double quotes."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def exported(asked: Asked, text: str, target: int) -> list[Export]:
-    """What each runtime is told, or why there is nothing to tell it."""
-    folder, file = _folder(asked), _file(asked)
+def _exports(state: PageState, text: str, target: int) -> list[Export]:
+    """What each runtime needs, or why it can't run the scheme."""
     found: dict[str, Export] = {}
-    for place, names in ((folder, set(RUNTIMES) - {*OF_GGUF}), (file, {*OF_GGUF})):
+    for place, names in ((_folder(state), set(RUNTIMES) - {*OF_GGUF}), (_file(state), {*OF_GGUF})):
         wishes = [Wish(name, text) for name in RUNTIMES if name in names]
         found |= {one.wish.runtime: one for one in exports(place, wishes, target)}
     return [found[name] for name in RUNTIMES]
 
 
-def _plain(one: Export, asked: Asked, target: int) -> dict[str, Any]:
-    said, name = one.spelling, f"{_stem(asked)}-{target}"
+def _export_json(one: Export, state: PageState, target: int) -> dict[str, Any]:
+    said, name = one.spelling, f"{_stem(state)}-{target}"
     text = said.text.replace("{folder}", name).replace("{file}", f"{name}.gguf") if said else None
+    config = said.config if said else None
+    named = (*CONFIG_KEYS, "longitude")  # the entries about positions, of a config.json
     return {
         "runtime": called(one.wish.runtime),
         "version": said.version if said else None,
         "text": text,
-        "config": _changed(said.config) if said else None,
+        "config": config and {k: config[k] for k in named if config.get(k) is not None},
         "notes": list(said.notes) if said else [],
         "refused": one.refused,
     }
 
 
-def _changed(config: Any) -> dict[str, Any] | None:
-    """Of a config.json that is written anew, the entries that tell of positions."""
-    if config is None:
-        return None
-    named = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
-    return {k: config[k] for k in (*named, "longitude") if config.get(k) is not None}
-
-
-def _folder(asked: Asked) -> Opened:
+def _folder(state: PageState) -> Opened:
     """The model that was picked by name, or one of the page's sizes."""
-    if asked.model:
+    if state.model:
         try:
-            found = opened(asked.model)
+            found = opened(state.model)
             if found.model.header is None:
                 return found
         except UserError:
-            pass  # a configuration that was dropped onto the page has a name and no place
-    return _opened(asked, Model(asked.model or MODEL, config_of(asked)))
+            pass  # a configuration that was dropped onto the page has a name and no path
+    return _opened(Model(state.model or MODEL, config_of(state)))
 
 
-def _file(asked: Asked) -> Opened:
+def _file(state: PageState) -> Opened:
     """A GGUF file of the page's sizes."""
-    config = config_of(asked)
+    rope = _rope(state)
     own = {
-        "context_length": asked.window,
-        "embedding_length": asked.dim * asked.heads,
-        "attention.head_count": asked.heads,
-        "attention.key_length": asked.dim,
-        "rope.dimension_count": _rope(asked).dim(asked.dim),
-        "rope.freq_base": _rope(asked).base,
+        "context_length": state.window,
+        "embedding_length": state.dim * state.heads,
+        "attention.head_count": state.heads,
+        "attention.key_length": state.dim,
+        "rope.dimension_count": rope.dim(state.dim),
+        "rope.freq_base": rope.base,
     }
     keys = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in own.items()}
-    header = Header(Path(f"{_stem(asked)}.gguf"), keys, {})
-    return _opened(asked, Model(str(header.path), config, header=header))
+    header = Header(Path(f"{_stem(state)}.gguf"), keys, {})
+    return _opened(Model(str(header.path), config_of(state), header=header))
 
 
-def _stem(asked: Asked) -> str:
-    """What files made of the model are called. A link may say anything, and this stands unquoted
-    in commands to copy."""
-    return re.sub(r"[^\w.-]+", "-", Path(asked.model).name.removesuffix(".gguf")) or MODEL
+def _stem(state: PageState) -> str:
+    """The name of files made from the model. A link may say anything, and this stands unquoted in
+    commands to copy."""
+    return re.sub(r"[^\w.-]+", "-", Path(state.model).name.removesuffix(".gguf")) or MODEL
 
 
-def _opened(asked: Asked, model: Model) -> Opened:
+def _opened(model: Model) -> Opened:
     return Opened(model, Source(model.name, model.name), Path(), read_ropes(model.config))
 
 
-def config_of(asked: Asked) -> dict[str, Any]:
+def config_of(state: PageState) -> dict[str, Any]:
     """The config.json of a plain model with the page's sizes and its own rotation."""
-    rope = _rope(asked)
+    rope = _rope(state)
     return {
         "model_type": "llama" if rope.fraction == 1 else "stablelm",
-        "hidden_size": asked.dim * asked.heads,
-        "num_attention_heads": asked.heads,
-        "head_dim": asked.dim,
-        "max_position_embeddings": asked.window,
+        "hidden_size": state.dim * state.heads,
+        "num_attention_heads": state.heads,
+        "head_dim": state.dim,
+        "max_position_embeddings": state.window,
         "rope_parameters": rope_parameters(rope),
     }
 
 
-def _rope(asked: Asked) -> Rope:
-    """The rotation of the layers that see everything."""
-    own = parse(asked.own)
-    each = [own.layer(n) for n in range(len(own))]
-    full = [one for one in each if one.rotary and len(one.mask) == 1] or [
-        one for one in each if one.rotary
-    ]
-    return full[0].rotary or Rope() if full else Rope()
+def _rope(state: PageState) -> Rope:
+    """The rotation of the layers without a window, if the model has one."""
+    own = parse(state.own)
+    rotary = [layer for n in range(len(own)) if (layer := own.layer(n)).rotary]
+    full = next((layer for layer in rotary if len(layer.mask) == 1), None)
+    first = full or next(iter(rotary), None)
+    return (first.rotary if first else None) or Rope()

@@ -1,0 +1,127 @@
+"""`longitude.explore`: schemes side by side on an interactive or static page, or as data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from longitude import __version__
+from longitude.core.validate import UserError, shown
+from longitude.explorer.data import draw
+from longitude.explorer.snippets import snippets
+from longitude.explorer.state import MAX_COLUMNS, PageState, make_state
+from longitude.viz import files
+from longitude.viz.scheme_charts import NAMES, charts
+from longitude.viz.theme import config
+
+PACKAGE = __package__ or "longitude.explorer"
+SCRIPTS = ("charts.js", "page.js")
+
+
+@dataclass(frozen=True)
+class ExploreOptions:
+    """What the page shows first: up to three methods or schemes separated by `;`, and the length
+    drawn (None: four times the window)."""
+
+    schemes: str | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class ExploreResult:
+    """A state of the page."""
+
+    state: PageState
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers of every chart: what `--json` prints."""
+        return json.loads(draw(self.state))
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """Each scheme, how far training covers it, and what a cache keeps."""
+        from longitude.viz.table import facts
+        from longitude.viz.terminal import render
+
+        rows = []
+        for one in self.to_json()["columns"]:
+            if "mistake" in one:
+                rows.append((one["method"], one["mistake"], ""))
+                continue
+            known = "everywhere" if one["reach"] is None else f"up to {one['reach']:,}"
+            cached = f"{one['kept']:,} of {one['length']:,} tokens cached"
+            rows.append((one["label"], one["scheme"], f"known {known}; {cached}"))
+        return render(lambda console: console.print(facts(rows)), color=color, width=width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write a static page with everything about this state inside it."""
+        target = Path(path)
+        check_name(target)
+        files.replace_file(target, static_page(self.state).encode())
+        return target
+
+    def serve(self, port: int = 8470, browser: bool = True) -> None:
+        """Serve the interactive page on 127.0.0.1 until Ctrl-C."""
+        try:
+            from longitude.explorer.server import serve
+        except ImportError:
+            raise UserError(
+                "the page needs starlette and uvicorn: pip install 'longitude[explore]', or write "
+                "a static one with --export page.html."
+            ) from None
+        serve(self.state, port, browser)
+
+
+def explore(
+    model: str | None = None,
+    *,
+    options: ExploreOptions = ExploreOptions(),  # noqa: B008 (frozen)
+) -> ExploreResult:
+    """Compare schemes on a model: the baseline and two methods, or those of the options."""
+    return ExploreResult(make_state(model, options.schemes, options.length))
+
+
+def check_name(path: Path) -> None:
+    """Raise unless the name is a page's."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--export writes a page, but got {shown(str(path))}: end it in .html.")
+
+
+def static_page(state: PageState) -> str:
+    """The page with every answer to one state inside it; errors of a column stay its own."""
+
+    def answer(column: int) -> dict[str, Any]:
+        try:
+            return snippets(state, column)
+        except UserError as error:
+            return {"mistake": str(error)}
+
+    answers = {
+        "draw": json.loads(draw(state)),
+        "snippets": [answer(n) for n in range(len(state.columns))],
+    }
+    style = files.asset(PACKAGE, "page.css")
+    values = _values(state.link, answers) | {"style": style}
+    return files.render(PACKAGE, "page.html", SCRIPTS, **values)
+
+
+@lru_cache(maxsize=8)
+def live_page(link: str = "") -> str:
+    """The page behind the server; `link` is the state that it starts from."""
+    values = _values(link, None) | {"style": "", "scripts": [], "policy": ""}
+    return files.load_template(PACKAGE, "page.html").render(**values)
+
+
+def _values(link: str, answers: dict[str, Any] | None) -> dict[str, Any]:
+    specs = {chart.name: chart.spec for chart in charts()}
+    themes = {"light": config(), "dark": config(dark=True)}
+    return {
+        "version": __version__,
+        "columns": [(n, NAMES[n - 1]) for n in range(1, MAX_COLUMNS + 1)],
+        "figures": charts(),
+        "data": {"link": link, "still": answers, "charts": specs, "themes": themes},
+        "still": answers is not None,
+        "names": ["vega.js", *SCRIPTS],
+    }

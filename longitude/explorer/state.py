@@ -1,0 +1,241 @@
+"""The state of the page: a model's sizes, and up to three schemes side by side.
+
+A state is written as the query of a link, one name per control. The page, the static page and every
+answer of the server read the same query, so a link carries all that is shown. A page starts from a
+link, or from a model's configuration; weights are never read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.text import dump, parse
+from longitude.core.validate import UserError, literal, short, shown
+from longitude.hf.encodings import KINDS, read_encodings
+from longitude.hf.rope_config import read_config
+from longitude.parts import Alibi, Learned
+from longitude.runtimes.checkpoint import opened
+
+MAX_LENGTH = 10_000_000  # tokens
+MAX_DIM, MAX_HEADS = 1024, 256
+MAX_COLUMNS = 3
+MAX_TEXT, MAX_NAME = 4000, 200  # characters of a scheme, and of a model's name
+OWN, WRITTEN = "own", "written"  # methods: the model's own scheme, and the reader's text
+COLUMN_FIELDS = ("method", "base", "factor", "text", "layer")
+MODEL_FIELDS = ("model", "own", "window", "length", "dim", "heads")
+FIRST = {  # two methods to begin with, by kind of model
+    "rope": ("yarn", "leaky_rerope"),
+    "alibi": ("alibi_interpolated", "ntk_alibi"),
+    "learned": ("hierarchical", "learned_interpolated"),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One scheme: a method with its numbers (None: the method's own), or a text."""
+
+    method: str = OWN
+    base: float | None = None
+    factor: float | None = None
+    text: str = ""
+    layer: int | None = None  # which of the distinct schemes, where layers differ
+
+
+@dataclass(frozen=True)
+class PageState:
+    """What the page shows."""
+
+    model: str = ""
+    own: str = "rope()"  # the scheme that the model was trained with,
+    window: int = 4096  # and on how many tokens
+    length: int = 16384
+    dim: int = 64
+    heads: int = 8
+    columns: tuple[Column, ...] = (Column(OWN), Column("yarn"), Column("leaky_rerope"))
+
+    @property
+    def stretch(self) -> float:
+        """The factor from the trained window to the length drawn."""
+        return max(1.0, math.ceil(100 * self.length / self.window) / 100)
+
+    @property
+    def link(self) -> str:
+        """The state as the query of a link; defaults of columns are left out."""
+        model = {name: getattr(self, name) for name in MODEL_FIELDS}
+        columns = {
+            f"{name}{n}": getattr(column, name)
+            for n, column in enumerate(self.columns, 1)
+            for name in COLUMN_FIELDS
+        }
+        given = {k: v for k, v in (model | columns).items() if v not in ("", None)}
+        return urlencode({k: literal(v) if isinstance(v, float) else v for k, v in given.items()})
+
+
+@dataclass(frozen=True)
+class ModelStart:
+    """A model to start from: its own scheme, its window and sizes."""
+
+    model: str
+    own: str
+    window: int
+    dim: int
+    heads: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> PageState:
+        """A fresh page for this model: the baseline, and two methods to extend it."""
+        columns = (Column(OWN), *map(Column, FIRST.get(kind(parse(self.own)) or "", ())))
+        sizes = {k: v for k, v in vars(self).items() if k != "notes"}
+        return PageState(**sizes, length=min(4 * self.window, MAX_LENGTH), columns=columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the page gets."""
+        return {**asdict(self), "link": self.state.link}
+
+
+def start_from(name: str) -> ModelStart:
+    """Start from a name on the Hub, a folder, a config.json, a .gguf file, or a bundled model."""
+    if Path(name).suffix == ".json" and Path(name).is_file():
+        return start_from_config(read_config(name), name)
+    return start_from_config(opened(name).model.config, name)
+
+
+def start_from_config(config: Mapping[str, Any], name: str = "") -> ModelStart:
+    """Start from the contents of a config.json, within the page's bounds."""
+    every = read_encodings(config)
+    drawn = next((one for one in every if one.scheme), None)
+    if drawn is None or drawn.scheme is None:
+        kind = every[0].kind
+        raise UserError(
+            f"the positions of model_type {shown(config.get('model_type'))} can't be drawn "
+            f"({kind}: {KINDS[kind]}): write a scheme as the model's own instead."
+        )
+    own = dump(shortest(parse(drawn.scheme)))
+    if len(own) > MAX_TEXT:
+        raise UserError(
+            f"the scheme of this model takes {len(own):,} characters to write: the page takes "
+            f"{MAX_TEXT:,}, the command line more."
+        )
+    others = [f"It also has {KINDS[one.kind]}." for one in every if one.kind != drawn.kind]
+    window = drawn.window or drawn.original or PageState.window
+    return ModelStart(
+        name,
+        own,
+        window=min(max(window, 2), MAX_LENGTH),
+        dim=min(drawn.head_dim or PageState.dim, MAX_DIM),
+        heads=min(drawn.heads or PageState.heads, MAX_HEADS),
+        notes=(*drawn.notes, *dict.fromkeys(others)),
+    )
+
+
+def kind(own: Scheme | Layers) -> str | None:
+    """Which methods of `longitude extend` a model of this scheme has, if any."""
+    first = own.layer(0)
+    if any(own.layer(n).rotary for n in range(len(own))):
+        return "rope"
+    if any(isinstance(b, Alibi) for b in first.bias):
+        return "alibi"
+    return "learned" if isinstance(first.embed, Learned) else None
+
+
+def shortest(scheme: Scheme | Layers) -> Scheme | Layers:
+    """As few layers as tile the model."""
+    each = [scheme.layer(n) for n in range(len(scheme))]
+    for n in range(1, len(each) + 1):
+        if len(each) % n == 0 and each == each[:n] * (len(each) // n):
+            return each[0] if n == 1 else Layers(tuple(each[:n]))
+    return scheme
+
+
+def read_link(query: Iterable[tuple[str, str]]) -> PageState:
+    """The state of a link's query; what it leaves out is as on a fresh page."""
+    numbered = [f"{name}{n}" for n in range(1, MAX_COLUMNS + 1) for name in COLUMN_FIELDS]
+    given: dict[str, str] = {}
+    for key, value in query:
+        if key not in (*MODEL_FIELDS, *numbered):
+            near = difflib.get_close_matches(key, [*MODEL_FIELDS, *numbered], n=1) or ["method1"]
+            raise UserError(f"the page has no control {shown(key)}: use {near[0]}.")
+        if key in given:
+            raise UserError(f"{key} is given twice: give it once.")
+        given[key] = value.strip()
+    model = given.get("model", "")
+    if not model.isprintable():  # it is part of commands to copy
+        raise UserError(f"model is a name on one line, but got {shown(model)}: give one.")
+    fresh = PageState()
+    columns = [
+        Column(
+            method=_text(f"method{n}", given[f"method{n}"], MAX_NAME),
+            base=_real(f"base{n}", given, 1.01, 1e12),
+            factor=_real(f"factor{n}", given, 1, 1e5),
+            text=_text(f"text{n}", given.get(f"text{n}", ""), MAX_TEXT),
+            layer=_integer(f"layer{n}", given, 0, 0, 999) if given.get(f"layer{n}") else None,
+        )
+        for n in range(1, MAX_COLUMNS + 1)
+        if given.get(f"method{n}")
+    ]
+    return PageState(
+        model=_text("model", model, MAX_NAME),
+        own=_text("own", given.get("own") or fresh.own, MAX_TEXT),
+        window=_integer("window", given, fresh.window, 2, MAX_LENGTH),
+        length=_integer("length", given, fresh.length, 2, MAX_LENGTH),
+        dim=_integer("dim", given, fresh.dim, 2, MAX_DIM),
+        heads=_integer("heads", given, fresh.heads, 1, MAX_HEADS),
+        columns=tuple(columns) or fresh.columns,
+    )
+
+
+def make_state(model: str | None, schemes: str | None, length: int | None) -> PageState:
+    """The state that the command line asks for, checked like a link."""
+    state = start_from(model).state if model else PageState()
+    texts = [text.strip() for text in (schemes or "").split(";") if text.strip()]
+    if len(texts) > MAX_COLUMNS:
+        raise UserError(f"--schemes has {len(texts)}, but the page shows three at most: drop some.")
+    columns = tuple(Column(WRITTEN, text=t) if "(" in t else Column(t) for t in texts)
+    length = state.length if length is None else length
+    state = replace(state, columns=columns or state.columns, length=length)
+    return read_link(parse_qsl(state.link))
+
+
+def _text(name: str, text: str, most: int) -> str:
+    if len(text) > most:
+        raise UserError(
+            f"{name} has {len(text):,} characters: the page takes {most:,} at most, the command "
+            f"line more."
+        )
+    return text
+
+
+def _integer(name: str, given: Mapping[str, str], default: int, low: int, high: int) -> int:
+    text = given.get(name)
+    if not text:
+        return default
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
+    if not low <= value <= high:
+        raise UserError(
+            f"{name} is a whole number from {low} to {high:,}, but got {short(text)!r}: "
+            f"give one, as in {name}={default}."
+        )
+    return value
+
+
+def _real(name: str, given: Mapping[str, str], low: float, high: float) -> float | None:
+    text = given.get(name)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise UserError(
+            f"{name} is a number from {low:g} to {high:g}, but got {short(text)!r}: give one."
+        )
+    return value
