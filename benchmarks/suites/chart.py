@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-
 from benchmarks.suites.rows import OURS, PEER, SUITES, Row
 from longitude.core.validate import UserError
-from longitude.viz.figures import BLUE, GREY, INK, ORANGE, VERMILION, Put, document, inner
+from longitude.viz import vega as v
 from longitude.viz.files import check_kind, write_spec
 
 WIDTH, ROW = 560, 20
-KINDS = {OURS: BLUE, PEER: ORANGE}
+KINDS = (OURS, PEER)
 TICKS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
 
 
@@ -31,17 +29,13 @@ def write(rows: Sequence[Row], path: Path, title: str) -> None:
 
 def spec(rows: Sequence[Row], title: str) -> dict[str, Any]:
     """Every suite, one under the other, as a Vega-Lite document."""
-
-    def body(put: Put) -> dict[str, Any]:
-        charts = [
-            inner(_chart(suite, found, put))
-            for suite in SUITES
-            if (found := _drawn([r for r in rows if r.work.suite == suite]))
-        ]
-        head = {"text": title, "fontSize": 18, "offset": 20}
-        return {"title": head, "vconcat": charts, "spacing": 36}
-
-    return document(body)
+    charts = [
+        _chart(suite, drawn)
+        for suite in SUITES
+        if (drawn := _drawn([r for r in rows if r.work.suite == suite]))
+    ]
+    head = {"text": title, "fontSize": 18, "offset": 20}
+    return {"title": head, "params": [v.CHOSEN], "vconcat": charts, "spacing": 36}
 
 
 def _drawn(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -75,27 +69,24 @@ def _which(row: Row, rows: Sequence[Row]) -> str:
     return f" · {way.removeprefix('longitude, ')}" if len(several) > 1 else ""
 
 
-def _chart(suite: str, rows: list[dict[str, Any]], put: Put) -> Any:
+def _chart(suite: str, rows: list[dict[str, Any]]) -> v.Spec:
     order = [*dict.fromkeys(r["case"] for r in rows)]
     speeds = [r["speed"] for r in rows] + [r["goal"] for r in rows if r["goal"]]
-    ends = [min(*speeds, 0.5) / 1.1, max(*speeds, 1.2) * 1.1]
-    scale = alt.Scale(type="log", domain=ends, nice=False)
-    axis = alt.Axis(values=[t for t in TICKS if ends[0] <= t <= ends[1]], format="~g")
-    x = alt.X("speed:Q", title="speed, of the baseline's", scale=scale, axis=axis)
-    look = alt.Axis(labelLimit=340, domain=False, ticks=False, grid=True)
-    y = alt.Y("case:N", sort=order, title=None, axis=look)
-    used = [k for k in KINDS if any(r["kind"] == k for r in rows)]
-    colours = alt.Scale(domain=used, range=[KINDS[k] for k in used])
-    legend = alt.Legend(title=None, orient="top", symbolOpacity=1)
-    tips = ["case:N", "way:N", "speed:Q", "ms:Q", "error:Q", "goal:Q", "baseline:N"]
-    data, goals = put(rows), put(r for r in rows if r["goal"])
-    tick = alt.Chart(goals).mark_tick(color=VERMILION, thickness=2.5, size=ROW - 4)
+    low, high = min(*speeds, 0.5) / 1.1, max(*speeds, 1.2) * 1.1
+    ticks = {"values": [t for t in TICKS if low <= t <= high], "labelExpr": "datum.label"}
+    x = v.axis("speed", "speed, × baseline", "log", ends={"domain": [low, high]}, **ticks)
+    look = {"labelLimit": 340, "domain": False, "ticks": False, "grid": True}
+    y = v.channel("case:N", sort=order, title=None, axis=look)
+    used = [kind for kind in KINDS if any(r["kind"] == kind for r in rows)]
+    legend = {"title": None, "orient": "top", "symbolOpacity": 1}
+    colour = v.channel("kind:N", scale={"domain": used}, legend=legend)
+    tips = v.tooltip("case:N", "way:N", "speed:Q", "ms:Q", "error:Q", "goal:Q", "baseline:N")
+    goal = v.mark("tick", style="worse", thickness=2.5, size=ROW - 4)
     layers = [
-        alt.Chart(put([{"speed": 1.0}])).mark_rule(color=GREY, strokeDash=[4, 3]).encode(x),
-        tick.encode(alt.X("goal:Q", scale=scale), y),
-        alt.Chart(data)
-        .mark_circle(size=70, opacity=0.9)
-        .encode(x, y, alt.Color("kind:N", scale=colours, legend=legend), tooltip=tips),
+        v.layer("rule", [{"speed": 1.0}], x=x),
+        v.layer(goal, where="isValid(datum.goal)", x={**x, "field": "goal"}, y=y),
+        v.layer(v.mark("circle", size=70), x=x, y=y, color=colour, tooltip=tips),
     ]
-    named = alt.TitleParams(suite, color=INK, fontSize=14, offset=10)
-    return alt.layer(*layers).properties(width=WIDTH, height=ROW * len(order), title=named)
+    head = {"text": suite, "fontSize": 14, "offset": 10}
+    size = {"width": WIDTH, "height": ROW * len(order), "title": head}
+    return v.inset(v.document(layers), rows, **size)

@@ -1,10 +1,10 @@
 "use strict";
-// Draws each picture once, then feeds it new rows: a slider moves faster than pictures are made.
+// Draws each chart once, then feeds it new rows: a slider moves faster than charts are built.
 window.longitude = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const views = {};
-  const rows = {};  // what each picture shows, by name
+  const rows = {};  // what each chart shows, by name
   let params = {};
 
   // A table of columns, {a: [1, 2], b: [3, 4]}, as rows.
@@ -19,35 +19,35 @@ window.longitude = (() => {
   }
 
   function pairs(grid, length) {
-    const found = [];
+    const collected = [];
     const count = grid.tokens.length, cell = 40 / count;
-    grid.believed.forEach((line, i) => line.forEach((told, j) => found.push({
+    grid.believed.forEach((line, i) => line.forEach((distance, j) => collected.push({
       // a hair wider than they are, so that no seams show
       query: i * cell, query_end: (i + 1) * cell + 0.05, key: j * cell, key_end: (j + 1) * cell + 0.05,
       query_token: grid.tokens[i], key_token: grid.tokens[j],
-      believed: told < 0 ? null : told, past: grid.past[i][j] === 1,
+      believed: distance < 0 ? null : distance, past: grid.past[i][j] === 1,
     })));
-    return found;
+    return collected;
   }
 
-  // The rows of every picture, from an answer of the server.
+  // The rows of every chart, from an answer of the server.
   function collect(answer, labels) {
-    const found = { map: [], decay: [], wavelengths: [], stretch: [], scale: [], keys: [] };
+    const collected = { map: [], decay: [], wavelengths: [], stretch: [], scale: [], keys: [] };
     answer.columns.forEach((column, n) => {
       if (column.mistake) return;
       const label = { label: labels[n], column: "ABC"[n] };
       for (const name of ["map", "decay", "wavelengths", "scale"])
-        found[name].push(...unfolded(column[name], label));
-      found.stretch.push(...unfolded(column.wavelengths, label).filter((row) => row.stretch > 0));
+        collected[name].push(...unfolded(column[name], label));
+      collected.stretch.push(...unfolded(column.wavelengths, label).filter((row) => row.stretch > 0));
       const wide = column.length / 300;  // a few tokens of very many are still to be seen
       const runs = unfolded(column.keys, label).map((run) =>
         ({ ...run, end: Math.min(column.length, Math.max(run.last + 1, run.first + wide)) }));
-      found.keys.push(...runs.sort((a, b) => (b.last - b.first) - (a.last - a.first)));
-      found[`bias${n + 1}`] = unfolded(column.bias);
-      found[`pairs${n + 1}`] = pairs(column.pairs, column.length);
+      collected.keys.push(...runs.sort((a, b) => (b.last - b.first) - (a.last - a.first)));
+      collected[`bias${n + 1}`] = unfolded(column.bias);
+      collected[`pairs${n + 1}`] = pairs(column.pairs, column.length);
     });
-    found.wavelengths = found.wavelengths.filter((row) => row.scaled > 0);
-    return found;
+    collected.wavelengths = collected.wavelengths.filter((row) => row.scaled > 0);
+    return collected;
   }
 
   function box(name) { return document.getElementById(`chart-${name}`); }
@@ -79,12 +79,12 @@ window.longitude = (() => {
     box(name).replaceChildren();
   }
 
-  // Show an answer: new pictures where there were none, new rows where there were.
+  // Show an answer: new charts where there were none, new rows where there were.
   async function show(answer, labels) {
     params = { window: answer.asked.window, length: answer.asked.length };
-    const found = collect(answer, labels);
+    const collected = collect(answer, labels);
     for (const name of Object.keys(rows)) delete rows[name];
-    Object.assign(rows, found);
+    Object.assign(rows, collected);
     const drawable = Object.keys(rows).filter((name) => rows[name].length);
     for (const name of Object.keys(views)) if (!drawable.includes(name)) forget(name);
     for (const figure of document.querySelectorAll("figure")) {

@@ -1,13 +1,13 @@
 "use strict";
-// The controls: what they say is the link; the link is what the server is asked.
+// The controls: their values are the link, and the link is the request to the server.
 (() => {
   const { data, dark, rows, views, show, redraw } = window.longitude;
   const form = document.getElementById("controls");
   const $ = (id) => document.getElementById(id);
   const LETTERS = "ABC", SIZES = ["window", "length", "dim", "heads"];
-  const PACE = 120;  // milliseconds between two questions of a drag: there are other readers
+  const PACE = 120;  // milliseconds between two requests while a slider moves
   const still = data.still;
-  let answer = null, wordsOf = 1, asking = false, again = false, wordsTimer = 0, wordsAsked = 0, offered = null;
+  let answer = null, snippetColumn = 1, asking = false, again = false, snippetTimer = 0, snippetRequest = 0, offered = null;
 
   // ---- numbers and sliders
   const kinds = {
@@ -31,7 +31,7 @@
     const name = slide.dataset.for;
     const value = round(kinds[slide.dataset.kind].from(Number(slide.value)), isWhole(name));
     $(name).value = value;
-    $(name).dataset.said = "yes";
+    $(name).dataset.given = "yes";
     slide.setAttribute("aria-valuetext", counted(value));
   }
 
@@ -39,31 +39,31 @@
   const shown = () => [1, 2, 3].filter((n) => !$(`card${n}`).hidden);
 
   function query() {
-    const said = new URLSearchParams();
-    for (const name of ["model", "own", ...SIZES]) if ($(name).value) said.set(name, $(name).value);
+    const params = new URLSearchParams();
+    for (const name of ["model", "own", ...SIZES]) if ($(name).value) params.set(name, $(name).value);
     shown().forEach((n, at) => {
       const method = $(`method${n}`).value;
-      said.set(`method${at + 1}`, method);
+      params.set(`method${at + 1}`, method);
       for (const name of ["base", "factor"])
-        if ($(`${name}${n}`).dataset.said && $(`${name}${n}`).value) said.set(`${name}${at + 1}`, $(`${name}${n}`).value);
-      if (method === "written") said.set(`text${at + 1}`, $(`text${n}`).value);
-      if ($(`layer${n}`).dataset.said) said.set(`layer${at + 1}`, $(`layer${n}`).value);
+        if ($(`${name}${n}`).dataset.given && $(`${name}${n}`).value) params.set(`${name}${at + 1}`, $(`${name}${n}`).value);
+      if (method === "written") params.set(`text${at + 1}`, $(`text${n}`).value);
+      if ($(`layer${n}`).dataset.given) params.set(`layer${at + 1}`, $(`layer${n}`).value);
     });
-    return said.toString();
+    return params.toString();
   }
 
   function restore(link) {  // the controls, as a link says
-    const said = new URLSearchParams(link);
-    for (const name of ["model", "own"]) $(name).value = said.get(name) || "";
-    for (const name of SIZES) place(name, said.get(name));
+    const params = new URLSearchParams(link);
+    for (const name of ["model", "own"]) $(name).value = params.get(name) || "";
+    for (const name of SIZES) place(name, params.get(name));
     for (const n of [1, 2, 3]) {
-      const method = said.get(`method${n}`);
+      const method = params.get(`method${n}`);
       $(`card${n}`).hidden = !method;
       if (!method) continue;
       choose($(`method${n}`), method);
       for (const name of ["base", "factor", "text", "layer"]) {
-        const field = $(`${name}${n}`), value = said.get(`${name}${n}`);
-        if (value == null) delete field.dataset.said; else field.dataset.said = "yes";
+        const field = $(`${name}${n}`), value = params.get(`${name}${n}`);
+        if (value == null) delete field.dataset.given; else field.dataset.given = "yes";
         if (name === "layer") field.dataset.wanted = value ?? "";
         else if (name === "text") field.value = value ?? "";
         else place(`${name}${n}`, value);
@@ -76,12 +76,12 @@
     select.value = name;
   }
 
-  // ---- asking
+  // ---- requests
   async function fetched(path, options) {
     const response = await fetch(path, options);
-    const said = await response.json();
-    if (!response.ok) throw new Error(said.mistake);
-    return said;
+    const body = await response.json();
+    if (!response.ok) throw new Error(body.mistake);
+    return body;
   }
 
   function tell(id, sentence) {
@@ -89,7 +89,7 @@
     if (id.startsWith("mistake")) $(id).hidden = !sentence;
   }
 
-  async function ask() {  // one question at a time, and the last one is always asked
+  async function ask() {  // one request at a time; the last one is always made
     if (asking) { again = true; return; }
     asking = true;
     do {
@@ -98,10 +98,10 @@
       try {
         const link = query();
         await offer($("own").value);
-        const found = await fetched(`api/draw?${link}`);
+        const reply = await fetched(`api/draw?${link}`);
         tell("mistake", "");
-        history.replaceState(null, "", `?${found.link}`);
-        await told(found);
+        history.replaceState(null, "", `?${reply.link}`);
+        await render(reply);
       } catch (error) { tell("mistake", error.message); }
       if (again) await new Promise((go) => setTimeout(go, begun + PACE - performance.now()));
     } while (again);
@@ -109,8 +109,8 @@
   }
 
   let ready = Promise.resolve();
-  const asked = () => { ready = ready.then(ask); window.longitude.ready = ready; };
-  function changed() { if (asking) again = true; else asked(); }
+  const request = () => { ready = ready.then(ask); window.longitude.ready = ready; };
+  function changed() { if (asking) again = true; else request(); }
 
   async function offer(own) {  // the methods for a model of this scheme
     if (own === offered) return;
@@ -122,7 +122,7 @@
         const group = document.createElement("optgroup");
         group.label = g.group;
         group.append(...g.methods.map((m) => {
-          const option = new Option({ own: "as it is", written: "a text of your own" }[m.name] || m.name, m.name);
+          const option = new Option({ own: "baseline", written: "custom" }[m.name] || m.name, m.name);
           option.dataset.what = m.what;
           return option;
         }));
@@ -132,23 +132,23 @@
     }
   }
 
-  // ---- telling
+  // ---- rendering
   const called = (column, n) => `${LETTERS[n]} ${column.label || column.method}`;
 
-  async function told(found) {
-    answer = found;
+  async function render(reply) {
+    answer = reply;
     const cards = shown();
-    for (const name of SIZES) place(name, found.asked[name]);
-    if (document.activeElement !== $("own")) $("own").value = found.asked.own;
-    cards.forEach((n, at) => card(n, found.columns[at]));
+    for (const name of SIZES) place(name, reply.asked[name]);
+    if (document.activeElement !== $("own")) $("own").value = reply.asked.own;
+    cards.forEach((n, at) => card(n, reply.columns[at]));
     $("add").disabled = cards.length > 2;
     for (const b of document.querySelectorAll(".remove")) b.hidden = cards.length < 2;
-    key(found); facts(found); captions(found);
-    await show(found, found.columns.map(called));
+    key(reply); facts(reply); captions(reply);
+    await show(reply, reply.columns.map(called));
     for (const table of document.querySelectorAll("details.table[open]")) numbers(table);
-    tell("said", `Drawn for ${counted(found.asked.length)} tokens.`);
-    clearTimeout(wordsTimer);
-    wordsTimer = setTimeout(words, still ? 0 : 350);
+    tell("status", `Drawn for ${counted(reply.asked.length)} tokens.`);
+    clearTimeout(snippetTimer);
+    snippetTimer = setTimeout(showSnippets, still ? 0 : 350);
   }
 
   function card(n, column) {
@@ -177,8 +177,8 @@
     return Object.assign(made, more);
   }
 
-  function key(found) {
-    const badges = found.columns.map((column, n) => {
+  function key(reply) {
+    const badges = reply.columns.map((column, n) => {
       const item = element("li");
       item.append(element("span", LETTERS[n], { className: `badge s${n + 1}` }), " ",
         element("code", column.drawn || column.method));
@@ -190,22 +190,22 @@
   }
 
   const FACTS = [
-    ["Known as far as", (c) => c.reach == null ? "everywhere here" : c.absolute ? `position ${counted(c.reach)}` : `distance ${counted(c.reach)}`,
-      "The greatest distance at which no slow pair of dimensions meets an angle that the trained window never showed (of biases: the window in their own steps; of tables: their last row)."],
-    ["A cache keeps", (c) => c.causal ? `${counted(c.kept)} of ${counted(c.length)} tokens` : "no cache: it looks ahead",
-      "The tokens that this or a later one may still see."],
-    ["Pairs", (c) => Object.entries(c.states).map(([state, n]) => `${n} ${state}`).join(", ") || "none turn",
-      "What scaling did to the wavelengths, beside plain RoPE of the same base."],
-    ["Longest wavelength", (c) => c.longest == null ? "–" : `${counted(Math.round(c.longest))} tokens`, "Of the slowest pair."],
+    ["Known up to", (c) => c.reach == null ? "everywhere" : c.absolute ? `position ${counted(c.reach)}` : `distance ${counted(c.reach)}`,
+      "The largest distance at which no slow rotary pair meets an angle outside the trained window (for biases: the window in units of their slopes; for tables: their last row)."],
+    ["A cache keeps", (c) => c.causal ? `${counted(c.kept)} of ${counted(c.length)} tokens` : "no cache: bidirectional",
+      "The tokens that this or a later query may still see."],
+    ["Rotary pairs", (c) => Object.entries(c.states).map(([state, n]) => `${n} ${state}`).join(", ") || "none rotate",
+      "What scaling does to the wavelengths, compared with unscaled RoPE of the same base."],
+    ["Longest wavelength", (c) => c.longest == null ? "–" : `${counted(Math.round(c.longest))} tokens`, "Of the slowest rotary pair."],
     ["Factor on rotary scores", (c) => c.gain.toFixed(3), "YaRN’s temperature, for one."],
   ];
 
-  function facts(found) {
+  function facts(reply) {
     const head = element("tr");
-    head.append(element("th", "", { scope: "col" }), ...found.columns.map((c, n) => element("th", called(c, n), { scope: "col" })));
+    head.append(element("th", "", { scope: "col" }), ...reply.columns.map((c, n) => element("th", called(c, n), { scope: "col" })));
     const body = FACTS.map(([name, of, why]) => {
       const row = element("tr"), first = element("th", name, { scope: "row", title: why });
-      row.append(first, ...found.columns.map((c) => element("td", c.mistake ? "–" : of(c))));
+      row.append(first, ...reply.columns.map((c) => element("td", c.mistake ? "–" : of(c))));
       return row;
     });
     $("facts").replaceChildren(element("caption", "In numbers", { className: "unseen" }), element("thead"), element("tbody"));
@@ -213,18 +213,18 @@
     $("facts").tBodies[0].append(...body);
   }
 
-  function captions(found) {
+  function captions(reply) {
     for (const n of [1, 2, 3]) {
-      const column = found.columns[n - 1];
+      const column = reply.columns[n - 1];
       for (const holder of document.querySelectorAll(`[id^=panel-][id$="${n}"], #tab${n}`))
         holder.querySelector(".called").textContent = column ? column.label || column.method : "";
       $(`tab${n}`).hidden = !column;
     }
-    if (wordsOf > found.columns.length) wordsOf = 1;
-    for (const tab of document.querySelectorAll(".tab")) tab.setAttribute("aria-pressed", String(Number(tab.dataset.column) === wordsOf));
+    if (snippetColumn > reply.columns.length) snippetColumn = 1;
+    for (const tab of document.querySelectorAll(".tab")) tab.setAttribute("aria-pressed", String(Number(tab.dataset.column) === snippetColumn));
   }
 
-  // The rows of a picture as a table: some two dozen of them, for a reader without the picture.
+  // The rows of a chart as a table of some two dozen rows, for readers who cannot see it.
   function numbers(details) {
     const name = details.dataset.figure, left = ["column", "end", "query", "query_end", "key", "key_end"];
     const every = Object.keys(rows).filter((one) => one.replace(/\d$/, "") === name)
@@ -245,28 +245,28 @@
     table.tBodies[0].append(...lines);
   }
 
-  // ---- words to copy
-  async function words() {
-    const turn = ++wordsAsked;
+  // ---- snippets to copy
+  async function showSnippets() {
+    const turn = ++snippetRequest;
     try {
-      const found = still ? still.words[wordsOf - 1] : await fetched(`api/words?${answer.link}&column=${wordsOf}`);
-      if (turn !== wordsAsked) return;  // asked again meanwhile
-      if (found.mistake) throw new Error(found.mistake);
-      const blocks = [block("The scheme", found.scheme), ...found.code.map((c) => block(c.title, c.text))];
-      const served = found.exports.filter((e) => !e.refused).map(exported);
-      const not = found.exports.filter((e) => e.refused).map((e) => {
+      const reply = still ? still.snippets[snippetColumn - 1] : await fetched(`api/snippets?${answer.link}&column=${snippetColumn}`);
+      if (turn !== snippetRequest) return;  // a newer request was made meanwhile
+      if (reply.mistake) throw new Error(reply.mistake);
+      const blocks = [block("The scheme", reply.scheme), ...reply.code.map((c) => block(c.title, c.text))];
+      const served = reply.exports.filter((e) => !e.refused).map(exported);
+      const not = reply.exports.filter((e) => e.refused).map((e) => {
         const line = element("div"), why = element("dd", e.refused);
         line.append(element("dt", e.runtime), why);
         return line;
       });
-      const parts = [...blocks, element("h3", `Runtimes, for ${counted(found.target)} tokens`), ...served];
+      const parts = [...blocks, element("h3", `Runtimes, for ${counted(reply.target)} tokens`), ...served];
       if (not.length) {
         const list = element("dl");
         list.append(...not);
-        parts.push(element("h3", "Can’t serve it as it is"), list);
+        parts.push(element("h3", "Not supported"), list);
       }
-      $("words").replaceChildren(...parts);
-    } catch (error) { $("words").replaceChildren(element("p", error.message, { className: "mistake" })); }
+      $("snippets").replaceChildren(...parts);
+    } catch (error) { $("snippets").replaceChildren(element("p", error.message, { className: "mistake" })); }
   }
 
   function block(title, text, notes) {
@@ -300,12 +300,12 @@
   // ---- a model
   async function start(promise, name) {
     try {
-      tell("model-said", "Reading its configuration …");
-      const found = await promise;
-      restore(found.link);
-      tell("model-said", [`${found.model || name}: ${found.own}`, ...found.notes].join(" · "));
+      tell("model-status", "Reading its configuration …");
+      const reply = await promise;
+      restore(reply.link);
+      tell("model-status", [`${reply.model || name}: ${reply.own}`, ...reply.notes].join(" · "));
       await ask();
-    } catch (error) { tell("model-said", error.message); }
+    } catch (error) { tell("model-status", error.message); }
   }
 
   function load() {
@@ -315,8 +315,8 @@
 
   function dropped(file) {
     if (!file) return;
-    const told = file.text().then((body) => fetched("api/model", { method: "POST", body }));
-    ready = start(told, file.name);
+    const config = file.text().then((body) => fetched("api/model", { method: "POST", body }));
+    ready = start(config, file.name);
   }
 
   // ---- events
@@ -324,10 +324,10 @@
     const field = event.target;
     if (field.type === "range") slid(field);
     else if (field.id === "model" || field.type === "file") return;
-    else field.dataset.said = "yes";
+    else field.dataset.given = "yes";
     const n = field.id.slice(-1);
     if (/^method\d$/.test(field.id))
-      for (const name of ["base", "factor", "layer"]) delete $(`${name}${n}`).dataset.said;
+      for (const name of ["base", "factor", "layer"]) delete $(`${name}${n}`).dataset.given;
     if (/^text\d$/.test(field.id)) choose($(`method${n}`), "written");
     changed();
   });
@@ -345,7 +345,7 @@
     const button = event.target.closest("button");
     if (!button) return;
     if (button.classList.contains("copy")) copy(button);
-    if (button.classList.contains("tab")) { wordsOf = Number(button.dataset.column); captions(answer); words(); }
+    if (button.classList.contains("tab")) { snippetColumn = Number(button.dataset.column); captions(answer); showSnippets(); }
     if (button.classList.contains("remove")) {
       $(`card${button.dataset.column}`).hidden = true;
       restore(query());  // those after it move up
@@ -369,7 +369,7 @@
     if (still) {
       for (const n of still.draw.columns.map((_, at) => at + 1)) $(`card${n}`).hidden = false;
       restore(data.link);
-      await told(still.draw);
+      await render(still.draw);
     } else {
       restore(location.search.length > 1 ? location.search.slice(1) : data.link);
       await offer($("own").value);
@@ -378,5 +378,5 @@
     }
   }
   window.longitude.ready = ready = first();
-  window.longitude.asked = () => ready;
+  window.longitude.settled = () => ready;
 })();

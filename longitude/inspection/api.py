@@ -60,9 +60,9 @@ class SchemesResult(TextResult):
 
     def show(self, console: Console) -> None:
         """Print parts under their sites, then presets."""
-        from longitude.viz.terminal import listing
+        from longitude.viz.terminal import catalogue
 
-        listing(self.parts, self.presets, console)
+        catalogue(self.parts, self.presets, console)
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -220,9 +220,9 @@ class InspectResult(TextResult):
 
         from longitude.cli import lint
         from longitude.hf.encodings import KINDS
-        from longitude.viz import encodings, scores
+        from longitude.viz import checkpoint
 
-        encodings.show(self, KINDS, console)
+        checkpoint.show(self, KINDS, console)
         if self.lint or self.lint_refused:
             console.print()
             console.print(Text("What runtimes compute from it", style="bold"))
@@ -232,7 +232,7 @@ class InspectResult(TextResult):
             console.print(Text(f"unknown: {self.lint_refused}"))
         if self.weights:
             console.print()
-            scores.show(self.weights, console)
+            checkpoint.show_scores(self.weights, console)
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -263,7 +263,7 @@ class KnownModelsResult(TextResult):
 
     def show(self, console: Console) -> None:
         """Print a row per model type."""
-        from longitude.viz.encodings import table
+        from longitude.viz.checkpoint import table
 
         table(self.models, console)
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from longitude.eval.tables import ResultTable
 from longitude.viz.extend_section import BEST, NEAR, NOT_ASKED, TIED, Section, Shown
-from longitude.viz.text import printable
-from longitude.viz.text import escaped, fenced, markdown_table
+from longitude.viz.text import escaped, fenced, markdown_table, printable
 
 SLOT = "\0"  # where a runtime's name stands; no printable text has it
 

@@ -17,10 +17,11 @@ from longitude.training.lab.rows import TEXT, Bin, Score, Spread, curves, summar
 from longitude.training.lab.rows import Cell as LabCell
 from longitude.viz import files
 from longitude.viz import plot as p
-from longitude.viz.result_charts import lab_spec
+from longitude.viz.result_charts import lab_spec, training_spec
 from longitude.viz.table import BEST, Cell, rich_table
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
 from longitude.viz.theme import method_config
+from longitude.viz.vega import Spec
 
 COLOURS = ("cyan", "yellow", "magenta", "blue", "red")  # green is the trained window's
 PATTERNS = (p.SOLID, p.DASHED, p.SPARSE, p.DOTTED)  # 5 × 4: twenty schemes differ
@@ -157,13 +158,23 @@ def show(scores: Iterable[Score], console: Console) -> None:
 def write(scores: Iterable[Score], path: Path, title: str) -> None:
     """Draw the tables and curves into a file: .html, .png or .svg."""
     files.check_kind(path)
-    safe = _printable(scores)
-    if not safe:
+    rows = [*scores]
+    if not rows:
         raise UserError(f"There are no scores to draw into {path}: run some first.")
-    tables = lab_tables(safe)
-    count = len({label for table in tables for label in table.labels})
-    look = [method_config(count, first=1, dark=dark) for dark in (False, True)]
-    files.write_spec(lab_spec(tables, curves(safe), printable(title)), title, path, look)
+    count = len({(s.scheme, s.label) for s in rows})
+    themes = [method_config(count, first=1, dark=dark) for dark in (False, True)]
+    files.write_spec(spec(rows, title), title, path, themes)
+
+
+def spec(scores: Iterable[Score], title: str) -> Spec:
+    """The tables and curves as a Vega-Lite document."""
+    safe = _printable(scores)
+    return lab_spec(lab_tables(safe), curves(safe), printable(title))
+
+
+def write_training_loss(losses: Sequence[float], window: int, title: str, path: Path) -> None:
+    """Draw the loss of every step and its mean over the last `window` into a file."""
+    files.write_spec(training_spec(losses, window, title), title, path)
 
 
 def markdown(scores: Iterable[Score]) -> str:

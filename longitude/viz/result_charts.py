@@ -238,6 +238,7 @@ def lab_spec(tables: Sequence[LabTable], bins: Sequence[Bin], title: str) -> Spe
         "title": {"text": title, "fontSize": 18, "offset": 20},
         "params": [CHOSEN],
         "vconcat": [_lab_row(table, labels, bins) for table in tables],
+        "resolve": {"scale": {"fillOpacity": "independent"}},
         "spacing": 44,
     }
 
@@ -280,7 +281,7 @@ def _lab_table(table: LabTable, labels: Sequence[str]) -> Spec:
     scale: Spec = {"domain": [0, 1]}
     if table.by_loss and means and min(means) > 0:
         scale = {"type": "log", "domain": [min(means), max(*means, 2 * min(means))]}
-    tint = channel("mean:Q", scale={**scale, "range": [0.05, 0.5]}, legend=None)
+    tint = channel("mean:Q", scale={**scale, "rangeMin": 0.05, "rangeMax": 0.5}, legend=None)
     named = f"[datum.value == {table.trained} ? 'trained' : '', {COUNT}]"
     look: Spec = {"domain": False, "ticks": False}
     top = {"orient": "top", "labelExpr": named, "labelAngle": 0, "labelPadding": 18, **look}

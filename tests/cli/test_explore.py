@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from longitude.explorer.data import drawn
-from longitude.explorer.options import Asked, Column
+from longitude.explorer.data import draw
+from longitude.explorer.state import Column, PageState
 
 from .conftest import ROOT, Ran
 
@@ -39,7 +39,7 @@ def test_numbers_are_data(longitude: Callable[..., Ran]) -> None:
     )
     columns = (Column("yarn"), Column("written", text="rope(remap=rerope(64))"))
     assert (code, err) == (0, "")
-    assert json.loads(out) == json.loads(drawn(Asked(length=2048, columns=columns)))
+    assert json.loads(out) == json.loads(draw(PageState(length=2048, columns=columns)))
 
 
 def test_it_starts_from_a_model(longitude: Callable[..., Ran], tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_it_starts_from_a_model(longitude: Callable[..., Ran], tmp_path: Path) -
     assert "model=tiny-rope" in text and "yarn(4, original=256)" in text
     loaded = Loaded()
     loaded.feed(text)
-    assert loaded.addresses == ["data:,", "#pictures"]
+    assert loaded.addresses == ["data:,", "#charts"]
 
 
 @pytest.mark.parametrize(

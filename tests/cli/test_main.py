@@ -137,13 +137,6 @@ print([m for m in set(sys.modules) - before if m.startswith(heavy)])
     assert ran.stdout == "[]\n", ran.stderr
 
 
-def test_reports_do_not_import_torch() -> None:
-    names = ("terminal", "figures", "files")
-    code = "import sys, " + ", ".join(f"longitude.viz.{n}" for n in names)
-    ran = python("-c", f"{code}; print('torch' in sys.modules)")
-    assert ran.stdout == "False\n", ran.stderr
-
-
 def test_env(longitude: Callable[..., Ran]) -> None:
     code, out, _ = longitude("env", "--json")
     found = json.loads(out)

@@ -122,7 +122,7 @@ def test_html_loads_nothing_from_anywhere(longitude: Callable[..., Ran], tmp_pat
     assert f"<title>{ISSUE}</title>" in text and "vegaEmbed(" in text
     found = Tags()
     found.feed(text)
-    tags = "html head meta meta title style script body main script"
+    tags = "html head meta meta meta meta title style body main script script script"
     assert [tag for tag, _ in found.tags] == tags.split()
     assert not [a for _, names in found.tags for a in names if a in ("src", "href", "srcset")]
     assert not re.search(r"\bimport\s*[({\"'][^;]{0,80}https?:|cdn\.|unpkg\.", text)

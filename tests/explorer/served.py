@@ -10,15 +10,15 @@ from threading import Thread
 from time import sleep
 from typing import Any
 
-from longitude.explorer.options import Asked
-from longitude.explorer.serving import listen, server
+from longitude.explorer.server import listen, server
+from longitude.explorer.state import PageState
 
 
 @contextmanager
-def served(asked: Asked | None = None) -> Iterator[int]:
+def served(asked: PageState | None = None) -> Iterator[int]:
     """The port of a page that is being served."""
     held = listen(0)
-    one = server(asked or Asked())
+    one = server(asked or PageState())
     thread = Thread(target=one.run, kwargs={"sockets": [held]}, daemon=True)
     thread.start()
     while not one.started:

@@ -6,8 +6,8 @@ import pytest
 
 from longitude import parse
 from longitude.core.validate import UserError
-from longitude.explorer.methods import base_of, choices, made, rebased
-from longitude.explorer.options import Asked, Column
+from longitude.explorer.methods import base_of, choices, resolve, with_base
+from longitude.explorer.state import Column, PageState
 from longitude.extension.candidates import candidates
 from longitude.hf.merge_scheme import merge_scheme
 from longitude.presets import PRESETS
@@ -25,12 +25,12 @@ def names(own: str, group: str) -> list[str]:
 
 @pytest.mark.parametrize("own", OWN.values(), ids=list(OWN))
 def test_ways_past_the_window_are_extends(own: str) -> None:
-    asked = Asked(own=own, window=512, length=2048)
+    asked = PageState(own=own, window=512, length=2048)
     ways = candidates("all", parse(own), 512, 2048)
     first = {c.name: c.text for c in reversed(ways) if c.text}  # the first of a name wins
-    assert sorted(names(own, "Past its window")) == sorted(first)
+    assert sorted(names(own, "Context extension")) == sorted(first)
     for name, text in first.items():
-        found = made(Column(name), asked).scheme
+        found = resolve(Column(name), asked).scheme
         mine = parse(own)
         if mine.layer(0).embed:
             assert str(found) == text
@@ -42,25 +42,25 @@ def test_every_choice_is_a_scheme_that_is_written_back() -> None:
     for group in choices("rope()"):
         for method in group["methods"]:
             if method["name"] != "written":
-                scheme = made(Column(method["name"]), Asked()).scheme
+                scheme = resolve(Column(method["name"]), PageState()).scheme
                 assert parse(str(scheme)) == scheme and method["what"]
 
 
 def test_presets_take_the_pages_numbers() -> None:
-    asked = Asked(window=2048)
+    asked = PageState(window=2048)
     column = Column("yarn_llama", base=500_000, factor=8)
-    assert made(column, asked).scheme == PRESETS["yarn_llama"](8.0, 2048, 500_000.0)
-    assert made(Column("llama31"), asked).factor == 8  # its own, where none is given
-    assert made(Column("nope"), asked).factor is None
+    assert resolve(column, asked).scheme == PRESETS["yarn_llama"](8.0, 2048, 500_000.0)
+    assert resolve(Column("llama31"), asked).factor == 8  # its own, where none is given
+    assert resolve(Column("nope"), asked).factor is None
 
 
 def test_controls_say_what_they_move() -> None:
-    asked = Asked(length=32768)
-    assert made(Column("yarn"), asked).factor == 8
-    assert made(Column("rerope"), asked).factor is None  # whose window is the model's alone
-    assert made(Column("own"), asked).factor is None
-    assert made(Column("linear", base=77), asked).base == 77
-    assert str(made(Column("linear", base=77, factor=3), asked).scheme) == (
+    asked = PageState(length=32768)
+    assert resolve(Column("yarn"), asked).factor == 8
+    assert resolve(Column("rerope"), asked).factor is None  # whose window is the model's alone
+    assert resolve(Column("own"), asked).factor is None
+    assert resolve(Column("linear", base=77), asked).base == 77
+    assert str(resolve(Column("linear", base=77, factor=3), asked).scheme) == (
         "rope(base=77, frequencies=linear(3))"
     )
 
@@ -68,15 +68,15 @@ def test_controls_say_what_they_move() -> None:
 def test_a_base_moves_the_layers_that_see_everything() -> None:
     gemma = parse("layers(rope() + window(16), rope(base=1000000, frequencies=linear(8)))")
     assert base_of(gemma) == 1_000_000
-    assert str(rebased(gemma, 5000)) == (
+    assert str(with_base(gemma, 5000)) == (
         "layers(rope() + window(16), rope(base=5000, frequencies=linear(8)))"
     )
-    assert rebased(gemma, None) is gemma
+    assert with_base(gemma, None) is gemma
 
 
 def test_layers_with_a_window_keep_their_own() -> None:
     own = "layers(rope() + window(16), rope(base=1000000))"
-    found = made(Column("yarn"), Asked(own=own, window=512, length=2048)).scheme
+    found = resolve(Column("yarn"), PageState(own=own, window=512, length=2048)).scheme
     assert str(found) == (
         "layers(rope() + window(16), rope(base=1000000, frequencies=yarn(4, original=512)))"
     )
@@ -94,4 +94,4 @@ def test_layers_with_a_window_keep_their_own() -> None:
 )
 def test_mistakes_are_told(column: Column, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        made(column, Asked())
+        resolve(column, PageState())

@@ -9,8 +9,7 @@ import pytest
 
 from longitude import parse
 from longitude.core.validate import UserError
-from longitude.explorer.models import by_name, picked, shortest
-from longitude.explorer.options import Column
+from longitude.explorer.state import Column, shortest, start_from, start_from_config
 
 LLAMA = {
     "model_type": "llama",
@@ -23,28 +22,28 @@ LLAMA = {
 
 
 def test_one_of_ours() -> None:
-    found = by_name("tiny-rope")
+    found = start_from("tiny-rope")
     assert (found.own, found.window, found.dim, found.heads) == ("rope()", 256, 32, 6)
-    assert found.asked.length == 1024
-    assert [c.method for c in found.asked.columns] == ["own", "yarn", "leaky_rerope"]
+    assert found.state.length == 1024
+    assert [c.method for c in found.state.columns] == ["own", "yarn", "leaky_rerope"]
 
 
 def test_a_configuration(tmp_path: Path) -> None:
-    found = picked(LLAMA, "mine")
+    found = start_from_config(LLAMA, "mine")
     assert (found.own, found.window, found.dim) == ("rope(base=250000)", 2048, 64)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA))
-    assert by_name(str(file)).own == found.own
+    assert start_from(str(file)).own == found.own
 
 
 def test_kinds_without_rotation() -> None:
-    assert by_name("tiny-alibi").asked.columns[1] == Column("alibi_interpolated")
-    assert by_name("tiny-learned").own.startswith("learned(")
+    assert start_from("tiny-alibi").state.columns[1] == Column("alibi_interpolated")
+    assert start_from("tiny-learned").own.startswith("learned(")
 
 
 def test_what_has_no_scheme_is_told() -> None:
     with pytest.raises(UserError, match="mamba"):
-        picked({"model_type": "mamba"})
+        start_from_config({"model_type": "mamba"})
 
 
 def test_layers_are_as_few_as_tile_the_model() -> None:

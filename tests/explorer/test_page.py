@@ -10,11 +10,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from longitude.explorer.charts import SCHEMES
-from longitude.explorer.data import drawn
-from longitude.explorer.options import Asked, Column, read
-from longitude.explorer.static import write
-from longitude.viz.theme import DARK, LIGHT
+from longitude.explorer.api import ExploreResult
+from longitude.explorer.data import draw
+from longitude.explorer.state import Column, PageState, read_link
+from longitude.viz.theme import DARK, LIGHT, SCHEMES
 from tests.viz.browser import chromium
 
 from .served import served
@@ -34,24 +33,24 @@ class Reader:
         size = {"width": width, "height": 900}
         self.page = browser.new_context(viewport=size, color_scheme=theme).new_page()
         self.wrong: list[str] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.page.on("console", lambda m: self.wrong.append(m.text))
         self.page.on("pageerror", lambda e: self.wrong.append(str(e)))
-        self.page.on("request", lambda r: self.asked.append(r.url))
+        self.page.on("request", lambda r: self.requests.append(r.url))
         self.page.goto(address)
         self.settle()
 
     def settle(self) -> None:
         """Wait until what was asked is drawn."""
-        self.page.evaluate("window.longitude.asked()")
+        self.page.evaluate("window.longitude.settled()")
 
-    def state(self) -> Asked:
+    def state(self) -> PageState:
         """The state that the link in the address bar carries."""
-        return read(parse_qsl(urlsplit(self.page.url).query))
+        return read_link(parse_qsl(urlsplit(self.page.url).query))
 
     def expected(self) -> list[dict[str, Any]]:
         """What the library says to this state."""
-        return json.loads(drawn(self.state()))["columns"]
+        return json.loads(draw(self.state()))["columns"]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The rows that a picture shows."""
@@ -92,7 +91,7 @@ class Reader:
     def clean(self) -> None:
         """Nothing was said on the console, and nothing was asked of another host."""
         assert self.wrong == []
-        hosts = {urlsplit(url).netloc for url in self.asked if not url.startswith("data:")}
+        hosts = {urlsplit(url).netloc for url in self.requests if not url.startswith("data:")}
         assert hosts <= {urlsplit(self.page.url).netloc}
 
 
@@ -179,20 +178,20 @@ def test_a_model_is_picked(browser: Any, address: str, tmp_path: Path) -> None:
     assert reader.state().own == "alibi()"
     heads = {r["head"] for r in reader.rows("bias1")}
     assert heads == {0, 1, 2, 3} and reader.state().heads == 4
-    page.locator("#words .block", has_text="alibi()").first.wait_for()
+    page.locator("#snippets .block", has_text="alibi()").first.wait_for()
     reader.clean()
 
 
 def test_a_still_page_needs_nobody(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "still.html"
-    asked = Asked(window=256, length=1024, columns=(Column("own"), Column("yarn")))
-    write(asked, file)
+    asked = PageState(window=256, length=1024, columns=(Column("own"), Column("yarn")))
+    ExploreResult(asked).report(file)
     reader = Reader(browser, file.as_uri())
-    assert [url for url in reader.asked if not url.startswith("data:")] == [file.as_uri()]
-    columns = json.loads(drawn(asked))["columns"]
+    assert [url for url in reader.requests if not url.startswith("data:")] == [file.as_uri()]
+    columns = json.loads(draw(asked))["columns"]
     assert [r["mean"] for r in reader.rows("decay")] == [
         m for c in columns for m in c["decay"]["mean"]
     ]
-    reader.page.locator("#words .block").nth(3).wait_for()
+    reader.page.locator("#snippets .block").nth(3).wait_for()
     assert "yarn(4, original=256)" in reader.page.input_value("#text2")
     assert not reader.page.locator("#load").is_visible() and reader.wrong == []

@@ -12,9 +12,9 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from longitude.core.validate import UserError
-from longitude.explorer.data import drawn
-from longitude.explorer.options import Asked, Column
-from longitude.explorer.serving import listen
+from longitude.explorer.data import draw
+from longitude.explorer.server import listen
+from longitude.explorer.state import Column, PageState
 
 from .served import Asker, served
 
@@ -31,7 +31,7 @@ VALUES += [
     "x" * 9000,
 ]
 VALUES += ["streaming(1, 1)", "rope(remap=dual_chunk(1, 1))", "xpos()", "bidirectional()", "\ud7ff"]
-PATHS = ["/", "/api/draw", "/api/words", "/api/methods", "/api/model", "/page.js", "/page.py"]
+PATHS = ["/", "/api/draw", "/api/snippets", "/api/methods", "/api/model", "/page.js", "/page.py"]
 PATHS += ["/..%2f..%2fasked.py", "/api", "/api/", "/api/draw/", "//", "/%00", "/vega.jsx", "/é"]
 BODIES = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}", b'{"model_type": "llama"}', b"[" * 5000]
 BODIES += [b'{"model_type": ["x"]}', b'{"model_type": "gpt2", "n_positions": -5}', b"1" * 4000]
@@ -46,8 +46,8 @@ def asker() -> Iterator[Asker]:
 def test_numbers_are_the_librarys(asker: Asker) -> None:
     link = "window=512&length=2048&method1=yarn&method2=leaky_rerope"
     status, told = asker.told(f"/api/draw?{link}")
-    asked = Asked(window=512, length=2048, columns=(Column("yarn"), Column("leaky_rerope")))
-    assert status == 200 and told == json.loads(drawn(asked))
+    asked = PageState(window=512, length=2048, columns=(Column("yarn"), Column("leaky_rerope")))
+    assert status == 200 and told == json.loads(draw(asked))
 
 
 def test_the_page_loads_from_here_alone(asker: Asker) -> None:

@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from longitude.reading.generate import Step
-from longitude.viz.reading import Place, by_path, by_windows, harmless
+from longitude.reading.answer import Step
+from longitude.viz.reading import Place, by_path, by_windows
+from longitude.viz.text import safe_lines
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from longitude.viz.reading import Place, by_path, by_windows, harmless
     ],
 )
 def test_what_a_terminal_would_obey_is_left_out(said: str, shown: str) -> None:
-    assert harmless(said) == shown
+    assert safe_lines(said) == shown
 
 
 def lines(show: object, *args: object) -> list[str]:
@@ -44,8 +45,8 @@ def test_windows_are_told_by_their_share_of_the_tokens() -> None:
     ]
     places = [Place(f"log{n}.txt", f"line {n}", f"words [b]{n}[/b]") for n in range(3)]
     told = [line.split() for line in lines(by_windows, steps, places)]
-    assert ["“", "4”", "2", "0.250", "beside", "window", "1", "with", "0.500"] in told
-    assert ["“7↵”", "2", "0.100", "beside", "window", "3", "with", "0.050"] in told
+    assert ["“", "4”", "2", "0.250", "next:", "window", "1,", "0.500"] in told
+    assert ["“7↵”", "2", "0.100", "next:", "window", "3,", "0.050"] in told
     assert [row[:2] for row in told if row[0] == "window"] == [["window", "2"], ["window", "1"]]
     assert ["window", "2", "████████", "67%", "log1.txt,", "line", "1"] in told
     assert ["words", "[b]1[/b]"] in told  # no markup of ours
@@ -55,14 +56,14 @@ def test_a_step_through_a_tree() -> None:
     visit = {"place": [0, 2], "action": "down", "to": 1, "answer": "", "invalid": ["what?\x07"]}
     visit["reasoning"] = "it is\nthere \x1b[1m"
     assert lines(by_path, visit, "log.txt, lines 1–9") == [
-        "  ↓ 1.3 (log.txt, lines 1–9) goes on to part 2",
+        "  ↓ 1.3 (log.txt, lines 1–9) descends to part 2",
         "      it is there [1m",
-        "      (not read) what?",
+        "      (invalid) what?",
     ]
     empty = {"place": [], "to": None, "reasoning": "", "answer": "no\x1b", "invalid": []}
     for action, told in {
         "revert": "  ↩ root (log) goes back",
         "answer": "  ✓ root (log) answers: no",
-        "invalid": "  ✗ root (log) gave no reply that could be read",
+        "invalid": "  ✗ root (log) gave no valid reply",
     }.items():
         assert lines(by_path, empty | {"action": action}, "log") == [told]

@@ -20,7 +20,7 @@ from longitude.training.tune.options import PICTURE, Tuned
 from longitude.training.tune.recipes import OWN
 from longitude.training.tune.train import LAST
 from longitude.viz import extend as report
-from longitude.viz import loss_curve as learning
+from longitude.viz.lab import write_training_loss
 
 REPORT = "report"  # the folder of a run's measurements
 HELPED = "helped"
@@ -78,7 +78,7 @@ def draw(tuned: Tuned) -> Path:
     """The loss of every step as a picture; where it lies."""
     path = Path(tuned.out) / PICTURE
     title = f"{Path(tuned.base).name} to {tuned.target:,} tokens: {tuned.scheme}"
-    learning.write(tuned.losses, LAST, title, path)
+    write_training_loss(tuned.losses, LAST, title, path)
     return path
 
 

@@ -24,8 +24,7 @@ from longitude.viz.extend_charts import _beside, charts, standing
 from longitude.viz.extend_page import page
 from longitude.viz.extend_section import NOT_ASKED, Section, _signed, printed
 from longitude.viz.extend_text import markdown
-from longitude.viz.theme import dashes, place
-from tests.cli.conftest import python
+from longitude.viz.extend_theme import dashes, place
 from tests.viz.extending import rows
 
 
@@ -276,8 +275,3 @@ def test_numbers_are_printed_in_their_measures_figures() -> None:
 def test_a_section_is_of_rows_of_one_model() -> None:
     with pytest.raises(UserError, match="no measurements"):
         report.section([])
-
-
-def test_the_report_needs_no_torch() -> None:
-    code = "import sys, longitude.viz.extend; sys.exit('torch' in sys.modules)"
-    assert python("-c", code).returncode == 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from longitude.viz import loss_curve as learning
+from longitude.viz.lab import write_training_loss
+from longitude.viz.result_charts import training_spec
 
 
 def test_each_step_stands_beside_the_mean_of_the_last():
-    spec = learning.spec([4.0, 2.0, 0.0], 2, "a run")
+    spec = training_spec([4.0, 2.0, 0.0], 2, "a run")
     (rows,) = spec["datasets"].values()
     assert [(r["step"], r["loss"], r["mean"]) for r in rows] == [
         (1, 4.0, 4.0),
@@ -16,5 +17,5 @@ def test_each_step_stands_beside_the_mean_of_the_last():
 
 
 def test_it_is_drawn(tmp_path):
-    learning.write([3.0, 2.5, 2.7], 20, "<a> run & more", tmp_path / "training.png")
+    write_training_loss([3.0, 2.5, 2.7], 20, "<a> run & more", tmp_path / "training.png")
     assert (tmp_path / "training.png").read_bytes()[:4] == b"\x89PNG"

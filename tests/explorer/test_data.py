@@ -10,18 +10,18 @@ import pytest
 
 from longitude import Scheme, parse
 from longitude.core.part import Dims
-from longitude.explorer.data import drawn
-from longitude.explorer.options import LONGEST, Asked, Column
+from longitude.explorer.data import draw
+from longitude.explorer.state import MAX_LENGTH, Column, PageState
 from longitude.inspection import curves
 
 
 def column(method: str, **asked: Any) -> dict[str, Any]:
     """The answer to one column."""
-    return json.loads(drawn(Asked(**asked, columns=(Column(method),))))["columns"][0]
+    return json.loads(draw(PageState(**asked, columns=(Column(method),))))["columns"][0]
 
 
 def written(text: str, **asked: Any) -> dict[str, Any]:
-    found = drawn(Asked(**asked, columns=(Column("written", text=text),)))
+    found = draw(PageState(**asked, columns=(Column("written", text=text),)))
     return json.loads(found)["columns"][0]
 
 
@@ -76,18 +76,18 @@ def test_pairs_past_what_training_showed() -> None:
 
 def test_a_layer_can_be_chosen() -> None:
     text = "layers(rope() + window(16), rope(base=1000000))"
-    asked = Asked(own=text, window=64, length=256)
-    found = json.loads(drawn(asked))["columns"][0]
+    asked = PageState(own=text, window=64, length=256)
+    found = json.loads(draw(asked))["columns"][0]
     assert found["drawn"] == "rope(base=1000000)" and found["layers"] == ["0", "1"]
-    one = Asked(own=text, window=64, length=256, columns=(Column("own", layer=0),))
-    assert json.loads(drawn(one))["columns"][0]["kept"] == 16
-    lost = Asked(own=text, columns=(Column("own", layer=7),))
-    assert "give 0 to 1" in json.loads(drawn(lost))["columns"][0]["mistake"]
+    one = PageState(own=text, window=64, length=256, columns=(Column("own", layer=0),))
+    assert json.loads(draw(one))["columns"][0]["kept"] == 16
+    lost = PageState(own=text, columns=(Column("own", layer=7),))
+    assert "give 0 to 1" in json.loads(draw(lost))["columns"][0]["mistake"]
 
 
 def test_a_mistake_is_of_its_column_alone() -> None:
     columns = (Column("yarn"), Column("written", text="rope(bass=1)"))
-    right, wrong = json.loads(drawn(Asked(columns=columns)))["columns"]
+    right, wrong = json.loads(draw(PageState(columns=columns)))["columns"]
     assert right["scheme"] and "mistake" not in right
     assert "base" in wrong["mistake"]
 
@@ -96,11 +96,11 @@ def test_a_mistake_is_of_its_column_alone() -> None:
     "method", ["own", "yarn", "streaming", "alibi_lm", "t5_decoder", "fire_lm", "randomized_rope"]
 )
 def test_ten_million_tokens_are_drawn_by_a_few_hundred_points(method: str) -> None:
-    text = drawn(Asked(length=LONGEST, columns=(Column(method),)))
+    text = draw(PageState(length=MAX_LENGTH, columns=(Column(method),)))
     found = json.loads(text)["columns"][0]
     assert "mistake" not in found and len(text) < 200_000
     assert len(found["pairs"]["tokens"]) <= 40
-    assert found["length"] == LONGEST or f"not {LONGEST:,}" in " ".join(found["notes"])
+    assert found["length"] == MAX_LENGTH or f"not {MAX_LENGTH:,}" in " ".join(found["notes"])
 
 
 @pytest.mark.parametrize("length", [2, 3, 17, 100, 4097])

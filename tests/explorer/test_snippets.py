@@ -12,19 +12,18 @@ import torch
 
 from longitude import attention, parse
 from longitude.core.validate import UserError
-from longitude.explorer.models import by_name
-from longitude.explorer.options import Asked, Column
-from longitude.explorer.snippets import words
+from longitude.explorer.snippets import snippets
+from longitude.explorer.state import Column, PageState, start_from
 from longitude.runtimes.emulate import effective
 from longitude.runtimes.target import wanted
 
 
-def asked(method: str, **more: Any) -> Asked:
-    return Asked(**more, columns=(Column(method),))
+def asked(method: str, **more: Any) -> PageState:
+    return PageState(**more, columns=(Column(method),))
 
 
 def test_the_code_to_copy_runs() -> None:
-    found = words(asked("leaky_rerope", window=32, length=64, dim=16, heads=2), 0)
+    found = snippets(asked("leaky_rerope", window=32, length=64, dim=16, heads=2), 0)
     told = {c["title"]: c["text"] for c in found["code"]}
     held: dict[str, torch.Tensor] = {}
     torch.manual_seed(0)
@@ -37,7 +36,7 @@ def test_the_code_to_copy_runs() -> None:
 
 
 def test_exports_compute_the_scheme() -> None:
-    found = words(asked("yarn"), 0)
+    found = snippets(asked("yarn"), 0)
     by = {e["runtime"]: e for e in found["exports"]}
     want = wanted(parse(found["scheme"]), _config(), 16384)
     assert found["target"] == 16384
@@ -57,14 +56,14 @@ def test_exports_compute_the_scheme() -> None:
 
 
 def test_what_no_settings_say_is_refused_by_name() -> None:
-    by = {e["runtime"]: e for e in words(asked("leaky_rerope"), 0)["exports"]}
+    by = {e["runtime"]: e for e in snippets(asked("leaky_rerope"), 0)["exports"]}
     assert "lh.load" in by["transformers"]["text"]
     assert by["vLLM"]["text"] is None and "nearest" in by["vLLM"]["refused"]
 
 
 def test_a_model_is_exported_under_its_name() -> None:
-    state = by_name("tiny-rope").asked
-    found = words(state, 1)
+    state = start_from("tiny-rope").state
+    found = snippets(state, 1)
     assert "yarn(4, original=256)" in found["scheme"]
     assert any('lh.load("tiny-rope")' in c["text"] for c in found["code"])
     vllm = next(e for e in found["exports"] if e["runtime"] == "vLLM")
@@ -72,16 +71,16 @@ def test_a_model_is_exported_under_its_name() -> None:
 
 
 @pytest.mark.parametrize("own", ["alibi()", "learned(512)", "t5()", "layers(rope(), causal())"])
-def test_every_kind_of_model_has_words(own: str) -> None:
-    state = Asked(own=own, window=512, length=2048, columns=(Column("own"),))
-    found = words(state, 0)
+def test_every_kind_of_model_has_snippets(own: str) -> None:
+    state = PageState(own=own, window=512, length=2048, columns=(Column("own"),))
+    found = snippets(state, 0)
     assert found["scheme"] == own
     assert all(bool(e["text"]) != bool(e["refused"]) for e in found["exports"])
 
 
 def test_a_name_that_a_link_says_stays_a_name_in_what_is_copied() -> None:
     name = 'x"); print(1) #; $(touch y)'
-    found = words(Asked(model=name, columns=(Column("yarn"),)), 0)
+    found = snippets(PageState(model=name, columns=(Column("yarn"),)), 0)
     told = {c["title"]: c["text"] for c in found["code"]}
     _, load, _ = ast.parse(told["A Hugging Face model"]).body
     assert isinstance(load, ast.Assign) and isinstance(load.value, ast.Call)
@@ -95,7 +94,7 @@ def test_a_name_that_a_link_says_stays_a_name_in_what_is_copied() -> None:
 
 def test_a_column_that_is_not_there() -> None:
     with pytest.raises(UserError, match="there are 1"):
-        words(asked("yarn"), 1)
+        snippets(asked("yarn"), 1)
 
 
 def _config() -> dict[str, object]:

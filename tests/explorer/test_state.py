@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude.core.validate import UserError
-from longitude.explorer.options import COLUMNS, LONGEST, Asked, Column, read
+from longitude.explorer.state import MAX_COLUMNS, MAX_LENGTH, Column, PageState, read_link
 
-SIZES = st.integers(2, LONGEST)
+SIZES = st.integers(2, MAX_LENGTH)
 REALS = st.one_of(st.none(), st.floats(1.01, 1e5))
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=40)
 EACH = st.fixed_dictionaries(
@@ -37,16 +37,16 @@ STATES = st.fixed_dictionaries(
 
 
 @settings(max_examples=40, deadline=None)
-@given(STATES, st.lists(EACH, min_size=1, max_size=COLUMNS))
+@given(STATES, st.lists(EACH, min_size=1, max_size=MAX_COLUMNS))
 def test_a_link_carries_the_state(state: dict[str, Any], columns: list[dict[str, Any]]) -> None:
-    asked = Asked(**state, columns=tuple(Column(**each) for each in columns))
-    assert read(parse_qsl(asked.link)) == asked
+    asked = PageState(**state, columns=tuple(Column(**each) for each in columns))
+    assert read_link(parse_qsl(asked.link)) == asked
 
 
 def test_a_fresh_page_is_what_an_empty_link_says() -> None:
-    assert read([]) == Asked()
-    assert read([("length", "64")]) == Asked(length=64)
-    assert read([("method2", "yarn")]).columns == (Column("yarn"),)
+    assert read_link([]) == PageState()
+    assert read_link([("length", "64")]) == PageState(length=64)
+    assert read_link([("method2", "yarn")]).columns == (Column("yarn"),)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_a_fresh_page_is_what_an_empty_link_says() -> None:
 )
 def test_what_a_link_cant_say(query: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as told:
-        read(parse_qsl(query))
+        read_link(parse_qsl(query))
     assert str(told.value).endswith(".") and "\n" not in str(told.value)
 
 
 def test_the_stretch_reaches_the_length() -> None:
     for window, length in ((4096, 16384), (1000, 3333), (4096, 64)):
-        asked = Asked(window=window, length=length)
+        asked = PageState(window=window, length=length)
         assert asked.stretch >= max(1, length / window) > asked.stretch - 0.0101

@@ -19,7 +19,7 @@ from longitude.inspection.rows import (
     ScoreStatistics,
     Term,
 )
-from longitude.viz.scores import attended, show
+from longitude.viz.checkpoint import attention_by_distance, show_scores
 
 NEAR, FAR = Band(60, 1.5, 2.0, -3.25, 7.75, 0.75), Band(40, -1.0, 2.0, -9.5, 30.5, 0.25)
 BINS = (Bin(0, NEAR), Bin(8, FAR))
@@ -38,7 +38,7 @@ def measured() -> ScoreStatistics:
 
 
 def printed(found: ScoreStatistics, width: int = 80) -> str:
-    show(found, console := Console(file=io.StringIO(), width=width))
+    show_scores(found, console := Console(file=io.StringIO(), width=width))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -73,7 +73,7 @@ def test_what_was_not_measured_is_left_out() -> None:
 
 
 def test_attention_adds_up_to_all() -> None:
-    plot = attended(measured())
+    plot = attention_by_distance(measured())
     assert plot.mark == ("trained", 8.0)
     for line in plot.lines:
         assert [*line.points] == [(7, 0.75), (15, 1.0)]
