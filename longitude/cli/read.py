@@ -97,7 +97,8 @@ def read(
     from longitude.cli.progress import display
     from longitude.core.validate import UserError
     from longitude.reading import api
-    from longitude.viz.reading import by_path, harmless
+    from longitude.viz.reading import by_path
+    from longitude.viz.text import safe_lines
 
     if quiet and show:
         raise UserError("--quiet is the answer alone, and --show is more: leave one of them out.")
@@ -106,7 +107,7 @@ def read(
     err = Console(stderr=True, highlight=False, quiet=quiet)
 
     def notify(message: str) -> None:
-        err.print(harmless(message), markup=False, soft_wrap=True)
+        err.print(safe_lines(message), markup=False, soft_wrap=True)
 
     def on_visit(visit: Visit, where: str) -> None:
         by_path(visit.plain(), where, err)
@@ -140,9 +141,9 @@ class AnswerWriter:
 
     def write(self, text: str) -> None:
         """Write a piece; `before` is called first."""
-        from longitude.viz.reading import harmless
+        from longitude.viz.text import safe_lines
 
-        text = harmless(text) if self.last else harmless(text).lstrip()
+        text = safe_lines(text) if self.last else safe_lines(text).lstrip()
         if text:
             self.before()
             print(text, end="", flush=True)

@@ -94,9 +94,9 @@ class ReadResult:
 
     def show(self, console: Console) -> None:
         """Print the answer and its trace."""
-        from longitude.viz.reading import harmless
+        from longitude.viz.text import safe_lines
 
-        console.print(harmless(self.answer.text).strip(), markup=False, soft_wrap=True)
+        console.print(safe_lines(self.answer.text).strip(), markup=False, soft_wrap=True)
         self.show_trace(console)
 
     def show_trace(self, console: Console) -> None:

@@ -20,7 +20,7 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from longitude.core.atomic_io import whole_file
+from longitude.core.atomic_io import atomic_file
 from longitude.core.validate import UserError
 from longitude.inspection.rows import Page
 from longitude.viz.scheme_charts import page_spec
@@ -64,7 +64,7 @@ def write_spec(spec: Spec, title: str, path: Path, configs: Sequence[Spec] = BOT
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file in full beside its target, then put it in its place."""
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         part.write_bytes(content)
 
 

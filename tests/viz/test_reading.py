@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from longitude.reading.answer import Step
+from longitude.reading.generate import Step
 from longitude.viz.reading import Place, by_path, by_windows
 from longitude.viz.text import safe_lines
 
