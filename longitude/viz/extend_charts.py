@@ -17,8 +17,8 @@ from longitude.eval.records import CONTEXT
 from longitude.eval.tables import ResultTable
 from longitude.eval.tasks import metrics
 from longitude.viz.extend_section import DAGGER, NOT_ASKED, Section
-from longitude.viz.theme import config
-from longitude.viz.vega import (
+from longitude.viz.extend_theme import config
+from longitude.viz.extend_vega import (
     CELL,
     CHOSEN,
     COUNT,

@@ -28,8 +28,8 @@ from longitude.eval.tasks import metrics
 from longitude.viz.extend_charts import charts
 from longitude.viz.extend_section import DAGGER, NOT_ASKED, Section, printed
 from longitude.viz.extend_text import advice, forgotten, headline, notes, scores, searches
-from longitude.viz.theme import DARK, LIGHT, config, dashes, place
-from longitude.viz.vega import Chart
+from longitude.viz.extend_theme import DARK, LIGHT, config, dashes, place
+from longitude.viz.extend_vega import Chart
 
 
 def tables(s: Section, chart: Chart) -> list[dict[str, Any]]:

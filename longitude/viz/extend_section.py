@@ -24,7 +24,7 @@ from longitude.eval.tables import (
     result_tables,
 )
 from longitude.eval.tasks import metrics
-from longitude.viz.table import NOTHING, printable
+from longitude.viz.text import NOTHING, printable
 
 TIED, BEST = "tied", "best"
 NEAR, DAGGER = "≈", "†"
