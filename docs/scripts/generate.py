@@ -181,17 +181,17 @@ def _served_by(part: Any, scheme: Scheme | Layers) -> list[str] | None:
     """Which runtimes serve the part on an otherwise plain model; None where that is no question."""
     from longitude.parts import Alibi, Rope
     from longitude.parts import Learned as Table
-    from longitude.runtimes.support import serves
+    from longitude.runtimes.target import supporting
 
     if not isinstance(scheme, Scheme):
         return None
     if part.site in ("frequencies", "remap") and scheme.rotary:
         bare = Rope(scheme.rotary.base, scheme.rotary.fraction, scheme.rotary.pairs)
-        return list(serves(Scheme.of(scheme.rotary), Scheme.of(bare)))
+        return list(supporting(Scheme.of(scheme.rotary), Scheme.of(bare)))
     if part.name in ("hierarchical", "learned_tiled", "learned_interpolated"):
-        return list(serves(Scheme.of(part), Scheme.of(Table(part.length, part.offset))))
+        return list(supporting(Scheme.of(part), Scheme.of(Table(part.length, part.offset))))
     if part.name in ("alibi_interpolated", "ntk_alibi"):
-        return list(serves(Scheme.of(part), Scheme.of(Alibi())))
+        return list(supporting(Scheme.of(part), Scheme.of(Alibi())))
     return None
 
 

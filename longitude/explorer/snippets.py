@@ -21,10 +21,10 @@ from longitude.hf.rope_config import read as read_ropes
 from longitude.hf.rope_config import rope_parameters
 from longitude.hf.source import Source
 from longitude.parts import Rope
-from longitude.runtimes.checkpoint import Opened, opened
-from longitude.runtimes.export import OF_GGUF, Export, Wish, exports
-from longitude.runtimes.settings import Model, called
-from longitude.runtimes.write import RUNTIMES
+from longitude.runtimes import runtimes
+from longitude.runtimes.checkpoint import Checkpoint, Model, open_checkpoint
+from longitude.runtimes.export import Export, ExportRequest, exports
+from longitude.runtimes.files import filled
 
 MODEL = "MODEL"  # where none was picked
 ATTENTION = """import torch
@@ -84,33 +84,33 @@ def _code(state: PageState, text: str) -> list[dict[str, str]]:
 
 def _exports(state: PageState, text: str, target: int) -> list[Export]:
     """What each runtime needs, or why it can't run the scheme."""
-    found: dict[str, Export] = {}
-    for place, names in ((_folder(state), set(RUNTIMES) - {*OF_GGUF}), (_file(state), {*OF_GGUF})):
-        wishes = [Wish(name, text) for name in RUNTIMES if name in names]
-        found |= {one.wish.runtime: one for one in exports(place, wishes, target)}
-    return [found[name] for name in RUNTIMES]
+    done: dict[str, Export] = {}
+    for gguf, checkpoint in ((False, _folder(state)), (True, _file(state))):
+        readers = [r for r in runtimes().values() if (r.reads == "gguf") == gguf]
+        requests = [ExportRequest(runtime, text) for runtime in readers]
+        done |= {one.runtime.name: one for one in exports(checkpoint, requests, target)}
+    return [done[name] for name in runtimes()]
 
 
 def _export_json(one: Export, state: PageState, target: int) -> dict[str, Any]:
-    said, name = one.spelling, f"{_stem(state)}-{target}"
-    text = said.text.replace("{folder}", name).replace("{file}", f"{name}.gguf") if said else None
-    config = said.config if said else None
-    named = (*CONFIG_KEYS, "longitude")  # the entries about positions, of a config.json
+    name = f"{_stem(state)}-{target}"
+    one = filled(one, name, Path(f"{name}.gguf"))
+    config, named = one.config, (*CONFIG_KEYS, "longitude")  # the entries about positions
     return {
-        "runtime": called(one.wish.runtime),
-        "version": said.version if said else None,
-        "text": text,
+        "runtime": one.runtime.title,
+        "version": one.version if one.settings else None,
+        "text": one.text,
         "config": config and {k: config[k] for k in named if config.get(k) is not None},
-        "notes": list(said.notes) if said else [],
+        "notes": list(one.settings.notes) if one.settings else [],
         "refused": one.refused,
     }
 
 
-def _folder(state: PageState) -> Opened:
+def _folder(state: PageState) -> Checkpoint:
     """The model that was picked by name, or one of the page's sizes."""
     if state.model:
         try:
-            found = opened(state.model)
+            found = open_checkpoint(state.model)
             if found.model.header is None:
                 return found
         except UserError:
@@ -118,7 +118,7 @@ def _folder(state: PageState) -> Opened:
     return _opened(Model(state.model or MODEL, config_of(state)))
 
 
-def _file(state: PageState) -> Opened:
+def _file(state: PageState) -> Checkpoint:
     """A GGUF file of the page's sizes."""
     rope = _rope(state)
     own = {
@@ -140,8 +140,8 @@ def _stem(state: PageState) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(state.model).name.removesuffix(".gguf")) or MODEL
 
 
-def _opened(model: Model) -> Opened:
-    return Opened(model, Source(model.name, model.name), Path(), read_ropes(model.config))
+def _opened(model: Model) -> Checkpoint:
+    return Checkpoint(model, Source(model.name, model.name), Path(), read_ropes(model.config))
 
 
 def config_of(state: PageState) -> dict[str, Any]:

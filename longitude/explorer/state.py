@@ -21,7 +21,7 @@ from longitude.core.validate import UserError, literal, short, shown
 from longitude.hf.encodings import KINDS, read_encodings
 from longitude.hf.rope_config import read_config
 from longitude.parts import Alibi, Learned
-from longitude.runtimes.checkpoint import opened
+from longitude.runtimes.checkpoint import open_checkpoint
 
 MAX_LENGTH = 10_000_000  # tokens
 MAX_DIM, MAX_HEADS = 1024, 256
@@ -105,7 +105,7 @@ def start_from(name: str) -> ModelStart:
     """Start from a name on the Hub, a folder, a config.json, a .gguf file, or a bundled model."""
     if Path(name).suffix == ".json" and Path(name).is_file():
         return start_from_config(read_config(name), name)
-    return start_from_config(opened(name).model.config, name)
+    return start_from_config(open_checkpoint(name).model.config, name)
 
 
 def start_from_config(config: Mapping[str, Any], name: str = "") -> ModelStart:

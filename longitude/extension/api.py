@@ -27,7 +27,7 @@ from longitude.extension.measure import Evaluator, measurements, missing, run_ta
 from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
 from longitude.extension.rank import Recommendation, recommend
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
-from longitude.runtimes.support import serves
+from longitude.runtimes.target import supporting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -157,7 +157,7 @@ def _recommend(prepared: Prepared, store: Store) -> Recommendation:
 
     plan = prepared.plan
     own = parse(plan.subject.scheme)
-    served = {m.label: serves(parse(m.scheme), own) for m in plan.methods}
+    served = {m.label: supporting(parse(m.scheme), own) for m in plan.methods}
     return recommend(measurements(plan, store), plan.target, served)
 
 

@@ -35,11 +35,11 @@ from longitude.eval.records import CONTEXT, LOSS, PASSKEY, Measurement, of
 from longitude.eval.stats import Interval
 from longitude.eval.tables import labels, prefill_speed, results
 from longitude.eval.tasks import metrics
-from longitude.runtimes.support import RUNTIMES, serves
+from longitude.runtimes import recommended
+from longitude.runtimes.target import supporting
 
 NEGLIGIBLE = 0.01  # relative difference below which two are alike
 MUCH_FASTER = 1.25  # ratio that is worth another scheme: timings vary by less
-DISPLAY_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 PAST_WINDOW = "past"  # the passkeys of all lengths past the window
 
 
@@ -244,7 +244,7 @@ def recommend(
     ranking = Ranking(rows, target)
     if served is None:
         own = parse(rows[0].key.subject.scheme)
-        served = {label: serves(parse(text), own) for label, text in ranking.schemes.items()}
+        served = {label: supporting(parse(text), own) for label, text in ranking.schemes.items()}
     best = ranking.choice(ranking.schemes)
     far = "" if ranking.length == target else f", though nothing reached {target:,}"
     overall = (
@@ -253,13 +253,12 @@ def recommend(
         else _use(ranking, "best", best, f"Use {best}{far}")
     )
     runtimes = []
-    for runtime in RUNTIMES:
-        name = DISPLAY_NAMES.get(runtime, runtime)
+    for runtime, title in ((r.name, r.title) for r in recommended()):
         label = ranking.choice(s for s in ranking.schemes if runtime in served.get(s, ()))
         runtimes.append(
-            _nothing(ranking, runtime, f"Nothing that {name} can serve unchanged")
+            _nothing(ranking, runtime, f"Nothing that {title} can serve unchanged")
             if label is None
-            else _use(ranking, runtime, label, f"{name} can serve {label} unchanged")
+            else _use(ranking, runtime, label, f"{title} can serve {label} unchanged")
         )
     smallest = _smallest_factor(ranking)
     return Recommendation(

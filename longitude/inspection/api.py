@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from longitude.hf.encodings import Encoding, KnownModel
     from longitude.hf.faults import Fault
     from longitude.inspection.rope_limits import RopeLimits
-    from longitude.runtimes.lint import Lint
+    from longitude.runtimes.lint import LintResult
 
 
 class TextResult:
@@ -210,7 +210,7 @@ class InspectResult(TextResult):
     faults: tuple[Fault, ...] = ()
     reach: RopeLimits | None = None
     page: Page | None = None
-    lint: Lint | None = None
+    lint: LintResult | None = None
     lint_refused: str = ""  # why runtimes can't be emulated, if they can't
     weights: ScoreStatistics | None = None
 
@@ -218,16 +218,15 @@ class InspectResult(TextResult):
         """Print facts, limits, pictures, faults, what runtimes compute, and measured scores."""
         from rich.text import Text
 
-        from longitude.cli import lint
         from longitude.hf.encodings import KINDS
-        from longitude.viz import checkpoint
+        from longitude.viz import checkpoint, runtimes
 
         checkpoint.show(self, KINDS, console)
         if self.lint or self.lint_refused:
             console.print()
             console.print(Text("What runtimes compute from it", style="bold"))
         if self.lint:
-            lint.show(replace(self.lint, faults=()), console)
+            runtimes.show_lint(replace(self.lint, faults=()), console)
         elif self.lint_refused:
             console.print(Text(f"unknown: {self.lint_refused}"))
         if self.weights:
@@ -236,8 +235,6 @@ class InspectResult(TextResult):
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
-        from longitude.cli import lint
-
         sheets = self.page.sheets if self.page else ()
         data = {
             "model": self.name,
@@ -249,7 +246,7 @@ class InspectResult(TextResult):
                 for s in sheets
                 if s.wavelengths
             ],
-            "lint": lint.plain(self.lint) if self.lint else None,
+            "lint": self.lint.to_json() if self.lint else None,
         }
         data |= {"lint_refused": self.lint_refused} if self.lint_refused else {}
         return data | ({"weights": plain(self.weights)} if self.weights else {})
@@ -297,10 +294,10 @@ def inspect(
         reach = rope_limits(first, target)
     lint, refused = None, ""
     if first.kind == "rope" and first.scheme is not None:
-        from longitude.runtimes import lint as linter
+        from longitude.runtimes.lint import lint_settings, read_settings
 
         try:
-            lint = linter.lint(linter.settings_of(model, options.revision))
+            lint = lint_settings(read_settings(model, options.revision))
         except UserError as error:
             refused = str(error)
     weights = None

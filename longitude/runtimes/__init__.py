@@ -1,1 +1,126 @@
-"""What each serving runtime computes from its settings, and how a scheme is written for it."""
+"""What inference and training runtimes compute from a model's settings, and how a scheme is written
+for each of them.
+
+A runtime is one module in this folder. It defines `RUNTIME = Runtime(name="…", …)` with `emulate`
+(what the runtime's own code computes from given settings), `write` (settings for a scheme) and the
+known issues that explain a difference. Every command finds it there: `runtimes()` looks through the
+folder, and nothing else names a runtime.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, Literal
+
+from longitude.core.validate import UserError
+
+if TYPE_CHECKING:
+    from longitude.core.scheme import Layers, Scheme
+    from longitude.runtimes.checkpoint import Model
+    from longitude.runtimes.effective import Effective
+    from longitude.runtimes.target import Target
+
+DEFINITION = re.compile(r'^RUNTIME = Runtime\(\s*name="([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A known way in which a runtime computes something else than its settings suggest."""
+
+    name: str
+    affects: str  # of "frequencies", "attention", "length" and "start", by spaces; "": a mere note
+    sentence: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A scheme as one runtime is given it."""
+
+    entries: Mapping[str, Any]  # as `emulate` reads them
+    text: str = ""  # the command or the file's contents, if not the runtime's `start`
+    config: Mapping[str, Any] | None = None  # config.json of a folder of its own
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """All that the commands know about one runtime. Texts may hold {folder}, {target} (tokens) and,
+    of a new GGUF file, {file} (its path) and {name}."""
+
+    name: str  # as `--for` takes it
+    title: str  # as its makers write it
+    versions: tuple[str, ...]  # whose source was checked, the newest last
+    emulate: Callable[[Mapping[str, Any], str | None], Effective]  # (settings, version)
+    write: Callable[[Target, Model, str], Iterable[Settings]]  # in order of preference
+    issues: tuple[Issue, ...] = ()
+    rank: int = 99  # its place in lists
+    start: str = ""  # how it is started, or what its file holds
+    file: str = ""  # what that is saved as
+    reads: Literal["config.json", "gguf"] = "config.json"
+    writes: Literal["command", "folder", "gguf"] = "command"
+    supports: frozenset[str] = frozenset({"fixed"})  # of `target.required`
+    layers: Literal["one", "full", "all"] = "one"  # which layers may get new rotations
+    advice: str = ""  # the runtime whose recommendation by `extend` holds for it, if not its own
+    lints: tuple[str, ...] = ()  # what `lint` shows it for by default: "config.json", "gguf"
+    overrides: str = ""  # the setting at the start that replaces entries of config.json
+    lengths: tuple[str, ...] = ()  # the settings at the start that limit the context
+    no_settings: str = "it has no settings for these frequencies"
+    write_any: Callable[[str, Scheme | Layers, Scheme | None, Model], Settings] | None = None
+    # writes what has no settings, for our own attention inside the runtime
+
+    @property
+    def newest(self) -> str:
+        """The newest version whose source was checked."""
+        return self.versions[-1]
+
+    def called(self, version: str = "") -> str:
+        """Its title with a version."""
+        return f"{self.title} {version}".strip()
+
+
+def names() -> dict[str, str]:
+    """The module of each runtime. It is read off the source: help texts must not import torch."""
+    found = {}
+    for module in iter_modules(__path__):
+        file = Path(getattr(module.module_finder, "path", "")) / f"{module.name}.py"
+        match = DEFINITION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+        if match:
+            found[match[1]] = module.name
+    return found
+
+
+def runtimes() -> dict[str, Runtime]:
+    """All runtimes by name, in the order of their ranks."""
+    modules = (import_module(f"{__name__}.{module}") for module in names().values())
+    found: list[Runtime] = sorted((m.RUNTIME for m in modules), key=lambda r: (r.rank, r.name))
+    return {runtime.name: runtime for runtime in found}
+
+
+def recommended() -> list[Runtime]:
+    """The runtimes that `extend` recommends a scheme for, each by itself."""
+    return [runtime for runtime in runtimes().values() if not runtime.advice]
+
+
+def select(names: str) -> list[tuple[Runtime, str | None]]:
+    """Runtimes of a text such as "vllm,transformers==4.51.3", with their versions; or "all"."""
+    known = runtimes()
+    if names.strip() == "all":
+        return [(runtime, None) for runtime in known.values()]
+    found: dict[str, tuple[Runtime, str | None]] = {}
+    for text in filter(None, map(str.strip, names.split(","))):
+        name, _, version = text.partition("==")
+        if name not in known:
+            raise UserError(
+                f"no runtime is called {name!r}: use {', '.join(known)}, several joined by commas, "
+                f"or all."
+            )
+        found[text] = known[name], version or None
+    if not found:
+        raise UserError(f"no runtime is named in {names!r}: use {', '.join(known)} or all.")
+    return list(found.values())

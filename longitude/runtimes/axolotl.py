@@ -1,22 +1,50 @@
-"""axolotl: `overrides_of_model_config` in its YAML file; what it trains, transformers 5 runs."""
+"""axolotl: `overrides_of_model_config` in its YAML file, set on a configuration of transformers 5.
+
+What it trains, transformers runs; `sequence_len` is the length.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from longitude.runtimes.rope_dictionaries import either, placed
-from longitude.runtimes.settings import Model, Spelling, yaml
-from longitude.runtimes.target import Wanted
+from longitude.runtimes import Runtime, Settings
+from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.effective import DoesNotStart, Effective
+from longitude.runtimes.rope_dictionaries import named_or_listed, nested, yaml
+from longitude.runtimes.target import Target
+from longitude.runtimes.transformers import computed, version5
 
-ADAPTER = "an adapter keeps no rotation: serve it on a base model with this configuration."
+ADAPTER = "an adapter stores no rotation: serve it on a base model with this configuration."
 
 
-def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
-    """By its name, or by a list of factors."""
-    for parameters in either(w, model.config):
-        entries = {"max_position_embeddings": w.target, "rope_parameters": parameters}
-        given = {"overrides_of_model_config": placed(model.config, entries)}
-        given |= {"sequence_len": w.target}
+def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
+    """What axolotl trains with."""
+    if "rope_scaling" in config.get("axolotl", {}):
+        raise DoesNotStart("unknown type")
+    rope = version5(config, config.get("overrides_of_model_config") or {})
+    return computed(rope, config.get("sequence_len"))
+
+
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """A named type, or a list of factors."""
+    for parameters in named_or_listed(target):
+        entries = {"max_position_embeddings": target.length, "rope_parameters": parameters}
+        given: dict[str, Any] = {"overrides_of_model_config": nested(model.config, entries)}
+        given |= {"sequence_len": target.length}
         text = yaml({"base_model": model.name, **given})
-        settings = {**model.config, **given}
-        yield Spelling("axolotl", version, settings, text, "axolotl.yaml", notes=(ADAPTER,))
+        yield Settings({**model.config, **given}, text, notes=(ADAPTER,))
+
+
+RUNTIME = Runtime(
+    name="axolotl",
+    title="axolotl",
+    versions=("0.19",),
+    emulate=emulate,
+    write=write,
+    rank=10,
+    file="axolotl.yaml",
+    advice="transformers",
+    overrides="overrides_of_model_config",
+    lengths=("sequence_len",),
+)

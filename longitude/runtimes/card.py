@@ -16,32 +16,38 @@ from yaml import YAMLError, safe_load
 from longitude import __version__
 from longitude.core.text import parse
 from longitude.inspection.catalogue import nested_parts, part_row
-from longitude.runtimes.checkpoint import Opened
-from longitude.runtimes.export import Export
-from longitude.runtimes.learned_table import is_table
-from longitude.runtimes.prior_run import Advised
-from longitude.runtimes.settings import called, yaml
+from longitude.runtimes.checkpoint import Checkpoint
+from longitude.runtimes.export import Export, PriorRun, is_longer_table
+from longitude.runtimes.rope_dictionaries import yaml
 
 CARRIED = ("license", "license_name", "license_link", "language", "library_name", "pipeline_tag")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = ("long-context", "longitude")
+FENCES = {".py": "python", ".sh": "sh", ".yaml": "yaml"}
 
 
 def card(
-    opened: Opened,
-    done: Sequence[Export],
-    target: int,
-    advice: Advised | None = None,
+    checkpoint: Checkpoint,
+    exports: Sequence[Export],
+    length: int,
+    run: PriorRun | None = None,
     proofs: Sequence[str] = (),
 ) -> str:
     """The text of README.md; `proofs` are sentences about what was verified."""
-    title = f"# {_title(opened)} at {target:,} tokens"
-    body = [title, *_what(opened, done, target), *_measured(advice), *_commands(done), *proofs]
-    return f"---\n{yaml(_header(opened))}---\n\n" + "\n\n".join(body) + "\n"
+    source, folder = checkpoint.source, checkpoint.source.folder
+    name = source.gguf.stem if source.gguf else folder.resolve().name if folder else source.name
+    body = [
+        f"# {name} at {length:,} tokens",
+        *_changes(name, checkpoint, exports, length),
+        *_measured(run),
+        *_commands(exports),
+        *proofs,
+    ]
+    return f"---\n{yaml(_header(checkpoint))}---\n\n" + "\n\n".join(body) + "\n"
 
 
 def front_matter(file: Path) -> dict[str, Any]:
-    """The YAML header of a card; nothing where it has none, or none that can be read."""
+    """The YAML header of a card; empty if there is none that can be read."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     if not text.startswith("---\n") or "\n---" not in text[4:]:
         return {}
@@ -52,83 +58,66 @@ def front_matter(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _header(opened: Opened) -> dict[str, Any]:
-    header = opened.model.header
-    told = front_matter(opened.home / "README.md") if header is None else _of_gguf(header.keys)
-    kept = {key: told[key] for key in CARRIED if told.get(key)}
-    tags = [str(tag) for tag in told.get("tags") or ()]
-    base = opened.source.name if opened.source.folder is None else told.get("base_model")
+def _header(checkpoint: Checkpoint) -> dict[str, Any]:
+    header, source = checkpoint.model.header, checkpoint.source
+    own: Mapping[str, Any] = front_matter(checkpoint.home / "README.md")
+    if header is not None:
+        url = str(header.keys.get("general.base_model.0.repo_url", "")).rstrip("/")
+        own = {"license": header.keys.get("general.license")}
+        own["base_model"] = "/".join(url.split("/")[-2:])
+    carried = {key: own[key] for key in CARRIED if own.get(key)}
+    base = source.name if source.folder is None else own.get("base_model")
     # the Hub takes names of its own alone
-    named = isinstance(base, list) or REPOSITORY.fullmatch(str(base or ""))
-    return {
-        **kept,
-        **({"base_model": base} if named else {}),
-        "tags": list(dict.fromkeys([*tags, *TAGS])),
-    }
+    if isinstance(base, list) or REPOSITORY.fullmatch(str(base or "")):
+        carried["base_model"] = base
+    return {**carried, "tags": list(dict.fromkeys([*map(str, own.get("tags") or ()), *TAGS]))}
 
 
-def _of_gguf(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What a GGUF file says of itself."""
-    url = str(keys.get("general.base_model.0.repo_url", "")).rstrip("/")
-    base = "/".join(url.split("/")[-2:])
-    return {"license": keys.get("general.license"), "base_model": base}
-
-
-def _title(opened: Opened) -> str:
-    folder = opened.source.folder
-    if folder is None:
-        return opened.source.name
-    return opened.source.gguf.stem if opened.source.gguf else folder.resolve().name
-
-
-def _what(opened: Opened, done: Sequence[Export], target: int) -> Iterator[str]:
-    schemes = dict.fromkeys(e.scheme for e in done if e.spelling)
-    grown = any(is_table(parse(text)) for text in schemes)
-    change = (
+def _changes(
+    name: str, checkpoint: Checkpoint, exports: Sequence[Export], length: int
+) -> Iterator[str]:
+    schemes = {e.scheme: parse(e.scheme) for e in exports if e.settings}
+    table = any(map(is_longer_table, schemes.values()))
+    weights = (
         "but for its table of positions, which is written out longer"
-        if grown
-        else "untouched; what changed is how it counts positions"
+        if table
+        else "unchanged; what changed is how it counts positions"
     )
+    trained = f" where it was made for {checkpoint.trained:,}" if checkpoint.trained else ""
     yield (
-        f"The weights are those of {_title(opened)}, {change}, so that it reads {target:,} tokens"
-        + (f" where it was made for {opened.trained:,}." if opened.trained else ".")
+        f"The weights are those of {name}, {weights}, so that it reads {length:,} tokens{trained}."
     )
-    for text in schemes:
-        yield f"```\n{text}\n```"
-    if opened.own is not None:
-        yield f"Its own scheme was `{opened.own}`."
-    found = {part: None for text in schemes for part in _parts(text)}
-    if found:
-        yield "\n".join(f"- `{one.name}`: {one.meaning} {one.paper}." for one in found)
+    yield from (f"```\n{text}\n```" for text in schemes)
+    if checkpoint.own is not None:
+        yield f"Its own scheme was `{checkpoint.own}`."
+    parts = [
+        one for s in schemes.values() for part in s.layer(0).parts for one in nested_parts(part)
+    ]
+    usual = ("causal", "unscaled", "sequential")
+    rows = dict.fromkeys(part_row(part) for part in parts if part.name not in usual)
+    if rows:
+        yield "\n".join(f"- `{one.name}`: {one.meaning} {one.paper}." for one in rows)
 
 
-def _parts(text: str) -> Iterator[Any]:
-    """The parts of a scheme, as the list of parts has them."""
-    for part in parse(text).layer(0).parts:
-        for one in nested_parts(part):
-            if one.name not in ("causal", "unscaled", "sequential"):
-                yield part_row(one)
-
-
-def _measured(advice: Advised | None) -> Iterator[str]:
-    if advice is None:
+def _measured(run: PriorRun | None) -> Iterator[str]:
+    if run is None:
         yield (
-            "## ScoreStatistics\n\nNothing was measured. `longitude extend` measures what a scheme does "
+            "## Measured\n\nNothing was measured. `longitude extend` measures what a scheme does "
             "to a model, inside its window and past it."
         )
-    elif advice.summary:
-        kept = [line for line in advice.summary.splitlines() if not line.startswith("![")]
-        yield "## ScoreStatistics\n\n#" + "\n".join(kept).strip().replace("\n## ", "\n### ")
+    elif run.summary:
+        lines = [line for line in run.summary.splitlines() if not line.startswith("![")]
+        yield "## Measured\n\n#" + "\n".join(lines).strip().replace("\n## ", "\n### ")
 
 
-def _commands(done: Sequence[Export]) -> Iterator[str]:
+def _commands(exports: Sequence[Export]) -> Iterator[str]:
     yield "## Use"
-    for one in done:
-        if one.spelling is None:
-            yield f"**{called(one.wish.runtime)}**: {one.refused}"
+    for one in exports:
+        if one.settings is None:
+            yield f"**{one.runtime.title}**: {one.refused}"
             continue
-        name = called(one.spelling.runtime, one.spelling.version)
-        fence = {".py": "python", ".sh": "sh", ".yaml": "yaml"}.get(Path(one.spelling.file).suffix)
-        yield f"**{name}**\n\n```{fence or ''}\n{one.spelling.text.rstrip()}\n```"
-        yield from one.spelling.notes
+        fence = FENCES.get(Path(one.runtime.file).suffix, "")
+        title = one.runtime.called(one.version)
+        yield f"**{title}**\n\n```{fence}\n{one.settings.text.rstrip()}\n```"
+        yield from one.settings.notes
     yield f"Longitude {__version__} wrote this, and checked it against each runtime's formulas."

@@ -1,13 +1,13 @@
-"""What a runtime computes, as one value, and how it is made of what a runtime has read.
+"""What a runtime computes, as one value, and the formulas and issues that runtimes share.
 
-Formulas of a name are the same everywhere, and stand in `parts`: what differs is which entries a
-runtime reads, what it takes for those it doesn't find, and how long it lets an input be.
+Frequencies of a name ("yarn", "llama3", …) have the same formula everywhere, in `longitude.parts`.
+Runtimes differ in which entries they read, in their defaults and in the context they allow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,17 +16,21 @@ from longitude.core.validate import UserError
 from longitude.hf.rope_config import ORIGINAL, is_number
 from longitude.parts import DynamicNtk, Linear, Llama3, LongRope, Proportional, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude
+from longitude.runtimes import Issue, Runtime
 from longitude.runtimes.target import head_size
+
+DEFAULT_BASE = 10000.0
+MALFORMED = (TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
 class Effective:
-    """What a runtime's own code makes of its settings."""
+    """What a runtime's own code computes from its settings."""
 
-    inv_freq: tuple[float, ...]  # empty where it does not start
-    attention: float  # on cosine and on sine each
-    length: int  # positions that it serves at most
-    traps: tuple[str, ...] = ()  # names in longitude.export.traps, in the order they were met
+    inv_freq: tuple[float, ...]  # empty if it does not start
+    attention: float  # factor on cosine and on sine each
+    length: int  # the longest input
+    issues: tuple[str, ...] = ()  # names, in the order they were met
 
     @property
     def starts(self) -> bool:
@@ -34,143 +38,207 @@ class Effective:
         return bool(self.inv_freq)
 
 
-class Refused(Exception):
-    """A runtime does not start with these settings; the one argument is the trap's name."""
+TOLERANCE = 1e-6  # relative: float32 has 6e-8, and a GGUF file's numbers are float32
 
 
 @dataclass(frozen=True)
-class Read:
-    """A rotation as a runtime holds it: all that it has read of it in one dictionary."""
+class Difference:
+    """How far what a runtime computes is from what is meant."""
 
-    text: Mapping[str, Any]  # the configuration around it
-    own: Mapping[str, Any]
+    frequencies: float = 0.0  # the largest relative one; infinite if there are more or fewer pairs
+    attention: float = 0.0  # relative
+    length: int = 0  # positions more, or less
+    starts: bool = True
+
+    @property
+    def affects(self) -> set[str]:
+        """The quantities that differ."""
+        sizes = {"frequencies": self.frequencies, "attention": self.attention}
+        beyond = {name for name, size in sizes.items() if size > TOLERANCE}
+        return beyond | ({"length"} if self.length else set()) if self.starts else {"start"}
+
+
+def difference(
+    inv_freq: Sequence[float], attention: float, length: int, found: Effective
+) -> Difference:
+    """What is meant, in its three quantities, against what a runtime computes."""
+    if not found.starts:
+        return Difference(starts=False)
+    gain = abs(found.attention / attention - 1) if attention else 0.0
+    largest = float("inf")
+    if len(inv_freq) == len(found.inv_freq):
+        pairs = [(a, b) for a, b in zip(inv_freq, found.inv_freq, strict=True) if a != b]
+        largest = max((abs(b - a) / max(abs(a), 1e-300) for a, b in pairs), default=0.0)
+    return Difference(largest, gain, found.length - length)
+
+
+def emulated(runtime: Runtime, config: Mapping[str, Any], version: str | None = None) -> Effective:
+    """What a runtime's own code computes from these settings, by default in its newest version. If
+    it would not start, there are no frequencies, and the last issue says why.
+
+    The settings are those the runtime gets: the entries of config.json, and under the name of the
+    file those of tokenizer_config.json; the keys of a GGUF file by their names there, its rotary
+    tensors as lists ("rope_freqs.weight"), flags and parameters of a Modelfile; what is given at
+    the start under its own name ("--hf-overrides": {…}).
+    """
+    try:
+        return runtime.emulate(config, version)
+    except DoesNotStart as reason:
+        return Effective((), 0.0, 0, (str(reason),))
+    except UserError:
+        raise
+    except MALFORMED:  # a list where a number belongs: the runtime's formulas stop there as ours do
+        return Effective((), 0.0, 0, ("out of range",))
+
+
+class DoesNotStart(Exception):
+    """A runtime stops at these settings; the one argument is the issue's name."""
+
+
+@dataclass(frozen=True)
+class RopeEntries:
+    """A rotation as a runtime holds it after reading a configuration."""
+
+    config: Mapping[str, Any]  # the configuration around it
+    entries: Mapping[str, Any]  # its own dictionary
     base: float | None
-    dims: int
-    traps: tuple[str, ...] = ()
+    dims: int  # rotated dimensions of a head
+    issues: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
         """The name of its frequencies."""
-        return str(self.own.get("rope_type") or self.own.get("type") or "default")
+        return str(self.entries.get("rope_type") or self.entries.get("type") or "default")
 
     @property
-    def most(self) -> int:
-        """The file's own longest input."""
-        found = self.text.get("max_position_embeddings")
-        return int(found) if is_number(found) else 2048
+    def max_length(self) -> int:
+        """The longest input by the configuration."""
+        length = self.config.get("max_position_embeddings")
+        return int(length) if is_number(length) else 2048
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number of the dictionary; a runtime that misses it does not start."""
-        value = self.own.get(key, default)
+        """A number among the entries; without it the runtime does not start."""
+        value = self.entries.get(key, default)
         if not is_number(value):
-            raise Refused("missing key")
+            raise DoesNotStart("missing key")
         return float(value)
 
-    def maybe(self, key: str) -> float | None:
-        """A number of the dictionary, if it has one."""
-        value = self.own.get(key)
+    def optional(self, key: str) -> float | None:
+        """A number among the entries, if it is there."""
+        value = self.entries.get(key)
         return float(value) if is_number(value) else None
 
-    def having(self, **entries: Any) -> Read:
-        """The same with other entries; None takes one away."""
-        kept = {**self.own, **entries}
-        return replace(self, own={key: value for key, value in kept.items() if value is not None})
+    def updated(self, **entries: Any) -> RopeEntries:
+        """The same with other entries; None removes one."""
+        merged = {**self.entries, **entries}
+        return replace(self, entries={k: v for k, v in merged.items() if v is not None})
 
-    def trapped(self, *names: str | None) -> Read:
-        """The same with more traps met."""
-        return replace(self, traps=(*self.traps, *(name for name in names if name)))
+    def noting(self, *issues: str | None) -> RopeEntries:
+        """The same with more issues met."""
+        return replace(self, issues=(*self.issues, *(name for name in issues if name)))
+
+    def ignoring(self, *keys: str) -> list[str]:
+        """The issues of a runtime that does not read these entries."""
+        set_here = {
+            "attention_factor": self.optional("attention_factor") is not None,
+            "mscale": bool(self.optional("mscale") and self.optional("mscale_all_dim")),
+            "truncate": not self.entries.get("truncate", True),
+        }
+        names = {"attention_factor": "attention factor ignored"}
+        return [names.get(key, f"{key} ignored") for key in keys if set_here[key]]
+
+    def frequencies(self) -> Frequencies:
+        """The frequencies by the formulas that all runtimes share."""
+        try:
+            return self._frequencies()
+        except UserError as error:  # crossed bounds, a factor below zero
+            raise DoesNotStart("out of range") from error
+
+    def _frequencies(self) -> Frequencies:
+        match self.kind:
+            case "default" | "mrope" | "none":
+                return Unscaled()
+            case "linear":
+                return Linear(self.number("factor"))
+            case "dynamic":
+                return DynamicNtk(self.max_length, self.number("factor"))
+            case "proportional":
+                share = self.number("partial_rotary_factor", 1.0)
+                return Proportional(share, self.number("factor", 1))
+            case "llama3":
+                low, high = (self.number(f"{end}_freq_factor") for end in ("low", "high"))
+                original = int(self.number(ORIGINAL))
+                return Llama3(self.number("factor"), original=original, low=low, high=high)
+            case "yarn":
+                return Yarn(
+                    self.number("factor"),
+                    original=int(self.number(ORIGINAL)),
+                    fast=self.optional("beta_fast") or 32.0,
+                    slow=self.optional("beta_slow") or 1.0,
+                    truncate=bool(self.entries.get("truncate", True)),
+                )
+            case "longrope" | "su":
+                lists = [self.entries.get(key) for key in ("short_factor", "long_factor")]
+                if not all(isinstance(one, list | tuple) and one for one in lists):
+                    raise DoesNotStart("missing key")
+                short, long = (tuple(map(_factor, one)) for one in lists)
+                return LongRope(short, long, original=int(self.number(ORIGINAL)))
+        raise DoesNotStart("unknown type")
+
+    def yarn_attention(self, *, explicit: bool = True, ratio: bool = True) -> float:
+        """YaRN's factor on cosine and sine as in transformers: `attention_factor` if it is read,
+        the ratio of both mscales if they are, else 0.1 ln s + 1."""
+        given, factor = self.optional("attention_factor"), self.number("factor")
+        if explicit and given is not None:
+            return given
+        top, bottom = self.optional("mscale"), self.optional("mscale_all_dim")
+        if ratio and top and bottom:
+            return magnitude(factor, top) / magnitude(factor, bottom)
+        return magnitude(factor)
+
+    def longrope_attention(self, scale: float | None = None) -> float:
+        """LongRoPE's √(1 + ln s / ln L), s the ratio of the lengths unless given."""
+        original = self.number(ORIGINAL)
+        scale = self.max_length / original if scale is None else scale
+        return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+
+    def computed(
+        self,
+        length: float,
+        frequencies: Frequencies | None = None,
+        *,
+        attention: float = 1.0,
+        at: float | None = None,
+        issues: Iterable[str] = (),
+    ) -> Effective:
+        """The runtime's value; its frequencies are those of an input of `at` tokens (`length`)."""
+        frequencies = self.frequencies() if frequencies is None else frequencies
+        if self.base is None:
+            raise DoesNotStart("no theta")
+        try:
+            inv = frequencies.inv_freq(self.dims, self.base, int(at or length)).tolist()
+        except UserError as error:  # a list of another length than there are pairs
+            raise DoesNotStart("wrong list") from error
+        two_lists = isinstance(frequencies, LongRope) and frequencies.short != frequencies.long
+        switch = ["longrope switch"] if two_lists else []
+        met = (*self.issues, *issues, *switch)
+        return Effective(tuple(inv), float(attention), int(length), met)
 
 
-def turned_dims(text: Mapping[str, Any], share: float) -> int:
-    """The dimensions of a head that turn; multi-head latent attention says them itself."""
-    piece = text.get("qk_rope_head_dim")
-    return int(piece) if is_number(piece) else int(head_size(text) * share)
+def _factor(value: Any) -> float:
+    if not is_number(value):
+        raise DoesNotStart("missing key")
+    return float(value)
 
 
-def frequencies(read: Read) -> Frequencies:
-    """The frequencies of a rotation by the formulas that every runtime shares."""
-    try:
-        return _named(read)
-    except UserError as mistake:  # bounds that cross, a factor below nothing
-        raise Refused("out of range") from mistake
-
-
-def _named(read: Read) -> Frequencies:
-    own = read.own
-    match read.kind:
-        case "default" | "mrope" | "none":
-            return Unscaled()
-        case "linear":
-            return Linear(read.number("factor"))
-        case "dynamic":
-            return DynamicNtk(read.most, read.number("factor"))
-        case "proportional":
-            return Proportional(read.number("partial_rotary_factor", 1.0), read.number("factor", 1))
-        case "llama3":
-            low, high = (read.number(f"{end}_freq_factor") for end in ("low", "high"))
-            original = int(read.number(ORIGINAL))
-            return Llama3(read.number("factor"), original=original, low=low, high=high)
-        case "yarn":
-            return Yarn(
-                read.number("factor"),
-                original=int(read.number(ORIGINAL)),
-                fast=read.maybe("beta_fast") or 32.0,
-                slow=read.maybe("beta_slow") or 1.0,
-                truncate=bool(own.get("truncate", True)),
-            )
-        case "longrope" | "su":
-            short, long = (_list(own.get(key)) for key in ("short_factor", "long_factor"))
-            return LongRope(short, long, original=int(read.number(ORIGINAL)))
-    raise Refused("unknown type")
-
-
-def _list(values: Any) -> tuple[float, ...]:
-    if not isinstance(values, list | tuple) or not values or not all(map(is_number, values)):
-        raise Refused("missing key")
-    return tuple(map(float, values))
-
-
-def computed(
-    read: Read,
-    parts: Frequencies,
-    *,
-    attention: float = 1.0,
-    length: float,
-    seen: float | None = None,
-    traps: Iterable[str] = (),
-) -> Effective:
-    """The value of a runtime: its frequencies at the length that they are made for, `seen`, which
-    is the longest input if not given."""
-    if read.base is None:
-        raise Refused("no theta")
-    at = int(length if seen is None else seen)
-    try:
-        inv = parts.inv_freq(read.dims, read.base, at).tolist()
-    except UserError as mistake:  # a list of another length than there are pairs
-        raise Refused("wrong list") from mistake
-    return Effective(tuple(inv), float(attention), int(length), (*read.traps, *traps))
-
-
-def yarn_attention(read: Read, *, explicit: bool = True, ratio: bool = True) -> float:
-    """YaRN's factor on cosine and sine as transformers finds it: by `attention_factor` if it is
-    read, by the ratio of both mscales if they are, or else 0.1 ln s + 1."""
-    given, factor = read.maybe("attention_factor"), read.number("factor")
-    if explicit and given is not None:
-        return given
-    top, bottom = read.maybe("mscale"), read.maybe("mscale_all_dim")
-    if ratio and top and bottom:
-        return magnitude(factor, top) / magnitude(factor, bottom)
-    return magnitude(factor)
-
-
-def longrope_attention(read: Read, scale: float) -> float:
-    """LongRoPE's √(1 + ln s / ln L)."""
-    original = read.number(ORIGINAL)
-    return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+def rotated_dims(config: Mapping[str, Any], share: float) -> int:
+    """The rotated dimensions of a head; multi-head latent attention states them itself."""
+    piece = config.get("qk_rope_head_dim")
+    return int(piece) if is_number(piece) else int(head_size(config) * share)
 
 
 def before(version: str | None, first: str) -> bool:
-    """Whether a version came before another; without one it is the newest."""
+    """Whether a version came before another; None is the newest."""
     return version is not None and _ordered(version) < _ordered(first)
 
 
@@ -179,3 +247,114 @@ def _ordered(version: str) -> tuple[int, ...]:
     if not digits:
         raise UserError(f"a version is made of numbers, as 0.32.0 or b11549, but got {version!r}.")
     return tuple(map(int, digits))
+
+
+FIXED_BASE = "write a larger rope_theta, fixed for the length you serve."
+SHARED_ISSUES = (
+    Issue(
+        "attention factor ignored",
+        "attention",
+        "it does not read attention_factor, and uses its own formula.",
+        "write attn_factor = A / (0.1 ln s + 1) for SGLang and vLLM before 0.32, mscale = (A - 1) "
+        "/ (0.1 ln s) for mlx-lm and TensorRT-LLM, short_mscale and long_mscale for longrope, "
+        "attn_factor into the GGUF file.",
+    ),
+    Issue(
+        "mscale ignored",
+        "attention",
+        "it does not read mscale and mscale_all_dim together.",
+        "write the attention_factor that they give.",
+    ),
+    Issue(
+        "truncate ignored",
+        "frequencies",
+        "it rounds the ends of YaRN's ramp, whatever truncate says.",
+        "write longrope with equal lists, or a rope_freqs tensor.",
+    ),
+    Issue(
+        "factor from lengths",
+        "frequencies attention",
+        "YaRN's factor is max_position_embeddings / original_max_position_embeddings.",
+        "make max_position_embeddings the original length times the factor.",
+    ),
+    Issue(
+        "other original",
+        "frequencies attention",
+        "the original length is not the intended one: the maximum or a default replaces it.",
+        "write original_max_position_embeddings where this version reads it, or use another.",
+    ),
+    Issue(
+        "whole number",
+        "start",
+        "linear scaling stops at an integer factor ('int' object is not iterable).",
+        "write it as a float, as 4.0.",
+    ),
+    Issue(
+        "no theta",
+        "start",
+        "the dictionary replaces the one in the file, and its rope_theta is None.",
+        "write rope_theta inside the dictionary.",
+    ),
+    Issue(
+        "theta dropped",
+        "frequencies",
+        "the dictionary replaces the one in the file, and without a rope_theta the base is 10000.",
+        "write rope_theta inside the dictionary.",
+    ),
+    Issue(
+        "theta beside",
+        "frequencies",
+        "rope_theta beside the dictionary and inside it differ, and one of them is not read.",
+        "write the same value in both places.",
+    ),
+    Issue(
+        "rope_parameters unread",
+        "frequencies attention",
+        "it reads rope_theta and rope_scaling, and not rope_parameters.",
+        "write both spellings into config.json.",
+    ),
+    Issue(
+        "length counted twice",
+        "length",
+        "the longest input is max_position_embeddings times the factor.",
+        "give --max-model-len (vLLM) or --context-length (SGLang).",
+    ),
+    Issue(
+        "length refused",
+        "start",
+        "the requested length exceeds the one that it derives from the file, and it stops.",
+        "override max_position_embeddings as well.",
+    ),
+    Issue(
+        "dynamic is static",
+        "frequencies length",
+        "its frequencies do not follow the length: one table serves every input.",
+        FIXED_BASE,
+    ),
+    Issue("unknown type", "start", "it knows no frequencies of this name.", FIXED_BASE),
+    Issue(
+        "missing key",
+        "start",
+        "an entry that it needs is missing, or is no number.",
+        "write every entry of the type into the dictionary.",
+    ),
+    Issue("out of range", "start", "its numbers make no rotation.", "correct them."),
+    Issue(
+        "wrong list",
+        "start",
+        "there are not as many factors as rotated pairs.",
+        "give one factor for each pair.",
+    ),
+    Issue(
+        "longrope switch",
+        "",
+        "transformers chooses one of the two lists for each input, a server once for all inputs.",
+        "write equal lists, or serve short and long inputs separately.",
+    ),
+    Issue(
+        "decode differs",
+        "",
+        "the base grows while cached keys keep the old one, so decoding differs from prefill.",
+        FIXED_BASE,
+    ),
+)

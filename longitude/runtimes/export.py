@@ -1,178 +1,315 @@
-"""A whole export: for each runtime its words for the scheme, or why it has none; then the files.
+"""A scheme as settings of each runtime, or why a runtime has none.
 
-What settings can't say, transformers runs with our attention: a folder that `longitude.hf.loading`
-opens, the scheme in its config.json.
+A runtime's `write` offers settings in order of preference; the first that its own formulas
+(`emulate`) turn into the scheme's frequencies, factor and length is taken. If there is none, the
+refusal says what would differ and which is the nearest scheme that the runtime can serve. Schemes
+are given, or recommended for each runtime by an `extend` run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from longitude import __version__
 from longitude.core.scheme import Layers, Scheme
+from longitude.core.store import Store
 from longitude.core.text import dump
 from longitude.core.validate import UserError
-from longitude.hf.rope_config import rope_parameters
-from longitude.hf.source import SCHEME
-from longitude.parts import DynamicNtk
-from longitude.runtimes.checkpoint import Opened
-from longitude.runtimes.learned_table import WORDS, is_table, table
-from longitude.runtimes.settings import NEWEST, Model, Spelling, called
-from longitude.runtimes.support import serves
-from longitude.runtimes.target import Wanted, nearest, wanted
-from longitude.runtimes.transformers import dynamic
-from longitude.runtimes.write import RUNTIMES, nearest_served, spell
+from longitude.eval.records import recorded
+from longitude.parts import DynamicNtk, Linear, LongRope, Ntk, Rope, Yarn
+from longitude.runtimes import Runtime, Settings, runtimes
+from longitude.runtimes.checkpoint import Checkpoint, Model
+from longitude.runtimes.effective import TOLERANCE, Effective, difference, emulated
+from longitude.runtimes.rope_dictionaries import base_of
+from longitude.runtimes.target import LONGER_TABLES, Target, make_target, nearest, required
 
-OURS = """import longitude.hf as lh
-
-model, tokenizer = lh.load("{folder}")
-
-# or, on a model that your own code has loaded:
-lh.apply(model, "{scheme}")
-"""
-OF_GGUF = ("llama.cpp", "gguf", "ollama")
+RESULTS, RECOMMENDATION, SUMMARY = "results.sqlite", "recommendation.json", "summary.md"
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is asked for: a scheme for a runtime."""
+class ExportRequest:
+    """A scheme for a runtime."""
 
-    runtime: str
+    runtime: Runtime
     scheme: str  # as it was written
-    version: str | None = None
+    version: str | None = None  # the newest if None
 
 
 @dataclass(frozen=True)
 class Export:
-    """What came of a wish: its words, or why there are none."""
+    """A request's outcome: settings, or why there are none."""
 
-    wish: Wish
-    scheme: str  # whole
-    spelling: Spelling | None
-    wanted: Wanted | None = None
+    request: ExportRequest
+    scheme: str  # completed by the model's own
+    settings: Settings | None = None
+    target: Target | None = None
     refused: str | None = None
 
+    @property
+    def runtime(self) -> Runtime:
+        """What it is for."""
+        return self.request.runtime
 
-def names(text: str) -> tuple[str, ...]:
-    """The runtimes of a list, as in vllm,sglang; `all` are all."""
-    if text.strip() == "all":
-        return RUNTIMES
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    for name in found:
-        if name not in RUNTIMES:
+    @property
+    def version(self) -> str:
+        """The runtime's version."""
+        return self.request.version or self.runtime.newest
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The config.json of a folder of its own, if it needs one."""
+        return self.settings.config if self.settings else None
+
+    @property
+    def text(self) -> str | None:
+        """The command to type, or what the file holds."""
+        return self.settings.text if self.settings else None
+
+
+def exports(checkpoint: Checkpoint, requests: Sequence[ExportRequest], length: int) -> list[Export]:
+    """The outcome of several requests: the refusal of one stops none of the others."""
+    done = []
+    for request in requests:
+        try:
+            _check_format(checkpoint, request.runtime, [other.runtime for other in requests])
+            done.append(_export(checkpoint, request, length))
+        except UserError as error:
+            done.append(Export(request, request.scheme, refused=str(error)))
+    return done
+
+
+def _check_format(checkpoint: Checkpoint, runtime: Runtime, others: Sequence[Runtime]) -> None:
+    """Raise if the runtime can't read the model's format, and no other export converts it."""
+    reads_gguf, given = runtime.reads == "gguf", checkpoint.needs_conversion
+    if checkpoint.source.adapter is not None and reads_gguf:
+        raise UserError(
+            f"{runtime.title} reads a GGUF file, but got an adapter: write it --for "
+            f"{_converting().name}, which merges it, and convert that folder."
+        )
+    if given is None or reads_gguf or runtime.writes == "folder" or _converting() in others:
+        return
+    raise UserError(
+        f"{runtime.title} reads a checkpoint's folder, but got {given}: add {_converting().name} "
+        f"to --for, which makes a folder of it."
+    )
+
+
+def _converting() -> Runtime:
+    """The runtime whose export is a complete checkpoint, which others can be started on."""
+    return next(runtime for runtime in runtimes().values() if runtime.write_any)
+
+
+def _export(checkpoint: Checkpoint, request: ExportRequest, length: int) -> Export:
+    """The settings of one runtime; raises if it has none."""
+    runtime, target = request.runtime, None
+    scheme, own, model, others_change = checkpoint.resolve(request.scheme)
+    needs = required(scheme, own) if own and scheme.layer(0).rotary else None
+    if own is None and "learned_table" in runtime.supports and is_longer_table(scheme):
+        lengths = ("max_position_embeddings", "n_positions", "n_ctx")  # GPT-2's names are the last
+        config = {k: length if k in lengths else v for k, v in model.config.items()}
+        settings = Settings(config, config=config)
+    elif runtime.write_any and (needs is None or "dynamic_ntk" in needs):
+        settings = runtime.write_any(request.scheme, scheme, own, checkpoint.model)
+    else:
+        if others_change and runtime.layers != "all":
             raise UserError(
-                f"--for knows no runtime {name!r}: use {', '.join(RUNTIMES)}, or all of them by "
-                f"all."
+                f"{runtime.title} takes a new rotation for full-attention layers, but "
+                f"{request.scheme} changes others as well: write layers(…) with a plain rope() for "
+                f"those."
             )
-    if not found:
-        raise UserError(f"--for names no runtime: use {', '.join(RUNTIMES)} or all, not {text!r}.")
-    return found
+        if checkpoint.needs_conversion and runtime.reads != "gguf":
+            model = replace(model, name="{folder}")  # the one that is written for transformers
+        target = _target(checkpoint, model, request, scheme, length)
+        settings = write(runtime, target, model, request.version)
+    text = (settings.text or runtime.start).replace("{target}", str(length))
+    if settings.config is None:
+        text = text.replace("{folder}", shlex.quote(model.name))
+    return Export(request, dump(scheme), replace(settings, text=text), target)
 
 
-def reach(opened: Opened, scheme: Scheme | Layers) -> int:
-    """The length that a scheme itself says: its factor times what it was trained on."""
-    rope = scheme.layer(0).rotary
+def is_longer_table(scheme: Scheme | Layers) -> bool:
+    """Whether a scheme reads a table of learned positions further, and does nothing else."""
+    embed = scheme.layer(0).embed
+    return isinstance(embed, LONGER_TABLES) and scheme == Scheme.of(embed, *scheme.layer(0).mask)
+
+
+def _target(
+    checkpoint: Checkpoint,
+    model: Model,
+    request: ExportRequest,
+    scheme: Scheme | Layers,
+    length: int,
+) -> Target:
+    """The numbers of a scheme; if it has none, the refusal names what the runtime can serve."""
+    config = checkpoint.model.config
+    try:
+        return make_target(scheme, config, length)
+    except UserError:
+        if isinstance(scheme, Layers) or scheme.rotary is None:
+            raise
+    near = make_target(nearest(scheme, config, length), config, length)
+    instead = nearest_served(request.runtime, near, model, request.version)
+    raise UserError(f"{request.runtime.title} has no settings for {dump(scheme)}: {instead}.")
+
+
+def write(runtime: Runtime, target: Target, model: Model, version: str | None = None) -> Settings:
+    """Settings under which a runtime's own code computes the target; raises if there are none."""
+    if model.others and runtime.layers == "one":
+        able = [r.name for r in runtimes().values() if r.layers != "one"]
+        raise UserError(
+            f"{runtime.title} takes one rotation, but types of layers rotate differently in this "
+            f"model: export it for {' or '.join(able)}."
+        )
+    version = version or runtime.newest
+    settings, why = _first(runtime, target, model, version)
+    if settings is not None:
+        return settings
+    near = nearest_served(runtime, target, model, version)
+    raise UserError(f"{runtime.called(version)} can't serve {target.rope} ({why}): {near}.")
+
+
+def _first(
+    runtime: Runtime, target: Target, model: Model, version: str
+) -> tuple[Settings | None, str]:
+    """The first settings that give the target, or else what differs under the last ones."""
+    why = runtime.no_settings
+    for settings in runtime.write(target, model, version):
+        found = emulated(runtime, settings.entries, version)
+        differing = _differing(found, target)
+        if differing is None:
+            return settings, ""
+        why = differing
+    return None, why
+
+
+def _differing(found: Effective, target: Target) -> str | None:
+    """What a runtime would compute other than the target; None if nothing."""
+    apart = difference(target.inv_freq, target.attention, target.length, found)
+    if not apart.starts:
+        return "it would not start"
+    if len(found.inv_freq) != len(target.inv_freq):
+        return f"it would rotate {len(found.inv_freq)} pairs and not {len(target.inv_freq)}"
+    if apart.frequencies > TOLERANCE:
+        return f"a frequency would be off by {apart.frequencies:.1%}"
+    if apart.attention > TOLERANCE:
+        gains = f"{found.attention:.4f} and not {target.attention:.4f}"
+        return f"cosine and sine would be scaled by {gains}"
+    if apart.length < 0:
+        return f"it would read {found.length:,} tokens and not {target.length:,}"
+    return None
+
+
+def nearest_served(
+    runtime: Runtime, target: Target, model: Model, version: str | None = None
+) -> str:
+    """The end of a refusal: the first of some simpler rotations that the runtime can serve."""
+    for rope in (target.rope, *_simpler(target)):
+        one = target.under(rope)
+        if _first(runtime, one, model, version or runtime.newest)[0] is not None:
+            ntk = isinstance(rope.frequencies, Ntk)
+            fixed = f", which is a rope_theta of {base_of(one):.6g}" if ntk else ""
+            return f"the nearest it can serve is {rope}{fixed}"
+    return "it can serve no other"
+
+
+def _simpler(target: Target) -> Iterator[Rope]:
+    f, factor = target.rope.frequencies, max(1.0, target.length / target.original)
+    if isinstance(f, Yarn):
+        for gain in (None, 1.0):
+            plain = replace(f, attention_factor=gain, mscale=None)
+            yield replace(target.rope, frequencies=plain)
+    if isinstance(f, LongRope):
+        equal = replace(f, short=f.long, attention_factor=1.0)
+        yield replace(target.rope, frequencies=equal)
+    for other in (Yarn(factor, original=target.original), Ntk(factor), Linear(factor)):
+        yield replace(target.rope, frequencies=other)
+
+
+def scheme_length(checkpoint: Checkpoint, scheme: Scheme | Layers) -> int:
+    """The length that a scheme itself implies: its factor times what it was trained on."""
+    rope, trained = scheme.layer(0).rotary, checkpoint.trained
     frequencies: Any = rope.frequencies if rope else None
-    factor, trained = getattr(frequencies, "factor", None), opened.trained
-    original = getattr(frequencies, "original", None) or trained
-    own = opened.own.rotary if opened.own else None
-    if rope is not None and rope == own and trained:
+    if rope is not None and checkpoint.own and rope == checkpoint.own.rotary and trained:
         return trained
+    factor = getattr(frequencies, "factor", None)
+    original = getattr(frequencies, "original", None) or trained
     if not factor or not original or isinstance(frequencies, DynamicNtk):
         raise UserError(
-            f"{dump(scheme)} does not say for how many tokens it is meant: add --to, as in --to "
-            f"32768 or --to 4x."
+            f"{dump(scheme)} does not imply a length in tokens: add --to, as in --to 32768 or --to "
+            f"4x."
         )
     return round(factor * original)
 
 
-def export(opened: Opened, wish: Wish, target: int) -> Export:
-    """The words of one runtime; raises where it has none."""
-    scheme, own, model, moved = opened.asked(wish.scheme)
-    if own is None and wish.runtime in WORDS and is_table(scheme):
-        return Export(wish, dump(scheme), table(wish.runtime, model, target, wish.version))
-    if wish.runtime == "transformers" and not _by_settings(scheme, own):
-        return Export(wish, dump(scheme), _ours(opened, wish, scheme, own))
-    if moved and wish.runtime != "transformers":
+@dataclass(frozen=True)
+class PriorRun:
+    """What an `extend` run recommends: for each runtime the best scheme that it can serve."""
+
+    name: str
+    revision: str | None
+    target: int
+    best: Mapping[str, Any]
+    runtimes: Mapping[str, Mapping[str, Any]]
+    summary: str
+
+    def scheme(self, runtime: Runtime) -> str:
+        """The best scheme for a runtime; raises if none beats the baseline."""
+        advice = self._advice(runtime)
+        if not advice.get("scheme") or advice["label"] == advice["numbers"]["own"]:
+            raise UserError(f"the run advises no scheme for {runtime.name}: {advice['sentence']}")
+        return str(advice["scheme"])
+
+    def cost(self, runtime: Runtime) -> str | None:
+        """The loss against the best of all methods, if this is another."""
+        advice, best = self._advice(runtime), self.best
+        values = [one["numbers"].get("value") for one in (advice, best)]
+        if advice["label"] == best["label"] or not all(values):
+            return None
+        more = values[0]["mean"] - values[1]["mean"]
+        what = "loss" if best["numbers"]["measure"] != "passkey" else "share of passkeys"
+        at = f"{best['numbers']['length']:,} tokens"
+        return f"against {best['label']}, the best of all, its {what} at {at} is {more:+.3f}"
+
+    def _advice(self, runtime: Runtime) -> Mapping[str, Any]:
+        for name in (runtime.name, runtime.advice):
+            if name in self.runtimes:
+                return self.runtimes[name]
         raise UserError(
-            f"{called(wish.runtime)} can be told how layers turn that see everything, but "
-            f"{wish.scheme} turns others anew as well: write layers(…) with a plain rope() for "
-            f"those."
-        )
-    if opened.apart is not None and wish.runtime not in OF_GGUF:
-        model = replace(model, name="{folder}")  # the one that is written for transformers
-    w = _wanted(opened, model, wish, scheme, target)
-    return Export(wish, dump(scheme), spell(wish.runtime, w, model, wish.version), w)
-
-
-def exports(opened: Opened, wishes: Sequence[Wish], target: int) -> list[Export]:
-    """What comes of several wishes: a refusal of one stops none of the others."""
-    found = []
-    for wish in wishes:
-        try:
-            _check_kind(opened, wish, wishes)
-            found.append(export(opened, wish, target))
-        except UserError as mistake:
-            found.append(Export(wish, wish.scheme, None, refused=str(mistake)))
-    return found
-
-
-def _check_kind(opened: Opened, wish: Wish, wishes: Sequence[Wish]) -> None:
-    """Raise for what reads folders, where the model is none and no folder is made of it."""
-    if opened.source.adapter is not None and wish.runtime in OF_GGUF:
-        raise UserError(
-            f"{called(wish.runtime)} reads a GGUF file, but got an adapter: write it --for "
-            f"transformers, which merges it, and convert that folder."
-        )
-    made = ("transformers", "mlx", "exllama", *OF_GGUF)  # these make one, or read none
-    if opened.apart is None or wish.runtime in made:
-        return
-    if not any(other.runtime == "transformers" for other in wishes):
-        raise UserError(
-            f"{called(wish.runtime)} reads a checkpoint's folder, but got {opened.apart}: add "
-            f"transformers to --for, which makes a folder of it."
+            f"the run has no recommendation for {runtime.name}: run `longitude extend` again."
         )
 
 
-def _wanted(
-    opened: Opened, model: Model, wish: Wish, scheme: Scheme | Layers, target: int
-) -> Wanted:
-    """The numbers of a scheme; where it has none, the refusal names what the runtime can serve."""
+def is_run(path: str) -> bool:
+    """Whether this is the folder of an `extend` run."""
+    return (Path(path) / RESULTS).is_file()
+
+
+def read_run(path: str) -> PriorRun:
+    """The recommendation in the folder of an `extend` run."""
+    folder = Path(path)
+    with Store(folder / RESULTS) as store:
+        subjects = {one.key.subject for one in recorded(store)}
+    if len(subjects) != 1:
+        raise UserError(
+            f"an export is of one model, but {folder} has measurements of {len(subjects)}: export "
+            f"from a run of one."
+        )
+    subject, file, summary = subjects.pop(), folder / RECOMMENDATION, folder / SUMMARY
     try:
-        return wanted(scheme, opened.model.config, target)
-    except UserError:
-        if isinstance(scheme, Layers) or scheme.rotary is None:
-            raise
-    near = wanted(nearest(scheme, opened.model.config, target), opened.model.config, target)
-    instead = nearest_served(wish.runtime, near, model, wish.version)
-    raise UserError(f"{called(wish.runtime)} has no settings for {dump(scheme)}: {instead}.")
-
-
-def _by_settings(scheme: Scheme | Layers, own: Scheme | None) -> bool:
-    if own is None or scheme.layer(0).rotary is None:
-        return False
-    return "transformers" in serves(scheme, own) and not _dynamic(scheme)
-
-
-def _dynamic(scheme: Scheme | Layers) -> DynamicNtk | None:
-    rope = scheme.layer(0).rotary
-    return rope.frequencies if rope and isinstance(rope.frequencies, DynamicNtk) else None
-
-
-def _ours(opened: Opened, wish: Wish, scheme: Scheme | Layers, own: Scheme | None) -> Spelling:
-    """A config.json with the scheme in it, for `longitude.hf.loading`; dynamic NTK, which
-    transformers has a name for, in its words too."""
-    version = wish.version or NEWEST["transformers"]
-    entry: dict[str, Any] = {"scheme": wish.scheme, "version": __version__}
-    text = OURS.replace("{scheme}", wish.scheme.replace('"', '\\"'))
-    rope, before = scheme.layer(0).rotary, own.rotary if own else None
-    found = _dynamic(scheme)
-    if found and rope and own and before and "transformers" in serves(scheme, own):
-        stock = dynamic(opened.model, rope_parameters(rope), found.original, version)
-        entry["rope_parameters"] = rope_parameters(before)
-        return replace(stock, config={**(stock.config or {}), SCHEME: entry}, text=text)
-    notes = ("stock transformers reads this folder as the model was before: load it as shown.",)
-    config = {**opened.model.config, SCHEME: entry}
-    return Spelling("transformers", version, config, text, "load.py", config, notes)
+        advice = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(
+            f"{file} can't be read: run the same `longitude extend` again, and it is written."
+        ) from None
+    return PriorRun(
+        name=subject.name,
+        revision=subject.revision,
+        target=int(advice["best"]["numbers"]["target"]),
+        best=advice["best"],
+        runtimes={one["what"]: one for one in advice["runtimes"]},
+        summary=summary.read_text(encoding="utf-8") if summary.is_file() else "",
+    )

@@ -1,6 +1,4 @@
-"""Write a GGUF file under another scheme, after a look at what llama.cpp will make of it.
-
-GGUF: a new file, whose keys and rotary tensors say the scheme (`longitude.export.gguf`).
+"""GGUF for llama.cpp: a new file whose keys and rotary tensors state the scheme (`gguf_writer`).
 
 The server cuts each request at the file's `context_length`, which is raised with the rest.
 """
@@ -10,36 +8,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from longitude.core.validate import UserError, shown
-from longitude.hf.gguf_reader import Header, header_of, read_layout
-from longitude.runtimes.gguf_writer import Settings, rewrite, settings
-from longitude.runtimes.settings import Model, Spelling, called
-from longitude.runtimes.target import Wanted
+from longitude.hf.gguf_reader import header_of, read_layout
+from longitude.runtimes import Runtime, Settings, llama_cpp
+from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.gguf_writer import Changes, changes, rewrite
+from longitude.runtimes.target import Target
 
 
-def export_gguf(source: Path, target: Path, wanted: Wanted) -> Settings:
-    """Copy a GGUF file to `target` with the settings of a scheme; what was written into it."""
+def export_gguf(source: Path, out: Path, target: Target) -> Changes:
+    """Copy a GGUF file to `out` with the settings of a scheme; what was written into it."""
     layout = read_layout(source)
-    found = settings(header_of(layout), wanted)
-    rewrite(layout, target, found.keys, found.tensors)
-    return found
+    made = changes(header_of(layout), target)
+    rewrite(layout, out, made.keys, made.tensors)
+    return made
 
 
-TEXT = "llama-server -m {file} -c {target}\n"
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """The keys and tensors of a new file."""
+    header = llama_cpp.gguf_header(RUNTIME, model)
+    yield Settings({**changes(header, target).applied(header), "-c": target.length})
 
 
-def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
-    """By the keys and tensors of a new file."""
-    header = header_of_gguf("gguf", model)
-    held = {**settings(header, w).on(header), "-c": w.target}
-    yield Spelling("gguf", version, held, TEXT.replace("{target}", str(w.target)), "gguf.sh")
-
-
-def header_of_gguf(runtime: str, model: Model) -> Header:
-    """The header of the model's file; raises unless it is a GGUF file."""
-    if model.header is None:
-        raise UserError(
-            f"{called(runtime)} serves a GGUF file, but got {shown(model.name)}: give one, or make "
-            f"one with llama.cpp's convert_hf_to_gguf.py."
-        )
-    return model.header
+RUNTIME = Runtime(
+    name="gguf",
+    title="llama.cpp (GGUF)",
+    versions=llama_cpp.RUNTIME.versions,
+    emulate=llama_cpp.emulate,
+    write=write,
+    issues=llama_cpp.RUNTIME.issues,
+    rank=5,
+    start="llama-server -m {file} -c {target}\n",
+    file="gguf.sh",
+    reads="gguf",
+    writes="gguf",
+    advice="llama.cpp",
+    lengths=llama_cpp.RUNTIME.lengths,
+)

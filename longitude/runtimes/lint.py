@@ -1,69 +1,196 @@
-"""What runtimes would compute from one model's settings, beside what the settings mean.
+"""What runtimes compute from one model's settings, against what the settings mean.
 
 A config.json means what the newest transformers computes from it; the keys of a GGUF file mean
-themselves, heeded or not; a scheme, if one is given, means more than either. What is said at the
-start of a server means an entry in place of the file's, with the file's base kept.
+themselves, whether llama.cpp reads them or not; a given scheme takes precedence over either. What a
+server is given at the start replaces entries of the file, with the file's base kept.
+
+peft stores no rotation, so a runtime that is given a base and an adapter rotates by the base's
+settings. What the adapter was trained under is in longitude.json beside it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from longitude.core.scheme import Scheme
-from longitude.core.validate import UserError, shown
+from longitude.core.validate import UserError, short
 from longitude.hf.faults import Fault, faults
 from longitude.hf.gguf_reader import read_header
-from longitude.hf.peft import ADAPTER_JSON
+from longitude.hf.peft import ADAPTER_JSON, LONGITUDE_JSON
 from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict, read_config, rope_dicts
-from longitude.hf.source import find, raw_config
-from longitude.runtimes import llama_cpp
-from longitude.runtimes.adapters import beside, trained_for
-from longitude.runtimes.diff import Difference, difference
-from longitude.runtimes.effective import Effective, Refused
-from longitude.runtimes.emulate import BROKEN, COMPUTES, effective, is_gguf
-from longitude.runtimes.issues import TRAPS, Trap
-from longitude.runtimes.settings import NEWEST
-from longitude.runtimes.target import head_size, of_text, wanted
-from longitude.runtimes.transformers import overridden
+from longitude.hf.source import Source, find, raw_config
+from longitude.runtimes import Issue, Runtime, llama_cpp, runtimes, transformers
+from longitude.runtimes.checkpoint import TOKENIZER, open_checkpoint
+from longitude.runtimes.effective import (
+    MALFORMED,
+    SHARED_ISSUES,
+    Difference,
+    DoesNotStart,
+    Effective,
+    difference,
+    emulated,
+)
+from longitude.runtimes.target import head_size, make_target, text_config
 
-OF_FOLDERS = ("transformers", "vllm", "sglang", "llama.cpp", "mlx", "exllama", "tensorrt-llm")
-OF_GGUF = ("llama.cpp", "ollama", "transformers")
-TOLD = ("--hf-overrides", "--json-model-override-args", "model_kwargs", "model_config")
-TOLD += ("from_pretrained", "overrides_of_model_config")
-LENGTHS = ("--max-model-len", "--context-length", "max_seq_len", "sequence_len")
 ROPE = ("rope_parameters", "rope_scaling")
+NO_ROTATION = ("bloom", "mpt", "gpt2", "opt", "bert", "roberta")
+ADAPTER_WITHOUT_ROTATION = Fault(
+    "adapter without its rotation",
+    f"there is no {LONGITUDE_JSON} beside {ADAPTER_JSON}, and peft stores no rotation: on its "
+    "unmodified base the adapter may rotate by other angles than it was trained with; save it by "
+    "longitude.hf.save_adapter.",
+    True,
+)
+ADAPTER_ALONE = Issue(
+    "adapter alone",
+    "frequencies attention length",
+    "peft stores no rotation: given base and adapter, it rotates by the base's own settings.",
+    "merge it with its scheme: longitude export ADAPTER.",
+)
+SHORT_INPUTS = Issue(
+    "short inputs",
+    "",
+    "the frequencies are scaled for short inputs too, which may cost quality there.",
+    "measure the model at its original length as well (longitude extend does).",
+)
+UNEXPLAINED = {
+    quantity: Issue(f"other {quantity}", quantity, f"its {what} differs.", fix)
+    for quantity, what, fix in (
+        ("frequencies", "set of frequencies", "export the scheme for this runtime."),
+        ("attention", "factor on cosine and sine", "export the scheme for this runtime."),
+        ("length", "longest input", "set the length where this runtime reads it."),
+    )
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One runtime's numbers, and how they differ."""
+    """What one runtime computes, and how that differs."""
 
     runtime: str
     version: str
     found: Effective
-    apart: Difference
+    difference: Difference
+    issues: tuple[Issue, ...]  # those that explain the difference
+    notes: tuple[Issue, ...]  # those that affect no number
+
+    @property
+    def same(self) -> bool:
+        """Whether the runtime computes what is meant."""
+        return not self.difference.affects
 
 
 @dataclass(frozen=True)
-class Lint:
-    """What a model's settings mean, and what becomes of it."""
+class LintResult:
+    """What a model's settings mean, and what runtimes make of them."""
 
-    meant: Effective  # without frequencies where they mean nothing
+    meant: Effective  # without frequencies if they mean nothing
     faults: tuple[Fault, ...]
     rows: tuple[Row, ...]
-    notes: tuple[Trap, ...]
+    notes: tuple[Issue, ...]
 
     @property
     def same(self) -> bool:
         """Whether every runtime computes what is meant."""
         right = self.meant.starts and not any(fault.serious for fault in self.faults)
-        return right and all(row.apart.same for row in self.rows)
+        return right and all(row.same for row in self.rows)
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """A row per runtime, then the issues with their fixes."""
+        from longitude.viz.runtimes import lint_table
+
+        return lint_table(self, color=color, width=width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the table as a text file."""
+        Path(path).write_text(self.table() + "\n", encoding="utf-8")
+        return Path(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Frequencies, factor and length that are meant, and those of each runtime."""
+        meant = {"attention": self.meant.attention, "length": self.meant.length}
+        return {
+            "same": self.same,
+            "meant": {**meant, "inv_freq": list(self.meant.inv_freq)},
+            "faults": [vars(fault) for fault in self.faults],
+            "notes": _issues_json(self.notes),
+            "runtimes": [
+                {
+                    "runtime": row.runtime,
+                    "version": row.version,
+                    "same": row.same,
+                    "starts": row.difference.starts,
+                    "frequencies_off": off if math.isfinite(off) else None,
+                    "attention": row.found.attention,
+                    "length": row.found.length,
+                    "inv_freq": list(row.found.inv_freq),
+                    "traps": _issues_json(row.issues),
+                    "notes": _issues_json(row.notes),
+                }
+                for row in self.rows
+                for off in [row.difference.frequencies]
+            ],
+        }
 
 
-def settings_of(name: str, revision: str | None = None) -> dict[str, Any]:
+def _issues_json(issues: Sequence[Issue]) -> list[dict[str, str]]:
+    return [{"name": i.name, "sentence": i.sentence, "cure": i.fix} for i in issues]
+
+
+def lint_settings(
+    settings: Mapping[str, Any],
+    selected: Sequence[tuple[Runtime, str | None]] = (),
+    scheme: Scheme | None = None,
+    known_faults: Sequence[Fault] = (),
+) -> LintResult:
+    """What runtimes, by default those that read the format, compute from settings."""
+    kind = "gguf" if _is_gguf(settings) else "config.json"
+    if kind == "config.json":
+        _check_rotation(settings)
+    if not selected:
+        readers = [r for r in runtimes().values() if kind in r.lints]
+        readers.sort(key=lambda r: kind == "gguf" and r.reads != kind)  # native readers first
+        selected = [(r, None) for r in readers]
+    intent = meant(settings, scheme)
+    rows = [_row(settings, intent, runtime, version) for runtime, version in selected]
+    wrong = () if kind == "gguf" else tuple(faults(_config_only(settings)))
+    notes = (SHORT_INPUTS,) if _is_scaled(settings) and intent.starts else ()
+    return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes)
+
+
+def _row(
+    settings: Mapping[str, Any], intent: Effective, runtime: Runtime, version: str | None
+) -> Row:
+    found = emulated(runtime, settings, version)
+    if ADAPTER_JSON in settings:
+        found = replace(found, issues=(ADAPTER_ALONE.name, *found.issues))
+    away = difference(intent.inv_freq, intent.attention, intent.length, found)
+    issues, notes = explain(runtime, found, away)
+    return Row(runtime.name, version or runtime.newest, found, away, issues, notes)
+
+
+def explain(
+    runtime: Runtime, found: Effective, away: Difference
+) -> tuple[tuple[Issue, ...], tuple[Issue, ...]]:
+    """The known issues behind a difference, and those that affect no number."""
+    known = {issue.name: issue for issue in (*SHARED_ISSUES, ADAPTER_ALONE, *runtime.issues)}
+    met = [known[name] for name in dict.fromkeys(found.issues)]
+    causes = [issue for issue in met if away.affects & set(issue.affects.split())]
+    if away.starts:
+        explained = {quantity for issue in causes for quantity in issue.affects.split()}
+        causes += [UNEXPLAINED[quantity] for quantity in sorted(away.affects - explained)]
+    return tuple(causes), tuple(issue for issue in met if not issue.affects)
+
+
+def _is_gguf(settings: Mapping[str, Any]) -> bool:
+    return "general.architecture" in settings
+
+
+def read_settings(name: str, revision: str | None = None) -> dict[str, Any]:
     """A model's settings: of a config.json, a folder, a name on the Hub, or a GGUF file."""
     if Path(name).is_file() and Path(name).suffix == ".json":
         file, raw = Path(name), read_config(name)
@@ -71,129 +198,124 @@ def settings_of(name: str, revision: str | None = None) -> dict[str, Any]:
         source = find(name, revision)
         if source.gguf is not None:
             header = read_header(source.gguf)
-            return {**header.keys, **header.divisors, **beside(source)}
+            return {**header.keys, **header.divisors, **_adapter(source)}
         file, raw = raw_config(source)
-        raw |= beside(source)
-    cut = file.parent / "tokenizer_config.json"
-    return {**raw, **({cut.name: read_config(cut)} if cut.is_file() else {})}
+        raw |= _adapter(source)
+    tokenizer = file.parent / TOKENIZER
+    return {**raw, **({TOKENIZER: read_config(tokenizer)} if tokenizer.is_file() else {})}
 
 
-def lint(
-    settings: Mapping[str, Any],
-    runtimes: Sequence[str] = (),
-    scheme: Scheme | None = None,
-    known_faults: Sequence[Fault] = (),
-) -> Lint:
-    """What runtimes, as "vllm" or "vllm==0.28.0", compute from settings beside what they mean."""
-    if not is_gguf(settings):
-        _check(settings)
-    named = runtimes or (OF_GGUF if is_gguf(settings) else OF_FOLDERS)
-    intent = meant(settings, scheme)
-    rows = []
-    for name in named:
-        runtime, _, version = name.partition("==")
-        found = effective(runtime, settings, version or None)
-        if ADAPTER_JSON in settings:
-            found = replace(found, traps=("adapter alone", *found.traps))
-        apart = difference(intent.inv_freq, intent.attention, intent.length, found)
-        rows.append(Row(runtime, version or NEWEST[runtime], found, apart))
-    wrong = () if is_gguf(settings) else tuple(faults(_plain(settings)))
-    static = _scaled(settings) and intent.starts
-    return Lint(
-        intent, (*known_faults, *wrong), tuple(rows), (TRAPS["short inputs"],) if static else ()
-    )
+def _adapter(source: Source) -> dict[str, Any]:
+    """What an adapter adds to its base's settings."""
+    if source.adapter is None:
+        return {}
+    return {
+        ADAPTER_JSON: {"base": source.adapter.base, "target": source.adapter.held.get("target")}
+    }
 
 
-def known(names: str) -> tuple[str, ...]:
-    """The runtimes of a list with commas; none of "all"."""
-    if names == "all":
-        return ()
-    each = tuple(name.strip() for name in names.split(","))
-    for name in each:
-        if name.partition("==")[0] not in COMPUTES:
-            raise UserError(
-                f"no runtime is called {shown(name)}: there are {', '.join(COMPUTES)}, each with "
-                f"a version if you like, as vllm==0.28.0, or all."
-            )
-    return each
+def adapter_scheme(
+    name: str, revision: str | None = None
+) -> tuple[Scheme | None, tuple[Fault, ...]]:
+    """The scheme that an adapter was trained under, or what is wrong; nothing of another model."""
+    source = find(name, revision)
+    if source.adapter is None:
+        return None, ()
+    if not source.adapter.held:
+        return None, (ADAPTER_WITHOUT_ROTATION,)
+    if source.adapter.entry is None:
+        return None, ()
+    text, checkpoint = source.adapter.entry["scheme"], open_checkpoint(name, revision)
+    try:
+        scheme = checkpoint.resolve(text).scheme
+        if not isinstance(scheme, Scheme):
+            raise UserError("its layers differ")
+        length = source.adapter.held.get("target") or checkpoint.trained or 1
+        make_target(scheme, checkpoint.model.config, length)
+    except UserError as error:
+        why = str(error).rstrip(".")
+        sentence = f"it was trained under {short(text)}, which has no settings ({why}): load it "
+        return None, (Fault("scheme beyond settings", f"{sentence}by longitude.hf.load.", True),)
+    return scheme, ()
 
 
 def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effective:
-    """What settings mean, whoever reads them."""
-    asked = next((settings[key] for key in LENGTHS if is_number(settings.get(key))), None)
-    asked = asked or trained_for(settings)
-    if is_gguf(settings):
+    """What settings mean, whichever runtime reads them."""
+    gguf = _is_gguf(settings)
+    readers = [r for r in runtimes().values() if (r.reads == "gguf") == gguf]
+    options = (option for runtime in readers for option in runtime.lengths)
+    length = next((settings[key] for key in options if is_number(settings.get(key))), None)
+    if gguf:
         try:
-            own = llama_cpp.stated(settings)
-        except (Refused, *BROKEN) as error:
+            own = llama_cpp.from_keys(settings, literal=True)
+        except (DoesNotStart, *MALFORMED) as error:
             if isinstance(error, UserError):
                 raise
-            own = Effective((), 0.0, 0, ())
-        flag = settings.get("-c", settings.get("--ctx-size", settings.get("num_ctx")))
-        own = Effective(own.inv_freq, own.attention, int(flag or own.length), ())
+            own = Effective((), 0.0, 0)
     else:
-        own = effective("transformers", _merged(settings))
-        own = Effective(own.inv_freq, own.attention, int(asked or own.length), ())
+        length = length or (settings.get(ADAPTER_JSON) or {}).get("target")
+        own = emulated(transformers.RUNTIME, _merged(settings))
+    own = Effective(own.inv_freq, own.attention, int(length or own.length))
     if scheme is None:
         return own
-    w = wanted(scheme, settings if not is_gguf(settings) else _sizes(settings), own.length)
-    return Effective(w.inv_freq, w.attention, w.target, ())
+    sizes = _gguf_sizes(settings) if gguf else settings
+    target = make_target(scheme, sizes, own.length)
+    return Effective(target.inv_freq, target.attention, target.length)
 
 
-def _check(settings: Mapping[str, Any]) -> None:
-    text = of_text(settings)
+def _check_rotation(settings: Mapping[str, Any]) -> None:
+    text = text_config(settings)
     head_size(text)
-    if not any(True for _ in rope_dicts(_plain(settings))) and "rope_theta" not in text:
-        kind = text.get("model_type")
-        if kind in ("bloom", "mpt", "gpt2", "opt", "bert", "roberta") or text.get("alibi"):
-            raise UserError(
-                f"nothing turns in a model of type {kind}: there is no rotation to lint."
-            )
+    kind = text.get("model_type")
+    if next(rope_dicts(_config_only(settings)), None) or "rope_theta" in text:
+        return
+    if kind in NO_ROTATION or text.get("alibi"):
+        raise UserError(f"a model of type {kind} has no rotation to lint: give one with RoPE.")
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in config.json itself."""
-    said = (*TOLD, *LENGTHS, "tokenizer_config.json", ADAPTER_JSON)
-    return {k: v for k, v in settings.items() if k not in said}
+def _config_only(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of config.json itself."""
+    given = {TOKENIZER, ADAPTER_JSON}
+    for runtime in runtimes().values():
+        given |= {runtime.overrides, *runtime.lengths}
+    return {k: v for k, v in settings.items() if k not in given}
 
 
 def _merged(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The file with what a server is told put into it, dictionaries merged."""
-    plain = _plain(settings)
-    for key in TOLD:
+    """The file with what a server is given at the start put into it, dictionaries merged."""
+    config: Mapping[str, Any] = _config_only(settings)
+    for key in (runtime.overrides for runtime in runtimes().values()):
         given = settings.get(key)
         if not isinstance(given, Mapping):
             continue
         inner = given.get("text_config", given)
         given = dict(inner) if isinstance(inner, Mapping) else {}
         new = next((given[k] for k in ROPE if isinstance(given.get(k), Mapping)), None)
-        text = of_text(plain)
-        held = next((text[k] for k in reversed(ROPE) if isinstance(text.get(k), Mapping)), {})
-        base = (
-            given.get("rope_theta")
-            or text.get("rope_theta")
-            or main_rope_dict(held).get("rope_theta")
-        )
-        one = {**main_rope_dict(held), **({"rope_theta": base} if base else {})}
-        whole = {**({"rope_theta": base} if base else {}), **new} if new else one
-        given |= {"rope_parameters": whole or None, "rope_scaling": None}
-        plain = dict(overridden(plain, given, key))
-    return plain
+        text = text_config(config)
+        own = next((text[k] for k in reversed(ROPE) if isinstance(text.get(k), Mapping)), {})
+        own = main_rope_dict(own)
+        base = next(filter(None, (one.get("rope_theta") for one in (given, text, own))), None)
+        theta = {"rope_theta": base} if base else {}
+        merged = {**theta, **new} if new else {**own, **theta}
+        given |= {"rope_parameters": merged or None, "rope_scaling": None}
+        config = transformers.overridden(config, given, key)
+    return config
 
 
-def _sizes(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a GGUF file's keys a scheme must know of the model."""
-    arch = keys["general.architecture"]
-    own = {k.removeprefix(f"{arch}."): v for k, v in keys.items()}
+def _gguf_sizes(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scheme needs of the model, from the keys of a GGUF file."""
+    own = {k.removeprefix(f"{keys['general.architecture']}."): v for k, v in keys.items()}
     head = own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
     trained = own.get("rope.scaling.original_context_length") or own["context_length"]
     return {"head_dim": head, ORIGINAL: trained, "max_position_embeddings": trained}
 
 
-def _scaled(settings: Mapping[str, Any]) -> bool:
-    """Whether the frequencies are scaled the same for short inputs as for long ones."""
-    if is_gguf(settings):
+def _is_scaled(settings: Mapping[str, Any]) -> bool:
+    """Whether the frequencies are scaled for short inputs as for long ones."""
+    if _is_gguf(settings):
         return any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
-    own = [main_rope_dict(d) for k in ROPE if isinstance(d := of_text(settings).get(k), Mapping)]
+    own = [
+        main_rope_dict(d) for k in ROPE if isinstance(d := text_config(settings).get(k), Mapping)
+    ]
     kinds = {str(d.get("rope_type") or d.get("type")) for d in own}
     return bool(kinds & {"linear", "yarn", "longrope", "su", "llama3"})

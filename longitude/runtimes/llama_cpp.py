@@ -1,115 +1,43 @@
-"""A config.json as llama.cpp's convert_hf_to_gguf.py writes it into a GGUF file's keys.
+"""llama.cpp: keys of a GGUF file, tensors of divisors beside its weights, flags over both.
 
-conversion/ of b11549: `rope_parameters` before `rope_scaling`; linear and yarn by name, with keys
-for the betas and the factor on cosine and sine that llama.cpp then does not read; longrope as two
-tensors and llama3 as one; "dynamic" is dropped without a word.
-
-llama.cpp: keys of a GGUF file, tensors of divisors beside the weights, flags over both.
-
-src/llama-context.cpp, src/llama-model.cpp, ggml/src/ggml-cpu/ops.cpp of b11549. A pair turns by
-θ / g, g of `rope_freqs.weight`; type linear multiplies by 1/factor, type yarn ramps between both as
-transformers does, with 0.1 ln s + 1 on cosine and sine. `attn_factor` multiplies that. The keys
+src/llama-context.cpp, src/llama-model.cpp and ggml/src/ggml-cpu/ops.cpp of b11549. A pair rotates
+by θ / g, g of `rope_freqs.weight`; type linear multiplies by 1/factor; type yarn ramps between both
+as in transformers, with 0.1 ln s + 1 on cosine and sine; `attn_factor` multiplies that. The keys
 `yarn_attn_factor` and `yarn_beta_*` are read for two architectures alone; the flags of the betas
-work, that of the factor only without YaRN since b7394. A tensor that the loader does not ask for
+work, that of the factor only without YaRN since b7394. A tensor that the loader does not expect
 stops it: both lists of longrope need that type, whose factor then divides once more. A server gives
 no slot more than `context_length`.
+
+A config.json is taken as convert_hf_to_gguf.py (conversion/ of b11549) writes it: `rope_parameters`
+before `rope_scaling`, longrope as two tensors, llama3 as one; "dynamic" is dropped silently.
+
+An export is flags for the file as it is. They know a base, linear and yarn with betas; a factor on
+cosine and sine goes in as a key (`--override-kv`). All else needs a new file: the runtime gguf.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from longitude.core.part import Frequencies
-from longitude.core.validate import UserError
+from longitude.core.validate import UserError, shown
+from longitude.hf.gguf_reader import Header
 from longitude.hf.rope_config import ORIGINAL, is_number
-from longitude.parts import Linear, LongRope, Unscaled, Yarn
+from longitude.parts import Linear, LongRope, Ntk, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, powers
-from longitude.runtimes.effective import (
-    Effective,
-    Read,
-    Refused,
-    before,
-    computed,
-    frequencies,
-    longrope_attention,
-)
-from longitude.runtimes.target import of_text
+from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
+from longitude.runtimes.rope_dictionaries import base_of, default_attention
+from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import version5
 
-ARCHITECTURES = {"mistral": "llama", "smollm3": "smollm3", "phi3": "phi3"}  # where names differ
-
-
-def gguf_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys and rotary tensors that the converter would write, by their names."""
-    text = of_text(config)
-    first = text.get("rope_parameters")
-    held = {k: v for k, v in text.items() if k != "rope_scaling"} if first else text
-    read = version5(held)
-    kind = str(text.get("model_type", "llama"))
-    arch = ARCHITECTURES.get(kind, kind)
-    own = {
-        "context_length": read.most,
-        "rope.dimension_count": read.dims,
-        "rope.freq_base": read.base,
-        **{f"rope.scaling.{key}": value for key, value in _scaling(read).items()},
-    }
-    flags = {k: v for k, v in config.items() if k.startswith("-") or k == "num_ctx"}
-    named = {f"{arch}.{key}": value for key, value in own.items()}
-    return {"general.architecture": arch, **named, **_tensors(read), **flags}
-
-
-def _scaling(read: Read) -> dict[str, Any]:
-    match read.kind:
-        case "linear":
-            return {"type": "linear", "factor": read.number("factor")}
-        case "yarn":
-            keys = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-            told = {to: read.own[key] for key, to in keys.items() if read.own.get(key)}
-            given = read.maybe("attention_factor")
-            dead = {} if given is None else {"yarn_attn_factor": given}
-            return told | dead | _yarn(read)
-        case "longrope":
-            scale = read.most / read.number(ORIGINAL)
-            gain = longrope_attention(read, scale)
-            original = int(read.number(ORIGINAL))
-            return {"type": "longrope", "original_context_length": original, "attn_factor": gain}
-    return {}
-
-
-def _yarn(read: Read) -> dict[str, Any]:
-    original = int(read.number(ORIGINAL))
-    return {"type": "yarn", "factor": read.number("factor"), "original_context_length": original}
-
-
-def _tensors(read: Read) -> dict[str, list[float]]:
-    match read.kind:
-        case "longrope":
-            lists = {"short": read.own["short_factor"], "long": read.own["long_factor"]}
-            return {f"rope_factors_{name}.weight": list(each) for name, each in lists.items()}
-        case "llama3":
-            base = float(read.base or 0)
-            scaled = frequencies(read).inv_freq(read.dims, base, read.most)
-            return {"rope_freqs.weight": (1 / (scaled * powers(read.dims, base))).tolist()}
-    return {}
-
-
-def explained(config: Mapping[str, Any], found: Effective) -> Effective:
-    """The traps of the converter beside those of llama.cpp."""
-    read = version5(config)
-    lost = ["dynamic is static"] if read.kind == "dynamic" else []
-    if read.kind == "yarn":
-        lost += ["truncate ignored"] * (not read.own.get("truncate", True))
-        lost += ["attention factor ignored"] * (read.maybe("attention_factor") is not None)
-        lost += ["mscale ignored"] * bool(read.maybe("mscale") and read.maybe("mscale_all_dim"))
-    if read.kind == "longrope":
-        lost += ["attention factor ignored"]
-    return Effective(found.inv_freq, found.attention, found.length, (*found.traps, *lost))
-
-
-READS_ALL = ("grok", "mistral3")
-# architectures whose loader asks for the tensor; qwen2, qwen3, gemma3 and most others do not
+READS_ALL_KEYS = ("grok", "mistral3")
+# architectures whose loader expects the tensor; qwen2, qwen3, gemma3 and most others do not
 LOADS_DIVISORS = frozenset(
     "llama mistral3 granite granitemoe granitehybrid exaone exaone4 exaone-moe minicpm arcee "
     "apertus deci falcon-h1 gemma4 llama4 refact step35".split()
@@ -117,25 +45,87 @@ LOADS_DIVISORS = frozenset(
 LOADS_LISTS = frozenset(
     "llama phi3 phimoe minicpm minicpm3 granite granitemoe granitehybrid mistral3".split()
 )
-UNTYPED = ("phi3", "phimoe", "minicpm3")  # which load both lists whatever the type is
-DIVISORS, NEAR, FAR = (f"rope_{name}.weight" for name in ("freqs", "factors_short", "factors_long"))
+LOADS_LISTS_OF_ANY_TYPE = ("phi3", "phimoe", "minicpm3")
+DIVISORS, SHORT, LONG = (f"rope_{n}.weight" for n in ("freqs", "factors_short", "factors_long"))
+CONTEXT = ("-c", "--ctx-size", "num_ctx")
 
 
-def effective(keys: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What llama-server computes from a GGUF file and flags."""
-    return _computed(_File(keys), version, heeding=False)
+def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
+    """What llama-server computes from a GGUF file's keys and flags, or from a config.json as the
+    converter writes it."""
+    if "general.architecture" in config:
+        return from_keys(config, version)
+    found, rope = from_keys(converted(config), version), version5(config)
+    lost = ["dynamic is static"] if rope.kind == "dynamic" else []
+    if rope.kind == "yarn":
+        lost += rope.ignoring("truncate", "attention_factor", "mscale")
+    lost += ["attention factor ignored"] * (rope.kind == "longrope")
+    return replace(found, issues=(*found.issues, *lost))
 
 
-def stated(keys: Mapping[str, Any]) -> Effective:
-    """What the file says, were every key of it heeded: what whoever wrote it wanted."""
-    return _computed(_File(keys), None, heeding=True)
+def converted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys and rotary tensors that the converter would write, by name."""
+    text = text_config(config)
+    first = text.get("rope_parameters")
+    rope = version5({k: v for k, v in text.items() if k != "rope_scaling"} if first else text)
+    model_type = str(text.get("model_type", "llama"))
+    arch = "llama" if model_type == "mistral" else model_type
+    scaling, tensors = _converted_scaling(rope)
+    own = {
+        "context_length": rope.max_length,
+        "rope.dimension_count": rope.dims,
+        "rope.freq_base": rope.base,
+        **{f"rope.scaling.{key}": value for key, value in scaling.items()},
+    }
+    flags = {k: v for k, v in config.items() if k.startswith("-") or k in CONTEXT}
+    keys = {f"{arch}.{key}": value for key, value in own.items()}
+    return {"general.architecture": arch, **keys, **tensors, **flags}
+
+
+def _converted_scaling(rope: RopeEntries) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keys under rope.scaling, and the tensors."""
+    match rope.kind:
+        case "linear":
+            return {"type": "linear", "factor": rope.number("factor")}, {}
+        case "yarn":
+            renamed = {f"beta_{end}": f"yarn_beta_{end}" for end in ("fast", "slow")}
+            keys = {new: rope.entries[key] for key, new in renamed.items() if rope.entries.get(key)}
+            if (gain := rope.optional("attention_factor")) is not None:
+                keys["yarn_attn_factor"] = gain
+            keys |= {"type": "yarn", "factor": rope.number("factor")}
+            return keys | {"original_context_length": int(rope.number(ORIGINAL))}, {}
+        case "longrope":
+            keys = {"type": "longrope", "attn_factor": rope.longrope_attention()}
+            keys["original_context_length"] = int(rope.number(ORIGINAL))
+            lists = {SHORT: rope.entries["short_factor"], LONG: rope.entries["long_factor"]}
+            return keys, {name: list(factors) for name, factors in lists.items()}
+        case "llama3":
+            base = float(rope.base or 0)
+            scaled = rope.frequencies().inv_freq(rope.dims, base, rope.max_length)
+            return {}, {DIVISORS: (1 / (scaled * powers(rope.dims, base))).tolist()}
+    return {}, {}
 
 
 class _File:
-    """The keys of a GGUF file by their short names, and flags."""
+    """The keys of a GGUF file by their short names, and flags. With `literal`, every key counts,
+    whether llama.cpp reads it or not."""
 
-    def __init__(self, keys: Mapping[str, Any]) -> None:
+    def __init__(self, keys: Mapping[str, Any], literal: bool) -> None:
         self.keys, self.arch = keys, str(keys.get("general.architecture"))
+        self.reads_all = literal or self.arch in READS_ALL_KEYS
+        self.literal = literal
+        self.kind = str(keys.get("--rope-scaling") or self.scaling("type") or "linear")
+        self.context = int(self.own("context_length") or 512)
+        name = "rope.scaling.original_context_length"
+        self.original = int(self.number("--yarn-orig-ctx", name, default=self.context))
+        self.requested = next((keys[name] for name in CONTEXT if name in keys), None)
+        self.length = int(min(self.requested or self.context, self.context))
+        if is_number(by := keys.get("--rope-freq-scale")):
+            self.factor = 1 / by
+        else:
+            names = ("rope.scaling.factor", "rope.scale_linear")
+            given = self.number("--rope-scale", *names, default=1)
+            self.factor = 1.0 if self.kind == "none" else given
 
     def own(self, name: str, default: Any = None) -> Any:
         return self.keys.get(f"{self.arch}.{name}", default)
@@ -150,125 +140,165 @@ class _File:
 
     @property
     def dims(self) -> int:
-        said = self.own("rope.dimension_count") or self.own("attention.key_length")
+        stated = self.own("rope.dimension_count") or self.own("attention.key_length")
         width, heads = self.own("embedding_length"), self.own("attention.head_count")
-        if not said and not (width and heads):
+        if not stated and not (width and heads):
             raise UserError(
                 "the GGUF keys have no rope.dimension_count, nor embedding_length and "
-                "attention.head_count: give those of a whole file."
+                "attention.head_count: give those of a complete file."
             )
-        return int(said or width // heads)
-
-    @property
-    def context(self) -> int:
-        return int(self.own("context_length") or 512)
-
-    @property
-    def original(self) -> int:
-        name = "rope.scaling.original_context_length"
-        return int(self.number("--yarn-orig-ctx", name, default=self.context))
-
-    @property
-    def kind(self) -> str:
-        return str(self.keys.get("--rope-scaling") or self.scaling("type") or "linear")
-
-    @property
-    def factor(self) -> float:
-        if is_number(by := self.keys.get("--rope-freq-scale")):
-            return 1 / by
-        names = ("rope.scaling.factor", "rope.scale_linear")
-        return 1.0 if self.kind == "none" else self.number("--rope-scale", *names, default=1)
-
-    def tensor(self, name: str) -> tuple[float, ...] | None:
-        values = self.keys.get(name)
-        return tuple(map(float, values)) if values is not None else None
+        return int(stated or width // heads)
 
 
-def _computed(file: _File, version: str | None, *, heeding: bool) -> Effective:
-    length = _length(file)
+def from_keys(
+    keys: Mapping[str, Any], version: str | None = None, *, literal: bool = False
+) -> Effective:
+    """What llama-server computes from a GGUF file and flags; or, if `literal`, what the file says
+    were every key of it read."""
+    file = _File(keys, literal)
     try:
-        parts, traps = _frequencies(file, heeding)
-        divisors, more = _divisors(file, length, heeding)
-    except UserError as mistake:
-        raise Refused("out of range") from mistake
+        frequencies, issues = _frequencies(file)
+        divisors = _divisors(file)
+    except UserError as error:
+        raise DoesNotStart("out of range") from error
+    switch = ["longrope switch"] if isinstance(divisors, LongRope) else []
+    if isinstance(divisors, LongRope):
+        switch *= divisors.short != divisors.long
+        divisors = divisors.long if file.length > file.original else divisors.short
     base = file.number("--rope-freq-base", "rope.freq_base", default=10000)
-    read = Read({}, {}, base, file.dims)
-    gain, dead = _attention(file, version, heeding)
-    found = computed(
-        read, parts, attention=gain, length=length, traps=[*traps, *more, *dead, *_asked(file)]
-    )
-    if len(divisors or found.inv_freq) != len(found.inv_freq):
-        raise Refused("wrong list")
-    divided = found.inv_freq
-    if divisors:
-        divided = _over(file, parts, read, divisors, length)
-    return Effective(divided, found.attention, found.length, found.traps)
+    gain, unread = _attention(file, version)
+    capped = is_number(file.requested) and file.requested > file.context
+    no_original = file.kind == "yarn" and file.original == file.context
+    no_original = no_original and math.isfinite(file.factor) and file.factor != 1
+    about_length = ["context cap"] * capped + ["other original"] * no_original
+    issues = [*issues, *switch, *unread, *about_length]
+    rope = RopeEntries({}, {}, base, file.dims)
+    found = rope.computed(file.length, frequencies, attention=gain, issues=issues)
+    if not divisors:
+        return found
+    if len(divisors) != len(found.inv_freq):
+        raise DoesNotStart("wrong list")
+    # YaRN's ramp is by pair, so it commutes with divisors
+    divided = (f / g for f, g in zip(found.inv_freq, divisors, strict=True))
+    return replace(found, inv_freq=tuple(divided))
 
 
-def _over(
-    file: _File, parts: Frequencies, read: Read, divisors: tuple[float, ...], length: int
-) -> tuple[float, ...]:
-    """Frequencies over divisors: the ramp of YaRN is by pair, so it commutes with them."""
-    inv = parts.inv_freq(read.dims, float(read.base or 0), length).tolist()
-    return tuple(f / g for f, g in zip(inv, divisors, strict=True))
-
-
-def _frequencies(file: _File, heeding: bool) -> tuple[Frequencies, list[str]]:
+def _frequencies(file: _File) -> tuple[Frequencies, list[str]]:
     if file.kind != "yarn":
         return (Linear(file.factor) if file.factor != 1 else Unscaled()), []
-    heeded = heeding or file.arch in READS_ALL
-    ends, traps = {}, []
-    for end, usual in (("fast", 32.0), ("slow", 1.0)):
+    betas, issues = {}, []
+    for end, default in (("fast", 32.0), ("slow", 1.0)):
         key = f"yarn_beta_{end}"
-        names = (f"rope.scaling.{key}",) if heeded else ()
-        ends[end] = file.number(f"--yarn-beta-{end}", *names, default=usual)
-        if not heeded and file.scaling(key) not in (None, ends[end]):
-            traps = ["dead betas"]
-    return Yarn(file.factor, original=file.original, **ends), traps
+        names = (f"rope.scaling.{key}",) if file.reads_all else ()
+        betas[end] = file.number(f"--yarn-beta-{end}", *names, default=default)
+        if not file.reads_all and file.scaling(key) not in (None, betas[end]):
+            issues = ["dead betas"]
+    return Yarn(file.factor, original=file.original, **betas), issues
 
 
-def _divisors(
-    file: _File, length: int, heeding: bool
-) -> tuple[tuple[float, ...] | None, list[str]]:
-    """The divisors that are loaded: one list for all lengths, or one of two by the context."""
-    fixed, near, far = map(file.tensor, (DIVISORS, NEAR, FAR))
+def _divisors(file: _File) -> tuple[float, ...] | LongRope | None:
+    """The divisors that are loaded: one list, or two of which the context chooses one."""
+    tensors = [file.keys.get(name) for name in (DIVISORS, SHORT, LONG)]
+    fixed, short, long = (None if t is None else tuple(map(float, t)) for t in tensors)
     typed = file.kind == "longrope"
-    listed = file.arch in LOADS_LISTS and (typed or file.arch in UNTYPED)
+    listed = file.arch in LOADS_LISTS and (typed or file.arch in LOADS_LISTS_OF_ANY_TYPE)
     single = file.arch in LOADS_DIVISORS and not typed
-    if not heeding and ((fixed and not single) or (far and not listed)):
-        raise Refused("tensor not loaded")
+    if not file.literal and ((fixed and not single) or (long and not listed)):
+        raise DoesNotStart("tensor not loaded")
     if fixed:
-        return fixed, []
-    if near and far:
-        lists = LongRope(near, far, original=file.original)
-        switch = ["longrope switch"] if near != far else []
-        return (lists.long if length > file.original else lists.short), switch
-    return None, []
+        return fixed
+    return LongRope(short, long, original=file.original) if short and long else None
 
 
-def _attention(file: _File, version: str | None, heeding: bool) -> tuple[float, list[str]]:
-    own = float(file.scaling("attn_factor", 1.0))
-    key = "rope.scaling.yarn_attn_factor"
-    heeded = heeding or file.arch in READS_ALL
-    asked = file.number("--yarn-attn-factor", *([key] if heeded else []), default=1)
-    dead = ["dead attention key"] * (not heeded and file.own(key) not in (None, 1.0))
+def _attention(file: _File, version: str | None) -> tuple[float, list[str]]:
+    own, key = float(file.scaling("attn_factor", 1.0)), "rope.scaling.yarn_attn_factor"
+    given = file.number("--yarn-attn-factor", *([key] if file.reads_all else []), default=1)
+    unread = ["dead attention key"] * (not file.reads_all and file.own(key) not in (None, 1.0))
     if file.kind != "yarn":
-        return own * asked, dead
-    said = magnitude(file.factor)
-    if heeding or before(version, "b7394"):
-        return own * asked * said, dead
+        return own * given, unread
+    yarn = magnitude(file.factor)
+    if file.literal or before(version, "b7394"):
+        return own * given * yarn, unread
     bottom = float(file.scaling("yarn_log_multiplier", 0.0))
-    over = ["dead attention key"] * (asked != 1)
-    return own * said / magnitude(file.factor, bottom), [*dead, *over]
+    unread += ["dead attention key"] * (given != 1)
+    return own * yarn / magnitude(file.factor, bottom), unread
 
 
-def _length(file: _File) -> int:
-    asked = file.keys.get("-c", file.keys.get("--ctx-size", file.keys.get("num_ctx")))
-    return int(min(asked or file.context, file.context))
+def gguf_header(runtime: Runtime, model: Model) -> Header:
+    """The header of the model's file; raises unless it is a GGUF file."""
+    if model.header is None:
+        raise UserError(
+            f"{runtime.title} serves a GGUF file, but got {shown(model.name)}: give one, or make "
+            f"one with llama.cpp's convert_hf_to_gguf.py."
+        )
+    return model.header
 
 
-def _asked(file: _File) -> list[str]:
-    asked = file.keys.get("-c", file.keys.get("--ctx-size", file.keys.get("num_ctx")))
-    silent = file.kind == "yarn" and file.original == file.context and math.isfinite(file.factor)
-    capped = is_number(asked) and asked > file.context
-    return ["context cap"] * capped + ["other original"] * (silent and file.factor != 1)
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """Flags, where there are any; a file with divisors needs a new file."""
+    header = gguf_header(RUNTIME, model)
+    flags: dict[str, Any] = {"-c": target.length, "--rope-freq-base": base_of(target)}
+    match target.rope.frequencies:
+        case Unscaled() | Ntk():
+            flags["--rope-scaling"] = "none"
+        case Linear() as f:
+            flags |= {"--rope-scaling": "linear", "--rope-scale": float(f.factor)}
+        case Yarn(ramp="code", truncate=True) as f:
+            flags |= {"--rope-scaling": "yarn", "--rope-scale": float(f.factor)}
+            flags |= {"--yarn-orig-ctx": f.original, "--yarn-beta-fast": float(f.fast)}
+            flags["--yarn-beta-slow"] = float(f.slow)
+        case _:
+            return
+    if header.divisors:
+        return
+    keys: dict[str, Any] = {f"{header.architecture}.context_length": target.length}
+    gain = target.attention / default_attention(target)
+    if abs(gain - 1) > 1e-9:
+        keys[f"{header.architecture}.rope.scaling.attn_factor"] = gain
+    words = [str(word) for pair in flags.items() for word in pair]
+    typed = (f"{k}={'int' if isinstance(v, int) else 'float'}:{v}" for k, v in keys.items())
+    line = ["llama-server", "-m", model.name, *words, "--override-kv", ",".join(typed)]
+    yield Settings({**header.keys, **keys, **flags}, shlex.join(line) + "\n")
+
+
+RUNTIME = Runtime(
+    name="llama.cpp",
+    title="llama.cpp",
+    versions=("b7000", "b11549"),
+    emulate=emulate,
+    write=write,
+    rank=4,
+    file="llama.cpp.sh",
+    reads="gguf",
+    lints=("config.json", "gguf"),
+    lengths=CONTEXT[:2],
+    no_settings="its flags can't express it, a file by --for gguf may",
+    issues=(
+        Issue(
+            "dead attention key",
+            "attention",
+            "llama.cpp ignores the key yarn_attn_factor, and its flag under YaRN since b7394.",
+            "write rope.scaling.attn_factor = A / (0.1 ln s + 1) into the file.",
+        ),
+        Issue(
+            "dead betas",
+            "frequencies",
+            "llama.cpp does not read yarn_beta_fast and yarn_beta_slow for this architecture.",
+            "give the flags --yarn-beta-fast and --yarn-beta-slow, or write a rope_freqs tensor.",
+        ),
+        Issue(
+            "tensor not loaded",
+            "start",
+            "llama.cpp stops at a tensor of divisors that its loader does not expect for this "
+            "architecture.",
+            "use a scheme that has a name there: linear, yarn or another base; two lists need the "
+            "type longrope.",
+        ),
+        Issue(
+            "context cap",
+            "length",
+            "llama-server gives a slot no more than the file's context_length.",
+            "rewrite context_length in the file, or with --override-kv.",
+        ),
+    ),
+)

@@ -1,12 +1,12 @@
-"""llama.cpp asked for the next token's log-probabilities: a program of its own.
+"""llama.cpp's log-probabilities of the next token: a program of its own.
 
-    python llama_cpp.py < {"file": …, "ids": […], "lengths": […], "top": 20, "drawn": 64, …}
+    python llama_cpp_process.py < {"file": …, "ids": […], "lengths": […], "top": 20, "drawn": 64, …}
 
-It runs apart from the library, so that what llama.cpp prints and where it aborts stay outside, and
-it imports nothing but xllamacpp, which is llama.cpp's server as a Python module. Keys and values
-are kept in float32: what differs then is the file's doing. `drawn` is the token that it writes,
-which the log-probabilities don't depend on. The last line of its output is one list of pairs
-(token, log-probability) for each length.
+A separate process keeps llama.cpp's output and its aborts outside. It imports nothing but
+xllamacpp, which is llama.cpp's server as a Python module. Keys and values are cached in float32, so
+that only the file can make a difference. `drawn` is the token that it generates, on which the
+log-probabilities do not depend. The last line of its output is one list of pairs (token,
+log-probability) per length.
 """
 
 from __future__ import annotations
@@ -17,38 +17,34 @@ from importlib import import_module
 from typing import Any
 
 
-def answers(asked: dict[str, Any]) -> list[list[tuple[int, float]]]:
-    """For each length the likeliest tokens behind the first so many ids."""
-    server = _server(asked["file"], max(asked["lengths"]) + 8, asked["threads"])
+def answers(question: dict[str, Any]) -> list[list[tuple[int, float]]]:
+    """The likeliest tokens after the first so many ids, for each length."""
+    server = _server(question["file"], max(question["lengths"]) + 8, question["threads"])
     found = []
-    for length in sorted(asked["lengths"]):  # each goes on from the one before
+    for length in sorted(question["lengths"]):  # each continues the one before
         answer = server.handle_completions(
             {
-                "prompt": asked["ids"][:length],
+                "prompt": question["ids"][:length],
                 "max_tokens": 1,
-                "n_probs": asked["top"],
+                "n_probs": question["top"],
                 "temperature": 0,
                 "cache_prompt": True,
-                # whatever is drawn: behind an end, or half a letter, it tells no probabilities
-                "logit_bias": [[asked["drawn"], 1e4]],
+                # after an end or half a letter it gives no probabilities: the token is fixed
+                "logit_bias": [[question["drawn"], 1e4]],
             }
         )
         if "choices" not in answer:
             raise RuntimeError(f"{length} tokens: {answer}")
-        found.append(_likeliest(answer))
+        first = answer["choices"][0]["logprobs"]["content"][0]
+        found.append([(token["id"], token["logprob"]) for token in first["top_logprobs"]])
     return found
 
 
-def _likeliest(answer: dict[str, Any]) -> list[tuple[int, float]]:
-    first = answer["choices"][0]["logprobs"]["content"][0]
-    return [(token["id"], token["logprob"]) for token in first["top_logprobs"]]
-
-
-def _server(file: str, room: int, threads: int) -> Any:
+def _server(file: str, context: int, threads: int) -> Any:
     xllamacpp: Any = import_module("xllamacpp")  # its types are made as it loads
     params = xllamacpp.CommonParams()
     params.model.path = file
-    params.n_ctx, params.n_parallel, params.n_gpu_layers = room, 1, 0
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = context, 1, 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

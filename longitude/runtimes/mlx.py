@@ -1,14 +1,9 @@
-"""mlx-lm: `rope_theta` and `rope_scaling` at the top of config.json, for most models nothing else.
+"""mlx-lm: `rope_theta` and `rope_scaling` at the top of config.json; for most models nothing else.
 
-mlx_lm/models/rope_utils.py of 0.32.2. YaRN has neither `attention_factor` nor `truncate`, and takes
-one mscale alone; LongRoPE always takes the long list and its factor from the lengths. There is no
-longest input.
-
-mlx-lm: most of its models read the top-level `rope_theta` and `rope_scaling` alone, and it has
-no flags for them.
-
-YaRN's factor on cosine and sine is mscale's: 1 + 0.1 m ln s. Longrope's comes from two lengths,
-√(ln M / ln L): there is no limit on length, so that L may be chosen to make it any factor from 1.
+mlx_lm/models/rope_utils.py of 0.32.2. YaRN has neither `attention_factor` nor `truncate`, and its
+factor on cosine and sine is mscale's: 1 + 0.1 m ln s. LongRoPE always takes the long list, and its
+factor from two lengths, √(ln M / ln L); the context is not limited, so an export may choose L to
+make that factor anything from 1.
 """
 
 from __future__ import annotations
@@ -18,96 +13,94 @@ from typing import Any
 
 from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
 from longitude.parts.frequencies import magnitude
-from longitude.runtimes.effective import (
-    Effective,
-    Read,
-    computed,
-    frequencies,
-    longrope_attention,
-    turned_dims,
-)
-from longitude.runtimes.rope_dictionaries import both, by_mscale, fixed
-from longitude.runtimes.settings import Model, Spelling
-from longitude.runtimes.target import Wanted, of_text
-from longitude.runtimes.transformers import THETA, overridden
+from longitude.runtimes import Runtime, Settings
+from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.effective import DEFAULT_BASE, Effective, RopeEntries, rotated_dims
+from longitude.runtimes.rope_dictionaries import both_spellings, by_mscale, listed
+from longitude.runtimes.target import Target, text_config
+from longitude.runtimes.transformers import overridden
 
-# models whose own file there looks into `rope_parameters` as well
-BOTH = frozenset(
+# models whose own file there reads `rope_parameters` as well
+READS_BOTH = frozenset(
     "exaone_moe gemma4_text glm_moe_dsa granitemoehybrid laguna lfm2 lfm2_moe mellum minimax_m3_vl "
     "ministral3 mistral4 muse_glimmer muse_spark olmo_hybrid qwen3 qwen3_5 spark2_5".split()
 )
-THETAS = {"gemma3_text": 1e6}  # of its own file there, where config.json has none
-WHOLE = frozenset("llama mistral qwen2 qwen3 gemma gemma2".split())  # which turn all of a head
+BASES = {"gemma3_text": 1e6}  # defaults of its own file there
+ROTATES_WHOLE_HEADS = frozenset("llama mistral qwen2 qwen3 gemma gemma2".split())
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 
 
-def effective(config: Mapping[str, Any], version: str | None = None) -> Effective:
+def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     """What mlx-lm computes."""
-    read = _held(overridden(config, config.get("model_config") or {}, "model_config"))
-    match read.kind:
+    rope = _read(overridden(config, config.get("model_config") or {}, "model_config"))
+    length = rope.max_length
+    match rope.kind:
         case "yarn":
-            return _yarn(read)
+            other = ["other original"] * (rope.optional(ORIGINAL) is None)
+            rope = rope.updated(**{ORIGINAL: rope.number(ORIGINAL, 4096)})
+            return yarn_by_mscale(rope, length, other)
         case "longrope":
-            gain = longrope_attention(read, read.most / read.number(ORIGINAL))
-            near, far = read.own.get("short_factor"), read.own.get("long_factor")
-            traps = ["attention factor ignored"] + ["longrope switch"] * (near != far)
-            always = read.having(short_factor=far)
-            return computed(
-                always, frequencies(always), attention=gain, length=read.most, traps=traps
-            )
+            gain, always_long = rope.longrope_attention(), int(rope.number(ORIGINAL)) + 1
+            issues = ["attention factor ignored"]
+            return rope.computed(length, attention=gain, at=always_long, issues=issues)
         case "dynamic":
-            reach = read.most * read.number("factor")
-            return computed(read, frequencies(read), length=reach, traps=["decode differs"])
+            return rope.computed(length * rope.number("factor"), issues=["decode differs"])
         case "llama3":
-            bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
-            filled = read.having(**{**bounds, **read.own})
-            return computed(filled, frequencies(filled), length=read.most)
-    return computed(read, frequencies(read), length=read.most)
+            rope = rope.updated(**{**LLAMA3, **rope.entries})
+    return rope.computed(length)
 
 
-def _held(config: Mapping[str, Any]) -> Read:
-    text = of_text(config)
+def yarn_by_mscale(rope: RopeEntries, length: int, issues: list[str]) -> Effective:
+    """YaRN of runtimes that read the mscales alone, and round the ramp's ends."""
+    factor = rope.number("factor")
+    top, bottom = rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0)
+    gain = magnitude(factor, top) / magnitude(factor, bottom)
+    issues = rope.ignoring("attention_factor", "truncate") + issues
+    return rope.updated(truncate=None).computed(length, attention=gain, issues=issues)
+
+
+def _read(config: Mapping[str, Any]) -> RopeEntries:
+    text = text_config(config)
     scaling, theta = text.get("rope_scaling"), text.get("rope_theta")
-    other = text.get("rope_parameters")
-    traps = []
-    if isinstance(other, Mapping) and text.get("model_type") in BOTH:
+    other, model_type = text.get("rope_parameters"), str(text.get("model_type"))
+    issues = ()
+    if isinstance(other, Mapping) and model_type in READS_BOTH:
         scaling, theta = scaling or other, theta or main_rope_dict(other).get("rope_theta")
     elif isinstance(other, Mapping) and (not scaling or theta is None):
-        traps = ["rope_parameters unread"]
+        issues = ("rope_parameters unread",)
     own = dict(main_rope_dict(scaling)) if isinstance(scaling, Mapping) else {}
     own["rope_type"] = own.get("type") or own.get("rope_type") or "default"  # in this order
     if text.get(ORIGINAL) is not None:  # Phi-3's own file hands it over
         own.setdefault(ORIGINAL, text[ORIGINAL])
-    share = RopeDict(text, own, own, "").share
-    whole = text.get("model_type") in WHOLE or own["rope_type"] == "proportional"
-    dims = turned_dims(text, 1.0 if whole else share)
-    base = float(theta) if is_number(theta) else THETAS.get(str(text.get("model_type")), THETA)
-    return Read(text, own, base, dims, tuple(traps))
+    whole = model_type in ROTATES_WHOLE_HEADS or own["rope_type"] == "proportional"
+    dims = rotated_dims(text, 1.0 if whole else RopeDict(text, own, own, "").share)
+    base = float(theta) if is_number(theta) else BASES.get(model_type, DEFAULT_BASE)
+    return RopeEntries(text, own, base, dims, issues)
 
 
-def _yarn(read: Read) -> Effective:
-    factor = read.number("factor")
-    top, bottom = read.number("mscale", 1.0), read.number("mscale_all_dim", 0.0)
-    plain = read.having(truncate=None, **{ORIGINAL: read.number(ORIGINAL, 4096)})
-    traps = ["attention factor ignored"] * (read.maybe("attention_factor") is not None)
-    traps += ["truncate ignored"] * (not read.own.get("truncate", True))
-    traps += ["other original"] * (read.maybe(ORIGINAL) is None)
-    gain = magnitude(factor, top) / magnitude(factor, bottom)
-    return computed(plain, frequencies(plain), attention=gain, length=read.most, traps=traps)
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """config.json with a named type, or a list of factors."""
+    parameters = list(by_mscale(target))
+    if target.attention >= 1:
+        for entries in listed(target):
+            del entries["attention_factor"], entries["factor"]
+            parameters.append(entries | {ORIGINAL: target.length ** (1 / target.attention**2)})
+    for one in parameters:
+        config = both_spellings(model, one, target.length)
+        yield Settings(config, config=config)
 
 
-TEXT = "mlx_lm.server --model {folder}\n"
-
-
-def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
-    """By its name, or by a list of factors."""
-    for parameters in _parameters(w, model.config):
-        config = both(model, parameters, w.target)
-        yield Spelling("mlx", version, config, TEXT, "mlx.sh", config)
-
-
-def _parameters(w: Wanted, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    yield from by_mscale(w, config)
-    if w.attention >= 1:
-        factors = fixed(w, config)
-        del factors["attention_factor"], factors["factor"]
-        yield factors | {ORIGINAL: w.target ** (1 / w.attention**2)}
+RUNTIME = Runtime(
+    name="mlx",
+    title="mlx-lm",
+    versions=("0.32.2",),
+    emulate=emulate,
+    write=write,
+    rank=7,
+    start="mlx_lm.server --model {folder}\n",
+    file="mlx.sh",
+    writes="folder",
+    advice="vllm",
+    lints=("config.json",),
+    overrides="model_config",
+)

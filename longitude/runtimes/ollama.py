@@ -1,22 +1,56 @@
 """Ollama: a new GGUF file and a Modelfile, whose parameters have had no rotation since 2024.
 
-`num_ctx` is cut at the file's own context_length, which the new file raises.
+It runs llama.cpp without flags. `num_ctx` is cut at the file's own context_length, which the new
+file raises; a context that no Modelfile names is Ollama's choice, by the memory it finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from longitude.runtimes.gguf import header_of_gguf as header_of
-from longitude.runtimes.gguf_writer import settings
-from longitude.runtimes.settings import Model, Spelling
-from longitude.runtimes.target import Wanted
+from longitude.runtimes import Issue, Runtime, Settings, llama_cpp
+from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.effective import Effective
+from longitude.runtimes.gguf_writer import changes
+from longitude.runtimes.target import Target
 
-TEXT = "FROM ./{file}\nPARAMETER num_ctx {target}\n"
+
+def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
+    """llama.cpp without its flags."""
+    found = llama_cpp.emulate({k: v for k, v in config.items() if not k.startswith("-")})
+    unstated = [] if "num_ctx" in config else ["context of its own"]
+    return replace(found, issues=(*found.issues, *unstated))
 
 
-def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
-    """By the keys and tensors of its file."""
-    header = header_of("ollama", model)
-    held = {**settings(header, w).on(header), "num_ctx": w.target}
-    yield Spelling("ollama", version, held, TEXT.replace("{target}", str(w.target)), "Modelfile")
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """The keys and tensors of a new file."""
+    header = llama_cpp.gguf_header(RUNTIME, model)
+    yield Settings({**changes(header, target).applied(header), "num_ctx": target.length})
+
+
+RUNTIME = Runtime(
+    name="ollama",
+    title="Ollama",
+    versions=("0.33",),
+    emulate=emulate,
+    write=write,
+    rank=6,
+    start="FROM ./{name}\nPARAMETER num_ctx {target}\n",
+    file="Modelfile",
+    reads="gguf",
+    writes="gguf",
+    advice="llama.cpp",
+    lints=("gguf",),
+    lengths=("num_ctx",),
+    issues=(
+        *llama_cpp.RUNTIME.issues,
+        Issue(
+            "context of its own",
+            "",
+            "without num_ctx Ollama chooses the context by the memory it finds, at least 4096.",
+            "write PARAMETER num_ctx into the Modelfile.",
+        ),
+    ),
+)

@@ -1,13 +1,9 @@
-"""SGLang: as vLLM it has one table, but other keys, another length, and merges what it is told.
+"""SGLang: one table as in vLLM, but other keys, another length, and overrides that are merged.
 
-sglang/srt/layers/rotary_embedding/, sglang/srt/utils/hf_transformers/ of 0.5.23. Its context is the
-maximum times the factor, unless an original length or llama3 says that it is inside. Dictionaries
-of `--json-model-override-args` are merged into those of the file; before 0.5.23 they replaced them.
-
-SGLang: `--json-model-override-args`, which replaces the whole dictionary.
-
-It drops transformers' attention_factor and multiplies YaRN's own by `attn_factor`. The length is
-max_position_embeddings, for linear times its factor.
+sglang/srt/layers/rotary_embedding/ and sglang/srt/utils/hf_transformers/ of 0.5.23. The context is
+the maximum times the factor, unless an original length or llama3 says that it includes it.
+Dictionaries of `--json-model-override-args` are merged into the file's; before 0.5.23 they replaced
+them. It drops `attention_factor` and multiplies YaRN's own factor by `attn_factor`.
 """
 
 from __future__ import annotations
@@ -20,98 +16,89 @@ from typing import Any
 
 from longitude.hf.rope_config import ORIGINAL, main_rope_dict
 from longitude.parts import Ntk
-from longitude.runtimes.effective import (
-    Effective,
-    Read,
-    Refused,
-    before,
-    computed,
-    frequencies,
-    longrope_attention,
-    yarn_attention,
-)
-from longitude.runtimes.rope_dictionaries import by_attn_factor, placed
-from longitude.runtimes.settings import Model, Spelling
-from longitude.runtimes.target import Wanted
-from longitude.runtimes.transformers import THETA, version5
-from longitude.runtimes.vllm import by_server, whole_number_stops
+from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
+from longitude.runtimes.rope_dictionaries import by_attn_factor, nested
+from longitude.runtimes.target import Target
+from longitude.runtimes.transformers import version5
+from longitude.runtimes.vllm import longrope_issues, refuse_integer_factor, without_theta
 
-KEYS = ("rope_scaling", "rope_parameters")
+START = "python -m sglang.launch_server --model-path {folder} --context-length {target}"
 
 
-def effective(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What a server of SGLang computes."""
-    read = _held(config, version)
-    length = _length(read, config)
-    twice = read.kind == "linear" and config.get("--context-length") is None
-    read = read.trapped("length counted twice" if twice else None)
-    match read.kind:
+def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
+    """What an SGLang server computes."""
+    rope = _read(config, version)
+    included = ORIGINAL in rope.entries or rope.kind == "llama3"
+    length = int(rope.max_length * (1 if included else rope.number("factor", 1.0)))
+    requested = config.get("--context-length")
+    if requested is not None and requested > length:
+        raise DoesNotStart("length refused")
+    length = int(requested or length)
+    twice = rope.kind == "linear" and requested is None
+    rope = rope.noting("length counted twice" if twice else None)
+    match rope.kind:
         case "linear":
-            whole_number_stops(read)
-            return computed(read, frequencies(read), length=length)
+            refuse_integer_factor(rope)
         case "dynamic":
-            alpha, factor = read.maybe("alpha"), read.number("factor", 1.0)
+            alpha, factor = rope.optional("alpha"), rope.number("factor", 1.0)
             grown = factor * factor - (factor - 1) if alpha is None else alpha
-            return computed(read, Ntk(grown), length=length, traps=["dynamic is static"])
+            return rope.computed(length, Ntk(grown), issues=["dynamic is static"])
         case "yarn":
-            ignored = read.maybe("attention_factor") is not None
-            return computed(
-                read,
-                frequencies(read),
-                attention=yarn_attention(read, explicit=False) * read.number("attn_factor", 1.0),
-                length=length,
-                traps=["attention factor ignored"] * ignored,
-            )
+            gain = rope.yarn_attention(explicit=False) * rope.number("attn_factor", 1.0)
+            return rope.computed(length, attention=gain, issues=rope.ignoring("attention_factor"))
         case "longrope":
-            own = longrope_attention(read, read.most / read.number(ORIGINAL))
-            gain = read.number("long_mscale", own)
-            return computed(
-                read, frequencies(read), attention=gain, length=length, traps=by_server(read)
-            )
-    return computed(read, frequencies(read), length=length)
+            gain = rope.number("long_mscale", rope.longrope_attention())
+            return rope.computed(length, attention=gain, issues=longrope_issues(rope))
+    return rope.computed(length)
 
 
-def _held(config: Mapping[str, Any], version: str | None) -> Read:
-    told = dict(config.get("--json-model-override-args") or {})
-    told = dict(told.get("text_config", told))
+def _read(config: Mapping[str, Any], version: str | None) -> RopeEntries:
+    given = dict(config.get("--json-model-override-args") or {})
+    given = dict(given.get("text_config", given))
     if not before(version, "0.5.23"):
-        there = version5(config)
-        for key in KEYS:
-            if isinstance(told.get(key), Mapping):
-                told[key] = {**there.own, **main_rope_dict(told[key])}
-    read = version5(config, told)
-    if str(read.text.get("model_type")).startswith("gemma3") and read.kind != "default":
-        read = read.having(rope_type="default", factor=None).trapped("full layers unscaled")
-    if read.base is None:
-        left = tuple(name for name in read.traps if name != "no theta")
-        return Read(read.text, read.own, THETA, read.dims, (*left, "theta dropped"))
-    return read
+        own = version5(config).entries
+        for key in ("rope_scaling", "rope_parameters"):
+            if isinstance(given.get(key), Mapping):
+                given[key] = {**own, **main_rope_dict(given[key])}
+    rope = version5(config, given)
+    if str(rope.config.get("model_type")).startswith("gemma3") and rope.kind != "default":
+        rope = rope.updated(rope_type="default", factor=None).noting("full layers unscaled")
+    return without_theta(rope) if rope.base is None else rope
 
 
-def _length(read: Read, config: Mapping[str, Any]) -> int:
-    inside = ORIGINAL in read.own or read.kind == "llama3"
-    most = int(read.most * (1 if inside else read.number("factor", 1.0)))
-    asked = config.get("--context-length")
-    if asked is not None and asked > most:
-        raise Refused("length refused")
-    return int(asked or most)
-
-
-def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
-    """By its name, or by a list of factors."""
-    for parameters in by_attn_factor(w, model.config, "attention_factor"):
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """`--json-model-override-args` with a named type, or a list of factors."""
+    for parameters in by_attn_factor(target, "attention_factor"):
         linear = parameters["rope_type"] == "linear"
-        most = math.ceil(w.target / parameters["factor"]) if linear else w.target
-        entries = {"max_position_embeddings": most, "rope_scaling": parameters}
-        overrides = placed(model.config, entries)
-        given = {"--json-model-override-args": overrides, "--context-length": w.target}
-        settings = {**model.config, **given}
-        yield Spelling("sglang", version, settings, _text(w, model, overrides), "sglang.sh")
+        longest = math.ceil(target.length / parameters["factor"]) if linear else target.length
+        entries = {"max_position_embeddings": longest, "rope_scaling": parameters}
+        overrides = nested(model.config, entries)
+        given = {"--json-model-override-args": overrides, "--context-length": target.length}
+        text = f"{START} --json-model-override-args {shlex.quote(json.dumps(overrides))}\n"
+        yield Settings({**model.config, **given}, text)
 
 
-def _text(w: Wanted, model: Model, overrides: dict[str, Any]) -> str:
-    return (
-        f"python -m sglang.launch_server --model-path {shlex.quote(model.name)} "
-        f"--context-length {w.target} --json-model-override-args "
-        f"{shlex.quote(json.dumps(overrides))}\n"
-    )
+RUNTIME = Runtime(
+    name="sglang",
+    title="SGLang",
+    versions=("0.5.10", "0.5.23"),
+    emulate=emulate,
+    write=write,
+    rank=3,
+    start=f"{START}\n",
+    file="sglang.sh",
+    supports=frozenset({"fixed", "proportional", "learned_table"}),
+    lints=("config.json",),
+    overrides="--json-model-override-args",
+    lengths=("--context-length",),
+    issues=(
+        Issue(
+            "full layers unscaled",
+            "frequencies attention",
+            "SGLang rotates the full-attention layers of Gemma 3 by their base alone.",
+            "serve it with vLLM or transformers.",
+        ),
+    ),
+)

@@ -1,9 +1,15 @@
-"""What a scheme wants of a runtime, in numbers: how fast each pair turns, the factor on cosine and
-sine, and the length that it is meant for.
+"""What a scheme demands of a runtime: rotary frequencies, the factor on cosine and sine, a length.
 
-Whatever names a runtime has for them, these are what its own code must come to. Frequencies that
-follow the length of a call have no such numbers, nor have remaps, biases or scales: they are
-refused, with the nearest scheme that has.
+Whatever a runtime calls its settings, its own code must arrive at these numbers. Frequencies that
+follow the length of a call have no such numbers, nor have remaps, biases or scales: those are
+refused with the nearest scheme that has.
+
+`required` names what a runtime must support beyond that. Fixed frequencies are a base, linear,
+yarn, llama3 or a list of factors (longrope in config.json, `rope_freqs` in a GGUF file), which
+every runtime has; frequencies that follow the length are transformers' alone, and only dynamic NTK.
+Longrope counts as fixed, though servers choose one of its lists once. No runtime has settings for
+remaps, logn or ALiBi's slopes. Dual chunk attention is left out as well: vLLM and SGLang have it
+for Qwen's architectures only, and a scheme does not say whose it is.
 """
 
 from __future__ import annotations
@@ -22,102 +28,78 @@ from longitude.parts import (
     DynamicLinear,
     DynamicNtk,
     DynamicYarn,
+    Hierarchical,
+    Learned,
+    LearnedInterpolated,
+    LearnedTiled,
     Linear,
     LongRope,
     Ntk,
+    Proportional,
     Rope,
     Stepped,
     Unscaled,
     Yarn,
 )
+from longitude.runtimes import recommended
+
+LONGER_TABLES = (Hierarchical, LearnedTiled, LearnedInterpolated)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The numbers of one rotation at its target length."""
+class Target:
+    """The numbers of one rotation at the length that it is to serve."""
 
     inv_freq: tuple[float, ...]
-    attention: float  # on cosine and on sine each: transformers' attention_scaling
+    attention: float  # factor on cosine and on sine each: transformers' attention_scaling
     original: int  # positions the model was trained on
-    target: int  # positions it is to be served with
+    length: int  # positions it is to be served with
     base: float
     rope: Rope
-    dims: int  # of a head, that turn
+    dims: int  # rotated dimensions of a head
+    partial: bool = False  # whether settings must state the rotated share of a head
+
+    def under(self, rope: Rope) -> Target:
+        """The same model and length under another rotation."""
+        inv = rope.frequencies.inv_freq(self.dims, rope.base, self.length)
+        gain = math.sqrt(rope.frequencies.gain(self.length))
+        return replace(self, rope=rope, inv_freq=tuple(inv.tolist()), attention=gain)
 
 
-def wanted(scheme: Scheme | Layers, config: Mapping[str, Any], target: int) -> Wanted:
-    """The numbers of a scheme on the model of this config.json, at a target length.
+def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int) -> Target:
+    """The numbers of a scheme on the model of this config.json, at a length.
 
-    Raises for a scheme that settings can't spell, and names the nearest that they can.
+    Raises for a scheme that has no settings, and names the nearest that has.
     """
-    rope = _rotation(scheme, config, target)
+    rope = _fixed_rotation(scheme, config, length)
     dims = rope.dim(head_size(config))
-    return Wanted(
-        inv_freq=tuple(rope.frequencies.inv_freq(dims, rope.base, target).tolist()),
-        attention=math.sqrt(rope.frequencies.gain(target)),
-        original=trained_length(config, rope.frequencies),
-        target=target,
-        base=float(rope.base),
-        rope=rope,
-        dims=dims,
-    )
-
-
-def nearest(scheme: Scheme, config: Mapping[str, Any], target: int) -> Scheme:
-    """The nearest scheme that settings can spell: what it would do at the target length, or YaRN in
-    place of what follows no frequencies."""
-    rope = scheme.rotary or Rope()
+    partial = rope.fraction != 1 and "qk_rope_head_dim" not in text_config(config)
     original = trained_length(config, rope.frequencies)
+    return Target((), 1.0, original, length, float(rope.base), rope, dims, partial).under(rope)
+
+
+def nearest(scheme: Scheme, config: Mapping[str, Any], length: int) -> Scheme:
+    """The nearest scheme that has settings: its frequencies at the length, or YaRN in place of
+    whatever is not a matter of frequencies."""
+    rope = scheme.rotary or Rope()
+    frequencies, original = rope.frequencies, trained_length(config, rope.frequencies)
     if rope.remap or rope.decay or scheme.bias or scheme.scale or scheme.embed:
-        longer = target > original
-        fixed = Yarn(target / original, original=original) if longer else Unscaled()
+        longer = length > original
+        fixed = Yarn(length / original, original=original) if longer else Unscaled()
     else:
-        fixed = _fixed(rope.frequencies, target)
+        match frequencies:
+            case DynamicNtk(original=start, factor=factor):
+                fixed = Ntk(factor * max(length, start) / start - (factor - 1))
+            case DynamicLinear(original=start):
+                fixed = Linear(max(1.0, length / start))
+            case DynamicYarn() | Stepped():
+                fixed = frequencies.at(length)
+            case _:
+                fixed = frequencies
     return Scheme.of(replace(rope, frequencies=fixed, remap=None, decay=None))
 
 
-def head_size(config: Mapping[str, Any]) -> int:
-    """The dimensions of a head; of multi-head latent attention, its turned and its still ones."""
-    text = of_text(config)
-    still, turned = (text.get(f"qk_{name}_head_dim") for name in ("nope", "rope"))
-    if is_number(still) and is_number(turned):
-        return int(still + turned)
-    heads = text.get("num_attention_heads", text.get("n_head"))
-    width = text.get("hidden_size", text.get("n_embd"))
-    both = is_number(width) and is_number(heads) and heads > 0
-    size = text.get("head_dim") or (width // heads if both else None)
-    if not is_number(size) or size < 2:
-        raise UserError(
-            f"the size of a head stands in head_dim, or in hidden_size and num_attention_heads, "
-            f"but the configuration has only {shown(sorted(text))}: give a whole config.json."
-        )
-    return int(size)
-
-
-def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = None) -> int:
-    """The positions a model was trained on: as its frequencies say, or else its config.json."""
-    text = of_text(config)
-    said = getattr(frequencies, "original", None)
-    scaling = [text.get(key) for key in ("rope_parameters", "rope_scaling")]
-    inside = [main_rope_dict(d).get(ORIGINAL) for d in scaling if isinstance(d, Mapping)]
-    stated = [said, *inside, text.get(ORIGINAL), text.get("max_position_embeddings")]
-    found = next(filter(is_number, stated), None)
-    if found is None:
-        raise UserError(
-            "the configuration has no max_position_embeddings, the length the model was trained "
-            "on: add it."
-        )
-    return int(found)
-
-
-def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that is about text: the whole, or one inside it."""
-    held = [config[key] for key in INSIDE if isinstance(config.get(key), Mapping)]
-    own = any(key in config for key in ("num_attention_heads", "n_head", "hidden_size"))
-    return config if own or not held else held[0]
-
-
-def _rotation(scheme: Scheme | Layers, config: Mapping[str, Any], target: int) -> Rope:
+def _fixed_rotation(scheme: Scheme | Layers, config: Mapping[str, Any], length: int) -> Rope:
     """The rotation of a scheme that is nothing but one, of fixed frequencies."""
     kinds = {scheme.layer(i) for i in range(len(scheme))}
     if len(kinds) > 1:
@@ -126,39 +108,105 @@ def _rotation(scheme: Scheme | Layers, config: Mapping[str, Any], target: int) -
             f"scheme for all layers."
         )
     one = kinds.pop()
-    if one.rotary is None:
+    rope = one.rotary
+    if rope is None:
         raise UserError(
-            f"settings of a runtime say how a rotation turns, but {shown(one)} has none: export a "
+            f"settings of a runtime describe a rotation, but {shown(one)} has none: export a "
             f"scheme with rope(…)."
         )
-    windows = [m for m in one.mask if m != Causal()]
-    strange = windows if not of_text(config).get("sliding_window") else []
-    rope = one.rotary
-    odd = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *strange]
-    odd += [] if _settled(rope.frequencies) else [rope.frequencies]
-    found = next((p for p in odd if p), None)
-    if found is None:
+    windows = [mask for mask in one.mask if mask != Causal()]
+    extra = windows if not text_config(config).get("sliding_window") else []
+    fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, LongRope)
+    parts = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *extra]
+    unsupported = next((p for p in [*parts, None if fixed else rope.frequencies] if p), None)
+    if unsupported is None:
         return rope
     raise UserError(
-        f"settings of a runtime can say fixed frequencies alone, but got {shown(found)}: the "
-        f"nearest they can is {nearest(one, config, target)}."
+        f"settings of a runtime describe fixed frequencies alone, but got {shown(unsupported)}: "
+        f"the nearest they can is {nearest(one, config, length)}."
     )
 
 
-def _settled(frequencies: Frequencies) -> bool:
-    """Whether a server that fixes its tables once can have them: longrope's choice of a list is
-    the one thing that servers do by length."""
-    fixed = not frequencies.by_length and not by_rows(frequencies)
-    return fixed or isinstance(frequencies, LongRope)
+def _is_fixed(frequencies: Frequencies) -> bool:
+    return not frequencies.by_length and not by_rows(frequencies)
 
 
-def _fixed(frequencies: Frequencies, target: int) -> Frequencies:
-    """What frequencies that follow the length are at this one."""
-    match frequencies:
-        case DynamicNtk(original=original, factor=factor):
-            return Ntk(factor * max(target, original) / original - (factor - 1))
-        case DynamicLinear(original=original):
-            return Linear(max(1.0, target / original))
-        case DynamicYarn() | Stepped():
-            return frequencies.at(target)
-    return frequencies
+def supporting(scheme: Scheme | Layers, own: Scheme | Layers) -> tuple[str, ...]:
+    """The runtimes, of those that `extend` recommends for, that serve a model whose own scheme is
+    `own` under this one by their own settings. Both schemes must be complete."""
+    needs = required(scheme, own)
+    if needs is None:
+        return ()
+    return tuple(runtime.name for runtime in recommended() if needs <= runtime.supports)
+
+
+def required(scheme: Scheme | Layers, own: Scheme | Layers) -> frozenset[str] | None:
+    """What a runtime must support to serve a model of scheme `own` under another: of "fixed",
+    "proportional", "dynamic_ntk" and "learned_table". None if no runtime has settings for it."""
+    count = math.lcm(len(scheme), len(own))
+    changes = {(own.layer(i), scheme.layer(i)) for i in range(count)}
+    if len({before for before, _ in changes}) < len(changes):
+        return None  # settings go by types of layers: equal layers can't get different ones
+    needs = {_required(after, before) for before, after in changes if after != before}
+    return None if None in needs else frozenset(filter(None, needs))
+
+
+def _required(scheme: Scheme, own: Scheme) -> str | None:
+    if replace(scheme, embed=own.embed) == own:
+        longer = isinstance(scheme.embed, LONGER_TABLES) and isinstance(own.embed, Learned)
+        return "learned_table" if longer else None
+    rope, before = scheme.rotary, own.rotary
+    if rope is None or before is None or replace(scheme, rotary=before) != own:
+        return None
+    if replace(rope, base=before.base, frequencies=before.frequencies) != before:
+        return None
+    match rope.frequencies:
+        case DynamicNtk():
+            return "dynamic_ntk"
+        case LongRope() | Unscaled():
+            return "fixed"
+        case Proportional():  # pairs at frequency 0 have no finite factor
+            return "proportional"
+    fixed = _is_fixed(rope.frequencies) and not isinstance(before.frequencies, Proportional)
+    return "fixed" if fixed else None
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """The dimensions of a head; of multi-head latent attention, rotated and unrotated ones."""
+    text = text_config(config)
+    unrotated, rotated = (text.get(f"qk_{name}_head_dim") for name in ("nope", "rope"))
+    if is_number(unrotated) and is_number(rotated):
+        return int(unrotated + rotated)
+    heads = text.get("num_attention_heads", text.get("n_head"))
+    width = text.get("hidden_size", text.get("n_embd"))
+    both = is_number(width) and is_number(heads) and heads > 0
+    size = text.get("head_dim") or (width // heads if both else None)
+    if not is_number(size) or size < 2:
+        raise UserError(
+            f"the head size is read from head_dim, or hidden_size and num_attention_heads, but the "
+            f"configuration has only {shown(sorted(text))}: give a complete config.json."
+        )
+    return int(size)
+
+
+def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = None) -> int:
+    """The positions a model was trained on, by its frequencies or else by its config.json."""
+    text = text_config(config)
+    scaling = [text.get(key) for key in ("rope_parameters", "rope_scaling")]
+    inside = [main_rope_dict(d).get(ORIGINAL) for d in scaling if isinstance(d, Mapping)]
+    own = getattr(frequencies, "original", None)
+    stated = [own, *inside, text.get(ORIGINAL), text.get("max_position_embeddings")]
+    length = next(filter(is_number, stated), None)
+    if length is None:
+        raise UserError(
+            "the configuration has no max_position_embeddings, the length the model was trained "
+            "on: add it."
+        )
+    return int(length)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that describes the text model: all of it, or one inside it."""
+    inside = [config[key] for key in INSIDE if isinstance(config.get(key), Mapping)]
+    own = any(key in config for key in ("num_attention_heads", "n_head", "hidden_size"))
+    return config if own or not inside else inside[0]

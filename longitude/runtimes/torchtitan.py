@@ -1,12 +1,8 @@
-"""torchtitan: RoPE.Config in Python, with `scaling` none, llama or yarn.
+"""torchtitan: `RoPE.Config` in a model's Python configuration, with `scaling` none, llama or yarn.
 
-torchtitan/models/common/rope.py of 0.3.0. Its rotation stays one: YaRN's factor on cosine and sine
-is left to the model, which only DeepSeek's and gpt-oss's fold into the softmax scale.
-
-torchtitan: the rotation of a model's Python configuration, `RoPE.Config`.
-
-It has three kinds: none, llama (Llama 3.1's) and yarn; no list of factors, and no factor on cosine
-and sine but YaRN's own.
+torchtitan/models/common/rope.py of 0.3.0. There is no list of factors, and no factor on cosine and
+sine: YaRN's is left to the model, and only DeepSeek's and gpt-oss's fold it into the softmax scale.
+The settings are the fields of RoPE.Config, with `dim` and `max_seq_len`.
 """
 
 from __future__ import annotations
@@ -16,10 +12,11 @@ from typing import Any
 
 from longitude.core.part import Frequencies
 from longitude.parts import Llama3, Ntk, Unscaled, Yarn
-from longitude.runtimes.effective import Effective, Read, Refused, computed
-from longitude.runtimes.rope_dictionaries import theta
-from longitude.runtimes.settings import Model, Spelling
-from longitude.runtimes.target import Wanted
+from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries
+from longitude.runtimes.rope_dictionaries import base_of
+from longitude.runtimes.target import Target
 
 DEFAULTS = {
     "theta": 10000.0,
@@ -36,15 +33,15 @@ DEFAULTS = {
 }
 
 
-def effective(config: Mapping[str, Any], version: str | None = None) -> Effective:
+def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     """What torchtitan computes from the fields of its RoPE.Config."""
     if not {"dim", "max_seq_len"} <= config.keys():
-        raise Refused("missing key")
+        raise DoesNotStart("missing key")
     c = {**DEFAULTS, **config}
-    read = Read({}, {}, float(c["theta"]), int(c["dim"]))
+    rope = RopeEntries({}, {}, float(c["theta"]), int(c["dim"]))
     scaled = c["scaling"] == "yarn" and c["rope_factor"] > 1
-    traps = ["temperature left out"] if scaled else []
-    return computed(read, _frequencies(c), length=int(c["max_seq_len"]), traps=traps)
+    issues = ["temperature left out"] * scaled
+    return rope.computed(int(c["max_seq_len"]), _frequencies(c), issues=issues)
 
 
 def _frequencies(c: Mapping[str, Any]) -> Frequencies:
@@ -63,29 +60,44 @@ def _frequencies(c: Mapping[str, Any]) -> Frequencies:
             )
         case "none" | "yarn":
             return Unscaled()
-    raise Refused("unknown type")
+    raise DoesNotStart("unknown type")
 
 
-def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
-    """By its kind, where it has one."""
-    fields = _fields(w)
-    if fields is not None:
-        fields = {"dim": w.dims, "max_seq_len": w.target, "theta": theta(w), **fields}
-        inside = ", ".join(f"{name}={value!r}" for name, value in fields.items())
-        text = f"rope = RoPE.Config({inside})\n"
-        yield Spelling("torchtitan", version, fields, text, "torchtitan.py")
-
-
-def _fields(w: Wanted) -> dict[str, Any] | None:
-    match w.rope.frequencies:
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """The fields of one of its three kinds."""
+    match target.rope.frequencies:
         case Unscaled() | Ntk():
-            return {"scaling": "none"}
+            fields: dict[str, Any] = {"scaling": "none"}
         case Llama3() as f:
-            bounds = {"low_freq_factor": float(f.low), "high_freq_factor": float(f.high)}
-            length = {"original_max_position_embeddings": f.original}
-            return {"scaling": "llama", "scaling_factor": float(f.factor), **bounds, **length}
+            fields = {"scaling": "llama", "scaling_factor": float(f.factor)}
+            fields |= {"low_freq_factor": float(f.low), "high_freq_factor": float(f.high)}
+            fields |= {"original_max_position_embeddings": f.original}
         case Yarn(ramp="code") as f:
-            betas = {"beta_fast": float(f.fast), "beta_slow": float(f.slow)}
-            rest = {"original_seq_len": f.original, "truncate": f.truncate}
-            return {"scaling": "yarn", "rope_factor": float(f.factor), **betas, **rest}
-    return None
+            fields = {"scaling": "yarn", "rope_factor": float(f.factor)}
+            fields |= {"beta_fast": float(f.fast), "beta_slow": float(f.slow)}
+            fields |= {"original_seq_len": f.original, "truncate": f.truncate}
+        case _:
+            return
+    fields = {"dim": target.dims, "max_seq_len": target.length, "theta": base_of(target), **fields}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    yield Settings(fields, f"rope = RoPE.Config({arguments})\n")
+
+
+RUNTIME = Runtime(
+    name="torchtitan",
+    title="torchtitan",
+    versions=("0.3",),
+    emulate=emulate,
+    write=write,
+    rank=11,
+    file="torchtitan.py",
+    advice="vllm",
+    issues=(
+        Issue(
+            "temperature left out",
+            "attention",
+            "torchtitan leaves YaRN's factor on cosine and sine to the model's own code.",
+            "fold its square into the softmax scale, or set attention_factor=1 in the scheme.",
+        ),
+    ),
+)

@@ -1,217 +1,259 @@
 """transformers: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.
 
 src/transformers/modeling_rope_utils.py of 5.22.2, 4.57.6, 4.51.3 and 4.44.2. Version 5 takes
-`rope_scaling` for the whole where both are given; version 4 never looks into `rope_parameters`.
-From 4.45 to 4.55 YaRN's factor is the ratio of the lengths where the original one is given; before,
-its ramp runs over `max_position_embeddings`.
+`rope_scaling` for all of it where both are given; version 4 never reads `rope_parameters`. From
+4.45 to 4.55 YaRN's factor is max_position_embeddings / original where that is given; before, its
+ramp runs over `max_position_embeddings`. An export writes config.json in both spellings.
 
-transformers: a config.json in both spellings, which a folder is written around.
-
-`rope_parameters` is version 5's, `rope_theta` and `rope_scaling` version 4's. Versions about 4.51
-take YaRN's factor from max_position_embeddings / original, so that the first is the product.
+Keywords of `from_pretrained` are under that name among the settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
-from longitude.parts import Ntk, Yarn
+from longitude import __version__
+from longitude.core.scheme import Layers, Scheme
+from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict, rope_parameters
+from longitude.hf.source import SCHEME
+from longitude.parts import DynamicNtk, Ntk, Yarn
+from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes.checkpoint import TOKENIZER, Model
 from longitude.runtimes.effective import (
+    DEFAULT_BASE,
+    DoesNotStart,
     Effective,
-    Read,
-    Refused,
+    RopeEntries,
     before,
-    computed,
-    frequencies,
-    longrope_attention,
-    turned_dims,
-    yarn_attention,
+    rotated_dims,
 )
-from longitude.runtimes.rope_dictionaries import both, either
-from longitude.runtimes.settings import TOKENIZER, Model, Spelling
-from longitude.runtimes.target import Wanted, of_text
+from longitude.runtimes.rope_dictionaries import both_spellings, named_or_listed
+from longitude.runtimes.target import Target, required, text_config
 
-SCALED = ("llama3", "yarn", "longrope")
-THETA = 10000.0
+START = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{folder}", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+"""
+WITH_LONGITUDE = """import longitude.hf as lh
+
+model, tokenizer = lh.load("{folder}")
+
+# or, on a model that your own code has loaded:
+lh.apply(model, "{scheme}")
+"""
 
 
-def effective(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What transformers computes; keywords of `from_pretrained` are under that name."""
+def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
+    """What transformers computes."""
+    if "general.architecture" in config:
+        return _from_gguf(config)
     given = config.get("from_pretrained") or {}
     if before(version, "5"):
-        return made(version4(overridden(config, given, "from_pretrained"), version), version)
-    return made(version5(config, given))
+        return computed(version4(overridden(config, given, "from_pretrained"), version))
+    return computed(version5(config, given))
+
+
+def _from_gguf(keys: Mapping[str, Any]) -> Effective:
+    """Of a GGUF file transformers reads the base and drops the scaling."""
+    from longitude.runtimes import llama_cpp  # which reads config.json by `version5`
+
+    read = {k: v for k, v in keys.items() if ".rope.scal" not in k and not k.startswith("rope_")}
+    found = llama_cpp.from_keys({k: v for k, v in read.items() if not k.startswith("-")})
+    arch = str(keys["general.architecture"])
+    dropped = ["scaling dropped"] if len(read) < len(keys) else []
+    bos = keys.get("tokenizer.ggml.add_bos_token") or arch.startswith("gemma")
+    issues = (*dropped, *["no BOS"] * bool(bos))
+    return Effective(found.inv_freq, found.attention, found.length, issues)
 
 
 def overridden(
     config: Mapping[str, Any], given: Mapping[str, Any], under: str
 ) -> Mapping[str, Any]:
-    """A configuration with entries in place of its own, whole dictionaries too."""
-    held = {key: value for key, value in config.items() if key != under}
-    inside = next((k for k, v in held.items() if v is of_text(config) and v is not config), None)
-    return {**held, inside: {**held[inside], **given}} if inside else {**held, **given}
+    """A configuration with entries replaced, dictionaries as a unit."""
+    rest = {key: value for key, value in config.items() if key != under}
+    text = text_config(config)
+    inside = next((k for k, v in rest.items() if v is text and v is not config), None)
+    return {**rest, inside: {**rest[inside], **given}} if inside else {**rest, **given}
 
 
-def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Read:
+def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> RopeEntries:
     """The rotation as a configuration of version 5 holds it, after keywords are set on it.
 
-    A dictionary that is given replaces the one there and inherits no theta from it; a theta that is
-    given beside it is not read, for the one inside comes first.
+    A given dictionary replaces the one there and inherits no theta; a theta given beside it is not
+    read, since the one inside comes first.
     """
-    given, text = given or {}, of_text(config)
-    read = _standard(text, _dictionary(text), _theta(text))
-    if given:
-        text = {**text, **given}
-        new = main_rope_dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
-        beside = given.get("rope_theta")
-        lost = bool(new) and new.get("rope_theta") is None
-        ignored = beside is not None and not new and beside != read.base
-        own = dict(new) if new else read.own
-        read = _standard(text, own, None if lost else read.base)
-        read = read.trapped("no theta" if lost else None, "theta beside" if ignored else None)
-    return read
+    given, text = given or {}, text_config(config)
+    dictionary = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    own = main_rope_dict(dictionary) if isinstance(dictionary, Mapping) else {}
+    rope = _standardized(text, own, _default_theta(text))
+    if not given:
+        return rope
+    new = main_rope_dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
+    beside = not new and given.get("rope_theta") not in (None, rope.base)
+    lost = bool(new) and new.get("rope_theta") is None
+    base = None if lost else rope.base
+    rope = _standardized({**text, **given}, dict(new) if new else rope.entries, base)
+    return rope.noting("no theta" if lost else None, "theta beside" if beside else None)
 
 
-def _dictionary(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`rope_scaling` if it is given, or else `rope_parameters`; of layers that differ, those that
-    see everything."""
-    found = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    return main_rope_dict(found) if isinstance(found, Mapping) else {}
-
-
-def _theta(text: Mapping[str, Any]) -> float:
+def _default_theta(text: Mapping[str, Any]) -> float:
     """The base for a dictionary without one: the file's, or its class's default."""
     stated = text.get("rope_theta", text.get("rotary_emb_base"))
-    if is_number(stated):
-        return float(stated)
-    found = getattr(RopeDict(text, {}, {}, "").model, "default_theta", THETA)
-    return float(found) if is_number(found) else THETA
+    if not is_number(stated):
+        stated = getattr(RopeDict(text, {}, {}, "").model, "default_theta", DEFAULT_BASE)
+    return float(stated) if is_number(stated) else DEFAULT_BASE
 
 
-def _standard(text: Mapping[str, Any], own: Mapping[str, Any], theta: float | None) -> Read:
-    said = own.get("rope_theta")
-    base = float(said) if is_number(said) else theta
+def _standardized(
+    text: Mapping[str, Any], own: Mapping[str, Any], theta: float | None
+) -> RopeEntries:
+    """`standardize_rope_params`: the base and the original length filled in."""
+    inside = own.get("rope_theta")
+    base = float(inside) if is_number(inside) else theta
     kind = str(own.get("rope_type") or own.get("type") or "default")
     entries = {**own, "rope_type": kind}
-    if kind in SCALED:
-        beside, most = text.get(ORIGINAL), text.get("max_position_embeddings")
-        entries[ORIGINAL] = beside or own.get(ORIGINAL) or most
-    share = _share(text, own, kind)
-    return Read(text, {**entries, "rope_theta": base}, base, turned_dims(text, share))
+    if kind in ("llama3", "yarn", "longrope"):
+        longest = text.get("max_position_embeddings")
+        entries[ORIGINAL] = text.get(ORIGINAL) or own.get(ORIGINAL) or longest
+    dims = rotated_dims(text, _share(text, own, kind))
+    return RopeEntries(text, {**entries, "rope_theta": base}, base, dims)
 
 
 def _share(text: Mapping[str, Any], own: Mapping[str, Any], kind: str) -> float:
-    """The share of a head that turns, which a model's own code may not heed."""
+    """The rotated share of a head, which a model's own code may not read."""
     stated = RopeDict(text, own, own, "")
-    blind = kind == "default" and not stated.named("partial_rotary_factor")
-    return 1.0 if blind or kind == "proportional" else stated.share
+    unread = kind == "default" and not stated.named("partial_rotary_factor")
+    return 1.0 if unread or kind == "proportional" else stated.share
 
 
-def version4(config: Mapping[str, Any], version: str | None) -> Read:
+def version4(config: Mapping[str, Any], version: str | None) -> RopeEntries:
     """The rotation as version 4 holds it: `rope_theta` and `rope_scaling` side by side."""
-    text = of_text(config)
+    text = text_config(config)
     scaling = text.get("rope_scaling")
     own = dict(main_rope_dict(scaling)) if isinstance(scaling, Mapping) else {}
     unread = bool(text.get("rope_parameters")) and (not own or not text.get("rope_theta"))
     kind = str(own.get("rope_type") or own.get("type") or "default")
-    share = _share(text, {}, kind)
-    read = Read(text, {**own, "rope_type": kind}, _theta(text), turned_dims(text, share))
-    read = read.trapped("rope_parameters unread" if unread else None)
+    dims = rotated_dims(text, _share(text, {}, kind))
+    rope = RopeEntries(text, {**own, "rope_type": kind}, _default_theta(text), dims)
+    rope = rope.noting("rope_parameters unread" if unread else None)
     if kind == "longrope":
-        return _old_longrope(read, version)
+        return _longrope4(rope, version)
     if kind == "llama3":
-        return read.having(**{ORIGINAL: own.get(ORIGINAL) or read.most})
-    return _old_yarn(read, version) if kind == "yarn" else read
+        return rope.updated(**{ORIGINAL: own.get(ORIGINAL) or rope.max_length})
+    return _yarn4(rope, version) if kind == "yarn" else rope
 
 
-def _old_longrope(read: Read, version: str | None) -> Read:
-    """LongRoPE's entries as version 4 takes them: its original length stands beside, and without
-    one it is the maximum; the versions before 4.45 then chose the long list by the factor."""
-    beside = read.text.get(ORIGINAL)
-    factor = read.most / beside if beside else read.own.get("factor")
-    read = read.having(**{ORIGINAL: beside or read.most}, factor=factor)
-    if not beside and before(version, "4.45"):
-        far = (read.maybe("factor") or 1.0) > 1
-        read = read.having(short_factor=read.own.get("long_factor")) if far else read
-    return read if beside else read.trapped("other original")
+def _longrope4(rope: RopeEntries, version: str | None) -> RopeEntries:
+    """Version 4 takes the original length beside the dictionary, or else the maximum; versions
+    before 4.45 then chose the long list by the factor."""
+    beside = rope.config.get(ORIGINAL)
+    factor = rope.max_length / beside if beside else rope.entries.get("factor")
+    rope = rope.updated(**{ORIGINAL: beside or rope.max_length}, factor=factor)
+    if beside:
+        return rope
+    if before(version, "4.45") and (rope.optional("factor") or 1.0) > 1:
+        rope = rope.updated(short_factor=rope.entries.get("long_factor"))
+    return rope.noting("other original")
 
 
-def _old_yarn(read: Read, version: str | None) -> Read:
-    """YaRN's entries as the versions before 4.56 take them."""
-    own = read.own
-    cut = "truncate ignored" if not own.get("truncate", True) else None
+def _yarn4(rope: RopeEntries, version: str | None) -> RopeEntries:
+    own, longest = rope.entries, rope.max_length
+    truncate = rope.ignoring("truncate")
     if before(version, "4.45"):
-        plain = read.having(mscale=None, truncate=None, **{ORIGINAL: read.most})
-        return plain.trapped("other original" if own.get(ORIGINAL) != read.most else None, cut)
+        other = "other original" if own.get(ORIGINAL) != longest else None
+        plain = rope.updated(mscale=None, truncate=None, **{ORIGINAL: longest})
+        return plain.noting(other, *truncate)
     if before(version, "4.56") and own.get(ORIGINAL):
-        by_lengths = read.most / float(own[ORIGINAL])
-        other = "factor from lengths" if by_lengths != own.get("factor") else None
-        return read.having(factor=by_lengths, truncate=None).trapped(other, cut)
-    return read.having(**{ORIGINAL: own.get(ORIGINAL) or read.most})
+        factor = longest / float(own[ORIGINAL])
+        other = "factor from lengths" if factor != own.get("factor") else None
+        return rope.updated(factor=factor, truncate=None).noting(other, *truncate)
+    return rope.updated(**{ORIGINAL: own.get(ORIGINAL) or longest})
 
 
-def made(read: Read, version: str | None = None, length: int | None = None) -> Effective:
-    """What transformers computes from what it has read; dynamic NTK as at its factor times the
-    length, for it has no length of its own."""
-    if read.base is None:
-        raise Refused("no theta")
-    most = length or read.most
-    match read.kind:
+def computed(rope: RopeEntries, length: int | None = None) -> Effective:
+    """What transformers computes from what it has read. Dynamic NTK has no length of its own: it is
+    taken at its factor times the maximum."""
+    if rope.base is None:
+        raise DoesNotStart("no theta")
+    length = length or rope.max_length
+    match rope.kind:
         case "yarn":
-            return computed(read, frequencies(read), attention=yarn_attention(read), length=most)
+            return rope.computed(length, attention=rope.yarn_attention())
         case "longrope":
-            scale = read.maybe("factor") or read.most / read.number(ORIGINAL)
-            stated = read.maybe("attention_factor")
-            gain = longrope_attention(read, scale) if stated is None else stated
-            switched = ["longrope switch"] if _two_lists(read) else []
-            return computed(read, frequencies(read), attention=gain, length=most, traps=switched)
-        case "dynamic" if read.maybe("alpha") and RopeDict(read.text, {}, {}, "").named("alpha"):
-            return computed(read, Ntk(read.number("alpha")), length=most)  # Hunyuan's, once
+            scale, gain = rope.optional("factor"), rope.optional("attention_factor")
+            gain = rope.longrope_attention(scale or None) if gain is None else gain
+            return rope.computed(length, attention=gain)
         case "dynamic":
-            reach = most * read.number("factor")
-            return computed(read, frequencies(read), length=reach, traps=["decode differs"])
-    return computed(read, frequencies(read), length=most)
+            alpha = rope.optional("alpha")
+            if alpha and RopeDict(rope.config, {}, {}, "").named("alpha"):  # Hunyuan's, once
+                return rope.computed(length, Ntk(alpha))
+            return rope.computed(length * rope.number("factor"), issues=["decode differs"])
+    return rope.computed(length)
 
 
-def _two_lists(read: Read) -> bool:
-    return read.own.get("short_factor") != read.own.get("long_factor")
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """config.json with a named type, or a list of factors."""
+    f, notes = target.rope.frequencies, ()
+    if isinstance(f, Yarn) and f.factor * f.original != target.length:
+        notes = (
+            f"transformers about 4.51 takes {target.length / f.original:g} for YaRN's factor, not "
+            f"{f.factor:g}: export with --to {f.factor * f.original:.0f} for those versions.",
+        )
+    for parameters in named_or_listed(target):
+        config = both_spellings(model, parameters, target.length)
+        limit = {TOKENIZER: dict(model.tokenizer) | {"model_max_length": target.length}}
+        yield Settings(config | limit, config=config, notes=notes)
 
 
-TEXT = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("{folder}", dtype="auto")
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
-"""
-
-
-def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
-    """By its name, or by a list of factors."""
-    for parameters in either(w, model.config):
-        config = both(model, parameters, w.target)
-        settings = config | {TOKENIZER: dict(model.tokenizer) | {"model_max_length": w.target}}
-        yield Spelling("transformers", version, settings, TEXT, "load.py", config, _ratio(w))
-
-
-def _ratio(w: Wanted) -> tuple[str, ...]:
-    """What versions that take YaRN's factor from two lengths would make of others."""
-    f = w.rope.frequencies
-    if not isinstance(f, Yarn) or f.factor * f.original == w.target:
-        return ()
-    return (
-        f"transformers about 4.51 takes {w.target / f.original:g} for YaRN's factor, not "
-        f"{f.factor:g}: export with --to {f.factor * f.original:.0f} for those.",
-    )
+def write_any(text: str, scheme: Scheme | Layers, own: Scheme | None, model: Model) -> Settings:
+    """config.json with the scheme itself, for `longitude.hf.load`. Dynamic NTK, which transformers
+    has a name for, is stated in its own terms too; it begins at max_position_embeddings."""
+    entry: dict[str, Any] = {"scheme": text, "version": __version__}
+    start = WITH_LONGITUDE.replace("{scheme}", text.replace('"', '\\"'))
+    rope, frequencies = scheme.layer(0).rotary, getattr(scheme.layer(0).rotary, "frequencies", None)
+    stock = isinstance(frequencies, DynamicNtk) and own and required(scheme, own) is not None
+    if stock and rope and own.rotary:
+        entry["rope_parameters"] = rope_parameters(own.rotary)
+        config = both_spellings(model, rope_parameters(rope), frequencies.original)
+        note = (
+            "transformers rotates new keys by a larger base and keeps the old ones: decoding "
+            "differs from prefill; longitude.hf.load with the scheme does not."
+        )
+        return Settings(config, start, {**config, SCHEME: entry}, (note,))
+    note = "stock transformers reads this folder with the model's own scheme: load it as shown."
+    config = {**model.config, SCHEME: entry}
+    return Settings(config, start, config, (note,))
 
 
-def dynamic(model: Model, parameters: dict[str, object], original: int, version: str) -> Spelling:
-    """Dynamic NTK, which begins at max_position_embeddings, whatever else is said."""
-    config = both(model, parameters, original)
-    note = (
-        "transformers turns new keys by a larger base and keeps the old ones: what it decodes "
-        "differs from what it prefills; longitude.hf.loading with the scheme does not."
-    )
-    spelling = Spelling("transformers", version, config, TEXT, "load.py", config)
-    return replace(spelling, notes=(note,))
+RUNTIME = Runtime(
+    name="transformers",
+    title="transformers",
+    versions=("4.44.2", "4.51.3", "4.57.6", "5.22.2"),
+    emulate=emulate,
+    write=write,
+    rank=1,
+    start=START,
+    file="load.py",
+    writes="folder",
+    supports=frozenset({"fixed", "proportional", "dynamic_ntk", "learned_table"}),
+    layers="all",
+    lints=("config.json", "gguf"),
+    overrides="from_pretrained",
+    write_any=write_any,
+    issues=(
+        Issue(
+            "scaling dropped",
+            "frequencies attention",
+            "transformers reads the base of a GGUF file and drops its scaling.",
+            "load it with longitude, which reads the keys, or use the model's own folder.",
+        ),
+        Issue(
+            "no BOS",
+            "",
+            "transformers' tokenizer of a GGUF file may not begin a text with the BOS token.",
+            "check the first token before you measure.",
+        ),
+    ),
+)

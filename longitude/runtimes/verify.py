@@ -1,10 +1,10 @@
-"""Whether llama.cpp itself, on an exported file, says what Hugging Face says under the scheme.
+"""Whether llama.cpp itself, on an exported file, computes what Hugging Face does under the scheme.
 
-Both read the same tokens; compared are llama.cpp's 20 likeliest next tokens, the largest difference
-of a log-probability behind each of the last tokens, at a length inside the trained window and at
-one past it. Weights in blocks are not multiplied alike by the two, and the longer a text the more
-that comes to; so for those the same difference is taken of the file as it was, at the same length
-or where its window ends, and the export may show 1.5 times of it.
+Both read the same tokens. Compared are llama.cpp's 20 likeliest next tokens: the largest difference
+of a log-probability after each of the last tokens, at a length inside the trained window and at one
+past it. The two do not multiply quantised weights alike, and the difference grows with the text; so
+for those the same difference is measured on the file before the export, at the same length or where
+its window ends, and the export may show 1.5 times as much.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from longitude.eval.prefill import lm_head, prefill, text_config
 from longitude.hf.gguf_reader import FLOAT32, read_layout
 from longitude.hf.loading import load
 from longitude.hf.patch import patched
-from longitude.runtimes.target import Wanted
+from longitude.runtimes.target import Target
 
 BOUND = 0.05  # nats: SmolLM2 in float32 differs by 0.0002
-SLACK = 1.5  # times what weights in blocks make differ anyway: 0.4 nats for SmolLM2 in Q4_1
+SLACK = 1.5  # times what quantised weights make differ anyway: 0.4 nats for SmolLM2 in Q4_1
 TOP = 20
-PLACES = 8  # tokens one after another that a length is looked at behind
+TOKENS_COMPARED = 8  # consecutive tokens at each length
 INSIDE = 512  # tokens inside the window, and as many past it, unless lengths are given
-PROGRAM = Path(__file__).with_name("llama_cpp.py")
+PROGRAM = Path(__file__).with_name("llama_cpp_process.py")
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification found; `untouched` is the file before the export, where that matters."""
+    """The outcome; `baseline` is the quantised file before the export."""
 
     runtime: str
     rows: tuple[Compared, ...]
-    untouched: tuple[Compared, ...] = ()
+    baseline: tuple[Compared, ...] = ()
 
     def bound(self, row: Compared) -> float:
-        """The largest difference at a row's length that is none of the export's doing."""
-        alike = [own for own in self.untouched if own.length <= row.length]
-        return max([BOUND, *(SLACK * own.difference for own in alike)])
+        """The largest difference at a row's length that the export does not cause."""
+        before = [own.difference for own in self.baseline if own.length <= row.length]
+        return max([BOUND, *(SLACK * size for size in before)])
 
     @property
     def holds(self) -> bool:
@@ -66,62 +66,57 @@ class Verified:
         return all(row.difference <= self.bound(row) for row in self.rows)
 
     def __str__(self) -> str:
-        said = ", ".join(
+        sizes = ", ".join(
             f"{r.difference:.4f} nats at {r.length:,} tokens (allowed: {self.bound(r):.3f})"
             for r in self.rows
         )
-        verdict = "as the scheme asks" if self.holds else "another scheme"
-        if self.untouched and not self.holds:  # a sharper softmax makes more of the same noise
-            verdict = (
-                "another scheme, or its blocks differ more under this one (a float32 file tells)"
-            )
+        verdict = "the scheme" if self.holds else "another scheme"
+        if self.baseline and not self.holds:  # a sharper softmax amplifies the same noise
+            verdict += ", or quantisation differs more under this one (a float32 file tells)"
         return (
             f"{self.runtime} computes {verdict}: its top {TOP} log-probabilities differ from "
-            f"Hugging Face by {said}."
+            f"Hugging Face by {sizes}."
         )
 
 
 def verify(
     source: Path,
-    target: Path,
+    exported: Path,
     scheme: str | Scheme | Layers,
-    wanted: Wanted,
+    target: Target,
     *,
     lengths: Sequence[int] | None = None,
 ) -> Verified:
-    """Run an exported GGUF file in llama.cpp, and the one it was made from under the scheme.
+    """Run an exported GGUF file in llama.cpp, and its source under the scheme.
 
     Args:
         source: the file before the export.
-        target: the file that was written.
-        lengths: in tokens; else one inside the window and one past it.
+        exported: the file that was written.
+        lengths: in tokens; by default one inside the window and, if the target allows, one past it.
     """
     if find_spec("xllamacpp") is None:
         raise UserError(
             "--verify runs llama.cpp through the package xllamacpp: pip install longitude[verify]."
         )
-    chosen = _lengths(wanted) if lengths is None else sorted(set(lengths))
+    if lengths is None:
+        step = min(INSIDE, target.original // 2)
+        past = min(target.length - 1, target.original + step)
+        lengths = (max(1, min(step, target.length - 1)), max(1, past))
+    lengths = sorted(set(lengths))
     model, tokenizer = load(source, device="cpu", dtype="float32", quiet=True)
-    ids = tokens(model, tokenizer, chosen[-1])
+    ids = tokens(model, tokenizer, lengths[-1])
     drawn = int(ids[0]) if tokenizer is None else tokenizer("a")["input_ids"][-1]
-    with patched(model, scheme, length=wanted.target, check=False):
-        rows = _compared(model, target, ids, chosen, drawn)
+    with patched(model, scheme, length=target.length, check=False):
+        rows = _compared(model, exported, ids, lengths, drawn)
     own = model.config.max_position_embeddings
-    inside = sorted({min(n, own - 1) for n in chosen})  # its slot has to hold the next token, too
-    blocks = any(t.kind != FLOAT32 for t in read_layout(source).tensors)
-    untouched = _compared(model, source, ids, inside, drawn) if blocks else ()
-    return Verified(f"llama.cpp (xllamacpp {version('xllamacpp')})", rows, untouched)
-
-
-def _lengths(wanted: Wanted) -> list[int]:
-    """One inside the window and, where the target leaves room, one past it."""
-    step = min(INSIDE, wanted.original // 2)
-    past = min(wanted.target - 1, wanted.original + step)
-    return sorted({max(1, min(step, wanted.target - 1)), max(1, past)})
+    inside = sorted({min(n, own - 1) for n in lengths})  # its slot has to hold the next token, too
+    quantised = any(t.kind != FLOAT32 for t in read_layout(source).tensors)
+    baseline = _compared(model, source, ids, inside, drawn) if quantised else ()
+    return Verified(f"llama.cpp (xllamacpp {version('xllamacpp')})", rows, baseline)
 
 
 def tokens(model: nn.Module, tokenizer: Any, length: int) -> Int[Tensor, " n"]:
-    """The tokens to read: Python's own manual, or random ones where there is no tokenizer."""
+    """The tokens to read: Python's own manual, or random ones if there is no tokenizer."""
     if tokenizer is None:
         rng = torch.Generator().manual_seed(0)
         return torch.randint(text_config(model).vocab_size, (length,), generator=rng)
@@ -135,21 +130,22 @@ def tokens(model: nn.Module, tokenizer: Any, length: int) -> Int[Tensor, " n"]:
 def _compared(
     model: nn.Module, file: Path, ids: Int[Tensor, " n"], lengths: Sequence[int], drawn: int
 ) -> tuple[Compared, ...]:
-    ends = sorted({n - back for n in lengths for back in range(PLACES) if n > back})
-    ours, theirs = _hugging_face(model, ids, ends), _llama_cpp(file, ids, ends, drawn)
-    apart = {
-        n: max(abs(ours[n][token].item() - said) for token, said in top)
+    ends = sorted({n - back for n in lengths for back in range(TOKENS_COMPARED) if n > back})
+    ours, theirs = _hugging_face(model, ids, ends), llama_cpp(file, ids, ends, drawn)
+    sizes = {
+        n: max(abs(ours[n][token].item() - logprob) for token, logprob in top)
         for n, top in zip(ends, theirs, strict=True)
     }
     return tuple(
-        Compared(n, max(apart[end] for end in ends if n - PLACES < end <= n)) for n in lengths
+        Compared(n, max(sizes[end] for end in ends if n - TOKENS_COMPARED < end <= n))
+        for n in lengths
     )
 
 
 def _hugging_face(
     model: nn.Module, ids: Int[Tensor, " n"], lengths: Sequence[int]
 ) -> dict[int, Tensor]:
-    """The log-probabilities behind the first so many tokens, for each length."""
+    """The log-probabilities after the first so many tokens, for each length."""
     head, found = lm_head(model), {}
     for read in prefill(model, ids[None, : max(lengths)], head=head):
         for n in lengths:
@@ -159,10 +155,11 @@ def _hugging_face(
     return found
 
 
-def _llama_cpp(
+def llama_cpp(
     file: Path, ids: Int[Tensor, " n"], lengths: Sequence[int], drawn: int
 ) -> list[list[tuple[int, float]]]:
-    asked = {
+    """llama.cpp's likeliest tokens, with log-probabilities, after the first so many tokens."""
+    question = {
         "file": str(file),
         "ids": ids.tolist(),
         "lengths": list(lengths),
@@ -171,17 +168,13 @@ def _llama_cpp(
         "threads": torch.get_num_threads(),
     }
     command = [sys.executable, str(PROGRAM)]
-    ran = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True)
+    ran = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True)
     try:
         if ran.returncode == 0:
             found = json.loads(ran.stdout.splitlines()[-1])
-            return [[(token, said) for token, said in top] for top in found]
+            return [[(token, logprob) for token, logprob in top] for top in found]
     except (ValueError, IndexError):
         pass
-    said = [line for line in ran.stderr.splitlines() if line.strip()] or ["no word"]
-    raise UserError(f"llama.cpp can't run {file} ({short(_cause(said), 120)}): convert it again.")
-
-
-def _cause(lines: Sequence[str]) -> str:
-    """The line that says why: llama.cpp's first error, or else the last line of all."""
-    return next((line for line in lines if "error" in line.lower()), lines[-1])
+    lines = [line for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
+    cause = next((line for line in lines if "error" in line.lower()), lines[-1])
+    raise UserError(f"llama.cpp can't run {file} ({short(cause, 120)}): convert it again.")

@@ -1,15 +1,11 @@
-"""vLLM: the configuration as transformers 5 holds it, one table of cosines for the whole server.
+"""vLLM: the configuration as transformers 5 holds it, and one table of cosines for the server.
 
-vllm/model_executor/layers/rotary_embedding/, vllm/config/model.py of 0.32.0. Dictionaries of
-`--hf-overrides` are set after transformers has filled in what is missing, and replace the whole:
-a theta that is left out is 10,000. Before 0.32 YaRN read `attn_factor`, a multiple of 0.1 ln s + 1,
-in place of `attention_factor` and the mscales.
-
-vLLM: `--hf-overrides`, which replaces the whole dictionary: every entry stands in it.
-
-`linear` multiplies max_position_embeddings by its factor, the other types don't. Longrope's factor
-on cosine and sine goes under names of vLLM's own; YaRN's under two, since older versions multiply
-theirs and drop transformers'. A tokenizer that ends before the target would cut the length.
+vllm/model_executor/layers/rotary_embedding/ and vllm/config/model.py of 0.32.0. Dictionaries of
+`--hf-overrides` are set after transformers has filled in what is missing, and replace the whole: a
+theta that is left out is 10,000, so an export states every entry. `linear` multiplies
+max_position_embeddings by its factor, other types do not. Before 0.32 YaRN read `attn_factor`, a
+multiple of 0.1 ln s + 1, instead of `attention_factor` and the mscales; longrope's factor has names
+of vLLM's own. A tokenizer with a shorter limit cuts the length.
 """
 
 from __future__ import annotations
@@ -18,165 +14,185 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from longitude.core.validate import UserError
 from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict
 from longitude.parts import Ntk, Unscaled
 from longitude.parts.frequencies import magnitude
-from longitude.runtimes.effective import (
-    Effective,
-    Read,
-    Refused,
-    before,
-    computed,
-    frequencies,
-    longrope_attention,
-    yarn_attention,
-)
-from longitude.runtimes.rope_dictionaries import by_attn_factor, layered, placed
-from longitude.runtimes.settings import TOKENIZER, Entries, Model, Spelling, refuse_before
-from longitude.runtimes.target import Wanted
-from longitude.runtimes.transformers import THETA, version5
+from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes.checkpoint import TOKENIZER, Model
+from longitude.runtimes.effective import DEFAULT_BASE, DoesNotStart, Effective, RopeEntries, before
+from longitude.runtimes.rope_dictionaries import by_attn_factor, nested, per_layer
+from longitude.runtimes.target import Target
+from longitude.runtimes.transformers import version5
 
-SCALED_ALREADY = ("longrope", "llama3", "yarn")  # the maximum is not multiplied by their factor
+FACTOR_INCLUDED = ("longrope", "llama3", "yarn")  # the maximum is not multiplied by their factor
+START = "vllm serve {folder} --max-model-len {target}"
 
 
-def effective(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What a server of vLLM computes."""
-    read = _held(config)
-    length = _length(read, config, version)
-    read = read.trapped(*_about_length(read, config))
-    match read.kind:
-        case "linear":
-            whole_number_stops(read)
-            return computed(read, frequencies(read), length=length)
-        case "dynamic":
-            return _dynamic(read, length)
-        case "yarn":
-            return _yarn(read, length, version)
-        case "longrope":
-            return _longrope(read, length)
-    return computed(read, frequencies(read), length=length)
-
-
-def whole_number_stops(read: Read) -> None:
-    """Linear scaling takes a list of factors or a float, and a whole number for neither."""
-    if isinstance(read.own.get("factor"), int):
-        raise Refused("whole number")
-
-
-def _held(config: Mapping[str, Any]) -> Read:
-    """The configuration with what the server was told put in its place."""
-    told = config.get("--hf-overrides") or {}
-    told = told.get("text_config", told)
-    new = main_rope_dict(told.get("rope_parameters") or told.get("rope_scaling") or {})
-    read = version5(config, told)
-    if not new or new.get("rope_theta") is not None:
-        return read
-    if "rope_scaling" in told:  # its setter of transformers fills in a theta of None
-        raise Refused("no theta")
-    if not new.get("rope_type") or (read.kind in SCALED_ALREADY and not new.get(ORIGINAL)):
-        raise Refused("missing key")
-    left = tuple(name for name in read.traps if name != "no theta")
-    return Read(read.text, read.own, THETA, read.dims, (*left, "theta dropped"))
-
-
-def _length(read: Read, config: Mapping[str, Any], version: str | None) -> int:
-    """The longest input: the file's, not above the tokenizer's, times the factor of types that are
-    not taken to have it inside; `--max-model-len` can only be shorter."""
-    limit = (config.get("tokenizer_config.json") or {}).get("model_max_length")
-    most = min(read.most, limit) if is_number(limit) else read.most
-    old_yarn = before(version, "0.32") and read.kind == "yarn"
-    if old_yarn:
-        most = read.number(ORIGINAL) * read.number("factor")
-    elif read.kind not in SCALED_ALREADY and "gemma3" not in str(read.text.get("model_type")):
-        most = most * (read.maybe("factor") or 1.0)
-    asked = config.get("--max-model-len")
-    if asked is None:
-        beside = read.text.get(ORIGINAL)
-        return int(beside if read.kind == "longrope" and beside else most)
-    if asked > most and asked > (read.text.get("model_max_length") or 0):
-        raise Refused("length refused")
-    return int(asked)
-
-
-def _about_length(read: Read, config: Mapping[str, Any]) -> list[str]:
-    limit = (config.get("tokenizer_config.json") or {}).get("model_max_length")
-    twice = read.kind == "linear" and config.get("--max-model-len") is None
-    capped = is_number(limit) and limit < read.most
-    return ["length counted twice"] * twice + ["tokenizer's length"] * capped
-
-
-def _dynamic(read: Read, length: int) -> Effective:
-    """One table of as many rows as the maximum, with the base of that length."""
-    if (alpha := read.maybe("alpha")) is not None:
-        return computed(read, Ntk(alpha), length=length)
-    trained = read.number("max_trained_positions", read.most)
-    factor = read.number("factor")
-    grown = factor * read.most / trained - (factor - 1)
-    base = Ntk(grown) if grown != 1 else Unscaled()
-    return computed(read, base, length=min(length, read.most), traps=["dynamic is static"])
-
-
-def _yarn(read: Read, length: int, version: str | None) -> Effective:
-    if before(version, "0.32"):
-        gain = magnitude(read.number("factor")) * read.number("attn_factor", 1.0)
-        ignored = [read.maybe(k) for k in ("attention_factor", "mscale", "mscale_all_dim")]
-        traps = ["attention factor ignored"] if any(ignored) else []
-    else:
-        gain, traps = yarn_attention(read), []
-    rows = math.ceil(read.number(ORIGINAL) * read.number("factor"))
-    return computed(
-        read,
-        frequencies(read),
-        attention=gain,
-        length=min(length, rows),
-        traps=[*traps, "length past the table"] if rows < length else traps,
+def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
+    """What a vLLM server computes."""
+    rope = _read(config)
+    length = _length(rope, config, version)
+    limit = (config.get(TOKENIZER) or {}).get("model_max_length")
+    twice = rope.kind == "linear" and config.get("--max-model-len") is None
+    rope = rope.noting(
+        "length counted twice" if twice else None,
+        "tokenizer's length" if is_number(limit) and limit < rope.max_length else None,
     )
+    match rope.kind:
+        case "linear":
+            refuse_integer_factor(rope)
+        case "dynamic":
+            return _dynamic(rope, length)
+        case "yarn":
+            return _yarn(rope, length, version)
+        case "longrope":  # the long list for every input if longer ones than the original may come
+            long = length > rope.number(ORIGINAL)
+            own = rope.longrope_attention()
+            gain = rope.number("long_mscale" if long else "short_mscale", own)
+            short = length == rope.config.get(ORIGINAL) != rope.max_length
+            issues = longrope_issues(rope) + ["longrope kept short"] * short
+            return rope.computed(length, attention=gain, issues=issues)
+    return rope.computed(length)
 
 
-def _longrope(read: Read, length: int) -> Effective:
-    """The long list for every input where longer ones than the original are let in."""
-    scale = longrope_attention(read, read.most / read.number(ORIGINAL))
-    long = length > read.number(ORIGINAL)
-    gain = read.number("long_mscale" if long else "short_mscale", scale)
-    short = length == read.text.get(ORIGINAL) != read.most
-    traps = [*by_server(read), *["longrope kept short"] * short]
-    return computed(read, frequencies(read), attention=gain, length=length, traps=traps)
+def refuse_integer_factor(rope: RopeEntries) -> None:
+    """Linear scaling takes a list of factors or a float; an integer is neither."""
+    if isinstance(rope.entries.get("factor"), int):
+        raise DoesNotStart("whole number")
 
 
-def by_server(read: Read) -> list[str]:
-    """The traps of a longrope whose list a server chooses once."""
-    switched = read.own.get("short_factor") != read.own.get("long_factor")
-    ignored = read.maybe("attention_factor") is not None or read.maybe("factor") is not None
-    return ["longrope switch"] * switched + ["attention factor ignored"] * ignored
+def longrope_issues(rope: RopeEntries) -> list[str]:
+    """A server reads neither `attention_factor` nor `factor` of a longrope."""
+    ignored = [rope.optional(key) is not None for key in ("attention_factor", "factor")]
+    return ["attention factor ignored"] * any(ignored)
 
 
-def spellings(w: Wanted, model: Model, version: str) -> Iterator[Spelling]:
-    """By its name, or by a list of factors."""
-    refuse_before("vllm", version, "0.6.4", "it has no --hf-overrides yet")
-    if model.kinds:
-        refuse_before("vllm", version, "0.12", "it has one rotation for all types of layers yet")
-    for parameters in by_attn_factor(w, model.config):
-        entries = _entries(w, model, parameters, version)
-        if model.limit is not None and model.limit < entries["max_position_embeddings"]:
-            entries["model_max_length"] = w.target  # allows what the tokenizer's limit would not
-        overrides = placed(model.config, entries)
-        given = {"--hf-overrides": overrides, "--max-model-len": w.target}
-        settings = {**model.config, TOKENIZER: dict(model.tokenizer), **given}
-        yield Spelling("vllm", version, settings, _text(w, model, overrides), "vllm.sh")
+def _read(config: Mapping[str, Any]) -> RopeEntries:
+    """The configuration with the overrides in their places."""
+    given = config.get("--hf-overrides") or {}
+    given = given.get("text_config", given)
+    new = main_rope_dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
+    rope = version5(config, given)
+    if not new or new.get("rope_theta") is not None:
+        return rope
+    if "rope_scaling" in given:  # its setter of transformers fills in a theta of None
+        raise DoesNotStart("no theta")
+    if not new.get("rope_type") or (rope.kind in FACTOR_INCLUDED and not new.get(ORIGINAL)):
+        raise DoesNotStart("missing key")
+    return without_theta(rope)
 
 
-def _entries(w: Wanted, model: Model, parameters: Entries, version: str) -> Entries:
-    linear = parameters["rope_type"] == "linear"
-    most = math.ceil(w.target / parameters["factor"]) if linear else w.target
-    if before(version, "0.12"):  # version 5's name is not read yet
-        scaling = {} if parameters["rope_type"] == "default" else {"rope_scaling": parameters}
-        theta = {"rope_theta": parameters["rope_theta"]}
-        return {"max_position_embeddings": most, **theta, **scaling}
-    return {"max_position_embeddings": most, "rope_parameters": layered(model, parameters)}
+def without_theta(rope: RopeEntries) -> RopeEntries:
+    """A server uses the default base where transformers would stop."""
+    issues = tuple(name for name in rope.issues if name != "no theta")
+    return replace(rope, base=DEFAULT_BASE, issues=(*issues, "theta dropped"))
 
 
-def _text(w: Wanted, model: Model, overrides: dict[str, Any]) -> str:
-    name, told = shlex.quote(model.name), shlex.quote(json.dumps(overrides))
-    return f"vllm serve {name} --max-model-len {w.target} --hf-overrides {told}\n"
+def _length(rope: RopeEntries, config: Mapping[str, Any], version: str | None) -> int:
+    """The longest input: the file's, not above the tokenizer's, times the factor of types that do
+    not include it; `--max-model-len` can only shorten it."""
+    limit = (config.get(TOKENIZER) or {}).get("model_max_length")
+    longest: float = min(rope.max_length, limit) if is_number(limit) else rope.max_length
+    if before(version, "0.32") and rope.kind == "yarn":
+        longest = rope.number(ORIGINAL) * rope.number("factor")
+    elif rope.kind not in FACTOR_INCLUDED and "gemma3" not in str(rope.config.get("model_type")):
+        longest = longest * (rope.optional("factor") or 1.0)
+    requested = config.get("--max-model-len")
+    if requested is None:
+        beside = rope.config.get(ORIGINAL)
+        return int(beside if rope.kind == "longrope" and beside else longest)
+    if requested > longest and requested > (rope.config.get("model_max_length") or 0):
+        raise DoesNotStart("length refused")
+    return int(requested)
+
+
+def _dynamic(rope: RopeEntries, length: int) -> Effective:
+    """One table with as many rows as the maximum, with the base of that length."""
+    if (alpha := rope.optional("alpha")) is not None:
+        return rope.computed(length, Ntk(alpha))
+    trained, factor = rope.number("max_trained_positions", rope.max_length), rope.number("factor")
+    grown = factor * rope.max_length / trained - (factor - 1)
+    frequencies = Ntk(grown) if grown != 1 else Unscaled()
+    rows = min(length, rope.max_length)
+    return rope.computed(rows, frequencies, issues=["dynamic is static"])
+
+
+def _yarn(rope: RopeEntries, length: int, version: str | None) -> Effective:
+    """The table has original length times factor rows."""
+    if before(version, "0.32"):
+        gain = magnitude(rope.number("factor")) * rope.number("attn_factor", 1.0)
+        ignored = map(rope.optional, ("attention_factor", "mscale", "mscale_all_dim"))
+        issues = ["attention factor ignored"] if any(ignored) else []
+    else:
+        gain, issues = rope.yarn_attention(), []
+    rows = math.ceil(rope.number(ORIGINAL) * rope.number("factor"))
+    issues += ["length past the table"] * (rows < length)
+    return rope.computed(min(length, rows), attention=gain, issues=issues)
+
+
+def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+    """`--hf-overrides` with a named type, or a list of factors."""
+    for first, missing, needed in (
+        ("0.6.4", "it has no --hf-overrides yet", True),
+        ("0.12", "it has one rotation for all types of layers yet", bool(model.others)),
+    ):
+        if needed and before(version, first):
+            called = RUNTIME.called(version)
+            raise UserError(f"{called} takes no scheme ({missing}): use {first} or newer.")
+    for parameters in by_attn_factor(target):
+        linear = parameters["rope_type"] == "linear"
+        longest = math.ceil(target.length / parameters["factor"]) if linear else target.length
+        entries: dict[str, Any] = {"max_position_embeddings": longest}
+        if not before(version, "0.12"):
+            entries["rope_parameters"] = per_layer(model, parameters)
+        else:  # version 5's name is not read yet
+            entries["rope_theta"] = parameters["rope_theta"]
+            scaled = parameters["rope_type"] != "default"
+            entries |= {"rope_scaling": parameters} if scaled else {}
+        if model.limit is not None and model.limit < longest:
+            entries["model_max_length"] = target.length  # allows what the tokenizer would not
+        overrides = nested(model.config, entries)
+        given = {"--hf-overrides": overrides, "--max-model-len": target.length}
+        text = f"{START} --hf-overrides {shlex.quote(json.dumps(overrides))}\n"
+        yield Settings({**model.config, TOKENIZER: dict(model.tokenizer), **given}, text)
+
+
+RUNTIME = Runtime(
+    name="vllm",
+    title="vLLM",
+    versions=("0.11", "0.28", "0.32.0"),
+    emulate=emulate,
+    write=write,
+    rank=2,
+    start=f"{START}\n",
+    file="vllm.sh",
+    supports=frozenset({"fixed", "proportional", "learned_table"}),
+    layers="full",
+    lints=("config.json",),
+    overrides="--hf-overrides",
+    lengths=("--max-model-len",),
+    issues=(
+        Issue(
+            "length past the table",
+            "length",
+            "the table has original length times factor rows, fewer than max_position_embeddings.",
+            "make max_position_embeddings the original length times the factor.",
+        ),
+        Issue(
+            "longrope kept short",
+            "length frequencies",
+            "without --max-model-len vLLM serves a longrope model at its original length alone.",
+            "give --max-model-len.",
+        ),
+        Issue(
+            "tokenizer's length",
+            "length",
+            "vLLM takes the tokenizer's model_max_length where it is shorter.",
+            "raise model_max_length in tokenizer_config.json.",
+        ),
+    ),
+)

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from longitude.viz.extend_section import BEST, NEAR, NOT_ASKED, TIED, Section, Shown
 from longitude.viz.extend_text import advice, forgotten, notes, scores, searches
-from longitude.viz.plot import DIM
+from longitude.viz.plot import DIM, GAP
 from longitude.viz.text import printable
-from longitude.viz.plot import GAP
 
 MOST = 5  # columns of lengths
 HEADS = {

@@ -65,7 +65,8 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
     said = refused(capsys, "tiny-rope", "--scheme", dynamic, "--for", "vllm", "--to", "1024")
     base = f"{10000 * 4 ** (32 / 30):.6g}"
     assert f"rope(frequencies=ntk(4)), which is a rope_theta of {base}." in said
-    assert "no runtime 'vlm'" in refused(capsys, "tiny-rope", "--scheme", YARN, "--for", "vlm")
+    said = refused(capsys, "tiny-rope", "--scheme", YARN, "--for", "vlm")
+    assert "no runtime is called 'vlm'" in said
     many = ("--for", "vllm,sglang", "--version", "0.32")
     assert "--version is of one runtime" in refused(capsys, "tiny-rope", "--scheme", YARN, *many)
     assert "made of numbers" in refused(

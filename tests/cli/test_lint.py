@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ran
-from tests.runtimes.effective.configs import YARN, five
+from tests.runtimes.configs import YARN, five
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from longitude import attention, parse
 from longitude.core.validate import UserError
 from longitude.explorer.snippets import snippets
 from longitude.explorer.state import Column, PageState, start_from
-from longitude.runtimes.emulate import effective
-from longitude.runtimes.target import wanted
+from longitude.runtimes.target import make_target
+from tests.runtimes.configs import emulate
 
 
 def asked(method: str, **more: Any) -> PageState:
@@ -38,10 +38,10 @@ def test_the_code_to_copy_runs() -> None:
 def test_exports_compute_the_scheme() -> None:
     found = snippets(asked("yarn"), 0)
     by = {e["runtime"]: e for e in found["exports"]}
-    want = wanted(parse(found["scheme"]), _config(), 16384)
+    want = make_target(parse(found["scheme"]), _config(), 16384)
     assert found["target"] == 16384
     merged = {**_config(), **by["transformers"]["config"]}
-    made = effective("transformers", merged)
+    made = emulate("transformers", merged)
     assert made.inv_freq == pytest.approx(want.inv_freq)
     assert made.attention == pytest.approx(want.attention)
     assert "--rope-scaling yarn --rope-scale 4.0" in by["llama.cpp"]["text"]

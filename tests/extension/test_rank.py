@@ -10,9 +10,11 @@ from longitude import parse
 from longitude.core.validate import UserError
 from longitude.eval.records import BASELINE, CONTEXT, PASSKEY, Measurement
 from longitude.extension.rank import Advice, Recommendation, forgets, hidden_beyond, recommend
-from longitude.runtimes.support import RUNTIMES, serves
+from longitude.runtimes import recommended
+from longitude.runtimes.target import supporting
 from tests.measured import OWN, asked, context, cost, document, reading, row
 
+RUNTIMES = tuple(runtime.name for runtime in recommended())
 YARN = {k: f"rope(frequencies=yarn({k}, original=256))" for k in (2, 4, 8, 16)}
 LEAKY = "rope(remap=leaky_rerope(64, 16))"
 DYNAMIC = "rope(frequencies=dynamic_ntk(256))"
@@ -39,7 +41,7 @@ def keys(shares: Mapping[str, float], questions: int = 20) -> list[Measurement]:
 def advised(rows: Iterable[Measurement], target: int = TARGET) -> Recommendation:
     found = [*rows]
     schemes = {one.label: one.key.scheme for one in found}
-    served = {label: serves(parse(s), parse(OWN)) for label, s in schemes.items()}
+    served = {label: supporting(parse(s), parse(OWN)) for label, s in schemes.items()}
     made = recommend(found, target, served)
     assert json.loads(json.dumps(made.to_json())) == made.to_json()
     for advice in (made.best, *made.runtimes, *([made.factor] if made.factor else [])):

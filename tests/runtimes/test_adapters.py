@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 
 import longitude.hf as lh
 from longitude.cli.main import run
-from longitude.runtimes.lint import lint, settings_of
+from longitude.runtimes.lint import read_settings
 from tests.hf.adapters import with_lora
+from tests.runtimes.configs import lint
 
 pytest.importorskip("peft")
 YARN = "rope(frequencies=yarn(4, original=256))"
@@ -95,14 +96,14 @@ def test_lint_says_that_the_base_turns_otherwise(
     turned = model.model.rotary_emb.inv_freq
     torch.testing.assert_close(torch.tensor(found["meant"]["inv_freq"]), turned.float())
     for row in found["runtimes"]:
-        assert "adapter alone" in {trap["name"] for trap in row["traps"]}
+        assert "adapter alone" in {issue["name"] for issue in row["traps"]}
 
 
 def test_lint_of_an_adapter_of_a_models_own_scheme(tmp_path: Path) -> None:
     adapter(tmp_path / "adapter", None)
     assert json.loads((tmp_path / "adapter" / "longitude.json").read_text())["target"] == 1024
-    rows = lint(settings_of(str(tmp_path / "adapter")), ("vllm",)).rows
-    assert rows[0].apart.frequencies == 0 and rows[0].apart.length == 256 - 1024
+    rows = lint(read_settings(str(tmp_path / "adapter")), ("vllm",)).rows
+    assert rows[0].difference.frequencies == 0 and rows[0].difference.length == 256 - 1024
 
 
 def test_lint_of_a_scheme_beyond_settings(
@@ -110,4 +111,4 @@ def test_lint_of_a_scheme_beyond_settings(
 ) -> None:
     adapter(tmp_path / "adapter", "rope(remap=leaky_rerope(128, 8))")
     assert run(["lint", str(tmp_path / "adapter")]) == 1
-    assert "open it by longitude.hf.loading" in " ".join(capsys.readouterr().out.split())
+    assert "load it by longitude.hf.load" in " ".join(capsys.readouterr().out.split())

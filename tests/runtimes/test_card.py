@@ -8,10 +8,11 @@ import yaml
 
 from longitude.core.validate import UserError
 from longitude.hf.source import ASSETS
+from longitude.runtimes import runtimes
 from longitude.runtimes.card import card, front_matter
-from longitude.runtimes.checkpoint import opened
-from longitude.runtimes.export import Wish, exports
-from longitude.runtimes.prior_run import Advised
+from longitude.runtimes.checkpoint import open_checkpoint
+from longitude.runtimes.export import PriorRun, exports
+from tests.runtimes.configs import request
 
 TEXT = "rope(frequencies=yarn(4, original=256))"
 
@@ -25,11 +26,11 @@ def told(label: str, mean: float, what: str = "best") -> dict[str, object]:
     return {"label": label, "scheme": scheme, "sentence": sentence, "numbers": numbers}
 
 
-def advice(label: str = "yarn(4, original=256)") -> Advised:
+def advice(label: str = "yarn(4, original=256)") -> PriorRun:
     runtimes = {r: told(label, 1.5, r) for r in ("transformers", "vllm", "sglang", "llama.cpp")}
     best = told("rerope(128)", 1.25)
     summary = "## tiny-rope at 1,024 tokens\n\n| method | loss |\n\n![chart](charts/a.png)\n"
-    return Advised("tiny-rope", None, 1024, best, runtimes, summary)
+    return PriorRun("tiny-rope", None, 1024, best, runtimes, summary)
 
 
 def header(text: str) -> dict[str, object]:
@@ -43,8 +44,8 @@ def test_what_the_base_models_card_says_is_carried_over(tmp_path: Path) -> None:
         "---\nlicense: mit\nbase_model: some/base\nlanguage: [en]\ntags: [code]\n"
         "widget: [{text: a}]\n---\n# Its own text\n---\n"
     )
-    place = opened(str(home))
-    text = card(place, exports(place, [Wish("vllm", TEXT)], 1024), 1024)
+    place = open_checkpoint(str(home))
+    text = card(place, exports(place, [request("vllm", TEXT)], 1024), 1024)
     assert header(text) == {
         "license": "mit",
         "base_model": "some/base",
@@ -66,8 +67,8 @@ def test_headers_that_can_not_be_read(tmp_path: Path) -> None:
 
 
 def test_numbers_of_a_run_stand_in_it() -> None:
-    place = opened("tiny-rope")
-    done = exports(place, [Wish("transformers", TEXT), Wish("ollama", TEXT)], 1024)
+    place = open_checkpoint("tiny-rope")
+    done = exports(place, [request("transformers", TEXT), request("ollama", TEXT)], 1024)
     text = card(place, done, 1024, advice())
     assert "## Measured\n\n### tiny-rope at 1,024 tokens" in text
     assert "| method | loss |" in text
@@ -76,9 +77,9 @@ def test_numbers_of_a_run_stand_in_it() -> None:
 
 
 def test_what_a_run_advises_and_what_it_costs() -> None:
-    one = advice()
-    assert one.scheme("ollama") == one.scheme("mlx") == TEXT
+    one, known = advice(), runtimes()
+    assert one.scheme(known["ollama"]) == one.scheme(known["mlx"]) == TEXT
     cost = "against rerope(128), the best of all, its loss at 1,024 tokens is +0.250"
-    assert one.cost("vllm") == cost
+    assert one.cost(known["vllm"]) == cost
     with pytest.raises(UserError, match=r"advises no scheme for vllm: vllm: as it is has 1\.5"):
-        advice("as it is").scheme("vllm")
+        advice("as it is").scheme(known["vllm"])

@@ -11,7 +11,7 @@ from longitude.hf.gguf_reader import read_layout
 from longitude.runtimes import verify as module
 from longitude.runtimes.gguf import export_gguf
 from longitude.runtimes.gguf_writer import rewrite
-from longitude.runtimes.target import Wanted, wanted
+from longitude.runtimes.target import Target, make_target
 from longitude.runtimes.verify import Compared, Verified, verify
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
@@ -31,9 +31,9 @@ FREQUENCIES = {
 }
 
 
-def asked(frequencies: str, config: dict[str, Any] = TINY, base: float = 5e4) -> tuple[str, Wanted]:
+def asked(frequencies: str, config: dict[str, Any] = TINY, base: float = 5e4) -> tuple[str, Target]:
     text = f"rope(base={base}, frequencies={frequencies})"
-    return text, wanted(parse(text), config, 4 * config["max_position_embeddings"])
+    return text, make_target(parse(text), config, 4 * config["max_position_embeddings"])
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_blocks_are_held_to_the_untouched_file(tmp_path: Path) -> None:
     text, want = asked("yarn(4, original=64)")
     export_gguf(before, tmp_path / "out.gguf", want)
     found = verify(before, tmp_path / "out.gguf", text, want)
-    assert [row.length for row in found.untouched] == [32, 63]  # its slot holds one more token
+    assert [row.length for row in found.baseline] == [32, 63]  # its slot holds one more token
     assert found.holds, found
     other = verify(before, tmp_path / "out.gguf", "rope(base=500)", want)
     assert not other.holds, other
@@ -139,7 +139,7 @@ def test_smollm2_inside_and_past_its_window(
         export_gguf(source, tmp_path / "out.gguf", want)
         found = verify(source, tmp_path / "out.gguf", text, want)
         assert [row.length for row in found.rows] == [512, 8704]
-        assert bool(found.untouched) == blocks and found.holds, found
+        assert bool(found.baseline) == blocks and found.holds, found
 
 
 def test_the_program_asks_nothing_but_xllamacpp() -> None:

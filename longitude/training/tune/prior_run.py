@@ -12,8 +12,8 @@ from pathlib import Path
 from longitude.core.validate import UserError
 from longitude.extension.plan import target_length
 from longitude.hf.loading import without_weights
+from longitude.runtimes.export import is_run, read_run
 from longitude.runtimes.files import slug
-from longitude.runtimes.prior_run import advised, is_run
 from longitude.training.tune.options import Asked
 
 RUNS = Path("runs")
@@ -36,7 +36,7 @@ def with_advice(asked: Asked) -> tuple[Asked, str]:
 def _best(folder: Path, model: str) -> str | None:
     """What a run of this model found best, if it was better than the model as it is."""
     try:
-        advice = advised(str(folder))
+        advice = read_run(str(folder))
     except UserError:  # it is not whole, or of several models: the recipe's own will do
         return None
     best = advice.best

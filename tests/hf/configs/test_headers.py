@@ -13,7 +13,7 @@ from longitude.core.text import parse
 from longitude.hf.gguf_config import gguf_encodings, has_rotary
 from longitude.hf.gguf_reader import read_header
 from longitude.runtimes.checkpoint import gguf_config
-from longitude.runtimes.llama_cpp import stated
+from longitude.runtimes.llama_cpp import from_keys
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
 
@@ -44,7 +44,7 @@ def test_scalings_are_the_files_own(
     rope = parse(found.scheme).layer(0).rotary
     assert rope
     ours = rope.frequencies.inv_freq(16, rope.base, 64)
-    theirs = stated({**header.keys, **header.divisors}).inv_freq
+    theirs = from_keys({**header.keys, **header.divisors}, literal=True).inv_freq
     torch.testing.assert_close(ours, torch.tensor(theirs, dtype=torch.float64), rtol=2e-6, atol=0)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from longitude.runtimes import llama_cpp
-from longitude.runtimes.emulate import effective
-from tests.runtimes.effective.configs import LLAMA3, LONGROPE, RISING, YARN, both, gguf
+from tests.runtimes.configs import LLAMA3, LONGROPE, RISING, YARN, both, emulate, gguf
 from tests.runtimes.peers import close
 
 ORIG = "rope__scaling__original_context_length"
@@ -37,31 +36,31 @@ def rope_yarn(
 
 
 def test_yarn_by_keys() -> None:
-    found = effective("llama.cpp", gguf(**YARNED))
+    found = emulate("llama.cpp", gguf(**YARNED))
     close(found.inv_freq, [rope_yarn(i, 1e5, 0.25, 8192) for i in range(32)], 1e-9)
     assert found.attention == pytest.approx(1 + 0.1 * math.log(4))
-    assert (found.length, found.traps) == (32768, ())
+    assert (found.length, found.issues) == (32768, ())
 
 
 def test_yarn_by_flags() -> None:
     flags = {"--rope-scaling": "yarn", "--rope-scale": 4, "--yarn-orig-ctx": 8192, "-c": 16384}
     flags |= {"--yarn-beta-fast": 16, "--rope-freq-base": 5e5}
-    found = effective("llama.cpp", gguf() | flags)
+    found = emulate("llama.cpp", gguf() | flags)
     close(found.inv_freq, [rope_yarn(i, 5e5, 0.25, 8192, fast=16) for i in range(32)], 1e-9)
     assert found.length == 16384
 
 
 def test_dead_keys() -> None:
     keys = gguf(**YARNED, rope__scaling__yarn_attn_factor=1.5, rope__scaling__yarn_beta_fast=8.0)
-    found, plain = effective("llama.cpp", keys), effective("llama.cpp", gguf(**YARNED))
+    found, plain = emulate("llama.cpp", keys), emulate("llama.cpp", gguf(**YARNED))
     assert (found.inv_freq, found.attention) == (plain.inv_freq, plain.attention)
-    assert found.traps == ("dead betas", "dead attention key")
-    assert llama_cpp.stated(keys).attention == pytest.approx(1.5 * plain.attention)
+    assert found.issues == ("dead betas", "dead attention key")
+    assert llama_cpp.from_keys(keys, literal=True).attention == pytest.approx(1.5 * plain.attention)
     flag = gguf(**YARNED) | {"--yarn-attn-factor": 1.5}
-    assert effective("llama.cpp", flag).attention == plain.attention
-    assert effective("llama.cpp", flag, "b7000").attention == pytest.approx(1.5 * plain.attention)
-    assert effective("llama.cpp", gguf() | {"--yarn-attn-factor": 1.5}).attention == 1.5
-    heeded = effective(
+    assert emulate("llama.cpp", flag).attention == plain.attention
+    assert emulate("llama.cpp", flag, "b7000").attention == pytest.approx(1.5 * plain.attention)
+    assert emulate("llama.cpp", gguf() | {"--yarn-attn-factor": 1.5}).attention == 1.5
+    heeded = emulate(
         "llama.cpp",
         {k.replace("llama.", "grok."): v for k, v in keys.items()}
         | {"general.architecture": "grok"},
@@ -71,49 +70,49 @@ def test_dead_keys() -> None:
 
 def test_divisors_and_the_factor_that_counts() -> None:
     keys = gguf(rope__scaling__type="none", rope__scaling__attn_factor=1.2, rope__scaling__factor=9)
-    found = effective("gguf", keys | {"rope_freqs.weight": RISING})
+    found = emulate("gguf", keys | {"rope_freqs.weight": RISING})
     close(found.inv_freq, [1e5 ** (-i / 32) / RISING[i] for i in range(32)], 1e-9)
     assert found.attention == pytest.approx(1.2)
 
 
 def test_a_tensor_that_is_not_loaded() -> None:
     for keys in (gguf("qwen2"), gguf(rope__scaling__type="longrope")):
-        found = effective("llama.cpp", keys | {"rope_freqs.weight": RISING})
-        assert not found.starts and found.traps == ("tensor not loaded",)
+        found = emulate("llama.cpp", keys | {"rope_freqs.weight": RISING})
+        assert not found.starts and found.issues == ("tensor not loaded",)
     lists = {"rope_factors_long.weight": RISING, "rope_factors_short.weight": RISING}
-    assert not effective("llama.cpp", gguf() | lists).starts
-    assert effective("llama.cpp", gguf("phi3") | lists).starts
+    assert not emulate("llama.cpp", gguf() | lists).starts
+    assert emulate("llama.cpp", gguf("phi3") | lists).starts
 
 
 def test_lists_by_the_context() -> None:
     lists = {"rope_factors_long.weight": [2.0] * 32, "rope_factors_short.weight": [1.0] * 32}
     keys = gguf(rope__scaling__original_context_length=8192, rope__scaling__type="longrope") | lists
-    assert effective("llama.cpp", keys).inv_freq[0] == pytest.approx(0.5)
-    assert effective("llama.cpp", keys | {"-c": 8192}).inv_freq[0] == pytest.approx(1.0)
+    assert emulate("llama.cpp", keys).inv_freq[0] == pytest.approx(0.5)
+    assert emulate("llama.cpp", keys | {"-c": 8192}).inv_freq[0] == pytest.approx(1.0)
 
 
 def test_legacy_scale_is_linear_and_the_context_caps() -> None:
-    found = effective("llama.cpp", gguf(rope__scale_linear=2.0) | {"-c": 65536})
+    found = emulate("llama.cpp", gguf(rope__scale_linear=2.0) | {"-c": 65536})
     close(found.inv_freq, [1e5 ** (-i / 32) / 2 for i in range(32)], 1e-9)
-    assert (found.length, found.traps) == (32768, ("context cap",))
+    assert (found.length, found.issues) == (32768, ("context cap",))
 
 
 def test_ollama_takes_num_ctx_and_no_flags() -> None:
     keys = gguf(**YARNED) | {"--rope-freq-base": 9e9}
-    found = effective("ollama", keys | {"num_ctx": 16384})
+    found = emulate("ollama", keys | {"num_ctx": 16384})
     close(found.inv_freq, [rope_yarn(i, 1e5, 0.25, 8192) for i in range(32)], 1e-9)
-    assert (found.length, found.traps) == (16384, ())
-    assert effective("ollama", keys).traps == ("context of its own",)
+    assert (found.length, found.issues) == (16384, ())
+    assert emulate("ollama", keys).issues == ("context of its own",)
 
 
 @pytest.mark.parametrize("own", [YARN, LLAMA3, LONGROPE])
 def test_as_the_converter_writes_a_config(own: dict[str, Any]) -> None:
-    found, meant = effective("llama.cpp", both(own)), effective("transformers", both(own))
+    found, meant = emulate("llama.cpp", both(own)), emulate("transformers", both(own))
     close(found.inv_freq, list(meant.inv_freq), 1e-9)
     assert found.attention == pytest.approx(meant.attention)
 
 
 def test_transformers_drops_the_scaling_of_a_gguf_file() -> None:
-    found = effective("transformers", gguf(**YARNED))
+    found = emulate("transformers", gguf(**YARNED))
     close(found.inv_freq, [1e5 ** (-i / 32) for i in range(32)], 1e-9)
-    assert (found.attention, found.traps) == (1.0, ("scaling dropped",))
+    assert (found.attention, found.issues) == (1.0, ("scaling dropped",))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from longitude.core.scheme import Scheme
+from longitude.runtimes import runtimes, select
+from longitude.runtimes.effective import Effective, emulated
+from longitude.runtimes.export import ExportRequest
+from longitude.runtimes.lint import LintResult, lint_settings
 
 SIZES = {
     "model_type": "llama",
@@ -48,3 +55,20 @@ def gguf(arch: str = "llama", **own: Any) -> dict[str, Any]:
     sizes = {"embedding_length": 256, "attention.head_count": 4, "context_length": 32768}
     named = {**sizes, "rope.freq_base": 1e5} | {k.replace("__", "."): v for k, v in own.items()}
     return {"general.architecture": arch} | {f"{arch}.{k}": v for k, v in named.items()}
+
+
+def emulate(name: str, config: Mapping[str, Any], version: str | None = None) -> Effective:
+    """What a runtime computes, by its name."""
+    return emulated(runtimes()[name], config, version)
+
+
+def request(name: str, scheme: str, version: str | None = None) -> ExportRequest:
+    """A scheme for a runtime, by its name."""
+    return ExportRequest(runtimes()[name], scheme, version)
+
+
+def lint(
+    settings: Mapping[str, Any], names: Sequence[str] = (), scheme: Scheme | None = None
+) -> LintResult:
+    """What runtimes make of settings, by their names."""
+    return lint_settings(settings, select(",".join(names)) if names else (), scheme)

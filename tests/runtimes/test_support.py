@@ -8,13 +8,16 @@ from longitude import parse
 from longitude.core.scheme import Scheme
 from longitude.parts import Rope
 from longitude.presets import PRESETS
-from longitude.runtimes.checkpoint import opened
-from longitude.runtimes.export import Wish, exports
-from longitude.runtimes.support import RUNTIMES, serves
+from longitude.runtimes import recommended
+from longitude.runtimes.checkpoint import open_checkpoint
+from longitude.runtimes.export import exports
+from longitude.runtimes.target import supporting
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
+from tests.runtimes.configs import request
 
 NONE: tuple[str, ...] = ()
+RUNTIMES = tuple(runtime.name for runtime in recommended())
 CHECKPOINTS = ("transformers", "vllm", "sglang")
 PAIRS = [1.0 + i / 8 for i in range(8)]
 
@@ -62,45 +65,47 @@ def llama_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("text", "runtimes"), TABLE)
 def test_a_rotation(text: str, runtimes: tuple[str, ...]) -> None:
-    assert serves(parse(text), parse("rope(base=500)")) == runtimes
+    assert supporting(parse(text), parse("rope(base=500)")) == runtimes
 
 
 @pytest.mark.parametrize("text", SCHEMES)
 def test_what_is_said_to_be_served_can_be_exported(text: str, llama_file: Path) -> None:
-    said = serves(parse(text), parse("rope(base=500)"))
+    said = supporting(parse(text), parse("rope(base=500)"))
     for runtime in CHECKPOINTS:
-        (done,) = exports(opened(str(llama_file.parent)), [Wish(runtime, text)], 1024)
-        stock = done.spelling is not None and LOADED_BY_US not in done.spelling.text
+        (done,) = exports(open_checkpoint(str(llama_file.parent)), [request(runtime, text)], 1024)
+        stock = done.settings is not None and LOADED_BY_US not in done.settings.text
         dynamic = runtime == "transformers" and "dynamic_ntk" in text
         assert stock or dynamic if runtime in said else not stock, done.refused
-    found = exports(opened(str(llama_file)), [Wish("gguf", text)], 1024)
-    assert (found[0].spelling is not None) == ("llama.cpp" in said), found[0].refused
+    found = exports(open_checkpoint(str(llama_file)), [request("gguf", text)], 1024)
+    assert (found[0].settings is not None) == ("llama.cpp" in said), found[0].refused
 
 
 @pytest.mark.parametrize("text", ["alibi_interpolated(4)", "ntk_alibi(4)", "alibi() + window(64)"])
 def test_other_slopes_have_no_settings(text: str) -> None:
-    assert serves(parse(text), parse("alibi()")) == NONE
-    assert serves(parse("alibi()"), parse("alibi()")) == RUNTIMES
+    assert supporting(parse(text), parse("alibi()")) == NONE
+    assert supporting(parse("alibi()"), parse("alibi()")) == RUNTIMES
 
 
 @pytest.mark.parametrize(
     "text", ["hierarchical(256)", "learned_tiled(256)", "learned_interpolated(256, 4)"]
 )
 def test_a_table_can_be_written_out_longer(text: str) -> None:
-    assert serves(parse(text), parse("learned(256)")) == CHECKPOINTS
-    assert serves(parse(f"{text} + logn(256)"), parse("learned(256)")) == NONE
-    assert serves(parse(text), parse("rope()")) == NONE
+    assert supporting(parse(text), parse("learned(256)")) == CHECKPOINTS
+    assert supporting(parse(f"{text} + logn(256)"), parse("learned(256)")) == NONE
+    assert supporting(parse(text), parse("rope()")) == NONE
 
 
 def test_kinds_of_layers_have_their_own_settings_but_equal_layers_have_not() -> None:
     own = parse("layers(rope() + window(16), rope(base=1000000))")
     far = "rope(base=1000000, frequencies=linear(8))"
-    assert serves(parse(f"layers(rope() + window(16), {far})"), own) == RUNTIMES
+    assert supporting(parse(f"layers(rope() + window(16), {far})"), own) == RUNTIMES
     dynamic = "rope(base=1000000, frequencies=dynamic_ntk(256))"
-    assert serves(parse(f"layers(rope() + window(16), {dynamic})"), own) == ("transformers",)
-    assert serves(parse(f"layers(rope(), {far})"), own) == NONE
-    assert serves(parse(f"layers(rope(base=1000000), {far})"), parse("rope(base=1000000)")) == NONE
-    assert serves(parse("rope(base=7)"), parse("rope(base=7)")) == RUNTIMES
+    assert supporting(parse(f"layers(rope() + window(16), {dynamic})"), own) == ("transformers",)
+    assert supporting(parse(f"layers(rope(), {far})"), own) == NONE
+    assert (
+        supporting(parse(f"layers(rope(base=1000000), {far})"), parse("rope(base=1000000)")) == NONE
+    )
+    assert supporting(parse("rope(base=7)"), parse("rope(base=7)")) == RUNTIMES
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -109,5 +114,10 @@ def test_every_preset_is_served_as_a_models_own(name: str) -> None:
         scheme = PRESETS[name]((1.0,) * 8, (4.0,) * 8)
     else:
         scheme = PRESETS[name]()
-    assert serves(scheme, scheme) == RUNTIMES
-    assert serves(scheme, Scheme.of(Rope(base=3))) in (NONE, CHECKPOINTS, RUNTIMES, RUNTIMES[:1])
+    assert supporting(scheme, scheme) == RUNTIMES
+    assert supporting(scheme, Scheme.of(Rope(base=3))) in (
+        NONE,
+        CHECKPOINTS,
+        RUNTIMES,
+        RUNTIMES[:1],
+    )

@@ -98,7 +98,7 @@ def test_without_the_kernels_copy_the_bytes_are_the_same(
         raise OSError(errno.EXDEV, "no")
 
     monkeypatch.setattr(os, "copy_file_range", unable, raising=False)
-    monkeypatch.setattr(sys.modules["longitude.runtimes.gguf_writer"], "PIECE", 1000)
+    monkeypatch.setattr(sys.modules["longitude.runtimes.gguf_writer"], "CHUNK", 1000)
     rewrite(read_layout(source), tmp_path / "b.gguf", {"x": 1}, {})
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 

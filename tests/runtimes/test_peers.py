@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from longitude.runtimes.emulate import effective
-from tests.runtimes.effective.configs import DYNAMIC, LINEAR, LLAMA3, LONGROPE, ORIGINAL, YARN, both
+from tests.runtimes.configs import DYNAMIC, LINEAR, LLAMA3, LONGROPE, ORIGINAL, YARN, both, emulate
 from tests.runtimes.peers import attributes, close, function, loaded, turned, unpacked
 
 LENGTH = "max_position_embeddings"
@@ -57,7 +56,7 @@ def _table(rope: Any, long: bool, original: int) -> torch.Tensor:
 @cases
 def test_vllm(name: str, wheels: Any) -> None:
     config, place = CASES[name], "vllm.model_executor.layers.rotary_embedding"
-    found, own = effective("vllm", config), config["rope_parameters"]
+    found, own = emulate("vllm", config), config["rope_parameters"]
     folder = wheels("vllm-0.32")
     asked = SimpleNamespace(model_config=SimpleNamespace(max_model_len=found.length))
     with loaded("vllm", folder, place, place) as module:
@@ -84,7 +83,7 @@ def test_vllm_stops_at_whole_numbers(wheels: Any) -> None:
     place, own = "vllm.model_executor.layers.rotary_embedding", {**LINEAR, "factor": 4}
     with loaded("vllm", wheels("vllm-0.32"), place, place) as module, pytest.raises(TypeError):
         module.get_rope(64, 2048, True, own, torch.float32)
-    assert effective("vllm", both(own, 2048)).traps[-1] == "whole number"
+    assert emulate("vllm", both(own, 2048)).issues[-1] == "whole number"
 
 
 @cases
@@ -93,7 +92,7 @@ def test_sglang(name: str, wheels: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
     config, place = CASES[name], "sglang.srt.layers.rotary_embedding"
     own, folder = config["rope_parameters"], wheels("sglang")
-    found = effective("sglang", config)
+    found = emulate("sglang", config)
     with loaded("sglang", folder, f"{place}.factory", place) as module:
         rope = module.get_rope(64, 64, config[LENGTH], own["rope_theta"], True, own, torch.float32)
         frequencies, gain = turned(_table(rope, found.length > 8192, 8192))
@@ -108,7 +107,7 @@ def test_sglang(name: str, wheels: Any, monkeypatch: pytest.MonkeyPatch) -> None
 def test_exllamav3(name: str, wheels: Any) -> None:
     config = CASES[name]
     own = config["rope_parameters"]
-    found = effective("exllama", config)
+    found = emulate("exllama", config)
     with loaded("exllamav3", wheels("exllamav3"), "exllamav3.util.rope") as module:
         settings = module.RopeSettings(
             head_dim=64,
@@ -129,7 +128,7 @@ def test_exllamav3(name: str, wheels: Any) -> None:
 @cases
 def test_transformers_4(name: str, version: str, wheels: Any) -> None:
     config = CASES[name]
-    found, place = effective("transformers", config, version), "transformers.modeling_rope_utils"
+    found, place = emulate("transformers", config, version), "transformers.modeling_rope_utils"
     with loaded("transformers", wheels(f"transformers-{version}"), place) as module:
         vars(module)["torch"] = torch  # which it imports only where its package says so
         held = attributes({k: v for k, v in config.items() if k != "rope_parameters"})

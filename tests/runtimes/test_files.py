@@ -15,10 +15,11 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.faults import faults
 from longitude.parts import LongRope
-from longitude.runtimes.checkpoint import opened
-from longitude.runtimes.export import Wish, exports
-from longitude.runtimes.files import located, write
+from longitude.runtimes.checkpoint import open_checkpoint
+from longitude.runtimes.export import exports
+from longitude.runtimes.files import Files
 from tests.hf.gguf_files import write_gguf
+from tests.runtimes.configs import request
 
 FACTORS = tuple(1 + i / 4 for i in range(16))
 STATED = [
@@ -35,10 +36,10 @@ STATED = [
 
 
 def made(text: str, out: Path, source: str = "tiny-rope", **options: Any) -> list[Path]:
-    place = opened(source)
-    done = located(place, exports(place, [Wish("transformers", text)], 1024), out, 1024)
+    place = open_checkpoint(source)
+    done = exports(place, [request("transformers", text)], 1024)
     assert done[0].refused is None
-    return write(place, done, out, 1024, **options)
+    return Files(place, done, out, 1024, **options).located().write()
 
 
 def rotary(folder: Path) -> Any:
@@ -85,9 +86,9 @@ def test_a_folder_is_whole(tmp_path: Path) -> None:
 
 
 def test_another_length_than_the_factors_is_told_of() -> None:
-    place = opened("tiny-rope")
+    place = open_checkpoint("tiny-rope")
     new, old = (
-        exports(place, [Wish("transformers", STATED[4], version)], 2048)[0].spelling
+        exports(place, [request("transformers", STATED[4], version)], 2048)[0].settings
         for version in (None, "4.51.3")
     )
     assert new and new.config
@@ -147,13 +148,14 @@ def test_a_gguf_file_becomes_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_longer_table_is_written_into_the_weights(tmp_path: Path) -> None:
-    place, text = opened("tiny-learned"), "hierarchical(256)"
-    wishes = [Wish(name, text) for name in ("transformers", "vllm", "sglang", "mlx")]
-    done = located(place, exports(place, wishes, 1024), tmp_path, 1024)
+    place, text = open_checkpoint("tiny-learned"), "hierarchical(256)"
+    requests = [request(name, text) for name in ("transformers", "vllm", "sglang", "mlx")]
+    files = Files(place, exports(place, requests, 1024), tmp_path, 1024).located()
+    done = files.exports
     assert [one.refused is None for one in done] == [True, True, True, False]
-    assert done[1].spelling
-    assert done[1].spelling.text.startswith(f"vllm serve {tmp_path / 'transformers'} --max-model-")
-    assert write(place, done, tmp_path, 1024) == [tmp_path / "transformers"]
+    assert done[1].settings
+    assert done[1].settings.text.startswith(f"vllm serve {tmp_path / 'transformers'} --max-model-")
+    assert files.write() == [tmp_path / "transformers"]
     stock: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "transformers")
     model, _ = lh.load("tiny-learned", quiet=True)
     ids = torch.randint(256, (1, 900), generator=torch.Generator().manual_seed(0))
@@ -184,7 +186,7 @@ def test_a_kill_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def stop(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr("longitude.runtimes.folder._settings", stop)
+    monkeypatch.setattr(Files, "write_settings", stop)
     before = (out / "config.json").read_text()
     with pytest.raises(Killed):
         made(STATED[1], out)

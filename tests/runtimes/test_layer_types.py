@@ -13,10 +13,10 @@ import longitude.hf as lh
 from longitude.core.validate import UserError
 from longitude.hf.rope_config import read
 from longitude.parts import Yarn
-from longitude.runtimes.checkpoint import opened
-from longitude.runtimes.emulate import effective
-from longitude.runtimes.export import Wish, exports
-from longitude.runtimes.files import located, write
+from longitude.runtimes.checkpoint import open_checkpoint
+from longitude.runtimes.export import exports
+from longitude.runtimes.files import Files
+from tests.runtimes.configs import emulate, request
 
 TYPES = ["sliding_attention", "sliding_attention", "full_attention"]
 YARN = "rope(frequencies=yarn(4, original=256))"
@@ -44,10 +44,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def made(folder: Path, text: str, out: Path) -> Any:
-    place = opened(str(folder))
-    done = located(place, exports(place, [Wish("transformers", text)], 1024), out, 1024)
+    place = open_checkpoint(str(folder))
+    done = exports(place, [request("transformers", text)], 1024)
     assert done[0].refused is None
-    write(place, done, out, 1024)
+    Files(place, done, out, 1024).located().write()
     model: Any = AutoModelForCausalLM.from_pretrained(out)
     return model.eval()
 
@@ -77,7 +77,7 @@ def test_layers_that_are_not_asked_for_keep_their_own(folder: Path, tmp_path: Pa
 def test_version_4_reads_the_full_layers(folder: Path, tmp_path: Path) -> None:
     made(folder, FULL_ALONE, tmp_path / "f")
     raw = json.loads((tmp_path / "f/config.json").read_text())
-    four, five = (effective("transformers", raw, v) for v in ("4.57.6", None))
+    four, five = (emulate("transformers", raw, v) for v in ("4.57.6", None))
     assert four.inv_freq == pytest.approx(five.inv_freq)
     assert four.attention == pytest.approx(five.attention)
     local = raw["rope_parameters"]["sliding_attention"]["rope_theta"]
@@ -85,10 +85,10 @@ def test_version_4_reads_the_full_layers(folder: Path, tmp_path: Path) -> None:
 
 
 def test_vllm_is_told_every_type(folder: Path) -> None:
-    place = opened(str(folder))
-    (done,) = exports(place, [Wish("vllm", FULL_ALONE)], 1024)
-    assert done.spelling
-    told = json.loads(next(w for w in shlex.split(done.spelling.text) if w.startswith("{")))
+    place = open_checkpoint(str(folder))
+    (done,) = exports(place, [request("vllm", FULL_ALONE)], 1024)
+    assert done.settings
+    told = json.loads(next(w for w in shlex.split(done.settings.text) if w.startswith("{")))
     assert {k: v["rope_type"] for k, v in told["rope_parameters"].items()} == {
         "full_attention": "yarn",
         "sliding_attention": "default",
@@ -96,11 +96,15 @@ def test_vllm_is_told_every_type(folder: Path) -> None:
 
 
 def test_refusals(folder: Path) -> None:
-    place = opened(str(folder))
-    wishes = [Wish("vllm", YARN), Wish("sglang", FULL_ALONE), Wish("vllm", FULL_ALONE, "0.11.0")]
-    others, sglang, old = (one.refused for one in exports(place, wishes, 1024))
-    assert others and "turns others anew as well" in others
-    assert sglang and "types of layers turn differently" in sglang
+    place = open_checkpoint(str(folder))
+    requests = [
+        request("vllm", YARN),
+        request("sglang", FULL_ALONE),
+        request("vllm", FULL_ALONE, "0.11.0"),
+    ]
+    others, sglang, old = (one.refused for one in exports(place, requests, 1024))
+    assert others and "changes others as well" in others
+    assert sglang and "types of layers rotate differently" in sglang
     assert old and "use 0.12 or newer" in old
-    with pytest.raises(UserError, match="tells them apart"):
-        place.asked(f"layers({YARN}, rope(), rope())")
+    with pytest.raises(UserError, match="gives them different ones"):
+        place.resolve(f"layers({YARN}, rope(), rope())")

@@ -11,8 +11,8 @@ from longitude import UserError, parse
 from longitude.hf import load
 from longitude.hf.gguf_reader import Header, read_header
 from longitude.runtimes.gguf import export_gguf
-from longitude.runtimes.gguf_writer import Settings, settings
-from longitude.runtimes.target import Wanted, wanted
+from longitude.runtimes.gguf_writer import Changes, changes
+from longitude.runtimes.target import Target, make_target
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
 
@@ -34,8 +34,8 @@ SCHEMES = {
 }
 
 
-def asked(frequencies: str, base: float = 5e4, target: int = 256) -> Wanted:
-    return wanted(parse(f"rope(base={base}, frequencies={frequencies})"), CONFIG, target)
+def asked(frequencies: str, base: float = 5e4, target: int = 256) -> Target:
+    return make_target(parse(f"rope(base={base}, frequencies={frequencies})"), CONFIG, target)
 
 
 def header(keys: dict[str, Any] | None = None, arch: str = "llama", **divisors: Any) -> Header:
@@ -68,12 +68,12 @@ def llama_cpp(held: dict[str, Any], arch: str = "llama") -> tuple[list[float], f
     return found, gain * (1 + 0.1 * math.log(factor)) if kind == "yarn" else gain
 
 
-def agree(found: Settings, on: Header, want: Wanted, arch: str = "llama") -> None:
-    held = found.on(on)
+def agree(found: Changes, on: Header, want: Target, arch: str = "llama") -> None:
+    held = found.applied(on)
     rates, gain = llama_cpp(held, arch)
     assert rates == pytest.approx(want.inv_freq, rel=1e-6)
     assert gain == pytest.approx(want.attention, rel=1e-6)
-    assert held[f"{arch}.context_length"] == want.target
+    assert held[f"{arch}.context_length"] == want.length
 
 
 DIRTY = {
@@ -92,33 +92,33 @@ def test_llama_cpp_computes_the_scheme(text: str) -> None:
     want = asked(text)
     factors = {f"rope_factors_{n}": [2.0] * HALF for n in ("long", "short")}
     for on in (header(), header(DIRTY), header(rope_freqs=[8.0] * HALF), header(**factors)):
-        found = settings(on, want)
+        found = changes(on, want)
         agree(found, on, want)
-        assert not any("yarn_" in name for name in found.on(on))
+        assert not any("yarn_" in name for name in found.applied(on))
         assert set(on.divisors) <= set(found.tensors)  # whatever was there says the scheme now
-    assert settings(header(DIRTY), want).on(header(DIRTY))["llama.rope.scaling.finetuned"]
+    assert changes(header(DIRTY), want).applied(header(DIRTY))["llama.rope.scaling.finetuned"]
 
 
 def test_names_where_llama_cpp_has_them() -> None:
     kinds = {
-        name: settings(header(), asked(text)).keys["llama.rope.scaling.type"]
+        name: changes(header(), asked(text)).keys["llama.rope.scaling.type"]
         for name, text in SCHEMES.items()
     }
     assert kinds["linear"] == "linear" and kinds["yarn"] == kinds["gain"] == "yarn"
     assert {kinds[n] for n in ("none", "base", "betas", "ends", "llama3", "parts")} == {"none"}
     for name in ("none", "linear", "base", "yarn", "gain"):
-        assert not settings(header(), asked(SCHEMES[name])).tensors
+        assert not changes(header(), asked(SCHEMES[name])).tensors
 
 
 def test_who_does_not_know_the_tensor_is_refused_or_has_others() -> None:
     for arch in ("qwen2", "qwen3", "gemma3", "unheard-of"):
         for name in ("none", "linear", "base", "yarn", "gain"):
             want, on = asked(SCHEMES[name]), header(arch=arch)
-            agree(settings(on, want), on, want, arch)
+            agree(changes(on, want), on, want, arch)
         with pytest.raises(UserError, match=rf"'{arch}'.*nearest it can serve is yarn\(4, "):
-            settings(header(arch=arch), asked(SCHEMES["betas"]))
+            changes(header(arch=arch), asked(SCHEMES["betas"]))
     want, on = asked(SCHEMES["betas"]), header(arch="phi3")
-    found = settings(on, want)
+    found = changes(on, want)
     agree(found, on, want, "phi3")
     assert set(found.tensors) == {"rope_factors_long.weight", "rope_factors_short.weight"}
 
@@ -126,20 +126,20 @@ def test_who_does_not_know_the_tensor_is_refused_or_has_others() -> None:
 @pytest.mark.parametrize(
     "on, text, told",
     [
-        (header(), "proportional(0.5)", "stand still"),
+        (header(), "proportional(0.5)", "the frequency 0"),
         (header({"rope.scaling.yarn_log_multiplier": 0.1}), "linear(2)", "yarn_log_multiplier"),
     ],
 )
 def test_what_has_no_settings_is_refused(on: Header, text: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        settings(on, asked(text))
+        changes(on, asked(text))
 
 
 def test_one_of_several_files_is_refused() -> None:
     on = header()
     on.keys["split.count"] = 3
     with pytest.raises(UserError, match="llama-gguf-split"):
-        settings(on, asked("linear(2)"))
+        changes(on, asked("linear(2)"))
 
 
 @pytest.mark.parametrize("text", SCHEMES.values(), ids=SCHEMES)
@@ -156,4 +156,4 @@ def test_transformers_reads_the_file_back(tmp_path: Path, text: str) -> None:
     )
     assert rotary.attention_scaling == pytest.approx(want.attention, rel=1e-6)
     found = read_header(tmp_path / "out.gguf")
-    agree(Settings({}), Header(found.path, found.keys, found.divisors), want)
+    agree(Changes({}), Header(found.path, found.keys, found.divisors), want)

@@ -10,8 +10,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from longitude.runtimes.emulate import effective
-from tests.runtimes.effective.configs import (
+from tests.runtimes.configs import (
     DYNAMIC,
     LINEAR,
     LLAMA3,
@@ -20,6 +19,7 @@ from tests.runtimes.effective.configs import (
     SIZES,
     YARN,
     both,
+    emulate,
     five,
     four,
 )
@@ -57,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_as_transformers_itself(name: str) -> None:
-    found = effective("transformers", CASES[name])
+    found = emulate("transformers", CASES[name])
     config: Any = AutoConfig.for_model(**deepcopy(CASES[name]))
     kind = config.rope_parameters["rope_type"]
     if kind == "default":
@@ -71,8 +71,8 @@ def test_as_transformers_itself(name: str) -> None:
 
 def test_overrides_without_theta_do_not_start() -> None:
     own = {k: v for k, v in YARN.items() if k != "rope_theta"}
-    found = effective("transformers", {**five(YARN), "from_pretrained": {"rope_scaling": own}})
-    assert not found.starts and found.traps == ("no theta",)
+    found = emulate("transformers", {**five(YARN), "from_pretrained": {"rope_scaling": own}})
+    assert not found.starts and found.issues == ("no theta",)
     config: Any = AutoConfig.for_model(**deepcopy(five(YARN)))
     config.rope_parameters = dict(own)
     config.standardize_rope_params()
@@ -82,6 +82,6 @@ def test_overrides_without_theta_do_not_start() -> None:
 
 def test_a_theta_beside_the_dictionary_is_not_read() -> None:
     told = {**five(YARN), "from_pretrained": {"rope_theta": 9e9}}
-    found = effective("transformers", told)
-    assert found.inv_freq == effective("transformers", five(YARN)).inv_freq
-    assert found.traps == ("theta beside",)
+    found = emulate("transformers", told)
+    assert found.inv_freq == emulate("transformers", five(YARN)).inv_freq
+    assert found.issues == ("theta beside",)

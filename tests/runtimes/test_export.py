@@ -18,10 +18,11 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.gguf_reader import Header
 from longitude.parts import ByParts, Linear, Llama3, Ntk, NtkMixed, Rope, Unscaled, Yarn
-from longitude.runtimes.emulate import effective
-from longitude.runtimes.settings import TOKENIZER, Model
-from longitude.runtimes.target import Wanted, wanted
-from longitude.runtimes.write import RUNTIMES, spell
+from longitude.runtimes import Settings, runtimes
+from longitude.runtimes.checkpoint import TOKENIZER, Model
+from longitude.runtimes.export import write
+from longitude.runtimes.target import Target, make_target
+from tests.runtimes.configs import emulate
 
 CONFIG = {
     "model_type": "llama",
@@ -87,11 +88,12 @@ def read_back(runtime: str, text: str, held: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(held))
 
 
-def agrees(runtime: str, text: str, held: Any, w: Wanted, version: str | None = None) -> None:
-    found = effective(runtime, read_back(runtime, text, held), version)
+def agrees(runtime: str, given: Settings, w: Target, version: str | None = None) -> None:
+    text = given.text.replace("{target}", str(w.length)).replace("{folder}", "some/model")
+    found = emulate(runtime, read_back(runtime, text, dict(given.entries)), version)
     assert found.inv_freq == pytest.approx(w.inv_freq, rel=1e-6)
     assert found.attention == pytest.approx(w.attention, rel=1e-6)
-    assert found.length >= w.target
+    assert found.length >= w.length
 
 
 factors = st.floats(1.25, 16)
@@ -115,19 +117,19 @@ kinds = st.one_of(
 )
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", list(runtimes()))
 @settings(max_examples=8, deadline=None)
 @given(base=bases, kind=kinds, times=st.sampled_from([2, 4, 8]))
 def test_what_is_typed_is_the_scheme(runtime: str, base: float, kind: Any, times: int) -> None:
-    w = wanted(Scheme.of(Rope(base, frequencies=kind)), CONFIG, 512 * times)
+    w = make_target(Scheme.of(Rope(base, frequencies=kind)), CONFIG, 512 * times)
     try:
-        spelling = spell(runtime, w, model())
+        found = write(runtimes()[runtime], w, model())
     except UserError as mistake:
         near = re.search(r"the nearest it can serve is (rope\(.*?)(, which is|\.$)", str(mistake))
         assert near, mistake
-        w = wanted(parse(near[1]), CONFIG, 512 * times)
-        spelling = spell(runtime, w, model())
-    agrees(runtime, spelling.text, spelling.settings, w)
+        w = make_target(parse(near[1]), CONFIG, 512 * times)
+        found = write(runtimes()[runtime], w, model())
+    agrees(runtime, found, w)
 
 
 MANY = ("transformers", "vllm", "sglang", "gguf", "ollama", "axolotl", "mlx", "exllama")
@@ -135,47 +137,46 @@ MANY = ("transformers", "vllm", "sglang", "gguf", "ollama", "axolotl", "mlx", "e
 
 @pytest.mark.parametrize("runtime", MANY)
 def test_any_fixed_frequencies_can_be_told(runtime: str) -> None:
-    w = wanted(parse("rope(frequencies=by_parts(4, original=512))"), CONFIG, 2048)
-    spelling = spell(runtime, w, model())
-    agrees(runtime, spelling.text, spelling.settings, w)
+    w = make_target(parse("rope(frequencies=by_parts(4, original=512))"), CONFIG, 2048)
+    found = write(runtimes()[runtime], w, model())
+    agrees(runtime, found, w)
 
 
 def test_the_words_of_a_version() -> None:
     text = "rope(frequencies=yarn(4, original=512, attention_factor=1.0))"
-    w = wanted(parse(text), CONFIG, 2048)
+    w = make_target(parse(text), CONFIG, 2048)
     for version in ("0.11.0", "0.28.0", "0.32.0"):
-        spelling = spell("vllm", w, model(), version)
-        agrees("vllm", spelling.text, spelling.settings, w, version)
-        assert ("rope_parameters" in spelling.text) == (version != "0.11.0")
+        found = write(runtimes()["vllm"], w, model(), version)
+        agrees("vllm", found, w, version)
+        assert ("rope_parameters" in found.text) == (version != "0.11.0")
     with pytest.raises(UserError, match=r"vLLM 0\.5\.0 .* use 0\.6\.4 or newer"):
-        spell("vllm", w, model(), "0.5.0")
+        write(runtimes()["vllm"], w, model(), "0.5.0")
 
 
 def test_numbers_are_floats_and_the_base_is_always_there() -> None:
-    w = wanted(parse("rope(frequencies=linear(4))"), CONFIG, 2048)
-    for runtime in ("vllm", "sglang"):
-        told = next(w for w in shlex.split(spell(runtime, w, model()).text) if w.startswith("{"))
-        rope = next(v for v in json.loads(told).values() if isinstance(v, dict))
+    w = make_target(parse("rope(frequencies=linear(4))"), CONFIG, 2048)
+    for name in ("vllm", "sglang"):
+        runtime = runtimes()[name]
+        given = write(runtime, w, model()).entries[runtime.overrides]
+        rope = next(v for v in given.values() if isinstance(v, dict))
         assert isinstance(rope["factor"], float)
         assert rope["rope_theta"] == 10000.0
-        assert json.loads(told)["max_position_embeddings"] == 512  # times the factor, there
+        assert given["max_position_embeddings"] == 512  # times the factor, there
 
 
 def test_refusals_name_what_comes_near() -> None:
-    w = wanted(parse("rope(frequencies=yarn(4, original=512))"), CONFIG, 2048)
+    w = make_target(parse("rope(frequencies=yarn(4, original=512))"), CONFIG, 2048)
     with pytest.raises(UserError, match=r"torchtitan 0\.3 .*attention_factor=1"):
-        spell("torchtitan", w, model())
+        write(runtimes()["torchtitan"], w, model())
     with pytest.raises(UserError, match=r"Ollama serves a GGUF file, but got 'some/model'"):
-        spell("ollama", w, Model("some/model", CONFIG))
-    with pytest.raises(UserError, match="no runtime is called 'vlm'"):
-        spell("vlm", w, model())
+        write(runtimes()["ollama"], w, Model("some/model", CONFIG))
 
 
 def test_text_inside_a_larger_model() -> None:
     config = {"model_type": "some_vlm", "text_config": CONFIG}
-    w = wanted(parse("rope(frequencies=yarn(4, original=512))"), config, 2048)
+    w = make_target(parse("rope(frequencies=yarn(4, original=512))"), config, 2048)
     one = Model("some/model", config)
-    assert list(spell("vllm", w, one).settings["--hf-overrides"]) == ["text_config"]
-    written = spell("transformers", w, one).config
+    assert list(write(runtimes()["vllm"], w, one).entries["--hf-overrides"]) == ["text_config"]
+    written = write(runtimes()["transformers"], w, one).config
     assert written and set(written) == {"model_type", "text_config"}
     assert written["text_config"]["rope_scaling"] == written["text_config"]["rope_parameters"]

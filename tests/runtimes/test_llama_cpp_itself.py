@@ -14,8 +14,8 @@ import torch
 
 from longitude.hf.gguf_reader import read_header
 from longitude.runtimes import llama_cpp, verify
-from longitude.runtimes.emulate import effective
 from tests.hf.gguf_files import write_gguf
+from tests.runtimes.configs import emulate
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTH = 200
@@ -77,10 +77,10 @@ def test_as_llama_cpp_itself(name: str, model: Any, tmp_path: Path) -> None:
     held = {**header.keys, **header.divisors}
     ids = torch.randint(3, 259, (LENGTH,), generator=torch.Generator().manual_seed(1))
     theirs = dict(_asked(file, ids.tolist()))
-    ours = _log_probabilities(model, ids, effective("llama.cpp", {**held, "-c": LENGTH + 8}))
+    ours = _log_probabilities(model, ids, emulate("llama.cpp", {**held, "-c": LENGTH + 8}))
     assert max(abs(ours[t] - said) for t, said in theirs.items()) < 0.02
     if "dead" in name:  # were the keys heeded, it would show
-        other = _log_probabilities(model, ids, llama_cpp.stated(held))
+        other = _log_probabilities(model, ids, llama_cpp.from_keys(held, literal=True))
         assert max(abs(other[t] - said) for t, said in theirs.items()) > 0.05
 
 
@@ -90,7 +90,7 @@ def test_a_tensor_that_is_not_asked_for_stops_it(model: Any, tmp_path: Path) -> 
     with pytest.raises(subprocess.CalledProcessError):
         _asked(file, [3, 4, 5] * 70)
     header = read_header(file)
-    assert not effective("llama.cpp", {**header.keys, **header.divisors}).starts
+    assert not emulate("llama.cpp", {**header.keys, **header.divisors}).starts
 
 
 def _asked(file: Path, ids: list[int]) -> list[tuple[int, float]]:

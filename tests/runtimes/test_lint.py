@@ -1,4 +1,4 @@
-"""Every trap that is known of runtimes, as settings that lint catches."""
+"""Every known issue of runtimes, as settings that lint catches."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ import pytest
 from longitude import parse
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.runtimes.diff import difference
-from longitude.runtimes.emulate import COMPUTES
-from longitude.runtimes.issues import TRAPS
-from longitude.runtimes.lint import known, lint, settings_of
-from tests.runtimes.effective.configs import (
+from longitude.runtimes import runtimes, select
+from longitude.runtimes.effective import SHARED_ISSUES, difference
+from longitude.runtimes.lint import explain, read_settings
+from tests.runtimes.configs import (
     DYNAMIC,
     LINEAR,
     LLAMA3,
     LONGROPE,
     ORIGINAL,
     RISING,
-    SIZES,
     YARN,
     both,
     five,
     gguf,
+    lint,
 )
 
 THETALESS = {k: v for k, v in YARN.items() if k != "rope_theta"}
@@ -101,10 +100,10 @@ CAUGHT: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_caught(name: str) -> None:
-    runtime, settings, trap = CAUGHT[name]
+    runtime, settings, issue = CAUGHT[name]
     found = lint(settings, [runtime])
     assert not found.same
-    assert trap in [t.name for t in found.rows[0].apart.traps]
+    assert issue in [t.name for t in found.rows[0].issues]
 
 
 NOTED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -117,9 +116,9 @@ NOTED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", NOTED)
 def test_noted(name: str) -> None:
-    runtime, settings, trap = NOTED[name]
+    runtime, settings, issue = NOTED[name]
     found = lint(settings, [runtime])
-    assert found.same and trap in [t.name for t in found.rows[0].apart.notes]
+    assert found.same and issue in [t.name for t in found.rows[0].notes]
 
 
 def test_static_scaling_is_noted_once() -> None:
@@ -147,7 +146,7 @@ RIGHT = [both(YARN), both(LLAMA3), both({"rope_type": "default", "rope_theta": 4
 @pytest.mark.parametrize("settings", RIGHT, ids=["yarn", "llama3", "base", "longrope"])
 def test_what_every_runtime_reads_alike_has_no_traps(settings: dict[str, Any]) -> None:
     found = lint(settings)
-    assert found.same, [(r.runtime, r.apart) for r in found.rows if not r.apart.same]
+    assert found.same, [(r.runtime, r.difference) for r in found.rows if not r.same]
 
 
 def test_overrides_that_are_whole_are_right() -> None:
@@ -161,40 +160,44 @@ def test_against_a_scheme() -> None:
     assert lint(both(YARN), scheme=asked).same
     assert lint(gguf(**SCALED), ["llama.cpp"], asked).same
     other = lint(both(OWN_FACTOR), ["transformers"], asked)
-    assert other.rows[0].apart.attention == pytest.approx(1.3 / 1.1386294361 - 1)
-    assert [t.name for t in other.rows[0].apart.traps] == ["other attention"]
+    assert other.rows[0].difference.attention == pytest.approx(1.3 / 1.1386294361 - 1)
+    assert [t.name for t in other.rows[0].issues] == ["other attention"]
 
 
-def test_a_difference_that_nothing_explains_is_told_all_the_same() -> None:
+def test_a_difference_without_a_known_issue_is_reported_too() -> None:
     found = lint(both(YARN), ["transformers"]).rows[0].found
-    apart = difference([2 * f for f in found.inv_freq], 2.0, 99, found)
-    assert apart.frequencies == pytest.approx(0.5) and apart.attention > 0.4
-    names = {t.name for t in apart.traps}
-    assert names == {"other frequencies", "other attention", "other length"}
+    away = difference([2 * f for f in found.inv_freq], 2.0, 99, found)
+    assert away.frequencies == pytest.approx(0.5) and away.attention > 0.4
+    issues, _ = explain(runtimes()["transformers"], found, away)
+    names = {"other frequencies", "other attention", "other length"}
+    assert {issue.name for issue in issues} == names
     assert difference(found.inv_freq[1:], found.attention, 32768, found).frequencies == float("inf")
 
 
-def test_every_trap_has_a_sentence_and_a_cure() -> None:
-    for trap in TRAPS.values():
-        assert trap.sentence.endswith(".") and trap.cure.endswith(".")
+def test_every_issue_has_a_sentence_and_a_fix() -> None:
+    for runtime in runtimes().values():
+        for issue in (*SHARED_ISSUES, *runtime.issues):
+            assert issue.sentence.endswith(".") and issue.fix.endswith(".")
+            assert set(issue.affects.split()) <= {"frequencies", "attention", "length", "start"}
 
 
 def test_settings_are_found(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(both(YARN)))
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 8192}')
     for name in (tmp_path, tmp_path / "config.json"):
-        settings = settings_of(str(name))
+        settings = read_settings(str(name))
         assert settings["tokenizer_config.json"] == {"model_max_length": 8192}
         assert not lint(settings, ["vllm"]).same
 
 
-def test_mistakes() -> None:
-    assert known("all") == () and known("vllm==0.28, mlx") == ("vllm==0.28", "mlx")
+def test_user_errors() -> None:
+    assert [(r.name, v) for r, v in select("vllm==0.28, mlx")] == [("vllm", "0.28"), ("mlx", None)]
     with pytest.raises(UserError, match="no runtime is called 'vlm'"):
-        known("vlm")
-    with pytest.raises(UserError, match="nothing turns"):
+        select("vlm")
+    with pytest.raises(UserError, match="has no rotation to lint"):
         lint({"model_type": "bloom", "hidden_size": 64, "n_head": 4})
-    assert set(COMPUTES) > {"vllm", "torchtitan"} and SIZES["model_type"] == "llama"
+    with pytest.raises(UserError, match="a version is made of numbers"):
+        lint(both(YARN), ["vllm==newest"])
 
 
 @pytest.mark.parametrize("junk", [None, "x", -1, 0, True, [], {}, [1.0] * 32], ids=repr)

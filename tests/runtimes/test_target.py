@@ -10,7 +10,7 @@ import pytest
 from longitude import parse
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.runtimes.target import head_size, nearest, trained_length, wanted
+from longitude.runtimes.target import head_size, make_target, nearest, trained_length
 
 CONFIG: dict[str, Any] = {
     "hidden_size": 256,
@@ -26,26 +26,26 @@ def scheme(text: str) -> Scheme:
 
 
 def test_numbers_of_a_base() -> None:
-    w = wanted(parse("rope(base=1000000)"), CONFIG, 32768)
+    w = make_target(parse("rope(base=1000000)"), CONFIG, 32768)
     assert w.inv_freq == pytest.approx([1e6 ** (-i / 32) for i in range(32)])
-    assert (w.attention, w.original, w.target, w.base, w.dims) == (1.0, 8192, 32768, 1e6, 64)
+    assert (w.attention, w.original, w.length, w.base, w.dims) == (1.0, 8192, 32768, 1e6, 64)
 
 
 def test_attention_is_on_cosine_and_sine() -> None:
-    w = wanted(parse("rope(frequencies=yarn(4, original=2048))"), CONFIG, 8192)
+    w = make_target(parse("rope(frequencies=yarn(4, original=2048))"), CONFIG, 8192)
     assert w.attention == pytest.approx(1 + 0.1 * math.log(4))
     assert w.original == 2048
 
 
 def test_a_share_of_a_head() -> None:
-    w = wanted(parse("rope(fraction=0.25, frequencies=linear(2))"), CONFIG, 16384)
+    w = make_target(parse("rope(fraction=0.25, frequencies=linear(2))"), CONFIG, 16384)
     assert w.dims == 16
     assert w.inv_freq == pytest.approx([10000 ** (-i / 8) / 2 for i in range(8)])
 
 
 def test_longrope_at_its_target() -> None:
     lists = f"longrope({(1.0,) * 32}, {(2.0,) * 32}, original=8192)"
-    near, far = (wanted(parse(f"rope(frequencies={lists})"), CONFIG, n) for n in (8192, 8193))
+    near, far = (make_target(parse(f"rope(frequencies={lists})"), CONFIG, n) for n in (8192, 8193))
     assert (near.inv_freq[0], far.inv_freq[0]) == (1.0, 0.5)
 
 
@@ -55,7 +55,7 @@ def test_sizes_stand_in_several_places() -> None:
     assert head_size(latent) == 192 and head_size({**CONFIG, "head_dim": 128}) == 128
     scaled = {"original_max_position_embeddings": 4096}
     assert trained_length({**CONFIG, "rope_parameters": scaled}) == 4096
-    with pytest.raises(UserError, match="give a whole config"):
+    with pytest.raises(UserError, match="give a complete config"):
         head_size({"vocab_size": 3})
     with pytest.raises(UserError, match="add it"):
         trained_length({"hidden_size": 3})
@@ -80,15 +80,15 @@ def test_sizes_stand_in_several_places() -> None:
 )
 def test_what_has_no_numbers_is_refused_with_the_nearest(asked: str, instead: str) -> None:
     with pytest.raises(UserError) as refusal:
-        wanted(parse(asked), CONFIG, 32768)
+        make_target(parse(asked), CONFIG, 32768)
     assert str(refusal.value).endswith(f"the nearest they can is {instead}.")
     assert parse(instead) == nearest(scheme(asked), CONFIG, 32768)
-    wanted(parse(instead), CONFIG, 32768)
+    make_target(parse(instead), CONFIG, 32768)
 
 
 def test_the_nearest_turns_as_it_would_at_the_target() -> None:
     asked = scheme("rope(frequencies=dynamic_ntk(8192, 2))")
-    fixed = wanted(nearest(asked, CONFIG, 32768), CONFIG, 32768)
+    fixed = make_target(nearest(asked, CONFIG, 32768), CONFIG, 32768)
     assert asked.rotary is not None
     theirs = asked.rotary.frequencies.inv_freq(64, 10000, 32768)
     assert fixed.inv_freq == pytest.approx(theirs.tolist())
@@ -96,13 +96,13 @@ def test_the_nearest_turns_as_it_would_at_the_target() -> None:
 
 def test_no_rotation_and_layers_that_differ() -> None:
     with pytest.raises(UserError, match="has none"):
-        wanted(parse("alibi()"), CONFIG, 8192)
+        make_target(parse("alibi()"), CONFIG, 8192)
     with pytest.raises(UserError, match="differ"):
-        wanted(parse("layers(rope(), rope(base=99))"), CONFIG, 8192)
-    assert wanted(parse("layers(rope(), rope())"), CONFIG, 8192).dims == 64
+        make_target(parse("layers(rope(), rope(base=99))"), CONFIG, 8192)
+    assert make_target(parse("layers(rope(), rope())"), CONFIG, 8192).dims == 64
 
 
 def test_a_window_is_the_models_own_or_none() -> None:
     with pytest.raises(UserError, match="window"):
-        wanted(parse("rope() + window(512)"), CONFIG, 8192)
-    assert wanted(parse("rope() + window(512)"), {**CONFIG, "sliding_window": 512}, 8192)
+        make_target(parse("rope() + window(512)"), CONFIG, 8192)
+    assert make_target(parse("rope() + window(512)"), {**CONFIG, "sliding_window": 512}, 8192)
