@@ -5,38 +5,39 @@ from __future__ import annotations
 import codecs
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longitude.cli.options import ModelDType, Revision, Trust
+from longitude.cli.output import say
+
 if TYPE_CHECKING:
-    from longitude.cli.stream_progress import Pace
     from longitude.hf.generation import Chat
     from longitude.hf.streaming import Stream
 
-BLOCK = 4096  # bytes read at once: what is fed between two looks at the pace
-WORD = 256  # the longest word that is kept together where two blocks meet
+BLOCK = 4096  # bytes of standard input that are read at once
+MAX_WORD = 256  # the longest word that is kept together at the end of a block
 
 Model = Annotated[
     str, typer.Argument(help="A name on the Hub, a folder, a .gguf file, or tiny-rope.")
 ]
-Chat = Annotated[
+ChatOrComplete = Annotated[
     bool | None,
     typer.Option(
         "--chat/--complete",
-        help="Answer each line, or write on from all of standard input; without, chat if the model "
+        help="Answer each line, or continue all of standard input; by default, chat if the model "
         "has a chat template.",
     ),
 ]
-Score = Annotated[
-    bool, typer.Option("--score", help="Write no text: print the loss of what is fed.")
-]
+Score = Annotated[bool, typer.Option("--score", help="Write no text: print the loss of the input.")]
 MaxNew = Annotated[int, typer.Option(help="Of one answer; 0: until the model ends it.")]
-TopP = Annotated[float, typer.Option(help="Draw from the likeliest ones of this share.")]
-Trust = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+TopP = Annotated[
+    float, typer.Option(help="Nucleus sampling: draw from the top tokens of this sum.")
 ]
 
 
@@ -44,16 +45,16 @@ def stream(
     model: Model,
     sinks: Annotated[int, typer.Option(help="First tokens that stay; 0 to see why.")] = 4,
     window: Annotated[int, typer.Option(help="Last tokens that stay.")] = 1020,
-    chat: Chat = None,
+    chat: ChatOrComplete = None,
     score: Score = False,
     max_new_tokens: MaxNew = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
     top_p: TopP = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
-    chunk: Annotated[int, typer.Option(help="Tokens read at once.")] = 512,
+    seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
+    chunk: Annotated[int, typer.Option(help="Tokens per forward.")] = 512,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    dtype: ModelDType = "auto",
+    revision: Revision = None,
     trust_remote_code: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of data for each turn.")] = False,
 ) -> None:
@@ -64,10 +65,11 @@ def stream(
     and window together may be as long as the model was trained to. Ctrl-C ends it.
     """
     from longitude.core.validate import UserError
-    from longitude.hf.generation import Sampling, check
+    from longitude.hf import loading, streaming
+    from longitude.hf.generation import Chat, Sampling
 
-    check(sinks, window)  # mistakes come before a download
-    draws = asdict(Sampling(temperature, top_p, seed))
+    streaming.check(sinks, window)  # errors come before a download
+    sampling = asdict(Sampling(temperature, top_p, seed))
     if chunk < 1 or max_new_tokens < 0:
         raise UserError(
             f"--chunk is 1 or more and --max-new-tokens 0 or more, but got {chunk} and "
@@ -75,143 +77,135 @@ def stream(
         )
     if score and chat:
         raise UserError("--score reads a text and answers nothing, but got --chat: leave one out.")
-    where = {"device": device, "dtype": dtype, "revision": revision}
-    how = How(sinks, window, chat, score, chunk, max_new_tokens or None, draws, as_json)
-    _stream(model, {**where, "trust_remote_code": trust_remote_code}, how)
-
-
-class How(NamedTuple):
-    """What was asked for."""
-
-    sinks: int
-    window: int
-    chat: bool | None
-    score: bool
-    chunk: int
-    most: int | None
-    draws: dict[str, Any]
-    as_json: bool
-
-
-def _stream(name: str, where: dict[str, Any], how: How) -> None:
-    from longitude.cli.stream_progress import Pace
-    from longitude.core.validate import UserError
-    from longitude.hf.generation import Chat
-    from longitude.hf.loading import load
-    from longitude.hf.streaming import stream as opened
-
-    model, tokenizer = load(name, **where)
+    options = {"device": device, "dtype": dtype, "revision": revision}
+    loaded, tokenizer = loading.load(model, trust_remote_code=trust_remote_code, **options)
     if tokenizer is None:
-        raise UserError(f"{name} has no tokenizer, so it can't read text: give one that has.")
-    chats = bool(getattr(tokenizer, "chat_template", None)) if how.chat is None else how.chat
-    turns = Chat(tokenizer) if chats and not how.score else None
-    with opened(model, tokenizer, sinks=how.sinks, window=how.window) as s, Pace(s) as pace:
-        told = Told(s, pace, how)
-        _until_stopped(told, turns, pace)
+        raise UserError(f"{model} has no tokenizer, so it can't read text: give one that has.")
+    chats = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
+    turns = Chat(tokenizer) if chats and not score else None
+    with streaming.stream(loaded, tokenizer, sinks=sinks, window=window) as opened:
+        session = Session(opened, chunk, max_new_tokens or None, sampling, as_json)
+        try:
+            session.run(turns, score)
+        except KeyboardInterrupt:
+            session.report("stopped: ")
+            raise typer.Exit(130) from None
+        session.report()
 
 
-def _until_stopped(told: Told, turns: Chat | None, pace: Pace) -> None:
-    """Do what was asked for; Ctrl-C is a good end too."""
-    try:
-        if turns is not None:
-            told.chat(turns)
-        elif told.how.score:
-            told.score()
-        else:
-            told.complete()
-    except KeyboardInterrupt:
-        pace.end("stopped")
-        raise typer.Exit(130) from None
-    pace.end()
+@dataclass
+class Session:
+    """A stream on standard input and output, with a status line on stderr."""
 
+    stream: Stream
+    chunk: int
+    max_new_tokens: int | None
+    sampling: dict[str, Any]
+    as_json: bool
+    turn: int = 0
+    begun: float = field(default_factory=time.monotonic)
 
-class Told:
-    """What a stream reads and writes, on standard input and output."""
-
-    def __init__(self, stream: Stream, pace: Pace, how: How) -> None:
-        self.stream, self.pace, self.how = stream, pace, how
-        self.turn = 0
-
-    def chat(self, turns: Chat) -> None:
-        """An answer to each line."""
-        for line in _lines(self.pace):
-            with self.pace.shown():
-                text = turns.next(line)
-                self.stream.feed(self.stream.encode(text, begins=False), self.how.chunk)
-            self._write()
-            self.pace.turn()
-
-    def complete(self) -> None:
-        """Everything is read; then comes what follows it."""
-        from longitude.core.validate import UserError
-
-        with self.pace.shown():
-            for text in _words(_standard_input()):
-                self.stream.feed(text, self.how.chunk)
-                self.pace.tell()
+    def run(self, chat: Chat | None, score: bool) -> None:
+        """Answer each line, or print the loss of everything read, or continue it."""
+        if chat is not None:
+            return self._chat(chat)
+        with self._status() as update:
+            total, count = 0.0, 0
+            for text in words(iter(lambda: sys.stdin.buffer.read1(BLOCK), b"")):  # type: ignore[attr-defined]
+                if not score:
+                    self.stream.feed(text, self.chunk)
+                else:
+                    losses = self.stream.score(text, self.chunk).double()
+                    total, count = total + float(losses.sum()), count + len(losses)
+                    if len(losses):
+                        self._print_loss(float(losses.mean()), total / count)
+                update()
+        if score:
+            return
         if not self.stream.tokens:
+            from longitude.core.validate import UserError
+
             raise UserError("standard input was empty: give a text to go on from.")
-        self._write()
+        self._generate()
 
-    def score(self) -> None:
-        """The loss of every block, and of all so far."""
-        total, count = 0.0, 0
-        with self.pace.shown():
-            for text in _words(_standard_input()):
-                losses = self.stream.score(text, self.how.chunk).double()
-                total, count = total + float(losses.sum()), count + len(losses)
-                self.pace.tell()
-                if len(losses):
-                    self._scored(float(losses.mean()), total / count)
+    def _chat(self, chat: Chat) -> None:
+        from rich.console import Console
 
-    def _scored(self, here: float, mean: float) -> None:
-        tokens = self.stream.tokens
-        if self.how.as_json:
-            return _print_line({"tokens": tokens, "loss": here, "mean": mean, **self._pace()})
-        self.pace.above(f"{tokens:>10,} tokens  loss {here:.4f}  mean {mean:.4f}")
+        console = Console(stderr=True, highlight=False)
+        while True:
+            if console.is_terminal and sys.stdin.isatty():
+                print("> ", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.buffer.readline()
+            if not line:
+                return
+            if message := line.decode(errors="replace").strip():
+                with self._status():
+                    text = self.stream.encode(chat.next(message), begins=False)
+                    self.stream.feed(text, self.chunk)
+                self._generate()
+                if console.is_terminal:
+                    console.print(self._line(), style="dim", markup=False)
 
-    def _write(self) -> None:
-        """One answer or completion."""
-        begun, said = self.stream.tokens, []
+    def _generate(self) -> None:
+        """Print one answer or completion."""
+        begun, pieces = self.stream.tokens, []
         self.turn += 1
-        for piece in self.stream.generate(self.how.most, **self.how.draws):
-            said.append(piece)
-            if not self.how.as_json:
+        for piece in self.stream.generate(self.max_new_tokens, **self.sampling):
+            pieces.append(piece)
+            if not self.as_json:
                 print(piece, end="", flush=True)
-        if not self.how.as_json:
+        if not self.as_json:
             return print(flush=True)
-        text, made = "".join(said), self.stream.tokens - begun
-        _print_line({"turn": self.turn, "text": text, "new_tokens": made, **self._pace()})
+        new = {"new_tokens": self.stream.tokens - begun}
+        self._print_row({"turn": self.turn, "text": "".join(pieces), **new})
 
-    def _pace(self) -> dict[str, float]:
+    def _print_loss(self, loss: float, mean: float) -> None:
+        if self.as_json:
+            return self._print_row({"tokens": self.stream.tokens, "loss": loss, "mean": mean})
+        print(f"{self.stream.tokens:>10,} tokens  loss {loss:.4f}  mean {mean:.4f}", flush=True)
+
+    def _print_row(self, row: dict[str, Any]) -> None:
         s = self.stream
-        return {"tokens": s.tokens, "tokens_per_second": round(s.rate, 2), "memory": s.memory}
+        row |= {"tokens": s.tokens, "tokens_per_second": round(s.rate, 2), "memory": s.memory}
+        print(json.dumps(row, ensure_ascii=False, allow_nan=False), flush=True)
+
+    @contextmanager
+    def _status(self) -> Iterator[Any]:
+        """A moving line on stderr while the stream reads, on a terminal."""
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(stderr=True, highlight=False)
+        if not console.is_terminal:
+            yield lambda: None
+            return
+        # printed lines go above the moving one only if both are on the same terminal
+        above = sys.stdout.isatty()
+        with Live(
+            self._line(),
+            console=console,
+            transient=True,
+            redirect_stdout=above,
+            redirect_stderr=False,
+        ) as live:
+            yield lambda: live.update(self._line())
+
+    def report(self, how: str = "") -> None:
+        """Print tokens, speed and memory on stderr."""
+        say(f"{how}{self._line()}, {time.monotonic() - self.begun:,.1f} s in all.")
+
+    def _line(self) -> str:
+        s = self.stream
+        return f"{s.tokens:,} tokens, {s.rate:,.1f} tokens/s, {s.memory / 2**20:,.1f} MiB kept"
 
 
-def _print_line(row: dict[str, Any]) -> None:
-    print(json.dumps(row, ensure_ascii=False, allow_nan=False), flush=True)
-
-
-def _lines(pace: Pace) -> Iterator[str]:
-    """What is said, line by line; bytes that are no text become question marks."""
-    while pace.ask() and (line := sys.stdin.buffer.readline()):
-        if said := line.decode(errors="replace").strip():
-            yield said
-
-
-def _standard_input() -> Iterator[bytes]:
-    """What has come by now, and what comes then."""
-    while block := sys.stdin.buffer.read1(BLOCK):  # type: ignore[attr-defined]
-        yield block
-
-
-def _words(blocks: Iterable[bytes]) -> Iterator[str]:
-    """A text as it comes, cut between words: a word in two pieces would be other tokens."""
+def words(blocks: Iterable[bytes]) -> Iterator[str]:
+    """A text as it arrives, split between words: a split word would be other tokens."""
     decoder, left = codecs.getincrementaldecoder("utf-8")("replace"), ""
     for block in blocks:
         left += decoder.decode(block)
         end = max(left.rfind("\n") + 1, left.rfind(" "))
-        end = end if len(left) - end < WORD else len(left)
+        end = end if len(left) - end < MAX_WORD else len(left)
         if end > 0:  # the space goes with the word after it, as tokenizers have it
             yield left[:end]
             left = left[end:]

@@ -1,9 +1,10 @@
-"""Endless text at constant memory: the first few tokens and the last window of them are kept.
+"""Endless text at constant memory: attention sinks and a sliding window.
 
-Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks" (StreamingLLM): softmax
-has to put its weight somewhere, and models learn to put it on the first tokens; a cache that drops
-them collapses, one that keeps four does not. Positions are places in the cache, so no distance
-exceeds sinks + window, however much was read. What has left the window is forgotten.
+Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks" (StreamingLLM),
+arXiv:2309.17453: softmax has to put its weight somewhere, and models learn to put it on the first
+tokens; a cache that evicts them collapses, one that keeps four does not. Positions are places in
+the cache, so no distance exceeds sinks + window, however much was read. What has left the window is
+forgotten.
 """
 
 from __future__ import annotations
@@ -21,20 +22,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, short, shown
-from longitude.hf.generation import (
-    Detokenizer,
-    Sampling,
-    cache_bytes,
-    check,
-    check_evicts,
-    check_model,
-    evicts,
-    streaming_scheme,
-)
+from longitude.hf.generation import Detokenizer, Sampling
 from longitude.hf.patch import SchemeLike, own_scheme, patched, scheme_of, trained_length
+from longitude.hf.probe import rotary_owners
 
-RECENT = 64  # forwards that the rate is taken over
+RECENT = 64  # forwards over which the rate is measured
+FAR = 2**40  # a position that no text reaches
+Ids = str | Sequence[int] | Int[Tensor, "*rows n"]
 
 
 def stream(
@@ -52,35 +48,77 @@ def stream(
         sinks: first tokens that stay visible; 0 shows how a model collapses without them.
         window: last tokens that are visible, the current one among them. Together with the sinks
             no more than the checkpoint was trained to.
-        scheme: another scheme that forgets, instead of sinks and window.
+        scheme: another scheme that evicts, instead of sinks and window.
 
     The model is patched until the stream is closed or its `with` block left.
     """
-    return Stream(model, tokenizer, sinks=sinks, window=window, scheme=scheme)
+    check(sinks, window)
+    _check_model(model, sinks + window if scheme is None else None)
+    if scheme is not None:
+        return Stream(model, tokenizer, scheme, trained_length(model))
+    # the mask repeats what the remap shows, for layers that have no rotation to remap
+    text = f"rope(remap=streaming({sinks}, {window})) + window({window}, {sinks})"
+    return Stream(model, tokenizer, text if sinks else f"rope() + window({window})", sinks + window)
+
+
+def check(sinks: int, window: int) -> None:
+    """Raise if these are impossible for any model."""
+    if sinks < 0:
+        raise UserError(f"sinks are 0 or more first tokens, but got {shown(sinks)}: use 4.")
+    if window < 1:
+        raise UserError(f"a window is 1 token or more, but got {shown(window)}: use 1020.")
+
+
+def _check_model(model: Any, positions: int | None) -> None:
+    """Raise if a model can't stream, or not with so many positions."""
+    name = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UserError(
+            f"a stream is one text that goes on, but {name} reads one and writes another: use a "
+            f"decoder."
+        )
+    if not rotary_owners(model):
+        raise UserError(
+            f"a stream gives tokens new positions as others leave, which takes rotary ones, and "
+            f"{name} has none: use a RoPE model."
+        )
+    trained = trained_length(model)
+    if positions is not None and trained is not None and positions > trained:
+        raise UserError(
+            f"sinks and window are {positions} positions, but the checkpoint was trained to "
+            f"{trained}: let them be {trained} together at most."
+        )
+
+
+def evicts(scheme: Scheme | Layers) -> bool:
+    """Whether in every layer all tokens but the first ones leave sight eventually."""
+    query, key = torch.tensor([[FAR]]), torch.tensor([[FAR // 2]])
+    layers = [scheme.layer(i) for i in range(len(scheme))]
+    return not any(bool(area.ever(query, key)) for one in layers for area in one.areas())
 
 
 class Stream:
-    """One sequence that goes on and on."""
+    """One sequence without end, under a scheme that evicts; `stream` opens it."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any = None,
-        *,
-        sinks: int = 4,
-        window: int = 1020,
-        scheme: SchemeLike | None = None,
+        self, model: nn.Module, tokenizer: Any, scheme: SchemeLike, length: int | None
     ) -> None:
-        check(sinks, window)
         self.model: Any = model
         self.tokenizer = tokenizer
-        check_model(model, sinks + window if scheme is None else None)
-        length = trained_length(model) if scheme is not None else sinks + window
-        asked = streaming_scheme(sinks, window) if scheme is None else scheme
-        changes = not evicts(own_scheme(model))  # a shorter window of its own hides what ours does
+        changes = not evicts(own_scheme(model))  # its own shorter window may hide what ours does
         with ExitStack() as stack:
-            stack.enter_context(patched(model, asked, length=length, check=changes))
-            check_evicts(scheme_of(model))
+            stack.enter_context(patched(model, scheme, length=length, check=changes))
+            full = scheme_of(model)
+            for one in (full.layer(i) for i in range(len(full))):
+                if not one.causal:
+                    raise UserError(
+                        f"a stream reads forwards, but {shown(one)} sees ahead: use a decoder."
+                    )
+                if not evicts(one):
+                    raise UserError(
+                        f"{shown(one)} keeps every token in sight, so its memory would grow "
+                        f"without end: add window(…), or leave the scheme out."
+                    )
             self.reset()
             self._try()
             self._open: ExitStack | None = stack.pop_all()
@@ -91,30 +129,28 @@ class Stream:
 
         self.tokens = 0  # read and written so far: the next one's position
         self._cache = DynamicCache(config=self.model.config)
-        self._said: Tensor | None = None  # logits (1 v) of the next token
+        self._logits: Tensor | None = None  # (1 v), of the next token
         self._last: int | None = None  # the last token
-        self._whole = True  # no forward was broken off
+        self._intact = True  # no forward was interrupted
         self._times: deque[tuple[int, float]] = deque(maxlen=RECENT)
 
-    def feed(self, text: str | Sequence[int] | Int[Tensor, "*rows n"], chunk: int = 512) -> None:
+    def feed(self, text: Ids, chunk: int = 512) -> None:
         """Read text or token ids, `chunk` tokens at a time."""
-        for piece in self._pieces(text, chunk):
-            self._forward(piece, every=False)
+        for ids in self._chunks(text, chunk):
+            self._forward(ids, every=False)
 
-    def score(
-        self, text: str | Sequence[int] | Int[Tensor, "*rows n"], chunk: int = 512
-    ) -> Float[Tensor, " losses"]:
-        """Read, and give the loss (nats) of each token given what was kept of all before it. The
+    def score(self, text: Ids, chunk: int = 512) -> Float[Tensor, " losses"]:
+        """Read, and return the loss (nats) of each token given what was kept of all before it. The
         first token of a stream has none."""
         losses = [torch.empty(0)]
-        for piece in self._pieces(text, chunk):
-            before = self._said
-            said = self._forward(piece, every=True)[:-1].float()
-            if before is not None:
-                said, heard = torch.cat([before.float(), said]), piece
+        for ids in self._chunks(text, chunk):
+            before = self._logits
+            logits = self._forward(ids, every=True)[:-1].float()
+            if before is None:
+                ids = ids[1:]
             else:
-                heard = piece[1:]
-            losses.append(F.cross_entropy(said, heard.to(said.device), reduction="none").cpu())
+                logits = torch.cat([before.float(), logits])
+            losses.append(F.cross_entropy(logits, ids.to(logits.device), reduction="none").cpu())
         return torch.cat(losses)
 
     def generate(
@@ -125,13 +161,19 @@ class Stream:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> Iterator[str]:
-        """Write on, as text, piece by piece: `generate_ids`, spelled."""
+        """Write on, as text, piece by piece: `generate_ids`, detokenized."""
         if self.tokenizer is None:
             raise UserError(
                 "text needs a tokenizer: give stream(model, tokenizer), or generate_ids."
             )
         tokens = self.generate_ids(max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        return _spelled(Detokenizer(self.tokenizer, self._last), tokens)
+        detokenizer = Detokenizer(self.tokenizer, self._last)
+
+        def pieces() -> Iterator[str]:
+            yield from filter(None, map(detokenizer.add, tokens))
+            yield from filter(None, [detokenizer.rest()])
+
+        return pieces()
 
     def generate_ids(
         self,
@@ -143,28 +185,48 @@ class Stream:
     ) -> Iterator[int]:
         """Write on, token by token, up to `max_new_tokens` or until the model ends its text.
 
-        What is given out has been read too, so the stream can be fed on after it; the token that
-        ends a text is neither. Temperature 0 takes the likeliest token.
+        What is returned has been read too, so the stream can be fed on after it; the token that
+        ends a text is neither. Temperature 0 takes the most likely token.
         """
         sampling = Sampling(temperature, top_p, seed)
         self._check_open()
-        if self._said is None:
+        if self._logits is None:
             raise UserError("there is nothing to write on from: feed the stream first.")
-        return self._written(max_new_tokens, sampling)
+        return self._generate(max_new_tokens, sampling)
+
+    def _generate(self, most: int | None, sampling: Sampling) -> Iterator[int]:
+        settings = getattr(self.model, "generation_config", None)
+        ends = getattr(settings, "eos_token_id", None)
+        ends = {*(ends if isinstance(ends, list) else [ends])}
+        ends.add(getattr(self.tokenizer, "eos_token_id", None))
+        rng, count = sampling.rng(), 0
+        while most is None or count < most:
+            assert self._logits is not None
+            token = sampling.choose(self._logits[0], rng)
+            if token in ends:
+                return
+            self._check_open()
+            self._forward(torch.tensor([token]), every=False)
+            yield token
+            count += 1
 
     @property
     def memory(self) -> int:
         """Bytes that the cache holds."""
-        return sum(cache_bytes(layer) for layer in self._cache.layers)
+        stores = [getattr(layer, "store", None) for layer in self._cache.layers]
+        others = [
+            vars(x) for x, store in zip(self._cache.layers, stores, strict=True) if store is None
+        ]
+        return sum(store.nbytes for store in stores if store is not None) + _nbytes(others)
 
     @property
     def rate(self) -> float:
-        """Tokens a second, over the last forwards; 0 before the first."""
+        """Tokens per second, over the last forwards; 0 before the first."""
         seconds = sum(taken for _, taken in self._times)
         return sum(n for n, _ in self._times) / seconds if seconds else 0.0
 
     def close(self) -> None:
-        """Put the model back as it was."""
+        """Restore the model."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -181,19 +243,19 @@ class Stream:
         self.close()
 
     def encode(self, text: str, begins: bool | None = None) -> list[int]:
-        """A text's tokens; where the stream begins with it, after the tokenizer's token for that,
-        if it wants one. Chat templates have their own: begins=False."""
+        """A text's tokens; at the beginning of the stream, after the tokenizer's BOS token, if it
+        uses one. Chat templates have their own: begins=False."""
         if self.tokenizer is None:
             raise UserError("text needs a tokenizer: give stream(model, tokenizer), or token ids.")
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        first = self.tokenizer.bos_token_id
+        bos = self.tokenizer.bos_token_id
         begins = self.tokens == 0 if begins is None else begins
-        if begins and first is not None and ids[:1] != [first]:
-            wanted = self.tokenizer(text[:1], verbose=False)["input_ids"]
-            return [first, *ids] if wanted[:1] == [first] else ids
+        if begins and bos is not None and ids[:1] != [bos]:
+            with_special = self.tokenizer(text[:1], verbose=False)["input_ids"]
+            return [bos, *ids] if with_special[:1] == [bos] else ids
         return ids
 
-    def _pieces(self, text: Any, chunk: int) -> tuple[Tensor, ...]:
+    def _chunks(self, text: Any, chunk: int) -> tuple[Tensor, ...]:
         self._check_open()
         if chunk < 1:
             raise UserError(f"a chunk is 1 token or more, but got {shown(chunk)}: use 512.")
@@ -214,48 +276,39 @@ class Stream:
             )
         return ids.long().split(chunk)
 
-    def _written(self, most: int | None, sampling: Sampling) -> Iterator[int]:
-        rng, ends, made = sampling.rng(), self._ends(), 0
-        while most is None or made < most:
-            assert self._said is not None
-            token = sampling.choose(self._said[0], rng)
-            if token in ends:
-                return
-            self._check_open()
-            self._forward(torch.tensor([token]), every=False)
-            yield token
-            made += 1
-
-    def _ends(self) -> set[int]:
-        """The tokens that end a text."""
-        settings = getattr(self.model, "generation_config", None)
-        ends = getattr(settings, "eos_token_id", None)
-        found = [getattr(self.tokenizer, "eos_token_id", None)]
-        found += ends if isinstance(ends, list) else [ends]
-        return {token for token in found if token is not None}
-
+    @torch.no_grad()
     def _forward(self, ids: Tensor, every: bool) -> Tensor:
-        """Read tokens; their logits (n v), or the last one's alone."""
-        if not self._whole:
+        """Read tokens; return their logits (n v), or the last one's alone."""
+        if not self._intact:
             raise UserError("this stream was broken off in the midst of a forward: reset() it.")
-        begun, self._whole = time.perf_counter(), False
+        begun, self._intact = time.perf_counter(), False
         device = self.model.get_input_embeddings().weight.device
-        at = torch.arange(self.tokens, self.tokens + len(ids), device=device)
-        said = _logits(self.model, ids.to(device)[None], at[None], self._cache, every)
-        if said.is_cuda:
-            torch.cuda.synchronize(said.device)
-        self._whole, self._said, self._last = True, said[-1:], int(ids[-1])
+        can_skip = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        out = self.model(
+            input_ids=ids.to(device)[None],
+            position_ids=torch.arange(self.tokens, self.tokens + len(ids), device=device)[None],
+            past_key_values=self._cache,
+            use_cache=True,
+            **({"logits_to_keep": 1} if can_skip and not every else {}),
+        )
+        if getattr(out, "logits", None) is None:
+            raise UserError(
+                f"{type(self.model).__name__} predicts no tokens: load it with its head."
+            )
+        logits = out.logits[0]
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+        self._intact, self._logits, self._last = True, logits[-1:], int(ids[-1])
         self.tokens += len(ids)
         self._times.append((len(ids), time.perf_counter() - begun))
-        return said
+        return logits
 
     def _check_open(self) -> None:
         if self._open is None:
             raise UserError("this stream is closed: open another with stream(model).")
 
     def _try(self) -> None:
-        """Read one token, to see that this model gives logits and keeps its keys where they can be
-        dropped."""
+        """Read one token, to see that this model returns logits and that its cache can evict."""
         from longitude.hf.cache_adapter import REPLACEABLE
 
         name = type(self.model).__name__
@@ -270,30 +323,16 @@ class Stream:
             ) from error
         if any(type(layer) in REPLACEABLE for layer in self._cache.layers):
             raise UserError(
-                f"{name} keeps keys in a form of its own, which a stream can't drop from: use "
+                f"{name} caches keys in a form of its own, from which a stream can't evict: use "
                 f"another model."
             )
         self.reset()
 
 
-@torch.no_grad()
-def _logits(model: Any, ids: Tensor, at: Tensor, cache: Any, every: bool) -> Tensor:
-    few = "logits_to_keep" in inspect.signature(model.forward).parameters and not every
-    out = model(
-        input_ids=ids,
-        position_ids=at,
-        past_key_values=cache,
-        use_cache=True,
-        **({"logits_to_keep": 1} if few else {}),
-    )
-    if getattr(out, "logits", None) is None:
-        raise UserError(f"{type(model).__name__} predicts no tokens: load it with its head.")
-    return out.logits[0]
-
-
-def _spelled(speller: Detokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    for token in tokens:
-        if piece := speller.add(token):
-            yield piece
-    if piece := speller.rest():
-        yield piece
+def _nbytes(value: Any) -> int:
+    """The bytes of all tensors in nested lists and dictionaries."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sum(map(_nbytes, value))
+    return value.nbytes if isinstance(value, Tensor) else 0

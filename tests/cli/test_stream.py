@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from longitude.cli.stream import BLOCK, _words
+from longitude.cli.stream import BLOCK, words
 
 from .conftest import ROOT, Ran
 
@@ -172,8 +172,8 @@ def test_interrupting_is_an_end_like_another() -> None:
 def test_a_text_is_cut_between_words_and_loses_nothing() -> None:
     text = "".join(f"word{i} 漢字é\n" if i % 7 == 0 else f"word{i} " for i in range(3000))
     whole = text.encode()
-    pieces = list(_words(whole[i : i + 1000] for i in range(0, len(whole), 1000)))
+    pieces = list(words(whole[i : i + 1000] for i in range(0, len(whole), 1000)))
     assert "".join(pieces) == text and len(pieces) > 5
     assert all(a.endswith("\n") or b.startswith(" ") for a, b in pairwise(pieces))
-    assert "".join(_words([b"a" * 500, b"a" * 500 + b"\xff"])) == "a" * 1000 + "\ufffd"
-    assert list(_words([])) == []
+    assert "".join(words([b"a" * 500, b"a" * 500 + b"\xff"])) == "a" * 1000 + "\ufffd"
+    assert list(words([])) == []

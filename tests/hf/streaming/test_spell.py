@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longitude.hf.generation import LONGEST, Detokenizer
+from longitude.hf.generation import MAX_PENDING, Detokenizer
 from longitude.hf.tokenizer import byte_tokenizer
 
 
@@ -18,8 +18,8 @@ def test_half_a_letter_is_said_at_the_end_and_no_letter_at_all_soon() -> None:
     speller = Detokenizer(byte_tokenizer())
     assert speller.add("漢".encode()[0]) == ""
     assert speller.rest() == "\ufffd" and speller.rest() == ""
-    said = "".join(speller.add(0xFF) for _ in range(3 * LONGEST))
-    assert len(said) >= LONGEST
+    said = "".join(speller.add(0xFF) for _ in range(3 * MAX_PENDING))
+    assert len(said) >= MAX_PENDING
 
 
 def test_what_came_before_is_not_said_again() -> None:
