@@ -143,7 +143,7 @@ class Positions(Protocol):
 class HasWeights(Protocol):
     """A part that may have weights: `init` returns fresh ones, {} if nothing is learned."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""  # set by @part
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {}
