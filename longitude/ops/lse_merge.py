@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -250,6 +250,7 @@ class TileOutput(NamedTuple):
             yield TileOutput(self.out[n : n + 1], self.lse[n : n + 1], [top], self.flipped)
 
 
+@runtime_checkable
 class Merging(Protocol):
     """The rows (b h n) of one call while the outputs of its tiles come in."""
 

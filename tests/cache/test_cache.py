@@ -159,11 +159,11 @@ def test_rows_are_reordered_repeated_and_selected(text: str) -> None:
     )
 
 
-def test_memory_stays_constant_over_ten_thousand_steps() -> None:
+def test_memory_stays_constant_over_thousands_of_steps() -> None:
     cache, new = Cache(scheme("rope(remap=streaming(4, 60))")), torch.zeros(1, 1, 1, 4)
     rooms = set()
-    for t in range(10_000):
+    for t in range(2_000):
         cache.add(new, new, range(t, t + 1))
         rooms.add(cache.nbytes)
-    assert cache.seen == 10_000 and len(cache) <= 64 + 2 * 64 + 1
+    assert cache.seen == 2_000 and len(cache) <= 64 + 2 * 64 + 1
     assert max(rooms) <= 2 * 4 * 4 * 2 * (64 + 2 * 64 + 1)

@@ -17,6 +17,7 @@ import longitude
 
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+TREES = {file: ast.parse(file.read_text()) for file in FILES}
 LINES, FILE_COUNT = 33_000, 230
 BUDGET = {
     "(top)": 900,
@@ -103,7 +104,7 @@ def test_files_and_functions_stay_small():
     long_functions = [
         f"{where(file)}:{node.name}"
         for file in FILES
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(TREES[file])
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES
     ]
@@ -115,7 +116,7 @@ def test_imports_go_one_way():
     wrong = []
     for file in FILES:
         own = layer(where(file).removesuffix(".py").replace("/", "."))
-        for name in imported(ast.parse(file.read_text())):
+        for name in imported(TREES[file]):
             top = name.split(".")[0]
             if top in ONLY_IN and not where(file).startswith(ONLY_IN[top]):
                 wrong.append(f"{where(file)} imports {name}")

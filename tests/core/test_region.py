@@ -24,7 +24,7 @@ chunks = st.builds(
 areas = st.builds(
     Area, bound, bound, edge, edge, edge, edge, st.lists(chunks, max_size=2, unique=True).map(tuple)
 )
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=60, deadline=None)
 
 
 def inside(a: Area, i: int, j: int) -> bool:

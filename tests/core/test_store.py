@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude.core.store import VERSION, Row, Store, StoreError, address
@@ -77,6 +77,7 @@ def test_the_address_is_the_sha256_of_the_canonical_form() -> None:
     assert address({"b": "θ", "a": [1.0, 0.1]}) == digest
 
 
+@settings(max_examples=40)
 @given(OBJECTS, OBJECTS)
 def test_any_object_comes_back(key: dict[str, Any], value: dict[str, Any]) -> None:
     with Store(":memory:") as store:

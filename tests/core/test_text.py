@@ -1,6 +1,7 @@
 """The written form: what it keeps, what it refuses, and in what words."""
 
 import dataclasses
+import functools
 import random
 import re
 import typing
@@ -18,7 +19,7 @@ from longitude.presets import PRESETS
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 INSIDE = ("frequencies", "remap", "decay")  # parts that live inside rope(…)
-many = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
 sizes = st.integers(1, 40) | st.integers(1, 10**9)
 numbers = st.floats(1e-6, 1e18) | sizes | st.sampled_from([0.1, 1e16, 1e-99, 123456789.125])
@@ -56,6 +57,7 @@ def values(hint: Any) -> st.SearchStrategy:
     return plain[hint] if hint in plain else at_site(hint.__name__.lower())
 
 
+@functools.cache
 def at_site(site: str) -> st.SearchStrategy:
     return st.sampled_from([n for n, p in PARTS.items() if p.site == site]).flatmap(a_part)
 
@@ -106,7 +108,7 @@ def test_every_part_reads_back(name):
     check()
 
 
-@settings(many, max_examples=100)
+@settings(many, max_examples=60)
 @given(a_scheme_or_layers())
 def test_schemes_and_layers_read_back(scheme):
     text = dump(scheme)
@@ -248,9 +250,9 @@ def mutated(rng: random.Random) -> str:
     return text
 
 
-def test_ten_thousand_strings_parse_or_say_one_sentence():
+def test_thousands_of_strings_parse_or_say_one_sentence():
     rng, read = random.Random(0), 0
-    for _ in range(10_000):
+    for _ in range(3_000):
         text = mutated(rng)
         try:
             scheme = parse(text)
@@ -259,7 +261,7 @@ def test_ten_thousand_strings_parse_or_say_one_sentence():
         else:
             read += 1
             assert parse(dump(scheme)) == scheme
-    assert 200 < read < 9_800
+    assert 60 < read < 2_900
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -232,7 +232,7 @@ def test_proportional_keeps_the_exponents_of_the_whole_head(share, factor):
     same(Proportional(share, factor).inv_freq(64, 1e6, 1), expected)
 
 
-@pytest.mark.parametrize("step", [1, 0.5, 2, 0.3])
+@pytest.mark.parametrize("step", [1, 0.3])
 @pytest.mark.parametrize("kind", ["yarn", "linear", "ntk", "ntk_mixed", "by_parts"])
 def test_stepped_gives_each_query_the_factor_of_its_band(kind, step):
     """Band b starts at original·(1 + (b-1)·step) and scales by 1 + b·step."""
