@@ -169,9 +169,11 @@ def run_tasks(
     evaluator: Evaluator, tasks: Sequence[Task], store: Store, progress: Progress = silent
 ) -> None:
     """Run tasks one after another in this process."""
-    work = [task_work(evaluator.plan, task) for task in tasks]
+    work, start = [task_work(evaluator.plan, task) for task in tasks], time.monotonic()
     for index, task in enumerate(tasks):
-        progress(Event(str(task), sum(work[:index]), sum(work), job="measure"))
+        done, left = sum(work[:index]), sum(work[index:])
+        seconds = (time.monotonic() - start) * left / done if done else None
+        progress(Event(str(task), index, len(tasks), "measure", seconds_left=seconds))
         run_task(evaluator, task, store)
 
 

@@ -31,7 +31,7 @@ from longitude.core.store import Store, address
 from longitude.core.validate import UserError, short, shown
 from longitude.eval.documents import Document
 from longitude.eval.records import Text
-from longitude.extension.measure import Evaluator, run_task, task_work
+from longitude.extension.measure import Evaluator, run_task
 from longitude.extension.plan import Plan, Prepared, TargetModel, Task
 from longitude.hf.loading import digest, load
 from longitude.hf.source import TINY, find
@@ -159,8 +159,7 @@ class _Run:
     ) -> None:
         self.ray, self.plan, self.store, self.progress = ray, prepared.plan, store, progress
         self.waiting = deque(groups(tasks))
-        self.work = {task: task_work(prepared.plan, task) for task in tasks}
-        self.done = 0.0
+        self.total, self.done = len(tasks), 0
         self.pending: dict[Any, tuple[Any, Group]] = {}  # awaited answers: from whom, for what
         self.workers: list[Any] = []
         self.failures: Counter[Group] = Counter()
@@ -188,7 +187,7 @@ class _Run:
         self.ray.kill(worker)
 
     def _report(self, group: Group) -> None:
-        self.progress(Event(str(group[0]), self.done, sum(self.work.values()), job="measure"))
+        self.progress(Event(str(group[0]), self.done, self.total, job="measure"))
 
     def _start(self) -> None:
         worker = self.worker.remote(self.spec)
@@ -210,7 +209,7 @@ class _Run:
             raise UserError(f"--engine ray: a worker could not go on: {rows}")
         for key, value in rows:
             self.store.put(key, value)
-        self.done += sum(self.work[task] for task in group)
+        self.done += len(group)
         if not self.waiting:
             return self.dismiss(worker)
         if group:

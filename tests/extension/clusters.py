@@ -40,7 +40,7 @@ class Played:
     def __init__(self, answer: Callable[[Group], Any], **resources: float) -> None:
         self.answer, self.resources = answer, resources or {"CPU": 2.0}
         self.made = self.killed = 0
-        self.key: Counter[Group] = Counter()
+        self.requests: Counter[Group] = Counter()
 
     def is_initialized(self) -> bool:
         return True
@@ -62,7 +62,7 @@ class Played:
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
 
     def _ask(self, group: Group, known: Any = ()) -> Any:
-        self.key[group] += 1
+        self.requests[group] += 1
         return _Awaited(group)
 
     def wait(self, answers: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
