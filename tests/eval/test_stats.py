@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from longitude.eval.stats import (
-    FEW,
+    BOOTSTRAP_FROM,
     Interval,
     bootstrap,
     matched,
@@ -117,7 +117,7 @@ def test_matched_is_agresti_and_mins_formula_and_holds_the_observed_difference()
         assert found.mean == pytest.approx((yes - no) / n)
 
 
-@pytest.mark.parametrize("n", [3, FEW - 1, FEW, 12])
+@pytest.mark.parametrize("n", [3, BOOTSTRAP_FROM - 1, BOOTSTRAP_FROM, 12])
 def test_means_are_covered_as_often_as_they_should(n: int) -> None:
     rng, trials = random.Random(n), 400
     drawn = ([rng.gauss(1, 3) for _ in range(n)] for _ in range(trials))

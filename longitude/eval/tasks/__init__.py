@@ -65,18 +65,6 @@ class Session:
         return next(d for d in self.documents if d.text == key.text)
 
 
-def _no_settings(protocol: EvalProtocol) -> Value:
-    return {}
-
-
-def _one_cell(protocol: EvalProtocol) -> list[Mapping[str, float]]:
-    return [{}]
-
-
-def _three_decimals(value: float) -> str:
-    return f"{value:.3f}"
-
-
 def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
@@ -105,12 +93,12 @@ class Metric:
     per: Literal["document", "length"] = "length"  # what is measured at once
     selectable: bool = True  # by --tasks
     covers_shorter: bool = False  # a row holds the numbers of every shorter length, too
-    settings: Callable[[EvalProtocol], Value] = _no_settings  # what of the protocol decides rows
-    grid: Callable[[EvalProtocol], Sequence[Mapping[str, float]]] = _one_cell
+    settings: Callable[[EvalProtocol], Value] = lambda protocol: {}  # part of the rows' keys
+    grid: Callable[[EvalProtocol], Sequence[Mapping[str, float]]] = lambda protocol: [{}]
     seeded: bool = True  # whether rows depend on the seed
     heading: str = ""  # of a column; without it, the name
     chart: str = ""  # how to read its chart; without it, the help
-    format: Callable[[float], str] = _three_decimals
+    format: Callable[[float], str] = lambda value: f"{value:.3f}"
     order: int = 50  # of columns and charts
 
     def __post_init__(self) -> None:

@@ -186,8 +186,8 @@ def _metric(name: str, **more: Any) -> Metric:
         "settings": lambda protocol: {"new": protocol.new_tokens},
         "seeded": False,
         "tie": 0.05,
-        "help": "Prefill speed, decoding time and peak memory on the machine named below, in rounds "
-        "that alternate with the baseline's; two less than 5 % apart count as tied.",
+        "help": "Prefill speed, decoding time and peak memory on the machine named below, in "
+        "rounds that alternate with the baseline's; two less than 5 % apart count as tied.",
     }
     return Metric(name=name, **{**shared, **more})
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 
+import numpy as np
+
 from longitude.core.scheme import Scheme
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
@@ -149,30 +151,13 @@ def _blend(a: Curve, b: Curve, share: float) -> Curve:
 def _bent(curve: Curve, step: float, most: float, rng: Random) -> Curve:
     """Slid along the pairs, or moved at one knot or at all of them; half of the time warmed or
     cooled as well."""
+    pairs = np.arange(len(curve.logs))
     if rng.random() < SLIDES:
-        return monotone(
-            _slid(curve.logs, rng.gauss(0, step * len(curve.logs) / 4)), curve.attention, most
-        )
+        slid = pairs - rng.gauss(0, step * len(pairs) / 4)
+        return monotone(np.interp(slid, pairs, curve.logs).tolist(), curve.attention, most)
     only = rng.choice((None, *range(KNOTS)))
     offsets = [rng.gauss(0, step) if only in (None, knot) else 0.0 for knot in range(KNOTS)]
-    logs = [log + _between(offsets, place) for log, place in _placed(curve.logs)]
+    moves = np.interp(np.linspace(0, KNOTS - 1, len(pairs)), range(KNOTS), offsets)
     warmer = rng.gauss(0, WARM) if rng.random() < 0.5 else 0.0
+    logs = (np.array(curve.logs) + moves).tolist()
     return monotone(logs, max(0.5, curve.attention + warmer), most)
-
-
-def _slid(logs: Sequence[float], by: float) -> list[float]:
-    """The curve so many pairs further on, its ends drawn out."""
-    last = len(logs) - 1
-    return [_between(logs, min(max(i - by, 0.0), last)) for i in range(len(logs))]
-
-
-def _placed(logs: Sequence[float]) -> list[tuple[float, float]]:
-    """Each value with its place among the knots, from 0 at the first pair to the last knot."""
-    last = max(1, len(logs) - 1)
-    return [(log, i / last * (KNOTS - 1)) for i, log in enumerate(logs)]
-
-
-def _between(offsets: Sequence[float], place: float) -> float:
-    """Linear between the knots on either side."""
-    left = min(int(place), len(offsets) - 2)
-    return offsets[left] + (place - left) * (offsets[left + 1] - offsets[left])
