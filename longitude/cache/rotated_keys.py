@@ -228,7 +228,9 @@ class Decoder:
         if plan is None:
             return None
         q, scale = self._scaled(keys, v, query)
-        return decode.run(self.scheme, q, k, v, plan, scale, query.options.get("sink_logits"))
+        return decode.run_kernel(
+            self.scheme, q, k, v, plan, scale, query.options.get("sink_logits")
+        )
 
     def _scaled(self, keys: RotatedKeys, v: Tensor, query: Query) -> tuple[Tensor, float]:
         """The queries times the factors of ④, and the softmax scale."""

@@ -9,6 +9,7 @@ leaves the graph and runs as it would without a compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -87,31 +88,14 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     """Run a plan. Backends are imported when first used: flex brings the compiler."""
     if not plan.steps:
         return p.zeros()
-    match plan.steps[-1].kernel:
-        case Kernel.EAGER:
-            from longitude.ops import eager
+    module = RUNNERS.get(plan.steps[-1].kernel, "lse_merge")
+    return import_module(f"longitude.ops.{module}").run(p, plan)
 
-            return eager.run(p)
-        case Kernel.FLEX:
-            from longitude.ops import flex
 
-            return flex.run(p)
-        case Kernel.BANDED:
-            from longitude.ops import banded
-
-            return banded.run(p, plan)
-        case Kernel.DECODE:
-            from longitude.ops import decode
-
-            return decode.attend(p)
-        case Kernel.SDPA | Kernel.SDPA_MASKED | Kernel.SDPA_ALIBI:
-            from longitude.ops import sdpa as one_call
-
-            return one_call.run(p, plan.steps[0])
-        case _:
-            from longitude.ops import lse_merge
-
-            return lse_merge.run(p, plan)
+RUNNERS = {
+    Kernel.EAGER: "eager", Kernel.FLEX: "flex", Kernel.BANDED: "banded", Kernel.DECODE: "decode",
+    Kernel.SDPA: "sdpa", Kernel.SDPA_MASKED: "sdpa", Kernel.SDPA_ALIBI: "sdpa",
+}  # fmt: skip
 
 
 def terms(

@@ -198,7 +198,8 @@ class _Banded(torch.autograd.Function):
             else:
                 made = bands.kernels.backward(call, grad, out, lse, d_table is not None, wide)
             totals.add(piece.pass_index, ALL, slice(*piece.columns), made[:3])
-            d_table = d_table if d_table is None or made[3] is None else d_table + made[3]
+            if d_table is not None and made.table is not None:
+                d_table = d_table + made.table
         if bands.far is not None:
             rows, columns, causal = _where(bands.far)
             sums = lse if table is None else lse - table[:, -1:]
@@ -335,8 +336,8 @@ def window_backward_tiles(
     def blocks(x: Tensor) -> Tensor:  # (b h n d) as (b·t h size d): a view for tokens before heads
         return x.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
 
-    whole = (grad, call.q, call.k, call.v, out, lse[..., None])
-    dout, q, k, v, o, sums = map(blocks, whole)
+    dout, q, k, v, o = map(blocks, (grad, call.q, call.k, call.v, out))
+    sums = blocks(lse[..., None])
     made = backward(operator, dout, q, k, v, Forward(o, sums[..., 0]), True, call.scale)
     totals = [x.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3) for x in made]
     tops, height = list(range(size, n, size)), size - 1
@@ -349,4 +350,4 @@ def window_backward_tiles(
     upper = stacked([Windows(x, [0], height) for x in made], flipped=True)
     for total, one, starts in zip(totals, upper, (tops, lefts, lefts), strict=True):
         windows(total, starts, height).add_(one.unflatten(0, (len(tops), -1)))
-    return BandGradients(*totals, None)
+    return BandGradients(totals[0], totals[1], totals[2], None)

@@ -23,7 +23,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.core.part import Frequencies, Region, by_rows
-from longitude.core.region import Shift
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops.inputs import AttentionInputs
@@ -82,53 +81,54 @@ class TableSpec(NamedTuple):
 class KeyRotation(NamedTuple):
     """Keys are rotated to x = ⌊(p mod modulo) / floor⌋ / divide, at these frequencies.
 
-    Blocks are numbered from position 0 on; those of one wrap, or of one large group, form a chunk.
+    Blocks of `span` positions are numbered from position 0 on; those of one wrap, or of one large
+    group, form a chunk.
     """
 
-    frequencies: Frequencies | None = None
-    modulo: int | None = None
-    floor: int = 1
-    divide: float = math.inf  # where keys are not rotated here
+    frequencies: Frequencies | None
+    modulo: int | None
+    floor: int
+    divide: float  # infinite where keys are not rotated here
+    span: int  # as many full groups as fit into a block, or a part of one
+    chunk: int
 
     @classmethod
-    def of(cls, key: SegmentKey) -> KeyRotation:
+    def of(cls, key: SegmentKey, block: int) -> KeyRotation:
         if key.region is None or key.rotated or key.region.k.divide == math.inf:
-            return cls()
+            return cls(None, None, 1, math.inf, block, MAX_POSITION)
         k, frequencies = key.region.k, key.region.frequencies
-        if k.floor:
-            return cls(frequencies, None, int(k.divide), 1.0)
-        return cls(frequencies, k.modulo, 1, float(k.divide))
+        if not k.floor:
+            chunk = k.modulo or MAX_POSITION
+            return cls(frequencies, k.modulo, 1, float(k.divide), block, chunk)
+        group = int(k.divide)
+        if group > block:
+            return cls(frequencies, None, group, 1.0, block, group)
+        return cls(frequencies, None, group, 1.0, block // group * group, MAX_POSITION)
 
-    def span(self, block: int) -> int:
-        """Positions of a block: as many whole groups as fit, or a part of one."""
-        return block if self.floor > block else block // self.floor * self.floor
-
-    def chunk(self, block: int) -> int:
-        """Positions of a chunk."""
-        return self.floor if self.floor > block else self.modulo or MAX_POSITION
-
-    def per_chunk(self, block: int) -> int:
+    @property
+    def per_chunk(self) -> int:
         """Blocks of a chunk."""
-        return -(-self.chunk(block) // self.span(block))
+        return -(-self.chunk // self.span)
 
-    def lead(self, first: int, block: int) -> int:
+    def block(self, p: int) -> int:
+        """The number of the block that holds a position."""
+        return p // self.chunk * self.per_chunk + p % self.chunk // self.span
+
+    def lead(self, first: int) -> int:
         """The row of a segment's first block in the table of blocks."""
-        return first % self.per_chunk(block) if self.modulo or self.floor > block else 0
+        return first % self.per_chunk if self.chunk < MAX_POSITION else 0
 
-    def start(self, number: Any, block: int) -> Any:
+    def start(self, number: Any) -> Any:
         """The position where a block begins; one, or a tensor of them."""
-        per = self.per_chunk(block)
-        return number // per * self.chunk(block) + number % per * self.span(block)
+        return number // self.per_chunk * self.chunk + number % self.per_chunk * self.span
 
     def place(self, p: Any) -> Any:
         """x of a position, or of a tensor of them."""
         return (p % self.modulo if self.modulo else p) // self.floor / self.divide
 
-    def base(self, first: int, block: int) -> float:
+    def base(self, first: int) -> float:
         """x at the first row of the table of blocks, for a segment with this first block."""
-        if self.modulo:
-            return 0.0
-        return self.place(self.start(first - self.lead(first, block), block))
+        return 0.0 if self.modulo else self.place(self.start(first - self.lead(first)))
 
 
 class DecodePlan(NamedTuple):
@@ -186,11 +186,10 @@ def supports(scheme: Scheme) -> bool:
         return False
     rows = (0,) if _frequencies_by_rows(scheme) else None
     shifts = [region.k for region, _ in region_areas(scheme, rows) if region is not None]
-    return all(_even(k) for k in shifts)
-
-
-def _even(k: Shift) -> bool:
-    return k.least is None and not (k.floor and (k.modulo or k.divide != int(k.divide)))
+    return all(
+        k.least is None and not (k.floor and (k.modulo or k.divide != int(k.divide)))
+        for k in shifts
+    )
 
 
 def plan_for(
@@ -207,7 +206,7 @@ def plan_for(
     return _latest(scheme, spec, lines, at, blocks.keys)
 
 
-def run(
+def run_kernel(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, plan: DecodePlan, scale: float,
     sinks: Tensor | None, padding: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -216,14 +215,14 @@ def run(
     return _kernel().decode(q, k, v, plan, pairs, scale, sinks, padding)
 
 
-def attend(p: AttentionInputs) -> Tensor:
-    """A call of attention over contiguous positions by the kernel, as its plan chose."""
+def run(p: AttentionInputs, plan: Any = None) -> Tensor:
+    """A call of attention over contiguous positions by the kernel."""
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     assert isinstance(p.k_length, int)
     lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)
-    plan = plan_for(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
-    assert plan is not None
-    return run(p.scheme, p.q, p.k, p.v, plan, p.scale, p.sink_logits, p.key_padding)
+    steps = plan_for(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
+    assert steps is not None
+    return run_kernel(p.scheme, p.q, p.k, p.v, steps, p.scale, p.sink_logits, p.key_padding)
 
 
 @cache
@@ -266,7 +265,7 @@ def make_decode_plan(
     if segments is None:
         return None
     segments = segments or {SegmentKey(None, True, 0, 0): {}}
-    rotations = {key: KeyRotation.of(key) for key in segments}
+    rotations = {key: KeyRotation.of(key, block) for key in segments}
     distinct = tuple(dict.fromkeys(rotations.values()))
     rows, nq = max(len(lines), len(at)), len(at[0])
     numbers: list[list[int]] = []
@@ -274,15 +273,14 @@ def make_decode_plan(
     for r in range(rows):
         before = 0
         for key, by_row in segments.items():
-            count, rest = _numbers(by_row.get(r), nq, rotations[key], block)
+            count, rest = _numbers(by_row.get(r), nq, rotations[key])
             numbers.append([before, count, distinct.index(rotations[key]), *rest])
             before += count
-            most_blocks = max(most_blocks, count + rotations[key].lead(rest[0], block))
+            most_blocks = max(most_blocks, count + rotations[key].lead(rest[0]))
         most = max(most, before)
     ints = torch.tensor(numbers, dtype=torch.int32).view(rows, -1)
     origins = [
-        rotations[key].base(row[3], block)
-        for row, key in zip(numbers, [*segments] * rows, strict=True)
+        rotations[key].base(row[3]) for row, key in zip(numbers, [*segments] * rows, strict=True)
     ]
     origin = torch.tensor(origins, dtype=torch.float64).view(rows, -1)
     tables = _query_tables(scheme.rotary, spec, segments, at, origin).view(torch.int32)
@@ -292,7 +290,7 @@ def make_decode_plan(
     floats = packed.view(torch.float32)[:, ints.shape[1] + gap.shape[1] :]
     rounded = max(64, 1 << (most_blocks - 1).bit_length())  # a longer cache seldom needs a new one
     steps, starts = (_key_tables(scheme.rotary, distinct, block, spec, n) for n in (0, rounded))
-    rotates = distinct != (KeyRotation(),)
+    rotates = any(rotation.divide != math.inf for rotation in distinct)
     return DecodePlan(packed, floats, steps, starts, len(segments), nq, most, rotates)
 
 
@@ -336,20 +334,16 @@ def _frequencies_by_rows(scheme: Scheme) -> bool:
     return scheme.rotary is not None and by_rows(scheme.rotary.frequencies)
 
 
-def _numbers(
-    keys: VisibleKeys | None, nq: int, rotation: KeyRotation, block: int
-) -> tuple[int, list[int]]:
+def _numbers(keys: VisibleKeys | None, nq: int, rotation: KeyRotation) -> tuple[int, list[int]]:
     """How many blocks a segment has, and where each lies, as the kernel reads it."""
     if keys is None:
         return 0, [0, 0, 1, 1, 1, 0, 1, 0, 0, *[0] * 2 * nq]
     low = min(a for a, b in keys.bounds if a < b)
     high = max(b for a, b in keys.bounds if a < b)
-    span, chunk = rotation.span(block), rotation.chunk(block)
-    per_chunk = rotation.per_chunk(block)
-    first, last = (p // chunk * per_chunk + p % chunk // span for p in (low, high - 1))
+    first, last = rotation.block(low), rotation.block(high - 1)
+    span, chunk, per_chunk = rotation.span, rotation.chunk, rotation.per_chunk
     wrap = per_chunk if rotation.modulo else MAX_POSITION
-    lead = rotation.lead(first, block)
-    where = [first, keys.offset, span, chunk, per_chunk, lead, wrap, low, high]
+    where = [first, keys.offset, span, chunk, per_chunk, rotation.lead(first), wrap, low, high]
     return last - first + 1, [*where, *(x for pair in keys.bounds for x in pair)]
 
 
@@ -400,7 +394,7 @@ def _make_key_tables(
     for f, rotation in enumerate(rotations):
         if rope is None or rotation.divide == math.inf:
             continue
-        where = rotation.place(rotation.start(each, block) if blocks else each)
+        where = rotation.place(rotation.start(each) if blocks else each)
         region = Region(frequencies=rotation.frequencies)
         made = cos_sin(
             rope, region, "k", where, spec.size, spec.length, dtype=cos.dtype, device=spec.device
@@ -434,8 +428,10 @@ def decode_reference(
             _, _, frame, first, offset, span, chunk, per, lead, wrap, low, high = one[:FIELDS]
             at = torch.arange(low, high, device=q.device)
             block = at // chunk * per + at % chunk // span - first + lead
-            inner = [t[None, None, frame, at % chunk % span].double() for t in plan.steps]
-            outer = [t[None, None, frame, block % wrap].double() for t in plan.starts]
+            inner, outer = (
+                (c[None, None, frame, n].double(), s[None, None, frame, n].double())
+                for (c, s), n in ((plan.steps, at % chunk % span), (plan.starts, block % wrap))
+            )
             here = slice(low + offset, high + offset)
             rotated = apply_rotary(
                 apply_rotary(wide_k[r : r + 1, :, here], *inner, pairs), *outer, pairs

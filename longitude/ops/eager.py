@@ -16,6 +16,7 @@ from torch import Tensor
 from longitude.core.region import visible
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs, weights_of
 from longitude.ops.passes import accum_dtype, make_passes
+from longitude.ops.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def scores(p: AttentionInputs) -> Scores:
     return Scores(content.expand(shape), biases, total, p.visible(b, i, j).expand(shape))
 
 
-def run(p: AttentionInputs) -> Tensor:
+def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
     """Attention, in blocks of queries where the score matrix would be large."""
     return in_blocks(p, _run, BLOCK_SCORES)
 

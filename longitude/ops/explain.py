@@ -77,30 +77,25 @@ def steps(plan: Plan) -> str:
     """The kernels of a plan, in a sentence."""
     if not plan.steps:
         return "nothing to compute, zeros"
-    if plan.merge is Merge.LSE and plan.steps[0].tiles:
-        counts = Counter({s.kernel: 0 for s in plan.steps})
-        calls = Counter({s.kernel: 0 for s in plan.steps})
-        for s in plan.steps:
-            counts[s.kernel] += len(s.tiles)
-            calls[s.kernel] += len(batches(s.tiles))
-        parts = [
-            f"{n} tiles in {calls[kernel]} calls of {kernel.value}" for kernel, n in counts.items()
-        ]
-        return f"{', '.join(parts)}, {plan.merge.value}"
-    parts = []
+    count: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    parts: dict[str, None] = {}
     for s in plan.steps:
+        kernel, tile = s.kernel.value, s.tiles[0] if s.tiles else None
         if s.kernel is Kernel.BANDED:
-            parts.append(f"{len(s.bands)} band{'s' * (len(s.bands) != 1)} by {s.kernel.value}")
-        elif s.kernel is Kernel.SDPA:
-            parts.append(
-                f"one {'full' if s.tiles[0].kind == 'full' else 'causal'} {s.kernel.value}"
-            )
-        elif s.tiles and plan.merge is Merge.RUNNING_SOFTMAX:
-            parts.append(f"{s.tiles[0].height:,} × {s.tiles[0].width:,} by {s.kernel.value}")
+            parts[f"{len(s.bands)} band{'s' * (len(s.bands) != 1)} by {kernel}"] = None
+        elif s.kernel is Kernel.SDPA and tile:
+            parts[f"one {'full' if tile.kind == 'full' else 'causal'} {kernel}"] = None
+        elif plan.merge is Merge.RUNNING_SOFTMAX and tile:
+            parts[f"{tile.height:,} × {tile.width:,} by {kernel}"] = None
+        elif plan.merge is Merge.LSE and tile:
+            count[kernel] += len(s.tiles)
+            calls[kernel] += len(batches(s.tiles))
         else:
-            parts.append(s.kernel.value)
+            parts[kernel] = None
+    tiles = [f"{n} tiles in {calls[kernel]} calls of {kernel}" for kernel, n in count.items()]
     merged = "" if plan.merge is Merge.NONE else f", {plan.merge.value}"
-    return ", then ".join(dict.fromkeys(parts)) + merged
+    return ", then ".join([*parts, *tiles]) + merged
 
 
 def _pass(one: Pass) -> str:

@@ -22,6 +22,7 @@ from longitude.core.part import Term
 from longitude.core.region import Area, visible
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.passes import Pass, accum_dtype, make_passes
+from longitude.ops.plan import Plan
 from longitude.parts.distance_bias import ByDistance
 
 # every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
@@ -30,7 +31,7 @@ BLOCK = 128
 STRIP_PAIRS = 2**24  # pairs looked at together
 
 
-def run(p: AttentionInputs) -> Tensor:
+def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
     """Attention, pass by pass."""
     modify = _score_mod([_as_lookup(term, p) for term in p.terms().values()], p.softcap)
     wide = accum_dtype(p.v)

@@ -275,17 +275,18 @@ def _recording(x: Tensor) -> bool:
 
 
 def _check_numbers(scale: Any, dropout: Any, softcap: Any) -> None:
-    def number(x: Any) -> bool:
-        return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
-
-    if scale is not None and not number(scale):
+    if scale is not None and not _is_number(scale):
         raise UserError(f"scale must be a finite number, but got {shown(scale)}: 1/√d is usual.")
-    if not number(dropout) or not 0 <= dropout < 1:
+    if not _is_number(dropout) or not 0 <= dropout < 1:
         raise UserError(f"dropout must lie in [0, 1), but got {shown(dropout)}: 0 is none.")
-    if softcap is not None and not (number(softcap) and softcap > 0):
+    if softcap is not None and not (_is_number(softcap) and softcap > 0):
         raise UserError(
             f"softcap must be a number above zero, but got {shown(softcap)}: leave it out for none."
         )
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
 
 
 def _check_hidden(
@@ -293,34 +294,32 @@ def _check_hidden(
 ) -> tuple[Tensor, Tensor] | None:
     """Check what hides keys; the segments of queries and of keys."""
     (batch, heads, nq, _), nk = q.shape, k.shape[2]
-    if key_padding is not None and _kind(key_padding, torch.bool) != (batch, nk):
+    if key_padding is not None and _described(key_padding) != f"({batch}, {nk}) of torch.bool":
         raise UserError(
             f"key_padding must be bool (batch, keys) = ({batch}, {nk}), but got "
             f"{_described(key_padding)}: True where a key is padding."
         )
-    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    if sink_logits is not None and _kind(sink_logits, *floats) != (heads,):
+    fits = isinstance(sink_logits, Tensor) and sink_logits.is_floating_point()
+    if sink_logits is not None and not (fits and sink_logits.shape == (heads,)):
         raise UserError(
             f"sink_logits must be one number per head, ({heads},), but got "
             f"{_described(sink_logits)}."
         )
     if segments is None:
         return None
-    pair = (segments, segments) if isinstance(segments, Tensor) else segments
-    whole = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-    sizes = [_kind(x, *whole) for x in pair] if isinstance(pair, (tuple, list)) else []
-    if sizes != [(batch, nq), (batch, nk)]:
-        given = " and ".join(map(_described, pair)) if sizes else shown(segments)
+    pair = segments if isinstance(segments, (tuple, list)) else (segments, segments)
+    fits = len(pair) == 2 and all(isinstance(x, Tensor) and _is_integer(x) for x in pair)
+    if not fits or [tuple(x.shape) for x in pair] != [(batch, nq), (batch, nk)]:
         raise UserError(
-            f"segments must be one whole number per token, ({batch}, {nq}) for queries and "
-            f"({batch}, {nk}) for keys, but got {given}: give a pair where they differ."
+            f"segments must be one integer per token, ({batch}, {nq}) for queries and ({batch}, "
+            f"{nk}) for keys, but got {' and '.join(map(_described, pair))}: give a pair where "
+            f"they differ."
         )
     return pair[0].to(q.device), pair[1].to(q.device)
 
 
-def _kind(x: Any, *dtypes: torch.dtype) -> tuple[int, ...] | None:
-    """The shape of a tensor of one of these types."""
-    return tuple(x.shape) if isinstance(x, Tensor) and x.dtype in dtypes else None
+def _is_integer(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def _described(x: Any) -> str:
@@ -331,16 +330,15 @@ def _check_length(length: Any, q: Tensor) -> Length | None:
     """One number, or one for each sequence (b, 1)."""
     if length is None or (type(length) is int and length > 0):
         return length
-    batch, lengths = q.shape[0], None
+    batch = q.shape[0]
     if isinstance(length, Tensor) or type(length) in (list, tuple):
         lengths = torch.as_tensor(length)
-    fits = lengths is not None and not (lengths.is_floating_point() or lengths.is_complex())
-    if not fits or lengths.dtype == torch.bool or lengths.numel() not in (1, batch):  # type: ignore[union-attr]
-        raise UserError(
-            f"length must be one number above zero, or one for each of {batch} sequences, but got "
-            f"{_described(length)}."
-        )
-    return lengths.to(q.device, torch.int64).reshape(-1, 1).expand(batch, 1)  # type: ignore[union-attr]
+        if _is_integer(lengths) and lengths.numel() in (1, batch):
+            return lengths.to(q.device, torch.int64).reshape(-1, 1).expand(batch, 1)
+    raise UserError(
+        f"length must be one number above zero, or one for each of {batch} sequences, but got "
+        f"{_described(length)}."
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -250,22 +250,9 @@ class TileOutput(NamedTuple):
             yield TileOutput(self.out[n : n + 1], self.lse[n : n + 1], [top], self.flipped)
 
 
-@runtime_checkable
-class Merging(Protocol):
-    """The rows (b h n) of one call while the outputs of its tiles come in."""
-
-    def add(self, part: TileOutput) -> None: ...
-
-    def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The output in the values' type, and its log-sum-exp (b h n).
-
-        `sinks` are logits, one per head. Rows that nothing covers come out as zeros, and -inf.
-        """
-        ...
-
-
-def merging_for(rows: tuple[int, int, int], like: Tensor) -> Merging:
-    """Rows (b h n) to merge into, with the last dimension and type of these values."""
+def merging_for(rows: tuple[int, int, int], like: Tensor) -> Any:
+    """Rows (b h n) to merge tiles into, with the last dimension and type of these values: what
+    `MergeOneByOne` is."""
     if triton_available(like.device):
         from longitude.ops.kernels.merge import MergeTogether  # late: it imports Triton
 
@@ -274,7 +261,8 @@ def merging_for(rows: tuple[int, int, int], like: Tensor) -> Merging:
 
 
 class MergeOneByOne:
-    """Each part is merged as it comes, in float32 at least."""
+    """Each part is merged as it comes, in float32 at least. `result` gives the output in the
+    values' type and its log-sum-exp; rows that nothing covers are zeros, and -inf."""
 
     def __init__(self, rows: tuple[int, int, int], like: Tensor) -> None:
         self.dtype, wide = like.dtype, accum_dtype(like)
@@ -311,7 +299,7 @@ class TileBatch(NamedTuple):
     """Tiles of one shape of one pass, whose rotated q and k begin at this row and column."""
 
     operator: Operator
-    index: int
+    pass_index: int
     tiles: tuple[Tile, ...]
     top: int
     left: int
@@ -379,11 +367,11 @@ class _Merged(torch.autograd.Function):
     def forward(ctx: Any, parts: list[TileBatch], size: tuple[int, float], sinks: Tensor | None,
                 v: Tensor, *qk: Tensor) -> Tensor:  # fmt: skip
         rows, scale = size
-        shape = (*qk[0].shape[:2], rows)
+        shape = (qk[0].shape[0], qk[0].shape[1], rows)
         merging = merging_for(shape, v)
         extras = []
         for part in parts:
-            q, k, values = part.stacked(qk[2 * part.index], qk[2 * part.index + 1], v)
+            q, k, values = part.stacked(qk[2 * part.pass_index], qk[2 * part.pass_index + 1], v)
             ran = in_groups(part.operator, q, k, values, part.causal, scale)
             out, lse = (x.unflatten(0, (len(part.tiles), -1)) for x in (ran.out, ran.lse))
             merging.add(TileOutput(out, lse, part.rows, part.flipped))
@@ -399,7 +387,7 @@ class _Merged(torch.autograd.Function):
         v, out, lse, sinks, *qk = ctx.saved_tensors
         totals = [torch.zeros_like(x, dtype=accum_dtype(x)) for x in (v, *qk)]
         for part, extra in zip(ctx.parts, ctx.extras, strict=True):
-            n, height = 2 * part.index, part.tiles[0].height
+            n, height = 2 * part.pass_index, part.tiles[0].height
             sources = [Windows(x, part.rows, height) for x in (grad, out)]
             dout, o = stacked(sources, part.flipped)
             (sums,) = stacked([Windows(lse[..., None], part.rows, height)], part.flipped)

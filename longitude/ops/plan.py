@@ -27,6 +27,7 @@ from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from longitude.core.part import Bias as BiasPart
 from longitude.core.part import QueryRows, Weights
@@ -396,7 +397,7 @@ def _alibi(call: CallSpec) -> Plan | str:
 
 
 @lru_cache(maxsize=64)
-def slopes_of(part: BiasPart, heads: int) -> torch.Tensor:
+def slopes_of(part: BiasPart, heads: int) -> Tensor:
     """What a linear bias takes off for each step back, one number per head, in float64."""
     one, pos = torch.zeros(1, heads, 1, 1, dtype=torch.float64), torch.zeros(1, 1)
     none: Weights = {}

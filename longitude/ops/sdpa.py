@@ -23,7 +23,7 @@ from longitude.core.part import Term
 from longitude.ops.eager import in_blocks
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
 from longitude.ops.passes import Pass, accum_dtype, make_passes, single_query_pass
-from longitude.ops.plan import Kernel, Step, slopes_of
+from longitude.ops.plan import Kernel, Plan, slopes_of
 from longitude.parts.distance_bias import ByDistance
 
 CUDA_BLOCK_SCORES = 2**27  # where memory is plenty but every call costs
@@ -32,8 +32,9 @@ ALIBI_PARTS = 3
 ALIBI_UNIT = 256  # keys count in these: 131,072 would not fit into float16
 
 
-def run(p: AttentionInputs, step: Step) -> Tensor:
+def run(p: AttentionInputs, plan: Plan) -> Tensor:
     """Attention by one call, or one for each block of queries under a mask."""
+    (step,) = plan.steps
     if step.kernel is Kernel.SDPA_MASKED:
         return in_blocks(p, _masked, CUDA_BLOCK_SCORES if p.q.is_cuda else BLOCK_SCORES)
     if step.kernel is Kernel.SDPA_ALIBI:

@@ -145,8 +145,8 @@ MISTAKES: dict[str, dict[str, Any]] = {
         name: torch.zeros(1, HEADS, N, D, dtype=torch.int64) for name in "qkv"
     },
     "key_padding must be bool": {"key_padding": torch.zeros(1, N, dtype=torch.int64)},
-    "segments must be one whole number": {"segments": torch.zeros(1, N)},
-    "segments must be one whole number per token": {"segments": (torch.zeros(1, N).long(),)},
+    "segments must be one integer": {"segments": torch.zeros(1, N)},
+    "segments must be one integer per token": {"segments": (torch.zeros(1, N).long(),)},
     "sink_logits must be one number per head": {"sink_logits": torch.zeros(HEADS).long()},
     "scale must be a finite number": {"scale": float("nan")},
     "scale must be a finite number, but got '": {"scale": "1"},
@@ -219,9 +219,9 @@ def test_gradients_of_nothing_are_zeros() -> None:
 def test_llama4s_temperature_before_position_zero() -> None:
     text = "llama4_temperature(floor=8)"
     assert run(text, range(-1, N - 1)).isfinite().all()
-    with pytest.raises(UserError, match="llama4_temperature.*negative"):
+    with pytest.raises(UserError, match=r"llama4_temperature.*negative"):
         run(text, range(-20, N - 20))
-    with pytest.raises(UserError, match="llama4_temperature.*negative"):
+    with pytest.raises(UserError, match=r"llama4_temperature.*negative"):
         run(text, torch.arange(-20, N - 20))
 
 

@@ -12,6 +12,7 @@ in float32 would be off by a full turn at ten million positions.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, no_type_check
 
@@ -22,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.core.validate import UserError
-from longitude.ops.kernels.launch import on_device, require
+from longitude.ops.kernels.launch import launch, require, shape
 from longitude.parts.rope import Pairs
 from longitude.parts.rotary_tables import Tables
 
@@ -35,16 +36,8 @@ class Blocks(NamedTuple):
     warps: int
 
 
-class Options(NamedTuple):
-    """How to rotate: the pairs, the direction, where to, by which blocks."""
-
-    pairs: Pairs
-    inverse: bool = False
-    inplace: bool = False
-    blocks: Blocks | None = None
-
-
-Tensors = tuple[Tensor, ...]
+Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
+Options = tuple[Pairs, bool, Blocks | None]  # pairs, inverse, blocks
 
 
 @triton.jit
@@ -122,145 +115,92 @@ def rotate_qk(
     pairs: Pairs = "half",
     *,
     inverse: bool = False,
-    inplace: bool = False,
     blocks: Blocks | None = None,
 ) -> tuple[Float[Tensor, "b h nq d"], Float[Tensor, "b hkv nk d"]]:
     """q and k rotated by their tables (b|1 1 n half), or rotated back, in one launch."""
-    options = Options(pairs, inverse, inplace, blocks)
-    made = _rotate((q, k), (*q_tables, *k_tables), options)
-    return made[0], made[1]
-
-
-def rotate(
-    x: Float[Tensor, "b h n d"],
-    cos: Float[Tensor, "#b 1 n half"],
-    sin: Float[Tensor, "#b 1 n half"],
-    pairs: Pairs = "half",
-    *,
-    inplace: bool = False,
-    blocks: Blocks | None = None,
-) -> Float[Tensor, "b h n d"]:
-    """One tensor rotated: `parts.rope.apply_rotary` as a kernel."""
-    return _rotate((x,), (cos, sin), Options(pairs, inplace=inplace, blocks=blocks))[0]
-
-
-def _rotate(xs: Tensors, tables: Tensors, options: Options) -> Tensors:
-    if not (torch.is_grad_enabled() and any(x.requires_grad for x in xs)):
-        return _run(xs, tables, options)
-    if options.inplace:
-        raise UserError(
-            "rotating in place keeps no gradient: use inplace=False, or torch.no_grad()."
-        )
-    return _Rotate.apply(options, tables, *xs)  # type: ignore[return-value]
+    options = (pairs, inverse, blocks)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        return _Rotate.apply(options, q, k, *q_tables, *k_tables)  # type: ignore[return-value]
+    return _run((q, k, *q_tables, *k_tables), options)
 
 
 class _Rotate(torch.autograd.Function):
     """The gradient is rotated back, and its gradient forth again."""
 
     @staticmethod
-    def forward(ctx: Any, options: Options, tables: Tensors, *xs: Tensor) -> Tensors:
-        ctx.save_for_backward(*tables)
+    def forward(ctx: Any, options: Options, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*tensors[2:])
         ctx.options = options
-        ctx.set_materialize_grads(False)
-        return _run(xs, tables, options)
+        return _run(tensors, options)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        tables, options = ctx.saved_tensors, ctx.options._replace(inverse=not ctx.options.inverse)
-        wanted = [n for n, g in enumerate(grads) if g is not None and ctx.needs_input_grad[2 + n]]
-        given: list[Tensor | None] = [None] * len(grads)
-        if wanted:
-            own = tuple(t for n in wanted for t in tables[2 * n : 2 * n + 2])
-            made = _rotate(tuple(grads[n] for n in wanted), own, options)  # type: ignore[misc]
-            for n, grad in zip(wanted, made, strict=True):  # type: ignore[arg-type]
-                given[n] = grad
-        return None, None, *given
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        c, s, kc, ks = ctx.saved_tensors
+        pairs, inverse, blocks = ctx.options
+        dq, dk = rotate_qk(
+            grads[0], grads[1], (c, s), (kc, ks), pairs, inverse=not inverse, blocks=blocks
+        )
+        return None, dq, dk, None, None, None, None
 
 
-def _run(xs: Tensors, tables: Tensors, options: Options) -> Tensors:
-    """Whatever depends on shapes alone is settled once for each of them: a decoder's step has no
-    time for it."""
-    given, pointers = (*xs, *tables), 0
-    shapes = ()
-    for t in given:
-        shapes += ((t.shape, t.stride(), t.dtype),)
-        pointers |= t.data_ptr()
-    launcher = _launcher(shapes, options, xs[0].device)
-    if not launcher.fits:
-        xs = tuple(x if x.stride(-1) == 1 else _copy(x) for x in xs)
-        return _run(xs, tuple(map(_copy, tables)), options)
-    outs = xs if options.inplace else tuple([torch.empty_like(x) for x in xs])
-    if launcher.programs:
-        launcher.launch(xs, outs, tables, aligned=pointers % 16 == 0)
-    return outs
+def _run(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor]:
+    layout = _layout(tuple(map(shape, tensors)), options, tensors[0].device)
+    if not layout.fits:
+        q, k, *tables = tensors
+        q, k = (x if x.stride(-1) == 1 else _copy(x) for x in (q, k))
+        return _run((q, k, *map(_copy, tables)), options)
+    q, k, c, s, kc, ks = tensors
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    if layout.programs:
+        sides = (q, q_out, c, s, *layout.q), (k, k_out, kc, ks, *layout.k)
+        launch(_rope_kernel, layout.programs, (*sides, *layout.lanes), (*tensors, q_out, k_out),
+               (layout,), lambda: layout.constants)  # fmt: skip
+    return q_out, k_out
 
 
 def _copy(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """What a launch needs besides its pointers: one for all tensors of the same shapes."""
 
-
-class _Launcher:
-    """What a launch needs beside its pointers, and the kernel that was compiled for it.
-
-    Triton looks at every argument of every launch to find its kernel. Here only the pointers can
-    differ from the launch before, so where all of them are aligned the kernel is known.
-    """
-
-    def __init__(self, sides: list[tuple[int, ...]], lanes: list[int], runs: int,
-                 constants: tuple[Any, ...], warps: int) -> None:  # fmt: skip
-        self.sides, self.programs, self.warps = sides, runs * sum(lanes), warps
-        self.rest = (lanes[0], sum(lanes), *constants)
-        self.fits, self.compiled = True, None
-
-    def launch(self, xs: Tensors, outs: Tensors, tables: Tensors, *, aligned: bool) -> None:
-        q = (xs[0], outs[0], tables[0], tables[1], *self.sides[0])
-        k = q if len(xs) == 1 else (xs[1], outs[1], tables[2], tables[3], *self.sides[1])
-        with on_device(xs[0]):
-            if aligned and self.compiled is not None:
-                self.compiled[self.programs, 1, 1](q, k, *self.rest)
-                return
-            kernel: Any = _rope_kernel[(self.programs,)]
-            made = kernel(q, k, *self.rest, num_warps=self.warps, enable_fp_fusion=True)
-        self.compiled = made if aligned else self.compiled
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    lanes: tuple[int, int]
+    programs: int
+    constants: dict[str, Any]
+    fits: bool  # whether the kernel can read them as they lie in memory
 
 
 @lru_cache(maxsize=1024)
-def _launcher(shapes: tuple[Shape, ...], options: Options, device: torch.device) -> _Launcher:
-    count = len(shapes) // 3
-    xs, tables = shapes[:count], shapes[count:]
+def _layout(shapes: tuple[Shape, ...], options: Options, device: torch.device) -> _Layout:
     require(device)
-    _check(xs, tables, options)
+    xs, tables = shapes[:2], shapes[2:]
+    _check(xs, tables)
+    pairs, inverse, blocks = options
     d, half = xs[0][0][3], tables[0][0][3]
-    rest = 0 if options.inplace else d - 2 * half
-    blocks = options.blocks or blocks_for([x[0] for x in xs], half, xs[0][2].itemsize)
-    lanes = [x[0][0] * triton.cdiv(x[0][1], blocks.heads) for x in xs]
+    blocks = blocks or blocks_for([x[0] for x in xs], half, xs[0][2].itemsize)
+    q_lanes, k_lanes = (x[0][0] * triton.cdiv(x[0][1], blocks.heads) for x in xs)
     runs = max(triton.cdiv(x[0][2], blocks.tokens) for x in xs) if d else 0
-    width, rest_width = (triton.next_power_of_2(max(size, 1)) for size in (half, rest))
-    constants = (
-        half,
-        rest,
-        options.pairs == "adjacent",
-        options.inverse,
-        blocks.tokens,
-        blocks.heads,
-    )
-    sides = [_numbers(x, table, options) for x, table in zip(xs, tables[::2], strict=True)]
-    launcher = _Launcher(sides, lanes, runs, (*constants, width, rest_width), blocks.warps)
-    alike = sides == [
-        _numbers(x, table, options) for x, table in zip(xs, tables[1::2], strict=True)
-    ]
-    launcher.fits = alike and all(strides[3] == 1 for _, strides, _ in shapes)
-    return launcher
+    width, rest_width = (triton.next_power_of_2(max(n, 1)) for n in (half, d - 2 * half))
+    constants = {
+        "HALF": half, "REST": d - 2 * half, "ADJACENT": pairs == "adjacent", "INVERSE": inverse,
+        "TOKENS": blocks.tokens, "HEADS": blocks.heads, "WIDTH": width, "REST_WIDTH": rest_width,
+        "num_warps": blocks.warps,
+    }  # fmt: skip
+    sides = [_numbers(x, table) for x, table in zip(xs, tables[::2], strict=True)]
+    alike = sides == [_numbers(x, table) for x, table in zip(xs, tables[1::2], strict=True)]
+    fits = alike and all(strides[3] == 1 for _, strides, _ in shapes)
+    lanes = (q_lanes, q_lanes + k_lanes)
+    return _Layout(sides[0], sides[1], lanes, runs * lanes[1], constants, fits)
 
 
-def _numbers(x: Shape, table: Shape, options: Options) -> tuple[int, ...]:
+def _numbers(x: Shape, table: Shape) -> tuple[int, ...]:
     """Heads, tokens, and the strides of batch, heads and tokens in x, the output and the tables."""
     (size, strides, _), (rows, steps, _) = x, table
-    like = torch.empty_strided(size, strides, device="meta")
-    out = strides if options.inplace else torch.empty_like(like).stride()
+    out = torch.empty_like(torch.empty_strided(size, strides, device="meta")).stride()
     return *size[1:3], *strides[:3], *out[:3], steps[0] if rows[0] > 1 else 0, steps[2]
 
 
@@ -276,23 +216,15 @@ def blocks_for(shapes: list[torch.Size], half: int, itemsize: int) -> Blocks:
     return Blocks(max(1, min(1024 // (width * taken * itemsize), most_tokens)), taken, 1)
 
 
-def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...], options: Options) -> None:
+def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...]) -> None:
     d, half = xs[0][0][3], tables[0][0][3]
     for x, cos, sin in zip(xs, tables[::2], tables[1::2], strict=True):
         b, _, n, own = x[0]
         fits = cos[0][0] in (1, b) and tuple(cos[0][1:]) == (1, n, half) and own == d
         if (cos[0], cos[2]) != (sin[0], sin[2]) or not fits or 2 * half > d:
             raise UserError(
-                f"x is (b, h, n, d) where cos and sin are (b or 1, 1, n, d/2 or less), "
-                f"got x {tuple(x[0])}, cos {tuple(cos[0])}, sin {tuple(sin[0])}: cut them to fit."
-            )
-        loose = any(size > 1 and step == 0 for size, step in zip(x[0], x[1], strict=True))
-        if options.inplace and (x[1][3] != 1 or loose):
-            raise UserError(
-                f"rotating in place needs numbers of their own, side by side in each row, and got "
-                f"strides {x[1]} for {tuple(x[0])}: use inplace=False."
+                f"x is (b, h, n, d) where cos and sin are (b or 1, 1, n, d/2 or less), but got x "
+                f"{tuple(x[0])}, cos {tuple(cos[0])}, sin {tuple(sin[0])}: cut them to fit."
             )
         if not (x[2].is_floating_point and cos[2].is_floating_point):
-            raise UserError(
-                f"only floating numbers are rotated, not {x[2]} by {cos[2]}: convert them first."
-            )
+            raise UserError(f"only floating numbers are rotated, not {x[2]}: convert them first.")

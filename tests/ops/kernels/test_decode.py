@@ -11,6 +11,7 @@ from torch import Tensor
 from longitude import Cache, Scheme, UserError, attention
 from longitude.core.region import SAME
 from longitude.ops import decode as decoding
+from longitude.ops import plan
 from longitude.ops.decode import (
     DecodePlan,
     Line,
@@ -20,6 +21,7 @@ from longitude.ops.decode import (
     make_decode_plan,
     supports,
 )
+from longitude.ops.plan import Device
 from tests.cache.test_decode import ROTATED
 from tests.grid import scheme
 
@@ -213,14 +215,15 @@ def test_keys_turned_already_are_taken_as_they_are() -> None:
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The kernel chosen on a CPU too, as on a GPU; how many queries each run of it had."""
     ran: list[int] = []
-    run = decoding.run
+    run = decoding.run_kernel
 
     def counted(s: Scheme, q: Tensor, *rest: Any) -> Tensor:
         ran.append(q.shape[2])
         return run(s, q, *rest)
 
     monkeypatch.setattr(decoding, "triton_available", lambda x: True)
-    monkeypatch.setattr(decoding, "run", counted)
+    monkeypatch.setattr(plan, "device_of", lambda x: Device(x.type, triton=True))
+    monkeypatch.setattr(decoding, "run_kernel", counted)
     return ran
 
 
@@ -314,7 +317,7 @@ def test_nothing_to_see() -> None:
     assert decode(none, k, v, seen(s, 16, [()], [()])).shape == none.shape
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_get_a_sentence() -> None:
     s = scheme("rope()")
     q, k, v = qkv((1, 1, 1, 1), 8, 16)
     sees = seen(s, 16, [(Run(0, 0, 8),)], last(8, 1))

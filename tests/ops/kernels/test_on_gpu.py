@@ -35,6 +35,13 @@ def error(got: Tensor, x: Tensor, by: Tables, pairs: Pairs) -> float:
     return float((got[:, :, rows].double() - want).norm() / want.norm())
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """One tensor by the kernel."""
+    from longitude.ops.kernels.rope import rotate_qk
+
+    return rotate_qk(x, x[:, :1], (cos, sin), (cos, sin))[0]
+
+
 @pytest.mark.parametrize("half", [64, 32])
 @pytest.mark.parametrize("pairs", ["half", "adjacent"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -55,8 +62,6 @@ def test_turned_at_real_size(pairs: Pairs, half: int, dtype: torch.dtype) -> Non
 
 
 def test_a_known_kernel_serves_only_aligned_pointers() -> None:
-    from longitude.ops.kernels.rope import rotate
-
     by = tables(33, 32)
     room = drawn(2, 4, 33, 72)
     for start in (0, 0, 1, 0, 3, 8):  # the kernel of the first is known from the second on
@@ -80,8 +85,6 @@ def test_turning_in_a_cuda_graph() -> None:
 
 
 def test_more_numbers_than_32_bits_count_and_more_heads_than_16() -> None:
-    from longitude.ops.kernels.rope import rotate
-
     by = tables(8, 32)
     x = drawn(2, 35_000, 8, 64)
     torch.testing.assert_close(rotate(x, *by), apply_rotary(x, *by), rtol=8e-3, atol=8e-3)
