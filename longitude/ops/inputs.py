@@ -12,7 +12,7 @@ prefill: the number of keys that a causal query may see, and the length of each 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -151,23 +151,12 @@ def weights_of(name: str, weights: Weights) -> Weights:
 
 
 def prepare(
-    scheme: Scheme | str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_pos: Pos,
-    k_pos: Pos,
-    weights: Weights | None = None,
-    *,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    key_padding: Tensor | None = None,
-    segments: Tensor | tuple[Tensor, Tensor] | None = None,
-    sink_logits: Tensor | None = None,
-    length: int | Sequence[int] | Tensor | None = None,
-) -> AttentionInputs:
-    """Check a call's arguments, and multiply the scale of ④ into q or leave it to q's tables."""
+    scheme: Any, q: Any, k: Any, v: Any, q_pos: Any, k_pos: Any, weights: Weights | None = None, *,
+    scale: Any = None, dropout: Any = 0.0, softcap: Any = None, key_padding: Any = None,
+    segments: Any = None, sink_logits: Any = None, length: Any = None,
+) -> AttentionInputs:  # fmt: skip
+    """Check the arguments of `attention`, whatever they are, and multiply the scale of ④ into q or
+    leave it to q's tables."""
     scheme = _one_scheme(scheme)
     _check_tensors(q, k, v)
     q_pos, k_pos = _positions("q_pos", q_pos, q), _positions("k_pos", k_pos, k)
@@ -214,7 +203,7 @@ def _one_scheme(scheme: Any) -> Scheme:
     return scheme
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_tensors(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             given = tuple(x.shape) if isinstance(x, Tensor) else shown(x)

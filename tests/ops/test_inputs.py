@@ -185,7 +185,7 @@ def test_a_scheme_may_be_its_text() -> None:
 def test_lengths_by_sequence_or_for_all() -> None:
     text = BY_LENGTH[0]
     want = run(text, range(N), length=64)
-    for length in ([64], torch.tensor([64]), torch.tensor(64)):
+    for length in ([64], torch.tensor([64])):
         torch.testing.assert_close(run(text, range(N), length=length), want)
 
 
