@@ -46,6 +46,8 @@ def display(quiet: bool = False) -> Iterator[Progress]:
 
         def show(event: Event) -> None:
             nonlocal started, printed, job
+            if not event.total:  # a message
+                return None if quiet else say(event.stage)
             now = time.monotonic()
             if event.job != job:
                 job, started, printed = event.job, now, float("-inf")

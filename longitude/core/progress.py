@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Event:
-    """`done` of `total` units of a job are finished; `stage` says what runs now."""
+    """`done` of `total` units of a job are finished; `stage` says what runs now. An event without a
+    total is a message to the user."""
 
     stage: str  # "yarn(4): passkey at 2,048"
     done: float

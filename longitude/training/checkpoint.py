@@ -1,43 +1,41 @@
-"""A run on disk: its config, its state while it trains, its weights when it is done.
+"""A run's folder: what it was asked to do, its state while it trains, what it leaves behind.
 
-    config.json               what the run is, written before the first step
-    checkpoint.safetensors    weights, optimizer, losses so far and the step, while it trains
-    model.safetensors         the weights, and with them the run is done
-    training.json             the loss of every step, and how long it took
-    hf/                       the same weights for stock transformers, where they have a home
+    config.json, tune.json    the question, written before the first step
+    checkpoint.safetensors    weights that train, AdamW's moments, the losses and the step so far
+    training.json             the loss of every step, and how long they took
 
-Every file is written under another name and then moved into place, so that a kill leaves the one
-before. Nothing is pickled. Nothing random has to be kept: all that is drawn follows from the seed
-and the step (chance.py).
+Every file is written under a temporary name and then moved into place, so that a kill or a full
+disk leaves the previous one. Nothing is pickled, and no random state is stored: all that is drawn
+follows from the seed and the step (distributed.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from longitude.core.atomic_io import atomic_file
-from longitude.core.validate import UserError
-from longitude.training.distributed import fill, whole
-from longitude.training.lab.run import Run, read
+from longitude.core.validate import UserError, short, shown
+from longitude.training.distributed import World, assign, full_tensor
 
-CONFIG, STATE, MODEL, HISTORY = (
-    "config.json", "checkpoint.safetensors", "model.safetensors", "training.json",
-)  # fmt: skip
+STATE, HISTORY = "checkpoint.safetensors", "training.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+DECISIVE = ("model", "target", "seed", "dtype")  # what other fields of a question follow from
+RESUME = "run the same command again to resume (train: with --resume)"
 
 
-def replaced(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file whole or not at all."""
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file atomically, and have it on the disk."""
     with atomic_file(path) as part:
         write(part)
         with part.open("rb") as f:
@@ -45,114 +43,187 @@ def replaced(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON that people can read."""
+    """Write indented JSON atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    replaced(path, lambda p: _put(p, text))
+    write_file(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def _put(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, by name."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def gather_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The trained weights by name, unsharded and on the CPU; every process must call this."""
+    return {name: _on_cpu(p) for name, p in trainable_parameters(model)}
+
+
+def _on_cpu(x: Tensor) -> Tensor:
+    return full_tensor(x.detach()).cpu().contiguous()
 
 
 @dataclass(frozen=True)
-class Folder:
+class RunKind:
+    """How one kind of run lies on disk: the file and key of its question, what completes it, and
+    how a question is read (an older one may lack fields that have a default)."""
+
+    file: str
+    key: str
+    complete: Callable[[Path], bool]
+    normalise: Callable[[dict[str, Any]], dict[str, Any]] = dict
+
+
+@dataclass(frozen=True)
+class RunFolder:
     """The folder of a run."""
 
     path: Path
+    kind: RunKind
 
     @property
     def done(self) -> bool:
         """Whether the run has ended."""
-        return (self.path / MODEL).is_file()
+        return self.kind.complete(self.path)
 
     @property
-    def begun(self) -> bool:
-        """Whether there is a state to go on from."""
-        return (self.path / STATE).is_file()
-
-    def run(self) -> Run | None:
-        """The run that the folder holds, if it holds one."""
+    def saved_step(self) -> int | None:
+        """The step of the last complete state, None if there is none."""
         try:
-            return read(json.loads((self.path / CONFIG).read_text(encoding="utf-8"))["run"])
+            with safe_open(self.path / STATE, "pt") as f:
+                return int((f.metadata() or {})["step"])
+        except (FileNotFoundError, SafetensorError, KeyError, ValueError, OSError):
+            return None
+
+    def question(self) -> dict[str, Any] | None:
+        """What the run that the folder holds was asked to do, None if it holds none."""
+        file = self.path / self.kind.file
+        try:
+            return self.kind.normalise(json.loads(file.read_text(encoding="utf-8"))[self.kind.key])
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, OSError) as e:
-            raise UserError(
-                f"{self.path / CONFIG} is no run of longitude's ({e}): give another --out."
-            ) from None
+            raise UserError(f"{file} describes no run ({e}): give another --out.") from None
 
-    def claim(self, run: Run, resume: bool) -> None:
-        """Raise unless this run may write here."""
+    def history(self) -> dict[str, Any]:
+        """What training.json of a finished run says."""
+        return json.loads((self.path / HISTORY).read_text(encoding="utf-8"))
+
+    def claim(self, question: dict[str, Any], resume: bool) -> None:
+        """Raise unless the run of this question may write here."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path} is a file: give a folder.")
-        held = self.run()
-        if held is None and self.path.is_dir() and any(self.path.iterdir()):
+        held = self.question()
+        if held is None:
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise UserError(
+                    f"--out {self.path} holds other files and no run: give an empty or a new "
+                    f"folder."
+                )
+            return
+        if held != question:
             raise UserError(
-                f"--out {self.path} holds other files and no run: give an empty or a new folder."
-            )
-        if held is not None and held != run:
-            raise UserError(
-                f"--out {self.path} holds another run ({_difference(held, run)}): "
+                f"--out {self.path} holds another run ({_difference(held, question)}): "
                 f"give another folder."
             )
-        if held is not None and not resume and (self.done or self.begun):
+        if not resume and (self.done or self.saved_step is not None):
             state = "is done" if self.done else "was interrupted"
             raise UserError(
-                f"--out {self.path} holds this very run, which {state}: add --resume to go on "
-                f"with it, or give another folder."
+                f"--out {self.path} holds this very run, which {state}: resume it with --resume, "
+                f"or give another folder."
             )
 
-    def save(self, step: int, model: nn.Module, optimizer: Any, losses: Tensor, first: bool) -> int:
-        """Keep the state after a step; every process must ask, the first one writes."""
-        state = {"losses": losses[:step].cpu(), **_state(model, optimizer)}
-        if first:
-            replaced(self.path / STATE, lambda p: save_file(state, p, metadata={"step": str(step)}))
-        return step
+    def begin(self, question: dict[str, Any], about: dict[str, Any], world: World) -> None:
+        """Write the question down before the first step; every process must call this."""
+        world.barrier()  # all have looked at the folder before the first one writes to it
+        if world.first and self.question() is None:
+            with self.explain_failures(0):
+                write_json(self.path / self.kind.file, {self.kind.key: question, **about})
+        world.barrier()
+
+    def save(
+        self, step: int, model: nn.Module, optimizer: Any, losses: Tensor, world: World
+    ) -> None:
+        """Save the state after a step; every process must call this, the first one writes."""
+        state = {"losses": losses[:step].cpu()}
+        for name, p in trainable_parameters(model):
+            state[f"model.{name}"] = _on_cpu(p)
+            for key in MOMENTS:
+                state[f"{key}.{name}"] = _on_cpu(optimizer.state[p][key])
+        if world.first:
+            meta = {"step": str(step)}
+            write_file(self.path / STATE, lambda part: save_file(state, part, metadata=meta))
 
     def load(self, model: nn.Module, optimizer: Any, losses: Tensor) -> int:
-        """Put the state back; the step to go on with, 0 where there is none."""
-        if not self.begun:
+        """Restore the state; the step to continue with, 0 if there is no state."""
+        if not (self.path / STATE).is_file():
             return 0
         with safe_open(self.path / STATE, "pt") as f:
             step = int((f.metadata() or {})["step"])
             losses[:step] = f.get_tensor("losses").to(losses.device)
-            for name, p in model.named_parameters():
-                fill(p, f.get_tensor(f"model.{name}"))
+            for name, p in trainable_parameters(model):
+                assign(p, f.get_tensor(f"model.{name}"))
                 state = optimizer.state[p]
                 for key in MOMENTS:
                     state[key] = torch.zeros_like(p)
-                    fill(state[key], f.get_tensor(f"{key}.{name}"))
+                    assign(state[key], f.get_tensor(f"{key}.{name}"))
                 state["step"] = torch.tensor(
                     float(step), device=p.device if optimizer.defaults["fused"] else "cpu"
                 )
         return step
 
+    @contextmanager
+    def finishing(self, history: dict[str, Any]) -> Iterator[None]:
+        """Write the history, then in the block whatever completes the run; then drop the state."""
+        with self.explain_failures(len(history["losses"])):
+            write_json(self.path / HISTORY, history)
+            yield
+            (self.path / STATE).unlink(missing_ok=True)
 
-def _state(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
-    """Weights and moments by name, whole and on the CPU."""
-    state: dict[str, Tensor] = {}
-    for name, p in model.named_parameters():
-        state[f"model.{name}"] = _kept(p)
-        for key in MOMENTS:
-            state[f"{key}.{name}"] = _kept(optimizer.state[p][key])
-    return state
+    @contextmanager
+    def explain_failures(self, step: int, world: World | None = None) -> Iterator[None]:
+        """Say what a full disk or a lost process leaves behind, and how to resume."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"step {step} could not be written to {self.path} ({_reason(error)}): "
+                f"{self._left()}; free some space, then {RESUME}."
+            ) from error
+        except RuntimeError as error:
+            if world is None or world.size == 1:
+                raise
+            raise UserError(
+                f"another process was lost at step {step} ({_reason(error)}): {self._left()}; "
+                f"{RESUME}."
+            ) from error
+
+    def _left(self) -> str:
+        step = self.saved_step
+        return "no state was saved before" if step is None else f"the state of step {step} is saved"
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights by name, whole and on the CPU; every process must ask."""
-    return {name: _kept(p) for name, p in model.named_parameters()}
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return short(text.strip().splitlines()[0], 120).rstrip(".")
 
 
-def _kept(x: Tensor) -> Tensor:
-    return whole(x.detach()).cpu().contiguous()
-
-
-def _difference(a: Run, b: Run) -> str:
-    """The first field in which two runs differ."""
-    one, other = _flat(a.plain()), _flat(b.plain())
-    name = next(name for name in one if one[name] != other[name])
-    return f"its {name} is {one[name]}, not {other[name]}"
-
-
-def _flat(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {**plain["shape"], **{k: v for k, v in plain.items() if k != "shape"}}
+def _difference(held: dict[str, Any], given: dict[str, Any]) -> str:
+    """The first field in which two questions differ: decisive ones first, nested ones next."""
+    one, other = (
+        {
+            **{name: question.get(name) for name in DECISIVE},
+            **{
+                k: v
+                for part in question.values()
+                if isinstance(part, dict)
+                for k, v in part.items()
+            },
+            **{name: value for name, value in question.items() if not isinstance(value, dict)},
+        }
+        for question in (held, given)
+    )
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    name = names[0] if names else "question"
+    return f"its {name} is {shown(one.get(name))}, not {shown(other.get(name))}"

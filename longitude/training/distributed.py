@@ -1,13 +1,12 @@
-"""Chance as a pure function: what is drawn depends on the seed, the step and the purpose alone.
+"""One process or several, and random numbers that each of them can reproduce.
 
-So nothing about the order of the data needs saving, a resumed run draws what the killed one would
-have drawn, and each of several processes can make its own rows.
+Under `torchrun` or `accelerate launch` every process joins a group (gloo on CPU, NCCL on CUDA) and
+trains its rows of each batch. Small lab models are replicated (DDP); larger ones, and every model
+that is fine-tuned, are sharded by FSDP2 (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277):
+weights, gradients and optimizer state alike, gathered layer by layer.
 
-One process or many: who trains, on which device, and how their models stay one.
-
-Under `torchrun` every process joins a group (gloo on CPU, NCCL on CUDA) and trains its rows of
-each batch. Small models are copied to each process (DDP); those of 100M weights and more are
-sharded (FSDP2), weights, gradients and optimizer alike.
+Random draws are a pure function of seed, step and purpose. The order of the data needs no saving, a
+resumed run draws what the stopped one would have drawn, and any process can build any row.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from torch import Tensor, nn
 
 from longitude.core.validate import UserError
 
+SHARDED_FROM = 100_000_000  # weights of a lab model
+
 
 def generator(seed: int, step: int = 0, purpose: str = "") -> torch.Generator:
     """A fresh generator on the CPU. Steps of one seed and purpose never share a state: torch's
-    own seeding keeps 32 bits, so the step is added to the hash and not hashed with the rest."""
+    seeding keeps 32 bits, so the step is added to the hash instead of hashed with the rest."""
     start = int.from_bytes(sha256(f"{seed} {purpose}".encode()).digest()[:4], "big")
     return torch.Generator().manual_seed((start + step) % 2**32)
-
-
-SHARDED_FROM = 100_000_000  # weights
 
 
 @dataclass(frozen=True)
@@ -45,32 +43,45 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes files and reports progress."""
         return self.rank == 0
 
-    def total(self, x: Tensor) -> Tensor:
-        """The sum of one number over all processes, in place."""
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of a tensor over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
-    def agree(self, said: bool) -> bool:
-        """What the first process said."""
+    def broadcast(self, value: int) -> int:
+        """The first process's value, in every process."""
         if self.size == 1:
-            return said
-        word = torch.tensor(int(said), device=self.device)
-        dist.broadcast(word, 0)
-        return bool(word)
+            return value
+        shared = torch.tensor(int(value), device=self.device)
+        dist.broadcast(shared, 0)
+        return int(shared)
 
-    def wait(self) -> None:
-        """Until every process is here."""
+    def barrier(self) -> None:
+        """Wait until every process is here."""
         if self.size > 1:
             dist.barrier()
 
+    def check_batch(self, batch: int) -> None:
+        """Raise unless a batch divides evenly among the processes."""
+        if batch % self.size:
+            raise UserError(
+                f"a batch of {batch} sequences does not divide among {self.size} processes: "
+                f"make it a multiple of {self.size}."
+            )
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that prints, as torchrun's environment says."""
+    return int(os.environ.get("RANK", "0")) == 0
+
 
 @contextmanager
-def joined(device: str = "auto") -> Iterator[World]:
-    """The world of this process, joined for as long as the block runs."""
+def process_group(device: str = "auto") -> Iterator[World]:
+    """Join the process group, if there is one, for as long as the block runs."""
     size, rank = (int(os.environ.get(name, d)) for name, d in (("WORLD_SIZE", 1), ("RANK", 0)))
     chosen = _device(device)
     if size == 1 or dist.is_initialized():
@@ -83,27 +94,27 @@ def joined(device: str = "auto") -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _device(asked: str) -> torch.device:
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+def _device(name: str) -> torch.device:
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
         device = torch.device(kind)
     except RuntimeError:
-        raise UserError(f"no device is called {asked!r}: use auto, cpu or cuda.") from None
+        raise UserError(f"no device is called {name!r}: use auto, cpu or cuda.") from None
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"the lab trains on cpu or cuda, but got {asked!r}: use one of them.")
+        raise UserError(f"training runs on cpu or cuda, but got {name!r}: use one of them.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"--device {asked}, but torch finds no CUDA device here: use cpu.")
+        raise UserError(f"--device {name}, but torch finds no CUDA device here: use cpu.")
     if device.type == "cuda":
         device = torch.device("cuda", device.index or int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     return device
 
 
-def spread(model: nn.Module, world: World) -> nn.Module:
-    """The model that this process trains: itself, a copy that stays equal, or a shard."""
+def distribute(model: nn.Module, world: World, shard: bool = False) -> nn.Module:
+    """The module that this process trains: the model itself, a DDP replica, or an FSDP2 shard."""
     if world.size == 1:
         return model
-    if sum(p.numel() for p in model.parameters()) < SHARDED_FROM:
+    if not shard and sum(p.numel() for p in model.parameters()) < SHARDED_FROM:
         from torch.nn.parallel import DistributedDataParallel
 
         ids = [world.device.index] if world.device.type == "cuda" else None
@@ -112,19 +123,26 @@ def spread(model: nn.Module, world: World) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for block in model.blocks:  # type: ignore[union-attr]
-        fully_shard(block, mesh=mesh)  # type: ignore[arg-type]
+    for layer in layers(model):
+        fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)  # in place
     return model
 
 
-def whole(x: Tensor) -> Tensor:
-    """A tensor with its shards from every process; all of them must ask."""
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model: its longest list of modules of one class."""
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
+    uniform = [modules for modules in lists if len({type(one) for one in modules}) == 1]
+    return max(uniform, key=len, default=[])
+
+
+def full_tensor(x: Tensor) -> Tensor:
+    """A tensor with its shards from every process; all processes must call this."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x  # type: ignore[operator]
 
 
-def fill(x: Tensor, value: Tensor) -> None:
-    """Put a whole value into a tensor, or this process's shard of it."""
+def assign(x: Tensor, value: Tensor) -> None:
+    """Copy a full value into a tensor, or this process's shard of it."""
     with torch.no_grad():
         if hasattr(x, "device_mesh"):
             from torch.distributed.tensor import distribute_tensor

@@ -1,8 +1,10 @@
-"""The training loop: AdamW, a warm-up and a cosine, clipped gradients, a state kept as it goes.
+"""The training loop of `train`, `lab` and `tune`.
 
-Nothing but the run decides what is computed. A resumed run repeats the steps of one that was never
-stopped, bit for bit on CPU (on CUDA with `deterministic`); several processes take each step
-together.
+AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101), a learning rate for each step, gradients clipped
+to norm 1 and accumulated over parts of a batch, a state saved every so often. What a step computes
+follows from the job, the seed and the step alone, dropout included: a resumed run repeats one that
+was never stopped, bit for bit on CPU (on CUDA with `deterministic`). Several processes take each
+step together.
 """
 
 from __future__ import annotations
@@ -14,189 +16,219 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from longitude.core.part import Pos
+from longitude.core.progress import Event
 from longitude.core.validate import UserError
-from longitude.training.checkpoint import Folder
-from longitude.training.distributed import World, spread
-from longitude.training.lab.batch import Batch, Batches
-from longitude.training.lab.model import Decoder
-from longitude.training.lab.run import Run
-from longitude.training.lab.text import Stream
+from longitude.training.checkpoint import RunFolder, trainable_parameters
+from longitude.training.distributed import World, generator
 
-CLIP = 1.0
-DECAY = 0.1  # of matrices; gains, biases and what parts learn stay free
-NEWS = 0.25  # seconds between two looks at the loss, each of which waits for the device
-TOGETHER = 10  # steps between two questions to the first process, where there are several
+BETAS = (0.9, 0.95)
+CLIP_NORM = 1.0
+SMOOTHED = 20  # steps whose mean loss is reported
 
 
-@dataclass
-class Progress:
-    """How far a run is: what a progress bar shows."""
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of a step's batch, and the summed weight of all rows of all processes."""
 
+    tokens: Int[Tensor, "rows n"]
+    targets: Int[Tensor, "rows n"]
+    weights: Float[Tensor, "rows n"]
+    pos: Pos  # of all rows alike, or for each row its own
+    total: float
+
+    def rows(self, some: slice, device: torch.device) -> Batch:
+        """Some of its rows on a device; a range of positions stays a range."""
+
+        def moved(x: Tensor) -> Tensor:
+            cuda = device.type == "cuda"
+            return x.pin_memory().to(device, non_blocking=True) if cuda else x.to(device)
+
+        parts = [moved(x[some]) for x in (self.tokens, self.targets, self.weights)]
+        pos = self.pos
+        if not isinstance(pos, range):
+            pos = moved(pos[some] if pos.dim() == 2 else pos)
+        return Batch(*parts, pos=pos, total=self.total)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A model and all that decides what it learns."""
+
+    model: nn.Module  # whose trainable parameters the state on disk names
+    loss: Callable[
+        ..., Tensor
+    ]  # (tokens, pos, targets, weights) -> summed loss: the model, wrapped
+    optimizer: torch.optim.Optimizer
+    batch: Callable[[int], Batch]  # of a step, over all processes
+    rate_at: Callable[[int], float]
     steps: int
-    tokens: int  # of one step
-    step: int = 0
-    first: int = 0  # where this process began
-    loss: float = float("nan")
-    began: float = field(default_factory=time.monotonic)
-    told: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Since this process began."""
-        return max(1e-9, time.monotonic() - self.began)
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return (self.step - self.first) * self.tokens / self.seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds to go."""
-        done = self.step - self.first
-        return self.seconds / done * (self.steps - self.step) if done else float("inf")
-
-    def saw(
-        self, step: int, losses: Tensor, watch: Callable[[Progress], None], last: bool = False
-    ) -> None:
-        """Tell whoever watches, seldom enough to cost nothing, and stop where the loss is lost."""
-        self.step = step
-        if time.monotonic() - self.told < NEWS and not last:
-            return
-        self.loss = float(losses[max(0, step - 20) : step].mean())
-        self.told = time.monotonic()
-        if not math.isfinite(self.loss):
-            raise UserError(f"the loss is no number after step {step}: lower --rate.")
-        watch(self)
+    tokens: int  # of a step, over all processes
+    seed: int
+    dtype: str  # in which weights and activations are multiplied
+    tokens_at_once: int | None = None  # more are accumulated, part by part
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How to train, which changes nothing about what comes out but its last bits."""
+class Step:
+    """How far a run is."""
 
-    compile: bool = False
+    step: int  # steps taken
+    steps: int
+    loss: float  # mean of the last steps
+    rate: float  # the learning rate of the last step
+    tokens_per_second: float
+    seconds: float  # since this process began
+    left: float  # seconds to go, estimated
+
+    def event(self, job: str) -> Event:
+        """What a progress display shows of it."""
+        figures = {"loss": f"{self.loss:.3f}", "tokens/s": f"{self.tokens_per_second:,.0f}"}
+        return Event("", self.step, self.steps, job, figures, self.left)
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """What changes nothing about the result but its last bits."""
+
     deterministic: bool = False
-    every: float = 60.0  # seconds between two states on disk
-    watch: Callable[[Progress], None] = lambda progress: None
+    save_seconds: float = math.inf  # between two states on disk
+    save_steps: int = 0  # the same in steps; 0: by time alone
+    sync_steps: int = 1  # several processes agree on whether to stop or save only so often
+    report_seconds: float = 0.0  # between two reports, each of which waits for the device
+    report: Callable[[Step], None] = lambda step: None
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop after some step, and has kept its state."""
+    """The run was asked to stop after some step, and has saved its state."""
 
 
-def train(
-    run: Run, stream: Stream | None, folder: Folder, world: World, manner: Manner | None = None
-) -> tuple[Decoder, Tensor, Progress]:
-    """Train, from the folder's state if it has one: the model, the loss of each step, the pace."""
-    manner = manner or Manner()
-    with settings(manner.deterministic, world.device):
-        model = Decoder(run.shape, run.seed).to(world.device)
-        if manner.compile:
-            torch.compiler.reset()  # a graph that broke in another model's loop runs apart for all
-            model.compile()
-        ours = spread(model, world)
-        optimizer = optimizer_for(model, run)
-        losses = torch.zeros(run.steps, device=world.device)
-        first = folder.load(model, optimizer, losses)
-        progress = Progress(run.steps, run.batch * run.shape.length, first, first)
-        keeper = _Keeper(manner.every, world)
-        batches = Batches(run, stream, world.rank, world.size)
-        with asked_to_stop() as asked:
-            for step in range(first, run.steps):
-                batch = batches.at(step).to(world.device)
-                losses[step] = take_step(ours, optimizer, batch, run, step, world)
-                progress.saw(step + 1, losses, manner.watch)
-                if keeper.due(step + 1, asked.is_set()):
-                    folder.save(step + 1, model, optimizer, losses, world.first)
-                    if world.agree(asked.is_set()):
-                        raise Stopped(step + 1)
-    progress.saw(run.steps, losses, manner.watch, last=True)
-    return model, losses, progress
-
-
-def take_step(
+def adamw(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    run: Run,
-    step: int,
-    world: World,
-) -> Tensor:
-    """One step; the loss of the whole batch, before it."""
-    for group in optimizer.param_groups:
-        group["lr"] = run.rate_at(step)
-    with torch.autocast(world.device.type, torch.bfloat16, enabled=run.dtype == "bfloat16"):
-        loss = model(batch.tokens, batch.pos, batch.targets, batch.weights) / batch.total
-    # gradients are averaged over processes, but each has divided by the weight of all their rows
-    (loss * world.size).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return world.total(loss.detach())
+    rate: float,
+    decay: float = 0.0,
+    decays: Callable[[str, Tensor], bool] = lambda name, p: True,
+) -> torch.optim.Optimizer:
+    """AdamW for the parameters that train; `decay` applies to those that `decays` picks."""
+    by_decay: dict[float, list[Tensor]] = {}
+    for name, p in trainable_parameters(model):
+        by_decay.setdefault(decay if decays(name, p) else 0.0, []).append(p)
+    groups = [{"params": some, "weight_decay": amount} for amount, some in by_decay.items()]
+    return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 
 
-def optimizer_for(model: nn.Module, run: Run) -> torch.optim.Optimizer:
-    """AdamW that lets only the blocks' and the embedding's matrices decay."""
-    named = list(model.named_parameters())
-    decays = {
-        name for name, p in named
-        if p.dim() == 2 and ".at." not in name and not name.startswith("positions.")
-    }  # fmt: skip
-    groups = [
-        {"params": [p for name, p in named if name in decays], "weight_decay": DECAY},
-        {"params": [p for name, p in named if name not in decays], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=run.rate, betas=(0.9, 0.95), fused=True)
+def train(job: Job, folder: RunFolder, world: World, options: LoopOptions) -> tuple[Tensor, Step]:
+    """Train to the last step, from the saved state if there is one: every step's loss, the pace."""
+    losses = torch.zeros(job.steps, device=world.device)
+    first = folder.load(job.model, job.optimizer, losses)
+    began = saved = time.monotonic()
+    reported = -math.inf
+    cuda = [world.device] if world.device.type == "cuda" else []
+    with (
+        torch_settings(options.deterministic, world.device),
+        torch.random.fork_rng(cuda),
+        stop_requests() as stop,
+    ):
+        for done in range(first + 1, job.steps + 1):
+            with folder.explain_failures(done, world):
+                losses[done - 1] = take_step(job, done - 1, world)
+                now = time.monotonic()
+                if now - reported >= options.report_seconds and done < job.steps:
+                    options.report(_progress(job, first, done, began, losses))
+                    reported = now
+                synced = world.size == 1 or done % options.sync_steps == 0
+                flags = stop.is_set() + 2 * (now - saved >= options.save_seconds)
+                flags = world.broadcast(flags) if synced else 0
+                stopping, late = flags & 1, flags & 2
+                counted = options.save_steps and done % options.save_steps == 0
+                if stopping or ((late or counted) and done < job.steps):
+                    folder.save(done, job.model, job.optimizer, losses, world)
+                    saved = time.monotonic()
+            if stopping:
+                raise Stopped(done)
+    last = _progress(job, first, job.steps, began, losses)
+    options.report(last)
+    return losses, last
 
 
-class _Keeper:
-    """When to keep the state: every so many seconds, and when asked to stop. Several processes must
-    do it together, so they ask the first one, and not at every step."""
+def take_step(job: Job, step: int, world: World) -> Tensor:
+    """One step; the mean loss of the batch of all processes, before it."""
+    for group in job.optimizer.param_groups:
+        group["lr"] = job.rate_at(step)
+    # dropout, where a model has it, follows from the step, and differs between processes
+    torch.manual_seed(generator(job.seed, step, f"dropout {world.rank}").initial_seed())
+    batch = job.batch(step)
+    rows, length = batch.tokens.shape
+    mine = range(world.rank, rows, world.size)
+    most = max(1, job.tokens_at_once // length) if job.tokens_at_once else len(mine)
+    loss = torch.zeros((), device=world.device)
+    for at in range(0, len(mine), most):
+        some = mine[at : at + most]
+        part = batch.rows(slice(some[0], some[-1] + 1, world.size), world.device)
+        with torch.autocast(world.device.type, torch.bfloat16, enabled=job.dtype == "bfloat16"):
+            part_loss = job.loss(part.tokens, part.pos, part.targets, part.weights) / batch.total
+        # gradients are averaged over processes, but each has divided by the weight of all rows
+        (part_loss * world.size).backward()
+        loss += part_loss.detach()
+    nn.utils.clip_grad_norm_([p for _, p in trainable_parameters(job.model)], CLIP_NORM)
+    job.optimizer.step()
+    job.optimizer.zero_grad(set_to_none=True)
+    return world.sum(loss)
 
-    def __init__(self, every: float, world: World) -> None:
-        self.every, self.world, self.last = every, world, time.monotonic()
 
-    def due(self, step: int, asked: bool) -> bool:
-        """Whether to keep the state after this step."""
-        if self.world.size > 1 and step % TOGETHER:
-            return False
-        due = self.world.agree(asked or time.monotonic() - self.last >= self.every)
-        self.last = time.monotonic() if due else self.last
-        return due
+def _progress(job: Job, first: int, done: int, began: float, losses: Tensor) -> Step:
+    """How far a run is; raises if the loss has diverged."""
+    seconds = max(1e-9, time.monotonic() - began)
+    loss = float(losses[max(0, done - SMOOTHED) : done].mean())
+    if not math.isfinite(loss):
+        raise UserError(
+            f"the loss is not finite after step {done}: lower the learning rate (--rate, --lr)."
+        )
+    taken = done - first
+    return Step(
+        step=done,
+        steps=job.steps,
+        loss=loss,
+        rate=job.rate_at(done - 1),
+        tokens_per_second=taken * job.tokens / seconds,
+        seconds=seconds,
+        left=seconds / max(1, taken) * (job.steps - done),
+    )
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[threading.Event]:
-    """Set at the first interrupt or termination; the second one stops at once."""
-    asked = threading.Event()
+def stop_requests() -> Iterator[threading.Event]:
+    """An event that is set by the first interrupt or termination; the second stops at once."""
+    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stop
         return
     kinds = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(kind) for kind in kinds]
 
-    def ask(kind: int, frame: object) -> None:
-        asked.set()
+    def request(kind: int, frame: object) -> None:
+        stop.set()
         signal.signal(kind, signal.SIG_DFL)
 
     for kind in kinds:
-        signal.signal(kind, ask)
+        signal.signal(kind, request)
     try:
-        yield asked
+        yield stop
     finally:
         for kind, handler in zip(kinds, before, strict=True):
             signal.signal(kind, handler)
 
 
 @contextmanager
-def settings(deterministic: bool, device: torch.device) -> Iterator[None]:
-    """Torch's own switches for as long as a run trains."""
-    was = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+def torch_settings(deterministic: bool, device: torch.device) -> Iterator[None]:
+    """Torch's global switches for as long as a run trains."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     threads = torch.get_num_threads()
     if device.type == "cuda":  # what is left to the CPU is small, and threads would get in its way
         torch.set_num_threads(1)
@@ -207,6 +239,6 @@ def settings(deterministic: bool, device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was[0])
-        torch.set_float32_matmul_precision(was[1])
+        torch.use_deterministic_algorithms(before[0])
+        torch.set_float32_matmul_precision(before[1])
         torch.set_num_threads(threads)

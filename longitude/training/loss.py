@@ -1,27 +1,33 @@
-"""Cross-entropy without the table of all logits: by slices of the vocabulary, each computed again
-in the backward pass.
+"""The loss of a causal language model on a batch, without the table of all logits.
+
+Cross-entropy by slices of the vocabulary, each computed again in the backward pass:
 
     loss = Σ w_t (log Σ_v exp(h_t · W_v) - h_t · W_y(t)),  the sum over v by slices
     d loss / d logit_tv = w_t (exp(logit_tv - log Σ_v …) - [v = y(t)])
 
-as in Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009. Between the passes two numbers a
-token are kept, and only one slice's logits are alive at once. Both formulas run over a slice's
-logits in one reading on a GPU (attention/triton/logits.py); beside them stands plain torch.
+as in Wijmans et al. 2024, "Cut Your Losses", arXiv:2411.09009. Between the passes two numbers per
+token are stored, and the logits of one slice exist at a time. On a GPU each formula is one kernel
+over a slice (ops/kernels/loss.py); its reference here is plain torch.
+
+What a model does with its hidden states, and whether it separates packed documents, is found by
+running it on a few tokens instead of from a list of architectures.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from longitude.ops.kernels.launch import usable
 
 SLICE = 8192  # tokens of the vocabulary that are scored at once
+PROBE = 6  # tokens of a document that a model is tried on
 
 
 def chunked_loss(
@@ -34,9 +40,9 @@ def chunked_loss(
 ) -> Float[Tensor, ""]:
     """The sum of each target's weighted loss."""
     device = hidden.device.type
-    within = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    given = (hidden.flatten(0, -2), weight, bias, targets.flatten(), weights.flatten())
-    return _BySlices.apply(*given, size, within or hidden.dtype)  # type: ignore[no-any-return]
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    inputs = (hidden.flatten(0, -2), weight, bias, targets.flatten(), weights.flatten())
+    return _SlicedCrossEntropy.apply(*inputs, size, autocast or hidden.dtype)  # type: ignore[no-any-return]
 
 
 def plain_loss(
@@ -44,40 +50,40 @@ def plain_loss(
     targets: Int[Tensor, "*b n"],
     weights: Float[Tensor, "*b n"],
 ) -> Float[Tensor, ""]:
-    """The same from all logits, for models that do more to them than a matrix does."""
-    each = cross_entropy(_wide(logits.flatten(0, -2)), targets.flatten(), reduction="none")
+    """The same from all logits, for models whose head is more than a matrix."""
+    each = cross_entropy(_promoted(logits.flatten(0, -2)), targets.flatten(), reduction="none")
     return (each * weights.flatten()).sum()
 
 
-class _BySlices(torch.autograd.Function):
+class _SlicedCrossEntropy(torch.autograd.Function):
     """apply(hidden, weight, bias, targets, weights, size, dtype of the products)."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor,
                 weights: Tensor, size: int, dtype: torch.dtype) -> Tensor:  # fmt: skip
-        sums = torch.full(y.shape, -torch.inf, dtype=_wide(h).dtype, device=h.device)
-        told = torch.zeros_like(sums)
+        lse = torch.full(y.shape, -torch.inf, dtype=_promoted(h).dtype, device=h.device)
+        target_logits = torch.zeros_like(lse)
         with torch.autocast(h.device.type, enabled=False):
             for start, logits in _slices(h, weight, bias, size, dtype):
-                sums, told = gather(logits, y - start, sums, told)
-        ctx.save_for_backward(h, weight, bias, y, weights, sums)
+                lse, target_logits = gather(logits, y - start, lse, target_logits)
+        ctx.save_for_backward(h, weight, bias, y, weights, lse)
         ctx.size, ctx.dtype = size, dtype
-        return ((sums - told) * weights).sum()
+        return ((lse - target_logits) * weights).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        h, weight, bias, y, weights, sums = ctx.saved_tensors
-        by = (weights * grads[0]).to(sums.dtype)
-        seen = h.to(ctx.dtype)
-        d_h = torch.zeros_like(h, dtype=sums.dtype)
+        h, weight, bias, y, weights, lse = ctx.saved_tensors
+        scale = (weights * grads[0]).to(lse.dtype)
+        hidden = h.to(ctx.dtype)
+        d_h = torch.zeros_like(h, dtype=lse.dtype)
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         d_bias = None if bias is None else torch.empty_like(bias)
         for start, logits in _slices(h, weight, bias, ctx.size, ctx.dtype):
             some = slice(start, start + logits.shape[1])
-            slope = slopes(logits, y - start, sums, by)
+            slope = slopes(logits, y - start, lse, scale)
             d_h += slope @ weight[some].to(ctx.dtype)
             if d_weight is not None:
-                d_weight[some] = slope.mT @ seen
+                d_weight[some] = slope.mT @ hidden
             if d_bias is not None:
                 d_bias[some] = slope.sum(0)
         return d_h.to(h.dtype), d_weight, d_bias, None, None, None, None
@@ -90,44 +96,109 @@ def _slices(
     h = h.to(dtype)
     for start in range(0, len(weight), size):
         some = slice(start, start + size)
-        own = None if bias is None else bias[some].to(dtype)
-        yield start, linear(h, weight[some].to(dtype), own)
+        part = None if bias is None else bias[some].to(dtype)
+        yield start, linear(h, weight[some].to(dtype), part)
 
 
 def gather(
     logits: Float[Tensor, "n size"],
     y: Int[Tensor, " n"],
-    sums: Float[Tensor, " n"],
-    told: Float[Tensor, " n"],
+    lse: Float[Tensor, " n"],
+    target_logits: Float[Tensor, " n"],
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """The log-sum-exp with a slice added to it, and the targets' logits with those that it holds
-    (`y` counts from its first column)."""
-    if usable(logits) and sums.dtype == torch.float32:
+    """The log-sum-exp extended by a slice, and the targets' logits, with those in the slice filled
+    in (`y` counts from its first column)."""
+    if usable(logits) and lse.dtype == torch.float32:
         from longitude.ops.kernels import loss as kernels  # late: it imports Triton
 
-        return kernels.gather(logits, y, sums, told)
-    wide, here = _wide(logits), (y >= 0) & (y < logits.shape[1])
-    found = wide.gather(1, torch.where(here, y, 0)[:, None])[:, 0]
-    return torch.logaddexp(sums, wide.logsumexp(1)), torch.where(here, found, told)
+        return kernels.gather(logits, y, lse, target_logits)
+    wide, inside = _promoted(logits), (y >= 0) & (y < logits.shape[1])
+    own = wide.gather(1, torch.where(inside, y, 0)[:, None])[:, 0]
+    return torch.logaddexp(lse, wide.logsumexp(1)), torch.where(inside, own, target_logits)
 
 
 def slopes(
     logits: Float[Tensor, "n size"],
     y: Int[Tensor, " n"],
-    sums: Float[Tensor, " n"],
-    by: Float[Tensor, " n"],
+    lse: Float[Tensor, " n"],
+    scale: Float[Tensor, " n"],
 ) -> Float[Tensor, "n size"]:
-    """The gradient of a slice's logits, maybe written over them."""
-    if usable(logits) and sums.dtype == torch.float32:
+    """The gradient of a slice's logits; the kernel writes it over them."""
+    if usable(logits) and lse.dtype == torch.float32:
         from longitude.ops.kernels import loss as kernels  # late: it imports Triton
 
-        return kernels.slopes(logits, y, sums, by)
-    share = (_wide(logits) - sums[:, None]).exp_()
+        return kernels.slopes(logits, y, lse, scale)
+    share = (_promoted(logits) - lse[:, None]).exp_()
     row = torch.nonzero((y >= 0) & (y < logits.shape[1]))[:, 0]
     share[row, y[row]] -= 1
-    return share.mul_(by[:, None]).to(logits.dtype)
+    return share.mul_(scale[:, None]).to(logits.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _promoted(x: Tensor) -> Tensor:
     """In float32 at least: sums over a vocabulary lose too much in fewer bits."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class LossModel(nn.Module):
+    """The summed, weighted loss of a causal language model on a batch. One module, so that FSDP
+    gathers the head's weights for the loss as well. With `drawn` positions a skip is not the start
+    of another document."""
+
+    def __init__(self, model: Any, drawn: bool = False) -> None:
+        super().__init__()
+        self.model, self.drawn = model, drawn
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.plain_head = _has_plain_head(model)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "rows n"],
+        pos: Int[Tensor, "rows n"],
+        targets: Int[Tensor, "rows n"],
+        weights: Float[Tensor, "rows n"],
+    ) -> Float[Tensor, ""]:
+        """The sum of each target's weighted loss."""
+        inputs = self._inputs(tokens, pos)
+        if not self.plain_head:
+            return plain_loss(self.model(**inputs).logits, targets, weights)
+        hidden = self.model.base_model(**inputs)[0]
+        head = self.model.get_output_embeddings()
+        return chunked_loss(hidden, head.weight, targets, weights, getattr(head, "bias", None))
+
+    def _inputs(self, tokens: Tensor, pos: Tensor) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
+        if self.takes_positions:
+            inputs["position_ids"] = pos
+        if self.drawn:  # without a mask, transformers would take every skip for another document
+            inputs["attention_mask"] = torch.ones_like(tokens)
+        return inputs
+
+    @torch.no_grad()
+    def separates_documents(self) -> bool:
+        """Whether two documents packed into a row give the logits of each alone."""
+        if self.drawn or not self.takes_positions:
+            return False
+        ids = _probe_tokens(self.model, 2 * PROBE)
+        pos = torch.arange(PROBE, device=ids.device).repeat(2)[None]
+        both = self.model(**self._inputs(ids, pos)).logits[:, PROBE:]
+        alone = self.model(**self._inputs(ids[:, PROBE:], pos[:, PROBE:])).logits
+        return torch.allclose(both, alone, rtol=1e-2, atol=1e-2 * float(alone.abs().max()))
+
+
+@torch.no_grad()
+def _has_plain_head(model: Any) -> bool:
+    """Whether logits are the hidden states times the head's matrix, and nothing more."""
+    head, ids = model.get_output_embeddings(), _probe_tokens(model, PROBE)
+    if not isinstance(getattr(head, "weight", None), Tensor):
+        return False
+    hidden, logits = model.base_model(ids, use_cache=False)[0], model(ids, use_cache=False).logits
+    if hidden.shape[-1] != head.weight.shape[1]:
+        return False
+    plain = linear(hidden, head.weight, getattr(head, "bias", None))
+    return torch.allclose(plain, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max()))
+
+
+def _probe_tokens(model: Any, count: int) -> Tensor:
+    """Different tokens of the vocabulary, on the model's device."""
+    weight = model.get_input_embeddings().weight
+    return (torch.arange(count, device=weight.device) * 7 + 3)[None] % len(weight)

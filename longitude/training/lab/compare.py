@@ -1,37 +1,110 @@
-"""The lab: every scheme trained on the same data in the same order, then tested at every length.
+"""Train short, test long: every scheme trained on the same data in the same order, then tested at
+lengths that it never saw.
 
-Each row (a scheme, a seed, a task, a length) is recorded under the content that decides it: the
-run, the protocol, the task and the length. A row that is there is not computed again, and a model
-is trained only where a row is missing.
+Text: the same excerpts at every length, cut from the front, so that the same last tokens are scored
+with more and more context. Tasks: fresh problems, each as large as the length allows; an answer
+counts if every byte of it is the most likely one (what greedy decoding would produce).
+
+Each row (a scheme, a seed, a task, a length) is stored under what decides it: the run, the
+protocol, the task and the length. A stored row is not computed again, and a model is trained only
+if a row is missing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from longitude.core.progress import Event
 from longitude.core.store import Store, address
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.training.checkpoint import Folder
-from longitude.training.distributed import World
-from longitude.training.lab.config import SIZES
-from longitude.training.lab.measure import Examiner, Protocol
-from longitude.training.lab.options import Asked
-from longitude.training.lab.pipeline import load, trained
-from longitude.training.lab.rows import TEXT, Score, read
-from longitude.training.lab.run import Run, shares
-from longitude.training.lab.text import Corpus, excerpts
+from longitude.eval.perplexity import by_position, tail, token_losses
+from longitude.training.data import Corpus, excerpts
+from longitude.training.distributed import World, generator
+from longitude.training.lab.model import SIZES, Decoder
+from longitude.training.lab.rows import TEXT, Score, read_score
+from longitude.training.lab.run import (
+    Run,
+    RunOptions,
+    lab_folder,
+    load,
+    make_run,
+    shares,
+    train_run,
+)
+from longitude.training.lab.tasks import accuracy, task
 from longitude.training.lab.trainable import chosen
-from longitude.training.loop import Manner
+
+TOKENS_AT_ONCE = 2**15
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How models are tested; a part of every row's key. `tail` tokens of each excerpt are scored,
+    by default half the trained window."""
+
+    excerpts: int = 16
+    problems: int = 64
+    tail: int | None = None
+    seed: int = 0
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("excerpts", "problems"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1, but got {getattr(self, name)}.")
+
+
+class Evaluator:
+    """Tests one model; the excerpts are cut once, for the greatest length."""
+
+    def __init__(
+        self, model: Decoder, corpus: Corpus | None, longest: int, protocol: Protocol, dtype: str
+    ) -> None:
+        self.model, self.protocol, self.dtype = model.eval(), protocol, dtype
+        self.window = model.config.length
+        self.text = corpus and excerpts(corpus, longest + 1, protocol.excerpts, protocol.seed)
+
+    def score(self, name: str, length: int) -> dict[str, Any]:
+        """One row: a value, and for text its curve; or the sentence in which it was refused."""
+        try:
+            return self._text(length) if name == TEXT else self._task(name, length)
+        except UserError as error:
+            return {"value": None, "refused": str(error), "curve": []}
+
+    def _text(self, length: int) -> dict[str, Any]:
+        assert self.text is not None
+        losses = token_losses(self._logits, self.text[:, -length - 1 :])
+        last = self.protocol.tail or max(1, self.window // 2)
+        curve = [list(stretch) for stretch in by_position(losses)]
+        return {"value": tail(losses, min(last, length)), "refused": None, "curve": curve}
+
+    def _task(self, name: str, length: int) -> dict[str, Any]:
+        rng = generator(self.protocol.seed, length, f"test {name}")
+        rows = task(name, self.window).rows(rng, self.protocol.problems, length, vary=False)
+        parts = rows.tokens[:, :-1].split(max(1, TOKENS_AT_ONCE // length))
+        predicted = torch.cat([self._logits(part).argmax(-1).cpu() for part in parts])
+        return {"value": accuracy(predicted, rows), "refused": None, "curve": []}
+
+    @torch.no_grad()
+    def _logits(self, tokens: Int[Tensor, "b n"]) -> Tensor:
+        device = self.model.tokens.weight.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            return self.model(tokens.to(device))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a lab compares: runs, the tasks and the lengths they are tested at, and how."""
+    """What a lab compares: runs, the tasks and the lengths that they are tested at, and how."""
 
     runs: tuple[Run, ...]
     tasks: tuple[str, ...]
@@ -39,20 +112,20 @@ class Plan:
     protocol: Protocol
 
     def keys(self, run: Run) -> Iterator[tuple[dict[str, Any], str, int]]:
-        """The record's key of every row of a run, with its task and length."""
-        for task in self.tasks:
+        """The store's key of every row of a run, with its task and length."""
+        for name in self.tasks:
             for length in self.lengths:
                 key = {
-                    "kind": "lab", "run": run.plain(), "protocol": self.protocol.plain(),
-                    "task": task, "length": length,
+                    "kind": "lab", "run": run.to_json(), "protocol": asdict(self.protocol),
+                    "task": name, "length": length,
                 }  # fmt: skip
-                if task == TEXT:  # excerpts are cut for the greatest length
+                if name == TEXT:  # excerpts are cut for the greatest length
                     key["longest"] = max(self.lengths)
-                yield key, task, length
+                yield key, name, length
 
 
-def plan(
-    asked: Asked,
+def make_plan(
+    options: RunOptions,
     schemes: str,
     lengths: tuple[int, ...],
     seeds: tuple[int, ...],
@@ -60,12 +133,12 @@ def plan(
     corpus: Corpus,
     world: World,
 ) -> Plan:
-    """What is asked for, checked whole; without lengths, from one window to sixteen."""
-    lengths = lengths or tuple(asked.length * 2**k for k in range(5))
-    layers = SIZES[asked.size].layers if asked.size in SIZES else 1
-    each = chosen(schemes, asked.length, layers)
-    runs = tuple(asked.run(s, seed, corpus, world) for s in each for seed in seeds)
-    tasks = tuple(name for name, _ in shares(asked.tasks))
+    """The plan, with every mistake raised here; without lengths, from one window to sixteen."""
+    lengths = lengths or tuple(options.length * 2**k for k in range(5))
+    layers = SIZES[options.size].layers if options.size in SIZES else 1
+    each = chosen(schemes, options.length, layers)
+    runs = tuple(make_run(options, s, seed, corpus, world) for s in each for seed in seeds)
+    tasks = tuple(name for name, _ in shares(options.tasks))
     if not seeds:
         raise UserError("--seeds names none: give some, as in 0,1,2.")
     if min(lengths) < 2:
@@ -75,34 +148,27 @@ def plan(
     return Plan(runs, tasks, lengths, protocol)
 
 
-@dataclass(frozen=True)
-class Watch:
-    """Who hears what the lab does: which run is next, and how its training goes."""
-
-    run: Callable[[int, Run, str], None] = lambda index, run, doing: None
-    manner: Manner = Manner()  # noqa: RUF009 (frozen)
-
-
 def compare(
-    plan: Plan, corpus: Corpus, store: Store, out: Path, world: World, watch: Watch
+    plan: Plan, corpus: Corpus, store: Store, out: Path, world: World, options: RunOptions
 ) -> tuple[Score, ...]:
-    """Compute what the store lacks; then every row of the plan."""
+    """Compute the rows that the store lacks; then every row of the plan, in the first process."""
     for index, run in enumerate(plan.runs):
         missing = [k for k in plan.keys(run) if store.get(k[0]) is None]
-        if not world.agree(bool(missing)):
-            watch.run(index, run, "recorded")
+        if not world.broadcast(bool(missing)):
             continue
-        folder = Folder(out / slug(run))
-        if not world.agree(folder.done):
-            watch.run(index, run, "training")
-            trained(run, corpus, folder, world, watch.manner)
-        watch.run(index, run, "testing")
+        name = f"{index + 1}/{len(plan.runs)} {label(run.config.scheme)}, seed {run.seed}"
+        folder = lab_folder(out / slug(run))
+        if not world.broadcast(folder.done):
+            loop = options.loop_options(name, world)
+            train_run(run, corpus, folder, world, loop, compiled=options.compile)
         if world.first:
             model = load(folder.path, device=world.device)
-            examiner = Examiner(model, corpus, max(plan.lengths), plan.protocol, run.dtype)
-            for key, task, length in missing:
-                store.put(key, examiner.score(task, length))
-        world.wait()
+            evaluator = Evaluator(model, corpus, max(plan.lengths), plan.protocol, run.dtype)
+            for done, (key, each, length) in enumerate(missing):
+                stage = f"test {each} at {length:,}"
+                options.progress(Event(stage, done, len(missing), f"{name}, test"))
+                store.put(key, evaluator.score(each, length))
+        world.barrier()
     return tuple(scores(plan, store)) if world.first else ()
 
 
@@ -115,38 +181,37 @@ def scores(plan: Plan, store: Store) -> Iterator[Score]:
 
 
 def recorded(store: Store) -> Iterator[Score]:
-    """Every row of a lab that the store has, whatever it was asked for."""
+    """Every lab row that the store has, whichever run computed it."""
     return (_score(row.key, row.value) for row in store.rows(kind="lab"))
 
 
 def _score(key: dict[str, Any], value: dict[str, Any]) -> Score:
-    shape = key["run"]["shape"]
-    told = {"scheme": shape["scheme"], "label": label(shape["scheme"]), "trained": shape["length"]}
-    return read(
-        {**told, "seed": key["run"]["seed"], "task": key["task"], "length": key["length"], **value}
+    model = key["run"]["shape"]
+    return read_score(
+        {
+            "scheme": model["scheme"],
+            "label": label(model["scheme"]),
+            "trained": model["length"],
+            "seed": key["run"]["seed"],
+            "task": key["task"],
+            "length": key["length"],
+            **value,
+        }
     )
 
 
 def label(scheme: str) -> str:
-    """A short name for tables: NoPE for what has no positions, the written form otherwise, with
-    layers that repeat told once."""
-    names = {"causal()": "nope"}
-    return names.get(scheme) or _counted(scheme)
-
-
-def _counted(scheme: str) -> str:
+    """A short name for tables: nope without positions, else the written form, with equal
+    neighbouring layers counted."""
+    if scheme == "causal()":
+        return "nope"
     parsed = parse(scheme)
-    each = [dump(parsed.layer(i)) for i in range(len(parsed))]
-    runs: list[tuple[str, int]] = []
-    for text in each:
-        if runs and runs[-1][0] == text:
-            runs[-1] = (text, runs[-1][1] + 1)
-        else:
-            runs.append((text, 1))
-    return ", ".join(f"{n} × ({text})" if n > 1 else text for text, n in runs)
+    layers = groupby(dump(parsed.layer(i)) for i in range(len(parsed)))
+    counted = [(text, len([*same])) for text, same in layers]
+    return ", ".join(f"{n} × ({text})" if n > 1 else text for text, n in counted)
 
 
 def slug(run: Run) -> str:
-    """A folder's name for a run: readable, and its own."""
-    written = re.sub(r"[^a-z0-9]+", "-", run.shape.scheme.lower()).strip("-")[:40].strip("-")
-    return f"{written}-seed{run.seed}-{address(run.plain())[:10]}"
+    """A folder's name for a run: readable, and unique."""
+    name = re.sub(r"[^a-z0-9]+", "-", run.config.scheme.lower()).strip("-")[:40].strip("-")
+    return f"{name}-seed{run.seed}-{address(run.to_json())[:10]}"

@@ -1,12 +1,14 @@
-"""The lab's decoder: bytes in, bytes out, positions wherever its scheme puts them.
+"""The lab's decoder: its config, then its modules. Bytes in, bytes out.
 
 One decoder with two blocks. `llama`: RMSNorm, SwiGLU, no biases (every comparison of the lab uses
-it). `gpt`: LayerNorm, GELU, biases, which GPT-2 and BLOOM have too. Both put the norm before each
-sublayer and read the output off the embedding's own weights. Position enters through a scheme at
-the six sites and nowhere else, and attention is `longitude.attention`.
+it). `gpt`: LayerNorm, GELU, biases, as GPT-2 and BLOOM have. Both are pre-norm and tie the output
+to the embedding. Position enters through a scheme at the six sites and nowhere else, and attention
+is `longitude.attention`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -16,10 +18,77 @@ from torch.nn import functional as F
 from longitude.core.part import Dims, Pos
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
+from longitude.core.validate import UserError
 from longitude.nn import PositionAttention, PositionEmbedding
-from longitude.training.lab.config import VOCABULARY, Shape
 
+BLOCKS = ("llama", "gpt")
+VOCABULARY = 256  # a token is a byte; byte 0 ends a document and pads
 EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A decoder before it has weights. `embed_norm` is BLOOM's norm behind the embedding."""
+
+    scheme: str
+    length: int
+    layers: int
+    dim: int
+    heads: int
+    hidden: int
+    block: str = "llama"
+    embed_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block not in BLOCKS:
+            raise UserError(f"no block is called {self.block!r}: use {' or '.join(BLOCKS)}.")
+        for name in ("length", "layers", "dim", "heads", "hidden"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, but got {getattr(self, name)}.")
+        if self.dim % (2 * self.heads):
+            raise UserError(
+                f"{self.dim} dimensions do not give {self.heads} heads an even size each: "
+                f"make dim a multiple of {2 * self.heads}."
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of one head."""
+        return self.dim // self.heads
+
+
+@dataclass(frozen=True)
+class Size:
+    """Layers, width and heads, and the training that suits them: learning rate, steps, and
+    sequences a step."""
+
+    layers: int
+    dim: int
+    heads: int
+    rate: float
+    steps: int
+    batch: int
+
+    def hidden(self, block: str) -> int:
+        """The width of the feed-forward: both blocks then have as many weights."""
+        return -(-8 * self.dim // 3 // 64) * 64 if block == "llama" else 4 * self.dim
+
+
+SIZES = {  # weights: 0.36M, for two CPU cores; 2.3M; 14M; 128M
+    "nano": Size(layers=3, dim=96, heads=3, rate=3e-3, steps=250, batch=16),
+    "tiny": Size(layers=5, dim=192, heads=6, rate=2e-3, steps=2000, batch=32),
+    "small": Size(layers=8, dim=384, heads=6, rate=1e-3, steps=5000, batch=64),
+    "125m": Size(layers=18, dim=768, heads=12, rate=6e-4, steps=20000, batch=256),
+}
+
+
+def sized_config(scheme: str, length: int, size: str, block: str = "llama") -> DecoderConfig:
+    """The config of a named size under a scheme."""
+    if size not in SIZES:
+        raise UserError(f"no size is called {size!r}: use {', '.join(SIZES)}.")
+    named = SIZES[size]
+    sizes = {"layers": named.layers, "dim": named.dim, "heads": named.heads}
+    return DecoderConfig(scheme, length, **sizes, hidden=named.hidden(block), block=block)
 
 
 class Decoder(nn.Module):
@@ -28,20 +97,20 @@ class Decoder(nn.Module):
     Weights are drawn from `seed` alone, on the CPU: the same on every machine and device.
     """
 
-    def __init__(self, shape: Shape, seed: int = 0) -> None:
+    def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
         super().__init__()
-        self.shape = shape
-        scheme, rng = parse(shape.scheme), torch.Generator().manual_seed(seed)
-        self.tokens = nn.Embedding(VOCABULARY, shape.dim)
-        self.positions = PositionEmbedding(scheme, shape.dim, rng)
+        self.config = config
+        scheme, rng = parse(config.scheme), torch.Generator().manual_seed(seed)
+        self.tokens = nn.Embedding(VOCABULARY, config.dim)
+        self.positions = PositionEmbedding(scheme, config.dim, rng)
         # positions that are not learned are of size one: tokens meet them at √dim times their own
         # (Vaswani et al. 2017), or they would drown
         fixed = self.positions.scheme.embed is not None and not len(self.positions.weights)
-        self.size = shape.dim**0.5 if fixed else 1.0
-        self.norm_in = _norm(shape) if shape.embed_norm else nn.Identity()
-        self.blocks = nn.ModuleList(_Block(shape, scheme, i, rng) for i in range(shape.layers))
-        self.norm = _norm(shape)
-        _initialise(self, shape, rng)
+        self.size = config.dim**0.5 if fixed else 1.0
+        self.norm_in = _norm(config) if config.embed_norm else nn.Identity()
+        self.blocks = nn.ModuleList(_Block(config, scheme, i, rng) for i in range(config.layers))
+        self.norm = _norm(config)
+        _initialise(self, config, rng)
 
     def forward(
         self,
@@ -71,12 +140,12 @@ class _Block(nn.Module):
     """Attention, then a feed-forward, each behind its norm and added to what came in."""
 
     def __init__(
-        self, shape: Shape, scheme: Scheme | Layers, index: int, rng: torch.Generator
+        self, config: DecoderConfig, scheme: Scheme | Layers, index: int, rng: torch.Generator
     ) -> None:
         super().__init__()
-        self.norm1, self.norm2 = _norm(shape), _norm(shape)
-        self.attend = _Attend(shape, scheme, index, rng)
-        self.feed = _SwiGLU(shape) if shape.block == "llama" else _Gelu(shape)
+        self.norm1, self.norm2 = _norm(config), _norm(config)
+        self.attend = _Attend(config, scheme, index, rng)
+        self.feed = _SwiGLU(config) if config.block == "llama" else _Gelu(config)
 
     def forward(self, x: Tensor, pos: Pos) -> Tensor:
         x = x + self.attend(self.norm1(x), pos)
@@ -85,14 +154,14 @@ class _Block(nn.Module):
 
 class _Attend(nn.Module):
     def __init__(
-        self, shape: Shape, scheme: Scheme | Layers, index: int, rng: torch.Generator
+        self, config: DecoderConfig, scheme: Scheme | Layers, index: int, rng: torch.Generator
     ) -> None:
         super().__init__()
-        bias, dims = shape.block == "gpt", Dims(shape.dim, shape.heads, shape.head_dim)
-        self.heads = shape.heads
-        self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=bias)
-        self.out = nn.Linear(shape.dim, shape.dim, bias=bias)
-        self.at = PositionAttention(scheme, dims, layer=index, layers=shape.layers, rng=rng)
+        bias, dims = config.block == "gpt", Dims(config.dim, config.heads, config.head_dim)
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=bias)
+        self.out = nn.Linear(config.dim, config.dim, bias=bias)
+        self.at = PositionAttention(scheme, dims, layer=index, layers=config.layers, rng=rng)
 
     def forward(self, x: Tensor, pos: Pos) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -101,40 +170,40 @@ class _Attend(nn.Module):
 
 
 class _SwiGLU(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.dim, shape.hidden, bias=False)
-        self.up = nn.Linear(shape.dim, shape.hidden, bias=False)
-        self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
+        self.gate = nn.Linear(config.dim, config.hidden, bias=False)
+        self.up = nn.Linear(config.dim, config.hidden, bias=False)
+        self.down = nn.Linear(config.hidden, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class _Gelu(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(shape.dim, shape.hidden)
-        self.down = nn.Linear(shape.hidden, shape.dim)
+        self.up = nn.Linear(config.dim, config.hidden)
+        self.down = nn.Linear(config.hidden, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
-def _norm(shape: Shape) -> nn.Module:
-    kind = nn.RMSNorm if shape.block == "llama" else nn.LayerNorm
-    return kind(shape.dim, eps=EPSILON)
+def _norm(config: DecoderConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.block == "llama" else nn.LayerNorm
+    return kind(config.dim, eps=EPSILON)
 
 
-def _initialise(model: Decoder, shape: Shape, rng: torch.Generator) -> None:
-    """GPT-2's start: normal with 0.02, what is added to the residual stream smaller by its
-    depth."""
+def _initialise(model: Decoder, config: DecoderConfig, rng: torch.Generator) -> None:
+    """GPT-2's initialisation: normal with 0.02, smaller by depth for what is added to the residual
+    stream."""
     for name, p in model.named_parameters():
         if ".at." in name or name.startswith("positions."):
             continue  # a part starts its own weights
-        if p.dim() == 2:
+        if p.dim() == 2 and not p.is_meta:
             last = name.endswith(("out.weight", "down.weight"))
             with torch.no_grad():
-                p.normal_(0.0, 0.02 / (2 * shape.layers) ** 0.5 if last else 0.02, generator=rng)
+                p.normal_(0.0, 0.02 / (2 * config.layers) ** 0.5 if last else 0.02, generator=rng)
         elif name.endswith("bias"):
             nn.init.zeros_(p)

@@ -1,6 +1,6 @@
-"""What a lab run found, as plain values without torch: recorded, tabled and drawn from here.
+"""The lab's results as plain values without torch, for the store, the tables and the charts.
 
-One score is one scheme, seed, task and length; a summary says what the seeds have in common.
+A score is one scheme, seed, task and length; a summary is over the seeds.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class Score:
                 "give None as its value, no curve, and the reason in refused."
             )
 
+    def to_json(self) -> dict[str, Any]:
+        """The score in JSON's types."""
+        return asdict(self) | {"curve": [[*stretch] for stretch in self.curve]}
+
 
 class Spread(NamedTuple):
     """The same number over several seeds."""
@@ -74,13 +78,8 @@ class Bin(NamedTuple):
     spread: Spread
 
 
-def plain(score: Score) -> dict[str, Any]:
-    """A score as JSON's own types."""
-    return asdict(score) | {"curve": [[*stretch] for stretch in score.curve]}
-
-
-def read(row: Mapping[str, Any]) -> Score:
-    """A score from what `plain` made of it."""
+def read_score(row: Mapping[str, Any]) -> Score:
+    """A score from its JSON."""
     try:
         curve = tuple((int(a), int(b), float(loss)) for a, b, loss in row.get("curve") or ())
         return Score(**{**row, "curve": curve})
@@ -92,11 +91,16 @@ def read(row: Mapping[str, Any]) -> Score:
 
 
 def summary(scores: Iterable[Score]) -> tuple[Cell, ...]:
-    """What the seeds have in common, for each task, trained window, label and length."""
+    """Mean and range over the seeds, for each task, trained window, label and length."""
     groups: dict[tuple[str, int, str, int], list[Score]] = {}
     for label, s in _labelled(scores):
         groups.setdefault((s.task, s.trained, label, s.length), []).append(s)
-    return tuple(Cell(*group, *_common(found)) for group, found in groups.items())
+    cells = []
+    for group, members in groups.items():
+        values = [s.value for s in members if s.value is not None]
+        refused = next((s.refused for s in members if s.refused), None)
+        cells.append(Cell(*group, *((spread(values), None) if values else (None, refused))))
+    return tuple(cells)
 
 
 def curves(scores: Iterable[Score]) -> tuple[Bin, ...]:
@@ -114,22 +118,14 @@ def curves(scores: Iterable[Score]) -> tuple[Bin, ...]:
 
 def spread(values: Iterable[float]) -> Spread:
     """Mean, least, greatest and how many, of one number at least."""
-    found = [*values]
-    return Spread(math.fsum(found) / len(found), min(found), max(found), len(found))
-
-
-def _common(found: list[Score]) -> tuple[Spread | None, str | None]:
-    """The spread of those that have a value; if none has, why."""
-    values = [s.value for s in found if s.value is not None]
-    if values:
-        return spread(values), None
-    return None, next((s.refused for s in found if s.refused), None)
+    numbers = [*values]
+    return Spread(math.fsum(numbers) / len(numbers), min(numbers), max(numbers), len(numbers))
 
 
 def _labelled(scores: Iterable[Score]) -> Iterator[tuple[str, Score]]:
-    """Each score once (the last of those that are for the same), with a label that is its own.
+    """Each score once (the last one of equals), with a label of its own.
 
-    Two schemes under one label would be taken for two seeds: they go by their written forms.
+    Two schemes under one label would be taken for two seeds: they get their written forms.
     """
     last = {(s.scheme, s.label, s.seed, s.task, s.trained, s.length): s for s in scores}
     schemes: dict[str, set[str]] = {}

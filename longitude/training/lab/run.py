@@ -1,27 +1,60 @@
-"""A training run as a value: all that decides which weights come out, and nothing else.
+"""One training run of the lab: the value that describes it, its batches, and its training.
 
-It stands in a run's config.json, it is the key under which a lab's rows are recorded, and two runs
-with the same value are the same run.
+A `Run` is all that decides which weights come out, and nothing else. It stands in config.json, it
+is part of the key of the lab's rows, and two runs with the same value are the same run.
+
+    config.json               the run
+    model.safetensors         the weights; written last, so that a folder with it is done
+    hf/                       the same weights for stock transformers, if it has such a model
+
+A batch mixes windows of text and generated tasks by their shares. It is a pure function of the run
+and the step.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
+from jaxtyping import UInt8
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from longitude import __version__
+from longitude.core.progress import Progress, silent
+from longitude.core.scheme import Layers, Scheme
+from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.training.lab.config import Shape
+from longitude.training.checkpoint import (
+    RunFolder,
+    RunKind,
+    gather_weights,
+    write_file,
+)
+from longitude.training.data import Corpus, join, windows
+from longitude.training.distributed import World, distribute, generator
+from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, sized_config
+from longitude.training.lab.tasks import task
+from longitude.training.lab.trainable import at_test, check_trainable
+from longitude.training.loop import Batch, Job, LoopOptions, Step, adamw, train
+from longitude.training.to_hf import stock_model, write_checkpoint
 
 DTYPES = ("float32", "bfloat16")
+MODEL, STOCK = "model.safetensors", "hf"
+DECAY = 0.1  # of matrices; gains, biases and what parts learn do not decay
+REPORT_SECONDS = 0.25  # between two reports, each of which waits for the device
+SYNC_STEPS = 10  # a lab model's step is short, and asking the first process takes its time
 
 
 @dataclass(frozen=True)
 class Run:
-    """A shape, its data, and how it is trained. `tasks` are names with their shares of a batch;
+    """A model, its data, and how it is trained. `tasks` are names with their shares of a batch;
     `text` is the corpus's fingerprint; `batch` counts sequences over all processes."""
 
-    shape: Shape
+    config: DecoderConfig
     text: str
     steps: int
     batch: int
@@ -39,36 +72,221 @@ class Run:
 
     @property
     def warmup(self) -> int:
-        """Steps until the learning rate stands at its height."""
+        """Steps until the learning rate is at its height."""
         return min(200, self.steps // 10)
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of a step: up in a straight line, then down a cosine to a tenth."""
+        """The learning rate of a step: linear warm-up, then a cosine down to a tenth."""
         if step < self.warmup:
             return self.rate * (step + 1) / (self.warmup + 1)
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
-    def plain(self) -> dict[str, Any]:
-        """As it stands in config.json and in a record's key."""
-        return {**asdict(self), "tasks": [list(task) for task in self.tasks]}
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in config.json and in a row's key."""
+        fields = {name: value for name, value in asdict(self).items() if name != "config"}
+        tasks = [list(task) for task in self.tasks]
+        return {"shape": asdict(self.config), **fields, "tasks": tasks}
 
 
-def read(plain: dict[str, Any]) -> Run:
-    """A run from what `plain` made of it."""
-    tasks = tuple((name, float(share)) for name, share in plain["tasks"])
-    return Run(**{**plain, "shape": Shape(**plain["shape"]), "tasks": tasks})
+def read_run(data: dict[str, Any]) -> Run:
+    """A run from its JSON."""
+    tasks = tuple((name, float(share)) for name, share in data["tasks"])
+    fields = {name: value for name, value in data.items() if name != "shape"}
+    return Run(**{**fields, "config": DecoderConfig(**data["shape"]), "tasks": tasks})
+
+
+LAB_RUN = RunKind(
+    file="config.json",
+    key="run",
+    complete=lambda path: (path / MODEL).is_file(),
+    normalise=lambda data: read_run(data).to_json(),
+)
+
+
+def lab_folder(path: Path) -> RunFolder:
+    """The folder of a lab run."""
+    return RunFolder(path, LAB_RUN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What `train` and `lab` share; None takes what suits the size."""
+
+    length: int = 256
+    size: str = "tiny"
+    block: str = "llama"
+    tasks: str = "text"
+    text: tuple[str, ...] = ()
+    steps: int | None = None
+    batch: int | None = None
+    rate: float | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    every: float = 60.0  # seconds between two checkpoints
+    deterministic: bool = False
+    compile: bool | None = None  # None: on CUDA
+    progress: Progress = silent
+
+    def loop_options(self, name: str, world: World) -> LoopOptions:
+        """How the loop saves and reports; `name` is the job that the progress is of."""
+
+        def report(step: Step) -> None:
+            if world.first:
+                self.progress(step.event(name))
+
+        return LoopOptions(
+            deterministic=self.deterministic,
+            save_seconds=self.every,
+            sync_steps=SYNC_STEPS,
+            report_seconds=REPORT_SECONDS,
+            report=report,
+        )
+
+
+def make_run(
+    options: RunOptions, scheme: Scheme | Layers, seed: int, corpus: Corpus, world: World
+) -> Run:
+    """The run of a scheme; mistakes in its scheme, tasks, text and processes are raised here."""
+    config = decoder_config(scheme, options.length, options.size, options.block)
+    check_trainable(scheme, options.length, config.layers)
+    size, dtype = SIZES[options.size], options.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if world.device.type == "cuda" else "float32"
+    if dtype not in DTYPES:
+        raise UserError(
+            f"--dtype is auto, float32 or bfloat16, but got {dtype!r}: use one of them."
+        )
+    run = Run(
+        config,
+        corpus.fingerprint,
+        steps=size.steps if options.steps is None else options.steps,
+        batch=size.batch if options.batch is None else options.batch,
+        rate=size.rate if options.rate is None else options.rate,
+        seed=seed,
+        tasks=shares(options.tasks),
+        dtype=dtype,
+    )
+    world.check_batch(run.batch)
+    make_batch(run, join(corpus.train), 0)
+    return run
+
+
+def decoder_config(
+    scheme: Scheme | Layers, length: int, size: str, block: str = "llama"
+) -> DecoderConfig:
+    """The config of a size; with BLOOM's norm behind the embedding if it makes a BLOOM."""
+    config = sized_config(dump(scheme), length, size, block)
+    return replace(config, embed_norm=stock_model(scheme, block).kind == "bloom")
 
 
 def shares(text: str) -> tuple[tuple[str, float], ...]:
     """Tasks and their shares of a batch, as in "text:3,passkey"; a share is 1 if not given."""
-    found: dict[str, float] = {}
+    tasks: dict[str, float] = {}
     for item in text.split(","):
         name, _, share = (part.strip() for part in item.partition(":"))
         try:
-            found[name] = float(share or 1)
+            tasks[name] = float(share or 1)
         except ValueError:
             raise UserError(f"--tasks: {share!r} is no number: write {name}:2.") from None
-        if not name or not 0 < found[name] < math.inf:
+        if not name or not 0 < tasks[name] < math.inf:
             raise UserError(f"--tasks: {item!r} is no task with a share: write text:3,passkey:1.")
-    return tuple(found.items())
+    return tuple(tasks.items())
+
+
+def row_counts(batch: int, tasks: tuple[tuple[str, float], ...]) -> dict[str, int]:
+    """How many rows of a batch each task gets: its share, the largest remainders rounded up."""
+    total = sum(share for _, share in tasks)
+    exact = {name: batch * share / total for name, share in tasks}
+    counts = {name: int(rows) for name, rows in exact.items()}
+    spare = batch - sum(counts.values())
+    for name in sorted(counts, key=lambda name: counts[name] - exact[name])[:spare]:
+        counts[name] += 1
+    if empty := [name for name, rows in counts.items() if not rows]:
+        raise UserError(
+            f"a batch of {batch} sequences leaves none for {empty[0]}: make the batch larger."
+        )
+    return counts
+
+
+def make_batch(run: Run, text: UInt8[Tensor, " n"], step: int) -> Batch:
+    """The batch of a step, over all processes; `text` is the joined training text."""
+    n, seed = run.config.length, run.seed
+    tokens, weights = [], []
+    for name, count in row_counts(run.batch, run.tasks).items():
+        if name == "text":
+            tokens.append(windows(text, n, count, seed, step))
+            weights.append(torch.ones(count, n))
+        else:
+            rows = task(name, n).rows(generator(seed, step, name), count, n, vary=True)
+            tokens.append(rows.tokens)
+            weights.append(rows.weights)
+    row, weight = torch.cat(tokens), torch.cat(weights)
+    policy = parse(run.config.scheme).layer(0).positions
+    pos = policy.ids(n, rng=generator(seed, step, "positions"))
+    return Batch(row[:, :-1], row[:, 1:], weight, pos, float(weight.sum(dtype=torch.float64)))
+
+
+def make_job(run: Run, corpus: Corpus, world: World, compiled: bool | None = False) -> Job:
+    """The decoder of a run, ready for the loop."""
+    model = Decoder(run.config, run.seed).to(world.device)
+    if world.device.type == "cuda" if compiled is None else compiled:
+        torch.compiler.reset()  # a graph break in an earlier model's loop would affect this one
+        model.compile()
+    wrapped = distribute(model, world)
+    text = join(corpus.train)
+    return Job(
+        model=model,
+        loss=wrapped,
+        optimizer=adamw(model, run.rate, DECAY, _decays),
+        batch=lambda step: make_batch(run, text, step),
+        rate_at=run.rate_at,
+        steps=run.steps,
+        tokens=run.batch * run.config.length,
+        seed=run.seed,
+        dtype=run.dtype,
+    )
+
+
+def _decays(name: str, p: Tensor) -> bool:
+    """The matrices of the blocks and the embedding, but nothing that a part learns."""
+    return p.dim() == 2 and ".at." not in name and not name.startswith("positions.")
+
+
+def train_run(
+    run: Run,
+    corpus: Corpus,
+    folder: RunFolder,
+    world: World,
+    options: LoopOptions = LoopOptions(),  # noqa: B008 (frozen)
+    *,
+    compiled: bool | None = False,
+    weights_dtype: str = "float32",
+) -> Step:
+    """Train a run to its end, from the state that its folder has, and write what it leaves."""
+    folder.begin(run.to_json(), {"longitude": __version__, "text": corpus.name}, world)
+    job = make_job(run, corpus, world, compiled)
+    losses, last = train(job, folder, world, options)
+    weights = gather_weights(job.model)
+    if world.first:
+        speed = round(last.tokens_per_second)
+        with folder.finishing({"losses": losses.tolist(), "tokens_per_second": speed}):
+            if stock_model(parse(run.config.scheme), run.config.block).kind is not None:
+                write_checkpoint(folder.path / STOCK, run.config, weights, weights_dtype)
+            write_file(
+                folder.path / MODEL,
+                lambda part: save_file(weights, part, metadata={"format": "pt"}),
+            )
+    world.barrier()
+    return last
+
+
+def load(path: Path, scheme: str | None = None, device: str | torch.device = "cpu") -> Decoder:
+    """A finished run's model, to be read with its test-time scheme or with another."""
+    question = lab_folder(path).question()
+    assert question is not None
+    run = read_run(question)
+    scheme = scheme or dump(at_test(parse(run.config.scheme)))
+    model = Decoder(replace(run.config, scheme=scheme))
+    model.load_state_dict(load_file(path / MODEL))
+    return model.to(device).eval()

@@ -3,8 +3,8 @@
 Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers",
 arXiv:2305.16843, trains on short strings and tests on long ones; its tasks are Delétang et al.'s
 (arXiv:2207.02098). They were made for encoders with a place for each output; a decoder reads them
-as a line of text, `problem=answer` and a newline. A model solves a row if it says every byte of the
-answer, the newline too, for an answer that does not end is wrong.
+as a line of text, `problem=answer` and a newline. A model solves a row if it predicts every byte of
+the answer, the newline included: an answer that does not end is wrong.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ class Rows:
     tokens: Int64[Tensor, "size window"]
     weights: Float32[Tensor, "size length"]  # in the loss
     answer: Bool[Tensor, "size length"]  # which targets are the answer
-
-    def to(self, device: torch.device | str) -> Rows:
-        return Rows(self.tokens.to(device), self.weights.to(device), self.answer.to(device))
 
 
 @runtime_checkable
@@ -82,8 +79,10 @@ class Line:
             )
         n = torch.randint(1 if vary else most, most + 1, (size,), generator=rng)
         problem, answer = self.write(rng, n, most)
-        tokens, said = _joined([problem, _always("=", n)], [answer, _always("\n", n)], length + 1)
-        return Rows(tokens, said[:, 1:].float(), said[:, 1:])
+        tokens, answers = _joined(
+            [problem, _always("=", n)], [answer, _always("\n", n)], length + 1
+        )
+        return Rows(tokens, answers[:, 1:].float(), answers[:, 1:])
 
     def for_window(self, window: int) -> Task:
         return self
@@ -102,10 +101,10 @@ class Passkeys:
     def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
         python = random.Random(int(torch.randint(2**62, (), generator=rng)))
         depths = [None if vary else (n + python.random()) / size for n in range(size)]
-        made = [passkey(length, rng=python, depth=d, form=self.form) for d in depths]
-        text = bytearray("".join(f"{p.prompt}{p.answer}." for p in made).encode())
+        questions = [passkey(length, rng=python, depth=d, form=self.form) for d in depths]
+        text = bytearray("".join(f"{q.prompt}{q.answer}." for q in questions).encode())
         tokens = torch.frombuffer(text, dtype=torch.uint8).view(size, length + 1).long()
-        digits = torch.tensor([len(str(p.key)) for p in made])[:, None]
+        digits = torch.tensor([len(str(q.key)) for q in questions])[:, None]
         to_go = torch.arange(length).flip(0)  # 0 at the full stop
         key = (to_go > 0) & (to_go <= digits)
         return Rows(tokens, 1 + (KEY_WEIGHT - 1) * key.float(), key | (to_go == 0))
@@ -125,13 +124,13 @@ def task(name: str, window: int) -> Task:
 
 def accuracy(predicted: Int64[Tensor, "size length"], rows: Rows) -> float:
     """The share of rows whose answer is right in every byte. Predictions are made with the right
-    tokens before them, so all are right just when greedy decoding would say the whole answer."""
+    tokens before them, so all are right exactly if greedy decoding would produce the answer."""
     right = predicted.to(rows.tokens.device) == rows.tokens[:, 1:]
     return (right | ~rows.answer).all(1).double().mean().item()
 
 
 def copied(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
-    """`qwe=qwe`: letters once more. The paper's "duplicate string", with 26 letters for its two:
+    """`qwe=qwe`: the letters repeated. The paper's "duplicate string", with 26 letters for its two:
     a decoder then finds its place by what stands around it."""
     letters = _drawn("abcdefghijklmnopqrstuvwxyz", rng, n, most)
     return letters, letters
@@ -167,17 +166,17 @@ def arithmetic(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tu
 
 def recall(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
     """`qf3zk8bm3?zk=8`: pairs of a key (two letters) and a value (a digit), then one of the keys:
-    which value was its own? Ba et al.'s associative retrieval. No other pair has the key asked
-    for, so there is one answer; the others may repeat, which lets a problem have any length."""
+    which value belongs to it? Ba et al.'s associative retrieval. No other pair has the queried key,
+    so there is one answer; the others may repeat, which lets a problem have any length."""
     keys = torch.randint(26 * 26, (len(n), most), generator=rng)
-    asked = (torch.rand(len(n), 1, generator=rng, dtype=torch.float64) * n[:, None]).long()
-    key = keys.gather(1, asked)
-    other = torch.arange(most) != asked
+    queried = (torch.rand(len(n), 1, generator=rng, dtype=torch.float64) * n[:, None]).long()
+    key = keys.gather(1, queried)
+    other = torch.arange(most) != queried
     keys = torch.where(other & (keys == key), (keys + 1) % 26**2, keys)
     values = _drawn("0123456789", rng, n, most)
     pairs = torch.cat([_two_letters(keys), values[..., None]], -1) * (values > 0)[..., None]
     question = torch.cat([_always("?", n), _two_letters(key).flatten(1)], 1)
-    return torch.cat([pairs.flatten(1), question], 1), values.gather(1, asked)
+    return torch.cat([pairs.flatten(1), question], 1), values.gather(1, queried)
 
 
 _RUOSS = "Ruoss et al. 2023, arXiv:2305.16843"
@@ -198,8 +197,8 @@ TASKS: dict[str, Task] = {
 def _modular(
     digits: Int64[Tensor, "size n"], operators: Int64[Tensor, "size n"]
 ) -> Int64[Tensor, " size"]:
-    """The value of each row modulo 5. The terms of a sum are told apart by counting + and -; a
-    product becomes a sum of logarithms, which can be added up for all terms at once."""
+    """The value of each row modulo 5. Counting + and - gives each digit its term of the sum; a
+    product becomes a sum of logarithms, which is added up for all terms at once."""
     signs = (operators == ord("+")) | (operators == ord("-"))
     term = signs.cumsum(1)
     number = (digits - ord("0")).clamp(min=0)
@@ -208,8 +207,8 @@ def _modular(
     # past a row's end there are no digits: its place counts as 0 and its terms vanish
     vanish = zeros.scatter_add(1, term, ((number == 0) & (digits > 0)).long()) > 0
     sign = torch.ones_like(number).scatter_add(1, term, -2 * (operators == ord("-")).long())
-    there = zeros.scatter_add(1, term, (digits > 0).long()) > 0
-    return torch.where(there & ~vanish, sign * POWERS[power % 4], 0).sum(1) % MODULUS
+    present = zeros.scatter_add(1, term, (digits > 0).long()) > 0
+    return torch.where(present & ~vanish, sign * POWERS[power % 4], 0).sum(1) % MODULUS
 
 
 def _joined(

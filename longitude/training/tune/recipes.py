@@ -1,28 +1,28 @@
-"""Recipes: how checkpoints of long context were made, each a value that names its paper.
+"""Recipes: how long-context checkpoints were trained, each a value that names its paper.
 
-A scheme for the stretch from the trained length L to the target T, and how long and how fast it is
-trained. Learning rates are the papers', for models 4,096 wide; `settle` takes them to another width
-as 1/width (Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466), and LoRA's matrices learn ten
-times as fast (Schulman et al. 2025, "LoRA Without Regret"). The papers' batches are of 64 to 128
-sequences; the ones here fit one machine. Every field can be set.
+A scheme for the stretch from the trained length L to the target T, and how it is trained. Learning
+rates are the papers', for models 4,096 wide; `settle` scales them to another width as 1/width (Yang
+et al. 2022, "Tensor Programs V", arXiv:2203.03466) and, for LoRA, by ten (Schulman et al. 2025,
+"LoRA Without Regret"). The papers' batches have 64 to 128 sequences; these fit one machine. Every
+field can be overridden.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 from longitude.core.lengths import Lengths
 from longitude.core.validate import UserError, shown
 from longitude.extension.candidates import Own, full_layers
+from longitude.training.tune.model import FULL, LORA
 
-WIDE = 4096  # of the models that the papers' learning rates are for
-FASTER = 10  # LoRA's learning rate against that of full training
-LORA, FULL = "lora", "full"
-OWN = "own scheme"  # the recipe's name where a scheme is given and no recipe
+PAPERS_WIDTH = 4096  # of the models that the papers' learning rates are for
+LORA_RATE = 10  # times that of full training
+OWN = "own scheme"  # the recipe's name if a scheme is given and no recipe
 OPTIONS = {
     "steps": "--steps",
     "rows": "--batch",
@@ -64,12 +64,8 @@ class Recipe:
         if self.trained not in (LORA, FULL):
             raise UserError(f"what is trained is lora or full, but got {shown(self.trained)}.")
 
-    def plain(self) -> dict[str, Any]:
-        """As it stands in tune.json."""
-        return asdict(self)
-
     def rate_at(self, step: int) -> float:
-        """Up from a tenth in a straight line, then down another to a tenth."""
+        """The learning rate of a step: linear from a tenth up, then linear down to a tenth."""
         if step < self.warmup:
             return self.rate * (0.1 + 0.9 * step / self.warmup)
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -85,87 +81,74 @@ def _linear(s: Lengths, base: float) -> str:
 
 
 def _larger_base(s: Lengths, base: float) -> str:
-    """The critical base of the target, two digits of it rounded up: above it, the pairs that L
-    taught a whole turn cover T as well."""
+    """The critical base of the target, rounded up to two digits: above it, the pairs that turned
+    fully within L cover T as well."""
     turns = [max(math.e, n / (2 * math.pi)) for n in (s.trained, s.target)]
     critical = base ** max(1.0, math.log(turns[1]) / math.log(turns[0]))
     digit = 10 ** (math.floor(math.log10(critical)) - 1)
     return f"rope(base={math.ceil(critical / digit) * digit})"
 
 
-def _own(s: Lengths, base: float) -> None:
-    return None
-
-
-def _hierarchical(s: Lengths, base: float) -> str:
-    return f"hierarchical({s.trained})"
-
-
-RECIPES: dict[str, tuple[Recipe, Write]] = {
-    made.name: (made, write)
-    for made, write in [
-        (Recipe("yarn", "Peng et al. 2023, YaRN, arXiv:2309.00071", "rope"), _yarn),
-        (
-            Recipe(
-                "pi",
-                "Chen et al. 2023, Position Interpolation, arXiv:2306.15595",
-                "rope",
-                steps=1000,
-            ),
-            _linear,
+_RECIPES: list[tuple[Recipe, Write]] = [
+    (Recipe("yarn", "Peng et al. 2023, YaRN, arXiv:2309.00071", "rope"), _yarn),
+    (
+        Recipe(
+            "pi", "Chen et al. 2023, Position Interpolation, arXiv:2306.15595", "rope", steps=1000
         ),
-        (
-            Recipe(
-                "abf",
-                "Rozière et al. 2023, Code Llama, arXiv:2308.12950; Liu et al. 2023, Scaling Laws "
-                "of RoPE-based Extrapolation, arXiv:2310.05209",
-                "rope",
-                steps=1000,
-                trained=FULL,
-            ),
-            _larger_base,
+        _linear,
+    ),
+    (
+        Recipe(
+            "abf",
+            "Rozière et al. 2023, Code Llama, arXiv:2308.12950; Liu et al. 2023, Scaling Laws "
+            "of RoPE-based Extrapolation, arXiv:2310.05209",
+            "rope",
+            steps=1000,
+            trained=FULL,
         ),
-        (
-            Recipe(
-                "pose",
-                "Zhu et al. 2023, PoSE, arXiv:2309.10400",
-                "rope",
-                steps=1000,
-                warmup=10,
-                positions="pose",
-            ),
-            _yarn,
+        _larger_base,
+    ),
+    (
+        Recipe(
+            "pose",
+            "Zhu et al. 2023, PoSE, arXiv:2309.10400",
+            "rope",
+            steps=1000,
+            warmup=10,
+            positions="pose",
         ),
-        (
-            Recipe(
-                "longlora",
-                "Chen et al. 2023, LongLoRA, arXiv:2309.12307",
-                "rope",
-                steps=1000,
-                groups=0.25,
-            ),
-            _linear,
+        _yarn,
+    ),
+    (
+        Recipe(
+            "longlora",
+            "Chen et al. 2023, LongLoRA, arXiv:2309.12307",
+            "rope",
+            steps=1000,
+            groups=0.25,
         ),
-        (
-            Recipe(
-                "alibi",
-                "Press et al. 2021, ALiBi, arXiv:2108.12409; MosaicML 2023, MPT-7B-StoryWriter",
-                "alibi",
-                trained=FULL,
-            ),
-            _own,
+        _linear,
+    ),
+    (
+        Recipe(
+            "alibi",
+            "Press et al. 2021, ALiBi, arXiv:2108.12409; MosaicML 2023, MPT-7B-StoryWriter",
+            "alibi",
+            trained=FULL,
         ),
-        (
-            Recipe(
-                "learned",
-                "Su 2020, hierarchical decomposition, kexue.fm/archives/7947",
-                "learned",
-                trained=FULL,
-            ),
-            _hierarchical,
+        lambda stretch, base: None,  # its own scheme
+    ),
+    (
+        Recipe(
+            "learned",
+            "Su 2020, hierarchical decomposition, kexue.fm/archives/7947",
+            "learned",
+            trained=FULL,
         ),
-    ]
-}
+        lambda stretch, base: f"hierarchical({stretch.trained})",
+    ),
+]
+RECIPES = {recipe.name: (recipe, write) for recipe, write in _RECIPES}
 USUAL = {"rope": "yarn", "alibi": "alibi", "learned": "learned"}
 
 
@@ -180,7 +163,7 @@ def named(name: str) -> Recipe:
 
 @dataclass(frozen=True)
 class About:
-    """What a recipe has to know of a model."""
+    """What a recipe needs to know about a model."""
 
     name: str
     own: Own
@@ -191,32 +174,30 @@ class About:
 
     @property
     def base(self) -> float:
-        """Of its rotation, where it has one."""
+        """RoPE's base, if it has RoPE."""
         ropes = [self.own.layer(i, len(self.own)).rotary for i in range(len(self.own))]
         return next((float(rope.base) for rope in ropes if rope), 10000.0)
 
 
-def settle(name: str | None, about: About, asked: Mapping[str, Any]) -> Recipe:
-    """A recipe for a model: its scheme written for the stretch, its rate for the width, and over
-    them what was asked for (None: nothing)."""
+def settle(name: str | None, about: About, overrides: Mapping[str, Any]) -> Recipe:
+    """A recipe for a model: its scheme written for the stretch, its rate scaled to the width, and
+    then the overrides (None: none)."""
     recipe, write = RECIPES[named(name or USUAL[about.family]).name]
     _check(recipe, about)
-    given = {key: value for key, value in asked.items() if value is not None}
+    given = {key: value for key, value in overrides.items() if value is not None}
     trained = given.get("trained", recipe.trained)
     text = write(Lengths(about.trained, about.target), about.base)
+    policies = {recipe.positions, given.get("positions", recipe.positions)}
     settled = replace(
         recipe,
         scheme=text and full_layers(text, about.own),
-        rate=recipe.rate * WIDE / about.width * (FASTER if trained == LORA else 1),
-        length=about.target if recipe.positions == "order" else about.trained,
+        rate=recipe.rate * PAPERS_WIDTH / about.width * (LORA_RATE if trained == LORA else 1),
+        length=about.target if policies == {"order"} else about.trained,
         warmup=min(recipe.warmup, max(0, given.get("steps", recipe.steps)) // 10),
     )
-    settled = replace(settled, **given)
-    if name is None and "scheme" in given:  # trained as usual, but no paper's
+    if name is None and "scheme" in given:  # trained as usual, but by no paper's scheme
         settled = replace(settled, name=OWN, paper="")
-    if "positions" in given and "length" not in given and settled.positions != "order":
-        settled = replace(settled, length=about.trained)
-    return settled
+    return replace(settled, **given)
 
 
 def _check(recipe: Recipe, about: About) -> None:

@@ -1,0 +1,300 @@
+"""`longitude.train`, `longitude.lab` and `longitude.tune`: options in, results out.
+
+Under torchrun every process calls the same function; the first one writes files and reports
+progress. A run that is interrupted saves its state and raises `Stopped`; the same call continues
+it. An event without a total is a message for the user.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longitude.core.progress import Event
+from longitude.core.store import Store
+from longitude.core.text import parse
+from longitude.training import loggers
+from longitude.training.data import gather
+from longitude.training.distributed import is_first_process, process_group
+from longitude.training.lab.compare import Protocol, compare, make_plan, slug
+from longitude.training.lab.rows import Score
+from longitude.training.lab.run import STOCK, RunOptions, lab_folder, make_run, train_run
+from longitude.training.loop import SMOOTHED, Step, Stopped
+from longitude.training.to_hf import check_dtype, stock_model
+from longitude.training.tune.run import Tuned, TuneOptions, check, fine_tune, with_recommendation
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from longitude.eval.records import Measurement
+
+CHART = "training.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(RunOptions):
+    """Options of `train`."""
+
+    seed: int = 0
+    out: str | Path | None = None  # runs/…, named after the run
+    resume: bool = False
+    weights: str = "float32"  # type of the weights in hf/
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A trained decoder: its folder, the checkpoint for stock transformers if there is one, and
+    the loss of every step."""
+
+    scheme: str
+    out: str
+    hf: str | None
+    losses: tuple[float, ...]
+    tokens_per_second: float
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the last steps."""
+        last = self.losses[-SMOOTHED:]
+        return sum(last) / len(last)
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """One line for the terminal."""
+        stock = f" transformers loads {self.hf}." if self.hf else ""
+        return (
+            f"{self.out}: loss {self.loss:.3f} after {len(self.losses):,} steps, "
+            f"{self.tokens_per_second:,.0f} tokens/s.{stock}"
+        )
+
+    def report(self, path: str | Path) -> Path:
+        """Write the loss curve (.html, .png, .svg), or the line of the terminal (.md)."""
+        return _write_loss_curve(self.losses, self.scheme, self.table(), Path(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "out": self.out,
+            "hf": self.hf,
+            "steps": len(self.losses),
+            "loss": self.loss,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+def train(scheme: str = "rope()", *, options: TrainOptions = TrainOptions()) -> TrainResult:  # noqa: B008
+    """Train one small decoder with a scheme, on bytes."""
+    parsed = parse(scheme)
+    check_dtype(options.weights)
+    with process_group(options.device) as world:
+        corpus = gather(options.text)
+        run = make_run(options, parsed, options.seed, corpus, world)
+        folder = lab_folder(Path(options.out or Path("runs") / slug(run)))
+        folder.claim(run.to_json(), options.resume)
+        if world.first:
+            options.progress(Event(stock_model(parsed, options.block).reason, 0, 0))
+        if not folder.done:
+            loop = options.loop_options(run.config.scheme, world)
+            with _explain_stop(f" of {run.steps}: add --resume to continue"):
+                train_run(
+                    run,
+                    corpus,
+                    folder,
+                    world,
+                    loop,
+                    compiled=options.compile,
+                    weights_dtype=options.weights,
+                )
+        history, stock = folder.history(), folder.path / STOCK
+    return TrainResult(
+        scheme=run.config.scheme,
+        out=str(folder.path),
+        hf=str(stock) if stock.is_dir() else None,
+        losses=tuple(history["losses"]),
+        tokens_per_second=history["tokens_per_second"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabOptions(RunOptions):
+    """Options of `lab`."""
+
+    size: str = "nano"
+    test: tuple[int, ...] = ()  # lengths; none: 1 to 16 windows
+    seeds: tuple[int, ...] = (0,)
+    out: str | Path = Path("runs/lab")
+    excerpts: int = 16
+    problems: int = 64
+
+
+@dataclass(frozen=True)
+class LabResult:
+    """Every scheme's score on every task at every length, for each seed."""
+
+    scores: tuple[Score, ...]
+    out: str
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """Tables and curves for the terminal."""
+        from longitude.viz import lab
+
+        return _render(lambda console: lab.show(self.scores, console), color, width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write tables and charts (.html, .png, .svg), or the tables (.md)."""
+        from longitude.viz import lab
+
+        path = Path(path)
+        if path.suffix == ".md":
+            path.write_text(lab.markdown(self.scores), encoding="utf-8")
+        else:
+            lab.write(self.scores, path, "Trained short, tested long")
+        return path
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """What `--json` prints."""
+        return [score.to_json() for score in self.scores]
+
+
+def lab(schemes: str = "rope(); alibi()", *, options: LabOptions = LabOptions()) -> LabResult:  # noqa: B008
+    """Train each of the `;`-separated schemes (or `all`) on the same data; test each at every
+    length. Writes rows.sqlite, rows.jsonl, lab.html and a folder for each run into `out`; rows that
+    are there are not computed again. The scores are the first process's alone."""
+    protocol, out = Protocol(options.excerpts, options.problems), Path(options.out)
+    with process_group(options.device) as world:
+        corpus = gather(options.text)
+        plan = make_plan(options, schemes, options.test, options.seeds, protocol, corpus, world)
+        with Store(out / "rows.sqlite") as store, _explain_stop(": the same command continues"):
+            result = LabResult(compare(plan, corpus, store, out, world, options), str(out))
+            if world.first:
+                store.export(out / "rows.jsonl")
+                result.report(out / "lab.html")
+        world.barrier()
+    return result
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """A fine-tuned model, and the measurements before and after (none: not measured)."""
+
+    tuned: Tuned
+    measurements: list[Measurement] = field(default_factory=list, repr=False)
+    summary: dict[str, Any] = field(default_factory=dict)  # as recommendation.json has it
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """The table of baseline, before and after, what training changed, and the result."""
+        from longitude.viz import extend
+
+        tuned, trained = self.tuned, self.tuned.weights.get("trained", 0) / 1e6
+        line = (
+            f"{tuned.folder}: {tuned.kind} of {tuned.base} for {tuned.target:,} tokens, loss "
+            f"{tuned.loss:.3f} after {tuned.steps:,} steps, {trained:,.1f}M weights trained, "
+            f"{tuned.tokens_per_second:,.0f} tokens/s."
+        )
+        if not self.measurements:
+            return line
+
+        def show(console: Console) -> None:
+            extend.show(self.measurements, self.summary, console)
+
+        return f"{_render(show, color, width)}\n{line}"
+
+    @property
+    def files(self) -> list[Path]:
+        """What there is to look at in the run's folder."""
+        out = Path(self.tuned.out)
+        pages = [out / "report" / name for name in ("report.html", "summary.md")]
+        return [*(pages if self.measurements else ()), out / CHART]
+
+    def report(self, path: str | Path) -> Path:
+        """Write the loss curve (.html, .png, .svg), or what the terminal prints (.md). The report
+        of the measurements lies in report/ of the run's folder."""
+        tuned = self.tuned
+        title = f"{Path(tuned.base).name} to {tuned.target:,} tokens: {tuned.scheme}"
+        return _write_loss_curve(tuned.losses, title, self.table(), Path(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints; the losses of each step are in training.json."""
+        from longitude.training.tune.evaluate import numbers
+
+        rows = self.measurements
+        return {
+            **{name: value for name, value in asdict(self.tuned).items() if name != "losses"},
+            "measured": numbers(rows, self.tuned) if rows else None,
+            "verdict": self.summary.get("best"),
+            "machine": rows[0].value["machine"] if rows else None,
+        }
+
+
+def tune(
+    model: str = "tiny-rope",
+    *,
+    to: str | int | None = None,
+    options: TuneOptions = TuneOptions(),  # noqa: B008
+) -> TuneResult:
+    """Fine-tune a model a little on longer positions, and measure what that changed.
+
+    `to` is a length (32768, "32k") or a multiple of the trained window ("4x", the default; "8x" for
+    tiny-rope). The measurements are the first process's alone.
+    """
+    from longitude.training.tune import evaluate as evaluation
+
+    to = str(to or ("8x" if model == "tiny-rope" else "4x"))
+    first, out = is_first_process(), options.folder(model)
+    loggers.check(options.report_to)
+    check(options, out)
+    evaluation.check_base(model, options)
+    options, note = with_recommendation(model, to, options)
+    if note and first:
+        options.progress(Event(note, 0, 0))
+    measured = options.measure and first
+    test_set = evaluation.make_test_set(model, to, options) if measured else None
+    settings = {name: getattr(options, name) for name in vars(options) if name != "progress"}
+    with (
+        loggers.logger(options.report_to, out, {"model": model, "to": to, **settings}) as record,
+        _explain_stop(": the same command continues"),
+    ):
+
+        def report(step: Step) -> None:
+            record(step)
+            options.progress(step.event(out.name))
+
+        result = TuneResult(fine_tune(model, to, options, report))
+    if test_set is not None:
+        rows, summary = evaluation.evaluate_and_report(test_set, model, result.tuned, options)
+        result = TuneResult(result.tuned, rows, summary)
+    if first:
+        result.report(out / CHART)
+    return result
+
+
+@contextmanager
+def _explain_stop(how_to_continue: str) -> Iterator[None]:
+    """Say after which step a run has stopped, and how to continue it."""
+    try:
+        yield
+    except Stopped as stop:
+        raise Stopped(f"stopped after step {stop}{how_to_continue}.") from None
+
+
+def _render(show: Callable[[Console], None], color: bool, width: int) -> str:
+    """What a function prints on a console."""
+    from rich.console import Console
+
+    out, system = io.StringIO(), "256" if color else None
+    show(Console(file=out, width=width, force_terminal=color, color_system=system, highlight=False))
+    return out.getvalue().rstrip("\n")
+
+
+def _write_loss_curve(losses: tuple[float, ...], title: str, text: str, path: Path) -> Path:
+    """The loss of every step as a chart, or a text as Markdown, by the file's ending."""
+    from longitude.viz import loss_curve
+
+    if path.suffix == ".md":
+        path.write_text(f"# {title}\n\n```\n{text}\n```\n", encoding="utf-8")
+    else:
+        loss_curve.write(losses, SMOOTHED, title, path)
+    return path

@@ -1,0 +1,295 @@
+"""Training text: where it is read from, its split into train and test, windows and excerpts.
+
+Text comes from files and folders, from a `datasets` dataset, or from Python's own standard library.
+A document is a name and its bytes, unchanged. NUL ends a document, so bytes that hold a NUL are not
+text; nor are bytes that are not UTF-8. Names don't depend on where a folder stands.
+
+One document in ten is held out for tests, picked by a hash of its name alone: the split is the same
+on every machine and in every order of reading. Training windows are cut from the joined documents
+at places that follow from the seed and the step alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import stat
+import sysconfig
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from platform import python_version
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int, Int64, UInt8
+from torch import Tensor
+
+from longitude.core.validate import UserError, short, shown
+from longitude.training.distributed import generator
+
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+BUILD_FILES = re.compile(r"config-.*|_sysconfigdata.*")  # they hold one machine's paths
+TOPICS = "pydoc_data/topics"
+DATASET = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]*))?(?::(.*))?")
+END = b"\0"
+ONE_IN = 10  # documents held out for tests
+
+
+class Document(NamedTuple):
+    """A text and the name that decides on which side of the split it falls."""
+
+    name: str
+    text: bytes
+
+
+def standard_library() -> list[Document]:
+    """The sources of the running Python's own modules, and the pages that `help()` shows."""
+    from pydoc_data.topics import topics
+
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [f for f in _files_below(root, SKIPPED_FOLDERS) if f.suffix == ".py"]
+    sources = [
+        Document(name.as_posix(), _read(root / name))
+        for name in (f.relative_to(root) for f in files)
+        # what the build wrote differs between machines, and the topics count page by page
+        if name.as_posix() != f"{TOPICS}.py" and not any(map(BUILD_FILES.fullmatch, name.parts))
+    ]
+    pages = [Document(f"{TOPICS}/{name}", page.encode()) for name, page in topics.items()]
+    return [d for d in [*sources, *pages] if is_text(d.text)]
+
+
+def from_paths(paths: Sequence[str]) -> list[Document]:
+    """The documents of files and folders; a file that is met twice counts once."""
+    documents: dict[Path, Document] = {}
+    for source in paths:
+        path = Path(source).resolve()
+        if path.is_dir():
+            texts = [(file, _read(file)) for file in _files_below(path)]
+            texts = [(file, text) for file, text in texts if is_text(text)]
+            if not texts:
+                raise UserError(
+                    f"folder {shown(source)} holds no text: give one with UTF-8 files in it "
+                    f"(hidden files and links are skipped)."
+                )
+            named = [(f, Document(f.relative_to(path).as_posix(), text)) for f, text in texts]
+        else:
+            named = [(path, Document(path.name, _text_of(path, source)))]
+        for file, document in named:
+            documents[file] = min(document, documents.get(file, document))
+    return list(documents.values())
+
+
+def from_dataset(source: str) -> list[Document]:
+    """The rows of a `datasets` dataset, written owner/name, owner/name:config or
+    owner/name:config:split, where the split may be a slice such as train[:1%]."""
+    match = DATASET.fullmatch(source)
+    assert match, "is_dataset has checked it"
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError:
+        raise UserError(
+            f"{shown(source)} is no file or folder, and the datasets library that could know it "
+            f"as a dataset is not installed: correct the path, or `pip install datasets`."
+        ) from None
+    name, config, split = match.groups()
+    try:
+        rows = datasets.load_dataset(name, config or None, split=split or "train")
+    except Exception as error:  # the hub, the network and the dataset each raise their own
+        raise UserError(
+            f"{shown(source)} is neither a file or folder nor a dataset that could be loaded "
+            f"({_reason(error)}): write a path, or owner/name:config:split."
+        ) from error
+    types = {column: getattr(kind, "dtype", None) for column, kind in rows.features.items()}
+    strings = [column for column, kind in types.items() if kind in ("string", "large_string")]
+    if "text" not in strings and len(strings) != 1:
+        raise UserError(
+            f"dataset {shown(source)} has no column called text, but {shown([*rows.features])}: "
+            f"use one that has, or write its text to a file."
+        )
+    column = "text" if "text" in strings else strings[0]
+    texts = (text.encode() for text in rows[column] if text)
+    documents = [Document(f"{n:012}", text) for n, text in enumerate(texts) if is_text(text)]
+    if not documents:
+        raise UserError(f"dataset {shown(source)} holds no text: name another split or config.")
+    return documents
+
+
+def is_dataset(source: str) -> bool:
+    """Whether a source can only be a dataset's name; raises if it is nothing at all."""
+    try:
+        Path(source).stat()
+        exists = bool(source)
+    except (FileNotFoundError, NotADirectoryError):
+        exists = False
+    except (OSError, ValueError) as error:  # a folder above is closed, or no path looks like this
+        raise _unreadable(source, error) from None
+    if exists or DATASET.fullmatch(source):
+        return not exists
+    raise UserError(
+        f"there is no file or folder {shown(source)}: give a path that exists, or the name of a "
+        f"dataset such as owner/name."
+    )
+
+
+def is_text(text: bytes) -> bool:
+    """Whether these bytes can be a document: non-empty UTF-8 without a NUL."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and END not in text
+
+
+def _files_below(root: Path, without: Set[str] = frozenset()) -> Iterator[Path]:
+    """Every plain file below a folder, by name; nothing hidden, and no link is followed."""
+
+    def closed(error: OSError) -> None:
+        raise _unreadable(str(error.filename), error)
+
+    for folder, inside, files in os.walk(root, onerror=closed):
+        inside[:] = sorted(n for n in inside if not n.startswith(".") and n not in without)
+        for name in sorted(n for n in files if not n.startswith(".")):
+            file = Path(folder, name)
+            if stat.S_ISREG(file.lstat().st_mode):
+                yield file
+
+
+def _text_of(path: Path, source: str) -> bytes:
+    if not path.is_file():
+        raise UserError(f"{shown(source)} is neither a file nor a folder: give one of them.")
+    text = _read(path)
+    if not is_text(text):
+        fault = "is not UTF-8 or has a NUL in it" if text else "is empty"
+        raise UserError(f"file {shown(source)} holds no text, it {fault}: give a text file.")
+    return text
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unreadable(str(file), error) from None
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
+    return UserError(
+        f"{shown(path)} can't be read ({_reason(error)}): give a path that you may read."
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error's message, without its full stop."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return short(text.splitlines()[0], 120).rstrip(".")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents to train on and to test on. The fingerprint is that of all names and contents."""
+
+    train: tuple[bytes, ...] = field(repr=False)
+    test: tuple[bytes, ...] = field(repr=False)
+    fingerprint: str
+    name: str
+
+
+def gather(sources: Sequence[str] | None = None) -> Corpus:
+    """The corpus of some files, folders or datasets; without any, Python's standard library."""
+    if not sources:
+        return _split(standard_library(), f"the standard library of Python {python_version()}")
+    sources = [sources] if isinstance(sources, str) else sources
+    datasets = [source for source in sources if is_dataset(source)]
+    paths = [source for source in sources if source not in datasets]
+    documents = from_paths(paths)  # first: a wrong path should not have to wait for a download
+    documents += [d for name in dict.fromkeys(datasets) for d in from_dataset(name)]
+    names = [source if source in datasets else Path(source).resolve().name for source in sources]
+    return _split(documents, short(", ".join(names)))
+
+
+def _split(documents: list[Document], name: str) -> Corpus:
+    documents = sorted(documents)
+    train = tuple(d.text for d in documents if not for_test(d.name))
+    test = tuple(d.text for d in documents if for_test(d.name))
+    if not train or not test:  # too few to split by name: the last tenth of the joined text
+        joined = END.join(d.text for d in documents)
+        at = len(joined) * (ONE_IN - 1) // ONE_IN
+        train, test = (tuple(filter(None, s.split(END))) for s in (joined[:at], joined[at:]))
+    digest = sha256()
+    for key, text in ((os.fsencode(d.name), d.text) for d in documents):
+        digest.update(b"%d %d " % (len(key), len(text)) + key + text)
+    return Corpus(train, test, digest.hexdigest(), name)
+
+
+def for_test(name: str) -> bool:
+    """Whether the document of this name is held out for tests, on every machine."""
+    return int.from_bytes(sha256(os.fsencode(name)).digest()[:8], "big") % ONE_IN == 0
+
+
+def join(documents: Sequence[bytes]) -> UInt8[Tensor, " n"]:
+    """Documents as one row of bytes, each ended by a NUL."""
+    text = b"".join(document + END for document in documents)
+    return _bytes(text)
+
+
+def _bytes(text: bytes) -> UInt8[Tensor, " n"]:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
+
+
+def windows(
+    row: Int[Tensor, " n"], length: int, count: int, seed: int, step: int
+) -> Int64[Tensor, "{count} window"]:
+    """The training windows of a step: `length` inputs and one token more, the last target."""
+    if len(row) <= length:
+        raise UserError(
+            f"the training text has {len(row):,} tokens, but a window of {length:,} takes "
+            f"{length + 1:,}: give more text or a shorter window."
+        )
+    starts = torch.randint(len(row) - length, (count,), generator=generator(seed, step, "windows"))
+    return row.unfold(0, length + 1, 1)[starts].long()
+
+
+def excerpts(
+    corpus: Corpus, length: int, count: int, seed: int
+) -> Int64[Tensor, "{count} {length}"]:
+    """Pieces of the test text: none overlap, each lies within one document, and no document gives
+    two before each that is long enough has given one. Where the documents are too short for that,
+    one piece from each of `count` equal stretches of the joined text."""
+    rng = generator(seed, purpose="excerpts")
+    documents = [_bytes(document) for document in corpus.test if len(document) >= length]
+    room = [len(document) // length for document in documents]
+    if sum(room) >= count:
+        shares = _in_turns(room, count, rng)
+        pairs = zip(documents, shares, strict=True)
+        return torch.cat([_disjoint(tokens, length, n, rng) for tokens, n in pairs if n])
+    tokens = join(corpus.test)
+    places = len(tokens) - length + 1
+    if places < 1:
+        raise UserError(
+            f"the test text has {len(tokens)} bytes, but an excerpt takes {length}: "
+            f"give more text or a shorter length."
+        )
+    stretches = torch.arange(count) + torch.rand(count, generator=rng, dtype=torch.float64)
+    return tokens.unfold(0, length, 1)[(stretches * places / count).long()].long()
+
+
+def _in_turns(room: list[int], count: int, rng: torch.Generator) -> list[int]:
+    """How many excerpts each document gives, in turns, none more than it has room for."""
+    shares = [0] * len(room)
+    while count:
+        for d in torch.randperm(len(room), generator=rng).tolist():
+            if count and shares[d] < room[d]:
+                shares[d] += 1
+                count -= 1
+    return shares
+
+
+def _disjoint(
+    tokens: UInt8[Tensor, " n"], length: int, count: int, rng: torch.Generator
+) -> Int64[Tensor, "{count} {length}"]:
+    """Excerpts at random places that do not overlap: what they leave over is split into gaps."""
+    left = len(tokens) - count * length
+    gaps = torch.randint(left + 1, (count,), generator=rng).sort().values
+    return tokens.unfold(0, length, 1)[gaps + length * torch.arange(count)].long()

@@ -1,0 +1,181 @@
+"""A model as it is fine-tuned: which parameters learn, gradient checkpointing, shifted groups.
+
+LoRA (Hu et al. 2021, arXiv:2106.09685): W + (α/r)·B·A, B zero at first. For longer contexts
+embeddings and norms must learn as well (LongLoRA). peft builds and stores adapters. What is trained
+is held in float32: an update is often smaller than half a bfloat16 step.
+
+Gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) stores a layer's input and runs it again
+when its gradient is due. A patched layer reads its positions off the model state, which is cleared
+when the forward ends; so each checkpoint restores what the state held while the layer runs again.
+
+Shifted sparse attention (Chen et al. 2023, LongLoRA, arXiv:2309.12307), for training only:
+positions are cut into groups of G; half the heads attend within them, the others within groups
+shifted by G/2. Both are the library's `chunked(G)` mask, for the second half on positions counted
+from G/2: its first and last groups are half as long. The paper rolls the sequence instead; there
+the first tokens share a group with the last ones and see what they have to predict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longitude.core.part import Pos
+from longitude.core.text import dump, parse
+from longitude.core.validate import UserError, shown
+from longitude.extension.candidates import Own, by_length
+from longitude.hf.layer import LAYER_STATE, LayerState
+from longitude.hf.model_state import ModelState
+
+LORA, FULL = "lora", "full"
+ALPHA = 2  # times the rank
+FORWARD_STATE = ("pos", "past", "pieces", "length", "hidden")  # of a forward in progress
+
+
+def check_peft(trained: str) -> None:
+    """Raise if LoRA is wanted and peft is not installed."""
+    if trained == LORA and find_spec("peft") is None:
+        raise UserError(
+            "LoRA needs the package peft: pip install longitude[tune], or train --full."
+        )
+
+
+def make_trainable(model: Any, trained: str, rank: int) -> Any:
+    """Ready a model for training in place; returns what is saved in the end, peft's model if it
+    has an adapter."""
+    saved = model
+    if trained == LORA:
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=ALPHA * rank,
+            target_modules="all-linear",
+            modules_to_save=_embeddings_and_norms(model),
+            task_type="CAUSAL_LM",
+            fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
+            ensure_weight_tying=bool(getattr(model.config, "tie_word_embeddings", False)),
+        )
+        saved = get_peft_model(model, config)
+    else:
+        model.requires_grad_(True)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data = p.data.to(torch.float32)
+    return saved
+
+
+def _embeddings_and_norms(model: Any) -> list[str]:
+    """The last names of embeddings and norms."""
+    names = [
+        path.rpartition(".")[2]
+        for path, module in model.named_modules()
+        if module is model.get_input_embeddings()
+        or ("norm" in type(module).__name__.lower() and [*module.parameters(recurse=False)])
+    ]
+    return list(dict.fromkeys(names))
+
+
+def layer_states(model: nn.Module) -> list[LayerState]:
+    """The layers of a patched model that run our attention; none if only frequencies changed."""
+    states = [getattr(module, LAYER_STATE, None) for module in model.modules()]
+    return [state for state in states if isinstance(state, LayerState) and state.active]
+
+
+@contextmanager
+def overridden(state: ModelState, **values: Any) -> Iterator[None]:
+    """Other values in a model state, for as long as the context lasts."""
+    before = {name: getattr(state, name) for name in values}
+    for name, value in values.items():
+        setattr(state, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(state, name, value)
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Recompute every layer in the backward pass instead of storing its activations."""
+    states = list(dict.fromkeys(layer.trunk for layer in layer_states(model)))
+
+    @contextmanager
+    def restored(held: list[tuple[ModelState, dict[str, Any]]]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for state, values in held:
+                stack.enter_context(overridden(state, **values))
+            yield
+
+    def contexts() -> tuple[Any, Any]:
+        """For the first run nothing; for the second, what the states hold now."""
+        held = [(s, {name: getattr(s, name) for name in FORWARD_STATE}) for s in states]
+        return nullcontext(), restored(held)
+
+    options = {"use_reentrant": False, "context_fn": contexts}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+
+def grouped_scheme(scheme: Own, size: int) -> str:
+    """A scheme with groups of this size; raises if shifted positions would change more than the
+    groups."""
+    layers = [scheme.layer(i, len(scheme)) for i in range(len(scheme))]
+    for one in layers:
+        if one.scale or (one.rotary and one.rotary.remap) or by_length(scheme):
+            raise UserError(
+                f"shifted groups train schemes of distances alone, but got {shown(scheme)}: use "
+                f"linear(…), yarn(…) or another base, without remaps and scales."
+            )
+    if size < 2 or size % 2:
+        raise UserError(
+            f"groups have an even number of tokens, but got {size}: give another length."
+        )
+    texts = [f"{dump(one)} + chunked({size})" for one in layers]
+    parse(texts[0])
+    return texts[0] if len(set(texts)) == 1 else f"layers({', '.join(texts)})"
+
+
+@contextmanager
+def shifted_groups(model: nn.Module, size: int) -> Iterator[None]:
+    """Shift the groups of half the heads of a patched model by half a group."""
+    layers = layer_states(model)
+    for layer in layers:
+        vars(layer)["attend"] = _ShiftedHalves(layer, size // 2)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("attend", None)
+
+
+class _ShiftedHalves:
+    """Attention of one layer, half its heads at a time."""
+
+    def __init__(self, layer: LayerState, by: int) -> None:
+        self.layer, self.by = layer, by
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        state, half = self.layer.trunk, q.shape[1] // 2
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        near = self._attend(slice(half), q, k, v, options)
+        pieces = state.pieces and [replace(p, pos=self._shifted(p.pos)) for p in state.pieces]
+        with overridden(state, pos=self._shifted(state.pos), pieces=pieces):
+            far = self._attend(slice(half, None), q, k, v, options)
+        return torch.cat([near, far], 1)
+
+    def _attend(
+        self, heads: slice, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
+    ) -> Tensor:
+        sinks = options.get("sink_logits")
+        options = {**options, "sink_logits": None if sinks is None else sinks[heads]}
+        return LayerState.attend(self.layer, q[:, heads], k[:, heads], v[:, heads], options)
+
+    def _shifted(self, pos: Pos) -> Pos:
+        if isinstance(pos, range):
+            return range(pos.start + self.by, pos.stop + self.by, pos.step)
+        return pos + self.by

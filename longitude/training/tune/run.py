@@ -1,0 +1,405 @@
+"""A fine-tune, from its options to a folder that `longitude.hf.load` opens.
+
+    tune.json                 the question: recipe as settled, model, text, seed
+    checkpoint.safetensors    what is trained, its optimizer and the losses, while it trains
+    training.json             the loss of every step, tokens per second, seconds
+    training.png              the same as a chart
+    model/                    the result: an adapter or a checkpoint
+    report/                   measurements before and after (evaluate.py)
+
+Stopped at any step, the same question in the same folder continues from the last state; another
+question is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude import __version__
+from longitude.core.progress import Progress, silent
+from longitude.core.text import dump, parse
+from longitude.core.validate import UserError, shown
+from longitude.eval.records import Subject
+from longitude.extension.prepare import subject, target_of
+from longitude.hf.families.learned import resize_positions
+from longitude.hf.loading import load, without_weights
+from longitude.hf.patch import WINDOW, apply, own_scheme, patched, scheme_of, undo
+from longitude.hf.saving import name_target, save, save_adapter
+from longitude.training.checkpoint import (
+    HISTORY,
+    RunFolder,
+    RunKind,
+    gather_weights,
+    trainable_parameters,
+)
+from longitude.training.distributed import World, assign, distribute, process_group
+from longitude.training.loop import SMOOTHED, Job, LoopOptions, Step, adamw, train
+from longitude.training.loss import LossModel
+from longitude.training.tune.data import TokenStream, is_drawn, position_policy, token_stream
+from longitude.training.tune.model import (
+    FULL,
+    LORA,
+    check_peft,
+    enable_checkpointing,
+    grouped_scheme,
+    make_trainable,
+    shifted_groups,
+)
+from longitude.training.tune.recipes import About, Recipe, named, settle
+
+QUESTION, RESULT = "tune.json", "model"
+RUNS = Path("runs")
+COMPLETE = ("config.json", "adapter_config.json")  # of a result, written last
+DTYPES = ("auto", "float32", "bfloat16")
+TOKENS_AT_ONCE = 32768  # that go through a model together; the rest of a batch follows
+TUNE_RUN = RunKind(
+    file=QUESTION,
+    key="question",
+    complete=lambda path: (
+        any((path / RESULT / name).is_file() for name in COMPLETE) and (path / HISTORY).is_file()
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Options of `tune`. None takes the recipe's own; no recipe takes the usual one of the model's
+    kind of positions, or the scheme that an earlier `extend` run recommends."""
+
+    recipe: str | None = None
+    scheme: str | None = None
+    text: tuple[str, ...] = ()
+    steps: int | None = None
+    batch: int | None = None  # sequences per step, over all processes
+    seq: int | None = None  # tokens of a sequence
+    lr: float | None = None
+    warmup: int | None = None
+    positions: str | None = None  # order, pose, pose(chunks), randomized
+    lora: bool | None = None
+    rank: int | None = None  # of LoRA's matrices
+    out: str | Path | None = None  # runs/NAME-RECIPE
+    resume: bool = True
+    save_every: int = 50  # steps
+    checkpointing: bool | None = None  # of gradients; None: on an accelerator
+    measure: bool = True
+    test: tuple[str, ...] = ()  # texts to measure on; none: what training holds out
+    docs: int = 4
+    tasks: tuple[str, ...] = ("passkey",)
+    questions: int | None = None
+    lengths: tuple[int, ...] = ()
+    report_to: str | None = None  # tensorboard, trackio or wandb
+    device: str = "auto"
+    dtype: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    seed: int = 0
+    progress: Progress = silent
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What replaces a recipe's own fields, under their names."""
+        trained = None if self.lora is None else LORA if self.lora else FULL
+        same = {n: getattr(self, n) for n in ("scheme", "steps", "warmup", "positions", "rank")}
+        return {
+            **same, "rows": self.batch, "length": self.seq, "rate": self.lr, "trained": trained
+        }  # fmt: skip
+
+    def folder(self, model: str) -> Path:
+        """Where the run lies."""
+        from longitude.runtimes.files import slug
+
+        return Path(self.out or RUNS / f"{slug(model)}-{slug(self.recipe or 'tuned')}")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A fine-tuned model. `folder` opens with `longitude.hf.load`; `base` is where it began."""
+
+    base: str
+    out: str
+    folder: str
+    kind: str  # adapter or checkpoint
+    recipe: dict[str, Any]  # as settled, with its paper
+    scheme: str  # of the result, in full
+    trained_to: int  # the base's own window
+    target: int
+    steps: int
+    loss: float  # mean of the last steps
+    tokens_per_second: float
+    seconds: float
+    weights: dict[str, int] = field(default_factory=dict)  # trained, and all
+    losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A settled question, and the model that it is asked of."""
+
+    options: TuneOptions
+    about: Subject
+    target: int
+    recipe: Recipe
+    scheme: str  # of the result, in full
+    dtype: str
+    model: Any
+    tokenizer: Any
+    text: TokenStream
+    length: int  # of a sequence
+    resized: tuple[str, int] | None = None  # a longer table of positions, by which scheme
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """All that decides the result, as it stands in tune.json."""
+        about = {"model": self.about.name, "weights": self.about.weights, "target": self.target}
+        data = {"text": self.text.fingerprint, "seed": self.options.seed, "dtype": self.dtype}
+        return {**about, "scheme": self.scheme, "recipe": asdict(self.recipe), **data}
+
+    @property
+    def group(self) -> int | None:
+        """Tokens of one of LongLoRA's groups."""
+        share = self.recipe.groups
+        return None if share is None else 2 * round(share * self.length / 2)
+
+
+def check(options: TuneOptions, out: Path) -> None:
+    """Raise for mistakes that show without a model."""
+    if options.recipe is not None:
+        named(options.recipe)
+    if options.scheme is not None:
+        parse(options.scheme)
+    given = {name: value for name, value in options.overrides.items() if value is not None}
+    Recipe("given", "", "", **given)
+    if options.save_every < 1:
+        raise UserError(
+            f"--save-every counts steps from 1, but got {options.save_every}: give more."
+        )
+    if options.dtype not in DTYPES:
+        raise UserError(f"--dtype is auto, float32 or bfloat16, but got {shown(options.dtype)}.")
+    if out.is_file():
+        raise UserError(f"--out {out} is a file: give a folder.")
+
+
+def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[TuneOptions, str]:
+    """The options with the scheme that an `extend` run of this model and target in runs/ found
+    better than the baseline, if neither scheme nor recipe is given; and a sentence if so."""
+    from longitude.runtimes.files import slug
+    from longitude.runtimes.prior_run import advised, is_run
+
+    if options.scheme is not None or options.recipe is not None:
+        return options, ""
+    trained, _ = without_weights(
+        model, revision=options.revision, trust_remote_code=options.trust_remote_code
+    )
+    folder = RUNS / f"{slug(model)}-{target_of(to, trained or 1)}"
+    if not trained or not is_run(str(folder)):
+        return options, ""
+    try:
+        advice = advised(str(folder))
+    except UserError:  # it is incomplete, or of several models: the recipe's own will do
+        return options, ""
+    best = advice.best
+    scheme = best.get("scheme") if best.get("label") != best["numbers"]["own"] else None
+    if not scheme or advice.name != model:
+        return options, ""
+    return replace(
+        options, scheme=str(scheme)
+    ), f"using the scheme that {folder} recommends: {scheme}"
+
+
+def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared:
+    """Load the model, settle the recipe, read the text; every mistake is raised here."""
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if world.device.type == "cuda" else "float32"
+    loaded, tokenizer = _load(model, options, dtype, world)
+    if tokenizer is None:
+        raise UserError(f"{model} has no tokenizer, and texts must be cut: add its files.")
+    about = subject(loaded, model, options.revision)
+    target = target_of(to, about.trained)
+    width = loaded.config.get_text_config().hidden_size
+    known = About(model, own_scheme(loaded), about.family, about.trained, target, width)
+    recipe = settle(options.recipe, known, options.overrides)
+    length = recipe.length or target
+    if length > target:
+        raise UserError(
+            f"sequences of {length:,} tokens reach past --to ({target:,}): give shorter "
+            f"sequences or a farther target."
+        )
+    check_peft(recipe.trained)
+    world.check_batch(recipe.rows)
+    policy = position_policy(recipe.positions, target, length)
+    scheme = dump(own_scheme(loaded))
+    if recipe.scheme is not None:  # what the model can't have is raised here
+        with patched(loaded, recipe.scheme, check=False):
+            scheme = dump(scheme_of(loaded))
+    visible = recipe.steps * recipe.rows * (length + 1)  # tokens that all steps together can see
+    text = token_stream(options.text, tokenizer, policy, length, visible, options.seed)
+    resized = (recipe.scheme or scheme, target) if about.family == "learned" else None
+    prepared = Prepared(
+        options, about, target, recipe, scheme, dtype, loaded, tokenizer, text, length, resized
+    )
+    if prepared.group is not None:
+        grouped_scheme(parse(scheme), prepared.group)
+    return prepared
+
+
+def _load(name: str, options: TuneOptions, dtype: str, world: World) -> tuple[Any, Any]:
+    """The model and its tokenizer. One that is to be sharded stays on the CPU, and it is loaded in
+    float32 unless it is certain to stay frozen."""
+    trained = options.overrides["trained"] or (options.recipe and named(options.recipe).trained)
+    return load(
+        name,
+        device="cpu" if world.size > 1 else world.device,
+        dtype=dtype if trained == LORA else "float32",
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        quiet=True,
+    )
+
+
+def make_trainable_model(prepared: Prepared) -> tuple[LossModel, TokenStream, Any]:
+    """The model under its scheme with what learns in float32, the text that it trains on, and the
+    model that is saved in the end (peft's, with LoRA)."""
+    model, recipe = prepared.model, prepared.recipe
+    if prepared.resized is not None:
+        scheme, length = prepared.resized
+        model = resize_positions(model, parse(scheme), length).to(model.device)
+    elif prepared.group is not None:
+        apply(model, grouped_scheme(parse(prepared.scheme), prepared.group))
+    elif recipe.scheme is not None:
+        apply(model, recipe.scheme)
+    # LossModel probes the model while all its weights are of one type
+    loss = LossModel(model, drawn=is_drawn(prepared.text.policy))
+    text = replace(prepared.text, packed=prepared.text.packed and loss.separates_documents())
+    if recipe.trained == LORA and prepared.dtype == "bfloat16":
+        model.to(torch.bfloat16)
+    with torch.random.fork_rng():
+        torch.manual_seed(prepared.options.seed)  # LoRA's A: the same in every process
+        saved = make_trainable(model, recipe.trained, recipe.rank)
+    return loss, text, saved
+
+
+def make_job(prepared: Prepared, loss: LossModel, text: TokenStream) -> Job:
+    """What the loop needs of a fine-tune; the papers train without weight decay."""
+    recipe, length, seed = prepared.recipe, prepared.length, prepared.options.seed
+    return Job(
+        model=loss.model,
+        loss=loss,
+        optimizer=adamw(loss.model, recipe.rate),
+        batch=lambda step: text.batch(recipe.rows, length, seed, step),
+        rate_at=recipe.rate_at,
+        steps=recipe.steps,
+        tokens=recipe.rows * length,
+        seed=seed,
+        dtype=prepared.dtype,
+        tokens_at_once=TOKENS_AT_ONCE,
+    )
+
+
+def fine_tune(
+    model: str,
+    to: str,
+    options: TuneOptions,
+    report: Callable[[Step], None] = lambda step: None,
+) -> Tuned:
+    """Train, from what the folder holds; the first process reports each step."""
+    out = options.folder(model)
+    check(options, out)
+    with process_group(options.device) as world:
+        prepared, folder = prepare(model, to, options, world), RunFolder(out, TUNE_RUN)
+        folder.claim(prepared.question, options.resume)
+        about = {"longitude": __version__, "text": prepared.text.name}
+        folder.begin(prepared.question, about, world)
+        if not folder.done:
+            _train(prepared, folder, world, report)
+        world.barrier()
+        return _result(prepared, folder)
+
+
+def _train(
+    prepared: Prepared, folder: RunFolder, world: World, report: Callable[[Step], None]
+) -> None:
+    loss, text, saved = make_trainable_model(prepared)
+    model, checkpointing = loss.model, prepared.options.checkpointing
+    if world.device.type == "cuda" if checkpointing is None else checkpointing:
+        enable_checkpointing(model)
+    trained = sum(p.numel() for _, p in trainable_parameters(model))
+    counts = {"trained": trained, "all": sum(p.numel() for p in model.parameters())}
+    distribute(loss, world, shard=True)
+    loss.train()
+    loop = LoopOptions(
+        save_steps=prepared.options.save_every,
+        report=report if world.first else lambda step: None,
+    )
+    with shifted_groups(model, prepared.group) if prepared.group else nullcontext():
+        losses, last = train(make_job(prepared, loss, text), folder, world, loop)
+    weights = gather_weights(model) if world.size > 1 else None
+    if world.first:
+        history = {
+            "losses": losses.tolist(),
+            "tokens_per_second": round(last.tokens_per_second, 1),
+            "seconds": round(last.seconds, 1),
+            "weights": counts,
+        }
+        with folder.finishing(history):
+            if weights is not None:
+                loss, saved = _unsharded(prepared, weights)
+            _save(prepared, loss, saved, folder.path / RESULT)
+
+
+def _unsharded(prepared: Prepared, weights: dict[str, Tensor]) -> tuple[LossModel, Any]:
+    """The model loaded again in one piece, with the trained weights."""
+    alone = World(torch.device("cpu"))
+    model, _ = _load(prepared.about.name, prepared.options, prepared.dtype, alone)
+    loss, _, saved = make_trainable_model(replace(prepared, model=model))
+    for name, p in trainable_parameters(loss.model):
+        assign(p, weights[name])
+    return loss, saved
+
+
+def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None:
+    """Write the result, with the scheme that it has from now on."""
+    model, target = loss.model.eval(), prepared.target
+    if prepared.group is not None:
+        undo(model)
+        apply(model, prepared.scheme)  # full attention from here on
+    if prepared.recipe.trained == LORA:
+        revision = prepared.options.revision
+        base = prepared.about.name
+        return save_adapter(
+            saved, folder, base, revision=revision, target=target, grown=prepared.resized
+        )
+    for name in WINDOW:
+        if isinstance(getattr(model.config, name, None), int):
+            setattr(model.config, name, max(target, getattr(model.config, name)))
+    save(model.to(getattr(torch, prepared.dtype)), folder, prepared.tokenizer)
+    name_target(folder, target)
+
+
+def _result(prepared: Prepared, folder: RunFolder) -> Tuned:
+    history = folder.history()
+    losses = history["losses"]
+    last = losses[-SMOOTHED:]
+    return Tuned(
+        base=prepared.about.name,
+        out=str(folder.path),
+        folder=str(folder.path / RESULT),
+        kind="adapter" if prepared.recipe.trained == LORA else "checkpoint",
+        recipe=asdict(prepared.recipe),
+        scheme=prepared.scheme,
+        trained_to=prepared.about.trained,
+        target=prepared.target,
+        steps=len(losses),
+        loss=sum(last) / len(last),
+        tokens_per_second=history["tokens_per_second"],
+        seconds=history["seconds"],
+        weights=history["weights"],
+        losses=tuple(losses),
+    )
