@@ -19,7 +19,7 @@ from rich.table import Table
 import longitude.hf as lh
 from longitude.eval.perplexity import tail, token_losses
 from longitude.eval.tasks.passkey import passkey, retrieved
-from longitude.training.lab.text import excerpts, gather
+from longitude.training.data import excerpts, gather
 
 NAMES = ("tiny-rope", "tiny-alibi", "tiny-learned")
 LENGTHS = (256, 1024, 2048)

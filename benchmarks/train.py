@@ -17,12 +17,10 @@ from torch.nn import functional as F
 from benchmarks.side_by_side import compare, show
 from longitude.core.text import parse
 from longitude.training.distributed import World
-from longitude.training.lab.batch import Batches
-from longitude.training.lab.config import Shape
-from longitude.training.lab.model import Decoder
-from longitude.training.lab.options import Asked
-from longitude.training.lab.text import Corpus, Stream, gather, windows
-from longitude.training.loop import optimizer_for, take_step
+from longitude.training.data import Corpus, gather, join
+from longitude.training.lab.model import DecoderConfig
+from longitude.training.lab.run import RunOptions, decoder_config, make_job, make_run
+from longitude.training.loop import take_step
 
 BASELINE = "nanoGPT-style, rope"
 
@@ -32,8 +30,8 @@ def main() -> None:
     device, corpus = torch.device(args.device), gather()
     if device.type == "cuda":
         torch.set_num_threads(1)  # as `longitude train` does; it helps the others as much
-    asked = Asked(args.length, args.size, batch=args.batch, steps=10**6, dtype="auto")
-    shape = asked.shape(parse("rope()"))
+    run_options = RunOptions(length=args.length, size=args.size, batch=args.batch, steps=10**6)
+    shape = decoder_config(parse("rope()"), args.length, args.size)
     tokens = args.steps * args.batch * args.length
     what = f"{args.size}, {args.batch} × {args.length} tokens a step, {args.steps} steps a round"
     for scheme in map(str.strip, args.schemes.split(";")):
@@ -43,7 +41,7 @@ def main() -> None:
         ways = {
             BASELINE: usual(shape, corpus, args, rotary=True),
             "nanoGPT-style, learned": usual(shape, corpus, args, rotary=False),
-            f"longitude {scheme}": ours(asked, scheme, corpus, device, args.steps),
+            f"longitude {scheme}": ours(run_options, scheme, corpus, device, args.steps),
         }
         rows = compare(ways, BASELINE, args.rounds, {}, device.type == "cuda")
         for row in rows:
@@ -52,26 +50,22 @@ def main() -> None:
 
 
 def ours(
-    asked: Asked, scheme: str, corpus: Corpus, device: torch.device, steps: int
+    run_options: RunOptions, scheme: str, corpus: Corpus, device: torch.device, steps: int
 ) -> Callable[[], None]:
     """Some steps of our training loop."""
     world = World(device)
-    run = asked.run(parse(scheme), 0, corpus, world)
-    model = Decoder(run.shape).to(device)
-    if device.type == "cuda":
-        model.compile()
-    optimizer = optimizer_for(model, run)
-    batches, count = Batches(run, windows(corpus, run.shape.length)), itertools.count()
+    run = make_run(run_options, parse(scheme), 0, corpus, world)
+    job, count = make_job(run, corpus, world, compiled=None), itertools.count()
 
     def go() -> None:
         for step in itertools.islice(count, steps):
-            take_step(model, optimizer, batches.at(step).to(device), run, step, world)
+            take_step(job, step, world)
 
     return go
 
 
 def usual(
-    shape: Shape, corpus: Corpus, args: argparse.Namespace, rotary: bool
+    shape: DecoderConfig, corpus: Corpus, args: argparse.Namespace, rotary: bool
 ) -> Callable[[], None]:
     """Some steps of the usual loop."""
     device = torch.device(args.device)
@@ -81,7 +75,7 @@ def usual(
     rest = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
-    tokens = Stream(corpus.train).tokens
+    tokens = join(corpus.train)
     torch.set_float32_matmul_precision("high")
 
     def batch() -> tuple[Tensor, Tensor]:
@@ -110,7 +104,7 @@ def usual(
 class Usual(nn.Module):
     """A decoder as one writes it: nanoGPT's plan, Llama's block."""
 
-    def __init__(self, shape: Shape, rotary: bool) -> None:
+    def __init__(self, shape: DecoderConfig, rotary: bool) -> None:
         super().__init__()
         self.tokens = nn.Embedding(256, shape.dim)
         self.places = None if rotary else nn.Embedding(shape.length, shape.dim)
@@ -131,7 +125,7 @@ class UsualBlock(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape, rotary: bool) -> None:
+    def __init__(self, shape: DecoderConfig, rotary: bool) -> None:
         super().__init__()
         d, self.heads, self.rotary = shape.dim, shape.heads, rotary
         self.norm1, self.norm2 = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)

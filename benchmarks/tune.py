@@ -26,12 +26,11 @@ from benchmarks.suites.model import SHAPE
 from longitude.hf.patch import apply
 from longitude.parts import Sequential
 from longitude.training.distributed import World
-from longitude.training.tune.checkpointing import checkpointed
-from longitude.training.tune.data import Stream
-from longitude.training.tune.loss_model import Reader
-from longitude.training.tune.params import Trained, make_trainable
-from longitude.training.tune.recipes import FULL, Recipe
-from longitude.training.tune.train import AT_ONCE, Job, optimizer_for, take_step
+from longitude.training.loop import Job, adamw, take_step
+from longitude.training.loss import LossModel
+from longitude.training.tune.data import TokenStream
+from longitude.training.tune.model import FULL, enable_checkpointing, make_trainable
+from longitude.training.tune.run import TOKENS_AT_ONCE
 
 TRAINER = "HF Trainer, SDPA, YaRN"
 WHOLE = {**SHAPE, "vocab_size": 49152, "tie_word_embeddings": True}
@@ -103,24 +102,32 @@ def ours(scheme: str, length: int, args: argparse.Namespace) -> Turn:
     """Steps as `longitude tune` takes them."""
     model = build(args)
     apply(model, scheme)
-    reader = Reader(model)
+    loss = LossModel(model)
     make_trainable(model, FULL, 16)
     if args.checkpointing:
-        checkpointed(model)
+        enable_checkpointing(model)
     rows = rows_at(length, args)
-    recipe = Recipe("bench", "", "rope", scheme, 1000, rows, length, 1e-4)
     tokens = _tokens(8 * rows * length)
-    text = Stream(tokens, torch.zeros_like(tokens), "random", "", apart=False)
-    dtype = "bfloat16" if args.device == "cuda" else "float32"
-    job = Job(reader, recipe, text, Sequential(), 0, dtype)
-    learns, world = Trained(model), World(torch.device(args.device))
-    optimizer = optimizer_for(learns, recipe)
+    text = TokenStream(tokens, torch.zeros_like(tokens), "random", "", Sequential(), packed=False)
+    job = Job(
+        model=model,
+        loss=loss,
+        optimizer=adamw(model, 1e-4),
+        batch=lambda step: text.batch(rows, length, 0, step),
+        rate_at=lambda step: 1e-4,
+        steps=1000,
+        tokens=rows * length,
+        seed=0,
+        dtype="bfloat16" if args.device == "cuda" else "float32",
+        tokens_at_once=TOKENS_AT_ONCE,
+    )
+    world = World(torch.device(args.device))
 
     def turn() -> list[float]:
         taken = []
         for step in range(args.steps):
             begun = time.perf_counter()
-            float(take_step(job, learns, optimizer, step, world))  # which waits for the device
+            float(take_step(job, step, world))  # which waits for the device
             taken.append(time.perf_counter() - begun)
         return taken
 
@@ -194,7 +201,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--lengths", type=_sizes, default=[8192, 32768])
     parser.add_argument("--schemes", nargs="*", default=SCHEMES)
     parser.add_argument("--layers", type=int, default=30)
-    parser.add_argument("--tokens", type=int, default=AT_ONCE, help="of a step")
+    parser.add_argument("--tokens", type=int, default=TOKENS_AT_ONCE, help="of a step")
     parser.add_argument("--steps", type=int, default=4, help="of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")

@@ -13,9 +13,8 @@ import longitude
 from longitude.core.text import parse
 from longitude.eval.perplexity import tail, token_losses
 from longitude.eval.tasks.passkey import passkey, retrieved
-from longitude.training.lab.options import Asked
-from longitude.training.lab.pipeline import home
-from longitude.training.lab.text import excerpts, gather
+from longitude.training.data import excerpts, gather
+from longitude.training.to_hf import stock_model
 
 ASSETS = Path(longitude.__file__).parent / "assets"
 KINDS = {"tiny-rope": "llama", "tiny-alibi": "bloom", "tiny-learned": "gpt2"}
@@ -42,8 +41,7 @@ def test_each_is_small_and_says_how_it_was_made(name):
     command = re.search(r'longitude train --scheme "(.+)" .*--length 256', told)
     assert command and f"--out {name}" in told
     block = "gpt" if "--block gpt" in told else "llama"
-    shape = Asked(WINDOW, "tiny", block=block).shape(parse(command[1]))
-    assert home(shape).kind == KINDS[name]
+    assert stock_model(parse(command[1]), block).kind == KINDS[name]
 
 
 def test_transformers_knows_what_each_is(asset):

@@ -95,8 +95,7 @@ def run(args: list[str]) -> int:
     except BrokenPipeError:  # the reader had enough; nothing must be flushed to it at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt as stop:
-        print(*stop.args, sep="", end="\n" if stop.args else "", file=sys.stderr)
+    except KeyboardInterrupt:
         return 130
     except Exception as e:
         if debug:

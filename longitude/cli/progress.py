@@ -68,7 +68,12 @@ def display(quiet: bool = False) -> Iterator[Progress]:
                 say(", ".join(filter(None, (done, figures, left))))
                 printed = now
 
-        yield show
+        try:
+            yield show
+        except KeyboardInterrupt as stop:
+            if stop.args:  # a run that was asked to stop says how to continue it
+                say(str(stop))
+            raise
 
 
 def _time_left(event: Event, elapsed: float) -> str:

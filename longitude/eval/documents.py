@@ -52,15 +52,11 @@ def documents(
 ) -> list[Document]:
     """As many documents of `length` predicted tokens as there are, at most `count`; of the standard
     library, if `unseen`, only what the bundled checkpoints were not trained on."""
-    from longitude.training import sources as corpora
-    from longitude.training.lab.text import for_test
+    from longitude.training.data import for_test, read_documents
 
-    if sources:
-        names = [source for source in sources if corpora.is_dataset(source)]
-        texts = corpora.from_paths([source for source in sources if source not in names])
-        texts += [d for name in dict.fromkeys(names) for d in corpora.from_dataset(name)]
-    else:
-        texts = [d for d in corpora.standard_library() if not unseen or for_test(d.name)]
+    texts = read_documents(sources)
+    if unseen and not sources:
+        texts = [d for d in texts if for_test(d.name)]
     return cut([(d.name, d.text.decode()) for d in sorted(texts)], tokenizer, length, count, seed)
 
 

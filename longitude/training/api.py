@@ -7,8 +7,7 @@ it. An event without a total is a message for the user.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,8 +27,6 @@ from longitude.training.to_hf import check_dtype, stock_model
 from longitude.training.tune.run import Tuned, TuneOptions, check, fine_tune, with_recommendation
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from longitude.eval.records import Measurement
 
 CHART = "training.png"
@@ -140,8 +137,9 @@ class LabResult:
     def table(self, *, color: bool = False, width: int = 100) -> str:
         """Tables and curves for the terminal."""
         from longitude.viz import lab
+        from longitude.viz.terminal import render
 
-        return _render(lambda console: lab.show(self.scores, console), color, width)
+        return render(lambda console: lab.show(self.scores, console), color=color, width=width)
 
     def report(self, path: str | Path) -> Path:
         """Write tables and charts (.html, .png, .svg), or the tables (.md)."""
@@ -187,6 +185,7 @@ class TuneResult:
     def table(self, *, color: bool = False, width: int = 100) -> str:
         """The table of baseline, before and after, what training changed, and the result."""
         from longitude.viz import extend
+        from longitude.viz.terminal import render
 
         tuned, trained = self.tuned, self.tuned.weights.get("trained", 0) / 1e6
         line = (
@@ -196,11 +195,12 @@ class TuneResult:
         )
         if not self.measurements:
             return line
-
-        def show(console: Console) -> None:
-            extend.show(self.measurements, self.summary, console)
-
-        return f"{_render(show, color, width)}\n{line}"
+        shown = render(
+            lambda console: extend.show(self.measurements, self.summary, console),
+            color=color,
+            width=width,
+        )
+        return f"{shown}\n{line}"
 
     @property
     def files(self) -> list[Path]:
@@ -278,15 +278,6 @@ def _explain_stop(how_to_continue: str) -> Iterator[None]:
         yield
     except Stopped as stop:
         raise Stopped(f"stopped after step {stop}{how_to_continue}.") from None
-
-
-def _render(show: Callable[[Console], None], color: bool, width: int) -> str:
-    """What a function prints on a console."""
-    from rich.console import Console
-
-    out, system = io.StringIO(), "256" if color else None
-    show(Console(file=out, width=width, force_terminal=color, color_system=system, highlight=False))
-    return out.getvalue().rstrip("\n")
 
 
 def _write_loss_curve(losses: tuple[float, ...], title: str, text: str, path: Path) -> Path:

@@ -61,6 +61,16 @@ def standard_library() -> list[Document]:
     return [d for d in [*sources, *pages] if is_text(d.text)]
 
 
+def read_documents(sources: Sequence[str] | None = None) -> list[Document]:
+    """The documents of files, folders and datasets; without any, of the standard library."""
+    if not sources:
+        return standard_library()
+    datasets = [source for source in sources if is_dataset(source)]
+    paths = [source for source in sources if source not in datasets]
+    documents = from_paths(paths)  # first: a wrong path should not have to wait for a download
+    return documents + [d for name in dict.fromkeys(datasets) for d in from_dataset(name)]
+
+
 def from_paths(paths: Sequence[str]) -> list[Document]:
     """The documents of files and folders; a file that is met twice counts once."""
     documents: dict[Path, Document] = {}
@@ -198,19 +208,12 @@ class Corpus:
 
 def gather(sources: Sequence[str] | None = None) -> Corpus:
     """The corpus of some files, folders or datasets; without any, Python's standard library."""
-    if not sources:
-        return _split(standard_library(), f"the standard library of Python {python_version()}")
     sources = [sources] if isinstance(sources, str) else sources
-    datasets = [source for source in sources if is_dataset(source)]
-    paths = [source for source in sources if source not in datasets]
-    documents = from_paths(paths)  # first: a wrong path should not have to wait for a download
-    documents += [d for name in dict.fromkeys(datasets) for d in from_dataset(name)]
-    names = [source if source in datasets else Path(source).resolve().name for source in sources]
-    return _split(documents, short(", ".join(names)))
-
-
-def _split(documents: list[Document], name: str) -> Corpus:
-    documents = sorted(documents)
+    documents = sorted(read_documents(sources))
+    name = f"the standard library of Python {python_version()}"
+    if sources:
+        names = [s if is_dataset(s) else Path(s).resolve().name for s in sources]
+        name = short(", ".join(names))
     train = tuple(d.text for d in documents if not for_test(d.name))
     test = tuple(d.text for d in documents if for_test(d.name))
     if not train or not test:  # too few to split by name: the last tenth of the joined text

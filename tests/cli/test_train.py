@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from longitude.training.checkpoint import HISTORY, MODEL, STATE
-from longitude.training.lab.pipeline import load
+from longitude.training.checkpoint import HISTORY, STATE
+from longitude.training.lab.run import MODEL, load
 
 from .conftest import python
 
@@ -54,7 +55,7 @@ def test_a_home_computes_what_the_model_computes(longitude, text, tmp_path, sche
 def test_what_has_no_home_is_told_before_the_start(longitude, text, tmp_path):
     settings = ("--scheme", "t5()", "--text", text, "--out", str(tmp_path / "run"))
     code, _, news = longitude("train", *SMALL, *settings)
-    assert code == 0 and news.startswith("t5() has no home in stock transformers")
+    assert code == 0 and news.startswith("t5() has no equivalent in stock transformers")
     assert not (tmp_path / "run" / "hf").exists()
 
 
@@ -62,7 +63,7 @@ def test_what_has_no_home_is_told_before_the_start(longitude, text, tmp_path):
     ("given", "sentence"),
     [
         (("--text", "/no/such/file"), "there is no file or folder"),
-        (("--length", "100000"), "a window of 100000 takes"),
+        (("--length", "100000"), "a window of 100,000 takes"),
         (("--scheme", "rope(remap=rerope(64))"), "made for reading"),
         (("--scheme", "learned(63)"), "outside the table of 63"),
         (("--scheme", "rop()"), "no part is called"),
@@ -96,8 +97,8 @@ def test_a_folder_with_another_run_is_refused(longitude, text, tmp_path):
     ]:
         code, _, news = longitude("train", *SMALL, *settings, *more)
         assert code == 2 and sentence in news
-    code, _, news = longitude("train", *SMALL, *settings, "--resume")
-    assert code == 0 and "after 2 steps" in news
+    code, printed, _ = longitude("train", *SMALL, *settings, "--resume")
+    assert code == 0 and "after 2 steps" in printed
 
 
 def test_the_lab_prints_rows_and_draws_them(longitude, text, tmp_path):
@@ -136,6 +137,26 @@ def test_mistakes_of_the_lab(longitude, text, tmp_path, given, sentence):
     assert len(news.strip().splitlines()) == 1 and not out.exists()
 
 
+def test_an_interrupted_run_says_how_to_resume(longitude, text, tmp_path, monkeypatch):
+    from longitude.training import loop
+
+    take = loop.take_step
+
+    def interrupted(job, step, world):
+        if step == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return take(job, step, world)
+
+    out = ("--text", text, "--out", str(tmp_path / "run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_step", interrupted)
+        code, printed, news = longitude("train", *SMALL, *out)
+    assert code == 130 and not printed
+    assert news.endswith("stopped after step 1 of 2: add --resume to continue.\n")
+    code, printed, _ = longitude("train", *SMALL, *out, "--resume")
+    assert code == 0 and "after 2 steps" in printed
+
+
 def test_a_store_that_is_none_is_told(longitude, text, tmp_path):
     (tmp_path / "rows.sqlite").write_text("not a database, but long enough to look like one" * 40)
     code, _, news = longitude("lab", *SMALL, "--text", text, "--out", str(tmp_path))
@@ -153,12 +174,11 @@ def test_help_explains_without_torch(command):
 
 
 def test_a_log_gets_a_line_now_and_then(longitude, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.cli.progress.PAUSE", 0.0)
-    monkeypatch.setattr("longitude.training.loop.NEWS", 0.0)
+    monkeypatch.setattr("longitude.cli.progress.LOG_INTERVAL", 0.0)
     _, _, news = longitude("train", *SMALL, "--text", text, "--out", str(tmp_path / "run"))
     lines = news.splitlines()
-    assert lines[1].startswith("rope(): 1/2, loss ") and lines[1].endswith(" left")
-    assert " tokens/s, " in lines[1]
+    assert lines[1].startswith("rope() 1/2, loss ") and lines[1].endswith(" left")
+    assert ", tokens/s " in lines[1] and lines[2].startswith("rope() 2/2")
 
 
 def test_a_terminal_gets_a_bar(text, tmp_path):
@@ -170,7 +190,7 @@ def test_a_terminal_gets_a_bar(text, tmp_path):
     while chunk := _read(ours):
         drawn += chunk
     assert child.wait() == 0
-    assert "2/2" in drawn.decode() and "tokens/s" in drawn.decode()
+    assert "100%" in drawn.decode() and "tokens/s" in drawn.decode()
 
 
 def _read(terminal: int) -> bytes:

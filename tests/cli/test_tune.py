@@ -15,12 +15,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import longitude.hf as lh
-from longitude.cli import progress as bar
+from longitude.cli import progress
 from longitude.cli.main import run
 from longitude.training.loop import Stopped
-from longitude.training.tune.evaluate import Exam, set_paper
-from longitude.training.tune.options import Asked
+from longitude.training.tune.evaluate import make_test_set
 from longitude.training.tune.recipes import RECIPES
+from longitude.training.tune.run import TuneOptions
 from tests.cli.conftest import Ran
 from tests.hf.adapters import with_lora
 
@@ -37,7 +37,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "text.txt"
 
 
-def said(*args: str) -> tuple[str, str]:
+def printed_by(*args: str) -> tuple[str, str]:
     """What a good command prints and says."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
@@ -56,7 +56,7 @@ def given(text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def first(given: list[str]) -> tuple[str, str]:
     """What the run prints and says."""
-    return said(*given)
+    return printed_by(*given)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def tuned(given: list[str], first: tuple[str, str]) -> Path:
 def outcome(given: list[str], tuned: Path) -> dict[str, Any]:
     """What the same command says when all is done already."""
     before = (tuned / "model" / "model.safetensors").stat().st_mtime_ns
-    out, err = said(*given, "--json")
-    assert (tuned / "model" / "model.safetensors").stat().st_mtime_ns == before and not err
+    out, _ = printed_by(*given, "--json")
+    assert (tuned / "model" / "model.safetensors").stat().st_mtime_ns == before
     return json.loads(out)
 
 
@@ -88,7 +88,7 @@ def test_the_table_and_the_news(first: tuple[str, str], tuned: Path) -> None:
     out, err = first
     assert "after" in out and "before" in out and "baseline" in out
     assert "2 steps of pi" in " ".join(out.split())
-    assert f"{tuned / 'model'}: checkpoint of tiny-rope for 512 tokens" in err
+    assert f"{tuned / 'model'}: checkpoint of tiny-rope for 512 tokens" in out
     assert "report.html" in err
 
 
@@ -108,12 +108,13 @@ def test_before_and_after_are_what_the_models_say(
     outcome: dict[str, Any], tuned: Path, text: Path
 ) -> None:
     found = outcome["measured"]
-    paper = set_paper(Exam(docs=2, tasks=()), Asked(to="2x", text=(str(text),)))
+    options = TuneOptions(docs=2, tasks=(), text=(str(text),))
+    test_set = make_test_set("tiny-rope", "2x", options)
     plain, _ = lh.load("tiny-rope", dtype="float32", quiet=True)
     trained, _ = lh.load(tuned / "model", dtype="float32", quiet=True)
-    documents = [document.ended(512) for document in paper.documents]
-    ways = {"baseline": plain, "after": trained}
-    for label, model in ways.items():
+    documents = [document.ended(512) for document in test_set.documents]
+    models = {"baseline": plain, "after": trained}
+    for label, model in models.items():
         mean = sum(last_tokens(model, ids, 128) for ids in documents) / 2
         assert found[label]["context"]["512"]["mean"] == pytest.approx(mean, abs=1e-4)
     with lh.patched(plain, PI):
@@ -123,9 +124,9 @@ def test_before_and_after_are_what_the_models_say(
 
 
 def test_it_is_measured_on_what_training_never_saw(text: Path) -> None:
-    paper = set_paper(Exam(docs=9), Asked(to="2x", text=(str(text),)))
+    test_set = make_test_set("tiny-rope", "2x", TuneOptions(docs=9, text=(str(text),)))
     seen = text.read_bytes()[: len(text.read_bytes()) * 9 // 10]
-    for document in paper.documents:
+    for document in test_set.documents:
         assert bytes(document.ids[document.first :][:64].tolist()) not in seen
 
 
@@ -145,16 +146,16 @@ def test_stopped_it_says_how_to_go_on(
     def stopped(*given: Any) -> None:
         raise Stopped(7)
 
-    monkeypatch.setattr("longitude.training.tune.pipeline.run", stopped)
+    monkeypatch.setattr("longitude.training.api.fine_tune", stopped)
     given = ("tiny-rope", "--text", str(text), "--full", *SMALL, "--out", str(tmp_path / "run"))
     code, _, err = longitude("tune", *given, "--recipe", "pi")
-    assert code == 130 and "stopped after step 7: the same command goes on" in err
+    assert code == 130 and "stopped after step 7: the same command continues" in err
 
 
 def test_only_the_first_of_many_processes_speaks_and_measures(
     given: list[str], tuned: Path, longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longitude.training.tune.pipeline.run", lambda asked, tell: None)
+    monkeypatch.setattr("longitude.training.api.fine_tune", lambda *given: None)
     monkeypatch.setenv("RANK", "1")
     assert longitude(*given) == (0, "", "")
 
@@ -200,11 +201,12 @@ def test_data_on_stdout_leaves_progress_to_stderr(
     monkeypatch: pytest.MonkeyPatch,
     quiet: tuple[str, ...],
 ) -> None:
-    monkeypatch.setattr(bar, "PAUSE", 0.0)
+    monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)
     given = ("tiny-rope", "--recipe", "pi", "--full", "--text", str(text), *SMALL, "--no-measure")
     code, printed, err = longitude("tune", *given, *quiet, "--json", "--out", str(tmp_path / "run"))
     assert code == 0 and json.loads(printed)["steps"] == 2
-    assert err == "" if quiet else "tokens/s" in err and "left" in err
+    assert "training.png" in err if not quiet else err == ""
+    assert quiet or ("tokens/s" in err and "left" in err)
 
 
 @pytest.mark.parametrize(

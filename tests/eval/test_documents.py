@@ -61,7 +61,7 @@ def test_too_little_text_is_told(folder):
 
 
 def test_own_checkpoints_read_what_they_never_saw():
-    from longitude.training.lab.text import for_test
+    from longitude.training.data import for_test
 
     unseen, every = (documents((), Bytes(), 5000, 400, 0, unseen) for unseen in (True, False))
     plain = [d.text.name.split("#")[0] for d in unseen if not d.text.name.endswith(" more")]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import longitude.hf as lh
 from longitude.core.validate import UserError
-from longitude.training.lab.text import gather
+from longitude.training.data import gather
 
 from .tiny import WINDOW, decoder, ids
 

@@ -152,7 +152,7 @@ def test_a_real_model_reads_further_than_from_a_bad_start():
     """tiny-rope at four times its window, from a window that is far too large."""
     from longitude.eval.perplexity import tail, token_losses
     from longitude.hf import load, patched
-    from longitude.training.lab.text import excerpts, gather
+    from longitude.training.data import excerpts, gather
 
     model, _ = load("tiny-rope", device="cpu", dtype="float32", quiet=True)
     texts = excerpts(gather(), 1025, 12, seed=0)

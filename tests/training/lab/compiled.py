@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from longitude.training.lab.config import Shape
-from longitude.training.lab.model import Decoder
+from longitude.training.lab.model import Decoder, DecoderConfig
 
 TOKENS = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(3))
 CASES = {
@@ -30,9 +29,9 @@ def gradients(run: object, model: Decoder) -> list[torch.Tensor]:
 
 
 torch._dynamo.config.recompile_limit = 100
-for scheme, whole in CASES.items():  # one after another: no scheme may run in another's graph
-    model = Decoder(Shape(scheme, length=32, layers=2, dim=32, heads=2, hidden=32))
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=whole)
+for scheme, fullgraph in CASES.items():  # one after another: no scheme may run in another's graph
+    model = Decoder(DecoderConfig(scheme, length=32, layers=2, dim=32, heads=2, hidden=32))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
     for length in (16, 24):  # a second length must not break what is constant
         some = TOKENS[:, :length]
         torch.testing.assert_close(compiled(some), model(some), msg=lambda m, s=scheme: f"{s}: {m}")

@@ -10,17 +10,24 @@ import torch
 from longitude.core.store import Store
 from longitude.core.validate import UserError
 from longitude.eval.perplexity import by_position, edges, tail, token_losses
+from longitude.training.data import excerpts
 from longitude.training.distributed import generator
 from longitude.training.lab import compare as module
-from longitude.training.lab.compare import Plan, Watch, compare, label, plan, slug
-from longitude.training.lab.config import Shape
-from longitude.training.lab.measure import Examiner, Protocol
-from longitude.training.lab.model import Decoder
-from longitude.training.lab.options import Asked
+from longitude.training.lab.compare import (
+    Evaluator,
+    Plan,
+    Protocol,
+    compare,
+    label,
+    make_plan,
+    slug,
+)
+from longitude.training.lab.model import Decoder, DecoderConfig
+from longitude.training.lab.run import RunOptions
 from longitude.training.lab.tasks import task
-from longitude.training.lab.text import excerpts
-from tests.training.lab.conftest import CPU, small
+from tests.training.conftest import CPU, small
 
+OPTIONS = RunOptions()
 PROTOCOL = Protocol(excerpts=3, problems=4)
 
 
@@ -31,13 +38,13 @@ def of(corpus, *schemes: str, tasks=("text", "copy"), lengths=(32, 64, 128)) -> 
 
 
 def test_rows_are_computed_once(corpus, tmp_path, monkeypatch):
-    asked = of(corpus, "rope()", "learned(32)")
+    plan = of(corpus, "rope()", "learned(32)")
     with Store(tmp_path / "rows.sqlite") as store:
-        first = compare(asked, corpus, store, tmp_path, CPU, Watch())
+        first = compare(plan, corpus, store, tmp_path, CPU, OPTIONS)
         assert len(first) == 2 * 2 * 3
-        monkeypatch.setattr(module, "trained", None)  # would raise if it were called
+        monkeypatch.setattr(module, "train_run", None)  # would raise if it were called
         monkeypatch.setattr(module, "load", None)
-        assert compare(asked, corpus, store, tmp_path, CPU, Watch()) == first
+        assert compare(plan, corpus, store, tmp_path, CPU, OPTIONS) == first
     refused = {(s.label, s.length) for s in first if s.refused}
     assert refused == {("learned(32)", 64), ("learned(32)", 128)}
     assert all("outside the table of 32" in s.refused for s in first if s.refused)
@@ -45,28 +52,28 @@ def test_rows_are_computed_once(corpus, tmp_path, monkeypatch):
 
 def test_a_missing_row_is_computed_from_the_model_that_is_there(corpus, tmp_path, monkeypatch):
     with Store(tmp_path / "rows.sqlite") as store:
-        compare(of(corpus, "rope()", lengths=(32, 128)), corpus, store, tmp_path, CPU, Watch())
-        monkeypatch.setattr(module, "trained", None)
-        more = compare(of(corpus, "rope()"), corpus, store, tmp_path, CPU, Watch())
+        compare(of(corpus, "rope()", lengths=(32, 128)), corpus, store, tmp_path, CPU, OPTIONS)
+        monkeypatch.setattr(module, "train_run", None)
+        more = compare(of(corpus, "rope()"), corpus, store, tmp_path, CPU, OPTIONS)
     assert {s.length for s in more} == {32, 64, 128}
 
 
 def test_same_seed_same_rows(corpus, tmp_path):
-    asked = of(corpus, "randomized(256) + rope()")
+    plan = of(corpus, "randomized(256) + rope()")
     found = []
     for name in "ab":
         with Store(tmp_path / name / "rows.sqlite") as store:
-            found.append(compare(asked, corpus, store, tmp_path / name, CPU, Watch()))
+            found.append(compare(plan, corpus, store, tmp_path / name, CPU, OPTIONS))
     assert found[0] == found[1]
 
 
 def test_the_same_last_tokens_are_scored_at_every_length(corpus):
-    shape = Shape("causal()", length=32, layers=1, dim=16, heads=2, hidden=32)
-    model = Decoder(shape)
-    examiner = Examiner(model, corpus, 128, PROTOCOL, "float32")
+    config = DecoderConfig("causal()", length=32, layers=1, dim=16, heads=2, hidden=32)
+    model = Decoder(config)
+    evaluator = Evaluator(model, corpus, 128, PROTOCOL, "float32")
     text = excerpts(corpus, 129, 3, 0)
     for length in (32, 128):
-        row = examiner.score("text", length)
+        row = evaluator.score("text", length)
         logits = model(text[:, -length - 1 : -1]).detach()
         nll = -logits.log_softmax(-1).gather(-1, text[:, -length:, None])[..., 0]
         assert row["value"] == pytest.approx(float(nll[:, -16:].mean()), rel=1e-5)
@@ -90,9 +97,9 @@ def test_a_task_is_scored_by_whole_answers(corpus):
             self.seen += len(tokens)
             return said
 
-    shape = Shape("causal()", length=32, layers=1, dim=16, heads=2, hidden=32)
-    examiner = Examiner(Knows(shape), None, 64, PROTOCOL, "float32")
-    assert examiner.score("copy", 64)["value"] == 0.75
+    config = DecoderConfig("causal()", length=32, layers=1, dim=16, heads=2, hidden=32)
+    evaluator = Evaluator(Knows(config), None, 64, PROTOCOL, "float32")
+    assert evaluator.score("copy", 64)["value"] == 0.75
 
 
 def test_bins_cover_every_position_once():
@@ -107,16 +114,16 @@ def test_bins_cover_every_position_once():
 def test_losses_do_not_depend_on_how_many_are_computed_together(monkeypatch):
     from longitude.eval import perplexity as module
 
-    shape = Shape("rope()", length=32, layers=1, dim=16, heads=2, hidden=32)
-    model, tokens = Decoder(shape), torch.randint(0, 256, (5, 40))
+    config = DecoderConfig("rope()", length=32, layers=1, dim=16, heads=2, hidden=32)
+    model, tokens = Decoder(config), torch.randint(0, 256, (5, 40))
     whole = token_losses(model, tokens)
     monkeypatch.setattr(module, "AT_ONCE", 1)
     torch.testing.assert_close(token_losses(model, tokens), whole)
 
 
 def test_a_plan_is_checked_whole_before_any_work(corpus):
-    asked = Asked(length=32, size="nano", steps=2, batch=2)
-    made = plan(asked, "rope(); alibi()", (), (0, 1), PROTOCOL, corpus, CPU)
+    options = RunOptions(length=32, size="nano", steps=2, batch=2)
+    made = make_plan(options, "rope(); alibi()", (), (0, 1), PROTOCOL, corpus, CPU)
     assert made.lengths == (32, 64, 128, 256, 512) and len(made.runs) == 4
     assert [r.seed for r in made.runs] == [0, 1, 0, 1]
     for wrong, sentence in [
@@ -126,16 +133,16 @@ def test_a_plan_is_checked_whole_before_any_work(corpus):
     ]:
         given = {"schemes": "rope()", "lengths": (), **wrong}
         with pytest.raises(UserError, match=sentence):
-            plan(asked, given["schemes"], given["lengths"], (0,), PROTOCOL, corpus, CPU)
+            make_plan(options, given["schemes"], given["lengths"], (0,), PROTOCOL, corpus, CPU)
     for bad, sentence in [
         ({"tasks": "text,chess"}, "no task is called 'chess'"),
         ({"size": "huge"}, "no size"),
-        ({"length": 10**6}, "a window of 1000000 takes"),
+        ({"length": 10**6}, "a window of 1,000,000 takes"),
         ({"dtype": "int8"}, "--dtype"),
         ({"tasks": "passkey", "batch": 4}, "passkey"),
     ]:
         with pytest.raises(UserError, match=sentence):
-            plan(replace(asked, **bad), "rope()", (), (0,), PROTOCOL, corpus, CPU)
+            make_plan(replace(options, **bad), "rope()", (), (0,), PROTOCOL, corpus, CPU)
 
 
 def test_names_for_tables_and_folders(corpus):

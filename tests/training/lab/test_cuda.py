@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from longitude.training.checkpoint import Folder
 from longitude.training.distributed import World
-from longitude.training.lab.text import windows
+from longitude.training.lab.run import lab_folder, make_job
 from longitude.training.lab.trainable import every
-from longitude.training.loop import Manner, train
-from tests.training.lab.conftest import small
+from longitude.training.loop import LoopOptions, train
+from tests.training.conftest import CPU, small
 
 pytestmark = pytest.mark.accelerator
+OPTIONS = LoopOptions()
 
 
 @pytest.fixture
@@ -26,39 +26,41 @@ def gpu() -> World:
 @pytest.mark.parametrize("scheme", ["rope()", "learned(64)", "alibi()"])
 def test_deterministic_runs_go_on_bit_for_bit(corpus, tmp_path, gpu, scheme, compiled):
     run = small(corpus, scheme, steps=8, dtype="bfloat16")
-    shape = replace(run.shape, length=64, dim=64, hidden=128)
-    run = replace(run, shape=shape)
-    manner = Manner(compiled, deterministic=True, every=1e9)
+    run = replace(run, config=replace(run.config, length=64, dim=64, hidden=128))
 
     class Enough(Exception):
         pass
 
-    def save_and_go(step, *rest):
-        Folder.save(folder, step, *rest)
-        raise Enough
+    def stop_at_five(step) -> None:
+        if step.step == 5:
+            raise Enough
 
-    straight, losses, _ = train(run, windows(corpus, 64), Folder(tmp_path / "a"), gpu, manner)
-    folder = Folder(tmp_path / "b")
-    object.__setattr__(folder, "save", save_and_go)
+    def trained(name: str, report=lambda step: None):
+        job = make_job(run, corpus, gpu, compiled)
+        options = LoopOptions(deterministic=True, save_steps=4, report=report)
+        losses, _ = train(job, lab_folder(tmp_path / name), gpu, options)
+        return job.model, losses
+
+    straight, losses = trained("a")
     with pytest.raises(Enough):
-        train(run, windows(corpus, 64), folder, gpu, replace(manner, every=0.0))
-    gone_on, more, _ = train(run, windows(corpus, 64), Folder(tmp_path / "b"), gpu, manner)
+        trained("b", stop_at_five)
+    resumed, more = trained("b")
     assert torch.equal(losses, more)
-    for p, q in zip(straight.parameters(), gone_on.parameters(), strict=True):
+    for p, q in zip(straight.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("scheme", every(64, 2))
 def test_every_encoding_trains_on_a_gpu_as_on_a_cpu(corpus, tmp_path, gpu, scheme):
     run = small(corpus, scheme, steps=3, rate=1e-3)  # at 1e-2 FIRE makes 5e-2 out of TF32's 1e-4
-    run = replace(run, shape=replace(run.shape, length=64, dim=64, hidden=128))
-    found = [
-        train(run, windows(corpus, 64), Folder(tmp_path / name), world, Manner(compiled))[1].cpu()
+    run = replace(run, config=replace(run.config, length=64, dim=64, hidden=128))
+    cpu, *others = (
+        train(make_job(run, corpus, world, compiled), lab_folder(tmp_path / name), world, OPTIONS)
         for name, world, compiled in (
-            ("cpu", World(torch.device("cpu")), False),
+            ("cpu", CPU, False),
             ("plain", gpu, False),
             ("compiled", gpu, True),
         )
-    ]
-    torch.testing.assert_close(found[0], found[1], rtol=2e-3, atol=2e-3)
-    torch.testing.assert_close(found[0], found[2], rtol=2e-3, atol=2e-3)
+    )
+    for losses, _ in others:
+        torch.testing.assert_close(losses.cpu(), cpu[0], rtol=2e-3, atol=2e-3)

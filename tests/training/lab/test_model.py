@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from longitude.core.validate import UserError
-from longitude.training.lab.config import SIZES, Shape, shape
-from longitude.training.lab.model import Decoder
+from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, sized_config
 from longitude.training.lab.trainable import every
 
 SMALL = {"length": 32, "layers": 2, "dim": 16, "heads": 2, "hidden": 32}
@@ -26,7 +25,7 @@ def by_hand(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * w[name]
 
-    for i in range(model.shape.layers):
+    for i in range(model.config.layers):
         h = norm(x, f"blocks.{i}.norm1.weight") @ w[f"blocks.{i}.attend.qkv.weight"].T
         q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in h.split(16, -1))
         scores = (q @ k.mT / 8**0.5).masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf)
@@ -39,14 +38,14 @@ def by_hand(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_llama_block_is_the_one_written_out():
-    model = Decoder(Shape("causal()", **SMALL))
+    model = Decoder(DecoderConfig("causal()", **SMALL))
     torch.testing.assert_close(model(TOKENS), by_hand(model, TOKENS))
 
 
 @pytest.mark.parametrize("block", ["llama", "gpt"])
 @pytest.mark.parametrize("scheme", every(32, 2))
 def test_every_trainable_encoding_trains_and_never_looks_ahead(scheme, block):
-    model = Decoder(Shape(scheme, **SMALL, block=block))
+    model = Decoder(DecoderConfig(scheme, **SMALL, block=block))
     later = TOKENS.clone()
     later[:, 12:] += 1
     torch.testing.assert_close(model(TOKENS)[:, :12], model(later % 256)[:, :12])
@@ -57,7 +56,7 @@ def test_every_trainable_encoding_trains_and_never_looks_ahead(scheme, block):
 
 
 def test_the_loss_is_the_weighted_sum_of_each_tokens():
-    model = Decoder(Shape("rope()", **SMALL))
+    model = Decoder(DecoderConfig("rope()", **SMALL))
     weights = torch.rand(2, 24)
     each = F.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten(), reduction="none")
     torch.testing.assert_close(model(TOKENS, None, TOKENS, weights), each @ weights.flatten())
@@ -65,10 +64,10 @@ def test_the_loss_is_the_weighted_sum_of_each_tokens():
 
 def test_weights_follow_from_the_seed_alone():
     torch.manual_seed(1)
-    one = Decoder(Shape("t5()", **SMALL), seed=5).state_dict()
+    one = Decoder(DecoderConfig("t5()", **SMALL), seed=5).state_dict()
     torch.manual_seed(2)
-    other = Decoder(Shape("t5()", **SMALL), seed=5).state_dict()
-    third = Decoder(Shape("t5()", **SMALL), seed=6).state_dict()
+    other = Decoder(DecoderConfig("t5()", **SMALL), seed=5).state_dict()
+    third = Decoder(DecoderConfig("t5()", **SMALL), seed=6).state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert any(not torch.equal(one[name], third[name]) for name in one)
 
@@ -78,19 +77,8 @@ def test_sizes_have_the_weights_they_say(size):
     said = {"nano": 0.36e6, "tiny": 2.3e6, "small": 14e6, "125m": 128e6}[size]
     for block in ("llama", "gpt"):
         with torch.device("meta"):
-            made = _without_start(shape("rope()", 256, size, block))
+            made = Decoder(sized_config("rope()", 256, size, block))
         assert sum(p.numel() for p in made.parameters()) == pytest.approx(said, rel=0.06)
-
-
-def _without_start(made: Shape) -> Decoder:
-    """A model whose weights are never drawn: the generator is the CPU's."""
-    import longitude.training.lab.model as module
-
-    start, module._initialise = module._initialise, lambda *args: None
-    try:
-        return Decoder(made)
-    finally:
-        module._initialise = start
 
 
 @pytest.mark.slow
@@ -110,11 +98,11 @@ def test_compiled_is_the_same_and_in_one_graph_where_one_pass_does_it():
 )
 def test_a_shape_that_can_not_be_says_so(given, sentence):
     with pytest.raises(UserError, match=sentence):
-        Shape("rope()", **{**SMALL, **given})
+        DecoderConfig("rope()", **{**SMALL, **given})
 
 
 def test_tokens_meet_fixed_positions_at_their_size():
-    fixed, learned = (Decoder(Shape(s, **SMALL)) for s in ("sinusoidal()", "learned(32)"))
+    fixed, learned = (Decoder(DecoderConfig(s, **SMALL)) for s in ("sinusoidal()", "learned(32)"))
     assert (fixed.size, learned.size) == (4.0, 1.0)  # √16
     seen = []
     fixed.blocks[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))

@@ -209,9 +209,3 @@ def test_tasks_are_known_by_name_and_paper() -> None:
 def test_an_unknown_task_is_told_with_the_nearest(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         task(name, 256)
-
-
-def test_rows_can_move() -> None:
-    rows = TASKS["copy"].rows(generator(0), 2, 20, True)
-    moved = rows.to("cpu")
-    assert torch.equal(moved.tokens, rows.tokens) and torch.equal(moved.answer, rows.answer)

@@ -1,4 +1,4 @@
-"""Text as packed sequences."""
+"""Training sequences: packed documents, and position policies against their definitions."""
 
 from __future__ import annotations
 
@@ -7,30 +7,37 @@ import torch
 
 from longitude.core.validate import UserError
 from longitude.hf.tokenizer import byte_tokenizer
-from longitude.training.lab.text import gather
-from longitude.training.tune.data import policy, stream
+from longitude.training.data import gather
+from longitude.training.tune.data import (
+    in_order,
+    is_drawn,
+    position_policy,
+    positions,
+    token_stream,
+)
 
-ORDER, EVERY = policy("order", 4096, 64), 10**9
+ONE = torch.zeros(5, 40, dtype=torch.int64)  # five rows of one document each
+ORDER, EVERY = position_policy("order", 4096, 64), 10**9
 
 
 def made(folder, length=64, part=ORDER, most=EVERY, seed=0):
-    return stream([str(folder)], byte_tokenizer(), part, length, most, seed)
+    return token_stream([str(folder)], byte_tokenizer(), part, length, most, seed)
 
 
 def test_every_document_is_there_once_and_ended(folder):
     found = made(folder)
     texts = bytes(found.tokens.tolist()).split(b"\0")[:-1]
     assert sorted(texts) == sorted(gather([str(folder)]).train)
-    owners = found.owner[found.tokens == 0].tolist()
+    owners = found.document[found.tokens == 0].tolist()
     assert owners == list(range(len(texts)))
 
 
 def test_packed_documents_stand_apart(folder):
     found = made(folder, 200)
-    assert found.apart
+    assert found.packed
     packed = 0
     for step in range(6):
-        batch = found.batch(ORDER, 8, 200, 0, step)
+        batch = found.batch(8, 200, 0, step)
         assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
         assert batch.total == batch.weights.sum()
         for row in range(8):
@@ -39,29 +46,27 @@ def test_packed_documents_stand_apart(folder):
                 assert batch.pos[row, t] == place
                 ended = bool(batch.tokens[row, t] == 0)
                 assert batch.weights[row, t] == (not ended)
-                if t < 199:
-                    assert bool(batch.segments[row, t + 1] != batch.segments[row, t]) == ended
                 place = 0 if ended else place + 1
-        packed += batch.packed
+        packed += int((batch.weights == 0).sum())
     assert packed
 
 
 def test_documents_too_short_for_a_sequence_are_read_one_after_another(folder):
     found = made(folder, 9000)
-    assert not found.apart
-    batch = found.batch(ORDER, 2, 9000, 0, 0)
-    assert not batch.packed and bool((batch.weights == 1).all())
+    assert not found.packed
+    batch = found.batch(2, 9000, 0, 0)
+    assert bool((batch.weights == 1).all())
     assert batch.pos.tolist() == [[*range(9000)]] * 2
 
 
 def test_drawn_positions_run_over_a_whole_row(folder):
-    assert not made(folder, 64, policy("pose", 512, 64)).apart
+    assert not made(folder, 64, position_policy("pose", 512, 64)).packed
 
 
 def test_batches_follow_from_seed_and_step_alone(folder):
-    a, b = (made(folder).batch(ORDER, 4, 64, 5, 9) for _ in range(2))
+    a, b = (made(folder).batch(4, 64, 5, 9) for _ in range(2))
     assert torch.equal(a.tokens, b.tokens)
-    assert not torch.equal(a.tokens, made(folder).batch(ORDER, 4, 64, 5, 10).tokens)
+    assert not torch.equal(a.tokens, made(folder).batch(4, 64, 5, 10).tokens)
 
 
 def test_no_more_text_is_cut_than_the_steps_can_see(folder):
@@ -73,3 +78,55 @@ def test_no_more_text_is_cut_than_the_steps_can_see(folder):
 def test_too_little_text_is_told_in_a_sentence(folder):
     with pytest.raises(UserError, match=r"has [\d,]+ tokens, but one sequence takes 1,000,001"):
         made(folder, 1_000_000)
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 5])
+def test_pose_cuts_a_row_into_chunks_whose_skips_do_not_decrease(chunks):
+    part = position_policy(f"pose({chunks})", 320, 40)
+    reached = set()
+    for step in range(60):
+        for row in positions(part, ONE, seed=1, step=step).tolist():
+            skips = [at - index for index, at in enumerate(row)]
+            assert row[0] == 0 and row[-1] < 320
+            assert skips == sorted(skips)  # inside a chunk a skip stays the same
+            assert len(set(skips)) <= chunks
+            reached.add(row[-1])
+    assert max(reached) > 300 and len(reached) > 100
+
+
+def test_randomized_are_sorted_draws_without_repetition():
+    part = position_policy("randomized", 320, 40)
+    rows = [r for step in range(20) for r in positions(part, ONE, seed=0, step=step).tolist()]
+    assert all(len(set(row)) == 40 and row == sorted(row) for row in rows)
+    assert {at for row in rows for at in row} >= {0, 319}
+
+
+def test_draws_follow_from_seed_step_and_row_alone():
+    part = position_policy("pose", 320, 40)
+    first = positions(part, ONE, seed=3, step=7)
+    assert torch.equal(first, positions(part, ONE, seed=3, step=7))
+    assert not torch.equal(first, positions(part, ONE, seed=3, step=8))
+    assert not torch.equal(first, positions(part, ONE, seed=4, step=7))
+    assert len({tuple(row) for row in first.tolist()}) > 1
+
+
+def test_in_order_begins_at_0_in_every_document():
+    segments = torch.tensor([[0, 0, 0, 1, 1, 4], [0, 1, 2, 2, 2, 2]])
+    assert in_order(segments).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3]]
+    assert torch.equal(
+        positions(position_policy("order", 80, 6), segments, 0, 0), in_order(segments)
+    )
+    assert not is_drawn(position_policy("order", 80, 6)) and is_drawn(
+        position_policy("randomized", 80, 6)
+    )
+
+
+@pytest.mark.parametrize("written", ["skips", "order(3)", "pose(two)", ""])
+def test_unknown_policies_are_refused(written):
+    with pytest.raises(UserError, match=r"order, pose, pose\(4\)"):
+        position_policy(written, 320, 40)
+
+
+def test_more_tokens_than_positions_are_refused_at_once():
+    with pytest.raises(UserError, match="do not fit"):
+        position_policy("pose", 32, 40)

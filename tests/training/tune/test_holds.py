@@ -19,10 +19,8 @@ from longitude.eval.tasks.passkey import passkey, retrieved
 from longitude.extension.candidates import candidates
 from longitude.hf.loading import load
 from longitude.hf.patch import own_scheme, patched
-from longitude.training.lab.text import for_test
-from longitude.training.sources import standard_library
-from longitude.training.tune.options import Asked
-from longitude.training.tune.pipeline import run
+from longitude.training.data import for_test, standard_library
+from longitude.training.tune.run import TuneOptions, fine_tune
 
 pytestmark = pytest.mark.slow
 WINDOW, LAST, DOCS = 256, 128, 8
@@ -49,24 +47,24 @@ def best_free(name: str, length: int) -> float:
     return min(tail(name, length, text) for text in bare)
 
 
-def tuned(tmp_path, name: str, **asked) -> str:
+def tuned(tmp_path, name: str, to: str, **options) -> str:
     """The folder of a fine-tuned checkpoint."""
-    given = {"trained": "full", "rows": 8, "device": "cpu", "quiet": True} | asked
-    return run(Asked(model=name, out=str(tmp_path / "run"), **given)).folder
+    given = {"lora": False, "batch": 8, "device": "cpu"} | options
+    return fine_tune(name, to, TuneOptions(out=tmp_path / "run", **given)).folder
 
 
 def test_linear_interpolation_by_8_comes_near_leaky_rerope(tmp_path):
     far = 8 * WINDOW
     free = tail("tiny-rope", far, "rope(remap=leaky_rerope(128, 32))")
     assert tail("tiny-rope", far, "rope(frequencies=linear(8))") > 3 * free
-    steps = {"steps": 260, "rows": 4, "length": far, "rate": 2e-3}
+    steps = {"steps": 260, "batch": 4, "seq": far, "lr": 2e-3}
     folder = tuned(tmp_path, "tiny-rope", to="8x", recipe="pi", **steps)
     assert tail(folder, far) < 1.05 * free
 
 
 @pytest.mark.parametrize(("name", "rate"), [("tiny-learned", 1e-3), ("tiny-alibi", 1e-4)])
 def test_other_positions_improve_on_what_needs_no_training(tmp_path, name, rate):
-    folder = tuned(tmp_path, name, to="4x", steps=100, rows=4, rate=rate)
+    folder = tuned(tmp_path, name, to="4x", steps=100, batch=4, lr=rate)
     assert tail(folder, 4 * WINDOW) < best_free(name, 4 * WINDOW)
 
 
@@ -80,7 +78,7 @@ def test_pose_on_short_sequences_finds_passkeys_at_four_times_the_window(tmp_pat
     for n in range(size // 3 // 4096):
         asked = [passkey(WINDOW - 2, rng=16 * n + i, form="short") for i in range(16)]
         (texts / f"key{n}.txt").write_text("\n\n".join(p.prompt + p.answer for p in asked))
-    positions = {"steps": 240, "rows": 32, "length": WINDOW, "rate": 1e-3}
+    positions = {"steps": 240, "batch": 32, "seq": WINDOW, "lr": 1e-3}
     folder = tuned(tmp_path, "tiny-rope", to="4x", recipe="pose", text=(str(texts),), **positions)
     model, tokenizer = load(folder, device="cpu", quiet=True)
     found = []

@@ -68,9 +68,10 @@ def test_every_field_can_be_set():
         "scheme": "rope(frequencies=linear(2))", "steps": 7, "rows": 3, "length": 100,
         "rate": 0.5, "warmup": 2, "positions": "randomized", "trained": "full", "rank": 4,
     }  # fmt: skip
-    found = settle("yarn", LLAMA, wanted).plain()
-    assert {name: found[name] for name in wanted} == wanted
+    recipe = settle("yarn", LLAMA, wanted)
+    assert {name: getattr(recipe, name) for name in wanted} == wanted
     assert settle("yarn", LLAMA, {"positions": "pose"}).length == 4096
+    assert settle("pose", LLAMA, {"positions": "order"}).length == 4096
 
 
 def test_the_rate_rises_from_a_tenth_and_falls_to_a_tenth():
@@ -83,9 +84,9 @@ def test_the_rate_rises_from_a_tenth_and_falls_to_a_tenth():
 def test_mistakes_are_told():
     with pytest.raises(UserError, match="yarn is near"):
         settle("yarm", LLAMA, {})
-    odd = [("steps", -3), ("rows", 0), ("rate", 0.0), ("rank", 0), ("length", 0)]
+    wrong = [("steps", -3), ("rows", 0), ("rate", 0.0), ("rank", 0), ("length", 0)]
     names = {"rows": "batch", "rate": "lr", "length": "seq"}
-    for name, value in odd:
+    for name, value in wrong:
         option = f"--{names.get(name, name)}"
         with pytest.raises(UserError, match=f"{option} must be above zero, but got {value}"):
             settle("yarn", LLAMA, {name: value})

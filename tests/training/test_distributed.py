@@ -12,15 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longitude.training.checkpoint import HISTORY, MODEL
+from longitude.core.validate import UserError
+from longitude.training.checkpoint import HISTORY
+from longitude.training.distributed import World, layers
+from longitude.training.lab.run import MODEL
 
 ONE = """
 from longitude.cli.main import main
 main()
 """
 SHARDED = f"""
-import longitude.training.distributed as world
-world.SHARDED_FROM = 0  # small models too
+import longitude.training.distributed as distributed
+distributed.SHARDED_FROM = 0  # small models too
 {ONE}"""
 
 
@@ -63,14 +66,15 @@ def test_two_processes_train_what_one_does(folder, tmp_path, scheme, tasks, prog
 STOPPED = SHARDED.replace(
     "main()",
     """
-import longitude.training.loop as train
-from longitude.training.checkpoint import Folder
-train.TOGETHER, save = 1, Folder.save
+import longitude.training.lab.run as runs
+from longitude.training.checkpoint import RunFolder
+from longitude.training.loop import Stopped
+runs.SYNC_STEPS, save = 1, RunFolder.save
 def save_and_stop(self, step, *rest):
     save(self, step, *rest)
     if step == 3:
-        raise train.Stopped(step)
-Folder.save = save_and_stop
+        raise Stopped(step)
+RunFolder.save = save_and_stop
 main()
 """,
 )
@@ -102,3 +106,14 @@ def test_a_lab_of_two_processes_has_the_rows_of_one(folder, tmp_path):
     assert [row["key"] for row in one] == [row["key"] for row in two] and len(one) == 4
     for a, b in zip(one, two, strict=True):
         assert a["value"]["value"] == pytest.approx(b["value"]["value"], abs=1e-3)
+
+
+def test_a_batch_divides_among_the_processes():
+    with pytest.raises(UserError, match="batch of 5 sequences does not divide among 2"):
+        World(torch.device("cpu"), 0, 2).check_batch(5)
+    World(torch.device("cpu"), 0, 2).check_batch(6)
+
+
+def test_layers_are_the_longest_list_of_one_class(llama):
+    assert layers(llama) == [*llama.model.layers]
+    assert layers(torch.nn.Linear(2, 2)) == []

@@ -1,9 +1,11 @@
-"""The lab's text: what is read, how it is split, and which windows and excerpts come of it."""
+"""Training text: what is read, how it is split, its windows and excerpts, and bad sources."""
 
 import hashlib
 import os
 import shutil
+import sys
 import sysconfig
+import types
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude import UserError
+from longitude.training.data import (
+    Corpus,
+    excerpts,
+    gather,
+    join,
+    standard_library,
+    windows,
+)
 from longitude.training.distributed import generator
-from longitude.training.lab.text import Corpus, Stream, excerpts, gather, windows
-from longitude.training.sources import standard_library
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -27,7 +35,7 @@ def for_test(name: str) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) % 10 == 0
 
 
-def folder(root: Path, names: Sequence[str]) -> Path:
+def written(root: Path, names: Sequence[str]) -> Path:
     for name in names:
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +81,8 @@ def test_the_default_is_split_by_name(library: Corpus) -> None:
 
 
 def test_a_folder_is_split_by_relative_names_wherever_it_stands(tmp_path: Path) -> None:
-    here = folder(tmp_path / "here", NAMES)
-    there = folder(tmp_path / "some" / "where else", NAMES[::-1])
+    here = written(tmp_path / "here", NAMES)
+    there = written(tmp_path / "some" / "where else", NAMES[::-1])
     one, other = gather([str(here)]), gather([str(there)])
     assert (one.train, one.test) == (other.train, other.test)
     assert one.fingerprint == other.fingerprint
@@ -84,7 +92,7 @@ def test_a_folder_is_split_by_relative_names_wherever_it_stands(tmp_path: Path) 
 
 
 def test_the_order_of_sources_changes_nothing(tmp_path: Path) -> None:
-    paths = [str(folder(tmp_path / name, NAMES[n : n + 20])) for n, name in enumerate("xyz")]
+    paths = [str(written(tmp_path / name, NAMES[n : n + 20])) for n, name in enumerate("xyz")]
     one, other = gather(paths), gather(paths[::-1])
     assert (one.train, one.test) == (other.train, other.test)
     assert one.fingerprint == other.fingerprint
@@ -92,7 +100,7 @@ def test_the_order_of_sources_changes_nothing(tmp_path: Path) -> None:
 
 def test_what_is_met_twice_counts_once(tmp_path: Path) -> None:
     """Else the same text could stand on both sides of the split."""
-    root = folder(tmp_path / "all", NAMES)
+    root = written(tmp_path / "all", NAMES)
     inside = [str(root / "a"), str(root / "a" / "deep" / "3.txt"), str(root)]
     twice = gather([*inside, *inside])
     assert len(twice.train) + len(twice.test) == len(NAMES)
@@ -103,7 +111,7 @@ def test_what_is_met_twice_counts_once(tmp_path: Path) -> None:
 def test_the_fingerprint_tells_names_and_contents_apart(tmp_path: Path) -> None:
     def of(name: str, content: str) -> str:
         shutil.rmtree(tmp_path / "f", ignore_errors=True)
-        root = folder(tmp_path / "f", NAMES)
+        root = written(tmp_path / "f", NAMES)
         (root / name).write_text(content)
         return gather([str(root)]).fingerprint
 
@@ -113,19 +121,19 @@ def test_the_fingerprint_tells_names_and_contents_apart(tmp_path: Path) -> None:
 
 
 def test_only_plain_visible_text_is_read(tmp_path: Path) -> None:
-    root = folder(tmp_path / "root", NAMES)
-    outside = folder(tmp_path / "outside", ["secret.txt"])
+    root = written(tmp_path / "root", NAMES)
+    outside = written(tmp_path / "outside", ["secret.txt"])
     (root / "link.txt").symlink_to(outside / "secret.txt")
     (root / "links").symlink_to(outside)
     (root / "loop").symlink_to(root)
     (root / ".hidden").write_text("hidden")
-    folder(root / ".git", ["config"])
+    written(root / ".git", ["config"])
     (root / "nul").write_bytes(b"a\0b")
     (root / "latin").write_bytes("é".encode("latin-1"))
     (root / "empty").write_bytes(b"")
     os.mkfifo(root / "pipe")
     assert (
-        gather([str(root)]).fingerprint == gather([str(folder(tmp_path / "r", NAMES))]).fingerprint
+        gather([str(root)]).fingerprint == gather([str(written(tmp_path / "r", NAMES))]).fingerprint
     )
 
 
@@ -138,7 +146,7 @@ def test_nothing_is_normalised(tmp_path: Path) -> None:
 
 def test_too_few_documents_are_split_inside(tmp_path: Path) -> None:
     only = [name for name in NAMES if not for_test(name)][:3]
-    made = gather([str(folder(tmp_path / "f", only))])
+    made = gather([str(written(tmp_path / "f", only))])
     joined = b"\0".join(f"this is {name}\n".encode() * 3 for name in sorted(only))
     assert b"\0".join(made.train) + b"\0".join(made.test) == joined
     assert len(made.test) == 1 and abs(len(made.test[0]) - len(joined) / 10) <= 1
@@ -147,35 +155,34 @@ def test_too_few_documents_are_split_inside(tmp_path: Path) -> None:
 
 def test_windows_are_pieces_of_the_stream() -> None:
     documents = [bytes([97 + n]) * (5 + n) for n in range(20)]
-    stream = Stream(documents)
-    whole = b"".join(d + b"\0" for d in documents)
-    assert bytes(stream.tokens.tolist()) == whole
-    batch = stream.batch(0, 0, 500, 9)
+    row = join(documents)
+    joined = b"".join(d + b"\0" for d in documents)
+    assert bytes(row.tolist()) == joined
+    batch = windows(row, 9, 500, seed=0, step=0)
     assert batch.shape == (500, 10) and batch.dtype == torch.int64
     found = {bytes(row.tolist()) for row in batch}
-    every = {whole[n : n + 10] for n in range(len(whole) - 9)}
+    every = {joined[n : n + 10] for n in range(len(joined) - 9)}
     assert found <= every and len(found) > 0.8 * len(every)
 
 
 def test_the_order_of_the_data_is_a_function_of_seed_and_step(library: Corpus) -> None:
-    stream, again = windows(library, 64), Stream(library.train)
+    row = join(library.train)
     torch.manual_seed(1)
-    one = stream.batch(3, 17, 8, 64)
+    one = windows(row, 64, 8, seed=3, step=17)
     torch.manual_seed(2)
-    stream.batch(3, 16, 8, 64)
-    assert torch.equal(one, again.batch(3, 17, 8, 64))
-    assert torch.equal(one[2::4], again.batch(3, 17, 8, 64, rows=slice(2, None, 4)))
+    windows(row, 64, 8, seed=3, step=16)
+    assert torch.equal(one, windows(row, 64, 8, seed=3, step=17))
     for seed, step in ((3, 18), (4, 17), (17, 3)):
-        assert not torch.equal(one, stream.batch(seed, step, 8, 64))
+        assert not torch.equal(one, windows(row, 64, 8, seed=seed, step=step))
 
 
 def test_a_text_as_short_as_one_window_is_enough_and_shorter_is_told() -> None:
-    stream = Stream([b"abc", b"def"])
-    assert bytes(stream.batch(0, 0, 1, 7)[0].tolist()) == b"abc\0def\0"
-    with pytest.raises(UserError, match=r"has 8 bytes, but a window of 8 takes 9"):
-        stream.batch(0, 0, 1, 8)
-    with pytest.raises(UserError, match=r"has 0 bytes, but a window of 8 takes 9"):
-        windows(Corpus((), (b"a",), "", ""), 8)
+    row = join([b"abc", b"def"])
+    assert bytes(windows(row, 7, 1, 0, 0)[0].tolist()) == b"abc\0def\0"
+    with pytest.raises(UserError, match=r"has 8 tokens, but a window of 8 takes 9"):
+        windows(row, 8, 1, 0, 0)
+    with pytest.raises(UserError, match=r"has 0 tokens, but a window of 8 takes 9"):
+        windows(join([]), 8, 1, 0, 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -233,3 +240,111 @@ def test_generators_differ_by_seed_step_and_purpose() -> None:
     assert len({first(*case) for case in cases}) == len(cases)
     assert first(1, 2, "x") == first(1, 2, "x")
     assert first(-1, 2**40, "") != first(-1, 2**40 + 1, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("absent.txt", "there is no file or folder"),
+        ("/absent/text", "there is no file or folder"),
+        ("./a/b", "there is no file or folder"),
+        ("", "there is no file or folder"),
+        ("a\0b", "can't be read"),
+        ("x" * 5000, "can't be read"),
+        ("empty", "holds no text"),
+        ("blank.txt", "it is empty"),
+        ("binary", "is not UTF-8 or has a NUL in it"),
+        ("blank.txt/below", "datasets library"),  # what looks like a dataset's name
+        ("pipe", "neither a file nor a folder"),
+    ],
+)
+def test_bad_paths_are_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "empty" / "deep").mkdir(parents=True)
+    (tmp_path / "blank.txt").touch()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "good").write_text("text")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=sentence) as caught:
+        gather(["good", source])
+    assert "\n" not in str(caught.value) and str(caught.value).endswith((".", ")."))
+
+
+def test_what_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+
+    def closed(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", closed)
+    for source in (tmp_path, tmp_path / "a.txt"):
+        with pytest.raises(UserError, match=r"can't be read \(Permission denied\)"):
+            gather([str(source)])
+
+
+class FakeRows(dict[str, list[Any]]):
+    """A dataset's rows by column, as far as the lab looks at them."""
+
+    @property
+    def features(self) -> dict[str, Any]:
+        kinds = {str: "string", int: "int64"}
+        return {c: types.SimpleNamespace(dtype=kinds[type(v[0])]) for c, v in self.items()}
+
+
+def with_datasets(monkeypatch: pytest.MonkeyPatch, rows: FakeRows | Exception) -> list[Any]:
+    calls: list[Any] = []
+
+    def load_dataset(*args: Any, **kwargs: Any) -> FakeRows:
+        calls.append((args, kwargs))
+        if isinstance(rows, Exception):
+            raise rows
+        return rows
+
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    return calls
+
+
+def test_a_dataset_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"story {n}" for n in range(40)]
+    rows = FakeRows(id=[*range(43)], title=["t"] * 43, text=[*texts, "", "nul \0", None])
+    calls = with_datasets(monkeypatch, rows)
+    made = gather(["owner/stories"])
+    assert {*made.train, *made.test} == {text.encode() for text in texts}
+    assert made.name == "owner/stories"
+    assert gather(["owner/stories:plain:train[:1%]"]).fingerprint == made.fingerprint
+    assert calls == [
+        (("owner/stories", None), {"split": "train"}),
+        (("owner/stories", "plain"), {"split": "train[:1%]"}),
+    ]
+
+
+def test_a_datasets_only_column_of_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_datasets(monkeypatch, FakeRows(id=[1] * 40, body=[f"body {n}" for n in range(40)]))
+    assert b"body 7" in {*gather(["a/b"]).train, *gather(["a/b"]).test}
+    with_datasets(monkeypatch, FakeRows(q=["1"], a=["2"]))
+    with pytest.raises(UserError, match=r"no column called text, but \['q', 'a'\]"):
+        gather(["a/b"])
+
+
+def test_a_dataset_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_datasets(monkeypatch, FileNotFoundError("Dataset 'a/b' doesn't exist.\nsecond line"))
+    with pytest.raises(UserError, match=r"could be loaded \(Dataset 'a/b' doesn't exist\): write"):
+        gather(["a/b"])
+    with_datasets(monkeypatch, FakeRows(text=[""]))
+    with pytest.raises(UserError, match="holds no text"):
+        gather(["a/b"])
+
+
+def test_datasets_is_calls_for_only_after_the_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = with_datasets(monkeypatch, FakeRows(text=["a"]))
+    with pytest.raises(UserError, match="there is no file or folder 'absent'"):
+        gather(["a/b", "absent"])
+    assert not calls
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="pip install datasets"):
+        gather(["a/b"])

@@ -1,6 +1,7 @@
 """Stock transformers loads what the lab trains and computes the same logits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from longitude import UserError, parse
-from longitude.training import to_hf as home
-from longitude.training.lab.config import Shape
-from longitude.training.lab.model import Decoder
-from longitude.training.to_hf import Kind, write_home
+from longitude.training import to_hf
+from longitude.training.lab.model import Decoder, DecoderConfig
+from longitude.training.to_hf import ARCHITECTURES, Kind, stock_model, write_checkpoint
 
 LENGTH = 32
-HOMES: dict[str, tuple[str, Kind]] = {
+STOCK: dict[str, tuple[str, Kind]] = {
     "rope()": ("llama", "llama"),
     "rope(base=500)": ("llama", "llama"),
     "layers(rope(), rope())": ("llama", "llama"),
     "pose(128) + rope()": ("llama", "llama"),
+    "rope(remap=inverse_leaky(40, 2))": ("llama", "llama"),  # read as plain RoPE
     "rope(frequencies=linear(2))": ("llama", "llama"),
     "rope(base=500, frequencies=llama3(8, original=16))": ("llama", "llama"),
     "rope(base=500, frequencies=yarn(4, original=8, attention_factor=2))": ("llama", "llama"),
@@ -31,15 +32,15 @@ HOMES: dict[str, tuple[str, Kind]] = {
 }
 
 
-def shape(scheme: str, heads: int = 6, **given: Any) -> Shape:
-    block, kind = HOMES[scheme]
+def shape(scheme: str, heads: int = 6, **given: Any) -> DecoderConfig:
+    block, kind = STOCK[scheme]
     dim = 8 * heads
     hidden = 4 * dim if kind == "bloom" else 40
     numbers = {"layers": 2, "dim": dim, "heads": heads, "hidden": hidden, **given}
-    return Shape(scheme, LENGTH, **numbers, block=block, embed_norm=kind == "bloom")
+    return DecoderConfig(scheme, LENGTH, **numbers, block=block, embed_norm=kind == "bloom")
 
 
-def trained(of: Shape, seed: int = 0) -> Decoder:
+def trained(of: DecoderConfig, seed: int = 0) -> Decoder:
     """A decoder whose weights are large enough for every one of them to matter."""
     torch.manual_seed(seed)
     model = Decoder(of)
@@ -52,18 +53,13 @@ def trained(of: Shape, seed: int = 0) -> Decoder:
     return model.eval()
 
 
-def sizes(of: Shape) -> dict[str, int]:
-    return {name: getattr(of, name) for name in ("layers", "dim", "heads", "hidden", "length")}
-
-
-def write(folder: Path, model: Decoder, **given: Any) -> None:
-    of, weights = model.shape, dict(model.state_dict())
-    write_home(folder, HOMES[of.scheme][1], parse(of.scheme), weights, **{**sizes(of), **given})
+def write(folder: Path, model: Decoder, dtype: str = "float32", **given: Any) -> None:
+    write_checkpoint(folder, replace(model.config, **given), model.state_dict(), dtype)
 
 
 def load(folder: Path) -> Any:
-    model, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(said.values()), said
+    model, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading.values()), loading
     return model.eval()
 
 
@@ -80,12 +76,12 @@ def logits(model: Any, ids: Tensor) -> Tensor:
     return getattr(out, "logits", out)
 
 
-@pytest.mark.parametrize("scheme", HOMES)
+@pytest.mark.parametrize("scheme", STOCK)
 def test_logits_are_the_same(scheme: str, tmp_path: Path, heard: list[str]) -> None:
     ours = trained(shape(scheme))
     write(tmp_path / "home", ours)
     theirs = load(tmp_path / "home")
-    assert theirs.config.model_type == HOMES[scheme][1]
+    assert theirs.config.model_type == STOCK[scheme][1]
     torch.testing.assert_close(logits(theirs, tokens()), logits(ours, tokens()), rtol=0, atol=2e-5)
     assert not heard
 
@@ -108,8 +104,8 @@ def test_norms_of_small_vectors(scheme: str, tmp_path: Path) -> None:
             w.mul_(0.01 if name.endswith(("tokens.weight", "table", "out.weight")) else 1)
     write(tmp_path, ours)
     expected = logits(ours, tokens())
-    apart = logits(load(tmp_path), tokens()) - expected
-    assert apart.abs().max() < 2e-5 * expected.std()
+    difference = logits(load(tmp_path), tokens()) - expected
+    assert difference.abs().max() < 2e-5 * expected.std()
 
 
 @pytest.mark.parametrize("scheme", ["rope()", f"learned({LENGTH})", "alibi()"])
@@ -172,14 +168,14 @@ class Killed(BaseException):
     """What no `except Exception` stops."""
 
 
-@pytest.mark.parametrize("step", ["save_file", "_amend"])
+@pytest.mark.parametrize("step", ["save_file", "update_json"])
 def test_a_kill_leaves_the_checkpoint_that_was_there(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, first, second = tmp_path / "home", trained(shape("rope()")), trained(shape("rope()"), 1)
     write(folder, first)
     with monkeypatch.context() as killed, pytest.raises(Killed):
-        killed.setattr(home, step, stopped)
+        killed.setattr(to_hf, step, stopped)
         write(folder, second)
     assert torch.equal(load(folder).lm_head.weight, first.tokens.weight)
     write(folder, second)
@@ -237,7 +233,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, "rope()", "no home is written in int8", dtype="int8")
+    refused(tmp_path, "rope()", "--weights is float32 or bfloat16, but got 'int8'", dtype="int8")
 
 
 def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,21 +250,69 @@ def test_weights_that_a_home_has_no_place_for_are_refused(tmp_path: Path) -> Non
     with pytest.raises(
         UserError, match=r"a Llama has no place for the weight blocks\.0\.attend\.at"
     ):
-        write_home(tmp_path / "home", "llama", parse("rope()"), weights, **sizes(of))
+        write_checkpoint(tmp_path / "home", of, weights)
 
 
 @pytest.mark.parametrize(
-    ("kind", "scheme", "match"),
+    ("scheme", "block", "match"),
     [
-        ("bloom", "learned(32)", r"is no BLOOM's: write it as a GPT-2"),
-        ("llama", "alibi()", "no home .* with the llama block"),
-        ("llama", "rope(fraction=0.5)", "a Llama turns whole heads"),
+        ("alibi()", "llama", "no equivalent .* with the llama block"),
+        ("rope(fraction=0.5)", "llama", "a Llama rotates full heads"),
     ],
 )
-def test_a_scheme_of_another_home_is_refused(
-    kind: Kind, scheme: str, match: str, tmp_path: Path
+def test_a_scheme_without_a_stock_model_is_refused(
+    scheme: str, block: str, match: str, tmp_path: Path
 ) -> None:
-    numbers = {"layers": 1, "dim": 8, "heads": 1, "hidden": 8, "length": 8}
+    config = DecoderConfig(scheme, length=8, layers=1, dim=8, heads=1, hidden=8, block=block)
     with pytest.raises(UserError, match=match):
-        write_home(tmp_path / "home", kind, parse(scheme), {}, **numbers)
+        write_checkpoint(tmp_path / "home", config, {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("scheme", STOCK)
+def test_a_home_is_told_before_training(scheme: str) -> None:
+    block, kind = STOCK[scheme]
+    stock = stock_model(parse(scheme), block)
+    assert stock.kind == kind
+    assert stock.reason.endswith(
+        f"trains a {ARCHITECTURES[kind].name}: stock transformers loads the result."
+    )
+    other = stock_model(parse(scheme), "gpt" if block == "llama" else "llama")
+    assert other.kind is None
+    assert f"the {block} block makes it a {ARCHITECTURES[kind].name}." in other.reason
+
+
+@pytest.mark.parametrize("block", ["llama", "gpt"])
+@pytest.mark.parametrize(
+    ("scheme", "why"),
+    [
+        ("causal()", "each alone and causal"),
+        ("rope() + bidirectional()", "each alone and causal"),
+        ("rope() + window(8)", "each alone and causal"),
+        ("rope() + logn(32)", "each alone and causal"),
+        ("rope() + alibi()", "each alone and causal"),
+        ("rope() + learned(32)", "each alone and causal"),
+        ("alibi(steepness=4)", "each alone and causal"),
+        ("alibi_interpolated(2)", "each alone and causal"),
+        ("learned(32, offset=2)", "each alone and causal"),
+        ("sinusoidal()", "each alone and causal"),
+        ("t5()", "each alone and causal"),
+        ("rope(pairs='adjacent')", "pairs the halves of a head"),
+        ("rope(fraction=0.5)", "rotates full heads"),
+        ("rope(decay=xpos())", "no name for xpos"),
+        ("rope(frequencies=ntk(4))", "no name for ntk"),
+        ("rope(frequencies=dynamic_ntk(64, 4))", "dynamic NTK begins at its window"),
+        ("layers(rope(), causal())", "layers differ"),
+        ("randomized(64) + rope()", "read at the positions of randomized(64)"),
+    ],
+)
+def test_no_home_is_told_in_one_sentence(scheme: str, why: str, block: str) -> None:
+    stock = stock_model(parse(scheme), block)
+    assert stock.kind is None
+    assert "has no equivalent in stock transformers: " in stock.reason and why in stock.reason
+    assert stock.reason.endswith(".") and stock.reason.count(". ") == 0
+
+
+def test_an_unknown_block_is_refused() -> None:
+    with pytest.raises(UserError, match="no block is called 'mamba': use llama or gpt"):
+        stock_model(parse("rope()"), "mamba")

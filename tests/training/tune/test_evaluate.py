@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from longitude.eval.records import CONTEXT, PASSKEY, Measurement
-from longitude.training.tune.options import Tuned
-from longitude.training.tune.report import commands, numbers, verdict
+from longitude.training.tune.evaluate import next_commands, numbers, summarise
+from longitude.training.tune.run import Tuned
 from tests.measured import OWN, asked, context, document, row
 
 TUNED = Tuned(
@@ -32,37 +32,37 @@ def rows(after: Sequence[float], before: Sequence[float] = BEFORE) -> list[Measu
     [
         ((2.0, 2.1, 2.2), "helped", True),
         ((3.5, 3.6, 3.7), "made it worse", False),
-        ((3.01, 3.11, 3.21), "changed nothing that could be told", False),  # less than 1 %
-        ((1.0, 3.1, 5.0), "changed nothing that could be told", False),  # the interval holds zero
+        ((3.01, 3.11, 3.21), "made no significant difference", False),  # less than 1 %
+        ((1.0, 3.1, 5.0), "made no significant difference", False),  # the interval holds zero
     ],
 )
 def test_the_word_is_that_of_the_paired_numbers(
     after: tuple[float, ...], word: str, helps: bool
 ) -> None:
-    told = verdict(rows(after), TUNED)
-    assert told["best"]["sentence"].startswith(f"300 steps of pi {word}. ")
-    assert told["helps"] is helps and told["best"]["label"] == "after"
-    assert f"is {sum(after) / 3:.3f} (" in told["best"]["sentence"]
-    assert "Before training the loss was 3.100 (a change of" in told["best"]["sentence"]
+    summary = summarise(rows(after), TUNED)
+    assert summary["best"]["sentence"].startswith(f"300 steps of pi {word}. ")
+    assert summary["helps"] is helps and summary["best"]["label"] == "after"
+    assert f"is {sum(after) / 3:.3f} (" in summary["best"]["sentence"]
+    assert "Before training the loss was 3.100 (a change of" in summary["best"]["sentence"]
 
 
 def test_a_model_under_its_own_scheme_is_judged_by_itself() -> None:
-    sentence = verdict(rows((2.0, 2.1, 2.2), ()), TUNED)["best"]["sentence"]
+    sentence = summarise(rows((2.0, 2.1, 2.2), ()), TUNED)["best"]["sentence"]
     assert sentence.startswith("300 steps of pi helped. ") and "Before training" not in sentence
     assert "4.100" in sentence and "baseline" in sentence
 
 
 def test_passkeys_that_were_lost_are_told() -> None:
     more = [asked(PASSKEY, "before", 1024, [True] * 4), asked(PASSKEY, "after", 1024, [False] * 4)]
-    sentence = verdict([*rows((2.0, 2.1, 2.2)), *more], TUNED)["best"]["sentence"]
+    sentence = summarise([*rows((2.0, 2.1, 2.2)), *more], TUNED)["best"]["sentence"]
     assert "It retrieves 0 %" in sentence and "and it retrieved 100 % of passkeys" in sentence
 
 
 def test_without_a_number_nothing_is_judged() -> None:
     lost: dict[str, Any] = {"refused": "out of memory at 1024 tokens."}
     found = [*rows((), BEFORE), row(CONTEXT, "after", 1024, lost, text=document(0))]
-    told = verdict(found, TUNED)
-    assert "can't be judged" in told["best"]["sentence"] and not told["helps"]
+    summary = summarise(found, TUNED)
+    assert "can't be judged" in summary["best"]["sentence"] and not summary["helps"]
 
 
 def test_numbers_of_every_way() -> None:
@@ -73,10 +73,10 @@ def test_numbers_of_every_way() -> None:
 
 
 def test_what_to_type_next() -> None:
-    assert "longitude export runs/a/model" in dict(commands(TUNED))["Serve it"]
+    assert "longitude export runs/a/model" in dict(next_commands(TUNED))["Serve it"]
     grown = replace(TUNED, recipe={"name": "learned", "family": "learned"})
-    assert "lh.save(model" in dict(commands(grown))["Merge it"]
-    assert {*dict(commands(replace(grown, kind="checkpoint")))} == {
+    assert "lh.save(model" in dict(next_commands(grown))["Merge it"]
+    assert {*dict(next_commands(replace(grown, kind="checkpoint")))} == {
         "Use it in Python",
-        "Every way beside it",
+        "Compare it with every method",
     }

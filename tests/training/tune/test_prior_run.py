@@ -1,4 +1,4 @@
-"""The advice of an earlier run of extend: taken where it is of this model and target, and helps."""
+"""The recommendation of an `extend` run: used if it is of this model and target, and helps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from longitude.core.store import Store
 from longitude.eval.records import LOSS, ResultKey, Subject
-from longitude.training.tune.options import Asked as Question
-from longitude.training.tune.prior_run import with_advice
+from longitude.training.tune.run import TuneOptions, with_recommendation
 
 BEST = "rope(remap=leaky_rerope(128, 8))"
 OWN = {"label": "as it is", "numbers": {"own": "as it is", "target": 1024}}
@@ -35,24 +34,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_best_is_taken_and_told(here: Path) -> None:
     write(here, {"label": "leaky_rerope(128, 8)", "scheme": BEST})
-    asked, note = with_advice(Question())
-    assert asked.scheme == BEST and BEST in note and "runs/tiny-rope-1024" in note
+    options, note = with_recommendation("tiny-rope", "4x", TuneOptions())
+    assert options.scheme == BEST and BEST in note and "runs/tiny-rope-1024" in note
 
 
-@pytest.mark.parametrize("given", [{"scheme": "rope()"}, {"recipe": "pi"}, {"to": "8x"}])
+@pytest.mark.parametrize("given", [{"scheme": "rope()"}, {"recipe": "pi"}, {}])
 def test_what_is_named_comes_first_and_another_target_is_another_run(
     here: Path, given: dict[str, Any]
 ) -> None:
     write(here, {"label": "leaky_rerope(128, 8)", "scheme": BEST})
-    assert with_advice(Question(**given)) == (Question(**given), "")
+    options, to = TuneOptions(**given), "4x" if given else "8x"
+    assert with_recommendation("tiny-rope", to, options) == (options, "")
 
 
 def test_where_nothing_helped_or_nothing_was_run_the_recipe_decides(here: Path) -> None:
-    assert with_advice(Question()) == (Question(), "")
+    assert with_recommendation("tiny-rope", "4x", TuneOptions()) == (TuneOptions(), "")
     write(here, {"scheme": "rope()"})
-    assert with_advice(Question()) == (Question(), "")
+    assert with_recommendation("tiny-rope", "4x", TuneOptions()) == (TuneOptions(), "")
 
 
 def test_a_run_of_another_model_of_this_name_says_nothing(here: Path) -> None:
     write(here, {"label": "leaky", "scheme": BEST}, model="elsewhere/tiny-rope")
-    assert with_advice(Question()) == (Question(), "")
+    assert with_recommendation("tiny-rope", "4x", TuneOptions()) == (TuneOptions(), "")

@@ -1,4 +1,4 @@
-"""Boards hear of every step, are opened at the first and closed at the end."""
+"""Loggers get every step, are opened at the first and closed at the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from longitude.core.validate import UserError
-from longitude.training import loggers as boards
-from longitude.training.tune.options import Step
+from longitude.training import loggers
+from longitude.training.loop import Step
 
 STEPS = [Step(n, 2, 3.0 - n, 1e-4 * n, 100.0, 1.0 * n, 2.0 - n) for n in (1, 2)]
-TOLD = [
+LOGGED = [
     ({"loss": 2.0, "learning_rate": 1e-4, "tokens_per_second": 100.0}, 1),
     ({"loss": 1.0, "learning_rate": 2e-4, "tokens_per_second": 100.0}, 2),
 ]
@@ -30,52 +30,52 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> None:
 
 
 def follow(name: str | None, out: Path) -> None:
-    boards.check(name)
-    with boards.board(name, out, {"model": "tiny-rope"}) as tell:
+    loggers.check(name)
+    with loggers.logger(name, out, {"model": "tiny-rope"}) as record:
         for step in STEPS:
-            tell(step)
+            record(step)
 
 
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
 def test_runs_are_opened_told_and_closed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[Any] = []
+    calls: list[Any] = []
 
     def log(numbers: dict[str, float], step: int) -> None:
-        heard.append((numbers, step))
+        calls.append((numbers, step))
 
     def init(**options: Any) -> Any:
         assert options["project"] == "longitude" and options["config"] == {"model": "tiny-rope"}
-        heard.append(options["name"])
+        calls.append(options["name"])
         return SimpleNamespace(log=log, finish=finish)
 
     def finish() -> None:
-        heard.append("closed")
+        calls.append("closed")
 
     module(monkeypatch, name, init=init, log=log, finish=finish)
     follow(name, tmp_path / "run")
-    assert heard == ["run", *TOLD, "closed"]
+    assert calls == ["run", *LOGGED, "closed"]
 
 
 def test_tensorboard_gets_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Any] = []
+    calls: list[Any] = []
 
     class Writer:
         def __init__(self, folder: str) -> None:
-            heard.append(folder)
+            calls.append(folder)
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
-            heard.append((name, value, step))
+            calls.append((name, value, step))
 
         def close(self) -> None:
-            heard.append("closed")
+            calls.append("closed")
 
     module(monkeypatch, "tensorboard")
     module(monkeypatch, "torch.utils.tensorboard", SummaryWriter=Writer)
     follow("tensorboard", tmp_path)
-    scalars = [(name, value, step) for told, step in TOLD for name, value in told.items()]
-    assert heard == [str(tmp_path / "tensorboard"), *scalars, "closed"]
+    scalars = [(name, value, step) for numbers, step in LOGGED for name, value in numbers.items()]
+    assert calls == [str(tmp_path / "tensorboard"), *scalars, "closed"]
 
 
 def test_none_by_default(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_none_by_default(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", boards.BOARDS)
+@pytest.mark.parametrize("name", loggers.LOGGERS)
 def test_one_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boards, "find_spec", lambda name: None)
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=f"needs the package {name}: pip install {name}"):
-        boards.check(name)
+        loggers.check(name)
 
 
 def test_one_that_is_not_known() -> None:
     with pytest.raises(UserError, match="--report-to is tensorboard, trackio, wandb, but got"):
-        boards.check("paper")
+        loggers.check("paper")
