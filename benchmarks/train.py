@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from benchmarks.side_by_side import compare, show
 from longitude.core.text import parse
-from longitude.training.distributed import World
 from longitude.training.data import Corpus, gather, join
+from longitude.training.distributed import World
 from longitude.training.lab.model import DecoderConfig
 from longitude.training.lab.run import RunOptions, decoder_config, make_job, make_run
 from longitude.training.loop import take_step

@@ -27,7 +27,7 @@ from longitude.training.to_hf import check_dtype, stock_model
 from longitude.training.tune.run import Tuned, TuneOptions, check, fine_tune, with_recommendation
 
 if TYPE_CHECKING:
-    from longitude.eval.records import Measurement
+    from longitude.extension.result import ExtendResult
 
 CHART = "training.png"
 
@@ -176,56 +176,49 @@ def lab(schemes: str = "rope(); alibi()", *, options: LabOptions = LabOptions())
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A fine-tuned model, and the measurements before and after (none: not measured)."""
+    """A fine-tuned model, and the measurements of baseline, before and after (None: not taken)."""
 
     tuned: Tuned
-    measurements: list[Measurement] = field(default_factory=list, repr=False)
-    summary: dict[str, Any] = field(default_factory=dict)  # as recommendation.json has it
+    measured: ExtendResult | None = field(default=None, repr=False)
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
         """The table of baseline, before and after, what training changed, and the result."""
-        from longitude.viz import extend
-        from longitude.viz.terminal import render
-
         tuned, trained = self.tuned, self.tuned.weights.get("trained", 0) / 1e6
         line = (
             f"{tuned.folder}: {tuned.kind} of {tuned.base} for {tuned.target:,} tokens, loss "
             f"{tuned.loss:.3f} after {tuned.steps:,} steps, {trained:,.1f}M weights trained, "
             f"{tuned.tokens_per_second:,.0f} tokens/s."
         )
-        if not self.measurements:
+        if self.measured is None:
             return line
-        shown = render(
-            lambda console: extend.show(self.measurements, self.summary, console),
-            color=color,
-            width=width,
-        )
-        return f"{shown}\n{line}"
+        return f"{self.measured.table(color=color, width=width)}\n{line}"
 
     @property
     def files(self) -> list[Path]:
         """What there is to look at in the run's folder."""
         out = Path(self.tuned.out)
         pages = [out / "report" / name for name in ("report.html", "summary.md")]
-        return [*(pages if self.measurements else ()), out / CHART]
+        return [*(pages if self.measured else ()), out / CHART]
 
     def report(self, path: str | Path) -> Path:
-        """Write the loss curve (.html, .png, .svg), or what the terminal prints (.md). The report
-        of the measurements lies in report/ of the run's folder."""
-        tuned = self.tuned
+        """Write the report of the measurements (.html, .md); without any, or as a picture (.png,
+        .svg), the loss curve."""
+        tuned, path = self.tuned, Path(path)
+        if self.measured is not None and path.suffix in (".html", ".md"):
+            return self.measured.report(path)
         title = f"{Path(tuned.base).name} to {tuned.target:,} tokens: {tuned.scheme}"
-        return _write_loss_curve(tuned.losses, title, self.table(), Path(path))
+        return _write_loss_curve(tuned.losses, title, self.table(), path)
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints; the losses of each step are in training.json."""
         from longitude.training.tune.evaluate import numbers
 
-        rows = self.measurements
+        measured = self.measured
         return {
             **{name: value for name, value in asdict(self.tuned).items() if name != "losses"},
-            "measured": numbers(rows, self.tuned) if rows else None,
-            "verdict": self.summary.get("best"),
-            "machine": rows[0].value["machine"] if rows else None,
+            "measured": measured and numbers(measured.rows, self.tuned.target),
+            "verdict": measured and measured.recommendation["best"],
+            "machine": measured and measured.rows[0].value["machine"],
         }
 
 
@@ -240,18 +233,17 @@ def tune(
     `to` is a length (32768, "32k") or a multiple of the trained window ("4x", the default; "8x" for
     tiny-rope). The measurements are the first process's alone.
     """
-    from longitude.training.tune import evaluate as evaluation
+    from longitude.training.tune.evaluate import evaluate, make_test_set
 
     to = str(to or ("8x" if model == "tiny-rope" else "4x"))
     first, out = is_first_process(), options.folder(model)
     loggers.check(options.report_to)
-    check(options, out)
-    evaluation.check_base(model, options)
+    check(model, options, out)
     options, note = with_recommendation(model, to, options)
     if note and first:
         options.progress(Event(note, 0, 0))
-    measured = options.measure and first
-    test_set = evaluation.make_test_set(model, to, options) if measured else None
+    wanted = options.measure and first
+    test_set = make_test_set(model, to, options) if wanted else None
     settings = {name: getattr(options, name) for name in vars(options) if name != "progress"}
     with (
         loggers.logger(options.report_to, out, {"model": model, "to": to, **settings}) as record,
@@ -262,10 +254,8 @@ def tune(
             record(step)
             options.progress(step.event(out.name))
 
-        result = TuneResult(fine_tune(model, to, options, report))
-    if test_set is not None:
-        rows, summary = evaluation.evaluate_and_report(test_set, model, result.tuned, options)
-        result = TuneResult(result.tuned, rows, summary)
+        tuned = fine_tune(model, to, options, report)
+    result = TuneResult(tuned, evaluate(test_set, tuned, options) if test_set else None)
     if first:
         result.report(out / CHART)
     return result
@@ -282,10 +272,10 @@ def _explain_stop(how_to_continue: str) -> Iterator[None]:
 
 def _write_loss_curve(losses: tuple[float, ...], title: str, text: str, path: Path) -> Path:
     """The loss of every step as a chart, or a text as Markdown, by the file's ending."""
-    from longitude.viz import loss_curve
+    from longitude.viz.lab import write_training_loss
 
     if path.suffix == ".md":
         path.write_text(f"# {title}\n\n```\n{text}\n```\n", encoding="utf-8")
     else:
-        loss_curve.write(losses, SMOOTHED, title, path)
+        write_training_loss(losses, SMOOTHED, title, path)
     return path

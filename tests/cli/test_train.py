@@ -110,7 +110,7 @@ def test_the_lab_prints_rows_and_draws_them(longitude, text, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "lab" / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 2 * 2 * 2 * 2
     page = (tmp_path / "lab" / "lab.html").read_text()
-    assert "<script src" not in page and "http" not in page.split("<script>")[0]
+    assert "<script src" not in page and "https://" not in page.split("<script>")[0]
     assert not list(tmp_path.rglob(STATE))
     code, again, _ = longitude("lab", *SMALL, *settings, *schemes, "--excerpts", "2", "--json")
     assert code == 0 and len(json.loads(again)) == 16

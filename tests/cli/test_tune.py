@@ -112,7 +112,7 @@ def test_before_and_after_are_what_the_models_say(
     test_set = make_test_set("tiny-rope", "2x", options)
     plain, _ = lh.load("tiny-rope", dtype="float32", quiet=True)
     trained, _ = lh.load(tuned / "model", dtype="float32", quiet=True)
-    documents = [document.ended(512) for document in test_set.documents]
+    documents = [document.last(512) for document in test_set.documents]
     models = {"baseline": plain, "after": trained}
     for label, model in models.items():
         mean = sum(last_tokens(model, ids, 128) for ids in documents) / 2
@@ -127,7 +127,7 @@ def test_it_is_measured_on_what_training_never_saw(text: Path) -> None:
     test_set = make_test_set("tiny-rope", "2x", TuneOptions(docs=9, text=(str(text),)))
     seen = text.read_bytes()[: len(text.read_bytes()) * 9 // 10]
     for document in test_set.documents:
-        assert bytes(document.ids[document.first :][:64].tolist()) not in seen
+        assert bytes(document.ids[document.special :][:64].tolist()) not in seen
 
 
 def test_a_checkpoint_is_exported_for_its_target(

@@ -5,8 +5,8 @@ embeddings and norms must learn as well (LongLoRA). peft builds and stores adapt
 is held in float32: an update is often smaller than half a bfloat16 step.
 
 Gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) stores a layer's input and runs it again
-when its gradient is due. A patched layer reads its positions off the model state, which is cleared
-when the forward ends; so each checkpoint restores what the state held while the layer runs again.
+when its gradient is due. A patched layer reads its positions from its model's `ForwardState`, which
+ends with the forward; so each checkpoint restores that state while the layer runs again.
 
 Shifted sparse attention (Chen et al. 2023, LongLoRA, arXiv:2309.12307), for training only:
 positions are cut into groups of G; half the heads attend within them, the others within groups
@@ -27,15 +27,14 @@ import torch
 from torch import Tensor, nn
 
 from longitude.core.part import Pos
+from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
-from longitude.extension.candidates import Own, by_length
 from longitude.hf.layer import LAYER_STATE, LayerState
-from longitude.hf.model_state import ModelState
+from longitude.hf.model_state import ForwardState, ModelState
 
 LORA, FULL = "lora", "full"
 ALPHA = 2  # times the rank
-FORWARD_STATE = ("pos", "past", "pieces", "length", "hidden")  # of a forward in progress
 
 
 def check_peft(trained: str) -> None:
@@ -89,41 +88,39 @@ def layer_states(model: nn.Module) -> list[LayerState]:
 
 
 @contextmanager
-def overridden(state: ModelState, **values: Any) -> Iterator[None]:
-    """Other values in a model state, for as long as the context lasts."""
-    before = {name: getattr(state, name) for name in values}
-    for name, value in values.items():
-        setattr(state, name, value)
+def forward_state(state: ModelState, forward: ForwardState) -> Iterator[None]:
+    """A model's forward state replaced, and restored on exit."""
+    before, state.forward = state.forward, forward
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(state, name, value)
+        state.forward = before
 
 
 def enable_checkpointing(model: Any) -> None:
     """Recompute every layer in the backward pass instead of storing its activations."""
-    states = list(dict.fromkeys(layer.trunk for layer in layer_states(model)))
+    states = list(dict.fromkeys(layer.model for layer in layer_states(model)))
 
     @contextmanager
-    def restored(held: list[tuple[ModelState, dict[str, Any]]]) -> Iterator[None]:
+    def restored(forwards: list[ForwardState]) -> Iterator[None]:
         with ExitStack() as stack:
-            for state, values in held:
-                stack.enter_context(overridden(state, **values))
+            for state, forward in zip(states, forwards, strict=True):
+                stack.enter_context(forward_state(state, forward))
             yield
 
     def contexts() -> tuple[Any, Any]:
-        """For the first run nothing; for the second, what the states hold now."""
-        held = [(s, {name: getattr(s, name) for name in FORWARD_STATE}) for s in states]
-        return nullcontext(), restored(held)
+        """For the first run nothing; for the second, the forward states of the first."""
+        return nullcontext(), restored([state.forward for state in states])
 
     options = {"use_reentrant": False, "context_fn": contexts}
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
-def grouped_scheme(scheme: Own, size: int) -> str:
+def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:
     """A scheme with groups of this size; raises if shifted positions would change more than the
     groups."""
+    from longitude.extension.candidates import by_length
+
     layers = [scheme.layer(i, len(scheme)) for i in range(len(scheme))]
     for one in layers:
         if one.scale or (one.rotary and one.rotary.remap) or by_length(scheme):
@@ -160,11 +157,12 @@ class _ShiftedHalves:
         self.layer, self.by = layer, by
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-        state, half = self.layer.trunk, q.shape[1] // 2
+        state, half = self.layer.model, q.shape[1] // 2
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         near = self._attend(slice(half), q, k, v, options)
-        pieces = state.pieces and [replace(p, pos=self._shifted(p.pos)) for p in state.pieces]
-        with overridden(state, pos=self._shifted(state.pos), pieces=pieces):
+        now = state.forward
+        runs = now.runs and [replace(run, pos=self._shifted(run.pos)) for run in now.runs]
+        with forward_state(state, replace(now, pos=self._shifted(now.pos), runs=runs)):
             far = self._attend(slice(half, None), q, k, v, options)
         return torch.cat([near, far], 1)
 

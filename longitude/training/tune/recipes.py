@@ -16,8 +16,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from longitude.core.lengths import Lengths
+from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
-from longitude.extension.candidates import Own, full_layers
 from longitude.training.tune.model import FULL, LORA
 
 PAPERS_WIDTH = 4096  # of the models that the papers' learning rates are for
@@ -166,7 +166,7 @@ class About:
     """What a recipe needs to know about a model."""
 
     name: str
-    own: Own
+    own: Scheme | Layers
     family: str
     trained: int
     target: int
@@ -182,6 +182,8 @@ class About:
 def settle(name: str | None, about: About, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe for a model: its scheme written for the stretch, its rate scaled to the width, and
     then the overrides (None: none)."""
+    from longitude.extension.candidates import full_layers
+
     recipe, write = RECIPES[named(name or USUAL[about.family]).name]
     _check(recipe, about)
     given = {key: value for key, value in overrides.items() if value is not None}

@@ -27,11 +27,11 @@ from longitude.core.progress import Progress, silent
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
 from longitude.eval.records import Subject
-from longitude.extension.prepare import subject, target_of
 from longitude.hf.families.learned import resize_positions
 from longitude.hf.loading import load, without_weights
 from longitude.hf.patch import WINDOW, apply, own_scheme, patched, scheme_of, undo
 from longitude.hf.saving import name_target, save, save_adapter
+from longitude.hf.source import find
 from longitude.training.checkpoint import (
     HISTORY,
     RunFolder,
@@ -168,8 +168,8 @@ class Prepared:
         return None if share is None else 2 * round(share * self.length / 2)
 
 
-def check(options: TuneOptions, out: Path) -> None:
-    """Raise for mistakes that show without a model."""
+def check(model: str, options: TuneOptions, out: Path) -> None:
+    """Raise for mistakes that show without the model's weights."""
     if options.recipe is not None:
         named(options.recipe)
     if options.scheme is not None:
@@ -184,24 +184,30 @@ def check(options: TuneOptions, out: Path) -> None:
         raise UserError(f"--dtype is auto, float32 or bfloat16, but got {shown(options.dtype)}.")
     if out.is_file():
         raise UserError(f"--out {out} is a file: give a folder.")
+    if find(model, options.revision).adapter is not None and options.lora is not False:
+        raise UserError(
+            f"{model} is an adapter, and one on top of it would have no base: merge it first "
+            f"(longitude export {model}), or train it --full."
+        )
 
 
 def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[TuneOptions, str]:
     """The options with the scheme that an `extend` run of this model and target in runs/ found
     better than the baseline, if neither scheme nor recipe is given; and a sentence if so."""
+    from longitude.extension.plan import target_length
+    from longitude.runtimes.export import is_run, read_run
     from longitude.runtimes.files import slug
-    from longitude.runtimes.prior_run import advised, is_run
 
     if options.scheme is not None or options.recipe is not None:
         return options, ""
     trained, _ = without_weights(
         model, revision=options.revision, trust_remote_code=options.trust_remote_code
     )
-    folder = RUNS / f"{slug(model)}-{target_of(to, trained or 1)}"
+    folder = RUNS / f"{slug(model)}-{target_length(to, trained or 1)}"
     if not trained or not is_run(str(folder)):
         return options, ""
     try:
-        advice = advised(str(folder))
+        advice = read_run(str(folder))
     except UserError:  # it is incomplete, or of several models: the recipe's own will do
         return options, ""
     best = advice.best
@@ -215,14 +221,16 @@ def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[Tune
 
 def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared:
     """Load the model, settle the recipe, read the text; every mistake is raised here."""
+    from longitude.extension.plan import describe, target_length
+
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if world.device.type == "cuda" else "float32"
     loaded, tokenizer = _load(model, options, dtype, world)
     if tokenizer is None:
         raise UserError(f"{model} has no tokenizer, and texts must be cut: add its files.")
-    about = subject(loaded, model, options.revision)
-    target = target_of(to, about.trained)
+    about = describe(loaded, model, options.revision)
+    target = target_length(to, about.trained)
     width = loaded.config.get_text_config().hidden_size
     known = About(model, own_scheme(loaded), about.family, about.trained, target, width)
     recipe = settle(options.recipe, known, options.overrides)
@@ -311,7 +319,7 @@ def fine_tune(
 ) -> Tuned:
     """Train, from what the folder holds; the first process reports each step."""
     out = options.folder(model)
-    check(options, out)
+    check(model, options, out)
     with process_group(options.device) as world:
         prepared, folder = prepare(model, to, options, world), RunFolder(out, TUNE_RUN)
         folder.claim(prepared.question, options.resume)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longitude.eval.records import CONTEXT, PASSKEY, Measurement
-from longitude.training.tune.evaluate import next_commands, numbers, summarise
+from longitude.training.tune.evaluate import next_steps, numbers, summarise
 from longitude.training.tune.run import Tuned
 from tests.measured import OWN, asked, context, document, row
 
@@ -43,7 +43,7 @@ def test_the_word_is_that_of_the_paired_numbers(
     assert summary["best"]["sentence"].startswith(f"300 steps of pi {word}. ")
     assert summary["helps"] is helps and summary["best"]["label"] == "after"
     assert f"is {sum(after) / 3:.3f} (" in summary["best"]["sentence"]
-    assert "Before training the loss was 3.100 (a change of" in summary["best"]["sentence"]
+    assert "Before training the loss was 3.100 (change" in summary["best"]["sentence"]
 
 
 def test_a_model_under_its_own_scheme_is_judged_by_itself() -> None:
@@ -66,17 +66,17 @@ def test_without_a_number_nothing_is_judged() -> None:
 
 
 def test_numbers_of_every_way() -> None:
-    found = numbers(rows((2.0, 2.1, 2.2)), TUNED)
+    found = numbers(rows((2.0, 2.1, 2.2)), TUNED.target)
     assert set(found) == {"baseline", "before", "after"}
     assert found["after"]["context"]["1024"]["mean"] == pytest.approx(2.1)
     assert set(found["baseline"]["context"]) == {"256", "1024"}
 
 
 def test_what_to_type_next() -> None:
-    assert "longitude export runs/a/model" in dict(next_commands(TUNED))["Serve it"]
+    assert "longitude export runs/a/model" in dict(next_steps(TUNED))["Serve it"]
     grown = replace(TUNED, recipe={"name": "learned", "family": "learned"})
-    assert "lh.save(model" in dict(next_commands(grown))["Merge it"]
-    assert {*dict(next_commands(replace(grown, kind="checkpoint")))} == {
+    assert "lh.save(model" in dict(next_steps(grown))["Merge it"]
+    assert {*dict(next_steps(replace(grown, kind="checkpoint")))} == {
         "Use it in Python",
         "Compare it with every method",
     }
