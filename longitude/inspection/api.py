@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import Event, Progress, silent
+from longitude.core.result import TextResult
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.inspection.rows import (
-    Page,
-    PartRow,
-    PresetRow,
-    SchemeProperties,
-    ScoreStatistics,
-    plain,
-)
+from longitude.inspection import rows
+from longitude.inspection.rows import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,44 +23,19 @@ if TYPE_CHECKING:
     from longitude.runtimes.lint import LintResult
 
 
-class TextResult:
-    """A result that is printed on a console of rich."""
-
-    def show(self, console: Console) -> None:
-        """Print the result."""
-        raise NotImplementedError
-
-    def table(self, *, color: bool = False, width: int = 100) -> str:
-        """What the terminal prints."""
-        from longitude.viz.terminal import render
-
-        return render(self.show, color=color, width=width)
-
-    def report(self, path: str | Path) -> Path:
-        """Write what the terminal prints as a page (.html) or as Markdown (.md)."""
-        from longitude.viz.terminal import write_rendered
-
-        return write_rendered(self.show, Path(path))
-
-
-# schemes
-
-
 @dataclass(frozen=True)
 class SchemesResult(TextResult):
     """Parts and presets, each with its written form, meaning and paper."""
 
-    parts: tuple[PartRow, ...]
-    presets: tuple[PresetRow, ...]
+    parts: tuple[rows.PartRow, ...]
+    presets: tuple[rows.PresetRow, ...]
 
     def show(self, console: Console) -> None:
-        """Print parts under their sites, then presets."""
         from longitude.viz.terminal import catalogue
 
         catalogue(self.parts, self.presets, console)
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
         return plain(vars(self))
 
 
@@ -74,9 +44,6 @@ def schemes(site: str | None = None) -> SchemesResult:
     from longitude.inspection import catalogue
 
     return SchemesResult(catalogue.parts(site), () if site else catalogue.presets())
-
-
-# show
 
 
 @dataclass(frozen=True)
@@ -92,10 +59,9 @@ class ShowOptions:
 class ShowResult(TextResult):
     """What the parts of a scheme do."""
 
-    page: Page
+    page: rows.Page
 
     def show(self, console: Console) -> None:
-        """Print the parts with their papers, and pictures."""
         from longitude.viz import terminal
 
         terminal.show(self.page, console)
@@ -108,23 +74,15 @@ class ShowResult(TextResult):
         return Path(path)
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
         return plain(self.page)
 
 
-def show(
-    scheme: str | Scheme | Layers,
-    *,
-    options: ShowOptions = ShowOptions(),  # noqa: B008 (frozen)
-) -> ShowResult:
+def show(scheme: str | Scheme | Layers, *, options: ShowOptions | None = None) -> ShowResult:
     """Compute what the parts of a scheme do: distances, decay, wavelengths, bias, scale, mask."""
     from longitude.inspection.curves import page
 
-    parsed = parse(scheme) if isinstance(scheme, str) else scheme
-    return ShowResult(page(parsed, options.length, options.dim, options.heads))
-
-
-# check
+    o = options or ShowOptions()
+    return ShowResult(page(_parsed(scheme), o.length, o.dim, o.heads))
 
 
 @dataclass(frozen=True)
@@ -142,11 +100,10 @@ class CheckOptions:
 class CheckResult(TextResult):
     """The properties of one scheme, or of every preset."""
 
-    schemes: tuple[SchemeProperties, ...]
+    schemes: tuple[rows.SchemeProperties, ...]
     compared: bool = False  # whether these are all presets
 
     def show(self, console: Console) -> None:
-        """Print sentences and curves for one scheme, or a table of all presets."""
         from longitude.viz import properties
 
         if self.compared:
@@ -161,33 +118,31 @@ class CheckResult(TextResult):
         return properties.markdown(self.schemes)
 
     def to_json(self) -> Any:
-        """What `--json` prints: an object for one scheme, a list for all presets."""
+        """An object for one scheme, a list for all presets."""
         return plain(self.schemes) if self.compared else plain(self.schemes[0])
 
 
 def check(
-    scheme: str | Scheme | Layers | None = None,
-    *,
-    options: CheckOptions = CheckOptions(),  # noqa: B008 (frozen)
+    scheme: str | Scheme | Layers | None = None, *, options: CheckOptions | None = None
 ) -> CheckResult:
     """Measure uniqueness, extrapolation, relativity and decay of a scheme, or of every preset."""
     from longitude.inspection import properties
 
-    o = options
+    o = options or CheckOptions()
     if scheme is not None:
-        parsed = parse(scheme) if isinstance(scheme, str) else scheme
-        sizes = {"dim": o.dim, "heads": o.heads, "length": o.length, "trained": o.trained}
-        return CheckResult((properties.check(parsed, **sizes),))  # type: ignore[arg-type]
+        sizes: Any = {"dim": o.dim, "heads": o.heads, "length": o.length, "trained": o.trained}
+        return CheckResult((properties.check(_parsed(scheme), **sizes),))
     length = properties.LENGTH if o.length is None else o.length
     trained = max(2, length // 4) if o.trained is None else o.trained
-    rows, total = [], len(properties.PRESETS)
+    found, total = [], len(properties.PRESETS)
     for row in properties.compare(length=length, trained=trained, dim=o.dim or 64, heads=o.heads):
-        rows.append(row)
-        o.progress(Event(row.name or "", len(rows), total, job="presets"))
-    return CheckResult(tuple(rows), compared=True)
+        found.append(row)
+        o.progress(Event(row.name or "", len(found), total, job="presets"))
+    return CheckResult(tuple(found), compared=True)
 
 
-# inspect
+def _parsed(scheme: str | Scheme | Layers) -> Scheme | Layers:
+    return parse(scheme) if isinstance(scheme, str) else scheme
 
 
 @dataclass(frozen=True)
@@ -209,13 +164,12 @@ class InspectResult(TextResult):
     encodings: tuple[Encoding, ...]
     faults: tuple[Fault, ...] = ()
     reach: RopeLimits | None = None
-    page: Page | None = None
+    page: rows.Page | None = None
     lint: LintResult | None = None
     lint_refused: str = ""  # why runtimes can't be emulated, if they can't
-    weights: ScoreStatistics | None = None
+    weights: rows.ScoreStatistics | None = None
 
     def show(self, console: Console) -> None:
-        """Print facts, limits, pictures, faults, what runtimes compute, and measured scores."""
         from rich.text import Text
 
         from longitude.hf.encodings import KINDS
@@ -234,7 +188,6 @@ class InspectResult(TextResult):
             checkpoint.show_scores(self.weights, console)
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
         sheets = self.page.sheets if self.page else ()
         data = {
             "model": self.name,
@@ -259,13 +212,11 @@ class KnownModelsResult(TextResult):
     models: tuple[KnownModel, ...]
 
     def show(self, console: Console) -> None:
-        """Print a row per model type."""
         from longitude.viz.checkpoint import table
 
         table(self.models, console)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """What `--json` prints."""
         return [row.plain() for row in self.models]
 
 
@@ -276,52 +227,47 @@ def known_models() -> KnownModelsResult:
     return KnownModelsResult(tuple(encodings.known_models()))
 
 
-def inspect(
-    model: str,
-    *,
-    options: InspectOptions = InspectOptions(),  # noqa: B008 (frozen)
-) -> InspectResult:
+def inspect(model: str, *, options: InspectOptions | None = None) -> InspectResult:
     """Read a checkpoint's position encodings from its configuration, and what follows from them."""
     from longitude.inspection.rope_limits import rope_limits
+    from longitude.inspection.scores import measure
+    from longitude.runtimes.lint import lint_settings, read_settings
 
-    if not options.weights and (options.length is not None or options.text):
+    o = options or InspectOptions()
+    if not o.weights and (o.length is not None or o.text):
         raise UserError("length and text are what --weights reads: give --weights too.")
-    encodings, faults = _read_encodings(model, options.revision)
-    first, target, reach = encodings[0], None, None
-    if options.to is not None:
-        target = _target(model, str(options.to), first.window)
-    if first.kind == "rope":
-        reach = rope_limits(first, target)
+    encodings, faults = _read_encodings(model, o.revision)
+    first = encodings[0]
+    target = None if o.to is None else _target(model, str(o.to), first.window)
     lint, refused = None, ""
     if first.kind == "rope" and first.scheme is not None:
-        from longitude.runtimes.lint import lint_settings, read_settings
-
         try:
-            lint = lint_settings(read_settings(model, options.revision))
+            lint = lint_settings(read_settings(model, o.revision))
         except UserError as error:
             refused = str(error)
-    weights = None
-    if options.weights:
-        from longitude.inspection.scores import measure
+    return InspectResult(
+        name=model,
+        encodings=encodings,
+        faults=tuple(faults),
+        reach=rope_limits(first, target),
+        page=encoding_page(first),
+        lint=lint,
+        lint_refused=refused,
+        weights=measure(model, length=o.length, text=o.text, revision=o.revision)
+        if o.weights
+        else None,
+    )
 
-        weights = measure(
-            model, length=options.length, text=options.text, revision=options.revision
-        )
-    page = encoding_page(first)
-    return InspectResult(model, encodings, tuple(faults), reach, page, lint, refused, weights)
 
-
-def encoding_page(encoding: Encoding) -> Page | None:
+def encoding_page(encoding: Encoding) -> rows.Page | None:
     """The rows behind the pictures, at the window; None if they can't be drawn."""
     from longitude.inspection.catalogue import MAX_LENGTH
     from longitude.inspection.curves import page
 
-    if encoding.scheme is None:
-        return None
     length = min(encoding.window or 0, MAX_LENGTH)
     sizes = (length if length > 1 else None, encoding.head_dim, encoding.heads or 8)
     try:
-        return page(parse(encoding.scheme), *sizes)
+        return page(parse(encoding.scheme), *sizes) if encoding.scheme else None
     except UserError:  # head sizes that differ by layer
         return None
 

@@ -96,9 +96,10 @@ def as_trained(scheme: Scheme, trained: int) -> tuple[Scheme, int]:
         plain = replace(own, factor=1) if isinstance(own, parts.Proportional) else parts.Unscaled()
         rope = replace(rope, remap=remap, frequencies=plain)
     if isinstance(embed, parts.Hierarchical | parts.LearnedInterpolated | parts.LearnedTiled):
-        embed = parts.Learned(embed.length, embed.offset)
+        embed = parts.Learned(embed.length, embed.offset)  # type: ignore[abstract]
     scaled = (parts.AlibiInterpolated, parts.NtkAlibi)
-    bias: Any = tuple(parts.Alibi() if isinstance(b, scaled) else b for b in scheme.bias)
+    alibi: Any = parts.Alibi()  # type: ignore[abstract]
+    bias: Any = tuple(alibi if isinstance(b, scaled) else b for b in scheme.bias)
     covered = {parts.Randomized: "max", parts.Pose: "target"}.get(type(scheme.positions))
     length = getattr(scheme.positions, covered) if covered else trained
     length = min(length, getattr(embed, "length", length))  # a table ends where it ends

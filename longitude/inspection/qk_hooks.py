@@ -148,7 +148,7 @@ def _attention_function(model: nn.Module, on_layer: OnLayer, own: Scheme | None)
             layer=calls if index is None else int(index),
             q=query,
             k=key,
-            own=own or probed.scheme,
+            own=own or layers[module].scheme,
             scale=scale,
             softcap=more.get("softcap"),
             sinks=more.get("s_aux"),

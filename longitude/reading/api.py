@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import Event, Progress, silent
+from longitude.core.result import TextResult
 from longitude.core.validate import UserError, shown
 from longitude.reading.documents import Document, Piece, documents, excerpt, most_relevant, pieces
 from longitude.reading.select import (
@@ -77,7 +78,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
-class ReadResult:
+class ReadResult(TextResult):
     """An answer and where it came from."""
 
     answer: Answer | Walk
@@ -114,20 +115,7 @@ class ReadResult:
             ]
             reading.by_windows(steps, places, console)
 
-    def table(self, *, color: bool = False, width: int = 100) -> str:
-        """The answer and its trace, as text."""
-        from longitude.viz.terminal import render
-
-        return render(self.show, color=color, width=width)
-
-    def report(self, path: str | Path) -> Path:
-        """Write answer and trace as a page (.html) or as Markdown (.md)."""
-        from longitude.viz.terminal import write_rendered
-
-        return write_rendered(self.show, Path(path))
-
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
         data = self.answer.plain()
         for visit in data.get("path", ()):
             visit["where"] = place_of(self.documents, visit["start"], visit["stop"])
@@ -144,13 +132,9 @@ class ReadResult:
         return {**used, **data, "why": self.choice.why or None, **scheme}
 
 
-def read(
-    paths: Sequence[str],
-    question: str,
-    *,
-    options: ReadOptions = ReadOptions(),  # noqa: B008 (frozen)
-) -> ReadResult:
+def read(paths: Sequence[str], question: str, *, options: ReadOptions | None = None) -> ReadResult:
     """Answer a question about files that may be longer than the model's window."""
+    options = options or ReadOptions()
     _check(question, options)
     texts = documents(paths)
     if options.server:
@@ -162,7 +146,7 @@ def read(
     loaded = _load(question, options)
     window = _window(loaded, options)
     full = SEPARATOR.join(one.text for one in texts)
-    choice = _choose(loaded, _count(full, loaded.count), window, options)
+    choice = _choose(loaded, loaded.count(full), window, options)
     if choice.by == "memwalker":
         from longitude.reading.llm import Local
 
@@ -244,9 +228,15 @@ class _Loaded:
     trained: int | None
 
     def count(self, text: str) -> int:
+        """Tokens of a text; of a very long one an estimate from samples."""
         from longitude.reading.generate import encode
 
-        return len(encode(self.tokenizer, text))
+        if len(text) <= COUNTED:
+            return len(encode(self.tokenizer, text))
+        starts = range(0, len(text), len(text) // SAMPLES)
+        parts = [text[at : at + COUNTED // SAMPLES] for at in starts]
+        rate = sum(len(encode(self.tokenizer, p)) for p in parts) / sum(map(len, parts))
+        return round(rate * len(text))
 
 
 def _load(question: str, o: ReadOptions) -> _Loaded:
@@ -257,12 +247,11 @@ def _load(question: str, o: ReadOptions) -> _Loaded:
     if o.model is None:
         o.notify(f"Using the bundled {o.name} (a toy model); pass --model for real answers.")
     how = {"device": o.device, "dtype": o.dtype, "revision": o.revision}
-    loaded = load(o.name, quiet=True, trust_remote_code=o.trust_remote_code, **how)
-    model, tokenizer = loaded
+    model, tokenizer = load(o.name, quiet=True, trust_remote_code=o.trust_remote_code, **how)
     if tokenizer is None:
         raise UserError(f"{o.name} has no tokenizer, so it can't read text: give one that has.")
-    causal = not getattr(model.config, "is_encoder_decoder", False)
-    if not causal or model.get_output_embeddings() is None:
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
         raise UserError(
             f"{shown(o.name)} is no causal language model ({type(model).__name__}), so it "
             f"can't answer: give one that writes."
@@ -290,23 +279,14 @@ def _window(loaded: _Loaded, o: ReadOptions) -> int:
     return o.window or room
 
 
-def _count(text: str, count: Callable[[str], int]) -> int:
-    """How many tokens a text has; of a very long one an estimate from samples."""
-    if len(text) <= COUNTED:
-        return count(text)
-    starts = range(0, len(text), len(text) // SAMPLES)
-    parts = [text[at : at + COUNTED // SAMPLES] for at in starts]
-    return round(sum(map(count, parts)) / sum(map(len, parts)) * len(text))
-
-
 def _choose(loaded: _Loaded, tokens: int, window: int, o: ReadOptions) -> Choice:
     """The method that was given, or the one that `auto` chooses."""
     from longitude.extension.plan import describe
 
     if o.by not in (AUTO, "extend"):
         return Choice(o.by, "")
-    need, chats = tokens + loaded.prompt + o.max_tokens, hasattr(loaded.tokenizer, "chat_template")
-    chats = chats and bool(loaded.tokenizer.chat_template)
+    need = tokens + loaded.prompt + o.max_tokens
+    chats = bool(getattr(loaded.tokenizer, "chat_template", None))
     case = Case(need, o.max_tokens, -(-tokens // window), loaded.trained, chats)
     if loaded.trained is not None and need > loaded.trained:
         target = describe(loaded.model, o.name, o.revision)

@@ -96,7 +96,7 @@ def prefill(
 ) -> None:
     """Read rows that begin at these positions behind `shared` tokens of the cache, as many tokens
     at a time as fit. Padding comes last, where a causal model does not see it."""
-    device, longest = input_device(model), max(rows, key=len)
+    device, longest = input_device(model), [*max(rows, key=len)]
     # padded with a token of the text: some models warn of the padding token
     padded = [[*row, *longest[-1:] * (len(longest) - len(row))] for row in rows]
     ids = torch.tensor(padded, device=device)

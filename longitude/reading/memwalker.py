@@ -63,8 +63,8 @@ def parse_reply(text: str, actions: Sequence[int]) -> Reply | None:
         return None
     last = named[-1]
     action = int(re.sub("[−–]", "-", last[1]))
-    said = ANSWER_TEXT.search(text, last.end()) if action == ANSWER else None
-    answer = said[1].strip() if said else ""
+    match = ANSWER_TEXT.search(text, last.end()) if action == ANSWER else None
+    answer = match[1].strip() if match else ""
     if action not in actions or (action == ANSWER and not answer):
         return None
     return Reply(REASONING.sub("", text[: last.start()]).strip(" \n*_#`"), action, answer)

@@ -206,8 +206,8 @@ def _summaries(
     times, new = Counter(texts), shape.summary
     prompts = {text: prompt(name, text=text) for text in times}
     keys, found = {}, {}
-    for text, asked in prompts.items():
-        digest = hashlib.sha256(asked.encode(errors="surrogatepass")).hexdigest()
+    for text, filled in prompts.items():
+        digest = hashlib.sha256(filled.encode(errors="surrogatepass")).hexdigest()
         keys[text] = {"kind": KIND, "model": llm.fingerprint, "new": new, "asked": digest}
         stored = (store.get(keys[text]) or {}).get("summary")
         if isinstance(stored, str) and stored.strip():

@@ -13,7 +13,7 @@ from longitude.hf import encodings as types
 from tests.cli.conftest import Ran
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
-from tests.runtimes.effective.configs import YARN, five
+from tests.runtimes.configs import YARN, five
 
 
 @pytest.fixture
