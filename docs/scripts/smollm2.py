@@ -11,8 +11,8 @@ from pathlib import Path
 from longitude.core.store import Store
 from longitude.eval.records import recorded
 from longitude.extension.rank import recommend
-from longitude.viz.extend import section, write_charts
-from longitude.viz.extend_text import markdown
+from longitude.viz.extend import markdown, write_charts
+from longitude.viz.section import section
 
 PAGE = Path(__file__).parents[1] / "results" / "smollm2.md"
 ROWS, CHARTS = PAGE.with_suffix(".jsonl"), PAGE.parent / "smollm2"

@@ -20,8 +20,8 @@ from longitude.core.validate import UserError
 from longitude.inspection.catalogue import default_dim, distinct_layers
 from longitude.inspection.curves import bias, sample
 from longitude.inspection.score_variance import positions, remapped_distance
-from longitude.viz.extend_section import MapPoint
 
+MapPoint = tuple[float, float | None, float | None]  # true distance, minimum, maximum
 HEADS = 8
 OTHER = 128  # a size of a head that models have, other than the 64 that are drawn
 

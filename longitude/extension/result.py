@@ -68,7 +68,7 @@ class ExtendResult:
     def section(self) -> Any:
         """As viz shows it, with the distance map of each method."""
         from longitude.extension.distance_map import by_size, maps
-        from longitude.viz.extend import section
+        from longitude.viz.section import section
 
         own, target = self.subject.scheme, max(row.key.length for row in self.rows)
         schemes = {label: text for text, label in labels(self.rows).items()}

@@ -1,94 +1,321 @@
-"""What `longitude extend` found: in the terminal, as a page, as a summary and as pictures."""
+"""The report of `longitude extend` and `tune`: in the terminal, as a page, as a summary for a model
+card, and as charts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from io import StringIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import vl_convert
+from markupsafe import Markup
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
-from longitude.core.validate import UserError
-from longitude.eval.records import Measurement
-from longitude.viz.extend_charts import charts, standing
-from longitude.viz.extend_page import page
-from longitude.viz.extend_section import MapPoint, Section, tidied
-from longitude.viz.extend_terminal import terminal
-from longitude.viz.extend_text import markdown
-from longitude.viz.files import replace_file
+from longitude import __version__
+from longitude.eval.records import COST, PASSKEY, Measurement
+from longitude.eval.stats import Interval
+from longitude.eval.tables import ResultTable
+from longitude.eval.tasks import metrics
+from longitude.viz import files
+from longitude.viz.plot import DIM, GAP
+from longitude.viz.result_charts import extend_charts, standalone
+from longitude.viz.section import DAGGER, NOT_RUN, OVER, Section, section
+from longitude.viz.table import NEAR, rich_table
+from longitude.viz.terminal import render
+from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
+from longitude.viz.theme import DARK, LIGHT, dashes, method_config, stroke
+from longitude.viz.vega import Chart
 
-
-def section(
-    found: Sequence[Measurement],
-    recommendation: Mapping[str, Any] | None = None,
-    what_next: Sequence[tuple[str, str]] = (),
-    maps: Mapping[str, Sequence[MapPoint]] | None = None,
-    run: str = "",
-    by_size: Collection[str] = (),
-) -> Section:
-    """One model's measurements, ready to be shown; what to type next may stand in the
-    recommendation, as it does in its file."""
-    if not found:
-        raise UserError("There are no measurements to report, but got 0 rows: measure some first.")
-    if len({one.key.subject for one in found}) > 1:
-        raise UserError("A section is of one model, but got rows of several: make one for each.")
-    told = recommendation or {}
-    following = what_next or [(n["title"], n["command"]) for n in told.get("next", ())]
-    return Section(tidied(found), told, tuple(following), maps or {}, run, by_size)
+MAX_LENGTHS = 5  # columns of lengths in the terminal
+PROTOCOL = {
+    "loss": "One forward per document at the greatest length gives the loss at every position (a "
+    "method that depends on the total length runs once per length); means over documents.",
+    "context": "The same last tokens of each document are scored with more and more text before "
+    "them; means and intervals over documents.",
+    "passkey": "A number is hidden at some depth of a filler text and asked for at its end; only "
+    "the full number counts. Wilson intervals.",
+    "distance": "Computed from the scheme, relative to the model’s own rotation; nothing is run.",
+}
 
 
 def show(
-    found: Sequence[Measurement],
-    recommendation: Mapping[str, Any] | None,
-    console: Console,
-    what_next: Sequence[tuple[str, str]] = (),
+    rows: Sequence[Measurement], recommendation: Mapping[str, Any] | None, console: Console
 ) -> None:
-    """Print the table of all methods and the recommendation."""
-    terminal(section(found, recommendation, what_next), console)
+    """Print one model's measurements and what is recommended."""
+    show_section(section(rows, recommendation), console)
 
 
-def show_section(one: Section, console: Console) -> None:
-    """Print a section."""
-    terminal(one, console)
-
-
-def table(one: Section, *, color: bool = False, width: int = 100) -> str:
+def table(section: Section, *, color: bool = False, width: int = 100) -> str:
     """What the terminal shows of a section, as text."""
-    out = Console(
-        file=StringIO(), width=width, highlight=False, force_terminal=color, no_color=not color
-    )
-    terminal(one, out)
-    return out.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    return render(lambda console: show_section(section, console), color=color, width=width)
 
 
-def write_page(sections: Sequence[Section], path: Path, title: str | None = None) -> None:
-    """Write the page of one model or several: one file that loads nothing."""
-    named = title or (sections[0].title if len(sections) == 1 else "Models beside each other")
-    replace_file(path, page(sections, named).encode())
+def show_section(section: Section, console: Console) -> None:
+    """Print the table of all methods as far as it fits, the advice, and what to type next."""
+    console.print(Text(section.title, style="bold"))
+    sizes = f"trained on {section.subject.trained:,} tokens, measured up to {section.target:,}"
+    console.print(Text(sizes, style=DIM))
+    console.print()
+    names = min(max(map(len, section.labels)), max(16, console.width // 3))
+    room, columns = console.width - names - GAP, []
+    for name, head, cells in _columns(section, star=not console.is_terminal):
+        room -= max(map(len, [*head.split("\n"), *(cell.plain for cell in cells)])) + GAP
+        if room < 0:
+            break
+        columns.append((name, head, cells))
+    styles = ("bold cyan" if label == section.best else "" for label in section.ranked)
+    labels = [Text(label, style) for label, style in zip(section.ranked, styles, strict=True)]
+    rows = [[label, *(cells[n] for _, _, cells in columns)] for n, label in enumerate(labels)]
+    console.print(rich_table(["method", *(head for _, head, _ in columns)], rows, names))
+    for line in _legend(section, {name for name, _, _ in columns}):
+        console.print(Text(line, style=DIM))
+    console.print()
+    searches = (("search", f"{text} {scheme}".strip()) for text, scheme in section.searches)
+    for what, sentence in [*section.advice(), *searches]:
+        console.print(Text(what, style="bold"))
+        console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
+    if section.lm_eval:
+        heads, scores = section.lm_eval
+        drawn = rich_table(heads, [[*map(Text, row)] for row in scores])
+        drawn.columns[0].style = ""
+        console.print(Text("lm-eval", style="bold"))
+        console.print(Padding(drawn, (0, 0, 0, 2), expand=False))
+    for title, command in section.next_steps:
+        console.print()
+        console.print(Text(title, style=DIM))
+        for line in command.splitlines():
+            indent = line[: len(line) - len(line.lstrip())].expandtabs()
+            console.print(Text(f"  {indent}{printable(line)}", style="cyan"), soft_wrap=True)
 
 
-def write_summary(sections: Sequence[Section], path: Path, pictures: Sequence[Path] = ()) -> None:
-    """Write the summary for a model card; it shows the pictures given, by paths beside it."""
-    drawn = [(p.stem, p.relative_to(path.parent).as_posix()) for p in pictures]
+def _columns(section: Section, star: bool) -> Iterator[tuple[str, str, list[Text]]]:
+    """Name, head and cells: the metric that ranks at several lengths, then the others."""
+    main, ranked = section.main, section.ranked
+    if main:
+        for n in some_lengths(main.lengths, section.subject.trained):
+            cells = [section.cell(main, s, n).text(star) for s in ranked]
+            yield main.measure, f"{main.metric.heading}\n{n:,}", cells
+    for column in section.columns:
+        if column.name not in (OVER, main and main.measure):
+            cells = [section.shown(s, column.name).text(star) for s in ranked]
+            yield column.name, column.title.replace(" ", "\n"), cells
+
+
+def some_lengths(lengths: Sequence[int], trained: int) -> list[int]:
+    """The window and what is beyond it, the target last; a few of them where there are many."""
+    inside = max((n for n in lengths if n <= trained), default=0)
+    past = [n for n in lengths if n >= inside]
+    last, count = len(past) - 1, min(len(past), MAX_LENGTHS)
+    return [past[round(i * last / max(1, count - 1))] for i in range(count)]
+
+
+def _legend(section: Section, shown: Collection[str]) -> Iterator[str]:
+    """What the columns and signs of the table mean, and what is missing from it."""
+    yield "; ".join(c.note for c in section.columns if c.name in shown and c.note)
+    yield f"bold or *: the best; {NEAR}: not significantly different (95 %, paired by document)"
+    if section.any_assumed:
+        yield NOT_RUN
+    for line in [*section.remarks(), *section.notes]:
+        yield f"{NOTHING} {line}"
+
+
+def markdown(section: Section, charts: Sequence[tuple[str, str]] = ()) -> str:
+    """A section of a model card; `charts` are titles and files."""
+
+    def listed(lines: Sequence[str], title: str = "") -> str:
+        return title + "".join(f"- {line}\n" for line in lines) if lines else ""
+
+    columns, scheme = section.columns, fenced(section.subject.scheme)
+    heads = ["method", *(f"{c.title} ({c.unit})" for c in columns), "scheme"]
+    rows = [
+        [fenced(s), *(section.shown(s, c.name).markdown() for c in columns), fenced(text)]
+        for s, text in ((s, section.schemes[s]) for s in section.ranked)
+    ]
+    signs = f"**Bold**: the best; {NEAR}: not significantly different from it; ranges are 95 % CIs."
+    searches = [f"{escaped(s)}{f' {fenced(text)}' if text else ''}" for s, text in section.searches]
+    scores = ""
+    if section.lm_eval:
+        (first, *labels), lines = section.lm_eval
+        tasks = [[escaped(line[0]), *line[1:]] for line in lines]
+        scores = "lm-eval:\n\n" + markdown_table([first, *map(fenced, labels)], tasks)
+    parts = [
+        f"## {escaped(section.title)} at {section.target:,} tokens\n",
+        f"Trained on {section.subject.trained:,} tokens; its own scheme is {scheme}.\n",
+        listed([f"**{escaped(what)}**: {escaped(text)}" for what, text in section.advice()]),
+        f"{markdown_table(heads, rows)}\n{signs}{f' {NOT_RUN}' if section.any_assumed else ''}\n",
+        listed([*map(escaped, [*section.remarks(), *section.notes])]),
+        *(_by_length(section, m) for m in ("context", "passkey") if m in section.tables),
+        listed(searches, "Search:\n\n"),
+        scores,
+        "".join(f"![{escaped(title)}]({file})\n" for title, file in charts),
+        listed([*map(escaped, section.machines())], "Measured on:\n\n"),
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def _by_length(section: Section, measure: str) -> str:
+    table = length_table(section, section.tables[measure])
+    rows = [
+        [fenced(label), *(cell.markdown() for cell in cells)] for label, *cells in table["rows"]
+    ]
+    metric = section.tables[measure].metric
+    return f"{metric.title}, {metric.unit}:\n\n{markdown_table(table['heads'], rows)}"
+
+
+def write_summary(sections: Sequence[Section], path: Path, charts: Sequence[Path] = ()) -> None:
+    """Write the summary for a model card; it shows the charts given, by paths beside it."""
+    drawn = [(chart.stem, chart.relative_to(path.parent).as_posix()) for chart in charts]
     texts = [markdown(s, drawn if n == 0 else ()) for n, s in enumerate(sections)]
-    replace_file(path, "\n".join(texts).encode())
+    files.replace_file(path, "\n".join(texts).encode())
 
 
-def write_charts(one: Section, folder: Path) -> list[Path]:
+def write_charts(section: Section, folder: Path) -> list[Path]:
     """Write each chart as a PNG; their paths."""
     written = []
-    for name, spec in _pictures(one):
+    for name, group in groupby(extend_charts(section), lambda chart: chart.name.split("-")[0]):
         path = folder / f"{name}.png"
-        replace_file(path, vl_convert.vegalite_to_png(json.dumps(spec), scale=2))
+        spec = json.dumps(standalone(section, [*group]))
+        files.replace_file(path, vl_convert.vegalite_to_png(spec, scale=2))
         written.append(path)
     return written
 
 
-def _pictures(one: Section) -> Iterator[tuple[str, dict[str, Any]]]:
-    every = charts(one)
-    names = [*dict.fromkeys(c.name.split("-")[0] for c in every)]
-    for name in names:
-        yield name, standing(one, [c for c in every if c.name.split("-")[0] == name])
+def write_page(sections: Sequence[Section], path: Path, title: str | None = None) -> None:
+    """Write the page of one model or several: one file that loads nothing."""
+    named = title or (sections[0].title if len(sections) == 1 else "Models side by side")
+    files.replace_file(path, page(sections, named).encode())
+
+
+def page(sections: Sequence[Section], title: str) -> str:
+    """The page, self-contained; charts of the second model on are named "2-context" and so on."""
+    prefixes = ["", *(f"{n}-" for n in range(2, len(sections) + 1))]
+    drawn = [extend_charts(section) for section in sections]
+    charts = {
+        prefix + chart.name: {"section": n, "spec": {**chart.spec, "description": chart.title}}
+        for n, (group, prefix) in enumerate(zip(drawn, prefixes, strict=True))
+        for chart in group
+    }
+    themes = [
+        {name: method_config(len(s.labels), dark=name == "dark") for name in ("light", "dark")}
+        for s in sections
+    ]
+    rules = [
+        "".join(f".c{n} {{ stroke: {colour}; }}" for n, colour in enumerate(palette))
+        for palette in (LIGHT, DARK)
+    ]
+    style = f"{rules[0]}@media (prefers-color-scheme: dark) {{ {rules[1]} }}"
+    return files.render(
+        "longitude.viz",
+        "page.html",
+        ["page.js"],
+        title=title,
+        sections=[
+            {"s": s, "prefix": prefix, "figures": _figures(s, group, prefix)}
+            for s, group, prefix in zip(sections, drawn, prefixes, strict=True)
+        ],
+        charts={"charts": charts, "themes": themes},
+        version=__version__,
+        not_run=NOT_RUN,
+        method=_method,
+        style=Markup(files.asset("longitude.viz", "page.css") + style),
+    )
+
+
+def _method(section: Section, label: str) -> dict[str, Any]:
+    """A label with its stroke, as the charts have it."""
+    index = section.labels.index(label)
+    colour, dash = stroke(index)
+    drawn = " ".join(map(str, dashes([index])[0])) if dash else "none"
+    return {"label": label, "colour": colour, "dash": drawn}
+
+
+def _figures(section: Section, charts: Sequence[Chart], prefix: str) -> list[dict[str, Any]]:
+    """Charts under one heading each: one, or small ones side by side; and their numbers."""
+    figures = []
+    for _, group in groupby(charts, lambda chart: chart.title):
+        first, *others = group
+        sized = ", ".join(label for label in section.labels if label in section.by_size)
+        note = f" Drawn for heads of 64 dimensions, on which it depends for {sized}."
+        protocol = PROTOCOL.get(first.measure) or metrics()[first.measure].help
+        settings = section.protocols(first.measure)
+        figures.append(
+            {
+                "name": prefix + first.name,
+                "title": first.title,
+                "reading": first.reading + (note if first.name == "distance" and sized else ""),
+                "boxes": [(prefix + chart.name, chart.label) for chart in (first, *others)],
+                "tables": [*_tables(section, first)],
+                "protocol": f"{protocol} ({settings}.)" if settings else protocol,
+            }
+        )
+    return figures
+
+
+def _tables(section: Section, chart: Chart) -> Iterator[dict[str, Any]]:
+    """The numbers behind a chart."""
+    if chart.label is not None:
+        yield _grid_table(section)
+    elif chart.name == "distance":
+        yield _map_table(chart)
+    elif chart.name == "cost":
+        costs = [name for name, m in metrics().items() if m.rows == COST]
+        yield from (length_table(section, section.tables[n]) for n in costs if n in section.tables)
+    else:
+        if chart.name == "loss":
+            yield _bins_table(section)
+        yield length_table(section, section.tables[chart.measure])
+
+
+def length_table(section: Section, table: ResultTable) -> dict[str, Any]:
+    """A metric's numbers: methods down, lengths across."""
+    heads = [f"{n:,}{' (trained)' if n == table.trained else ''}" for n in table.lengths]
+    rows = [[s, *(section.cell(table, s, n) for n in table.lengths)] for s in table.labels]
+    unit = "" if table.unit in ("share", "bytes") else f" ({table.unit})"
+    return {"title": f"{table.title} by length{unit}", "heads": ["method", *heads], "rows": rows}
+
+
+def _bins_table(section: Section) -> dict[str, Any]:
+    values = {(s, a, b): v for s, path in section.curves.items() for a, b, v in path}
+    bins = sorted({(a, b) for _, a, b in values})
+    heads = [f"{a + 1:,}–{b:,}" if b > a + 1 else f"{b:,}" for a, b in bins]
+    rows = [
+        [s, *(f"{v.mean:.3f}" if (v := values.get((s, *ends))) else "" for ends in bins)]
+        for s in section.curves
+    ]
+    title = "Loss by position, in bins (nats per token)"
+    return {"title": title, "heads": ["method", *heads], "rows": rows}
+
+
+def _grid_table(section: Section) -> dict[str, Any]:
+    lengths = section.tables[PASSKEY].lengths
+
+    def share(label: str, length: int, value: Interval | None) -> str:
+        sign = DAGGER if section.assumed(PASSKEY, label, length) else ""
+        return f"{value.mean:.0%} of {value.n}{sign}" if value else ""
+
+    rows = [
+        [label, f"{depth:.0%}", *(share(label, n, cells.get((n, depth))) for n in lengths)]
+        for label, cells in section.grids.items()
+        for depth in sorted({depth for _, depth in cells})
+    ]
+    heads = ["method", "depth", *(f"{n:,}" for n in lengths)]
+    return {"title": "Passkeys by length and depth", "heads": heads, "rows": rows}
+
+
+def _map_table(chart: Chart) -> dict[str, Any]:
+    names = [*dict.fromkeys(r["label"] for r in chart.rows)]
+    ends = {(r["label"], r["x"]): (r["low"], r["high"]) for r in chart.rows}
+
+    def text(label: str, x: float) -> str:
+        if (label, x) not in ends:
+            return ""
+        low, high = (None if end is None else f"{end:,.5g}" for end in ends[label, x])
+        return "hidden" if high is None else high if low == high else f"{low} – {high}"
+
+    distances = sorted({r["x"] for r in chart.rows})
+    rows = [[f"{x:,}", *(text(label, x) for label in names)] for x in distances]
+    return {"title": "Effective distances", "heads": ["true distance", *names], "rows": rows}

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from longitude.eval.records import CONTEXT, LOSS
 from longitude.eval.stats import Interval
+from longitude.eval.tasks import metrics
 from longitude.viz.theme import MONO, dashes, method_config
 from longitude.viz.vega import (
     CHOSEN,
@@ -34,32 +36,30 @@ from longitude.viz.vega import (
 )
 
 if TYPE_CHECKING:
-    from longitude.eval.tables import Board
+    from longitude.eval.tables import ResultTable
     from longitude.training.lab.rows import Bin
-    from longitude.viz.extend import Section
     from longitude.viz.lab import LabTable
+    from longitude.viz.section import Section
 
 NARROW = 420  # pixels: charts without room for names
 STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)  # ticks of a log axis, times powers of ten
 NOT_RUN = "†: not run, since none was retrieved at a shorter length; counted as none."
 STROKE = 26  # pixels of the stroke before a scheme's name
-READING = {
-    "context": "A useful method goes down: more context, lower loss of the same tokens.",
-    "passkey": "Share of hidden numbers that the model retrieves.",
-    "keys": "One of several hidden numbers is asked for by its name.",
-    "variables": "A chain of assignments is to be followed to its end.",
-    "grid": "Across: length in tokens; down: depth of the hidden number in the text.",
-    "distance": "The distance that attention computes with, by true distance. A band lies between "
-    "minimum and maximum where rotary pairs, heads or layers differ. What stays below the "
-    "horizontal rule was seen in training.",
-}
+GRID = "Across: length in tokens; down: depth of the hidden number in the text."
+DISTANCES = (
+    "The distance that attention computes with, by true distance. A band lies between minimum and "
+    "maximum where rotary pairs, heads or layers differ. What stays below the horizontal rule was "
+    "seen in training."
+)
 
 
 def extend_charts(section: Section) -> list[Chart]:
     """Every chart that a model's measurements have numbers for."""
+    names = [name for name, m in metrics().items() if name == CONTEXT or m.selectable]
+    tables = [section.tables[name] for name in names if name in section.tables]
     return [
         *_loss_by_position(section),
-        *(chart for m in READING for chart in _by_length(section, section.boards.get(m))),
+        *(chart for table in tables for chart in _by_length(section, table)),
         *_passkey_grids(section),
         *_distance_map(section),
         *_cost(section),
@@ -73,32 +73,28 @@ def _loss_by_position(section: Section) -> Iterator[Chart]:
         for a, b, v in section.curves.get(s, ())
     ]
     if rows:
-        reading = "Where a line rises past the trained window, the method fails there."
-        x = axis("x", "position (tokens)", "log2", **_ticks(rows))
+        x, reading = axis("x", "position (tokens)", "log2", **_ticks(rows)), metrics()[LOSS].chart
         layers = _lines(rows, section.labels, section.subject.trained, x, _losses(rows))
-        yield Chart("loss", "Loss by position", reading, document(layers, rows, 300), rows, "loss")
+        yield Chart(LOSS, "Loss by position", reading, document(layers, rows, 300), rows, LOSS)
 
 
-def _by_length(section: Section, board: Board | None) -> Iterator[Chart]:
-    cells = board.cells if board else {}
+def _by_length(section: Section, table: ResultTable) -> Iterator[Chart]:
     rows = [
         {"label": s, "length": n, "x": n, **_interval(cell.value)}
-        for (s, n), cell in sorted(
-            cells.items(), key=lambda place: section.labels.index(place[0][0])
-        )
-        if cell.value
+        for s in section.labels
+        for n in table.lengths
+        if (cell := table.cells.get((s, n))) and cell.value
     ]
-    if board and rows:
-        shares = board.unit == "share"
-        title = "length (tokens)" if shares else "context (tokens, the scored ones included)"
-        x = axis("x", title, "log2", **_ticks(rows))
-        y = axis(
-            "mean", board.unit, ends={"domain": [0, 1]}, labelExpr="format(datum.value, '.0%')"
-        )
-        y = y if shares else _losses(rows)
-        layers = _lines(rows, section.labels, section.subject.trained, x, y, size=46)
-        spec = document(layers, rows, 300)
-        yield Chart(board.measure, board.title, READING[board.measure], spec, rows, board.measure)
+    if not rows:
+        return
+    context, name = table.measure == CONTEXT, table.measure
+    title = "context (tokens, the scored ones included)" if context else "length (tokens)"
+    percent: Spec = {"ends": {"domain": [0, 1]}, "labelExpr": "format(datum.value, '.0%')"}
+    y = axis("mean", table.unit, **percent if table.metric.is_share else {})
+    x, y = axis("x", title, "log2", **_ticks(rows)), _losses(rows) if context else y
+    layers = _lines(rows, section.labels, section.subject.trained, x, y, size=46)
+    spec = document(layers, rows, 300)
+    yield Chart(name, table.title, table.metric.chart, spec, rows, name)
 
 
 def _passkey_grids(section: Section) -> Iterator[Chart]:
@@ -109,8 +105,8 @@ def _passkey_grids(section: Section) -> Iterator[Chart]:
             | {"asked": not section.assumed("passkey", label, n)}
             for (n, depth), v in sorted(cells.items())
         ]
-        reading = READING["grid"] + (f" {NOT_RUN}" if section.any_assumed else "")
-        lengths, trained = section.boards["passkey"].lengths, section.subject.trained
+        reading = GRID + (f" {NOT_RUN}" if section.any_assumed else "")
+        lengths, trained = section.tables["passkey"].lengths, section.subject.trained
         look: Spec = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
         band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
         x = channel("length:O", title=None, axis={"labelExpr": COUNT, **look})
@@ -154,12 +150,12 @@ def _distance_map(section: Section) -> Iterator[Chart]:
         *(layer("line", y=end, **look) for end in (y, low)),
     ]
     spec = document(layers, rows, 300)
-    yield Chart("distance", "Distance map", READING["distance"], spec, rows, "distance")
+    yield Chart("distance", "Distance map", DISTANCES, spec, rows, "distance")
 
 
 def _cost(section: Section) -> Iterator[Chart]:
     """Quality against prefill speed: a dot for each method with its name beside it."""
-    board, speed = section.main, section.boards.get("prefill")
+    board, speed = section.main, section.tables.get("prefill")
     both = {*board.lengths} & {*speed.lengths} if board and speed else set()
     if board is None or speed is None or not both:
         return

@@ -35,6 +35,7 @@ TOKEN_STATES = ("dropped", "hidden", "known", "past")  # in the order of the the
 PAIR_STATES = ("kept", "mixed", "interpolated", "shortened", "still")
 HEIGHTS = {"keys": 150, "bias": 210}
 SHADES = {"pairs": {"resolve": {"scale": {"color": "independent"}}}}  # two scales of one channel
+LINE = mark("line", clip=True)
 COLOUR = channel("column:N", scale={"domain": [*NAMES], "range": "category"}, legend=None)
 TEXTS = {  # title, and how to read it
     "map": (
@@ -108,8 +109,8 @@ def distance_map(truth: str = "length - 1", window: str = "length > window") -> 
         _computed(dotted, {"zero": "0", "end": truth}, **ends),
         *_window_rule(window),
         _band(x, y, 0.25),
-        _of_schemes("line", x, y),
-        _of_schemes(mark("line", strokeWidth=1), x, _as(y, "low")),
+        _of_schemes(LINE, x, y),
+        _of_schemes({**LINE, "strokeWidth": 1}, x, _as(y, "low")),
         _pointed(x, "high", "low:Q", "high:Q"),
     ]
 
@@ -118,7 +119,7 @@ def decay() -> list[Spec]:
     """The mean cosine over pairs by distance, its range as a band."""
     x, y = _x("distance", "distance (tokens)", "symlog"), _y("mean", "mean cosine over pairs")
     values = ("mean:Q", "low:Q", "high:Q")
-    return [_past(x), _band(x, y, 0.16), _of_schemes("line", x, y), _pointed(x, "mean", *values)]
+    return [_past(x), _band(x, y, 0.16), _of_schemes(LINE, x, y), _pointed(x, "mean", *values)]
 
 
 def wavelengths(states: Sequence[str] = ()) -> list[Spec]:
@@ -130,7 +131,7 @@ def wavelengths(states: Sequence[str] = ()) -> list[Spec]:
     tips = tooltip("label:N", "pair:Q", "scaled:Q", "plain:Q", "stretch:Q", "state:N")
     dots: Spec = {"x": x, "y": y, "tooltip": tips}
     if not states:
-        line = _of_schemes(mark("line", strokeWidth=1.4), x, y)
+        line = _of_schemes({**LINE, "strokeWidth": 1.4}, x, y)
         return [slow, *_window_rule(), line, layer(mark("circle", size=26), **dots, color=COLOUR)]
     look: Spec = {"title": None, "orient": "bottom-right", "symbolType": "circle"}
     domain = {"domain": [*states], "range": "ordinal"}
@@ -150,7 +151,7 @@ def stretch() -> list[Spec]:
     x, y = _x("pair", "rotary pair", top=None), _y("stretch", "× the model’s own", "log2")
     least = {**y, "scale": {**y["scale"], "domain": {"unionWith": [1, 2]}}}
     tips = tooltip("label:N", "pair:Q", "stretch:Q", "state:N")
-    line = _of_schemes(mark("line", strokeWidth=1.4), x, least)
+    line = _of_schemes({**LINE, "strokeWidth": 1.4}, x, least)
     return [line, layer(mark("circle", size=26), x=x, y=y, color=COLOUR, tooltip=tips)]
 
 
@@ -158,7 +159,7 @@ def scale() -> list[Spec]:
     """The factor on a query's logits by position."""
     x, y = _x("position", "query position (tokens)"), _y("factor", "factor on logits")
     y["scale"] = {"zero": False}
-    return [_past(x), _of_schemes("line", x, y), _pointed(x, "factor", "factor:Q", "seen:Q")]
+    return [_past(x), _of_schemes(LINE, x, y), _pointed(x, "factor", "factor:Q", "seen:Q")]
 
 
 def keys() -> list[Spec]:
@@ -342,7 +343,7 @@ def _as(given: Spec, field: str) -> Spec:
     return {**given, "field": field}
 
 
-def _of_schemes(drawn: str | Spec, x: Spec, y: Spec) -> Spec:
+def _of_schemes(drawn: Spec, x: Spec, y: Spec) -> Spec:
     return layer(drawn, x=x, y=y, color=COLOUR)
 
 

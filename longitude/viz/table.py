@@ -30,8 +30,9 @@ class Cell:
         """For a Markdown table: the best in bold."""
         value = f"**{self.value}**" if self.mark == BEST else self.value
         near = f"{NEAR} " if self.mark == TIED else ""
-        interval = self.interval and f" {self.interval}"
-        return f"{near}{value}{self.sign}{interval}"
+        plain = self.interval.startswith("±") or not self.interval
+        interval = self.interval if plain else f"({self.interval})"
+        return f"{near}{value}{self.sign} {interval}".rstrip()
 
     def text(self, star: bool = False, interval: bool = False, between: str = "") -> Text:
         """For the terminal: the best in bold, or with a star where there are no styles."""

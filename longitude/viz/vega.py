@@ -28,7 +28,7 @@ TICKS = {
     "symlog": [*(-t for t in reversed(TENS)), 0, *TENS],
 }
 MARKS: dict[str, Spec] = {
-    "line": {"strokeWidth": 2.2, "strokeCap": "round", "strokeJoin": "round", "clip": True},
+    "line": {"strokeWidth": 2.2, "strokeCap": "round", "strokeJoin": "round"},
     "area": {"clip": True, "line": False},
     "circle": {"opacity": 1},
     "rule": {"strokeDash": [5, 4], "clip": True},

@@ -9,9 +9,8 @@ from rich.console import Console
 
 from longitude.eval.records import COST, PASSKEY, Measurement
 from longitude.viz import extend as report
-from longitude.viz.extend_section import NOT_ASKED, Section
-from longitude.viz.extend_terminal import _few
-from tests.viz.extending import rows
+from longitude.viz.section import NOT_RUN, Section, section
+from tests.viz import rows
 
 
 def shown(section: Section, width: int) -> str:
@@ -21,35 +20,35 @@ def shown(section: Section, width: int) -> str:
 
 
 def heads(width: int) -> list[str]:
-    lines = shown(report.section(rows.FOUND), width).splitlines()
+    lines = shown(section(rows.FOUND), width).splitlines()
     below = next(n for n, line in enumerate(lines) if line.startswith("method"))
     return f"{lines[below - 1]} {lines[below]}".split()
 
 
 def test_a_hundred_columns_tell_all_that_matters() -> None:
-    wanted = "loss loss loss loss effective in-window prefill decode memory"
-    below = "method 256 512 1,024 2,048 passkeys length cost multi-key tok/s ms peak"
+    wanted = "loss loss loss loss effective in-window"
+    below = "method 256 512 1,024 2,048 passkeys length cost multi-key prefill decode memory"
     assert heads(120) == f"{wanted} {below}".split()
     assert heads(46) == "loss loss loss loss method 256 512 1,024 2,048".split()
 
 
 def test_only_what_is_shown_is_explained() -> None:
-    section = report.section(rows.FOUND)
-    assert "effective length: the longest" in shown(section, 100).replace("\n", " ")
-    assert "effective length: the longest" not in shown(section, 46).replace("\n", " ")
+    one = section(rows.FOUND)
+    assert "effective length: the longest" in " ".join(shown(one, 100).split())
+    assert "effective length: the longest" not in " ".join(shown(one, 46).split())
 
 
 def test_of_many_lengths_a_few_are_shown() -> None:
     doubled = [2**n for n in range(6, 18)]
-    few = _few(doubled, 256)
+    few = report.some_lengths(doubled, 256)
     assert few == sorted({*few}) and {*few} <= {*doubled} and len(few) == 5
     assert (few[0], few[-1]) == (256, 131072)
-    assert _few([128, 256, 512], 256) == [256, 512] and _few([512], 256) == [512]
-    assert _few([64, 128], 256) == [128]
+    for lengths, chosen in {(128, 256, 512): [256, 512], (512,): [512], (64, 128): [128]}.items():
+        assert report.some_lengths(lengths, 256) == chosen
 
 
 def test_search_scores_notes_and_commands_are_told() -> None:
-    text = shown(report.section(rows.FOUND, rows.ADVICE, rows.NEXT), 120)
+    text = shown(section(rows.FOUND, rows.ADVICE, rows.NEXT), 120)
     assert "leaky_rerope gains +0.0210 nats a token. rope(remap=leaky_rerope(96, 16))" in text
     assert "– left out to fit into 10m" in text and "lambada, acc,none" in text
     listed = [{"title": t, "command": c} for t, c in rows.NEXT]
@@ -66,13 +65,13 @@ def unasked(one: Measurement) -> Measurement:
 
 
 def test_what_was_not_asked_is_marked() -> None:
-    plain, marked = (report.section([*map(f, rows.FOUND)]) for f in (lambda one: one, unasked))
+    plain, marked = (section([*map(f, rows.FOUND)]) for f in (lambda one: one, unasked))
     assert marked.shown("linear", "passkey").sign == "†"
     assert marked.shown("linear", "keys").sign == marked.shown("yarn", "passkey").sign == ""
-    assert "0 %†" in shown(marked, 100) and NOT_ASKED in shown(marked, 100)
+    assert "0 %†" in shown(marked, 100) and NOT_RUN in shown(marked, 100)
     assert "†" not in shown(plain, 100)
 
 
 def test_cost_alone_has_its_columns() -> None:
-    section = report.section([one for one in rows.FOUND if one.key.measure == COST])
-    assert "prefill  decode" in shown(section, 100)
+    cost = section([one for one in rows.FOUND if one.key.measure == COST])
+    assert "prefill  decode" in shown(cost, 100)

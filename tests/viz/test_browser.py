@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from longitude.viz import extend as report
-from longitude.viz.extend_charts import charts
+from longitude.viz.result_charts import extend_charts as charts
+from longitude.viz.section import section
+from tests.viz import rows
 from tests.viz.browser import Seen, chromium, opened, same_as_rows
-from tests.viz.extending import rows
 
-SECTION = report.section(rows.FOUND, rows.ADVICE, rows.NEXT, rows.MAPS)
+SECTION = section(rows.FOUND, rows.ADVICE, rows.NEXT, rows.MAPS)
 
 
 @pytest.fixture(scope="module")

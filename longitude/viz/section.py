@@ -1,0 +1,348 @@
+"""The results of `longitude extend` and `tune` for one model: what the terminal, the page, the
+summary and the charts all show.
+
+Every number is printed once, by its metric's format. Texts from outside (names, labels, refusals)
+become printable here, and are escaped where they are written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from longitude.core.validate import UserError
+from longitude.eval import tables as t
+from longitude.eval.records import CONTEXT, LOSS, PASSKEY, Measurement, Subject, of
+from longitude.eval.stats import Interval
+from longitude.eval.tasks import metrics
+from longitude.viz.result_charts import NOT_RUN
+from longitude.viz.table import BEST, TIED, Cell
+from longitude.viz.text import NOTHING, printable
+
+if TYPE_CHECKING:
+    from longitude.extension.distance_map import MapPoint
+
+DAGGER = NOT_RUN[0]
+OVER, LENGTH, COST = "over", "effective_length", "in_window_cost"  # columns that are no metrics
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of methods; `note` explains it under the terminal's table."""
+
+    name: str
+    title: str
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What was measured on one model, what is recommended, and what to type next.
+
+    `maps` has the distance map of each label, `by_size` the labels whose map depends on the head
+    size, and `run` distinguishes sections of one model.
+    """
+
+    rows: Sequence[Measurement]
+    recommendation: Mapping[str, Any] = field(default_factory=dict)
+    next_steps: Sequence[tuple[str, str]] = ()
+    maps: Mapping[str, Sequence[MapPoint]] = field(default_factory=dict)
+    run: str = ""
+    by_size: Collection[str] = ()
+
+    @property
+    def subject(self) -> Subject:
+        return self.rows[0].key.subject
+
+    @property
+    def title(self) -> str:
+        return f"{self.subject.name} ({self.run})" if self.run else self.subject.name
+
+    @property
+    def target(self) -> int:
+        """The greatest length that was measured."""
+        return max(row.key.length for row in self.rows)
+
+    @cached_property
+    def tables(self) -> dict[str, t.ResultTable]:
+        """Every metric's table."""
+        return t.result_tables(self.rows)
+
+    @cached_property
+    def curves(self) -> dict[str, list[tuple[int, int, Interval]]]:
+        return t.curves(self.rows)
+
+    @cached_property
+    def in_window_cost(self) -> dict[str, Interval]:
+        return t.in_window_cost(self.rows)
+
+    @cached_property
+    def effective_length(self) -> dict[str, int | None]:
+        return t.effective_length(self.rows) if of(self.rows, PASSKEY) else {}
+
+    @cached_property
+    def grids(self) -> dict[str, dict[tuple[int, float], Interval]]:
+        """Passkeys by length and depth, of the methods that have some."""
+        names = self.tables[PASSKEY].labels if PASSKEY in self.tables else ()
+        grids = {label: t.grid(self.rows, label) for label in names}
+        return {label: cells for label, cells in grids.items() if cells}
+
+    @cached_property
+    def schemes(self) -> dict[str, str]:
+        """The scheme of each label, the baseline first."""
+        return {label: scheme for scheme, label in t.labels(self.rows).items()}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(self.schemes)
+
+    @property
+    def main(self) -> t.ResultTable | None:
+        """The table that ranks the methods: growing context, or the first of those there are."""
+        names = (CONTEXT, LOSS, *(name for name, m in metrics().items() if m.is_share))
+        return next((self.tables[m] for m in names if m in self.tables), None)
+
+    @property
+    def ranked(self) -> list[str]:
+        """Labels from the best at the target to the worst; those without a number last."""
+        table = self.main
+
+        def key(label: str) -> float:
+            cell = self._last(table, label) if table else None
+            if table is None or cell is None or cell.value is None:
+                return float("inf")
+            return cell.value.mean if table.lower_is_better else -cell.value.mean
+
+        return sorted(self.labels, key=key)
+
+    @property
+    def best(self) -> str | None:
+        """The recommended label."""
+        return (self.recommendation.get("best") or {}).get("label")
+
+    @property
+    def baseline(self) -> str | None:
+        """The baseline's label, if it was measured."""
+        return self.labels[0] if any(row.is_baseline for row in self.rows) else None
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The columns of the table of methods, the most important first."""
+        at = f"at {self.target:,}"
+        context, over = self.tables.get(CONTEXT), "loss: nats per token of the same last tokens"
+        extra = {
+            LOSS: Column(LOSS, "loss", f"nats, first {self.target:,}", "loss: nats per token"),
+            CONTEXT: Column(CONTEXT, "context loss", f"nats, {at}", over),
+            OVER: Column(OVER, "over baseline", f"nats, {at}"),
+            PASSKEY: Column(PASSKEY, "passkeys", f"retrieved, {at}", f"passkeys: retrieved {at}"),
+            LENGTH: Column(
+                *(LENGTH, "effective length", "tokens with 80 % of passkeys"),
+                "effective length: the longest with 80 % of passkeys",
+            ),
+            COST: Column(
+                *(COST, "in-window cost", "nats, inside the window"),
+                "in-window cost: loss inside the window minus the baseline's, in nats",
+            ),
+        }
+        every = extra | {
+            name: Column(name, m.heading, f"{m.unit}, {at}", f"{m.heading}: {m.unit} {at}")
+            for name, m in metrics().items()
+            if name not in extra
+        }
+        there = {
+            **dict.fromkeys(self.tables, True),
+            LOSS: LOSS in self.tables and context is None,
+            OVER: context is not None and any(c.over for c in context.cells.values()),
+            LENGTH: bool(self.effective_length),
+            COST: bool(self.in_window_cost),
+        }
+        return [column for name, column in every.items() if there.get(name)]
+
+    def shown(self, label: str, column: str) -> Cell:
+        """One number of the table of methods."""
+        if column == COST:
+            return signed(self.in_window_cost.get(label))
+        if column == LENGTH:
+            far = self.effective_length.get(label)
+            return Cell(f"{far:,}" if far else NOTHING)
+        if column == OVER:
+            cell = self._last(self.tables[CONTEXT], label)
+            return signed(cell.over if cell else None)
+        table = self.tables[column]
+        return self.cell(table, label, self._length(table))
+
+    def cell(self, table: t.ResultTable, label: str, length: int) -> Cell:
+        """A cell of a metric's table as printed, with a sign where nothing was run."""
+        cell, sign = table.cells.get((label, length)), ""
+        if self.assumed(table.measure, label, length):
+            sign = DAGGER
+        if cell is None or cell.value is None:
+            return Cell(NOTHING if cell else "", reason=cell.refused if cell else None, sign=sign)
+        show = table.metric.format
+        mean, low, high = (show(x) for x in (cell.value.mean, cell.value.low, cell.value.high))
+        interval = "" if cell.value.low == cell.value.high else f"{low.removesuffix(' %')} – {high}"
+        return Cell(mean, interval, BEST if cell.best else TIED if cell.tied else "", sign=sign)
+
+    def assumed(self, measure: str, label: str, length: int) -> bool:
+        """Whether a method was not run at this length, and counts as having retrieved none."""
+        return (measure, label, length) in self._assumed
+
+    @property
+    def any_assumed(self) -> bool:
+        return bool(self._assumed)
+
+    @cached_property
+    def _assumed(self) -> set[tuple[str, str, int]]:
+        names = t.labels(self.rows)
+        keys = [row.key for row in self.rows if row.value.get("assumed")]
+        return {(key.measure, names[key.scheme], key.length) for key in keys}
+
+    def remarks(self) -> list[str]:
+        """Why numbers are missing, each reason once; and which methods forget."""
+        where: dict[str, dict[str, set[int]]] = {}
+        names = t.labels(self.rows)
+        for row in self.rows:
+            if row.refused:
+                by_label = where.setdefault(row.refused, {})
+                by_label.setdefault(names[row.key.scheme], set()).add(row.key.length)
+        reasons = [
+            "; ".join(f"{s} at {', '.join(f'{n:,}' for n in sorted(at))}" for s, at in who.items())
+            + f": {why}"
+            for why, who in where.items()
+        ]
+        forget = [s for s in self.recommendation.get("forgets", ()) if s in self.schemes]
+        note = f"{', '.join(forget)}: forgets (hides everything beyond its window)"
+        return [*reasons, note] if forget else reasons
+
+    def machines(self) -> list[str]:
+        """What it ran on, each once."""
+        lines = (printable(_line(row.value.get("machine"))) for row in self.rows)
+        return [*dict.fromkeys(line for line in lines if line)]
+
+    def protocols(self, measure: str) -> str:
+        """The settings of a measurement that another run could choose otherwise."""
+        rows = of(self.rows, metrics()[measure].rows if measure in metrics() else measure)
+        lines = (printable(_line({**r.key.protocol, "seed": r.key.seed})) for r in rows)
+        return "; ".join(dict.fromkeys(lines))
+
+    def _length(self, table: t.ResultTable) -> int:
+        return self.target if self.target in table.lengths else max(table.lengths)
+
+    def _last(self, table: t.ResultTable, label: str) -> t.Cell | None:
+        return table.cells.get((label, self._length(table)))
+
+    # what is recommended
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """The best recommendation, and the numbers behind it."""
+        best = self.recommendation.get("best") or {}
+        head, _, why = printable(best.get("sentence", "")).partition(". ")
+        return head, why
+
+    def advice(self) -> Iterator[tuple[str, str]]:
+        """Each recommendation: what for, and the sentence; runtimes of one sentence share it."""
+        told = self.recommendation
+        if best := told.get("best"):
+            yield printable(best["what"]), printable(best["sentence"])
+        groups: dict[str, list[str]] = {}  # names by sentence, with a null for the name
+        for one in told.get("runtimes", ()) if told.get("helps", True) else ():
+            numbers = one.get("numbers") or {}
+            sentence = one["sentence"]
+            if numbers.get("own") is not None and numbers.get("label") == numbers.get("own"):
+                sentence = sentence.partition(". ")[0].rstrip(".") + "."  # the baseline's numbers
+            spelled = re.search(re.escape(one["what"]), sentence, re.IGNORECASE)
+            name = spelled[0] if spelled else one["what"]
+            groups.setdefault(sentence.replace(name, "\0"), []).append(name)
+        for sentence, names in groups.items():
+            last = f" {'or' if sentence.startswith('Nothing') else 'and'} {names[-1]}"
+            joined = names[0] if len(names) == 1 else ", ".join(names[:-1]) + last
+            what = names[0] if len(names) == 1 else "runtimes"
+            yield printable(what), printable(sentence.replace("\0", joined))
+        if factor := told.get("factor"):
+            yield printable(factor["what"]), printable(factor["sentence"])
+
+    @property
+    def notes(self) -> list[str]:
+        """What the run left out, or did otherwise."""
+        return [printable(str(note)) for note in self.recommendation.get("notes", ())]
+
+    @property
+    def searches(self) -> list[tuple[str, str]]:
+        """The results of a search: a sentence, and the better scheme if there is one."""
+        results = []
+        for one in self.recommendation.get("search") or ():
+            text = printable(one["sentence"])
+            text = text[:1].upper() + text[1:] if text.startswith("no ") else text  # not a label
+            results.append((text, printable(one["scheme"]) if one["better"] else ""))
+        return results
+
+    @property
+    def lm_eval(self) -> tuple[list[str], list[list[str]]] | None:
+        """lm-eval's scores: heads, then a row for each task and metric, methods across."""
+        by_label = self.recommendation.get("lm_eval") or {}
+        tasks = [
+            (n, m) for given in by_label.values() for n, values in given.items() for m in values
+        ]
+        rows = []
+        for task, metric in dict.fromkeys(tasks):
+            values = [given.get(task, {}).get(metric) for given in by_label.values()]
+            texts = ["" if value is None else f"{value:.4g}" for value in values]
+            rows.append([printable(f"{task}, {metric}"), *texts])
+        return (["task", *map(printable, by_label)], rows) if rows else None
+
+
+def section(
+    rows: Sequence[Measurement],
+    recommendation: Mapping[str, Any] | None = None,
+    next_steps: Sequence[tuple[str, str]] = (),
+    maps: Mapping[str, Sequence[MapPoint]] | None = None,
+    run: str = "",
+    by_size: Collection[str] = (),
+) -> Section:
+    """One model's measurements, ready to be shown; without next steps, those of the
+    recommendation."""
+    if not rows:
+        raise UserError("There are no measurements to report, but got 0 rows: measure some first.")
+    if len({row.key.subject for row in rows}) > 1:
+        raise UserError("A section is of one model, but got rows of several: make one for each.")
+    advice = recommendation or {}
+    steps = next_steps or [(n["title"], n["command"]) for n in advice.get("next", ())]
+    return Section([*map(_printable, rows)], advice, tuple(steps), maps or {}, run, by_size)
+
+
+def signed(value: Interval | None) -> Cell:
+    """A difference with its sign and interval."""
+    if value is None:
+        return Cell("")
+    mean, low, high = (f"{x:+z.3f}" for x in (value.mean, value.low, value.high))  # z: no -0.000
+    return Cell(mean, "" if low == high else f"{low} – {high}")
+
+
+def _printable(row: Measurement) -> Measurement:
+    """A measurement with every text from outside on one line and printable."""
+    subject, text = row.key.subject, row.key.text
+    names = {"name": printable(subject.name), "scheme": printable(subject.scheme)}
+    key = replace(
+        row.key,
+        scheme=printable(row.key.scheme),
+        subject=replace(subject, **names),
+        text=text and replace(text, name=printable(text.name)),
+    )
+    refused = row.refused and printable(row.refused)
+    return replace(
+        row, key=key, value={**row.value, "label": printable(row.label), "refused": refused}
+    )
+
+
+def _line(value: Any) -> str:
+    """A mapping as a line: name value, name value …"""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_line(v)}" for k, v in sorted(value.items()) if v not in (None, ""))
+    if isinstance(value, list | tuple):
+        return " ".join(map(_line, value))
+    return "" if value is None else f"{value:,}" if type(value) is int else str(value)
