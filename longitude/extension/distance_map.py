@@ -1,14 +1,14 @@
-"""The distance map of a scheme: what distance a model is told at each true distance.
+"""The distance map of a scheme: the effective distance of a key at each true distance.
 
-A remap tells one number. Scaled frequencies tell each pair of dimensions its own: a pair that
-turns at θ' where the model learned θ sees the distance r as r θ'/θ. A bias of ALiBi's kind that is
-b' where the model learned b shows r as r b'/b to its head. So a map is a band, from the least to
-the greatest over pairs, heads and layers.
+A remap gives one number. Scaled frequencies give each pair of dimensions its own: a pair that
+rotates at θ' where the model learned θ sees the distance r as r θ'/θ. A bias of ALiBi's kind that
+is b' where the model learned b shows r as r b'/b to its head. So a map is a band, from the least
+to the greatest over pairs, heads and layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,96 +23,81 @@ from longitude.inspection.score_variance import positions, remapped_distance
 
 MapPoint = tuple[float, float | None, float | None]  # true distance, minimum, maximum
 HEADS = 8
-OTHER = 128  # a size of a head that models have, other than the 64 that are drawn
+HEAD_DIM, OTHER_HEAD_DIM = 64, 128  # what is drawn, and another size that models have
+MapPoint = tuple[float, float | None, float | None]  # true distance, least and greatest effective
 
 
 def maps(
-    schemes: Mapping[str, str], own: str, length: int, size: int | None = None
+    schemes: Mapping[str, str], own: str, length: int, head_dim: int | None = None
 ) -> dict[str, list[MapPoint]]:
     """The map of each label whose scheme works by distance, up to a length."""
-    found: dict[str, list[MapPoint]] = {}
+    drawn = {}
     for label, text in schemes.items():
         try:
-            points = distance_map(text, own, length, size)
+            points = distance_map(text, own, length, head_dim)
         except UserError:  # a scheme that can't be drawn at this length has no map
-            points = []
-        found |= {label: points} if points else {}
-    return found
+            continue
+        drawn |= {label: points} if points else {}
+    return drawn
 
 
 def by_size(schemes: Mapping[str, str], own: str, length: int) -> list[str]:
-    """The labels whose map is another where heads have another size."""
-    drawn, other = maps(schemes, own, length), maps(schemes, own, length, OTHER)
-    return [s for s, points in drawn.items() if s in other and not _same(points, other[s])]
+    """The labels whose map differs, by more than a hundredth, for heads of another size."""
+    drawn, other = maps(schemes, own, length), maps(schemes, own, length, OTHER_HEAD_DIM)
+
+    def same(label: str) -> bool:
+        ends = zip(sum(drawn[label], ()), sum(other[label], ()), strict=True)
+        return all(x == y or (x and y and abs(x - y) <= 0.01 * abs(x)) for x, y in ends)
+
+    return [label for label in drawn if label in other and not same(label)]
 
 
-def _same(a: Sequence[MapPoint], b: Sequence[MapPoint]) -> bool:
-    """Whether two maps look the same: within a hundredth."""
-    ends = [(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)]
-    return all(x == y or (x and y and abs(x - y) <= 0.01 * abs(x)) for x, y in ends)
-
-
-def distance_map(text: str, own: str, length: int, size: int | None = None) -> list[MapPoint]:
-    """(true distance, least and greatest that is told) of a scheme, for the last query; None where
-    it sees nothing. Empty where the scheme has neither a rotation nor a bias. Heads have 64
-    dimensions unless `size` says otherwise."""
+def distance_map(text: str, own: str, length: int, head_dim: int | None = None) -> list[MapPoint]:
+    """(true distance, least and greatest effective one) of a scheme, for the last query; None where
+    it sees nothing. Empty where the scheme has neither a rotation nor a bias."""
     first = next(iter(distinct_layers(parse(own))))
-    return map_of(distinct_layers(parse(text)), first, length, size)
+    return map_of(distinct_layers(parse(text)), first, length, head_dim)
 
 
 def map_of(
-    schemes: Iterable[Scheme], own: Scheme, length: int, size: int | None = None
+    layers: Iterable[Scheme], own: Scheme, length: int, head_dim: int | None = None
 ) -> list[MapPoint]:
-    """The map of the schemes of a model's layers beside its own."""
+    """The map of the schemes of a model's layers, relative to its own scheme."""
     r = torch.tensor(sample(length))
-    ends = [e for s in schemes if (e := _ends(s, own, length, r, size))]
-    if not ends:
+    bands = [band for layer in layers if (band := _band(layer, own, length, r, head_dim))]
+    if not bands:
         return []
-    low = torch.stack([e[0] for e in ends]).nan_to_num(torch.inf).amin(0)
-    high = torch.stack([e[1] for e in ends]).nan_to_num(-torch.inf).amax(0)
+    low = torch.stack([band[0] for band in bands]).nan_to_num(torch.inf).amin(0)
+    high = torch.stack([band[1] for band in bands]).nan_to_num(-torch.inf).amax(0)
     return [
         (x, a, b) if a <= b else (x, None, None)
         for x, a, b in zip(r.tolist(), low.tolist(), high.tolist(), strict=True)
     ]
 
 
-def _ends(
-    scheme: Scheme, own: Scheme, length: int, r: Tensor, size: int | None
+def _band(
+    scheme: Scheme, own: Scheme, length: int, r: Tensor, head_dim: int | None
 ) -> tuple[Tensor, Tensor] | None:
-    """The least and the greatest distance told, nan where hidden."""
+    """The least and the greatest effective distance, nan where hidden."""
     last = positions(scheme, length, torch.tensor(length - 1))
-    told = remapped_distance(scheme, last, positions(scheme, length, length - 1 - r))
+    effective = remapped_distance(scheme, last, positions(scheme, length, length - 1 - r))
     if scheme.rotary and own.rotary:
-        stretch = _stretch(scheme, own, length, size)
-        return told * stretch.amin(), told * stretch.amax()
-    if scheme.bias and own.bias:
-        by_head = _by_bias(scheme, own, length).to(told)
-        return told * by_head.amin(0), told * by_head.amax(0)
-    return None
-
-
-def _stretch(scheme: Scheme, own: Scheme, length: int, wanted: int | None) -> Tensor:
-    """Each pair's frequency over the one that the model learned; lists of factors have a size."""
-    size = max(default_dim(scheme), default_dim(own))
-    size = wanted if wanted and size == 64 else size
-    new, old = (
-        s.rotary.frequencies.inv_freq(s.rotary.dim(size), s.rotary.base, length)
-        for s in (scheme, own)
-        if s.rotary
-    )
-    ratio = new / old if new.shape == old.shape else torch.ones(1, dtype=new.dtype)
-    known = ratio[ratio.isfinite()]
-    return known if len(known) else torch.ones(1, dtype=new.dtype)
-
-
-def _by_bias(scheme: Scheme, own: Scheme, length: int) -> Tensor:
-    """Each head's bias over the one that the model learned, by distance; 1 where that was 0."""
-    dims = Dims(dim=64 * HEADS, heads=HEADS, head_dim=64)
-    new, old = (
-        torch.tensor(
-            [row.bias if row.bias is not None else torch.nan for row in bias(s, length, dims)]
+        size = max(default_dim(scheme), default_dim(own))  # lists of factors have a size
+        size = head_dim if head_dim and size == HEAD_DIM else size
+        new, old = (
+            rope.frequencies.inv_freq(rope.dim(size), rope.base, length)
+            for rope in (scheme.rotary, own.rotary)
         )
-        for s in (scheme, own)
-    )
-    ratio = torch.where(old == 0, 1.0, new / old)
-    return ratio.reshape(-1, len(sample(length)))
+        ratio = new / old if new.shape == old.shape else torch.ones(1, dtype=new.dtype)
+        ratio = ratio[ratio.isfinite()]
+        ratio = ratio if len(ratio) else torch.ones(1, dtype=new.dtype)
+        return effective * ratio.amin(), effective * ratio.amax()
+    if scheme.bias and own.bias:
+        dims = Dims(dim=HEAD_DIM * HEADS, heads=HEADS, head_dim=HEAD_DIM)
+        new, old = (
+            torch.tensor([torch.nan if b.bias is None else b.bias for b in bias(s, length, dims)])
+            for s in (scheme, own)
+        )
+        ratio = torch.where(old == 0, 1.0, new / old).reshape(-1, len(r)).to(effective)
+        return effective * ratio.amin(0), effective * ratio.amax(0)
+    return None

@@ -125,8 +125,8 @@ class Evaluator:
 
         def apply() -> None:
             if method.patch is not None:
-                told = length if method.by_length else None
-                patches.enter_context(patched(model, method.patch, length=told, check=False))
+                total = length if method.by_length else None
+                patches.enter_context(patched(model, method.patch, length=total, check=False))
 
         @contextmanager
         def baseline() -> Iterator[None]:

@@ -73,8 +73,7 @@ class ExtendResult:
         own, target = self.subject.scheme, max(row.key.length for row in self.rows)
         schemes = {label: text for text, label in labels(self.rows).items()}
         drawn, sized = maps(schemes, own, target), by_size(schemes, own, target)
-        told = self.recommendation
-        return section(self.rows, told, self.next_steps, drawn, self.run, sized)
+        return section(self.rows, self.recommendation, self.next_steps, drawn, self.run, sized)
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
         """The table of all methods, the recommendation and what to type next."""

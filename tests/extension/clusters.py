@@ -56,12 +56,12 @@ class Played:
 
         def make(spec: WorkerSpec) -> Any:
             self.made += 1
-            begin = SimpleNamespace(remote=lambda: self._ask(()))
-            return SimpleNamespace(begin=begin, measure=SimpleNamespace(remote=self._ask))
+            begin = SimpleNamespace(remote=lambda: self.ask(()))
+            return SimpleNamespace(begin=begin, measure=SimpleNamespace(remote=self.ask))
 
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
 
-    def _ask(self, group: Group, known: Any = ()) -> Any:
+    def ask(self, group: Group, known: Any = ()) -> Any:
         self.requests[group] += 1
         return _Awaited(group)
 

@@ -14,8 +14,10 @@ import torch
 
 from longitude.cli.main import run
 from longitude.core.store import Store
+from longitude.core.validate import UserError
 from longitude.eval.records import PASSKEY, of, recorded
 from longitude.eval.tables import result_tables
+from longitude.extension.api import ExtendOptions, extend, report
 from tests.viz.browser import opens_cleanly, read_charts, same_as_rows
 
 WINDOW = 256
@@ -81,6 +83,26 @@ def test_the_same_command_again_computes_nothing(some, monkeypatch, capsys):
     assert again == (found, advice)
     said = capsys.readouterr()
     assert "tasks are recorded" in said.err and "leaky_rerope(128, 32)" in said.out
+
+
+def test_a_loaded_model_and_no_command_line(target, tmp_path):
+    events = []
+    options = ExtendOptions(
+        methods="rerope; streaming", docs=2, tasks=(), cost=False, tokenizer=target.tokenizer,
+        out=tmp_path / "run", progress=events.append,
+    )  # fmt: skip
+    result = extend(target.model, to="2x", options=options)
+    assert str(result.best.scheme) == "rope(remap=rerope(128))"
+    assert result.best.label == "rerope(128)" and abs(result.best.in_window_cost) < 0.1
+    assert result.to_json()["forgets"] == ["streaming(4, 252)"]
+    assert result.best.sentence in " ".join(result.table(width=200).split())
+    assert "forgets" in result.table() and "forgets" in result.report(tmp_path / "a.md").read_text()
+    assert "forgets" in result.report(tmp_path / "a.html").read_text()
+    assert {event.job for event in events} == {"plan", "measure"}
+    (again,) = report(tmp_path / "run").models
+    assert again.best.sentence == result.best.sentence
+    with pytest.raises(UserError, match="has no tokenizer"):
+        extend(target.model, to="2x")
 
 
 @pytest.mark.slow
