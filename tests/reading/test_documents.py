@@ -198,7 +198,7 @@ def test_any_name_may_be_a_files(tmp_path: Path, name: str) -> None:
     refused(tmp_path, b"", name)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=120, deadline=None, suppress_health_check=[*HealthCheck])
 @given(
     st.one_of(
         st.binary(max_size=400),
@@ -222,7 +222,7 @@ def test_any_bytes_are_text_or_a_sentence(data: bytes) -> None:
 PDF = pdf(["The key is 4711.", "It ends here."])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.text(alphabet="ab. \n漢", max_size=300), st.integers(1, 40))
 def test_pieces_are_the_text_and_fit(text: str, most: int) -> None:
     found = [*pieces([Document("log", text)], most, len)]
