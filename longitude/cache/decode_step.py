@@ -16,7 +16,8 @@ from torch import Tensor
 from longitude.cache.kv_buffer import FrameChange, Span, view_line
 from longitude.core.part import Region
 from longitude.core.scheme import Scheme
-from longitude.ops.decode import Latest, Line, TableSpec
+from longitude.ops.decode import Line, TableSpec
+from longitude.ops.passes import Latest
 from longitude.parts.rope import Rope
 from longitude.parts.rotary_tables import Tables, cos_sin
 

@@ -13,10 +13,10 @@ host, once for all layers of a step (`plan_for`); a captured CUDA graph reads th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,14 +27,13 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
-from longitude.ops.passes import region_areas, tiles
+from longitude.ops.passes import Latest, region_areas, tiles
 from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
 MAX_QUERIES = 16  # of one sequence; more of them are a prefill
 MAX_POSITION = 2**30  # positions of the kernel are 32 bits wide
 FIELDS = 12  # integers of a segment, before the bounds of its queries
-T = TypeVar("T")
 
 
 class Run(NamedTuple):
@@ -70,7 +69,7 @@ Segments = dict[SegmentKey, dict[int, VisibleKeys]]  # per segment, by sequence
 
 
 class TableSpec(NamedTuple):
-    """What tables are made for."""
+    """What tables are made for; `size` is the head's."""
 
     size: int
     length: int
@@ -186,18 +185,15 @@ def supports(scheme: Scheme) -> bool:
         return False
     rows = (0,) if _frequencies_by_rows(scheme) else None
     shifts = [region.k for region, _ in region_areas(scheme, rows) if region is not None]
-    return all(
-        k.least is None and not (k.floor and (k.modulo or k.divide != int(k.divide)))
-        for k in shifts
-    )
+    uneven = (k.floor and (k.modulo or k.divide != int(k.divide)) for k in shifts)
+    return not any(uneven) and all(k.least is None for k in shifts)
 
 
 def plan_for(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, length: int, lines: Sequence[Line],
     at: QueryPositions,
 ) -> DecodePlan | None:  # fmt: skip
-    """The plan of queries at these positions over lines of keys, made once for all layers that need
-    it; None where the kernel can't run it."""
+    """The plan of queries at these positions over lines of keys, None if it can't be run."""
     if unsupported_reason(scheme, q, k, v) is not None:
         return None
     spec = TableSpec(q.shape[-1], length, torch.float32, q.device)
@@ -217,10 +213,8 @@ def run_kernel(
 
 def run(p: AttentionInputs, plan: Any = None) -> Tensor:
     """A call of attention over contiguous positions by the kernel."""
-    assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    assert isinstance(p.k_length, int)
     lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)
-    steps = plan_for(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
+    steps = plan_for(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))  # type: ignore[arg-type]
     assert steps is not None
     return run_kernel(p.scheme, p.q, p.k, p.v, steps, p.scale, p.sink_logits, p.key_padding)
 
@@ -231,40 +225,17 @@ def _kernel() -> Any:
     return import_module("longitude.ops.kernels.decode")
 
 
-class Latest(Generic[T]):
-    """What `make` gave last for each of a few schemes: every layer of a step asks for the same."""
-
-    def __init__(self, make: Callable[..., T], limit: int = 16) -> None:
-        self.make, self.limit = make, limit
-        self.results: dict[str, tuple[tuple[Any, ...], T]] = {}
-
-    def __call__(self, scheme: Scheme, *rest: Any) -> T:
-        arguments = (scheme, *rest)
-        last = self.results.get(scheme.written)
-        if last is None or last[0] != arguments:
-            self.results.pop(scheme.written, None)
-            last = self.results[scheme.written] = arguments, self.make(*arguments)
-            if len(self.results) > self.limit:
-                self.results.pop(next(iter(self.results)))
-        return last[1]
-
-
-def in_range(first: int, end: int) -> bool:
-    """Whether the kernel's integers hold positions first … end-1."""
-    return 0 <= first and end <= MAX_POSITION
-
-
 def make_decode_plan(
     scheme: Scheme, spec: TableSpec, lines: Sequence[Line], at: QueryPositions, block: int
 ) -> DecodePlan | None:
     """The plan for a kernel that takes `block` keys at once. None where cached keys are already
     rotated for a different region, or positions are too large."""
-    if not all(in_range(run.pos, run.pos + run.n) for line in lines for run in line):
+    if any(run.pos < 0 or run.pos + run.n > MAX_POSITION for line in lines for run in line):
         return None
     segments = _segments(scheme, lines, at)
     if segments is None:
         return None
-    segments = segments or {SegmentKey(None, True, 0, 0): {}}
+    segments = segments or {SegmentKey(None, True, 0, 0): {}}  # a kernel reads at least one
     rotations = {key: KeyRotation.of(key, block) for key in segments}
     distinct = tuple(dict.fromkeys(rotations.values()))
     rows, nq = max(len(lines), len(at)), len(at[0])
@@ -279,11 +250,10 @@ def make_decode_plan(
             most_blocks = max(most_blocks, count + rotations[key].lead(rest[0]))
         most = max(most, before)
     ints = torch.tensor(numbers, dtype=torch.int32).view(rows, -1)
-    origins = [
-        rotations[key].base(row[3]) for row, key in zip(numbers, [*segments] * rows, strict=True)
-    ]
-    origin = torch.tensor(origins, dtype=torch.float64).view(rows, -1)
-    tables = _query_tables(scheme.rotary, spec, segments, at, origin).view(torch.int32)
+    each = zip(numbers, [*segments] * rows, strict=True)
+    origins = torch.tensor([rotations[key].base(row[3]) for row, key in each], dtype=torch.float64)
+    origins = origins.view(rows, -1)
+    tables = _query_tables(scheme.rotary, spec, segments, at, origins).view(torch.int32)
     # the tables begin at a multiple of 16 bytes, as the kernel's loads require
     gap = ints.new_zeros(rows, -ints.shape[1] % 4)
     packed = torch.cat([ints, gap, tables], 1).to(spec.device, non_blocking=True)

@@ -72,9 +72,8 @@ def _as_lookup(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
     over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
     q, k = p.q_pos, p.k_pos
-    if not (isinstance(term, ByDistance) and isinstance(q, range) and isinstance(k, range)):
-        return term
-    if term.cheap:
+    ranges = isinstance(q, range) and isinstance(k, range)
+    if not isinstance(term, ByDistance) or term.cheap or not ranges:
         return term
     table, last = term.table(p.q.shape[1], q, k), p.k.shape[2] - 1
     return lambda b, h, i, j: table[h, i - j + last]
@@ -135,10 +134,24 @@ def _of_ranges(areas: tuple[Area, ...], q: range, k: range, device: torch.device
 def _from_pairs(
     seen: Callable[..., Tensor], batch: int, nq: int, nk: int, device: torch.device
 ) -> Any:
+    """A block mask, one strip of query blocks after the other."""
     from torch.nn.attention.flex_attention import BlockMask
 
+    cols = -(-nk // BLOCK)
+    rows = torch.arange(-(-nq // BLOCK) * BLOCK, device=device)[None, :, None]
+    b = torch.arange(batch, device=device)[:, None, None]
+    j = torch.arange(cols * BLOCK, device=device)[None, None, :]
+    some, every = [], []  # (batch, rows, cols): blocks that hold any visible pair, or only such
+    for i in rows.split(max(1, STRIP_PAIRS // (batch * cols * BLOCK * BLOCK)) * BLOCK, 1):
+        shown = seen(b, i.clamp(max=nq - 1), j.clamp(max=nk - 1))
+        shown = (shown & (i < nq) & (j < nk)).expand(batch, i.shape[1], j.shape[2])
+        shown = shown.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
+        some.append(shown.any(4).any(2))
+        every.append(shown.all(4).all(2))
+    full = torch.cat(every, 1)
     return BlockMask.from_kv_blocks(
-        *_blocks(seen, batch, nq, nk, device),
+        *_ordered(torch.cat(some, 1) & ~full),
+        *_ordered(full),
         BLOCK_SIZE=BLOCK,
         # flex counts a function's arguments, which a run-time type checker's wrapper would hide
         mask_mod=lambda b, h, i, j: seen(b, i, j),
@@ -146,42 +159,8 @@ def _from_pairs(
     )
 
 
-def _blocks(
-    seen: Callable[..., Tensor], batch: int, nq: int, nk: int, device: torch.device
-) -> tuple[Tensor, ...]:
-    """Counts and columns of the blocks that are seen in part, and of those seen in full."""
-    rows, cols = -(-nq // BLOCK), -(-nk // BLOCK)
-    step = max(1, STRIP_PAIRS // (batch * cols * BLOCK * BLOCK))
-    strips = [
-        _strip(seen, batch, top, min(top + step, rows), nq, nk, device)
-        for top in range(0, rows, step)
-    ]
-    some, every = (torch.cat(parts, 1) for parts in zip(*strips, strict=True))
-    return *_ordered(some & ~every), *_ordered(every)
-
-
-def _strip(
-    seen: Callable[..., Tensor],
-    batch: int,
-    top: int,
-    bottom: int,
-    nq: int,
-    nk: int,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Which blocks (batch, bottom - top, cols) hold any visible pair, and which hold only such."""
-    b = torch.arange(batch, device=device)[:, None, None]
-    i = torch.arange(top * BLOCK, bottom * BLOCK, device=device)[None, :, None]
-    j = torch.arange(-(-nk // BLOCK) * BLOCK, device=device)[None, None, :]
-    shown = seen(b, i.clamp(max=nq - 1), j.clamp(max=nk - 1))
-    shown = (shown & (i < nq) & (j < nk)).expand(batch, i.shape[1], j.shape[2])
-    shown = shown.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
-    return shown.any(4).any(2), shown.all(4).all(2)
-
-
 def _ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and their columns first, as flex wants them: (b 1 rows
-    [cols])."""
+    """How many blocks each row has, and their columns first: (b 1 rows [cols])."""
     count = chosen.sum(-1, dtype=torch.int32)
     order = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return count[:, None].contiguous(), order[:, None].contiguous()

@@ -5,8 +5,8 @@ otherwise tensors (b|1, n) of int64 or float64. The scale of site ④ is already
 kernels and biases see queries that carry it; where its factors follow from positions alone, the
 rotary tables of q carry them instead (`scale_in_tables`), which costs nothing and rounds nothing.
 
-Two quantities go by positions rather than by what a cache holds, so that decoding agrees with
-prefill: the number of keys that a causal query may see, and the length of each sequence.
+The number of keys that a causal query may see, and the length of a sequence, go by positions and
+not by what a cache holds, so that decoding agrees with prefill.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 import torch
@@ -95,8 +96,6 @@ class AttentionInputs:
     def zeros(self) -> Tensor:
         """The output where nothing is visible; gradients reach the inputs, as zeros."""
         out = self.v.new_zeros(*self.q.shape[:3], self.v.shape[-1])
-        if not self.needs_grad:
-            return out
         return out + sum(x[..., :0].sum() for x in (self.q, self.k, self.v))
 
     def rows(self, start: int, stop: int) -> AttentionInputs:
@@ -180,9 +179,7 @@ def prepare(
     return p
 
 
-@lru_cache(maxsize=256)
-def _softmax_scale(scheme: Scheme, head_dim: int) -> float:
-    return scheme.softmax_scale(head_dim)
+_softmax_scale = lru_cache(maxsize=256)(Scheme.softmax_scale)
 
 
 def _one_scheme(scheme: Any) -> Scheme:
@@ -196,10 +193,7 @@ def _one_scheme(scheme: Any) -> Scheme:
             f"scheme.layer(index)."
         )
     if not isinstance(scheme, Scheme):
-        raise UserError(
-            f"attention takes a scheme or its text, but got {shown(scheme)}: write for example "
-            f"'rope() + window(1024)'."
-        )
+        raise UserError(f"attention takes a scheme or its text, but got {shown(scheme)}.")
     return scheme
 
 
@@ -218,49 +212,35 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
             f"{q.shape[1]} query heads can't share {k.shape[1]} key heads evenly: "
             f"the first must be a multiple of the second."
         )
-    if not (q.dtype == k.dtype == v.dtype and q.is_floating_point()):
+    kinds = {(x.dtype, x.device) for x in (q, k, v)}
+    if len(kinds) > 1 or not q.is_floating_point():
+        given = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
         raise UserError(
-            f"q, k and v must share one floating-point dtype, but got {q.dtype}, {k.dtype} and "
-            f"{v.dtype}: convert them."
-        )
-    if not q.device == k.device == v.device:
-        raise UserError(
-            f"q, k and v must be on one device, but got {q.device}, {k.device} and {v.device}: "
-            f"move them."
+            f"q, k and v must share one floating-point dtype and device, but got {given}: "
+            f"convert them."
         )
 
 
 def _positions(name: str, pos: Any, x: Tensor) -> Pos:
     """A range of step 1, or a tensor (b|1, n) of int64 or float64."""
-    if isinstance(pos, range):
-        if len(pos) != x.shape[2]:
-            raise UserError(
-                f"{name} holds {len(pos)} positions, but there are {x.shape[2]} tokens."
-            )
-        if pos.step == 1 or not pos:
-            return pos if pos else range(0)
-        pos = as_tensor(pos)
+    if isinstance(pos, range) and len(pos) == x.shape[2] and (pos.step == 1 or not pos):
+        return pos if pos else range(0)
+    pos = as_tensor(pos) if isinstance(pos, range) else pos
     if not isinstance(pos, Tensor) or pos.is_complex() or pos.dtype == torch.bool:
         given = pos.dtype if isinstance(pos, Tensor) else shown(pos)
         raise UserError(f"{name} must be a range or a tensor of numbers, but got {given}.")
     rows = torch.atleast_2d(pos).to(x.device)
     if rows.dim() != 2 or rows.shape[1] != x.shape[2] or rows.shape[0] not in (1, x.shape[0]):
         raise UserError(
-            f"{name} must be a range, (n) or (batch, n), but got {tuple(pos.shape)} for "
+            f"{name} must hold positions (n) or (batch, n), but got {tuple(pos.shape)} for "
             f"{x.shape[0]} × {x.shape[2]} tokens."
         )
     if not rows.is_floating_point():
         return rows.to(torch.int64)
-    if not _recording(rows) and not bool(rows.isfinite().all()):
+    unreadable = rows.is_meta or (rows.is_cuda and torch.cuda.is_current_stream_capturing())
+    if not unreadable and not bool(rows.isfinite().all()):
         raise UserError(f"{name} holds nan or infinity: give finite positions.")
     return rows.to(torch.float64)
-
-
-def _recording(x: Tensor) -> bool:
-    """Whether values can't be read now: no data, a graph being traced or captured."""
-    if x.is_meta or torch.compiler.is_compiling():
-        return True
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _check_numbers(scale: Any, dropout: Any, softcap: Any) -> None:
@@ -275,7 +255,7 @@ def _check_numbers(scale: Any, dropout: Any, softcap: Any) -> None:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
 
 
 def _check_hidden(

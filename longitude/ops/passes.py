@@ -13,10 +13,10 @@ one before it: no kernel needs a window argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,25 @@ from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
 Kind = Literal["full", "lower", "upper"]
 ALL = slice(None)
+T = TypeVar("T")
+
+
+class Latest(Generic[T]):
+    """What `make` gave last for each of a few schemes: every layer of a step asks for the same."""
+
+    def __init__(self, make: Callable[..., T], limit: int = 16) -> None:
+        self.make, self.limit = make, limit
+        self.results: dict[str, tuple[tuple[Any, ...], T]] = {}
+
+    def __call__(self, scheme: Scheme, *rest: Any) -> T:
+        arguments = (scheme, *rest)
+        last = self.results.get(scheme.written)
+        if last is None or last[0] != arguments:
+            self.results.pop(scheme.written, None)
+            last = self.results[scheme.written] = arguments, self.make(*arguments)
+            if len(self.results) > self.limit:
+                self.results.pop(next(iter(self.results)))
+        return last[1]
 
 
 class Rotation(NamedTuple):

@@ -355,8 +355,8 @@ def _decodes(call: CallSpec) -> bool:
         return False
     assert call.k_pos is not None
     fits = decode.unsupported_tensors((call.dtype,), max(call.head_dim, call.value_dim)) is None
-    in_range = decode.in_range(call.k_pos.start, call.k_pos.stop)
-    return fits and in_range and decode.supports(call.scheme)
+    near = call.k_pos.start >= 0 and call.k_pos.stop <= decode.MAX_POSITION
+    return fits and near and decode.supports(call.scheme)
 
 
 def _flex(call: CallSpec) -> Plan | str:
