@@ -89,8 +89,9 @@ def export(
         print_json(result.to_json())
     elif result.holds:
         print(result.table())
-    for line in result.notes if result.holds and not as_json else map(str, result.verified):
-        if not result.holds or not as_json:
+        for line in result.notes:
             say(line)
     if not result.holds:
+        for proof in result.verified:
+            say(str(proof))
         raise typer.Exit(1)

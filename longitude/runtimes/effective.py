@@ -148,13 +148,8 @@ class RopeEntries:
         return [names.get(key, f"{key} ignored") for key in keys if set_here[key]]
 
     def frequencies(self) -> Frequencies:
-        """The frequencies by the formulas that all runtimes share."""
-        try:
-            return self._frequencies()
-        except UserError as error:  # crossed bounds, a factor below zero
-            raise DoesNotStart("out of range") from error
-
-    def _frequencies(self) -> Frequencies:
+        """The frequencies by the formulas that all runtimes share; a UserError (crossed bounds, a
+        factor below zero) means that the runtime does not start."""
         match self.kind:
             case "default" | "mrope" | "none":
                 return Unscaled()
@@ -178,10 +173,12 @@ class RopeEntries:
                     truncate=bool(self.entries.get("truncate", True)),
                 )
             case "longrope" | "su":
-                lists = [self.entries.get(key) for key in ("short_factor", "long_factor")]
+                lists: list[Any] = list(map(self.entries.get, ("short_factor", "long_factor")))
                 if not all(isinstance(one, list | tuple) and one for one in lists):
                     raise DoesNotStart("missing key")
-                short, long = (tuple(map(_factor, one)) for one in lists)
+                if not all(is_number(factor) for one in lists for factor in one):
+                    raise DoesNotStart("missing key")
+                short, long = (tuple(map(float, one)) for one in lists)
                 return LongRope(short, long, original=int(self.number(ORIGINAL)))
         raise DoesNotStart("unknown type")
 
@@ -212,7 +209,10 @@ class RopeEntries:
         issues: Iterable[str] = (),
     ) -> Effective:
         """The runtime's value; its frequencies are those of an input of `at` tokens (`length`)."""
-        frequencies = self.frequencies() if frequencies is None else frequencies
+        try:
+            frequencies = self.frequencies() if frequencies is None else frequencies
+        except UserError as error:
+            raise DoesNotStart("out of range") from error
         if self.base is None:
             raise DoesNotStart("no theta")
         try:
@@ -223,12 +223,6 @@ class RopeEntries:
         switch = ["longrope switch"] if two_lists else []
         met = (*self.issues, *issues, *switch)
         return Effective(tuple(inv), float(attention), int(length), met)
-
-
-def _factor(value: Any) -> float:
-    if not is_number(value):
-        raise DoesNotStart("missing key")
-    return float(value)
 
 
 def rotated_dims(config: Mapping[str, Any], share: float) -> int:

@@ -123,11 +123,21 @@ def _export(checkpoint: Checkpoint, request: ExportRequest, length: int) -> Expo
             )
         if checkpoint.needs_conversion and runtime.reads != "gguf":
             model = replace(model, name="{folder}")  # the one that is written for transformers
-        target = _target(checkpoint, model, request, scheme, length)
+        config = checkpoint.model.config
+        try:
+            target = make_target(scheme, config, length)
+        except UserError:
+            if isinstance(scheme, Layers) or scheme.rotary is None:
+                raise
+            near = make_target(nearest(scheme, config, length), config, length)
+            instead = nearest_served(runtime, near, model, request.version)
+            refusal = f"{runtime.title} has no settings for {dump(scheme)}: {instead}."
+            raise UserError(refusal) from None
         settings = write(runtime, target, model, request.version)
-    text = (settings.text or runtime.start).replace("{target}", str(length))
+    start = runtime.start
     if settings.config is None:
-        text = text.replace("{folder}", shlex.quote(model.name))
+        start = start.replace("{folder}", shlex.quote(model.name))
+    text = (settings.text or start).replace("{target}", str(length))
     return Export(request, dump(scheme), replace(settings, text=text), target)
 
 
@@ -135,25 +145,6 @@ def is_longer_table(scheme: Scheme | Layers) -> bool:
     """Whether a scheme reads a table of learned positions further, and does nothing else."""
     embed = scheme.layer(0).embed
     return isinstance(embed, LONGER_TABLES) and scheme == Scheme.of(embed, *scheme.layer(0).mask)
-
-
-def _target(
-    checkpoint: Checkpoint,
-    model: Model,
-    request: ExportRequest,
-    scheme: Scheme | Layers,
-    length: int,
-) -> Target:
-    """The numbers of a scheme; if it has none, the refusal names what the runtime can serve."""
-    config = checkpoint.model.config
-    try:
-        return make_target(scheme, config, length)
-    except UserError:
-        if isinstance(scheme, Layers) or scheme.rotary is None:
-            raise
-    near = make_target(nearest(scheme, config, length), config, length)
-    instead = nearest_served(request.runtime, near, model, request.version)
-    raise UserError(f"{request.runtime.title} has no settings for {dump(scheme)}: {instead}.")
 
 
 def write(runtime: Runtime, target: Target, model: Model, version: str | None = None) -> Settings:

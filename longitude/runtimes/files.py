@@ -169,8 +169,14 @@ class Files:
             return part
         home = self._fetched()
         for file in sorted(home.iterdir()):
-            if file.is_file() and file.name not in REWRITTEN:
-                self._take(file, part / file.name)
+            index, to = file.name.endswith(".index.json"), part / file.name
+            heavy = file.suffix in HEAVY or index
+            if not file.is_file() or file.name in REWRITTEN:
+                continue
+            if heavy and self.weights == "link" and not index:
+                to.symlink_to(file.resolve())  # in a cache: to the target of its own link
+            elif self.weights != "none" if heavy else _is_small(file):
+                shutil.copyfile(file, to)
         return home
 
     def _fetched(self) -> Path:
@@ -185,16 +191,6 @@ class Files:
         with as_user_error(source, "files"):
             place, revision = source.place, source.revision
             return Path(snapshot_download(place, revision=revision, allow_patterns=small + heavy))
-
-    def _take(self, file: Path, to: Path) -> None:
-        index = file.name.endswith(".index.json")
-        if file.suffix in HEAVY or index:
-            if self.weights == "link" and not index:
-                to.symlink_to(file.resolve())  # in a cache: to the target of its own link
-            elif self.weights != "none":
-                shutil.copyfile(file, to)
-        elif file.suffix in SMALL or file.name.startswith(LEGAL):
-            shutil.copyfile(file, to)
 
     def write_settings(
         self, home: Path, part: Path, config: Mapping[str, Any], texts: Mapping[str, str]
@@ -212,6 +208,10 @@ class Files:
         for name, entries in contents.items():
             text = json.dumps(dict(entries), indent=2, ensure_ascii=False) + "\n"
             (part / name).write_text(text, encoding="utf-8")
+
+
+def _is_small(file: Path) -> bool:
+    return file.suffix in SMALL or file.name.startswith(LEGAL)
 
 
 def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:

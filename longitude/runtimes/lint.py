@@ -156,21 +156,17 @@ def lint_settings(
         readers.sort(key=lambda r: kind == "gguf" and r.reads != kind)  # native readers first
         selected = [(r, None) for r in readers]
     intent = meant(settings, scheme)
-    rows = [_row(settings, intent, runtime, version) for runtime, version in selected]
+    rows = []
+    for runtime, version in selected:
+        found = emulated(runtime, settings, version)
+        if ADAPTER_JSON in settings:
+            found = replace(found, issues=(ADAPTER_ALONE.name, *found.issues))
+        away = difference(intent.inv_freq, intent.attention, intent.length, found)
+        causes, beside = explain(runtime, found, away)
+        rows.append(Row(runtime.name, version or runtime.newest, found, away, causes, beside))
     wrong = () if kind == "gguf" else tuple(faults(_config_only(settings)))
     notes = (SHORT_INPUTS,) if _is_scaled(settings) and intent.starts else ()
     return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes)
-
-
-def _row(
-    settings: Mapping[str, Any], intent: Effective, runtime: Runtime, version: str | None
-) -> Row:
-    found = emulated(runtime, settings, version)
-    if ADAPTER_JSON in settings:
-        found = replace(found, issues=(ADAPTER_ALONE.name, *found.issues))
-    away = difference(intent.inv_freq, intent.attention, intent.length, found)
-    issues, notes = explain(runtime, found, away)
-    return Row(runtime.name, version or runtime.newest, found, away, issues, notes)
 
 
 def explain(
@@ -258,7 +254,14 @@ def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effectiv
     own = Effective(own.inv_freq, own.attention, int(length or own.length))
     if scheme is None:
         return own
-    sizes = _gguf_sizes(settings) if gguf else settings
+    sizes = settings
+    if gguf:
+        prefix = f"{settings['general.architecture']}."
+        keys = {k.removeprefix(prefix): v for k, v in settings.items()}
+        width, heads = (keys.get(k) for k in ("embedding_length", "attention.head_count"))
+        trained = keys.get("rope.scaling.original_context_length") or keys["context_length"]
+        sizes = {"head_dim": keys.get("attention.key_length"), ORIGINAL: trained}
+        sizes |= {"hidden_size": width, "num_attention_heads": heads}
     target = make_target(scheme, sizes, own.length)
     return Effective(target.inv_freq, target.attention, target.length)
 
@@ -300,14 +303,6 @@ def _merged(settings: Mapping[str, Any]) -> Mapping[str, Any]:
         given |= {"rope_parameters": merged or None, "rope_scaling": None}
         config = transformers.overridden(config, given, key)
     return config
-
-
-def _gguf_sizes(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What a scheme needs of the model, from the keys of a GGUF file."""
-    own = {k.removeprefix(f"{keys['general.architecture']}."): v for k, v in keys.items()}
-    head = own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
-    trained = own.get("rope.scaling.original_context_length") or own["context_length"]
-    return {"head_dim": head, ORIGINAL: trained, "max_position_embeddings": trained}
 
 
 def _is_scaled(settings: Mapping[str, Any]) -> bool:

@@ -76,7 +76,8 @@ def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
         entries = {"max_position_embeddings": longest, "rope_scaling": parameters}
         overrides = nested(model.config, entries)
         given = {"--json-model-override-args": overrides, "--context-length": target.length}
-        text = f"{START} --json-model-override-args {shlex.quote(json.dumps(overrides))}\n"
+        start = START.replace("{folder}", shlex.quote(model.name))
+        text = f"{start} --json-model-override-args {shlex.quote(json.dumps(overrides))}\n"
         yield Settings({**model.config, **given}, text)
 
 

@@ -211,20 +211,19 @@ def write_any(text: str, scheme: Scheme | Layers, own: Scheme | None, model: Mod
     """config.json with the scheme itself, for `longitude.hf.load`. Dynamic NTK, which transformers
     has a name for, is stated in its own terms too; it begins at max_position_embeddings."""
     entry: dict[str, Any] = {"scheme": text, "version": __version__}
-    start = WITH_LONGITUDE.replace("{scheme}", text.replace('"', '\\"'))
-    rope, frequencies = scheme.layer(0).rotary, getattr(scheme.layer(0).rotary, "frequencies", None)
-    stock = isinstance(frequencies, DynamicNtk) and own and required(scheme, own) is not None
-    if stock and rope and own.rotary:
-        entry["rope_parameters"] = rope_parameters(own.rotary)
-        config = both_spellings(model, rope_parameters(rope), frequencies.original)
-        note = (
-            "transformers rotates new keys by a larger base and keeps the old ones: decoding "
-            "differs from prefill; longitude.hf.load with the scheme does not."
-        )
-        return Settings(config, start, {**config, SCHEME: entry}, (note,))
+    config: Mapping[str, Any] = model.config
     note = "stock transformers reads this folder with the model's own scheme: load it as shown."
-    config = {**model.config, SCHEME: entry}
-    return Settings(config, start, config, (note,))
+    rope = scheme.layer(0).rotary
+    if rope and own and own.rotary and isinstance(rope.frequencies, DynamicNtk):
+        if required(scheme, own) is not None:
+            config = both_spellings(model, rope_parameters(rope), rope.frequencies.original)
+            entry["rope_parameters"] = rope_parameters(own.rotary)
+            note = (
+                "transformers rotates new keys by a larger base and keeps the old ones: decoding "
+                "differs from prefill; longitude.hf.load with the scheme does not."
+            )
+    start = WITH_LONGITUDE.replace("{scheme}", text.replace('"', '\\"'))
+    return Settings(config, start, {**config, SCHEME: entry}, (note,))
 
 
 RUNTIME = Runtime(

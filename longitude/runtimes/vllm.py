@@ -45,8 +45,13 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     match rope.kind:
         case "linear":
             refuse_integer_factor(rope)
-        case "dynamic":
-            return _dynamic(rope, length)
+        case "dynamic" if (alpha := rope.optional("alpha")) is not None:
+            return rope.computed(length, Ntk(alpha))
+        case "dynamic":  # one table with as many rows as the maximum, with the base of that length
+            factor, rows = rope.number("factor"), rope.max_length
+            grown = factor * rows / rope.number("max_trained_positions", rows) - (factor - 1)
+            frequencies = Ntk(grown) if grown != 1 else Unscaled()
+            return rope.computed(min(length, rows), frequencies, issues=["dynamic is static"])
         case "yarn":
             return _yarn(rope, length, version)
         case "longrope":  # the long list for every input if longer ones than the original may come
@@ -110,17 +115,6 @@ def _length(rope: RopeEntries, config: Mapping[str, Any], version: str | None) -
     return int(requested)
 
 
-def _dynamic(rope: RopeEntries, length: int) -> Effective:
-    """One table with as many rows as the maximum, with the base of that length."""
-    if (alpha := rope.optional("alpha")) is not None:
-        return rope.computed(length, Ntk(alpha))
-    trained, factor = rope.number("max_trained_positions", rope.max_length), rope.number("factor")
-    grown = factor * rope.max_length / trained - (factor - 1)
-    frequencies = Ntk(grown) if grown != 1 else Unscaled()
-    rows = min(length, rope.max_length)
-    return rope.computed(rows, frequencies, issues=["dynamic is static"])
-
-
 def _yarn(rope: RopeEntries, length: int, version: str | None) -> Effective:
     """The table has original length times factor rows."""
     if before(version, "0.32"):
@@ -157,7 +151,8 @@ def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
             entries["model_max_length"] = target.length  # allows what the tokenizer would not
         overrides = nested(model.config, entries)
         given = {"--hf-overrides": overrides, "--max-model-len": target.length}
-        text = f"{START} --hf-overrides {shlex.quote(json.dumps(overrides))}\n"
+        start = START.replace("{folder}", shlex.quote(model.name))
+        text = f"{start} --hf-overrides {shlex.quote(json.dumps(overrides))}\n"
         yield Settings({**model.config, TOKENIZER: dict(model.tokenizer), **given}, text)
 
 
