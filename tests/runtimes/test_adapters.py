@@ -1,8 +1,9 @@
 """An adapter is exported merged, with its scheme; lint tells what runtimes would make of it."""
 
 import json
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,39 +25,55 @@ def logits(model: Any) -> torch.Tensor:
         return model(IDS).logits
 
 
-def adapter(folder: Path, scheme: str | None = YARN) -> torch.Tensor:
+class Trained(NamedTuple):
+    """An adapter's folder, and what the model says with it."""
+
+    folder: Path
+    logits: torch.Tensor
+
+
+def adapter(folder: Path, scheme: str | None) -> Trained:
     model, _ = lh.load("tiny-rope", dtype="float32", quiet=True)
     made = with_lora(model).eval()
     if scheme:
         lh.apply(made.get_base_model(), scheme)
-    said = logits(made)
+    found = logits(made)
     lh.save_adapter(made, folder, "tiny-rope", target=1024)
-    return said
+    return Trained(folder, found)
+
+
+@pytest.fixture(scope="module")
+def yarn(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return adapter(tmp_path_factory.mktemp("yarn"), YARN)
+
+
+@pytest.fixture(scope="module")
+def remapped(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return adapter(tmp_path_factory.mktemp("remapped"), "rope(remap=leaky_rerope(128, 8))")
 
 
 def test_exported_it_is_merged_and_stock_transformers_reads_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    yarn: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = adapter(tmp_path / "adapter")
     out = tmp_path / "out"
-    assert run(["export", str(tmp_path / "adapter"), "--out", str(out)]) == 0, capsys.readouterr()
+    assert run(["export", str(yarn.folder), "--out", str(out)]) == 0, capsys.readouterr()
     config = json.loads((out / "config.json").read_text())
     assert config["max_position_embeddings"] == 1024
     stock = AutoModelForCausalLM.from_pretrained(out, dtype="float32")
-    torch.testing.assert_close(logits(stock), said, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(stock), yarn.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_scheme_that_settings_cannot_say_goes_with_it(tmp_path: Path) -> None:
-    said = adapter(tmp_path / "adapter", "rope(remap=leaky_rerope(128, 8))")
+def test_a_scheme_without_settings_is_saved_with_it(remapped: Trained, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(["export", str(tmp_path / "adapter"), "--out", str(out)]) == 0
+    assert run(["export", str(remapped.folder), "--out", str(out)]) == 0
     again, _ = lh.load(out, dtype="float32", quiet=True)
-    torch.testing.assert_close(logits(again), said, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(again), remapped.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_servers_get_the_merged_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    adapter(tmp_path / "adapter")
-    given = ["export", str(tmp_path / "adapter"), "--out", str(tmp_path / "out"), "--for"]
+def test_servers_get_the_merged_folder(
+    yarn: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["export", str(yarn.folder), "--out", str(tmp_path / "out"), "--for"]
     assert run([*given, "vllm"]) == 2
     assert "but got an adapter: add transformers to --for" in capsys.readouterr().err
     assert run([*given, "gguf"]) == 2
@@ -77,22 +94,21 @@ def test_a_checkpoint_is_exported_with_the_scheme_it_was_saved_with(tmp_path: Pa
 
 
 def test_lint_says_when_the_rotation_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    yarn: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    adapter(tmp_path / "adapter")
+    shutil.copytree(yarn.folder, tmp_path / "adapter")
     (tmp_path / "adapter" / "longitude.json").unlink()
     assert run(["lint", str(tmp_path / "adapter")]) == 1
     assert "adapter without its rotation" in capsys.readouterr().out
 
 
 def test_lint_says_that_the_base_turns_otherwise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    yarn: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    adapter(tmp_path / "adapter")
-    assert run(["lint", str(tmp_path / "adapter"), "--json"]) == 1
+    assert run(["lint", str(yarn.folder), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["meant"]["length"] == 1024 and not found["faults"]
-    model, _ = lh.load(tmp_path / "adapter", quiet=True)
+    model, _ = lh.load(yarn.folder, quiet=True)
     turned = model.model.rotary_emb.inv_freq
     torch.testing.assert_close(torch.tensor(found["meant"]["inv_freq"]), turned.float())
     for row in found["runtimes"]:
@@ -107,8 +123,7 @@ def test_lint_of_an_adapter_of_a_models_own_scheme(tmp_path: Path) -> None:
 
 
 def test_lint_of_a_scheme_beyond_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    remapped: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    adapter(tmp_path / "adapter", "rope(remap=leaky_rerope(128, 8))")
-    assert run(["lint", str(tmp_path / "adapter")]) == 1
+    assert run(["lint", str(remapped.folder)]) == 1
     assert "load it by longitude.hf.load" in " ".join(capsys.readouterr().out.split())
