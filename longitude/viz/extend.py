@@ -4,7 +4,7 @@ card, and as charts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from longitude import __version__
-from longitude.eval.records import COST, PASSKEY, Measurement
-from longitude.eval.stats import Interval
+from longitude.eval.records import COST, LOSS, Measurement
 from longitude.eval.tables import ResultTable
 from longitude.eval.tasks import metrics
 from longitude.viz import files
@@ -28,18 +27,11 @@ from longitude.viz.table import NEAR, rich_table
 from longitude.viz.terminal import render
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
 from longitude.viz.theme import DARK, LIGHT, dashes, method_config, stroke
-from longitude.viz.vega import Chart
+from longitude.viz.vega import Chart, Rows
 
+HEADS = {"label": "method", "depth": "depth", "x": "true distance"}
 MAX_LENGTHS = 5  # columns of lengths in the terminal
-PROTOCOL = {
-    "loss": "One forward per document at the greatest length gives the loss at every position (a "
-    "method that depends on the total length runs once per length); means over documents.",
-    "context": "The same last tokens of each document are scored with more and more text before "
-    "them; means and intervals over documents.",
-    "passkey": "A number is hidden at some depth of a filler text and asked for at its end; only "
-    "the full number counts. Wilson intervals.",
-    "distance": "Computed from the scheme, relative to the model’s own rotation; nothing is run.",
-}
+COMPUTED = "Computed from the scheme, relative to the model’s own rotation; nothing is run."
 
 
 def show(
@@ -240,7 +232,7 @@ def _figures(section: Section, charts: Sequence[Chart], prefix: str) -> list[dic
         first, *others = group
         sized = ", ".join(label for label in section.labels if label in section.by_size)
         note = f" Drawn for heads of 64 dimensions, on which it depends for {sized}."
-        protocol = PROTOCOL.get(first.measure) or metrics()[first.measure].help
+        protocol = metrics()[first.measure].help if first.measure in metrics() else COMPUTED
         settings = section.protocols(first.measure)
         figures.append(
             {
@@ -257,16 +249,19 @@ def _figures(section: Section, charts: Sequence[Chart], prefix: str) -> list[dic
 
 def _tables(section: Section, chart: Chart) -> Iterator[dict[str, Any]]:
     """The numbers behind a chart."""
-    if chart.label is not None:
-        yield _grid_table(section)
-    elif chart.name == "distance":
-        yield _map_table(chart)
+    if chart.name == "distance":
+        yield _pivot("Effective distances", chart.rows, ("x",), "label", _distance)
+    elif chart.label is not None:
+        rows = [row for one in extend_charts(section) if one.label for row in one.rows]
+        yield _pivot("Passkeys by length and depth", rows, ("label", "depth"), "length", _share)
     elif chart.name == "cost":
         costs = [name for name, m in metrics().items() if m.rows == COST]
         yield from (length_table(section, section.tables[n]) for n in costs if n in section.tables)
     else:
-        if chart.name == "loss":
-            yield _bins_table(section)
+        if chart.name == LOSS:
+            rows = [{**row, "bin": f"{row['first'] + 1:,}–{row['past']:,}"} for row in chart.rows]
+            title = "Loss by position, in bins (nats per token)"
+            yield _pivot(title, rows, ("label",), "bin", lambda row: f"{row['mean']:.3f}")
         yield length_table(section, section.tables[chart.measure])
 
 
@@ -278,44 +273,28 @@ def length_table(section: Section, table: ResultTable) -> dict[str, Any]:
     return {"title": f"{table.title} by length{unit}", "heads": ["method", *heads], "rows": rows}
 
 
-def _bins_table(section: Section) -> dict[str, Any]:
-    values = {(s, a, b): v for s, path in section.curves.items() for a, b, v in path}
-    bins = sorted({(a, b) for _, a, b in values})
-    heads = [f"{a + 1:,}–{b:,}" if b > a + 1 else f"{b:,}" for a, b in bins]
-    rows = [
-        [s, *(f"{v.mean:.3f}" if (v := values.get((s, *ends))) else "" for ends in bins)]
-        for s in section.curves
-    ]
-    title = "Loss by position, in bins (nats per token)"
-    return {"title": title, "heads": ["method", *heads], "rows": rows}
+def _pivot(
+    title: str, rows: Rows, names: Sequence[str], across: str, text: Callable[[Any], str]
+) -> dict[str, Any]:
+    """Rows as a table: the fields `names` down, the values of `across` in columns."""
+    columns = [*dict.fromkeys(row[across] for row in rows)]
+    lines: dict[tuple[Any, ...], dict[Any, str]] = {}
+    for row in rows:
+        lines.setdefault(tuple(row[n] for n in names), {})[row[across]] = text(row)
+    heads = [HEADS[n] for n in names] + [_plain(n) for n in columns]
+    body = [[*map(_plain, key), *(line.get(n, "") for n in columns)] for key, line in lines.items()]
+    return {"title": title, "heads": heads, "rows": body}
 
 
-def _grid_table(section: Section) -> dict[str, Any]:
-    lengths = section.tables[PASSKEY].lengths
-
-    def share(label: str, length: int, value: Interval | None) -> str:
-        sign = DAGGER if section.assumed(PASSKEY, label, length) else ""
-        return f"{value.mean:.0%} of {value.n}{sign}" if value else ""
-
-    rows = [
-        [label, f"{depth:.0%}", *(share(label, n, cells.get((n, depth))) for n in lengths)]
-        for label, cells in section.grids.items()
-        for depth in sorted({depth for _, depth in cells})
-    ]
-    heads = ["method", "depth", *(f"{n:,}" for n in lengths)]
-    return {"title": "Passkeys by length and depth", "heads": heads, "rows": rows}
+def _plain(value: Any) -> str:
+    percent = isinstance(value, float) and 0 <= value <= 1
+    return value if isinstance(value, str) else f"{value:.0%}" if percent else f"{value:,}"
 
 
-def _map_table(chart: Chart) -> dict[str, Any]:
-    names = [*dict.fromkeys(r["label"] for r in chart.rows)]
-    ends = {(r["label"], r["x"]): (r["low"], r["high"]) for r in chart.rows}
+def _share(row: Mapping[str, Any]) -> str:
+    return f"{row['mean']:.0%} of {row['n']}{'' if row['asked'] else DAGGER}"
 
-    def text(label: str, x: float) -> str:
-        if (label, x) not in ends:
-            return ""
-        low, high = (None if end is None else f"{end:,.5g}" for end in ends[label, x])
-        return "hidden" if high is None else high if low == high else f"{low} – {high}"
 
-    distances = sorted({r["x"] for r in chart.rows})
-    rows = [[f"{x:,}", *(text(label, x) for label in names)] for x in distances]
-    return {"title": "Effective distances", "heads": ["true distance", *names], "rows": rows}
+def _distance(row: Mapping[str, Any]) -> str:
+    low, high = (None if row[end] is None else f"{row[end]:,.5g}" for end in ("low", "high"))
+    return "hidden" if high is None else high if low == high else f"{low} – {high}"

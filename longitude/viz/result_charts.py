@@ -15,25 +15,9 @@ from typing import TYPE_CHECKING, Any
 from longitude.eval.records import CONTEXT, LOSS
 from longitude.eval.stats import Interval
 from longitude.eval.tasks import metrics
+from longitude.viz import vega as v
 from longitude.viz.theme import MONO, dashes, method_config
-from longitude.viz.vega import (
-    CHOSEN,
-    COUNT,
-    POINTED,
-    Chart,
-    Rows,
-    Spec,
-    axis,
-    channel,
-    document,
-    inset,
-    keyed,
-    layer,
-    mark,
-    strength,
-    tooltip,
-    trained_rule,
-)
+from longitude.viz.vega import Chart, Rows, Spec
 
 if TYPE_CHECKING:
     from longitude.eval.tables import ResultTable
@@ -68,14 +52,14 @@ def extend_charts(section: Section) -> list[Chart]:
 
 def _loss_by_position(section: Section) -> Iterator[Chart]:
     rows = [
-        {"label": s, "first": a, "past": b, "x": math.sqrt((a + 1) * b), **_interval(v)}
+        {"label": s, "first": a, "past": b, "x": math.sqrt((a + 1) * b), **_interval(value)}
         for s in section.labels
-        for a, b, v in section.curves.get(s, ())
+        for a, b, value in section.curves.get(s, ())
     ]
     if rows:
-        x, reading = axis("x", "position (tokens)", "log2", **_ticks(rows)), metrics()[LOSS].chart
+        x, reading = v.axis("x", "position (tokens)", "log2", **_ticks(rows)), metrics()[LOSS].chart
         layers = _lines(rows, section.labels, section.subject.trained, x, _losses(rows))
-        yield Chart(LOSS, "Loss by position", reading, document(layers, rows, 300), rows, LOSS)
+        yield Chart(LOSS, "Loss by position", reading, v.document(layers, rows, 300), rows, LOSS)
 
 
 def _by_length(section: Section, table: ResultTable) -> Iterator[Chart]:
@@ -90,10 +74,10 @@ def _by_length(section: Section, table: ResultTable) -> Iterator[Chart]:
     context, name = table.measure == CONTEXT, table.measure
     title = "context (tokens, the scored ones included)" if context else "length (tokens)"
     percent: Spec = {"ends": {"domain": [0, 1]}, "labelExpr": "format(datum.value, '.0%')"}
-    y = axis("mean", table.unit, **percent if table.metric.is_share else {})
-    x, y = axis("x", title, "log2", **_ticks(rows)), _losses(rows) if context else y
+    y = v.axis("mean", table.unit, **percent if table.metric.is_share else {})
+    x, y = v.axis("x", title, "log2", **_ticks(rows)), _losses(rows) if context else y
     layers = _lines(rows, section.labels, section.subject.trained, x, y, size=46)
-    spec = document(layers, rows, 300)
+    spec = v.document(layers, rows, 300)
     yield Chart(name, table.title, table.metric.chart, spec, rows, name)
 
 
@@ -101,28 +85,28 @@ def _passkey_grids(section: Section) -> Iterator[Chart]:
     """A heat map of depth by length for each method."""
     for index, (label, cells) in enumerate(section.grids.items()):
         rows = [
-            {"label": label, "length": n, "depth": depth, **_interval(v)}
+            {"label": label, "length": n, "depth": depth, **_interval(value)}
             | {"asked": not section.assumed("passkey", label, n)}
-            for (n, depth), v in sorted(cells.items())
+            for (n, depth), value in sorted(cells.items())
         ]
         reading = GRID + (f" {NOT_RUN}" if section.any_assumed else "")
         lengths, trained = section.tables["passkey"].lengths, section.subject.trained
         look: Spec = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
         band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
-        x = channel("length:O", title=None, axis={"labelExpr": COUNT, **look})
+        x = v.channel("length:O", title=None, axis={"labelExpr": v.COUNT, **look})
         x["scale"] = {"domain": [*lengths], **band}  # lengths without a number stay empty
-        y = channel("depth:O", title=None, axis={"format": ".0%", **look}, scale=band)
+        y = v.channel("depth:O", title=None, axis={"format": ".0%", **look}, scale=band)
         scale = {"domain": [0, 1], "range": "heatmap", "interpolate": "rgb"}
-        colour = channel("mean:Q", scale=scale, legend=None)
-        layers = [layer("rect", x=x, y=y, color=colour, tooltip=_tips(rows))]
+        colour = v.channel("mean:Q", scale=scale, legend=None)
+        layers = [v.layer("rect", x=x, y=y, color=colour, tooltip=_tips(rows))]
         if not all(r["asked"] for r in rows):
-            text = mark("text", opacity=0.55)
-            layers += [layer(text, where="!datum.asked", x=x, y=y, text={"value": "†"})]
+            text = v.mark("text", opacity=0.55)
+            layers += [v.layer(text, where="!datum.asked", x=x, y=y, text={"value": "†"})]
         if min(lengths) <= trained < max(lengths):
             inside = [{"length": max(n for n in lengths if n <= trained)}]
-            edge = mark("rule", strokeDash=[1, 0], strokeWidth=1.5, xOffset=1)
-            layers += [layer(edge, inside, x={**x, "bandPosition": 1})]
-        spec = document(layers, rows, 22 * len({r["depth"] for r in rows}))
+            edge = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5, xOffset=1)
+            layers += [v.layer(edge, inside, x={**x, "bandPosition": 1})]
+        spec = v.document(layers, rows, 22 * len({r["depth"] for r in rows}))
         yield Chart(f"grid-{index}", "Passkeys by depth", reading, spec, rows, "passkey", label)
 
 
@@ -134,22 +118,22 @@ def _distance_map(section: Section) -> Iterator[Chart]:
     ]
     if not rows:
         return
-    x = axis("x", "true distance (tokens)", labelExpr=COUNT, grid=False)
-    y = axis("high", "effective distance (tokens)", ends={"nice": True}, labelExpr=COUNT)
+    x = v.axis("x", "true distance (tokens)", labelExpr=v.COUNT, grid=False)
+    y = v.axis("high", "effective distance (tokens)", ends={"nice": True}, labelExpr=v.COUNT)
     colour, dash, at = _colour(section.labels), _dash(section.labels), section.subject.trained
     low = {**y, "field": "low"}
     wide = "isValid(datum.high) && datum.high > datum.low"
-    area = layer("area", where=wide, x=x, y=y, y2={"field": "low"}, color=colour)
+    area = v.layer("area", where=wide, x=x, y=y, y2={"field": "low"}, color=colour)
     area["encoding"]["opacity"] = _shade(section.labels)
-    look: Spec = {"x": x, "color": colour, "strokeDash": dash, "opacity": strength()}
+    look: Spec = {"x": x, "color": colour, "strokeDash": dash, "opacity": v.strength()}
     look["tooltip"] = _tips(rows)
     layers = [
-        *trained_rule(at, [r["x"] for r in rows]),
-        layer("rule", [{"high": at}], y=y),
+        *v.trained_rule(at, [r["x"] for r in rows]),
+        v.layer("rule", [{"high": at}], y=y),
         *([area] if any((r["high"] or 0) > (r["low"] or 0) for r in rows) else []),
-        *(layer("line", y=end, **look) for end in (y, low)),
+        *(v.layer("line", y=end, **look) for end in (y, low)),
     ]
-    spec = document(layers, rows, 300)
+    spec = v.document(layers, rows, 300)
     yield Chart("distance", "Distance map", DISTANCES, spec, rows, "distance")
 
 
@@ -161,25 +145,29 @@ def _cost(section: Section) -> Iterator[Chart]:
         return
     at = max(both)
     pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in speed.labels]
-    rows = [{"label": s, "x": fast.mean, **_interval(v)} for s, v, fast in pairs if v and fast]
+    rows = [
+        {"label": s, "x": fast.mean, **_interval(value)}
+        for s, value, fast in pairs
+        if value and fast
+    ]
     if not rows:
         return
     better = "down" if board.lower_is_better else "up"
     reading = f"{board.title} against speed, at {at:,} tokens. Better is right and {better}."
     ends: Spec = {"zero": False, "padding": 24}
-    x = axis("x", "prefill (tokens/s)", ends=ends, labelExpr=COUNT, tickCount=5, grid=False)
-    y = _losses(rows) if board.lower_is_better else axis("mean", board.unit)
+    x = v.axis("x", "prefill (tokens/s)", ends=ends, labelExpr=v.COUNT, tickCount=5, grid=False)
+    y = _losses(rows) if board.lower_is_better else v.axis("mean", board.unit)
     colour, labels = _colour(section.labels), section.labels
-    bar = mark("rule", strokeDash=[1, 0], strokeWidth=1.5)
-    seen = {"test": f"width > {NARROW} && ({POINTED})", "value": 1}
+    bar = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5)
+    seen = {"test": f"width > {NARROW} && ({v.POINTED})", "value": 1}
     names: Spec = {"x": x, "y": y, "text": "label:N", "opacity": {"condition": seen, "value": 0}}
     layers = [
-        layer(bar, x=x, y="low:Q", y2={"field": "high"}, color=colour, opacity=_shade(labels)),
-        layer(mark("circle", size=90), x=x, y=y, color=colour, opacity=strength())
+        v.layer(bar, x=x, y="low:Q", y2={"field": "high"}, color=colour, opacity=_shade(labels)),
+        v.layer(v.mark("circle", size=90), x=x, y=y, color=colour, opacity=v.strength())
         | {"name": "dots"},
         *(
-            layer(
-                mark("text", align=side, dx=10 if side == "left" else -10, dy=by, font=MONO),
+            v.layer(
+                v.mark("text", align=side, dx=10 if side == "left" else -10, dy=by, font=MONO),
                 where=f"indexof({named}, datum.label) >= 0",
                 **names,
             )
@@ -187,7 +175,7 @@ def _cost(section: Section) -> Iterator[Chart]:
         ),
     ]
     layers[1]["encoding"]["tooltip"] = _tips(rows)
-    spec = document(layers, rows, 300)
+    spec = v.document(layers, rows, 300)
     yield Chart("cost", "Cost against quality", reading, spec, rows, "prefill")
 
 
@@ -219,11 +207,11 @@ def standalone(section: Section, group: Sequence[Chart]) -> Spec:
     head = {"text": group[0].title, "subtitle": [section.title, *note], "offset": 18}
     look = method_config(len(section.labels)) | {"background": "white", "padding": 20}
     if group[0].label is None:
-        body = {**keyed(group[0].spec), "width": 620}
+        body = {**v.keyed(group[0].spec), "width": 620}
     else:
         titles = [{"title": {"text": c.label, "fontSize": 12}, "width": 200} for c in group]
-        small = [inset(c.spec, c.rows, **title) for c, title in zip(group, titles, strict=True)]
-        body = {"concat": small, "columns": 3, "params": [CHOSEN]}
+        small = [v.inset(c.spec, c.rows, **title) for c, title in zip(group, titles, strict=True)]
+        body = {"concat": small, "columns": 3, "params": [v.CHOSEN]}
     return {**body, "title": head, "config": look}
 
 
@@ -232,7 +220,7 @@ def lab_spec(tables: Sequence[LabTable], bins: Sequence[Bin], title: str) -> Spe
     labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
     return {
         "title": {"text": title, "fontSize": 18, "offset": 20},
-        "params": [CHOSEN],
+        "params": [v.CHOSEN],
         "vconcat": [_lab_row(table, labels, bins) for table in tables],
         "resolve": {"scale": {"fillOpacity": "independent"}},
         "spacing": 44,
@@ -244,20 +232,20 @@ def _lab_row(table: LabTable, labels: Sequence[str], bins: Sequence[Bin]) -> Spe
 
     mine = table.bins(bins)
     rows = [
-        {"label": s, "x": x, "mean": v.mean, "low": v.least, "high": v.greatest, "seeds": v.n}
+        {"label": s, "x": x, "mean": mean, "low": least, "high": greatest, "seeds": seeds}
         for s, path in table.curves(bins).items()
-        for x, v in path
+        for x, (mean, least, greatest, seeds) in path
     ]
     charts = [_lab_table(table, labels)]
     if len({r["x"] for r in rows}) > 1:
         title = "position in the longest text (tokens)" if mine else "test length (tokens)"
         ticks = position_ticks(table.trained, max(r["x"] for r in rows)) if mine else table.lengths
-        x = axis("x", title, "log2", **_ticks(rows, ticks))
-        y = axis("mean", "exact answers", ends={"domain": [0, 1]})
+        x = v.axis("x", title, "log2", **_ticks(rows, ticks))
+        y = v.axis("mean", "exact answers", ends={"domain": [0, 1]})
         y = _losses(rows, "loss (nats/byte)") if table.by_loss else y
         size, shade = (9 if mine else 40), 0.16
         layers = _lines(rows, labels, table.trained, x, y, first=1, size=size, shade=shade)
-        charts.insert(0, inset(document(layers), rows, width=460, height=300))
+        charts.insert(0, v.inset(v.document(layers), rows, width=460, height=300))
     notes = [line for r in table.reasons() for line in textwrap.wrap(f"– {r}", 150)]
     head = {"text": f"{table.task}, trained at {table.trained:,}", "fontSize": 14, "offset": 14}
     head |= {"subtitle": [table.measure, *notes]}
@@ -277,32 +265,32 @@ def _lab_table(table: LabTable, labels: Sequence[str]) -> Spec:
     scale: Spec = {"domain": [0, 1]}
     if table.by_loss and means and min(means) > 0:
         scale = {"type": "log", "domain": [min(means), max(*means, 2 * min(means))]}
-    tint = channel("mean:Q", scale={**scale, "rangeMin": 0.05, "rangeMax": 0.5}, legend=None)
-    named = f"[datum.value == {table.trained} ? 'trained' : '', {COUNT}]"
+    tint = v.channel("mean:Q", scale={**scale, "rangeMin": 0.05, "rangeMax": 0.5}, legend=None)
+    named = f"[datum.value == {table.trained} ? 'trained' : '', {v.COUNT}]"
     look: Spec = {"domain": False, "ticks": False}
     top = {"orient": "top", "labelExpr": named, "labelAngle": 0, "labelPadding": 18, **look}
     side = {"labelPadding": STROKE + 12, "labelLimit": 280, "labelFontSize": 11, **look}
     band: Spec = {"paddingInner": 0.06, "paddingOuter": 0}
-    x = channel("length:O", title="test length (tokens)", axis=top, scale=band)
-    y = channel("label:N", title=None, axis=side, scale=band, sort=[*table.labels])
-    tips = tooltip("label:N", "length:Q", "mean:Q", "seeds:Q", "reason:N", label="scheme")
+    x = v.channel("length:O", title="test length (tokens)", axis=top, scale=band)
+    y = v.channel("label:N", title=None, axis=side, scale=band, sort=[*table.labels])
+    tips = v.tooltip("label:N", "length:Q", "mean:Q", "seeds:Q", "reason:N", label="scheme")
     style = "worse" if table.by_loss else "better"
     ends: Spec = {"x": {"value": -STROKE - 6}, "x2": {"value": -6}}
-    strokes = mark("rule", strokeDash=[1, 0], strokeWidth=2.2, clip=False)
+    strokes = v.mark("rule", strokeDash=[1, 0], strokeWidth=2.2, clip=False)
     drawn = {"color": _colour(labels), "strokeDash": _dash(labels, 1)}
     layers = [
-        layer(mark("rect", style="hidden"), where="!datum.seeds", x=x, y=y, tooltip=tips),
-        layer(mark("rect", style=style), where="datum.seeds", x=x, y=y, tooltip=tips),
-        layer(strokes, [{"label": s} for s in table.labels], y=y, **drawn, **ends),
+        v.layer(v.mark("rect", style="hidden"), where="!datum.seeds", x=x, y=y, tooltip=tips),
+        v.layer(v.mark("rect", style=style), where="datum.seeds", x=x, y=y, tooltip=tips),
+        v.layer(strokes, [{"label": s} for s in table.labels], y=y, **drawn, **ends),
         *(
-            layer(mark("text", fontWeight=weight), where=where, x=x, y=y, text="text:N")
+            v.layer(v.mark("text", fontWeight=weight), where=where, x=x, y=y, text="text:N")
             for weight, where in (("bold", "datum.best"), ("normal", "!datum.best"))
         ),
     ]
-    layers[1]["encoding"] |= {"fillOpacity": tint, "opacity": strength()}
+    layers[1]["encoding"] |= {"fillOpacity": tint, "opacity": v.strength()}
     each = 24 if len(table.labels) > 8 else 32
     size = {"width": 78 * len(table.lengths), "height": each * len(table.labels)}
-    return inset(document(layers), rows, **size)
+    return v.inset(v.document(layers), rows, **size)
 
 
 def training_spec(losses: Sequence[float], window: int, title: str) -> Spec:
@@ -311,15 +299,15 @@ def training_spec(losses: Sequence[float], window: int, title: str) -> Spec:
         {"step": n, "loss": loss, "mean": fmean(losses[max(0, n - window) : n])}
         for n, loss in enumerate(losses, 1)
     ]
-    x, y = axis("step", "step"), axis("loss", "loss (nats/token)", ends={"zero": False})
-    dots = mark("circle", style="faint", size=14, opacity=0.7)
-    tips = tooltip("step:Q", "loss:Q", "mean:Q")
+    x, y = v.axis("step", "step"), v.axis("loss", "loss (nats/token)", ends={"zero": False})
+    dots = v.mark("circle", style="faint", size=14, opacity=0.7)
+    tips = v.tooltip("step:Q", "loss:Q", "mean:Q")
     layers = [
-        layer(dots, x=x, y=y, tooltip=tips),
-        layer(mark("line", style="better"), x=x, y={**y, "field": "mean"}),
+        v.layer(dots, x=x, y=y, tooltip=tips),
+        v.layer(v.mark("line", style="better"), x=x, y={**y, "field": "mean"}),
     ]
     head = {"text": title, "fontSize": 14, "offset": 12}
-    return {**document(layers, rows, 240), "width": 560, "title": head}
+    return {**v.document(layers, rows, 240), "width": 560, "title": head}
 
 
 def _lines(
@@ -334,15 +322,15 @@ def _lines(
     shade: float | None = None,
 ) -> list[Spec]:
     """A line for each method with its interval as a band, and the trained window as a rule."""
-    look: Spec = {"x": x, "y": y, "color": _colour(labels), "opacity": strength()}
+    look: Spec = {"x": x, "y": y, "color": _colour(labels), "opacity": v.strength()}
     area: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "color": _colour(labels)}
     area["opacity"] = _shade(labels, shade)
-    bands = [layer("area", where="datum.low < datum.high", **area)]
+    bands = [v.layer("area", where="datum.low < datum.high", **area)]
     return [
-        *trained_rule(trained, [r["x"] for r in rows]),
+        *v.trained_rule(trained, [r["x"] for r in rows]),
         *(bands if any(r["low"] < r["high"] for r in rows) else []),  # Vega warns of an empty layer
-        layer("line", **look, strokeDash=_dash(labels, first)),
-        layer(mark("circle", size=size), **look, tooltip=_tips(rows)),
+        v.layer("line", **look, strokeDash=_dash(labels, first)),
+        v.layer(v.mark("circle", size=size), **look, tooltip=_tips(rows)),
     ]
 
 
@@ -355,26 +343,26 @@ def _losses(rows: Rows, title: str = "loss (nats/token)") -> Spec:
     look: Spec = {"labelExpr": "format(datum.value, '.3~g')", "tickCount": 5}
     if not (low > 0 and high > 2 * low):
         ends: Spec = {"zero": False, "domain": [low, high], "clamp": True}
-        return axis("mean", title, ends=ends, **look)
+        return v.axis("mean", title, ends=ends, **look)
     low, high = low / 1.05, high * 1.05
     ticks = [t for e in range(-4, 5) for s in STEPS if low <= (t := s * 10.0**e) <= high]
     ends = {"domain": [low, high], "clamp": True}
-    return axis("mean", title, "log", ends=ends, **look | {"values": ticks})
+    return v.axis("mean", title, "log", ends=ends, **look | {"values": ticks})
 
 
 def _ticks(rows: Rows, ticks: Sequence[int] = ()) -> Spec:
     lengths = sorted(ticks or {r["length"] for r in rows if "length" in r})
-    look: Spec = {"labelExpr": COUNT, "grid": False, "ends": {"padding": 12}}
+    look: Spec = {"labelExpr": v.COUNT, "grid": False, "ends": {"padding": 12}}
     return look | {"values": lengths} if lengths else look | {"values": None, "tickCount": 6}
 
 
 def _colour(labels: Sequence[str]) -> Spec:
-    return channel("label:N", scale={"domain": [*labels]}, legend=None)
+    return v.channel("label:N", scale={"domain": [*labels]}, legend=None)
 
 
 def _dash(labels: Sequence[str], first: int = 0) -> Spec:
     strokes = dashes(range(first, first + len(labels)))
-    return channel("label:N", scale={"domain": [*labels], "range": strokes}, legend=None)
+    return v.channel("label:N", scale={"domain": [*labels], "range": strokes}, legend=None)
 
 
 def _shade(labels: Sequence[str], shade: float | None = None) -> Spec:
@@ -390,4 +378,4 @@ def _interval(value: Interval) -> Mapping[str, Any]:
 
 def _tips(rows: Rows) -> list[Spec]:
     names = [n for n in rows[0] if not (n == "x" and "length" in rows[0]) and n != "asked"]
-    return tooltip(*(f"{n}:{'N' if n == 'label' else 'Q'}" for n in names))
+    return v.tooltip(*(f"{n}:{'N' if n == 'label' else 'Q'}" for n in names))

@@ -12,22 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from longitude.inspection.rows import Grid, Page, Sheet
+from longitude.viz import vega as v
 from longitude.viz.text import gaps, spans
-from longitude.viz.vega import (
-    CHOSEN,
-    SHORT,
-    Chart,
-    Rows,
-    Spec,
-    axis,
-    channel,
-    document,
-    inset,
-    layer,
-    level,
-    mark,
-    tooltip,
-)
+from longitude.viz.vega import Rows, Spec
 
 NAMES = "ABC"  # of schemes side by side
 CELLS = 40  # tokens on each side of the chart of pairs
@@ -35,47 +22,12 @@ TOKEN_STATES = ("dropped", "hidden", "known", "past")  # in the order of the the
 PAIR_STATES = ("kept", "mixed", "interpolated", "shortened", "still")
 HEIGHTS = {"keys": 150, "bias": 210}
 SHADES = {"pairs": {"resolve": {"scale": {"color": "independent"}}}}  # two scales of one channel
-LINE = mark("line", clip=True)
-COLOUR = channel("column:N", scale={"domain": [*NAMES], "range": "category"}, legend=None)
-TEXTS = {  # title, and how to read it
-    "map": (
-        "Distance map",
-        "The distance that attention computes with, by true distance. A band: rotary pairs see "
-        "different distances, from the minimum to the maximum. Dotted: the true distance; dashed: "
-        "the trained window; orange: past it.",
-    ),
-    "decay": (
-        "Decay",
-        "Mean cosine over rotary pairs: how much of a score is left at a distance. The band is its "
-        "range between two points of the curve.",
-    ),
-    "wavelengths": (
-        "Wavelengths",
-        "Tokens per full rotation of each rotary pair. Above the dashed line (orange) a pair does "
-        "not complete one rotation in the trained window, so some angles are unseen.",
-    ),
-    "stretch": (
-        "Scaling of each pair",
-        "How many times longer its wavelength is than the model’s own: 1 is unchanged, the factor "
-        "is fully interpolated.",
-    ),
-    "scale": ("Query scale", "The factor on a query’s logits, by its position."),
-    "keys": (
-        "What the last token sees, and what a cache keeps",
-        "Blue: visible, at a distance seen in training. Orange: visible, past it. Grey: cached, "
-        "but hidden from this token. Pale: dropped from the cache.",
-    ),
-    "bias": ("Bias of each head", "What some heads, from first to last, add to a score."),
-    "pairs": (
-        "Attention mask",
-        "Which keys each query sees, darker with distance. Orange: past the trained distances; "
-        "pale: hidden.",
-    ),
-}
+LINE = v.mark("line", clip=True)
+COLOUR = v.channel("column:N", scale={"domain": [*NAMES], "range": "category"}, legend=None)
 
 
-def charts() -> list[Chart]:
-    """Every chart of the explorer, to be fed with rows."""
+def explorer_specs() -> dict[str, Spec]:
+    """Every chart of the explorer by its name, to be fed with rows."""
     layers = {
         "map": distance_map(),
         "decay": decay(),
@@ -86,22 +38,18 @@ def charts() -> list[Chart]:
         "bias": bias(),
         "pairs": pairs(),
     }
-    sizes: list[Spec] = [{"name": "window", "value": 4096}, {"name": "length", "value": 16384}]
-    return [
-        Chart(
-            name,
-            *TEXTS[name],
-            document(drawn, height=HEIGHTS.get(name, 250), params=sizes, **SHADES.get(name, {})),
-        )
+    sizes: Spec = {"params": [{"name": n, "value": 4096} for n in ("window", "length")]}
+    return {
+        name: v.document(drawn, height=HEIGHTS.get(name, 250), **sizes, **SHADES.get(name, {}))
         for name, drawn in layers.items()
-    ]
+    }
 
 
 def distance_map(truth: str = "length - 1", window: str = "length > window") -> list[Spec]:
     """Effective against true distance; the true one dotted, as far as the expression `truth`, and
     the trained window dashed where `window` holds."""
     x, y = _x("distance", "true distance (tokens)"), _y("high", "effective distance (tokens)")
-    dotted = mark("rule", strokeDash=[2, 4], style="faint")
+    dotted = v.mark("rule", strokeDash=[2, 4], style="faint")
     ends: Spec = {"x": _as(x, "zero"), "x2": {"field": "end"}}
     ends |= {"y": _as(y, "zero"), "y2": {"field": "end"}}
     return [
@@ -125,24 +73,29 @@ def decay() -> list[Spec]:
 def wavelengths(states: Sequence[str] = ()) -> list[Spec]:
     """Each pair's wavelength, by scheme, or beside unscaled RoPE's by what scaling did to it."""
     x, y = _x("pair", "rotary pair", top=None), _y("scaled", "wavelength (tokens)", "log")
-    above = mark("rect", style="past", clip=True)
+    above = v.mark("rect", style="past", clip=True)
     slow = _computed(above, {"from": "window"}, "length > window", y=_as(y, "from"))
     slow["encoding"]["y2"] = {"value": 0}
-    tips = tooltip("label:N", "pair:Q", "scaled:Q", "plain:Q", "stretch:Q", "state:N")
+    tips = v.tooltip("label:N", "pair:Q", "scaled:Q", "plain:Q", "stretch:Q", "state:N")
     dots: Spec = {"x": x, "y": y, "tooltip": tips}
     if not states:
         line = _of_schemes({**LINE, "strokeWidth": 1.4}, x, y)
-        return [slow, *_window_rule(), line, layer(mark("circle", size=26), **dots, color=COLOUR)]
+        return [
+            slow,
+            *_window_rule(),
+            line,
+            v.layer(v.mark("circle", size=26), **dots, color=COLOUR),
+        ]
     look: Spec = {"title": None, "orient": "bottom-right", "symbolType": "circle"}
     domain = {"domain": [*states], "range": "ordinal"}
-    colour, before = channel("state:N", scale=domain, legend=look), _as(y, "plain")
-    moved = mark("rule", strokeDash=[1, 0], opacity=0.5)
+    colour, before = v.channel("state:N", scale=domain, legend=look), _as(y, "plain")
+    moved = v.mark("rule", strokeDash=[1, 0], opacity=0.5)
     return [
         slow,
         *_window_rule(),
-        layer(mark("circle", size=14, style="faint"), x=x, y=before),
-        layer(moved, x=x, y=before, y2={"field": "scaled"}, color=colour),
-        layer(mark("circle", size=34), **dots, color=colour),
+        v.layer(v.mark("circle", size=14, style="faint"), x=x, y=before),
+        v.layer(moved, x=x, y=before, y2={"field": "scaled"}, color=colour),
+        v.layer(v.mark("circle", size=34), **dots, color=colour),
     ]
 
 
@@ -150,9 +103,9 @@ def stretch() -> list[Spec]:
     """How many times longer each pair's wavelength is than the model's own."""
     x, y = _x("pair", "rotary pair", top=None), _y("stretch", "× the model’s own", "log2")
     least = {**y, "scale": {**y["scale"], "domain": {"unionWith": [1, 2]}}}
-    tips = tooltip("label:N", "pair:Q", "stretch:Q", "state:N")
+    tips = v.tooltip("label:N", "pair:Q", "stretch:Q", "state:N")
     line = _of_schemes({**LINE, "strokeWidth": 1.4}, x, least)
-    return [line, layer(mark("circle", size=26), x=x, y=y, color=COLOUR, tooltip=tips)]
+    return [line, v.layer(v.mark("circle", size=26), x=x, y=y, color=COLOUR, tooltip=tips)]
 
 
 def scale() -> list[Spec]:
@@ -165,13 +118,13 @@ def scale() -> list[Spec]:
 def keys() -> list[Spec]:
     """What becomes of each token for the last one: a bar per scheme, cut where states change."""
     colours = {"domain": [*TOKEN_STATES], "range": "diverging"}
-    bar = layer(
-        mark("bar", height={"band": 0.62}),
+    bar = v.layer(
+        v.mark("bar", height={"band": 0.62}),
         x=_x("first", "token (the last one is the query)"),
         x2={"field": "end"},
-        y=channel("label:N", title=None, axis={"ticks": False}),
-        color=channel("state:N", scale=colours, legend=None),
-        tooltip=tooltip("label:N", "first:Q", "last:Q", "state:N"),
+        y=v.channel("label:N", title=None, axis={"ticks": False}),
+        color=v.channel("state:N", scale=colours, legend=None),
+        tooltip=v.tooltip("label:N", "first:Q", "last:Q", "state:N"),
     )
     return [bar]
 
@@ -179,12 +132,12 @@ def keys() -> list[Spec]:
 def bias() -> list[Spec]:
     """What some heads of one scheme add to their scores, by distance."""
     legend: Spec = {"orient": "bottom", "title": "head", "symbolType": "stroke"}
-    line = layer(
+    line = v.layer(
         "line",
         x=_x("distance", "distance (tokens)", "symlog", top=None),
         y=_y("bias", "added to scores", "symlog"),
-        color=channel("head:O", scale={"range": "ordinal"}, legend=legend),
-        tooltip=tooltip("head:N", "distance:Q", "bias:Q"),
+        color=v.channel("head:O", scale={"range": "ordinal"}, legend=legend),
+        tooltip=v.tooltip("head:N", "distance:Q", "bias:Q"),
     )
     return [line]
 
@@ -192,29 +145,29 @@ def bias() -> list[Spec]:
 def pairs(near: str = "window", legend: Spec | None = None) -> list[Spec]:
     """Which pairs are visible, shaded by distance up to `near`; hidden ones pale, those past the
     trained distances in another colour."""
-    shown = SHORT.replace("datum.value", f"(datum.value / {CELLS} * length)")
+    shown = v.SHORT.replace("datum.value", f"(datum.value / {CELLS} * length)")
     look: Spec = {"values": [0, 10, 20, 30, 40], "labelExpr": shown, "grid": False}
     even: Spec = {"domain": [0, CELLS]}
     place: Spec = {
-        "x": axis("key", "key", ends=even, **look),
+        "x": v.axis("key", "key", ends=even, **look),
         "x2": {"field": "key_end"},
-        "y": axis("query", "query", ends={**even, "reverse": True}, **look),
+        "y": v.axis("query", "query", ends={**even, "reverse": True}, **look),
         "y2": {"field": "query_end"},
-        "tooltip": tooltip("query_token:Q", "key_token:Q", "believed:Q", believed="distance"),
+        "tooltip": v.tooltip("query_token:Q", "key_token:Q", "believed:Q", believed="distance"),
     }
 
     def shade(colours: str, low: str, high: str, legend: Spec | None) -> Spec:
         ends = {"domain": [{"expr": low}, {"expr": high}], "clamp": True, "nice": False}
         scale = {"range": colours, "interpolate": "rgb", **ends}
-        return channel("believed:Q", scale=scale, legend=legend)
+        return v.channel("believed:Q", scale=scale, legend=legend)
 
     inside = place | {"color": shade("heatmap", "0", near, legend)}
     far = place | {"color": shade("ramp", "window", "length", None)}
-    cell = mark("rect", strokeWidth=0)
+    cell = v.mark("rect", strokeWidth=0)
     return [
-        layer({**cell, "style": "hidden"}, where="datum.believed === null", **place),
-        layer(cell, where="datum.believed !== null && !datum.past", **inside),
-        layer(cell, where="datum.past", **far),
+        v.layer({**cell, "style": "hidden"}, where="datum.believed === null", **place),
+        v.layer(cell, where="datum.believed !== null && !datum.past", **inside),
+        v.layer(cell, where="datum.past", **far),
     ]
 
 
@@ -226,7 +179,7 @@ def page_spec(page: Page) -> Spec:
     window = {"name": "window", "value": page.trained or page.length}
     return {
         "title": {**text, "font": "monospace", "fontSize": 16, "offset": 18},
-        "params": [CHOSEN, window, {"name": "length", "value": page.length}],
+        "params": [v.CHOSEN, window, {"name": "length", "value": page.length}],
         "vconcat": [_sheet(sheet, page) for sheet in page.sheets],
         "spacing": 36,
     }
@@ -234,7 +187,7 @@ def page_spec(page: Page) -> Spec:
 
 def sheet_charts(sheet: Sheet, page: Page) -> dict[str, Spec]:
     """The charts that one scheme has rows for, by name: parts of a larger document."""
-    legend: Spec = {"title": "distance", "labelExpr": SHORT, "gradientLength": 120}
+    legend: Spec = {"title": "distance", "labelExpr": v.SHORT, "gradientLength": 120}
     effective = [(r.distance, r.believed) for r in sheet.distances]
     most = max((y for _, y in effective if y is not None), default=0)
     longest = max((w.scaled or w.plain for w in sheet.wavelengths), default=0)
@@ -242,7 +195,7 @@ def sheet_charts(sheet: Sheet, page: Page) -> dict[str, Spec]:
     deepest = max((c["believed"] or 0 for c in cells if not c["past"]), default=1)
     x = _x("distance", "distance (tokens)", "symlog")
     states = [s for s in PAIR_STATES if s in {w.state for w in sheet.wavelengths}]
-    unscaled = mark("line", strokeDash=[2, 3], strokeWidth=1.4, style="faint")
+    unscaled = v.mark("line", strokeDash=[2, 3], strokeWidth=1.4, style="faint")
     found: dict[str, tuple[str, list[Spec], Sequence[Any]]] = {
         "map": (
             "Distance map (dotted: the true distance)",
@@ -258,14 +211,14 @@ def sheet_charts(sheet: Sheet, page: Page) -> dict[str, Spec]:
             "Decay (dotted: unscaled RoPE; band: range)",
             [
                 *_hidden([(r.distance, r.mean) for r in sheet.decay], x),
-                layer(unscaled, x=x, y="plain:Q"),
+                v.layer(unscaled, x=x, y="plain:Q"),
                 *decay(),
             ],
             sheet.decay,
         ),
         "wavelengths": (
             "Wavelengths (small dots: unscaled RoPE)",
-            [*wavelengths(states), *level(f"length {page.length:,}", page.length, [0, longest])],
+            [*wavelengths(states), *v.level(f"length {page.length:,}", page.length, [0, longest])],
             sheet.wavelengths,
         ),
         "scale": ("Query scale", scale(), sheet.scale),
@@ -283,7 +236,7 @@ def sheet_charts(sheet: Sheet, page: Page) -> dict[str, Spec]:
         "pairs": ("Visible pairs (pale: hidden)", pairs(str(deepest), legend), cells),
     }
     return {
-        name: inset(
+        name: v.inset(
             {"layer": layers, "height": 240, "title": title},
             [_plain(r) | {"column": "A", "label": sheet.written} for r in rows],
             width=240 if name == "pairs" else 360,
@@ -326,17 +279,17 @@ def _plain(row: Any) -> dict[str, Any]:
 def _hidden(points: Sequence[tuple[float, float | None]], x: Spec) -> list[Spec]:
     """Pale bands over the distances at which pairs are hidden."""
     bands = [{"distance": a, "end": b} for a, b in gaps(points)]
-    band = mark("rect", style="hidden")
-    return [layer(band, bands, x=x, x2={"field": "end"})] if bands else []
+    band = v.mark("rect", style="hidden")
+    return [v.layer(band, bands, x=x, x2={"field": "end"})] if bands else []
 
 
 def _x(field: str, title: str, scale: str = "linear", top: str | None = "length - 1") -> Spec:
     ends: Spec = {} if top is None else {"domainMin": 0, "domainMax": {"expr": top}}
-    return axis(field, title, scale, ends=ends, grid=False)
+    return v.axis(field, title, scale, ends=ends, grid=False)
 
 
 def _y(field: str, title: str, scale: str = "linear") -> Spec:
-    return axis(field, title, scale, ends={"nice": True} if scale == "linear" else None)
+    return v.axis(field, title, scale, ends={"nice": True} if scale == "linear" else None)
 
 
 def _as(given: Spec, field: str) -> Spec:
@@ -344,39 +297,39 @@ def _as(given: Spec, field: str) -> Spec:
 
 
 def _of_schemes(drawn: Spec, x: Spec, y: Spec) -> Spec:
-    return layer(drawn, x=x, y=y, color=COLOUR)
+    return v.layer(drawn, x=x, y=y, color=COLOUR)
 
 
 def _band(x: Spec, y: Spec, opacity: float) -> Spec:
-    area = mark("area", opacity=opacity)
-    return layer(area, x=x, y=_as(y, "low"), y2={"field": "high"}, color=COLOUR)
+    area = v.mark("area", opacity=opacity)
+    return v.layer(area, x=x, y=_as(y, "low"), y2={"field": "high"}, color=COLOUR)
 
 
 def _pointed(x: Spec, y: str, *values: str) -> Spec:
     """Invisible points that answer a pointer."""
-    tips = tooltip("label:N", f"{x['field']}:Q", *values)
-    return layer(mark("circle", size=90, opacity=0), x=x, y=f"{y}:Q", tooltip=tips)
+    tips = v.tooltip("label:N", f"{x['field']}:Q", *values)
+    return v.layer(v.mark("circle", size=90, opacity=0), x=x, y=f"{y}:Q", tooltip=tips)
 
 
 def _computed(drawn: Spec, fields: Mapping[str, str], where: str = "true", **encoding: Any) -> Spec:
     """A layer of one row, whose fields are expressions of the parameters."""
     steps = [{"filter": where}, *({"calculate": e, "as": n} for n, e in fields.items())]
-    return layer(drawn, [{}], **encoding) | {"transform": steps}
+    return v.layer(drawn, [{}], **encoding) | {"transform": steps}
 
 
 def _past(x: Spec) -> Spec:
     """The part of a chart that lies past the trained window."""
     ends: Spec = {"x": _as(x, "from"), "x2": {"field": "to"}}
     fields = {"from": "window", "to": "length - 1"}
-    return _computed(mark("rect", style="past", clip=True), fields, "length > window", **ends)
+    return _computed(v.mark("rect", style="past", clip=True), fields, "length > window", **ends)
 
 
 def _window_rule(where: str = "length > window") -> list[Spec]:
     """A dashed rule at the trained window, with its number."""
     fields = {"at": "window", "name": "'trained window ' + format(window, ',')"}
-    text = mark("text", align="left", baseline="bottom", dx=5, dy=-3, fontSize=10)
+    text = v.mark("text", align="left", baseline="bottom", dx=5, dy=-3, fontSize=10)
     place: Spec = {"y": "at:Q", "x": {"value": 0}, "text": "name:N"}
     return [
-        _computed(mark("rule"), fields, where, y="at:Q"),
+        _computed(v.mark("rule"), fields, where, y="at:Q"),
         _computed(text, fields, where, **place),
     ]

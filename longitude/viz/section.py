@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from longitude.extension.distance_map import MapPoint
 
 DAGGER = NOT_RUN[0]
-OVER, LENGTH, COST = "over", "effective_length", "in_window_cost"  # columns that are no metrics
+OVER, LENGTH, COST = (
+    "over baseline",
+    "effective length",
+    "in-window cost",
+)  # columns that are no metrics
 
 
 @dataclass(frozen=True)
@@ -132,35 +136,23 @@ class Section:
     @cached_property
     def columns(self) -> list[Column]:
         """The columns of the table of methods, the most important first."""
-        at = f"at {self.target:,}"
-        context, over = self.tables.get(CONTEXT), "loss: nats per token of the same last tokens"
-        extra = {
-            LOSS: Column(LOSS, "loss", f"nats, first {self.target:,}", "loss: nats per token"),
-            CONTEXT: Column(CONTEXT, "context loss", f"nats, {at}", over),
-            OVER: Column(OVER, "over baseline", f"nats, {at}"),
-            PASSKEY: Column(PASSKEY, "passkeys", f"retrieved, {at}", f"passkeys: retrieved {at}"),
-            LENGTH: Column(
-                *(LENGTH, "effective length", "tokens with 80 % of passkeys"),
-                "effective length: the longest with 80 % of passkeys",
-            ),
-            COST: Column(
-                *(COST, "in-window cost", "nats, inside the window"),
-                "in-window cost: loss inside the window minus the baseline's, in nats",
-            ),
+        at, context = f"at {self.target:,}", self.tables.get(CONTEXT)
+        over = context is not None and any(c.over for c in context.cells.values())
+        length, cost = "tokens with 80 % of passkeys", "nats per token, inside the window"
+        derived = {
+            CONTEXT: [Column(OVER, OVER, f"nats per token, {at}")] * over,
+            PASSKEY: [Column(LENGTH, LENGTH, length, f"{LENGTH}: most {length}")]
+            * bool(self.effective_length)
+            + [Column(COST, COST, cost, f"{COST}: over the baseline's loss, {cost}")]
+            * bool(self.in_window_cost),
         }
-        every = extra | {
-            name: Column(name, m.heading, f"{m.unit}, {at}", f"{m.heading}: {m.unit} {at}")
-            for name, m in metrics().items()
-            if name not in extra
-        }
-        there = {
-            **dict.fromkeys(self.tables, True),
-            LOSS: LOSS in self.tables and context is None,
-            OVER: context is not None and any(c.over for c in context.cells.values()),
-            LENGTH: bool(self.effective_length),
-            COST: bool(self.in_window_cost),
-        }
-        return [column for name, column in every.items() if there.get(name)]
+        columns = []
+        for name, m in metrics().items():
+            if name in self.tables and not (name == LOSS and context):
+                note = f"{m.heading}: {m.title[:1].lower()}{m.title[1:]} ({m.unit})"
+                columns.append(Column(name, m.heading, f"{m.unit}, {at}", note))
+            columns += derived.get(name, [])
+        return columns
 
     def shown(self, label: str, column: str) -> Cell:
         """One number of the table of methods."""

@@ -34,8 +34,8 @@ def test_a_hundred_columns_tell_all_that_matters() -> None:
 
 def test_only_what_is_shown_is_explained() -> None:
     one = section(rows.FOUND)
-    assert "effective length: the longest" in " ".join(shown(one, 100).split())
-    assert "effective length: the longest" not in " ".join(shown(one, 46).split())
+    assert "effective length: most tokens" in " ".join(shown(one, 100).split())
+    assert "effective length: most tokens" not in " ".join(shown(one, 46).split())
 
 
 def test_of_many_lengths_a_few_are_shown() -> None:
