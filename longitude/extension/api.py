@@ -22,8 +22,16 @@ from typing import TYPE_CHECKING, Any
 from longitude.core.progress import Event
 from longitude.core.store import Store
 from longitude.core.validate import UserError, shown
-from longitude.extension import budget, lm_eval
-from longitude.extension.measure import Evaluator, measurements, missing, run_tasks
+from longitude.extension import lm_eval
+from longitude.extension.measure import (
+    Evaluator,
+    fit_budget,
+    measurements,
+    missing,
+    parse_seconds,
+    run_tasks,
+    time_model,
+)
 from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
 from longitude.extension.rank import Recommendation, recommend
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
@@ -120,7 +128,7 @@ def estimate(
             "methods": [m.label for m in plan.methods],
             "documents": [t.name for t in plan.texts],
             "tasks": len(plan.tasks()),
-            "seconds": round(budget.pace(prepared).plan(plan)),
+            "seconds": round(time_model(prepared).plan(plan)),
         }
     )
 
@@ -129,13 +137,13 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
     """What is to be measured; cut down where there is a time budget."""
     if options.engine not in ENGINES:
         raise UserError(f"--engine is {' or '.join(ENGINES)}, but got {shown(options.engine)}.")
-    seconds = None if options.budget is None else budget.seconds(options.budget)
+    seconds = None if options.budget is None else parse_seconds(options.budget)
     target = to or ("8x" if model == DEFAULT_MODEL else "4x")
     prepared = prepare(TargetModel.load(model, options), target, options)
     if seconds is None:
         return prepared
-    pace = budget.pace(prepared)
-    plan, cut = budget.fit(prepared.plan, pace, seconds)
+    pace = time_model(prepared)
+    plan, cut = fit_budget(prepared.plan, pace, seconds)
     notes = [f"left out to fit into {options.budget}: {note}" for note in cut]
     notes = notes or [f"everything fits into {options.budget}: about {pace.plan(plan):,.0f} s"]
     documents = prepared.documents[: len(plan.texts)]

@@ -21,7 +21,6 @@ from longitude.inspection.catalogue import default_dim, distinct_layers
 from longitude.inspection.curves import bias, sample
 from longitude.inspection.score_variance import positions, remapped_distance
 
-MapPoint = tuple[float, float | None, float | None]  # true distance, minimum, maximum
 HEADS = 8
 HEAD_DIM, OTHER_HEAD_DIM = 64, 128  # what is drawn, and another size that models have
 MapPoint = tuple[float, float | None, float | None]  # true distance, least and greatest effective

@@ -23,7 +23,6 @@ from longitude.eval.records import CONTEXT, ResultKey
 from longitude.extension.candidates import by_length, label
 from longitude.extension.measure import Evaluator
 from longitude.extension.plan import Method
-from longitude.extension.search.factors import STARTS, factor_starts, scalable, search_factors
 from longitude.extension.search.halving import (
     SMALLEST,
     Losses,
@@ -34,7 +33,14 @@ from longitude.extension.search.halving import (
     judge,
     split_documents,
 )
-from longitude.extension.search.space import neighbours, starts
+from longitude.extension.search.space import (
+    STARTS,
+    factor_starts,
+    neighbours,
+    scalable,
+    search_factors,
+    starts,
+)
 from longitude.hf.patch import own_scheme
 from longitude.parts import Rope
 

@@ -4,6 +4,17 @@ A neighbour changes one part or several, each to a setting of the part's own `gr
 (`core/part.py`); every other one changes a single parameter of a part, so that a good scheme is
 also examined closely. Where layers differ, those that see the full context change and those under a
 window stay.
+
+Factors for each pair of dimensions: θ_i / λ_i with λ_0 <= λ_1 <= …, searched and written as
+`longrope`, which every runtime can serve.
+
+After Ding et al. 2024, "LongRoPE" (arXiv:2402.13753): the search starts from linear, NTK and YaRN
+and keeps the factors non-decreasing. Theirs evolves every factor by itself over thousands of
+forwards; this one is small. Curves of log λ are bent at a few knots, linearly in between, or slid
+along the pairs, or two of them are blended; successive halving decides, and steps shrink from
+generation to generation. The temperature is searched, too. Short and long factors are the same, so
+nothing switches with the length. The paper also leaves the first few tokens uninterpolated; no
+runtime has a setting for that.
 """
 
 from __future__ import annotations
@@ -11,17 +22,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 from typing import Any
+
+import numpy as np
 
 from longitude.core.lengths import Lengths, Setting
 from longitude.core.part import optional
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.parts import LogN, Rope
+from longitude.extension.search.halving import Losses, Report, Score, evolve, ignore
+from longitude.parts import Linear, LogN, LongRope, Ntk, Rope, Unscaled, Yarn
 
 TRIES = 10  # draws per neighbour; a small space runs out of new ones
+KNOTS = 7
+STARTS = 3  # linear, NTK and YaRN
+GENERATIONS = 4
+SLIDES = 0.25  # the share of bends that move the whole curve along the pairs
+WARM = 0.04  # the standard deviation of a step in the temperature
 
 
 @dataclass(frozen=True)
@@ -123,3 +143,136 @@ def _within(part: Any, old: Any, new: Any) -> Any:
     if part.frequencies == old:
         return replace(part, frequencies=new)
     return replace(part, remap=new) if part.remap == old else part
+
+
+# factors per dimension
+
+
+@dataclass(frozen=True)
+class Curve:
+    """ln λ of each pair, never falling, and the factor on q and on k each."""
+
+    logs: tuple[float, ...]
+    attention: float
+
+
+def search_factors(
+    score: Score | Losses,
+    rope: Rope,
+    head_dim: int,
+    trained: int,
+    target: int,
+    documents: Sequence[int],
+    budget: int,
+    rng: Random,
+    report: Report = ignore,
+) -> str:
+    """The best scheme of per-dimension factors for the model's own rotation: never worse
+    than its starts on these documents, on all of which the starts are scored."""
+    losses = score if isinstance(score, Losses) else Losses(score)
+    roots = list(factor_starts(rope, head_dim, trained, target))
+    spent = losses.spent
+    roots.sort(key=lambda root: losses.mean(root, documents))
+    budget -= losses.spent - spent
+    most = math.log(2 * target / trained) + max(own_curve(rope, head_dim, trained).logs)
+
+    def breed(parents: Sequence[str], count: int, generation: int) -> list[str]:
+        step = math.log(target / trained) / 4 / 2**generation
+        curves = [curve_of(parent) for parent in parents]
+        drawn = [_child(curves, step, most, rng) for _ in range(count)]
+        return [written(rope, curve, trained, target) for curve in drawn]
+
+    return evolve(losses, roots, breed, documents, budget, GENERATIONS, rng, report)
+
+
+def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[str, str]:
+    """Linear, NTK and YaRN on top of the model's own frequencies: as factors, and by their name
+    where the model's own frequencies are unscaled."""
+    ratio, own = round(target / trained, 4), own_curve(rope, head_dim, trained)
+    kinds = (Linear(ratio), Ntk(ratio), Yarn(ratio, original=trained))
+    texts = {}
+    for kind in kinds:
+        scaled = own_curve(replace(rope, frequencies=kind), head_dim, target)
+        logs = [a + b for a, b in zip(own.logs, scaled.logs, strict=True)]
+        curve = monotone(logs, own.attention * scaled.attention, math.inf)
+        text, plain = written(rope, curve, trained, target), rope.frequencies == Unscaled()
+        named = dump(Scheme.of(replace(rope, frequencies=kind)))
+        texts[text] = named if plain else text
+    return texts
+
+
+def scalable(rope: Rope, head_dim: int, length: int) -> bool:
+    """Whether there are two pairs or more, as NTK needs, and every one of them rotates."""
+    dim = rope.dim(head_dim)
+    return dim > 2 and bool((rope.frequencies.inv_freq(dim, rope.base, length) > 0).all())
+
+
+def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
+    """What a rotation divides each of RoPE's frequencies by."""
+    if not scalable(rope, head_dim, length):
+        raise UserError(
+            f"factors can't scale {rope} in heads of {head_dim}: it has a single pair, or pairs "
+            f"that never rotate; search the parameters of other schemes."
+        )
+    dim = rope.dim(head_dim)
+    scaled = rope.frequencies.inv_freq(dim, rope.base, length)
+    logs = (Unscaled().inv_freq(dim, rope.base, length) / scaled).log().tolist()
+    return Curve(tuple(logs), math.sqrt(rope.frequencies.gain(length)))
+
+
+def written(rope: Rope, curve: Curve, trained: int, target: int) -> str:
+    """The scheme of a curve; four decimals keep its text short, and rounding keeps the order."""
+    factors = tuple(round(math.exp(log), 4) for log in curve.logs)
+    frequencies = LongRope(
+        factors,
+        factors,
+        original=trained,
+        factor=round(target / trained, 4),
+        attention_factor=round(curve.attention, 4),
+    )
+    return dump(Scheme.of(replace(rope, frequencies=frequencies)))
+
+
+def curve_of(text: str) -> Curve:
+    """The curve of a scheme that `written` wrote."""
+    scheme = parse(text)
+    assert isinstance(scheme, Scheme) and scheme.rotary is not None
+    factors = scheme.rotary.frequencies
+    assert isinstance(factors, LongRope)
+    return Curve(tuple(map(math.log, factors.long)), factors.attention())
+
+
+def monotone(logs: Sequence[float], attention: float, most: float) -> Curve:
+    """The least curve above these numbers that never falls, between no scaling and the most."""
+    return Curve(tuple(min(log, most) for log in accumulate((0.0, *logs), max))[1:], attention)
+
+
+def _child(parents: Sequence[Curve], step: float, most: float, rng: Random) -> Curve:
+    """A blend of two parents, or one of them bent, or both; the first parents have the most."""
+    curve = parents[int(len(parents) * rng.random() ** 2)]
+    if len(parents) > 1 and rng.random() < 0.3:
+        curve = _blend(*rng.sample(parents, 2), share=rng.random())
+        if rng.random() < 0.5:
+            return curve
+    return _bent(curve, step, most, rng)
+
+
+def _blend(a: Curve, b: Curve, share: float) -> Curve:
+    """Between two curves that never fall: so it doesn't either."""
+    mix = [share * x + (1 - share) * y for x, y in zip(a.logs, b.logs, strict=True)]
+    return Curve(tuple(mix), share * a.attention + (1 - share) * b.attention)
+
+
+def _bent(curve: Curve, step: float, most: float, rng: Random) -> Curve:
+    """Slid along the pairs, or moved at one knot or at all of them; half of the time warmed or
+    cooled as well."""
+    pairs = np.arange(len(curve.logs))
+    if rng.random() < SLIDES:
+        slid = pairs - rng.gauss(0, step * len(pairs) / 4)
+        return monotone(np.interp(slid, pairs, curve.logs).tolist(), curve.attention, most)
+    only = rng.choice((None, *range(KNOTS)))
+    offsets = [rng.gauss(0, step) if only in (None, knot) else 0.0 for knot in range(KNOTS)]
+    moves = np.interp(np.linspace(0, KNOTS - 1, len(pairs)), range(KNOTS), offsets)
+    warmer = rng.gauss(0, WARM) if rng.random() < 0.5 else 0.0
+    logs = (np.array(curve.logs) + moves).tolist()
+    return monotone(logs, max(0.5, curve.attention + warmer), most)

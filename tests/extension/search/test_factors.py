@@ -11,8 +11,8 @@ import torch
 
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.extension.search.factors import curve_of, factor_starts, search_factors
 from longitude.extension.search.halving import Losses
+from longitude.extension.search.space import curve_of, factor_starts, search_factors
 from longitude.parts import LongRope, Rope
 
 L, N, HEAD = 256, 2048, 32

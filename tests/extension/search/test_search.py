@@ -12,8 +12,8 @@ import torch
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.extension.search import search, smallest_budget
-from longitude.extension.search.factors import curve_of
 from longitude.extension.search.halving import judge, split_documents
+from longitude.extension.search.space import curve_of
 from longitude.parts import LongRope
 
 L, N, HEAD = 256, 2048, 32
