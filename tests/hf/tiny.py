@@ -6,6 +6,7 @@ zero, a wrong rotation would change nothing that a test could see.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -119,7 +120,15 @@ def decoder(kind: str, seed: int = 0, **more: Any) -> Any:
 
     torch.manual_seed(seed)
     config = config_of(kind, **more)
-    return sharp(AutoModelForCausalLM.from_config(config, **capped(config)))
+    model = sharp(AutoModelForCausalLM.from_config(config, **capped(config)))
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@cache
+def shared(kind: str) -> Any:
+    """The model of `decoder(kind)`, built once per session: patch it, but change nothing else."""
+    return decoder(kind)
 
 
 def capped(config: Any) -> dict[str, Any]:

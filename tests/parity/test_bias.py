@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from transformers import MarianConfig, MarianModel, PegasusConfig, PegasusModel
+from transformers import MarianConfig, MarianModel, PegasusConfig, PegasusModel, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
@@ -29,9 +29,23 @@ HALF = 2**-24  # relative error of one rounding to float32
 @pytest.mark.parametrize("shrunk", [False, True])
 def test_t5_buckets(both: bool, buckets: int, reach: int, shrunk: bool) -> None:
     reach = reach if not shrunk else reach * buckets // 320 + 1  # … and only just past
+    config = T5Config(
+        d_model=1,
+        d_kv=1,
+        num_heads=1,
+        is_decoder=not both,
+        relative_attention_num_buckets=buckets,
+        relative_attention_max_distance=reach,
+    )
+    module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    torch.nn.init.zeros_(module.relative_attention_bias.weight).data += torch.arange(buckets)[
+        :, None
+    ]
+    theirs = module.compute_bias(
+        1, 2001, past_seen_tokens=1000
+    ).flatten()  # a bucket's bias: itself
     ahead = torch.arange(-1000, 1001)  # theirs counts from query to key, ours from key to query
-    theirs = T5Attention._relative_position_bucket(ahead, both, buckets, reach)
-    assert torch.equal(bucket(-ahead, buckets, reach, both), theirs)
+    assert torch.equal(bucket(-ahead, buckets, reach, both).float(), theirs)
 
 
 @pytest.mark.parametrize("heads", range(1, 129))

@@ -112,9 +112,9 @@ def state(model: Any) -> list[Any]:
             name,
             type(module),
             sorted(vars(module)),
-            list(module._forward_pre_hooks),
-            {key: id(buffer) for key, buffer in module._buffers.items()},
-            {key: id(weight) for key, weight in module._parameters.items()},
+            list(vars(module)["_forward_pre_hooks"]),
+            {key: id(buffer) for key, buffer in module.named_buffers(recurse=False)},
+            {key: id(weight) for key, weight in module.named_parameters(recurse=False)},
         )
         for name, module in model.named_modules()
     ]

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 import longitude.hf as lh
 from longitude.core.validate import UserError
 from longitude.training.data import gather
-
-from .tiny import WINDOW, decoder, ids
+from tests.hf.tiny import WINDOW, decoder, ids
 
 SINKS = 4
 STATM = Path("/proc/self/statm")
