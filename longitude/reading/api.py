@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -308,6 +307,7 @@ def _generate(
     """An answer token by token; `parts` say where the windows are."""
     import torch
 
+    from longitude.eval.perplexity import is_out_of_memory
     from longitude.reading import extend, nbce
     from longitude.reading import windows as parallel
 
@@ -321,7 +321,7 @@ def _generate(
             torch.manual_seed(o.seed)  # transformers samples from the global generator
     o.progress(Event("windows", 0, len(windows), job="read"))
     model, tokenizer = loaded.model, loaded.tokenizer
-    with _out_of_memory_explained():
+    try:
         if choice.by == "extend":
             scheme = choice.extension.scheme if choice.extension else None
             answer = extend.answer(model, tokenizer, windows[0], question, scheme, **more)
@@ -330,6 +330,13 @@ def _generate(
             answer = nbce.answer(model, tokenizer, windows, question, room=room, **more)
         else:
             answer = parallel.answer(model, tokenizer, windows, question, **more)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            "the windows do not fit into memory: lower --window or --most-windows, or use another "
+            "device or a smaller dtype."
+        ) from error
     return ReadResult(answer, choice, o.name, question, tuple(texts), tuple(parts))
 
 
@@ -344,21 +351,6 @@ def _cache_room(device: Any) -> int | None:
         lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
         free = int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024
     return free * 3 // 4 or None
-
-
-@contextmanager
-def _out_of_memory_explained() -> Iterator[None]:
-    from longitude.eval.perplexity import is_out_of_memory
-
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            "the windows do not fit into memory: lower --window or --most-windows, or use another "
-            "device or a smaller dtype."
-        ) from error
 
 
 # a tree

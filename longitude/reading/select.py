@@ -13,10 +13,9 @@ the same name, window and scheme in another precision, whose weights have anothe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from longitude.core.validate import UserError
 from longitude.eval.records import KIND, Subject
@@ -121,27 +120,20 @@ def prior_runs(folder: Path, subject: Subject) -> list[Extension]:
     no finished run of it are skipped."""
     if not folder.is_dir():
         return []
-    found = []
+    extensions = []
     for run in [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]:
         try:
-            if _is_of(run / "rows.jsonl", subject):
-                advice = json.loads((run / "recommendation.json").read_text(encoding="utf-8"))
-                found += [_recommended(run, advice["best"])] if advice["helps"] else []
+            if not _is_of(run / "rows.jsonl", subject):
+                continue
+            advice = json.loads((run / "recommendation.json").read_text(encoding="utf-8"))
+            if advice["helps"]:
+                best, numbers = advice["best"], advice["best"]["numbers"]
+                passkeys = float(numbers["passkey"]["mean"]) if numbers.get("passkey") else None
+                measured = (str(best["scheme"]), int(numbers["length"]), passkeys)
+                extensions.append(Extension(str(run), str(best["label"]), *measured))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
-    return found
-
-
-def _recommended(run: Path, best: Mapping[str, Any]) -> Extension:
-    numbers = best["numbers"]
-    passkeys = numbers.get("passkey")
-    return Extension(
-        run=str(run),
-        label=str(best["label"]),
-        scheme=str(best["scheme"]),
-        length=int(numbers["length"]),
-        passkeys=float(passkeys["mean"]) if passkeys else None,
-    )
+    return extensions
 
 
 def _is_of(rows: Path, subject: Subject) -> bool:
