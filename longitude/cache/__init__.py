@@ -121,7 +121,7 @@ class Cache:
         """
         options |= {"length": self.length, "key_padding": self._hidden()}
         v, pos = self.values.view(), self._pos
-        out = self._decoder.attend(self.keys, v, Query(q, q_pos, pos, weights, options))
+        out = self._decoder.attend(Query(self.keys, v, q, q_pos, pos, weights, options))
         if out is not None:
             return out
         return attention(self.scheme, q, self.keys.pre_rope(), v, q_pos, pos, weights, **options)

@@ -153,8 +153,10 @@ def _runs(lines: list[Line] | None) -> Iterator[Run]:
 
 
 class Query(NamedTuple):
-    """The arguments of `Cache.attend`."""
+    """The arguments of `Cache.attend`, and what is cached."""
 
+    keys: RotatedKeys
+    v: Tensor
     q: Tensor
     q_pos: Pos
     k_pos: Pos
@@ -174,28 +176,29 @@ class Decoder:
         # every key has one frame for good
         self.one_frame = rope is not None and rope.remap is None and not by_rows(rope.frequencies)
 
-    def attend(self, keys: RotatedKeys, v: Tensor, query: Query) -> Tensor | None:
+    def attend(self, query: Query) -> Tensor | None:
         """Attention over the cached keys, None if the call is not supported."""
-        q, k = query.q, keys.buffer.view()
+        keys, v, q = query[:3]
+        k = keys.buffer.view()
         if not self.supported or keys.lines is None or q.shape[0] != k.shape[0]:
             return None
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
             return None
         at = _query_positions(query)
-        if at is not None and (out := self._by_kernel(keys, v, query, at)) is not None:
+        if at is not None and (out := self._by_kernel(query, at)) is not None:
             return out
         if q.shape[2] > decode.MAX_QUERIES and not keys.any_rotated():
             # if the kernel decodes after these queries, keys stay pre-RoPE
             if decode.unsupported_reason(self.scheme, q[:, :, :1], k, v) is None:
                 return None
-        separate = at if _separable(keys, v, query) else None
+        separate = at if _separable(query) else None
         if self.one_frame and (separate is None or (q.is_cuda and len(keys.lines) > MAX_SEPARATE)):
-            return self._in_one_frame(keys, v, query)  # for many rows, one masked call is faster
-        return None if separate is None else self._one_by_one(keys, v, query, separate)
+            return self._in_one_frame(query)  # for many rows, one masked call is faster
+        return None if separate is None else self._one_by_one(query, separate)
 
-    def _in_one_frame(self, keys: RotatedKeys, v: Tensor, query: Query) -> Tensor:
+    def _in_one_frame(self, query: Query) -> Tensor:
         """Keys are rotated once and for all, and attention runs without rotation."""
-        q, q_pos, k_pos, weights, options = query
+        keys, v, q, q_pos, k_pos, weights, options = query
         rope, dtype = self.scheme.rotary, torch.promote_types(q.dtype, torch.float32)
         assert rope is not None
         keys.rotate_all(Region())
@@ -205,42 +208,37 @@ class Decoder:
         q, k = apply_rotary(q, cos, sin, rope.pairs), keys.buffer.view()
         return attention(self.without_rope, q, k, v, q_pos, k_pos, weights, **options)
 
-    def _one_by_one(
-        self, keys: RotatedKeys, v: Tensor, query: Query, at: list[tuple[int, ...]]
-    ) -> Tensor:
-        q, scale = self._scaled(keys, v, query)
-        outs = []
+    def _one_by_one(self, query: Query, at: list[tuple[int, ...]]) -> Tensor:
+        keys, (q, scale), outs = query.keys, self._scaled(query), []
         for n, positions in enumerate(at):
             step = latest_step(self.scheme, keys.table_spec(), keys.lines or [()], positions)
             one = q if len(at) == 1 else q[:, :, n : n + 1]
             sinks = query.options.get("sink_logits")
-            outs.append(_run_step(step, one, keys.apply(step), v, scale, sinks))
+            outs.append(_run_step(step, one, keys.apply(step), query.v, scale, sinks))
         return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
-    def _by_kernel(
-        self, keys: RotatedKeys, v: Tensor, query: Query, at: list[tuple[int, ...]]
-    ) -> Tensor | None:
+    def _by_kernel(self, query: Query, at: list[tuple[int, ...]]) -> Tensor | None:
         """All queries over all visible keys by one kernel, if it supports them."""
+        keys, v = query.keys, query.v
         k, rows = keys.buffer.view(), max(map(len, at))
         by_row = tuple(tuple(i[r % len(i)] for i in at) for r in range(rows))
         lines = tuple(keys.lines or ((),))
         plan = decode.plan_for(self.scheme, query.q, k, v, keys.length, lines, by_row)
         if plan is None:
             return None
-        q, scale = self._scaled(keys, v, query)
+        q, scale = self._scaled(query)
         return decode.run_kernel(
             self.scheme, q, k, v, plan, scale, query.options.get("sink_logits")
         )
 
-    def _scaled(self, keys: RotatedKeys, v: Tensor, query: Query) -> tuple[Tensor, float]:
+    def _scaled(self, query: Query) -> tuple[Tensor, float]:
         """The queries times the factors of ④, and the softmax scale."""
         q, scale = query.q, query.options.get("scale")
         scale = self.scheme.softmax_scale(q.shape[-1]) if scale is None else scale
         if self.scheme.scale:
-            own = {"scale": scale, "segments": None, "length": keys.length}
-            k = keys.buffer.view()
-            p = prepare(self.scheme, q, k, v, query.q_pos, query.k_pos, query.weights, **own)
-            q = p.q
+            own = {"scale": scale, "segments": None, "length": query.keys.length}
+            k, (q_pos, k_pos, weights) = query.keys.buffer.view(), query[3:6]
+            q = prepare(self.scheme, q, k, query.v, q_pos, k_pos, weights, **own).q
         return q, scale
 
 
@@ -258,9 +256,9 @@ def _query_positions(query: Query) -> list[tuple[int, ...]] | None:
     return None if rows.is_floating_point() else [one_if_equal(tuple(c)) for c in rows.T.tolist()]
 
 
-def _separable(keys: RotatedKeys, v: Tensor, query: Query) -> bool:
+def _separable(query: Query) -> bool:
     """Whether queries may run one by one over rotated keys."""
-    q = query.q
+    keys, v, q = query[:3]
     if operator_for(q) is None or v.shape[-1] != q.shape[-1] or q.shape[1] % v.shape[1]:
         return False
     return q.shape[2] == 1 or (q.shape[2] <= MAX_SEPARATE and keys.any_rotated())

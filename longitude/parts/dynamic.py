@@ -26,6 +26,7 @@ from longitude.parts.frequencies import (
     NtkMixed,
     Unscaled,
     Yarn,
+    check_bounds,
     powers,
     stretched,
 )
@@ -88,11 +89,7 @@ class DynamicYarn(Frequencies):
     by_length: ClassVar[bool] = True
 
     def check(self) -> None:
-        if self.slow >= self.fast:
-            raise UserError(
-                f"dynamic_yarn: slow must be below fast, but got {self.slow} and {self.fast}: 1 "
-                f"and 32 are usual."
-            )
+        check_bounds(self, "slow", "fast", "1 and 32")
 
     def at(self, length: int) -> Yarn:
         """The static YaRN of this length."""

@@ -10,7 +10,7 @@ so that in float32 they give transformers' bits.
 import math
 from collections.abc import Iterable
 from dataclasses import field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, float64
@@ -26,6 +26,15 @@ def powers(
     """base^(2i/dim): one over the unscaled frequencies, of every pair or of the first few."""
     end = dim if pairs is None else 2 * pairs
     return base ** (torch.arange(0, end, 2, dtype=torch.int64).to(dtype) / dim)
+
+
+def check_bounds(part: Any, low: str, high: str, usual: str) -> None:
+    """Raise unless the lower bound is below the upper one."""
+    a, b = getattr(part, low), getattr(part, high)
+    if a >= b:
+        raise UserError(
+            f"{part.name}: {low} must be below {high}, but got {a} and {b}: {usual} are usual."
+        )
 
 
 @part("unscaled", site="frequencies", paper="Su et al. 2021, arXiv:2104.09864")
@@ -146,11 +155,7 @@ class ByParts(Frequencies):
     high: float = 32
 
     def check(self) -> None:
-        if self.low >= self.high:
-            raise UserError(
-                f"by_parts: low must be below high, but got {self.low} and {self.high}: 1 and "
-                f"32 are usual."
-            )
+        check_bounds(self, "low", "high", "1 and 32")
 
     def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         theta = 1.0 / powers(dim, base, dtype)
@@ -194,11 +199,7 @@ class Yarn(Frequencies):
     mscale_all_dim: float | None = None
 
     def check(self) -> None:
-        if self.slow >= self.fast:
-            raise UserError(
-                f"yarn: slow must be below fast, but got {self.slow} and {self.fast}: 1 and 32 "
-                f"are usual."
-            )
+        check_bounds(self, "slow", "fast", "1 and 32")
 
     def bounds(self, dim: int, base: float) -> tuple[float, float]:
         """The pair indices between which the ramp runs."""
@@ -261,11 +262,7 @@ class Llama3(Frequencies):
     high: float = 4
 
     def check(self) -> None:
-        if self.low >= self.high:
-            raise UserError(
-                f"llama3: low must be below high, but got {self.low} and {self.high}: 1 and 4 "
-                f"are usual."
-            )
+        check_bounds(self, "low", "high", "1 and 4")
 
     def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         theta = 1.0 / powers(dim, base, dtype)
@@ -327,11 +324,7 @@ class LongRope(Frequencies):
         """The factor on q and on k each."""
         if self.attention_factor is not None:
             return self.attention_factor
-        return (
-            math.sqrt(1 + math.log(self.factor) / math.log(self.original))
-            if self.factor > 1
-            else 1.0
-        )
+        return math.sqrt(1 + math.log(max(1, self.factor)) / math.log(self.original))
 
     def gain(self, length: int) -> float:
         return self.attention() ** 2

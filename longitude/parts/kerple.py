@@ -2,7 +2,8 @@
 
     -r1 ln(1 + r2 |i - j|)  or  -a |i - j|^p,  0 < p <= 2, the weights learned for each head
 
-Chi et al. 2022 (arXiv:2205.09921). Site ⑤. Weights are clamped where they are read, so gradients
+Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation"
+(arXiv:2205.09921). Site ⑤. Weights are clamped where they are read, so gradients
 stay right and no forward pass changes them.
 """
 
@@ -19,9 +20,7 @@ MIN_WEIGHT = 0.01
 class KerpleLog(Bias):
     """KERPLE, logarithmic: -r1 ln(1 + r2 |i - j|), r1 and r2 learned for each head.
 
-    Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
-    Weights are clamped to 0.01 or above where they are read, so gradients stay right and no forward
-    changes them.
+    Chi et al. 2022. Weights are clamped to 0.01 or above where they are read.
     """
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
@@ -41,9 +40,7 @@ class KerpleLog(Bias):
 class KerplePower(Bias):
     """KERPLE, power: -a |i - j|^p with 0 < p <= 2, a and p learned for each head.
 
-    Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation".
-    Weights are clamped to 0.01 or above, p to 2 or below, where they are read, so gradients stay
-    right and no forward changes them.
+    Chi et al. 2022. Weights are clamped to 0.01 or above, p to 2 or below, where they are read.
     """
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:

@@ -12,9 +12,21 @@ from collections.abc import Iterable, Iterator
 
 from longitude.core.lengths import NEARBY, Lengths, Setting, combinations, distinct
 from longitude.core.part import Choice, Region, Remap, part
-from longitude.core.region import Area, Chunks, Shift, at
+from longitude.core.region import EVERYWHERE, SAME, Area, Chunks, Shift, at
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 from longitude.parts.scales import LogN
+
+
+def near_and_far(
+    window: int, q: Shift, k: Shift = SAME, keys: Area = EVERYWHERE
+) -> tuple[Region, ...]:
+    """True distances within the window; beyond it q and k shifted, for these keys. Mirrored for
+    keys ahead."""
+    return (
+        Region(Area(lo=1 - window, hi=window)),
+        Region(keys & Area(lo=window), q, k),
+        Region(keys & Area(hi=1 - window), k, q),
+    )
 
 
 @part("rerope", site="remap", paper="Su 2023, kexue.fm/archives/9708")
@@ -29,12 +41,7 @@ class Rerope(Remap):
     window: PositiveInt
 
     def regions(self) -> tuple[Region, ...]:
-        w = self.window
-        return (
-            Region(Area(lo=1 - w, hi=w)),
-            Region(Area(lo=w), q=at(w), k=at(0)),
-            Region(Area(hi=1 - w), q=at(0), k=at(w)),
-        )
+        return near_and_far(self.window, at(self.window), at(0))
 
     @classmethod
     def candidates(cls, lengths: Lengths) -> list[Choice]:
@@ -51,13 +58,8 @@ class Rerope(Remap):
 
 def leak(window: int, divide: float) -> tuple[Region, ...]:
     """Distance r inside the window, window + (r - window)/divide beyond it, on both sides."""
-    jump = window - window / divide
-    slow, ahead = Shift(divide=divide), Shift(divide=divide, add=jump)
-    return (
-        Region(Area(lo=1 - window, hi=window)),
-        Region(Area(lo=window), q=ahead, k=slow),
-        Region(Area(hi=1 - window), q=slow, k=ahead),
-    )
+    q = Shift(divide=divide, add=window - window / divide)
+    return near_and_far(window, q, Shift(divide=divide))
 
 
 def leak_factor(lengths: Lengths) -> int:
@@ -145,13 +147,8 @@ class SelfExtend(Remap):
 
     def regions(self) -> tuple[Region, ...]:
         g, w = self.group, self.window
-        grouped = Shift(divide=g, floor=True)
-        ahead = Shift(divide=g, floor=True, add=w - w // g)
-        return (
-            Region(Area(lo=1 - w, hi=w)),
-            Region(Area(lo=w), q=ahead, k=grouped),
-            Region(Area(hi=1 - w), q=grouped, k=ahead),
-        )
+        q = Shift(divide=g, floor=True, add=w - w // g)
+        return near_and_far(w, q, Shift(divide=g, floor=True))
 
     @classmethod
     def candidates(cls, lengths: Lengths) -> list[Choice]:
@@ -241,13 +238,8 @@ class Streaming(Remap):
     window: PositiveInt
 
     def regions(self) -> tuple[Region, ...]:
-        w, first = self.window, Area(last=self.sinks)
-        capped = Shift(least=self.sinks + w - 1)
-        return (
-            Region(Area(lo=1 - w, hi=w)),
-            Region(first & Area(lo=w), q=capped),
-            Region(first & Area(hi=1 - w), k=capped),
-        )
+        capped = Shift(least=self.sinks + self.window - 1)
+        return near_and_far(self.window, capped, keys=Area(last=self.sinks))
 
     @classmethod
     def candidates(cls, lengths: Lengths) -> list[Choice]:
@@ -276,12 +268,7 @@ class LmInfinite(Remap):
     globals: PositiveInt = 10
 
     def regions(self) -> tuple[Region, ...]:
-        w, first = self.window, Area(last=self.globals)
-        return (
-            Region(Area(lo=1 - w, hi=w)),
-            Region(first & Area(lo=w), q=at(w), k=at(0)),
-            Region(first & Area(hi=1 - w), q=at(0), k=at(w)),
-        )
+        return near_and_far(self.window, at(self.window), at(0), Area(last=self.globals))
 
     @classmethod
     def more_candidates(cls, lengths: Lengths) -> list[Choice]:
