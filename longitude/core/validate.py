@@ -7,6 +7,7 @@ built. `UserError` is the only error that commands print without a traceback.
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -140,3 +141,11 @@ def short(text: str, most: int = 60) -> str:
     """A text on one line, shortened to `most` characters, with its last one."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most - 2]}…{text[-1]}"
+
+
+def target_length(to: int | str, trained: int) -> int:
+    """A number of tokens: 32768, 32k, or 4x the trained window."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([xk]?)", str(to).strip().lower().replace(",", ""))
+    if match is None:
+        raise UserError(f"--to takes a length, but got {shown(to)}: write 32768, 32k or 4x.")
+    return round(float(match[1]) * {"": 1, "k": 1024, "x": trained}[match[2]])

@@ -7,7 +7,6 @@ stopped. User errors are raised here, before the first measurement.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from longitude.core.progress import Progress, silent
 from longitude.core.text import dump
-from longitude.core.validate import UserError, shown
+from longitude.core.validate import UserError, shown, target_length
 from longitude.eval.documents import Document, documents
 from longitude.eval.haystack import form_for
 from longitude.eval.records import COST, LOSS, ResultKey, Subject, Text
@@ -270,14 +269,6 @@ def lengths_for(
             f"{shown(lengths[-1])}: leave out what lies beyond."
         )
     return tuple(lengths)
-
-
-def target_length(to: int | str, trained: int) -> int:
-    """A number of tokens: 32768, 32k, or 4x the trained window."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([xk]?)", str(to).strip().lower().replace(",", ""))
-    if match is None:
-        raise UserError(f"--to takes a length, but got {shown(to)}: write 32768, 32k or 4x.")
-    return round(float(match[1]) * {"": 1, "k": 1024, "x": trained}[match[2]])
 
 
 def _methods(names: str, target: TargetModel, length: int) -> tuple[list[Method], list[str]]:

@@ -273,7 +273,7 @@ def encoding_page(encoding: Encoding) -> rows.Page | None:
 
 
 def _target(name: str, to: str, window: int | None) -> int:
-    from longitude.extension.plan import target_length
+    from longitude.core.validate import target_length
 
     if to.endswith("x") and not window:
         raise UserError(f"{name} names no window, so --to {to} is no length: give tokens.")

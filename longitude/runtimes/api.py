@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from longitude.core.progress import Progress, silent
 from longitude.core.scheme import Layers
 from longitude.core.text import parse
-from longitude.core.validate import UserError, shown
-from longitude.extension.plan import target_length
+from longitude.core.validate import UserError, shown, target_length
 from longitude.runtimes import Runtime, select
 from longitude.runtimes.card import card
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint

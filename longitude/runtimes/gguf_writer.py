@@ -69,7 +69,21 @@ class Changes:
 def changes(header: Header, target: Target) -> Changes:
     """The changes under which llama.cpp computes the target from this file; raises if there are
     none, and names the nearest scheme."""
-    _check(header, target)
+    if not all(target.inv_freq):
+        raise UserError(
+            f"llama.cpp divides frequencies, and no divisor gives a pair the frequency 0 as "
+            f"{shown(target.rope)} does: export a scheme without proportional(…)."
+        )
+    if header.own("rope.scaling.yarn_log_multiplier"):
+        raise UserError(
+            f"{header.path} scales its attention by rope.scaling.yarn_log_multiplier, which no "
+            "scheme expresses: start llama.cpp with --rope-scale instead."
+        )
+    if header.keys.get("split.count", 1) > 1:
+        raise UserError(
+            f"{header.path} is one of {header.keys['split.count']} files of a model: merge them "
+            "first, with llama-gguf-split --merge."
+        )
     kind, scaling, tensors = _scaling(header, target)
     prefix = f"{header.architecture}."
     keys: dict[str, Value | None] = {
@@ -133,24 +147,6 @@ def geometric(target: Target) -> tuple[float, float] | None:
     base, factor = step**-half, 1 / first
     near = math.isclose(base, target.base, rel_tol=CLOSE)
     return target.base if near else base, 1 if math.isclose(factor, 1, rel_tol=CLOSE) else factor
-
-
-def _check(header: Header, target: Target) -> None:
-    if not all(target.inv_freq):
-        raise UserError(
-            f"llama.cpp divides frequencies, and no divisor gives a pair the frequency 0 as "
-            f"{shown(target.rope)} does: export a scheme without proportional(…)."
-        )
-    if header.own("rope.scaling.yarn_log_multiplier"):
-        raise UserError(
-            f"{header.path} scales its attention by rope.scaling.yarn_log_multiplier, which no "
-            "scheme expresses: start llama.cpp with --rope-scale instead."
-        )
-    if header.keys.get("split.count", 1) > 1:
-        raise UserError(
-            f"{header.path} is one of {header.keys['split.count']} files of a model: merge them "
-            "first, with llama-gguf-split --merge."
-        )
 
 
 def rewrite(layout: Layout, out: Path, keys: Keys, tensors: Tensors) -> None:

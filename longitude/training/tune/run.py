@@ -194,7 +194,7 @@ def check(model: str, options: TuneOptions, out: Path) -> None:
 def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[TuneOptions, str]:
     """The options with the scheme that an `extend` run of this model and target in runs/ found
     better than the baseline, if neither scheme nor recipe is given; and a sentence if so."""
-    from longitude.extension.plan import target_length
+    from longitude.core.validate import target_length
     from longitude.runtimes.export import is_run, read_run
     from longitude.runtimes.files import slug
 
@@ -221,7 +221,8 @@ def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[Tune
 
 def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared:
     """Load the model, settle the recipe, read the text; every mistake is raised here."""
-    from longitude.extension.plan import describe, target_length
+    from longitude.core.validate import target_length
+    from longitude.extension.plan import describe
 
     dtype = options.dtype
     if dtype == "auto":
