@@ -141,7 +141,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "k_pos must be a range or a tensor of numbers": {"k_pos": torch.ones(N, dtype=torch.bool)},
     "k must be (batch, heads, tokens, size)": {"k": 3},
     "share one floating-point dtype": {"k": torch.zeros(1, HEADS, N, D)},
-    "floating-point dtype, but got torch.int64": {
+    "dtype and device, but got torch.int64": {
         name: torch.zeros(1, HEADS, N, D, dtype=torch.int64) for name in "qkv"
     },
     "key_padding must be bool": {"key_padding": torch.zeros(1, N, dtype=torch.int64)},

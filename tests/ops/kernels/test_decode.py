@@ -29,7 +29,7 @@ triton = pytest.importorskip("triton")
 
 from longitude.ops.kernels import decode as kernels  # noqa: E402
 from longitude.ops.kernels.decode import blocks_for, decode, decode_kernel  # noqa: E402
-from tests.ops.kernels.hopper import Spec, compiled  # noqa: E402
+from tests.ops.kernels.hopper import Spec, compiled, together  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -381,7 +381,7 @@ def padded(n: int) -> int:
     return max(16, 1 << max(n - 1, 0).bit_length())
 
 
-USUAL = [shares("bf16", 128, 64, False)]
+USUAL = together([shares("bf16", 128, 64, False)])
 OTHERS = [
     shares("bf16", 128, 64, True),
     shares("bf16", 64, 32, False),

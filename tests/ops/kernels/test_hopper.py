@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.ops.kernels.hopper import Spec, compiled
+from tests.ops.kernels.hopper import Spec, compiled, together
 
 pytest.importorskip("triton")
 
@@ -50,7 +50,7 @@ def stacking(dtype: str, d: int, flipped: bool) -> Spec:
     return Spec(kernel, types, constants, aligned, {"num_warps": 4})
 
 
-USUAL = [turning("bf16", 128, 64, False), joining("bf16", 128, 3, True, True)]
+USUAL = together([turning("bf16", 128, 64, False), joining("bf16", 128, 3, True, True)])
 OTHERS = [
     turning("bf16", 128, 64, True),
     turning("bf16", 80, 40, False),
