@@ -78,14 +78,10 @@ def test_dropout_drops_and_keeps_the_mean() -> None:
     q, k, v = (x.float() for x in qkv(HEADS))
     s, v = scheme("rope()"), torch.ones_like(v)
     for backend in ("eager", "native"):
-        out = torch.stack(
-            [
-                attention(s, q, k, v, range(N), range(N), backend=backend, dropout=0.3)
-                for _ in range(300)
-            ]
-        )
+        many = [x.repeat(100, 1, 1, 1) for x in (q, k, v)]  # each sequence drops its own
+        out = attention(s, *many, range(N), range(N), backend=backend, dropout=0.3)
         assert float(out.std()) > 0.05
-        assert abs(float(out[:, :, :, 5:].mean()) - 1) < 0.02
+        assert abs(float(out[:, :, 5:].mean()) - 1) < 0.02
     with pytest.raises(UserError, match="dropout can't be merged"):
         attention(scheme(LEAKY), q, k, v, range(N), range(N), backend="native", dropout=0.3)
     auto = attention(scheme(LEAKY), q, k, v, range(N), range(N), dropout=0.3)

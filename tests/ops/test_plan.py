@@ -74,7 +74,8 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
     first = attention(*call)
     for n in range(3):
         attention(scheme("rope()"), *inputs(rows + n if rows == 1 else rows))
-    assert all(torch.equal(attention(*call), first) for _ in range(3 if rows > 1 else 99))
+    again = 99 if text == LEAKY and rows == 1 else 2
+    assert all(torch.equal(attention(*call), first) for _ in range(again))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def covered(found: list[Tile], nq: int, nk: int) -> torch.Tensor:
     return count
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(AREAS, RANGES, RANGES, st.integers(1, 8))
 def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range, finest: int) -> None:
     found = list(tiles((area,), q, k))
