@@ -289,7 +289,14 @@ def _run_step(
         partials.append((out, lse))
     if not partials:
         return torch.zeros_like(q)
-    return _merge(partials, q, sinks, any(rows is not None for _, _, rows in step.spans))
+    lses = [lse for _, lse in partials]
+    if sinks is not None:  # a sink's logit is one more part of the softmax, whose value is zero
+        lses.append(sinks.to(lses[0].dtype).view(1, *lses[0].shape[1:]).expand_as(lses[0]))
+    share = torch.stack(lses).softmax(0)
+    if any(rows is not None for _, _, rows in step.spans):  # a sequence may see nothing at all
+        share = share.nan_to_num()
+    outs = torch.stack([out for out, _ in partials])
+    return (outs * share[: len(partials), ..., None]).sum(0).to(q.dtype).reshape(q.shape)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, span: Span, scale: float) -> Partial:
@@ -298,15 +305,3 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, span: Span, scale: float) -> Partia
     assert operator is not None
     ran = forward(operator, q, k[:, :, span[0] : span[1]], v[:, :, span[0] : span[1]], False, scale)
     return ran.out, ran.lse
-
-
-def _merge(partials: list[Partial], q: Tensor, sinks: Tensor | None, maybe_empty: bool) -> Tensor:
-    """The parts of one softmax, and a sink's logit as one more, whose value is zero."""
-    lses = [lse for _, lse in partials]
-    if sinks is not None:
-        lses.append(sinks.to(lses[0].dtype).view(1, *lses[0].shape[1:]).expand_as(lses[0]))
-    share = torch.stack(lses).softmax(0)
-    if maybe_empty:  # a sequence may see nothing at all
-        share = share.nan_to_num()
-    outs = torch.stack([out for out, _ in partials])
-    return (outs * share[: len(partials), ..., None]).sum(0).to(q.dtype).reshape(q.shape)

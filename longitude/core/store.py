@@ -86,7 +86,9 @@ class Store:
 
     def put(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Store a value, replacing an earlier one; on disk when this returns."""
-        self._run(REPLACE, address(key), _key_text(key), _value_text(value), _now())
+        self._run(
+            REPLACE, address(key), _key_text(key), _value_text(value), _stamp(datetime.now(UTC))
+        )
 
     def rows(self, **match: Any) -> Iterator[Row]:
         """The rows whose keys have these fields, in an order that depends on content alone."""
@@ -127,21 +129,19 @@ class Store:
         if self._pragma("application_id") != APPLICATION_ID:
             with self._transaction():  # another process may be creating it right now
                 if self._pragma("application_id") != APPLICATION_ID:
-                    self._create()
+                    if self._run("SELECT 1 FROM sqlite_master"):
+                        raise StoreError(
+                            f"{self.path} is a database of another program's: name another file "
+                            "as the store."
+                        )
+                    self._run(TABLE)
+                    self._run(f"PRAGMA application_id = {APPLICATION_ID}")
+                    self._run(f"PRAGMA user_version = {VERSION}")
         if (version := self._pragma("user_version")) > VERSION:
             raise StoreError(
                 f"The store {self.path} is of version {version}, but this longitude reads up to "
                 f"{VERSION}: install a newer longitude, or name another file."
             )
-
-    def _create(self) -> None:
-        if self._run("SELECT 1 FROM sqlite_master"):
-            raise StoreError(
-                f"{self.path} is a database of another program's: name another file as the store."
-            )
-        self._run(TABLE)
-        self._run(f"PRAGMA application_id = {APPLICATION_ID}")
-        self._run(f"PRAGMA user_version = {VERSION}")
 
     def _pragma(self, name: str) -> int:
         return self._run(f"PRAGMA {name}")[0][0]
@@ -214,10 +214,6 @@ def _row(line: str, where: str) -> Row:
         f'{where} is no row: each line has the form {{"key": {{…}}, "value": {{…}}, '
         '"made": "2026-01-31T12:00:00+00:00"}.'
     )
-
-
-def _now() -> str:
-    return _stamp(datetime.now(UTC))
 
 
 def _stamp(time: datetime) -> str:
