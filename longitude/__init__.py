@@ -16,31 +16,42 @@ if TYPE_CHECKING:
     from longitude.core.text import dump as dump
     from longitude.core.text import parse as parse
     from longitude.core.validate import UserError as UserError
+    from longitude.explorer.api import explore as explore
+    from longitude.extension.api import extend as extend
+    from longitude.extension.api import report as report
+    from longitude.inspection.api import check as check
+    from longitude.inspection.api import inspect as inspect
+    from longitude.inspection.api import schemes as schemes
+    from longitude.inspection.api import show as show
     from longitude.ops.attention import attention as attention
     from longitude.ops.explain import explain as explain
+    from longitude.reading.api import read as read
+    from longitude.runtimes.api import export as export
+    from longitude.runtimes.api import lint as lint
+    from longitude.training.api import lab as lab
+    from longitude.training.api import train as train
+    from longitude.training.api import tune as tune
 
-_HOME = {
-    "Cache": "cache",
-    "Dims": "core.part",
-    "Layers": "core.scheme",
-    "Scheme": "core.scheme",
-    "UserError": "core.validate",
-    "attention": "ops.attention",
-    "dump": "core.text",
-    "explain": "ops.explain",
-    "parse": "core.text",
+_NAMES = {
+    "cache": ["Cache"],
+    "core.part": ["Dims"],
+    "core.scheme": ["Layers", "Scheme"],
+    "core.text": ["dump", "parse"],
+    "core.validate": ["UserError"],
+    "explorer.api": ["ExploreOptions", "explore"],
+    "extension.api": ["ExtendOptions", "extend", "report"],
+    "inspection.api": [
+        *("CheckOptions", "InspectOptions", "ShowOptions"),
+        *("check", "inspect", "schemes", "show"),
+    ],
+    "ops.attention": ["attention"],
+    "ops.explain": ["explain"],
+    "reading.api": ["ReadOptions", "read"],
+    "runtimes.api": ["ExportOptions", "LintOptions", "export", "lint"],
+    "training.api": ["LabOptions", "TrainOptions", "TuneOptions", "lab", "train", "tune"],
 }
-__all__ = [
-    "Cache",
-    "Dims",
-    "Layers",
-    "Scheme",
-    "UserError",
-    "attention",
-    "dump",
-    "explain",
-    "parse",
-]
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
@@ -52,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return [*__all__, "__version__"]

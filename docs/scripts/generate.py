@@ -21,7 +21,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from longitude.core.part import PARTS, Dims, Learned
+from longitude.core.part import PARTS, Dims, HasWeights
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
@@ -119,7 +119,7 @@ class Method:
     def facts(self) -> Iterator[tuple[str, str]]:
         """What can be computed: learned parameters, and the runtimes that serve it natively."""
         part = _example_part(self)
-        if isinstance(part, Learned) and self.kind != "presets":
+        if isinstance(part, HasWeights) and self.kind != "presets":
             count = sum(w.numel() for w in part.init(DIMS, None).values())
             owner = "model" if self.kind == "embed" else "layer"
             yield (

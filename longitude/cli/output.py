@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 # JSON leaves C1 control characters as they are, and a terminal may obey them
 CONTROLS = {n: f"\\u{n:04x}" for n in range(0x7F, 0xA0)}
@@ -21,6 +23,8 @@ class Result(Protocol):
 
 def console() -> Console:
     """Stdout; rich leaves colours out under NO_COLOR and where it is no terminal."""
+    from rich.console import Console
+
     return Console(highlight=False)
 
 

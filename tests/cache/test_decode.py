@@ -178,7 +178,9 @@ def test_inference_mode_may_end_and_gradients_may_begin() -> None:
 
 @pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
-def test_only_keys_that_change_region_are_rotated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_keys_that_change_region_are_rotated(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s = scheme(ROTATED[name])
     q, k, v = Layer(s, 2).qkv(tokens(), range(TOKENS))
     cache, rotated = Cache(s, length=TOKENS), []
