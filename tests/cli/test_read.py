@@ -144,7 +144,7 @@ def test_a_measured_extension_comes_first(
     code, out, err = longitude("read", book, *ASK, "--show")
     assert code == 0 and "by extend: the text fits leaky_rerope(128, 16), measured to 4,096" in err
     assert out == expected.lstrip().removesuffix("\n") + "\n"
-    assert err.splitlines()[-1] == "read as a whole: book.txt, lines 1–3"
+    assert err.splitlines()[-1] == "read in full: book.txt, lines 1–3"
     told = json.loads(longitude("read", book, *ASK, "--by", "extend", "--json")[1])
     assert (told["answer"], told["scheme"], told["by"]) == (expected, SCHEME, "extend")
 
