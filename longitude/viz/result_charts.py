@@ -242,7 +242,7 @@ def _lab_row(table: LabTable, labels: Sequence[str], bins: Sequence[Bin]) -> Spe
         ticks = position_ticks(table.trained, max(r["x"] for r in rows)) if mine else table.lengths
         x = v.axis("x", title, "log2", **_ticks(rows, ticks))
         y = v.axis("mean", "exact answers", ends={"domain": [0, 1]})
-        y = _losses(rows, "loss (nats/byte)") if table.by_loss else y
+        y = _losses(rows, "loss (nats per byte)") if table.by_loss else y
         size, shade = (9 if mine else 40), 0.16
         layers = _lines(rows, labels, table.trained, x, y, first=1, size=size, shade=shade)
         charts.insert(0, v.inset(v.document(layers), rows, width=460, height=300))
@@ -299,7 +299,7 @@ def training_spec(losses: Sequence[float], window: int, title: str) -> Spec:
         {"step": n, "loss": loss, "mean": fmean(losses[max(0, n - window) : n])}
         for n, loss in enumerate(losses, 1)
     ]
-    x, y = v.axis("step", "step"), v.axis("loss", "loss (nats/token)", ends={"zero": False})
+    x, y = v.axis("step", "step"), v.axis("loss", "loss (nats per token)", ends={"zero": False})
     dots = v.mark("circle", style="faint", size=14, opacity=0.7)
     tips = v.tooltip("step:Q", "loss:Q", "mean:Q")
     layers = [
@@ -334,7 +334,7 @@ def _lines(
     ]
 
 
-def _losses(rows: Rows, title: str = "loss (nats/token)") -> Spec:
+def _losses(rows: Rows, title: str = "loss (nats per token)") -> Spec:
     """A log axis, where all losses are positive. The means decide what is in view: an interval of
     few documents may be so wide that nothing else would be seen."""
     means = [r["mean"] for r in rows]

@@ -21,7 +21,9 @@ CELLS = 40  # tokens on each side of the chart of pairs
 TOKEN_STATES = ("dropped", "hidden", "known", "past")  # in the order of the theme's colours
 PAIR_STATES = ("kept", "mixed", "interpolated", "shortened", "still")
 HEIGHTS = {"keys": 150, "bias": 210}
-SHADES = {"pairs": {"resolve": {"scale": {"color": "independent"}}}}  # two scales of one channel
+SHADES: dict[str, Spec] = {
+    "pairs": {"resolve": {"scale": {"color": "independent"}}}
+}  # two scales of one channel
 LINE = v.mark("line", clip=True)
 COLOUR = v.channel("column:N", scale={"domain": [*NAMES], "range": "category"}, legend=None)
 
@@ -161,8 +163,8 @@ def pairs(near: str = "window", legend: Spec | None = None) -> list[Spec]:
         scale = {"range": colours, "interpolate": "rgb", **ends}
         return v.channel("believed:Q", scale=scale, legend=legend)
 
-    inside = place | {"color": shade("heatmap", "0", near, legend)}
-    far = place | {"color": shade("ramp", "window", "length", None)}
+    inside: Spec = place | {"color": shade("heatmap", "0", near, legend)}
+    far: Spec = place | {"color": shade("ramp", "window", "length", None)}
     cell = v.mark("rect", strokeWidth=0)
     return [
         v.layer({**cell, "style": "hidden"}, where="datum.believed === null", **place),

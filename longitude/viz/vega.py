@@ -136,7 +136,7 @@ def level(name: str, at: float, values: Sequence[float], channel: str = "y") -> 
     rows = [{"at": at, "name": name}]
     side = "left" if at == low or channel == "y" else "right" if at == high else "center"
     text = mark("text", align=side, baseline="bottom", dy=-5, dx=5 if channel == "y" else 0)
-    other = {"x": {"value": 0}} if channel == "y" else {"y": {"value": 0}}
+    other: Spec = {"x": {"value": 0}} if channel == "y" else {"y": {"value": 0}}
     return [
         layer("rule", rows, **{channel: "at:Q"}),
         layer(text, rows, **{channel: "at:Q"}, text="name:N", **other),
