@@ -224,7 +224,7 @@ def _plot(table: LabTable, bins: Sequence[Bin], styles: Mapping[str, Style]) -> 
     if len(xs) < 2:
         return None
     by_position = bool(table.bins(bins))
-    what = "nats per byte (log)" if table.by_loss else "exact answers"
+    what = "nats per byte" if table.by_loss else "exact answers"
     where = "position in the longest text" if by_position else "test length"
     ticks = position_ticks(table.trained, xs[-1]) if by_position else reversed(table.lengths)
     highest = sorted(paths, key=lambda label: -paths[label][-1][1].mean)  # in the order they end

@@ -102,7 +102,12 @@ def inset(spec: Spec, rows: Rows, **more: Any) -> Spec:
 def keyed(spec: Spec) -> Spec:
     """The same chart with a key to its colours and dashes, where no page has one beside it."""
     look: Spec = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260}
-    look |= {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5}
+    look |= {
+        "symbolType": "stroke",
+        "symbolOpacity": 1,
+        "symbolStrokeWidth": 2.5,
+        "symbolSize": 260,
+    }
     layers = [
         each | {"encoding": {k: _with(k, v, look) for k, v in each["encoding"].items()}}
         for each in spec["layer"]

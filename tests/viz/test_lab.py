@@ -154,7 +154,7 @@ def test_curves_are_drawn_with_the_trained_window() -> None:
     assert "Loss by position" in out and "exact answers, by test length" in out
     assert out.count("┊  trained at 256") == 2
     assert "Loss by position" not in printed(CASES["no curve"])
-    assert "nats per byte (log), by test length (log)" in printed(CASES["no curve"])
+    assert "nats per byte, by test length (log)" in printed(CASES["no curve"])
     assert "by test length" not in printed(CASES["one length"])
     assert "┊" not in printed(CASES["a window that is no test length"]).split("exact answers, ")[1]
 
