@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,90 +37,47 @@ HEAD = "lm_head.weight"  # tied to the embedding, not stored twice
 
 @dataclass(frozen=True)
 class Architecture:
-    """A stock model: its name, the lab's block that it has, and what it calls our sizes and
-    modules."""
+    """A stock model: its name, its class, and the lab's block that it has."""
 
     name: str
-    block: str
     class_name: str
-    sizes: Mapping[str, str]  # its config entry -> our field
-    modules: Mapping[str, str]  # our module -> its module
-    entries: Mapping[str, Any] = field(default_factory=dict)
+    block: str
 
 
+KINDS: tuple[Kind, ...] = ("llama", "gpt2", "bloom")
 ARCHITECTURES: dict[Kind, Architecture] = {
-    "llama": Architecture(
-        "Llama",
-        "llama",
-        "LlamaForCausalLM",
-        sizes={
-            "hidden_size": "dim",
-            "intermediate_size": "hidden",
-            "num_hidden_layers": "layers",
-            "num_attention_heads": "heads",
-            "max_position_embeddings": "length",
-        },
-        modules={
-            "tokens": "model.embed_tokens",
-            "blocks": "model.layers",
-            "norm1": "input_layernorm",
-            "attend.qkv": "self_attn.{}_proj",
-            "attend.out": "self_attn.o_proj",
-            "norm2": "post_attention_layernorm",
-            "feed.gate": "mlp.gate_proj",
-            "feed.up": "mlp.up_proj",
-            "feed.down": "mlp.down_proj",
-            "norm": "model.norm",
-        },
-        entries={"rms_norm_eps": EPSILON},
-    ),
-    "gpt2": Architecture(
-        "GPT-2",
-        "gpt",
-        "GPT2LMHeadModel",
-        sizes={"n_embd": "dim", "n_inner": "hidden", "n_layer": "layers", "n_head": "heads"},
-        modules={
-            "tokens": "transformer.wte",
-            "positions": "transformer.wpe",
-            "blocks": "transformer.h",
-            "norm1": "ln_1",
-            "attend.qkv": "attn.c_attn",
-            "attend.out": "attn.c_proj",
-            "norm2": "ln_2",
-            "feed.up": "mlp.c_fc",
-            "feed.down": "mlp.c_proj",
-            "norm": "transformer.ln_f",
-        },
-        entries={
-            "layer_norm_epsilon": EPSILON,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-        },
-    ),
-    "bloom": Architecture(
-        "BLOOM",
-        "gpt",
-        "BloomForCausalLM",
-        sizes={
-            "hidden_size": "dim",
-            "n_layer": "layers",
-            "n_head": "heads",
-            "seq_length": "length",
-        },
-        modules={
-            "tokens": "transformer.word_embeddings",
-            "norm_in": "transformer.word_embeddings_layernorm",
-            "blocks": "transformer.h",
-            "norm1": "input_layernorm",
-            "attend.qkv": "self_attention.query_key_value",
-            "attend.out": "self_attention.dense",
-            "norm2": "post_attention_layernorm",
-            "feed.up": "mlp.dense_h_to_4h",
-            "feed.down": "mlp.dense_4h_to_h",
-            "norm": "transformer.ln_f",
-        },
-        entries={"layer_norm_epsilon": EPSILON},
-    ),
+    "llama": Architecture("Llama", "LlamaForCausalLM", "llama"),
+    "gpt2": Architecture("GPT-2", "GPT2LMHeadModel", "gpt"),
+    "bloom": Architecture("BLOOM", "BloomForCausalLM", "gpt"),
 }
+# our sizes and modules by the names that Llama, GPT-2 and BLOOM give them
+SIZES = {
+    "dim": ("hidden_size", "n_embd", "hidden_size"),
+    "hidden": ("intermediate_size", "n_inner", None),
+    "layers": ("num_hidden_layers", "n_layer", "n_layer"),
+    "heads": ("num_attention_heads", "n_head", "n_head"),
+    "length": ("max_position_embeddings", None, "seq_length"),
+}
+MODULES = {
+    "tokens": ("model.embed_tokens", "transformer.wte", "transformer.word_embeddings"),
+    "positions": (None, "transformer.wpe", None),
+    "norm_in": (None, None, "transformer.word_embeddings_layernorm"),
+    "blocks": ("model.layers", "transformer.h", "transformer.h"),
+    "norm1": ("input_layernorm", "ln_1", "input_layernorm"),
+    "attend.qkv": ("self_attn.{}_proj", "attn.c_attn", "self_attention.query_key_value"),
+    "attend.out": ("self_attn.o_proj", "attn.c_proj", "self_attention.dense"),
+    "norm2": ("post_attention_layernorm", "ln_2", "post_attention_layernorm"),
+    "feed.gate": ("mlp.gate_proj", None, None),
+    "feed.up": ("mlp.up_proj", "mlp.c_fc", "mlp.dense_h_to_4h"),
+    "feed.down": ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h"),
+    "norm": ("model.norm", "transformer.ln_f", "transformer.ln_f"),
+}
+
+
+def _column(table: Mapping[str, tuple[str | None, ...]], kind: Kind) -> dict[str, str]:
+    """Our names and one stock model's, for what it has."""
+    at = KINDS.index(kind)
+    return {ours: theirs[at] for ours, theirs in table.items() if theirs[at]}  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -217,10 +174,15 @@ def _stock_config(kind: Kind, config: DecoderConfig, dtype: str) -> Any:
     from transformers import AutoConfig
 
     one, theirs = at_test(parse(config.scheme)).layer(0), ARCHITECTURES[kind]
-    entries = {entry: getattr(config, ours) for entry, ours in theirs.sizes.items()}
-    if one.rotary is not None:
-        entries["rope_parameters"] = rope_parameters(one.rotary)
-    if isinstance(one.embed, Learned):
+    entries = {entry: getattr(config, ours) for ours, entry in _column(SIZES, kind).items()}
+    if kind == "llama":
+        assert one.rotary is not None
+        entries |= {"rms_norm_eps": EPSILON, "rope_parameters": rope_parameters(one.rotary)}
+    else:
+        entries["layer_norm_epsilon"] = EPSILON
+    if kind == "gpt2":
+        assert isinstance(one.embed, Learned)
+        entries |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         entries["n_positions"] = one.embed.length  # the table may be longer than the window
     if kind == "bloom" and config.hidden != 4 * config.dim:
         raise UserError(
@@ -228,15 +190,13 @@ def _stock_config(kind: Kind, config: DecoderConfig, dtype: str) -> Any:
             f"for {config.dim}: make it {4 * config.dim}."
         )
     shared = {"vocab_size": 256, "tie_word_embeddings": True, "dtype": dtype, **SPECIAL}
-    return AutoConfig.for_model(
-        kind, architectures=[theirs.class_name], **entries, **theirs.entries, **shared
-    )
+    return AutoConfig.for_model(kind, architectures=[theirs.class_name], **entries, **shared)
 
 
 def _renamed(kind: Kind, name: str, w: Tensor, heads: int) -> Iterator[tuple[str, Tensor]]:
     """One of our weights under the stock model's name and in its layout."""
     name = "positions.weight" if name == "positions.weights.table" else name
-    modules = ARCHITECTURES[kind].modules
+    modules = _column(MODULES, kind)
     match = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+)\.(weight|bias)", name)
     if not match or match[2] not in modules:
         raise UserError(

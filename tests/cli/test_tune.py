@@ -282,7 +282,7 @@ def test_an_adapter_of_another_base(
 def test_the_help_names_every_recipe_with_its_paper(longitude: Callable[..., Ran]) -> None:
     _, out, _ = longitude("tune", "--help")
     words = " ".join(out.split())
-    for name, (recipe, _) in RECIPES.items():
+    for name, recipe in RECIPES.items():
         assert f"{name}: " in words
         papers = re.findall(r"\d{4}\.\d{5}|(?<=archives/)\d+", recipe.paper)
         assert any(paper in words for paper in papers), recipe.paper

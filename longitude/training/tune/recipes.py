@@ -23,20 +23,14 @@ from longitude.training.tune.model import FULL, LORA
 PAPERS_WIDTH = 4096  # of the models that the papers' learning rates are for
 LORA_RATE = 10  # times that of full training
 OWN = "own scheme"  # the recipe's name if a scheme is given and no recipe
-OPTIONS = {
-    "steps": "--steps",
-    "rows": "--batch",
-    "length": "--seq",
-    "rate": "--lr",
-    "rank": "--rank",
-}
+OPTIONS = {"steps": "steps", "rows": "batch", "length": "seq", "rate": "lr", "rank": "rank"}
 Write = Callable[[Lengths, float], str | None]  # given the stretch and the model's base
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what, and how. `scheme` None keeps the model's own; `length` None is the
-    target, `groups` the share of a sequence that one of LongLoRA's groups has."""
+    """What is trained, on what, and how. `scheme` is what `write` gives for a model; `length` None
+    is the target, `groups` the share of a sequence that one of LongLoRA's groups has."""
 
     name: str
     paper: str
@@ -51,18 +45,23 @@ class Recipe:
     trained: str = LORA
     rank: int = 16
     groups: float | None = None
+    write: Write = lambda lengths, base: None  # the scheme; None keeps the model's own
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise UserError(f"{option} must be above zero, but got {value}: give more.")
+                raise UserError(f"--{option} must be above zero, but got {value}: give more.")
         if self.warmup < 0:
             raise UserError(
                 f"--warmup must not be negative, but got {self.warmup}: give 0 or more."
             )
         if self.trained not in (LORA, FULL):
             raise UserError(f"what is trained is lora or full, but got {shown(self.trained)}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in tune.json."""
+        return {name: value for name, value in vars(self).items() if name != "write"}
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step: linear from a tenth up, then linear down to a tenth."""
@@ -89,66 +88,36 @@ def _larger_base(s: Lengths, base: float) -> str:
     return f"rope(base={math.ceil(critical / digit) * digit})"
 
 
-_RECIPES: list[tuple[Recipe, Write]] = [
-    (Recipe("yarn", "Peng et al. 2023, YaRN, arXiv:2309.00071", "rope"), _yarn),
-    (
-        Recipe(
-            "pi", "Chen et al. 2023, Position Interpolation, arXiv:2306.15595", "rope", steps=1000
-        ),
-        _linear,
+_RECIPES = (
+    Recipe("yarn", "Peng et al. 2023, YaRN, arXiv:2309.00071", "rope", write=_yarn),
+    Recipe(
+        "pi", "Chen et al. 2023, Position Interpolation, arXiv:2306.15595", "rope",
+        steps=1000, write=_linear,
     ),
-    (
-        Recipe(
-            "abf",
-            "Rozière et al. 2023, Code Llama, arXiv:2308.12950; Liu et al. 2023, Scaling Laws "
-            "of RoPE-based Extrapolation, arXiv:2310.05209",
-            "rope",
-            steps=1000,
-            trained=FULL,
-        ),
-        _larger_base,
+    Recipe(
+        "abf",
+        "Rozière et al. 2023, Code Llama, arXiv:2308.12950; Liu et al. 2023, Scaling Laws of "
+        "RoPE-based Extrapolation, arXiv:2310.05209", "rope",
+        steps=1000, trained=FULL, write=_larger_base,
     ),
-    (
-        Recipe(
-            "pose",
-            "Zhu et al. 2023, PoSE, arXiv:2309.10400",
-            "rope",
-            steps=1000,
-            warmup=10,
-            positions="pose",
-        ),
-        _yarn,
+    Recipe(
+        "pose", "Zhu et al. 2023, PoSE, arXiv:2309.10400", "rope",
+        steps=1000, warmup=10, positions="pose", write=_yarn,
     ),
-    (
-        Recipe(
-            "longlora",
-            "Chen et al. 2023, LongLoRA, arXiv:2309.12307",
-            "rope",
-            steps=1000,
-            groups=0.25,
-        ),
-        _linear,
+    Recipe(
+        "longlora", "Chen et al. 2023, LongLoRA, arXiv:2309.12307", "rope",
+        steps=1000, groups=0.25, write=_linear,
     ),
-    (
-        Recipe(
-            "alibi",
-            "Press et al. 2021, ALiBi, arXiv:2108.12409; MosaicML 2023, MPT-7B-StoryWriter",
-            "alibi",
-            trained=FULL,
-        ),
-        lambda stretch, base: None,  # its own scheme
+    Recipe(
+        "alibi", "Press et al. 2021, ALiBi, arXiv:2108.12409; MosaicML 2023, MPT-7B-StoryWriter",
+        "alibi", trained=FULL,
     ),
-    (
-        Recipe(
-            "learned",
-            "Su 2020, hierarchical decomposition, kexue.fm/archives/7947",
-            "learned",
-            trained=FULL,
-        ),
-        lambda stretch, base: f"hierarchical({stretch.trained})",
+    Recipe(
+        "learned", "Su 2020, hierarchical decomposition, kexue.fm/archives/7947", "learned",
+        trained=FULL, write=lambda lengths, base: f"hierarchical({lengths.trained})",
     ),
-]
-RECIPES = {recipe.name: (recipe, write) for recipe, write in _RECIPES}
+)  # fmt: skip
+RECIPES = {recipe.name: recipe for recipe in _RECIPES}
 USUAL = {"rope": "yarn", "alibi": "alibi", "learned": "learned"}
 
 
@@ -158,7 +127,7 @@ def named(name: str) -> Recipe:
         near = get_close_matches(name, RECIPES, n=1)
         hint = f"{near[0]} is near" if near else f"use {', '.join(RECIPES)}"
         raise UserError(f"no recipe is called {shown(name)}: {hint}.")
-    return RECIPES[name][0]
+    return RECIPES[name]
 
 
 @dataclass(frozen=True)
@@ -184,11 +153,11 @@ def settle(name: str | None, about: About, overrides: Mapping[str, Any]) -> Reci
     then the overrides (None: none)."""
     from longitude.extension.candidates import full_layers
 
-    recipe, write = RECIPES[named(name or USUAL[about.family]).name]
+    recipe = named(name or USUAL[about.family])
     _check(recipe, about)
     given = {key: value for key, value in overrides.items() if value is not None}
     trained = given.get("trained", recipe.trained)
-    text = write(Lengths(about.trained, about.target), about.base)
+    text = recipe.write(Lengths(about.trained, about.target), about.base)
     policies = {recipe.positions, given.get("positions", recipe.positions)}
     settled = replace(
         recipe,
@@ -204,7 +173,7 @@ def settle(name: str | None, about: About, overrides: Mapping[str, Any]) -> Reci
 
 def _check(recipe: Recipe, about: About) -> None:
     if recipe.family != about.family:
-        fitting = [n for n, (one, _) in RECIPES.items() if one.family == about.family]
+        fitting = [n for n, one in RECIPES.items() if one.family == about.family]
         raise UserError(
             f"recipe {recipe.name} is for models with {recipe.family} positions, but {about.name} "
             f"has {shown(about.own)}: use {' or '.join(fitting)}."

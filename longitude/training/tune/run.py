@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ class Prepared:
         """All that decides the result, as it stands in tune.json."""
         about = {"model": self.about.name, "weights": self.about.weights, "target": self.target}
         data = {"text": self.text.fingerprint, "seed": self.options.seed, "dtype": self.dtype}
-        return {**about, "scheme": self.scheme, "recipe": asdict(self.recipe), **data}
+        return {**about, "scheme": self.scheme, "recipe": self.recipe.to_json(), **data}
 
     @property
     def group(self) -> int | None:
@@ -401,7 +401,7 @@ def _result(prepared: Prepared, folder: RunFolder) -> Tuned:
         out=str(folder.path),
         folder=str(folder.path / RESULT),
         kind="adapter" if prepared.recipe.trained == LORA else "checkpoint",
-        recipe=asdict(prepared.recipe),
+        recipe=prepared.recipe.to_json(),
         scheme=prepared.scheme,
         trained_to=prepared.about.trained,
         target=prepared.target,

@@ -21,7 +21,7 @@ def about(family, trained=256, target=1024, width=192):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_settles_for_its_family_with_a_scheme_that_can_be_read(name):
-    recipe = settle(name, about(RECIPES[name][0].family), {})
+    recipe = settle(name, about(RECIPES[name].family), {})
     assert recipe.paper and recipe.steps > 0
     if recipe.scheme is not None:
         parse(recipe.scheme)
@@ -31,7 +31,7 @@ def test_each_settles_for_its_family_with_a_scheme_that_can_be_read(name):
 @pytest.mark.parametrize("family", OWN)
 def test_each_family_has_its_usual_one_and_refuses_the_others(family):
     assert settle(None, about(family), {}).name == USUAL[family]
-    for name, (recipe, _) in RECIPES.items():
+    for name, recipe in RECIPES.items():
         if recipe.family != family:
             with pytest.raises(UserError, match=f"{name} is for models with {recipe.family}"):
                 settle(name, about(family), {})
