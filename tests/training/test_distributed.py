@@ -12,11 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from longitude.cli.main import run as here
 from longitude.core.validate import UserError
 from longitude.training.checkpoint import HISTORY
 from longitude.training.distributed import World, layers
 from longitude.training.lab.run import MODEL
 
+SMALL = (
+    "train", "--length", "32", "--size", "nano", "--steps", "6", "--batch", "8", "--device", "cpu",
+)  # fmt: skip
 ONE = """
 from longitude.cli.main import main
 main()
@@ -34,10 +38,7 @@ def run(
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     alone = [sys.executable, "-c", program]
     begin = alone if processes == 1 else [sys.executable, *launch, "--no-python", *alone]
-    settings = [
-        command, "--length", "32", "--size", "nano", "--steps", "6", "--batch", "8", "--text",
-        str(folder), "--out", str(out), "--device", "cpu", *more,
-    ]  # fmt: skip
+    settings = [command, *SMALL[1:], "--text", str(folder), "--out", str(out), *more]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*begin, *settings], env=env, check=True, timeout=300)
 
@@ -49,7 +50,7 @@ def run(
 )
 def test_two_processes_train_what_one_does(folder, tmp_path, scheme, tasks, program):
     settings = ("--scheme", scheme, "--tasks", tasks)
-    run(folder, tmp_path / "one", 1, *settings, program=ONE)
+    assert here([*SMALL, "--text", str(folder), "--out", str(tmp_path / "one"), *settings]) == 0
     run(folder, tmp_path / "two", 2, *settings, program=program)
     one, two = (
         torch.tensor(json.loads((tmp_path / name / HISTORY).read_text())["losses"])

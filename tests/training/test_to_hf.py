@@ -86,7 +86,7 @@ def test_logits_are_the_same(scheme: str, tmp_path: Path, heard: list[str]) -> N
     assert not heard
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+@pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("scheme", ["rope()", f"learned({LENGTH})", "alibi()"])
 def test_other_shapes(scheme: str, heads: int, tmp_path: Path) -> None:
     ours = trained(shape(scheme, heads, layers=heads), seed=heads)

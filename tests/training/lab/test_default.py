@@ -11,7 +11,7 @@ import pytest
 
 from longitude.cli.main import run
 
-SMALL = ("--length", "64", "--batch", "32", "--steps", "150", "--test", "64,256")
+SMALL = ("--length", "32", "--batch", "16", "--steps", "80", "--test", "32,128")
 
 
 def climbs(capsys, tmp_path, *settings: str) -> dict[str, list[float]]:

@@ -42,8 +42,11 @@ def test_the_llama_block_is_the_one_written_out():
     torch.testing.assert_close(model(TOKENS), by_hand(model, TOKENS))
 
 
-@pytest.mark.parametrize("block", ["llama", "gpt"])
-@pytest.mark.parametrize("scheme", every(32, 2))
+@pytest.mark.parametrize(
+    ("scheme", "block"),
+    [(s, "llama") for s in every(32, 2)]
+    + [(s, "gpt") for s in ("rope()", "learned(32)", "alibi()", "t5()", "causal()")],
+)
 def test_every_trainable_encoding_trains_and_never_looks_ahead(scheme, block):
     model = Decoder(DecoderConfig(scheme, **SMALL, block=block))
     later = TOKENS.clone()
