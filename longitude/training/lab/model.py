@@ -87,8 +87,9 @@ def sized_config(scheme: str, length: int, size: str, block: str = "llama") -> D
     if size not in SIZES:
         raise UserError(f"no size is called {size!r}: use {', '.join(SIZES)}.")
     named = SIZES[size]
-    sizes = {"layers": named.layers, "dim": named.dim, "heads": named.heads}
-    return DecoderConfig(scheme, length, **sizes, hidden=named.hidden(block), block=block)
+    return DecoderConfig(
+        scheme, length, named.layers, named.dim, named.heads, named.hidden(block), block
+    )
 
 
 class Decoder(nn.Module):

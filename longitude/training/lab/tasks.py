@@ -13,7 +13,6 @@ import difflib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,24 +40,6 @@ class Rows:
     answer: Bool[Tensor, "size length"]  # which targets are the answer
 
 
-@runtime_checkable
-class Task(Protocol):
-    """Something to train and to test on, at any length."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def paper(self) -> str: ...
-    def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
-        """`size` windows of `length` + 1 tokens. To train, problems `vary` in what makes them easy
-        or hard; to test, each is the largest that fits."""
-        ...
-
-    def for_window(self, window: int) -> Task:
-        """The task for a model trained on this window, in a form that no test length changes."""
-        ...
-
-
 @dataclass(frozen=True)
 class Line:
     """A task written `problem=answer` and a newline, which takes `each` tokens for every symbol and
@@ -71,6 +52,8 @@ class Line:
     write: Callable[[torch.Generator, Int64[Tensor, " size"], int], tuple[Bytes, Bytes]]
 
     def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
+        """`size` windows of `length` + 1 tokens. To train, problems `vary` in what makes them easy
+        or hard; to test, each is the largest that fits."""
         most = (length + 1 - self.extra) // self.each
         if most < 1:
             raise UserError(
@@ -84,9 +67,6 @@ class Line:
         )
         return Rows(tokens, answers[:, 1:].float(), answers[:, 1:])
 
-    def for_window(self, window: int) -> Task:
-        return self
-
 
 @dataclass(frozen=True)
 class Passkeys:
@@ -99,6 +79,7 @@ class Passkeys:
     form: Form | None = None  # the one that fits the length, unless given
 
     def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
+        """`size` windows of `length` + 1 tokens."""
         python = random.Random(int(torch.randint(2**62, (), generator=rng)))
         depths = [None if vary else (n + python.random()) / size for n in range(size)]
         questions = [passkey(length, rng=python, depth=d, form=self.form) for d in depths]
@@ -109,17 +90,19 @@ class Passkeys:
         key = (to_go > 0) & (to_go <= digits)
         return Rows(tokens, 1 + (KEY_WEIGHT - 1) * key.float(), key | (to_go == 0))
 
-    def for_window(self, window: int) -> Task:
-        return replace(self, form=form_for(window))
+
+Task = Line | Passkeys
 
 
 def task(name: str, window: int) -> Task:
-    """The task of this name, for a model trained on windows of this length."""
+    """The task of this name, for a model trained on windows of this length: the form of a passkey
+    is that of the trained window, whatever the test length."""
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
         use = near[0] if near else f"one of {', '.join(TASKS)}"
         raise UserError(f"no task is called {shown(name)}: use {use}.")
-    return TASKS[name].for_window(window)
+    known = TASKS[name]
+    return replace(known, form=form_for(window)) if isinstance(known, Passkeys) else known
 
 
 def accuracy(predicted: Int64[Tensor, "size length"], rows: Rows) -> float:
