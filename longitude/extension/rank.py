@@ -119,7 +119,7 @@ class Ranking:
         left = [s for s in names if s not in self.forgets and self.helps(s)]
         for measure, length in self.criteria:
             left = self.best(left, measure, length)
-        speeds = {s: v.mean for s in left if (v := self.value("prefill", s, self.length))}
+        speeds = {s: v.mean for s in left if (v := self._speed(s))}
         slow = [s for s, speed in speeds.items() if speed * MUCH_FASTER < max(speeds.values())]
         by_loss = self.measure != PASSKEY
 
@@ -197,6 +197,11 @@ class Ranking:
             "speed_range": speed and [speed.low, speed.high],
             "alike": alike,
         }
+
+    def _speed(self, label: str) -> Interval | None:
+        """Relative to the baseline, timed in the same rounds; tokens per second without one."""
+        relative = prefill_speed(self.rows, label, self.length)
+        return relative or self.value("prefill", label, self.length)
 
     def _over_baseline(self, measure: str, label: str | None, length: int) -> Interval | None:
         if label is None or label == self.own:
@@ -342,12 +347,13 @@ def _smallest_factor(ranking: Ranking) -> Advice | None:
     kinds: dict[Scheme, dict[float, str]] = {}
     for label, text in ranking.schemes.items():
         scheme = parse(text)
-        rope = scheme.rotary if isinstance(scheme, Scheme) else None
-        factor = getattr(rope.frequencies, "factor", None) if rope else None
-        if rope is None or factor is None or not ranking.at_target(label):
+        if not isinstance(scheme, Scheme) or scheme.rotary is None or not ranking.at_target(label):
             continue
-        frequencies: Any = rope.frequencies
-        bare = replace(rope, frequencies=replace(frequencies, factor=1))
+        frequencies: Any = scheme.rotary.frequencies
+        factor = getattr(frequencies, "factor", None)
+        if factor is None:
+            continue
+        bare = replace(scheme.rotary, frequencies=replace(frequencies, factor=1))
         kinds.setdefault(replace(scheme, rotary=bare), {})[float(factor)] = label
     several = [factors for factors in kinds.values() if len(factors) > 1]
     best = ranking.choice(label for factors in several for label in factors.values())

@@ -12,10 +12,11 @@ from longitude.cli.main import run
 from longitude.core.store import Store
 from longitude.core.validate import UserError
 from longitude.eval.records import CONTEXT, LOSS, Measurement, Text
+from longitude.eval.tables import result_tables
 from longitude.extension import result as results
 from longitude.extension.api import report
 from longitude.extension.result import ExtendResult
-from tests.viz.extending import rows
+from tests.viz import rows
 
 FEW = ("baseline", "yarn", "leaky_rerope")
 SMALL = [one for one in rows.FOUND if one.key.measure == CONTEXT and one.label in FEW]
@@ -95,7 +96,7 @@ def test_a_reading_a_length_stands_beside_one_reading_for_all(tmp_path: Path) ->
     ]
     (model,) = report(kept(tmp_path, again, advice=False)).models
     assert len(model.rows) == len(again) == 4 + 4 * 4
-    assert {*model.section.boards["loss"].labels} == {*FEW[:2]}
+    assert {*result_tables(model.rows)["loss"].labels} == {*FEW[:2]}
     half = [one for one in again if one.is_baseline]
     a, b = (
         kept(tmp_path / "a", half),
