@@ -103,8 +103,10 @@ def quiet_transformers(*, bars: bool) -> Iterator[None]:
             stack.callback(log.set_verbosity, log.get_verbosity())
             log.set_verbosity_error()
         before = os.environ.get(NO_CONVERSION)
-        restore = os.environ.pop if before is None else os.environ.__setitem__
-        stack.callback(restore, NO_CONVERSION, before)
+        if before is None:
+            stack.callback(os.environ.pop, NO_CONVERSION, None)
+        else:
+            stack.callback(os.environ.update, {NO_CONVERSION: before})
         os.environ[NO_CONVERSION] = "1"
         if not bars:
             stack.callback(switch_bars, logging.is_progress_bar_enabled())

@@ -14,7 +14,7 @@ import ast
 import dataclasses
 from collections.abc import Sequence
 
-from longitude.core.part import Dims
+from longitude.core.part import Dims, Mask
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
@@ -64,11 +64,11 @@ def _written_fields(text: str) -> list[set[str]]:
     ]
 
 
-def _local_masks(scheme: Scheme) -> tuple[object, ...]:
+def _local_masks(scheme: Scheme) -> tuple[Mask, ...]:
     return tuple(m for m in scheme.mask if m not in (Causal(), Bidirectional()))
 
 
-def _merge_mask(given: Scheme, own: Scheme, layered: bool) -> tuple[object, ...]:
+def _merge_mask(given: Scheme, own: Scheme, layered: bool) -> tuple[Mask, ...]:
     """The layer's own direction, and its own window: that is what it was trained with."""
     local = _local_masks(given)
     if local and (layered or not _local_masks(own)):

@@ -84,17 +84,15 @@ class PositionTable:
 def tables(model: nn.Module) -> list[PositionTable]:
     """Every table of learned positions in a model."""
 
-    def is_table(child: nn.Module) -> bool:
-        if not isinstance(child, nn.Embedding):
-            return False
-        plain = type(child) is nn.Embedding or isinstance(child, ExtendedTable)
-        return plain or type(child).__name__.endswith("LearnedPositionalEmbedding")
+    def is_learned(table: nn.Embedding) -> bool:
+        plain = type(table) is nn.Embedding or isinstance(table, ExtendedTable)
+        return plain or type(table).__name__.endswith("LearnedPositionalEmbedding")
 
     return [
         PositionTable(parent, child)
         for parent in model.modules()
         for key, child in parent.named_children()
-        if key in TABLE_NAMES and is_table(child)
+        if key in TABLE_NAMES and isinstance(child, nn.Embedding) and is_learned(child)
     ]
 
 
