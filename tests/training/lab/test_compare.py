@@ -117,7 +117,7 @@ def test_losses_do_not_depend_on_how_many_are_computed_together(monkeypatch):
     config = DecoderConfig("rope()", length=32, layers=1, dim=16, heads=2, hidden=32)
     model, tokens = Decoder(config), torch.randint(0, 256, (5, 40))
     whole = token_losses(model, tokens)
-    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "BATCH_TOKENS", 1)
     torch.testing.assert_close(token_losses(model, tokens), whole)
 
 
