@@ -72,8 +72,9 @@ def _as_lookup(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
     over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
     q, k = p.q_pos, p.k_pos
-    ranges = isinstance(q, range) and isinstance(k, range)
-    if not isinstance(term, ByDistance) or term.cheap or not ranges:
+    if not isinstance(term, ByDistance) or term.cheap:
+        return term
+    if not (isinstance(q, range) and isinstance(k, range)):
         return term
     table, last = term.table(p.q.shape[1], q, k), p.k.shape[2] - 1
     return lambda b, h, i, j: table[h, i - j + last]
