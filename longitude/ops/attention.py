@@ -69,7 +69,9 @@ def attention(
     if backend == "auto" and isinstance(scheme, Scheme):
         traced = _traceable(scheme, q, k, q_pos, k_pos, options)
     if traced is None:
-        return _outside_graph(call, backend, options)  # type: ignore[call-issue]
+        from longitude.ops.flex import outside_graph  # brings the compiler, which is here already
+
+        return outside_graph(_attention, call, backend, options)
     if traced.q is not None and traced.k is not None:
         q, k = apply_rotary(q, *traced.q, traced.pairs), apply_rotary(k, *traced.k, traced.pairs)
     grouped = q.shape[1] != k.shape[1]
@@ -79,9 +81,6 @@ def attention(
 def _attention(call: tuple[Any, ...], backend: str, options: dict[str, Any]) -> Tensor:
     inputs = prepare(*call, **options)
     return run(inputs, make_plan(inputs, backend))
-
-
-_outside_graph = torch.compiler.disable(_attention)
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:

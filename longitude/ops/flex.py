@@ -31,6 +31,12 @@ BLOCK = 128
 STRIP_PAIRS = 2**24  # pairs looked at together
 
 
+@torch.compiler.disable
+def outside_graph(function: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Call a function that `torch.compile` must not trace."""
+    return function(*args)
+
+
 def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
     """Attention, pass by pass."""
     modify = _score_mod([_as_lookup(term, p) for term in p.terms().values()], p.softcap)
