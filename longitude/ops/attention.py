@@ -71,7 +71,7 @@ def attention(
     if traced is None:
         from longitude.ops.flex import outside_graph  # brings the compiler, which is here already
 
-        return outside_graph(_attention, call, backend, options)
+        return outside_graph(_attention, call, backend, options)  # type: ignore[call-issue]
     if traced.q is not None and traced.k is not None:
         q, k = apply_rotary(q, *traced.q, traced.pairs), apply_rotary(k, *traced.k, traced.pairs)
     grouped = q.shape[1] != k.shape[1]

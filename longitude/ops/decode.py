@@ -214,6 +214,7 @@ def run_kernel(
 def run(p: AttentionInputs, plan: Any = None) -> Tensor:
     """A call of attention over contiguous positions by the kernel."""
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
+    assert isinstance(p.k_length, int)
     lines = ((Run(0, p.k_pos[0], len(p.k_pos)),),)
     steps = plan_for(p.scheme, p.q, p.k, p.v, p.k_length, lines, (tuple(p.q_pos),))
     assert steps is not None
