@@ -182,7 +182,7 @@ class Ranking:
         alike = [
             s
             for s in self.schemes
-            if here and s != label and self.at_target(s)
+            if here and s != label and s not in self.forgets and self.at_target(s)
             if self.alike(self.measure, s, str(label), self.length)
         ]
         return {

@@ -267,3 +267,8 @@ def test_what_forgets_is_listed_and_never_recommended() -> None:
     assert {one.label for one in made.runtimes} == {LEAKY, BASELINE}
     alone = [one for one in rows if one.key.scheme != LEAKY]
     assert not recommend(alone, TARGET, served).helps
+    level = [
+        *at_target({OWN: 9.0, streaming: 2.0, LEAKY: 2.0}),
+        *keys({OWN: 0, streaming: 1, LEAKY: 1}),
+    ]
+    assert streaming not in recommend(level, TARGET, served).best.sentence  # not as an equal either
