@@ -21,7 +21,7 @@ import gguf
 import numpy as np
 
 from longitude.hf.gguf_reader import read_layout
-from longitude.runtimes.gguf_writer import rewrite
+from longitude.hf.gguf_writer import rewrite
 
 PIECE = 2**26  # weights of one tensor
 ROUNDS = 5

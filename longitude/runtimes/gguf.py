@@ -1,18 +1,132 @@
-"""GGUF for llama.cpp: a new file whose keys and rotary tensors state the scheme (`gguf_writer`).
+"""GGUF for llama.cpp: a new file whose keys and rotary tensors state the scheme.
 
-The server cuts each request at the file's `context_length`, which is raised with the rest.
+A pair rotates by θ_t · scale / g_t: θ_t from `rope.freq_base`, scale = 1 / `rope.scaling.factor`
+for type linear, g_t from the tensor `rope_freqs.weight`; `rope.scaling.attn_factor` multiplies
+cosine and sine. Type yarn ramps between 32 and 1 rotations, whatever `yarn_beta_fast` and
+`yarn_beta_slow` say, and multiplies `attn_factor` by 0.1 ln s + 1; `yarn_attn_factor` is not read.
+So yarn is named if the scheme has these very bounds, and everything else that is no base and no
+linear scaling becomes divisors g. A loader refuses a file with a tensor that it does not expect;
+two tensors by length (`rope_factors_long`, `rope_factors_short`) are expected under type longrope,
+and get the same divisors. The server cuts each request at the file's `context_length`, which is
+raised with the rest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from longitude.hf.gguf_reader import header_of, read_layout
+from longitude.core.validate import UserError, shown
+from longitude.hf.gguf_reader import Header, header_of, read_layout
+from longitude.hf.gguf_writer import Value, rewrite
+from longitude.parts import Yarn
+from longitude.parts.frequencies import magnitude
 from longitude.runtimes import Runtime, Settings, llama_cpp
 from longitude.runtimes.checkpoint import Model
-from longitude.runtimes.gguf_writer import Changes, changes, rewrite
+from longitude.runtimes.llama_cpp import DIVISORS, LOADS_DIVISORS, LOADS_LISTS, LONG, SHORT
 from longitude.runtimes.target import Target
+
+LISTS = (LONG, SHORT)
+CLOSE = 1e-9  # relative difference of equal frequencies
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a GGUF file must hold: keys (None: must be absent) and float32 tensors."""
+
+    keys: dict[str, Value | None]
+    tensors: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def applied(self, header: Header) -> dict[str, Any]:
+        """The keys and rotary tensors of a file with these changes written into it."""
+        merged = header.keys | header.divisors | self.keys | self.tensors
+        return {name: value for name, value in merged.items() if value is not None}
+
+
+def changes(header: Header, target: Target) -> Changes:
+    """The changes under which llama.cpp computes the target from this file; raises if there are
+    none, and names the nearest scheme."""
+    if not all(target.inv_freq):
+        raise UserError(
+            f"llama.cpp divides frequencies, and no divisor gives a pair the frequency 0 as "
+            f"{shown(target.rope)} does: export a scheme without proportional(…)."
+        )
+    if header.own("rope.scaling.yarn_log_multiplier"):
+        raise UserError(
+            f"{header.path} scales its attention by rope.scaling.yarn_log_multiplier, which no "
+            "scheme expresses: start llama.cpp with --rope-scale instead."
+        )
+    if header.keys.get("split.count", 1) > 1:
+        raise UserError(
+            f"{header.path} is one of {header.keys['split.count']} files of a model: merge them "
+            "first, with llama-gguf-split --merge."
+        )
+    kind, scaling, tensors = _scaling(header, target)
+    prefix = f"{header.architecture}."
+    keys: dict[str, Value | None] = {
+        name: None
+        for name in header.keys
+        if name == f"{prefix}rope.scale_linear"
+        # "finetuned" says whether Granite's hybrids rotate at all
+        or (name.startswith(f"{prefix}rope.scaling.") and not name.endswith("finetuned"))
+    }
+    keys |= {
+        f"{prefix}context_length": target.length,
+        f"{prefix}rope.dimension_count": target.dims,
+        f"{prefix}rope.freq_base": scaling.pop("base", target.base),
+        f"{prefix}rope.scaling.type": kind,
+        f"{prefix}rope.scaling.original_context_length": target.original,
+    }
+    keys |= {f"{prefix}rope.scaling.{name}": value for name, value in scaling.items()}
+    return Changes(keys, tensors)
+
+
+def _scaling(header: Header, target: Target) -> tuple[str, dict[str, Value], dict[str, Any]]:
+    """The type, the keys beside it, and the tensors."""
+    half, gain = len(target.inv_freq), target.attention
+    divisors = tuple(target.base ** (-i / half) / f for i, f in enumerate(target.inv_freq))
+    if any(name in header.divisors for name in LISTS):
+        return "longrope", _attn_factor(gain), dict.fromkeys(LISTS, divisors)
+    ones = {DIVISORS: (1.0,) * half} if DIVISORS in header.divisors else {}
+    if even := geometric(target):
+        base, factor = even
+        scaled = {} if factor == 1 else {"factor": factor}
+        keys = {"base": base, **scaled, **_attn_factor(gain)}
+        return "linear" if scaled else "none", keys, ones
+    f = target.rope.frequencies
+    bounds = ("code", True, 32, 1)  # llama.cpp's own
+    if isinstance(f, Yarn) and (f.ramp, f.truncate, f.fast, f.slow) == bounds:
+        factor = float(f.factor)
+        return "yarn", {"factor": factor, **_attn_factor(gain / magnitude(factor))}, ones
+    if ones or header.architecture in LOADS_DIVISORS:
+        return "none", _attn_factor(gain), {DIVISORS: divisors}
+    if header.architecture in LOADS_LISTS:
+        return "longrope", _attn_factor(gain), dict.fromkeys(LISTS, divisors)
+    factor = getattr(f, "factor", None) or max(1.0, target.length / target.original)
+    raise UserError(
+        f"llama.cpp takes divisors of frequencies ({DIVISORS}) for some architectures, and for "
+        f"{header.architecture!r} none, so that it has no settings for {shown(f)}: the nearest it "
+        f"can serve is {Yarn(float(factor), original=target.original)}."
+    )
+
+
+def _attn_factor(gain: float) -> dict[str, Value]:
+    return {} if math.isclose(gain, 1, rel_tol=CLOSE) else {"attn_factor": gain}
+
+
+def geometric(target: Target) -> tuple[float, float] | None:
+    """The base and the linear factor that give these frequencies, if any do."""
+    rates = target.inv_freq
+    half, first = len(rates), rates[0]
+    step = (rates[-1] / first) ** (1 / (half - 1)) if half > 1 else 1 / target.base
+    if not all(math.isclose(f, first * step**i, rel_tol=CLOSE) for i, f in enumerate(rates)):
+        return None
+    base, factor = step**-half, 1 / first
+    near = math.isclose(base, target.base, rel_tol=CLOSE)
+    return target.base if near else base, 1 if math.isclose(factor, 1, rel_tol=CLOSE) else factor
 
 
 def export_gguf(source: Path, out: Path, target: Target) -> Changes:

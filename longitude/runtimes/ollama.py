@@ -13,7 +13,7 @@ from typing import Any
 from longitude.runtimes import Issue, Runtime, Settings, llama_cpp
 from longitude.runtimes.checkpoint import Model
 from longitude.runtimes.effective import Effective
-from longitude.runtimes.gguf_writer import changes
+from longitude.runtimes.gguf import changes
 from longitude.runtimes.target import Target
 
 

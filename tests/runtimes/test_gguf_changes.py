@@ -10,8 +10,7 @@ import torch
 from longitude import UserError, parse
 from longitude.hf import load
 from longitude.hf.gguf_reader import Header, read_header
-from longitude.runtimes.gguf import export_gguf
-from longitude.runtimes.gguf_writer import Changes, changes
+from longitude.runtimes.gguf import Changes, changes, export_gguf
 from longitude.runtimes.target import Target, make_target
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder

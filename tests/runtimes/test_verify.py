@@ -8,9 +8,9 @@ import pytest
 
 from longitude import UserError, parse
 from longitude.hf.gguf_reader import read_layout
+from longitude.hf.gguf_writer import rewrite
 from longitude.runtimes import verify as module
 from longitude.runtimes.gguf import export_gguf
-from longitude.runtimes.gguf_writer import rewrite
 from longitude.runtimes.target import Target, make_target
 from longitude.runtimes.verify import Compared, Verified, verify
 from tests.hf.gguf_files import write_gguf

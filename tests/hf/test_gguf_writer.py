@@ -14,7 +14,7 @@ import pytest
 
 from longitude import UserError
 from longitude.hf.gguf_reader import BLOCKS, read_layout
-from longitude.runtimes.gguf_writer import rewrite
+from longitude.hf.gguf_writer import rewrite
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
 
@@ -101,7 +101,7 @@ def test_without_the_kernels_copy_the_bytes_are_the_same(
         raise OSError(errno.EXDEV, "no")
 
     monkeypatch.setattr(os, "copy_file_range", unable, raising=False)
-    monkeypatch.setattr(sys.modules["longitude.runtimes.gguf_writer"], "CHUNK", 1000)
+    monkeypatch.setattr(sys.modules["longitude.hf.gguf_writer"], "CHUNK", 1000)
     rewrite(read_layout(source), tmp_path / "b.gguf", {"x": 1}, {})
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
