@@ -101,9 +101,10 @@ class LintResult:
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
         """A row per runtime, then the issues with their fixes."""
-        from longitude.viz.runtimes import lint_table
+        from longitude.viz.runtimes import show_lint
+        from longitude.viz.terminal import render
 
-        return lint_table(self, color=color, width=width)
+        return render(lambda console: show_lint(self, console), color=color, width=width)
 
     def report(self, path: str | Path) -> Path:
         """Write the table as a text file."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -51,7 +52,13 @@ class Canvas:
     ) -> None:
         """Straight strokes from point to point, dashed along their full length."""
         drawn, skipped = pattern
-        for step, (x, y) in enumerate(_walk(points)):
+        path: list[tuple[int, int]] = []
+        for (x0, y0), (x1, y1) in pairwise([*points, points[-1]]):
+            steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
+            for s in range(steps + 1):
+                at = round(x0 + (x1 - x0) * s / steps), round(y0 + (y1 - y0) * s / steps)
+                path += [at] if path[-1:] != [at] else []  # every dot once
+        for step, (x, y) in enumerate(path):
             if step % (drawn + skipped) < drawn:
                 self.dot(x, y, style)
 
@@ -63,18 +70,6 @@ class Canvas:
             )
             for bits, styles in zip(self.bits, self.styles, strict=True)
         ]
-
-
-def _walk(points: Sequence[tuple[float, float]]) -> Iterator[tuple[int, int]]:
-    """Every dot along the path, once."""
-    last = None
-    for (x0, y0), (x1, y1) in zip(points, [*points[1:], *points[-1:]], strict=True):
-        steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
-        for s in range(steps + 1):
-            here = round(x0 + (x1 - x0) * s / steps), round(y0 + (y1 - y0) * s / steps)
-            if here != last:
-                yield here
-            last = here
 
 
 @dataclass(frozen=True)

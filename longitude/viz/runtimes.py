@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,14 +12,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from longitude.runtimes.lint import LintResult, Row
-
-
-def lint_table(found: LintResult, *, color: bool = False, width: int = 100) -> str:
-    """What `longitude lint` prints."""
-    out, system = StringIO(), "truecolor" if color else None
-    style = {"highlight": False, "force_terminal": color, "color_system": system}
-    show_lint(found, Console(file=out, width=width, **style))
-    return out.getvalue().removesuffix("\n")
 
 
 def show_lint(found: LintResult, console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from longitude.viz.table import facts
 from longitude.viz.text import cut, short, spans
 
 INSIDE = ("frequencies", "remap", "decay")  # written inside a rotation
-HEADS = (("cyan", p.SOLID), ("yellow", p.DASHED), ("magenta", p.SPARSE), ("green", p.DOTTED))
-LEVELS = {"trained": ("green", p.SPARSE), "length": ("magenta", p.DASHED)}
+STROKES = (("cyan", p.SOLID), ("yellow", p.DASHED), ("magenta", p.SPARSE), ("green", p.DOTTED))
 
 
 def render(show: Callable[[Console], None], *, color: bool = False, width: int = 100) -> str:
@@ -78,7 +77,7 @@ def layer_heading(sheet: Any, console: Console) -> None:
         console.print(head + Text(sheet.written, style="cyan"), soft_wrap=True)
 
 
-def catalogue(parts: Iterable[PartRow], presets: Iterable[PresetRow], console: Console) -> None:
+def catalogue(parts: Sequence[PartRow], presets: Sequence[PresetRow], console: Console) -> None:
     """Print parts under their sites, then presets."""
 
     def entry(call: str, lines: list[str], paper: str) -> None:
@@ -90,10 +89,9 @@ def catalogue(parts: Iterable[PartRow], presets: Iterable[PresetRow], console: C
         console.print(Text(site, style="bold"))
         for part in rows:
             entry(part.written, [part.meaning], part.paper)
-    named = [*presets]
-    if named:
+    if presets:
         console.print(Text("presets", style="bold"))
-    for preset in named:
+    for preset in presets:
         same = [f"= {cut(preset.scheme)}"] if preset.scheme else []
         entry(preset.call, [preset.meaning, *same], preset.paper)
 
@@ -101,7 +99,13 @@ def catalogue(parts: Iterable[PartRow], presets: Iterable[PresetRow], console: C
 def _plots(sheet: Sheet, page: Page) -> Iterator[Plot | Group]:
     """What there is to draw, in the order in which position enters."""
     if sheet.distances:
-        yield _distance_map(sheet, page)
+        points = [(r.distance, r.believed) for r in sheet.distances]
+        most = max((y for _, y in points if y is not None), default=0)
+        end = min(most, page.length - 1)
+        lines = [Line("true distance", [(0, 0), (end, end)], DIM, p.DOTTED)]
+        lines += _levels({"trained": page.trained}, page.length - 1, 2 * most)
+        lines += [Line(f"effective, at most {short(most)}", points)]
+        yield Plot("Distance map", "effective distance, by true distance (tokens)", lines)
     if sheet.decay:
         yield decay_plot(sheet)
     if sheet.wavelengths:
@@ -113,57 +117,49 @@ def _plots(sheet: Sheet, page: Page) -> Iterator[Plot | Group]:
         heads = sorted({r.head for r in sheet.bias})
         lines = [
             Line(f"head {h}", [(r.distance, r.bias) for r in sheet.bias if r.head == h], *look)
-            for h, look in zip(heads, HEADS, strict=False)
+            for h, look in zip(heads, STROKES, strict=False)
         ]
         axes = "added to scores, by distance (log)"
         yield Plot("Bias", axes, lines[::-1], x_log=True, y_log=True)
     yield _visible_pairs(sheet.visible)
 
 
-def _distance_map(sheet: Sheet, page: Page) -> Plot:
-    """Effective against true distance."""
-    points: list[Point] = [(r.distance, r.believed) for r in sheet.distances]
-    most = max((y for _, y in points if y is not None), default=0)
-    end = min(most, page.length - 1)
-    lines = [Line("true distance", [(0, 0), (end, end)], DIM, p.DOTTED)]
-    lines += _levels({"trained": page.trained}, page.length - 1, 2 * most)
-    lines += [Line(f"effective, at most {short(most)}", points)]
-    return Plot("Distance map", "effective distance, by true distance (tokens)", lines)
-
-
 def decay_plot(sheet: Sheet) -> Plot:
     """The mean cosine by distance, beside unscaled RoPE's."""
-    unscaled: list[Point] = [(r.distance, r.plain) for r in sheet.decay]
-    ours: list[Point] = [(r.distance, r.mean) for r in sheet.decay]
-    lines = [Line("unscaled rope", unscaled, DIM, p.DOTTED)] if unscaled != ours else []
-    axes = "mean cosine, by distance (log)"
-    return Plot("Decay", axes, [*lines, Line("this scheme", ours)], x_log=True)
+    unscaled = [(r.distance, r.plain) for r in sheet.decay]
+    lines = _beside(unscaled, "this scheme", [(r.distance, r.mean) for r in sheet.decay])
+    return Plot("Decay", "mean cosine, by distance (log)", lines, x_log=True)
 
 
 def wavelength_plot(sheet: Sheet, page: Page) -> Plot:
     """Wavelengths by pair, unscaled and scaled, against the length."""
-    rows, last = sheet.wavelengths, len(sheet.wavelengths) - 1
-    unscaled: list[Point] = [(w.pair, w.plain) for w in rows]
-    scaled: list[Point] = [(w.pair, w.scaled) for w in rows]
+    rows = sheet.wavelengths
+    levels = {"trained": page.trained, "length": page.length}
     longest = max([w.plain for w in rows] + [w.scaled or 0 for w in rows])
-    lines = _levels({"trained": page.trained, "length": page.length}, last, longest)
-    lines += [Line("unscaled rope", unscaled, DIM, p.DOTTED)] if unscaled != scaled else []
-    counts = Counter(w.state for w in rows)
-    states = ", ".join(f"{n} {state}" for state, n in counts.items())
-    axes, notes = "tokens per rotation (log), by rotary pair", [states]
+    lines = _beside(
+        [(w.pair, w.plain) for w in rows], "wavelength", [(w.pair, w.scaled) for w in rows]
+    )
+    states = ", ".join(f"{n} {state}" for state, n in Counter(w.state for w in rows).items())
     return Plot(
         "Wavelengths",
-        axes,
-        [*lines, Line("wavelength", scaled)],
+        "tokens per rotation (log), by rotary pair",
+        _levels(levels, len(rows) - 1, longest) + lines,
         y_log=True,
-        notes=notes if unscaled != scaled else (),
+        notes=[states] if len(lines) > 1 else (),
     )
+
+
+def _beside(unscaled: Sequence[Point], name: str, points: Sequence[Point]) -> list[Line]:
+    """A curve of the scheme, and unscaled RoPE's where it differs."""
+    dotted = [Line("unscaled rope", unscaled, DIM, p.DOTTED)] if unscaled != points else []
+    return [*dotted, Line(name, points)]
 
 
 def _levels(marks: dict[str, int | None], wide: float, high: float) -> list[Line]:
     """Horizontal lines at lengths to compare with, as far as they lie in the plot."""
+    looks = {"trained": ("green", p.SPARSE), "length": ("magenta", p.DASHED)}
     return [
-        Line(f"{name} {short(at)}", [(0, at), (wide, at)], *LEVELS[name])
+        Line(f"{name} {short(at)}", [(0, at), (wide, at)], *looks[name])
         for name, at in marks.items()
         if at and at <= high
     ]

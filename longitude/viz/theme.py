@@ -42,27 +42,20 @@ def config(category: Sequence[int] = SCHEMES, dark: bool = False) -> dict[str, A
     ink, soft, line = INK[dark], SOFT[dark], LINE[dark]
     text = {"labelColor": soft, "titleColor": soft, "titleFontWeight": "normal"}
     sizes = {"labelFontSize": 11.5, "titleFontSize": 12, "titlePadding": 10, "labelPadding": 6}
+    placed = {"anchor": "start", "frame": "group"}
     return {
         "font": FONT,
         "background": "transparent",
         "view": {"stroke": None},
         "axis": {**text, **sizes, "gridColor": line, "domainColor": line, "tickColor": line},
         "legend": {"labelColor": ink, "titleColor": soft, "labelFont": MONO},
-        "title": {
-            **{"color": ink, "subtitleColor": soft, "anchor": "start", "frame": "group"},
-            "fontSize": 15,
-        },
+        "title": {"color": ink, "subtitleColor": soft, "fontSize": 15, **placed},
         "text": {"color": ink},
         "rule": {"color": soft},
         "range": {
             "category": [palette[n] for n in category],
             "ordinal": [palette[n] for n in ORDINAL],
-            "diverging": [
-                DROPPED[dark],
-                palette[0],
-                palette[1],
-                palette[PAST],
-            ],  # of tokens: see charts
+            "diverging": [DROPPED[dark], palette[0], palette[1], palette[PAST]],  # of tokens
             "heatmap": HEAT[dark],
             "ramp": [RAMP[dark], palette[PAST]],
         },
