@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,7 +20,8 @@ from longitude.training.lab.rows import TEXT, Bin, Score, Spread, curves, summar
 from longitude.training.lab.rows import Cell as LabCell
 from longitude.viz import files
 from longitude.viz import plot as p
-from longitude.viz.result_charts import lab_spec, training_spec
+from longitude.viz import result_charts as charts
+from longitude.viz import vega as v
 from longitude.viz.table import BEST, Cell, rich_table
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
 from longitude.viz.theme import method_config
@@ -25,18 +29,20 @@ from longitude.viz.vega import Spec
 
 COLOURS = ("cyan", "yellow", "magenta", "blue", "red")  # green is the trained window's
 PATTERNS = (p.SOLID, p.DASHED, p.SPARSE, p.DOTTED)  # 5 × 4: twenty schemes differ
-Style = tuple[str, p.Pattern]
+STROKE = 26  # pixels of the stroke before a scheme's name
 
 
 @dataclass(frozen=True)
 class LabTable:
-    """One task at one trained window: schemes down, test lengths across."""
+    """One task at one trained window: schemes down, test lengths across; and of text the loss in
+    bins of positions."""
 
     task: str
     trained: int
     labels: tuple[str, ...]
     lengths: tuple[int, ...]
     cells: Mapping[tuple[str, int], LabCell]
+    bins: tuple[Bin, ...]
 
     @property
     def by_loss(self) -> bool:
@@ -46,9 +52,8 @@ class LabTable:
     @property
     def measure(self) -> str:
         """What its numbers are."""
-        what = (
-            "loss of the last tokens, nats per byte" if self.by_loss else "share of exact answers"
-        )
+        share, loss = "share of exact answers", "loss of the last tokens, nats per byte"
+        what = loss if self.by_loss else share
         seeds = {c.spread.n for c in self.cells.values() if c.spread}
         if max(seeds, default=1) == 1:
             return what
@@ -87,29 +92,37 @@ class LabTable:
                 groups.setdefault((given[0], where), []).append(label)
         return [f"{', '.join(who)} {where}: {why}" for (why, where), who in groups.items()]
 
-    def curves(self, bins: Sequence[Bin]) -> dict[str, list[tuple[float, Spread]]]:
-        """Each scheme's points: its loss by position, where there are bins for it, else its values
-        by test length."""
-        if mine := self.bins(bins):
-            points = {s: curve_points(b for b in mine if b.label == s) for s in self.labels}
-        else:
-            every = sorted(self.cells.values(), key=lambda c: c.length)
-            points = {
-                s: [(float(c.length), c.spread) for c in every if c.label == s and c.spread]
-                for s in self.labels
-            }
-        return {s: path for s, path in points.items() if path}
+    @cached_property
+    def curves(self) -> dict[str, list[tuple[float, Spread]]]:
+        """Each scheme's points: its loss by position, where there are bins, else its values by test
+        length."""
+        every = sorted(self.cells.values(), key=lambda c: c.length)
+        paths = {
+            s: curve_points(b for b in self.bins if b.label == s)
+            if self.bins
+            else [(float(c.length), c.spread) for c in every if c.label == s and c.spread]
+            for s in self.labels
+        }
+        return {s: path for s, path in paths.items() if path}
 
-    def bins(self, bins: Sequence[Bin]) -> list[Bin]:
-        """The bins of positions that are this table's."""
-        return [b for b in bins if self.by_loss and b.trained == self.trained]
+    @property
+    def ticks(self) -> Sequence[int]:
+        """Numbers for the axis of the curves, the trained window first."""
+        highest = max((x for path in self.curves.values() for x, _ in path), default=0)
+        return position_ticks(self.trained, highest) if self.bins else self.lengths
 
 
 def lab_tables(scores: Iterable[Score]) -> list[LabTable]:
-    """A table for each trained window and task, in the order in which the scores come."""
+    """A table for each trained window and task, in the order in which the scores come; texts are
+    made safe to print."""
+    safe = []
+    for s in scores:
+        names = {name: printable(getattr(s, name)) for name in ("scheme", "label", "task")}
+        safe.append(replace(s, **names, refused=s.refused and printable(s.refused)))
     cells: dict[tuple[int, str], dict[tuple[str, int], LabCell]] = {}
-    for c in summary(scores):
+    for c in summary(safe):
         cells.setdefault((c.trained, c.task), {})[c.label, c.length] = c
+    bins = curves(safe)
     return [
         LabTable(
             task=task,
@@ -117,6 +130,7 @@ def lab_tables(scores: Iterable[Score]) -> list[LabTable]:
             labels=tuple(dict.fromkeys(label for label, _ in group)),
             lengths=tuple(sorted({length for _, length in group})),
             cells=group,
+            bins=tuple(b for b in bins if task == TEXT and b.trained == trained),
         )
         for (trained, task), group in cells.items()
     ]
@@ -136,10 +150,23 @@ def position_ticks(trained: int, high: float) -> list[int]:
     return [n for n in dict.fromkeys(steps) if 1 <= n <= high]
 
 
+def markdown(scores: Iterable[Score]) -> str:
+    """The tables as Markdown."""
+    texts = []
+    for table in lab_tables(scores):
+        heads = [f"{n} (trained)" if n == table.trained else f"{n}" for n in table.lengths]
+        cells = ((s, [table.cell(s, n).markdown() for n in table.lengths]) for s in table.labels)
+        rows = [[fenced(s), *line] for s, line in cells]
+        head = escaped(f"{table.task}, trained at {table.trained}: {table.measure}.")
+        notes = "".join(f"- {escaped(reason)}\n" for reason in table.reasons())
+        drawn = markdown_table([escaped(table.task), *heads], rows)
+        texts.append(f"{head}\n\n{drawn}" + (f"\n{notes}" if notes else ""))
+    return "\n".join(texts)
+
+
 def show(scores: Iterable[Score], console: Console) -> None:
     """Print a table for each task, then its curves."""
-    safe = _printable(scores)
-    tables, bins = lab_tables(safe), curves(safe)
+    tables = lab_tables(scores)
     for table in tables:
         console.print(Text(f"{table.task}, trained at {table.trained}", style="bold"))
         console.print(Text(table.measure, style=p.DIM))
@@ -148,13 +175,60 @@ def show(scores: Iterable[Score], console: Console) -> None:
         for reason in table.reasons():
             console.print(Text(f"{NOTHING} {reason}", style=p.DIM))
         console.print()
-    labels = enumerate(dict.fromkeys(label for table in tables for label in table.labels))
-    styles = {s: (COLOURS[n % len(COLOURS)], PATTERNS[n % len(PATTERNS)]) for n, s in labels}
-    plots = [(_plot(t, bins, styles), bool(t.bins(bins))) for t in tables]
-    for plot in (plot for plot, wide in plots if plot and wide):
+    labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
+    for plot in (plot for t in tables if t.bins and (plot := _plot(t, labels))):
         console.print(p.draw(plot, min(console.width, 100)))
         console.print()
-    p.side_by_side([plot for plot, wide in plots if plot and not wide], console)
+    small = [plot for t in tables if not t.bins and (plot := _plot(t, labels))]
+    p.side_by_side(small, console)
+
+
+def _fitted(table: LabTable, width: int) -> Iterator[Table]:
+    """As few tables as are wide enough, the interval under its number where there is no room."""
+    names = min(max(map(cell_len, table.labels)), max(20, width // 3))
+    heads = {n: f"{n}\ntrained" if n == table.trained else f"{n}" for n in table.lengths}
+    cells, each = {}, 0
+    for between in ("", "\n"):
+        cells = {
+            (s, n): table.cell(s, n).text(interval=True, between=between)
+            for s in table.labels
+            for n in table.lengths
+        }
+        texts = [*heads.values(), *(cell.plain for cell in cells.values())]
+        each = max(len(line) for text in texts for line in text.split("\n")) + p.GAP
+        if names + p.GAP + each * len(table.lengths) <= width:
+            break
+    across = max(1, (width - names - p.GAP) // each)
+    for first in range(0, len(table.lengths), across):
+        lengths = table.lengths[first : first + across]
+        styled = [Text(heads[n], p.MARK if n == table.trained else p.DIM) for n in lengths]
+        rows = [[Text(s), *(cells[s, n] for n in lengths)] for s in table.labels]
+        yield rich_table(["", *styled], rows, names)
+
+
+def _plot(table: LabTable, labels: Sequence[str]) -> p.Plot | None:
+    """A table's curves; one test length alone makes none."""
+    paths = table.curves
+    xs = sorted({x for path in paths.values() for x, _ in path})
+    if len(xs) < 2:
+        return None
+    styles = {s: (COLOURS[n % 5], PATTERNS[n % 4]) for n, s in enumerate(labels)}
+    what = "nats per byte" if table.by_loss else "exact answers"
+    where = "position in the longest text" if table.bins else "test length"
+    ticks = table.ticks if table.bins else reversed(table.ticks)
+    highest = sorted(paths, key=lambda label: -paths[label][-1][1].mean)  # in the order they end
+    inside = xs[0] <= table.trained <= xs[-1]
+    return p.Plot(
+        "Loss by position" if table.bins else table.task,
+        f"{what}, by {where} (log)",
+        [p.Line(s, [(x, v.mean) for x, v in paths[s]], *styles[s]) for s in highest],
+        x_log=True,
+        y_log=table.by_loss,
+        mark=(f"trained at {table.trained}", table.trained) if inside else None,
+        y_ends=() if table.by_loss else (0.0, 1.0),
+        x_ticks=[t for t in (table.trained, *ticks) if xs[0] <= t <= xs[-1]],
+        height=16,
+    )
 
 
 def write(scores: Iterable[Score], path: Path, title: str) -> None:
@@ -169,9 +243,80 @@ def write(scores: Iterable[Score], path: Path, title: str) -> None:
 
 
 def spec(scores: Iterable[Score], title: str) -> Spec:
-    """The tables and curves as a Vega-Lite document."""
-    safe = _printable(scores)
-    return lab_spec(lab_tables(safe), curves(safe), printable(title))
+    """A Vega-Lite document: for each task its curves, and beside them its table, which is the key
+    to them too."""
+    tables = lab_tables(scores)
+    labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
+    return {
+        "title": {"text": printable(title), "fontSize": 18, "offset": 20},
+        "params": [v.CHOSEN],
+        "vconcat": [_row(table, labels) for table in tables],
+        "resolve": {"scale": {"fillOpacity": "independent"}},
+        "spacing": 44,
+    }
+
+
+def _row(table: LabTable, labels: Sequence[str]) -> Spec:
+    """A task's curves, where it has some, and its table."""
+    rows = [
+        {"label": s, "x": x, "mean": mean, "low": least, "high": greatest, "seeds": seeds}
+        for s, path in table.curves.items()
+        for x, (mean, least, greatest, seeds) in path
+    ]
+    drawn = [_table(table, labels)]
+    if len({r["x"] for r in rows}) > 1:
+        title = "position in the longest text (tokens)" if table.bins else "test length (tokens)"
+        x = v.axis("x", title, "log2", **charts.length_ticks(rows, table.ticks))
+        y = v.axis("mean", "exact answers", ends={"domain": [0, 1]})
+        y = charts.loss_axis(rows, "loss (nats per byte)") if table.by_loss else y
+        look = {"first": 1, "size": 9 if table.bins else 40, "shade": 0.16}
+        layers = charts.lines(rows, labels, table.trained, x, y, **look)
+        drawn.insert(0, v.inset(v.document(layers), rows, width=460, height=300))
+    notes = [line for r in table.reasons() for line in textwrap.wrap(f"– {r}", 150)]
+    head = {"text": f"{table.task}, trained at {table.trained:,}", "fontSize": 14, "offset": 14}
+    head |= {"subtitle": [table.measure, *notes]}
+    return {"title": head, "hconcat": drawn, "spacing": 36, "center": True}
+
+
+def _table(table: LabTable, labels: Sequence[str]) -> Spec:
+    """The table, tinted by value; before a scheme's name, its stroke."""
+    rows = [
+        {"label": c.label, "length": c.length, "reason": c.refused}
+        | {"text": f"{shown.value} {shown.interval}", "best": bool(shown.mark)}
+        | {"mean": c.spread and c.spread.mean, "seeds": c.spread.n if c.spread else 0}
+        for c in table.cells.values()
+        for shown in [table.cell(c.label, c.length)]
+    ]
+    means = [r["mean"] for r in rows if r["seeds"]]
+    scale: Spec = {"domain": [0, 1]}
+    if table.by_loss and means and min(means) > 0:
+        scale = {"type": "log", "domain": [min(means), max(*means, 2 * min(means))]}
+    tint = v.channel("mean:Q", scale={**scale, "rangeMin": 0.05, "rangeMax": 0.5}, legend=None)
+    named = f"[datum.value == {table.trained} ? 'trained' : '', {v.COUNT}]"
+    look: Spec = {"domain": False, "ticks": False}
+    top = {"orient": "top", "labelExpr": named, "labelAngle": 0, "labelPadding": 18, **look}
+    side = {"labelPadding": STROKE + 12, "labelLimit": 280, "labelFontSize": 11, **look}
+    band: Spec = {"paddingInner": 0.06, "paddingOuter": 0}
+    y = v.channel("label:N", title=None, axis=side, scale=band, sort=[*table.labels])
+    x = v.channel("length:O", title="test length (tokens)", axis=top, scale=band)
+    at: Spec = {"x": x, "y": y}
+    tips = v.tooltip("label:N", "length:Q", "mean:Q", "seeds:Q", "reason:N", label="scheme")
+    shade: Spec = {"tooltip": tips, "fillOpacity": tint, "opacity": v.strength()}
+    ends: Spec = {"x": {"value": -STROKE - 6}, "x2": {"value": -6}}
+    ends |= {"color": charts.colour(labels), "strokeDash": charts.dash(labels, 1)}
+    stroke = v.mark("rule", strokeDash=[1, 0], strokeWidth=2.2, clip=False)
+    filled = v.mark("rect", style="worse" if table.by_loss else "better")
+    bold, plain = v.mark("text", fontWeight="bold"), v.mark("text", fontWeight="normal")
+    layers = [
+        v.layer(v.mark("rect", style="hidden"), where="!datum.seeds", **at, tooltip=tips),
+        v.layer(filled, where="datum.seeds", **at, **shade),
+        v.layer(stroke, [{"label": s} for s in table.labels], y=y, **ends),
+        v.layer(bold, where="datum.best", **at, text="text:N"),
+        v.layer(plain, where="!datum.best", **at, text="text:N"),
+    ]
+    each = 24 if len(table.labels) > 8 else 32
+    size = {"width": 78 * len(table.lengths), "height": each * len(table.labels)}
+    return v.inset(v.document(layers), rows, **size)
 
 
 def write_training_loss(losses: Sequence[float], window: int, title: str, path: Path) -> None:
@@ -179,77 +324,17 @@ def write_training_loss(losses: Sequence[float], window: int, title: str, path: 
     files.write_spec(training_spec(losses, window, title), title, path)
 
 
-def markdown(scores: Iterable[Score]) -> str:
-    """The tables as Markdown."""
-    return "\n".join(_markdown(table) for table in lab_tables(_printable(scores)))
-
-
-def _markdown(table: LabTable) -> str:
-    heads = [f"{n} (trained)" if n == table.trained else f"{n}" for n in table.lengths]
+def training_spec(losses: Sequence[float], window: int, title: str) -> Spec:
+    """The loss of every training step, and its mean over the last `window` steps."""
     rows = [
-        [fenced(s), *(table.cell(s, n).markdown() for n in table.lengths)] for s in table.labels
+        {"step": n, "loss": loss, "mean": fmean(losses[max(0, n - window) : n])}
+        for n, loss in enumerate(losses, 1)
     ]
-    head = escaped(f"{table.task}, trained at {table.trained}: {table.measure}.")
-    notes = "".join(f"- {escaped(reason)}\n" for reason in table.reasons())
-    drawn = markdown_table([escaped(table.task), *heads], rows)
-    return f"{head}\n\n{drawn}" + (f"\n{notes}" if notes else "")
-
-
-def _fitted(table: LabTable, width: int) -> Iterator[Table]:
-    """As few tables as are wide enough, the interval under its number where there is no room."""
-    names = min(max(map(cell_len, table.labels)), max(20, width // 3))
-    heads = {n: f"{n}\ntrained" if n == table.trained else f"{n}" for n in table.lengths}
-    each, between = 0, ""
-    for between in ("", "\n"):
-        cells = [table.cell(s, n) for s in table.labels for n in table.lengths]
-        texts = [*heads.values(), *(c.text(interval=True, between=between).plain for c in cells)]
-        each = max(len(line) for text in texts for line in text.split("\n")) + p.GAP
-        if names + p.GAP + each * len(table.lengths) <= width:
-            break
-    across = max(1, (width - names - p.GAP) // each)
-    for first in range(0, len(table.lengths), across):
-        lengths = table.lengths[first : first + across]
-        styled = [Text(heads[n], p.MARK if n == table.trained else p.DIM) for n in lengths]
-        rows = [
-            [Text(s), *(table.cell(s, n).text(interval=True, between=between) for n in lengths)]
-            for s in table.labels
-        ]
-        yield rich_table(["", *styled], rows, names)
-
-
-def _plot(table: LabTable, bins: Sequence[Bin], styles: Mapping[str, Style]) -> p.Plot | None:
-    """A table's curves; one test length alone makes none."""
-    paths = table.curves(bins)
-    xs = sorted({x for path in paths.values() for x, _ in path})
-    if len(xs) < 2:
-        return None
-    by_position = bool(table.bins(bins))
-    what = "nats per byte" if table.by_loss else "exact answers"
-    where = "position in the longest text" if by_position else "test length"
-    ticks = position_ticks(table.trained, xs[-1]) if by_position else reversed(table.lengths)
-    highest = sorted(paths, key=lambda label: -paths[label][-1][1].mean)  # in the order they end
-    inside = xs[0] <= table.trained <= xs[-1]
-    return p.Plot(
-        "Loss by position" if by_position else table.task,
-        f"{what}, by {where} (log)",
-        [p.Line(s, [(x, v.mean) for x, v in paths[s]], *styles[s]) for s in highest],
-        x_log=True,
-        y_log=table.by_loss,
-        mark=(f"trained at {table.trained}", table.trained) if inside else None,
-        y_ends=() if table.by_loss else (0.0, 1.0),
-        x_ticks=[t for t in (table.trained, *ticks) if xs[0] <= t <= xs[-1]],
-        height=16,
-    )
-
-
-def _printable(scores: Iterable[Score]) -> list[Score]:
-    """The scores with their texts safe to print."""
-    names = ("scheme", "label", "task")
-    return [
-        replace(
-            s,
-            **{name: printable(getattr(s, name)) for name in names},
-            refused=s.refused and printable(s.refused),
-        )
-        for s in scores
+    x, y = v.axis("step", "step"), v.axis("loss", "loss (nats per token)", ends={"zero": False})
+    dots = v.mark("circle", style="faint", size=14, opacity=0.7)
+    layers = [
+        v.layer(dots, x=x, y=y, tooltip=v.tooltip("step:Q", "loss:Q", "mean:Q")),
+        v.layer(v.mark("line", style="better"), x=x, y={**y, "field": "mean"}),
     ]
+    head = {"text": title, "fontSize": 14, "offset": 12}
+    return {**v.document(layers, rows, 240), "width": 560, "title": head}

@@ -7,13 +7,10 @@ that is pointed at stands out (the parameter `chosen`); files that stand alone h
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from longitude.eval.records import CONTEXT, LOSS
-from longitude.eval.stats import Interval
 from longitude.eval.tasks import metrics
 from longitude.viz import vega as v
 from longitude.viz.theme import MONO, dashes, method_config
@@ -21,14 +18,11 @@ from longitude.viz.vega import Chart, Rows, Spec
 
 if TYPE_CHECKING:
     from longitude.eval.tables import ResultTable
-    from longitude.training.lab.rows import Bin
-    from longitude.viz.lab import LabTable
     from longitude.viz.section import Section
 
 NARROW = 420  # pixels: charts without room for names
 STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)  # ticks of a log axis, times powers of ten
 NOT_RUN = "†: not run, since none was retrieved at a shorter length; counted as none."
-STROKE = 26  # pixels of the stroke before a scheme's name
 GRID = "Across: length in tokens; down: depth of the hidden number in the text."
 DISTANCES = (
     "The distance that attention computes with, by true distance. A band lies between minimum and "
@@ -52,44 +46,47 @@ def extend_charts(section: Section) -> list[Chart]:
 
 def _loss_by_position(section: Section) -> Iterator[Chart]:
     rows = [
-        {"label": s, "first": a, "past": b, "x": math.sqrt((a + 1) * b), **_interval(value)}
+        {"label": s, "first": a, "past": b, "x": math.sqrt((a + 1) * b), **vars(value)}
         for s in section.labels
         for a, b, value in section.curves.get(s, ())
     ]
     if rows:
-        x, reading = v.axis("x", "position (tokens)", "log2", **_ticks(rows)), metrics()[LOSS].chart
-        layers = _lines(rows, section.labels, section.subject.trained, x, _losses(rows))
-        yield Chart(LOSS, "Loss by position", reading, v.document(layers, rows, 300), rows, LOSS)
+        x = v.axis("x", "position (tokens)", "log2", **length_ticks(rows))
+        layers = lines(rows, section.labels, section.subject.trained, x, loss_axis(rows))
+        spec = v.document(layers, rows, 300)
+        yield Chart(LOSS, "Loss by position", metrics()[LOSS].chart, spec, rows, LOSS)
 
 
 def _by_length(section: Section, table: ResultTable) -> Iterator[Chart]:
     rows = [
-        {"label": s, "length": n, "x": n, **_interval(cell.value)}
+        {"label": s, "length": n, "x": n, **vars(cell.value)}
         for s in section.labels
         for n in table.lengths
         if (cell := table.cells.get((s, n))) and cell.value
     ]
     if not rows:
         return
-    context, name = table.measure == CONTEXT, table.measure
-    title = "context (tokens, the scored ones included)" if context else "length (tokens)"
-    percent: Spec = {"ends": {"domain": [0, 1]}, "labelExpr": "format(datum.value, '.0%')"}
-    y = v.axis("mean", table.unit, **percent if table.metric.is_share else {})
-    x, y = v.axis("x", title, "log2", **_ticks(rows)), _losses(rows) if context else y
-    layers = _lines(rows, section.labels, section.subject.trained, x, y, size=46)
+    title, y = "length (tokens)", v.axis("mean", table.unit)
+    if table.measure == CONTEXT:
+        title, y = "context (tokens, the scored ones included)", loss_axis(rows)
+    elif table.metric.is_share:
+        percent = "format(datum.value, '.0%')"
+        y = v.axis("mean", table.unit, ends={"domain": [0, 1]}, labelExpr=percent)
+    x = v.axis("x", title, "log2", **length_ticks(rows))
+    layers = lines(rows, section.labels, section.subject.trained, x, y, size=46)
     spec = v.document(layers, rows, 300)
-    yield Chart(name, table.title, table.metric.chart, spec, rows, name)
+    yield Chart(table.measure, table.title, table.metric.chart, spec, rows, table.measure)
 
 
 def _passkey_grids(section: Section) -> Iterator[Chart]:
     """A heat map of depth by length for each method."""
+    reading = GRID + (f" {NOT_RUN}" if section.any_assumed else "")
     for index, (label, cells) in enumerate(section.grids.items()):
         rows = [
-            {"label": label, "length": n, "depth": depth, **_interval(value)}
+            {"label": label, "length": n, "depth": depth, **vars(value)}
             | {"asked": not section.assumed("passkey", label, n)}
             for (n, depth), value in sorted(cells.items())
         ]
-        reading = GRID + (f" {NOT_RUN}" if section.any_assumed else "")
         lengths, trained = section.tables["passkey"].lengths, section.subject.trained
         look: Spec = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
         band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
@@ -97,8 +94,8 @@ def _passkey_grids(section: Section) -> Iterator[Chart]:
         x["scale"] = {"domain": [*lengths], **band}  # lengths without a number stay empty
         y = v.channel("depth:O", title=None, axis={"format": ".0%", **look}, scale=band)
         scale = {"domain": [0, 1], "range": "heatmap", "interpolate": "rgb"}
-        colour = v.channel("mean:Q", scale=scale, legend=None)
-        layers = [v.layer("rect", x=x, y=y, color=colour, tooltip=_tips(rows))]
+        shade = v.channel("mean:Q", scale=scale, legend=None)
+        layers = [v.layer("rect", x=x, y=y, color=shade, tooltip=_tips(rows))]
         if not all(r["asked"] for r in rows):
             text = v.mark("text", opacity=0.55)
             layers += [v.layer(text, where="!datum.asked", x=x, y=y, text={"value": "†"})]
@@ -111,27 +108,27 @@ def _passkey_grids(section: Section) -> Iterator[Chart]:
 
 
 def _distance_map(section: Section) -> Iterator[Chart]:
+    labels, at = section.labels, section.subject.trained
     rows = [
         {"label": s, "x": x, "low": low, "high": high}
-        for s in section.labels
+        for s in labels
         for x, low, high in section.maps.get(s, ())
     ]
     if not rows:
         return
     x = v.axis("x", "true distance (tokens)", labelExpr=v.COUNT, grid=False)
     y = v.axis("high", "effective distance (tokens)", ends={"nice": True}, labelExpr=v.COUNT)
-    colour, dash, at = _colour(section.labels), _dash(section.labels), section.subject.trained
-    low = {**y, "field": "low"}
     wide = "isValid(datum.high) && datum.high > datum.low"
-    area = v.layer("area", where=wide, x=x, y=y, y2={"field": "low"}, color=colour)
-    area["encoding"]["opacity"] = _shade(section.labels)
-    look: Spec = {"x": x, "color": colour, "strokeDash": dash, "opacity": v.strength()}
-    look["tooltip"] = _tips(rows)
+    between: Spec = {"x": x, "y": y, "y2": {"field": "low"}, "opacity": _shade(labels)}
+    area = v.layer("area", where=wide, **between, color=colour(labels))
+    look: Spec = {"x": x, "color": colour(labels), "strokeDash": dash(labels)}
+    look |= {"opacity": v.strength(), "tooltip": _tips(rows)}
     layers = [
-        *v.trained_rule(at, [r["x"] for r in rows]),
+        *v.level(f"trained window {at:,}", at, [r["x"] for r in rows], "x"),
         v.layer("rule", [{"high": at}], y=y),
         *([area] if any((r["high"] or 0) > (r["low"] or 0) for r in rows) else []),
-        *(v.layer("line", y=end, **look) for end in (y, low)),
+        v.layer("line", y=y, **look),
+        v.layer("line", y={**y, "field": "low"}, **look),
     ]
     spec = v.document(layers, rows, 300)
     yield Chart("distance", "Distance map", DISTANCES, spec, rows, "distance")
@@ -139,42 +136,31 @@ def _distance_map(section: Section) -> Iterator[Chart]:
 
 def _cost(section: Section) -> Iterator[Chart]:
     """Quality against prefill speed: a dot for each method with its name beside it."""
-    board, speed = section.main, section.tables.get("prefill")
-    both = {*board.lengths} & {*speed.lengths} if board and speed else set()
-    if board is None or speed is None or not both:
+    board, speed, labels = section.main, section.tables.get("prefill"), section.labels
+    at = max({*board.lengths} & {*speed.lengths}, default=0) if board and speed else 0
+    if not board or not speed or not at:
         return
-    at = max(both)
     pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in speed.labels]
-    rows = [
-        {"label": s, "x": fast.mean, **_interval(value)}
-        for s, value, fast in pairs
-        if value and fast
-    ]
+    rows = [{"label": s, "x": x.mean, **vars(value)} for s, value, x in pairs if value and x]
     if not rows:
         return
     better = "down" if board.lower_is_better else "up"
     reading = f"{board.title} against speed, at {at:,} tokens. Better is right and {better}."
     ends: Spec = {"zero": False, "padding": 24}
     x = v.axis("x", "prefill (tokens/s)", ends=ends, labelExpr=v.COUNT, tickCount=5, grid=False)
-    y = _losses(rows) if board.lower_is_better else v.axis("mean", board.unit)
-    colour, labels = _colour(section.labels), section.labels
+    y = loss_axis(rows) if board.lower_is_better else v.axis("mean", board.unit)
     bar = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5)
+    interval: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "opacity": _shade(labels)}
+    dot: Spec = {"x": x, "y": y, "opacity": v.strength(), "tooltip": _tips(rows)}
     seen = {"test": f"width > {NARROW} && ({v.POINTED})", "value": 1}
-    names: Spec = {"x": x, "y": y, "text": "label:N", "opacity": {"condition": seen, "value": 0}}
+    name: Spec = {"x": x, "y": y, "text": "label:N", "opacity": {"condition": seen, "value": 0}}
     layers = [
-        v.layer(bar, x=x, y="low:Q", y2={"field": "high"}, color=colour, opacity=_shade(labels)),
-        v.layer(v.mark("circle", size=90), x=x, y=y, color=colour, opacity=v.strength())
-        | {"name": "dots"},
-        *(
-            v.layer(
-                v.mark("text", align=side, dx=10 if side == "left" else -10, dy=by, font=MONO),
-                where=f"indexof({named}, datum.label) >= 0",
-                **names,
-            )
-            for (side, by), named in place_names(rows).items()
-        ),
+        v.layer(bar, **interval, color=colour(labels)),
+        {"name": "dots", **v.layer(v.mark("circle", size=90), **dot, color=colour(labels))},
     ]
-    layers[1]["encoding"]["tooltip"] = _tips(rows)
+    for (side, below), named in place_names(rows).items():
+        text = v.mark("text", align=side, dx=10 if side == "left" else -10, dy=below, font=MONO)
+        layers.append(v.layer(text, where=f"indexof({named}, datum.label) >= 0", **name))
     spec = v.document(layers, rows, 300)
     yield Chart("cost", "Cost against quality", reading, spec, rows, "prefill")
 
@@ -215,102 +201,7 @@ def standalone(section: Section, group: Sequence[Chart]) -> Spec:
     return {**body, "title": head, "config": look}
 
 
-def lab_spec(tables: Sequence[LabTable], bins: Sequence[Bin], title: str) -> Spec:
-    """For each task its curves, and beside them its table, which is the key to them too."""
-    labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
-    return {
-        "title": {"text": title, "fontSize": 18, "offset": 20},
-        "params": [v.CHOSEN],
-        "vconcat": [_lab_row(table, labels, bins) for table in tables],
-        "resolve": {"scale": {"fillOpacity": "independent"}},
-        "spacing": 44,
-    }
-
-
-def _lab_row(table: LabTable, labels: Sequence[str], bins: Sequence[Bin]) -> Spec:
-    from longitude.viz.lab import position_ticks
-
-    mine = table.bins(bins)
-    rows = [
-        {"label": s, "x": x, "mean": mean, "low": least, "high": greatest, "seeds": seeds}
-        for s, path in table.curves(bins).items()
-        for x, (mean, least, greatest, seeds) in path
-    ]
-    charts = [_lab_table(table, labels)]
-    if len({r["x"] for r in rows}) > 1:
-        title = "position in the longest text (tokens)" if mine else "test length (tokens)"
-        ticks = position_ticks(table.trained, max(r["x"] for r in rows)) if mine else table.lengths
-        x = v.axis("x", title, "log2", **_ticks(rows, ticks))
-        y = v.axis("mean", "exact answers", ends={"domain": [0, 1]})
-        y = _losses(rows, "loss (nats per byte)") if table.by_loss else y
-        size, shade = (9 if mine else 40), 0.16
-        layers = _lines(rows, labels, table.trained, x, y, first=1, size=size, shade=shade)
-        charts.insert(0, v.inset(v.document(layers), rows, width=460, height=300))
-    notes = [line for r in table.reasons() for line in textwrap.wrap(f"– {r}", 150)]
-    head = {"text": f"{table.task}, trained at {table.trained:,}", "fontSize": 14, "offset": 14}
-    head |= {"subtitle": [table.measure, *notes]}
-    return {"title": head, "hconcat": charts, "spacing": 36, "center": True}
-
-
-def _lab_table(table: LabTable, labels: Sequence[str]) -> Spec:
-    """The table, tinted by value; before a scheme's name, its stroke."""
-    rows = [
-        {"label": c.label, "length": c.length, "reason": c.refused}
-        | {"text": f"{shown.value} {shown.interval}", "best": bool(shown.mark)}
-        | {"mean": c.spread and c.spread.mean, "seeds": c.spread.n if c.spread else 0}
-        for c in table.cells.values()
-        for shown in [table.cell(c.label, c.length)]
-    ]
-    means = [r["mean"] for r in rows if r["seeds"]]
-    scale: Spec = {"domain": [0, 1]}
-    if table.by_loss and means and min(means) > 0:
-        scale = {"type": "log", "domain": [min(means), max(*means, 2 * min(means))]}
-    tint = v.channel("mean:Q", scale={**scale, "rangeMin": 0.05, "rangeMax": 0.5}, legend=None)
-    named = f"[datum.value == {table.trained} ? 'trained' : '', {v.COUNT}]"
-    look: Spec = {"domain": False, "ticks": False}
-    top = {"orient": "top", "labelExpr": named, "labelAngle": 0, "labelPadding": 18, **look}
-    side = {"labelPadding": STROKE + 12, "labelLimit": 280, "labelFontSize": 11, **look}
-    band: Spec = {"paddingInner": 0.06, "paddingOuter": 0}
-    x = v.channel("length:O", title="test length (tokens)", axis=top, scale=band)
-    y = v.channel("label:N", title=None, axis=side, scale=band, sort=[*table.labels])
-    tips = v.tooltip("label:N", "length:Q", "mean:Q", "seeds:Q", "reason:N", label="scheme")
-    style = "worse" if table.by_loss else "better"
-    ends: Spec = {"x": {"value": -STROKE - 6}, "x2": {"value": -6}}
-    strokes = v.mark("rule", strokeDash=[1, 0], strokeWidth=2.2, clip=False)
-    drawn = {"color": _colour(labels), "strokeDash": _dash(labels, 1)}
-    layers = [
-        v.layer(v.mark("rect", style="hidden"), where="!datum.seeds", x=x, y=y, tooltip=tips),
-        v.layer(v.mark("rect", style=style), where="datum.seeds", x=x, y=y, tooltip=tips),
-        v.layer(strokes, [{"label": s} for s in table.labels], y=y, **drawn, **ends),
-        *(
-            v.layer(v.mark("text", fontWeight=weight), where=where, x=x, y=y, text="text:N")
-            for weight, where in (("bold", "datum.best"), ("normal", "!datum.best"))
-        ),
-    ]
-    layers[1]["encoding"] |= {"fillOpacity": tint, "opacity": v.strength()}
-    each = 24 if len(table.labels) > 8 else 32
-    size = {"width": 78 * len(table.lengths), "height": each * len(table.labels)}
-    return v.inset(v.document(layers), rows, **size)
-
-
-def training_spec(losses: Sequence[float], window: int, title: str) -> Spec:
-    """The loss of every training step, and its mean over the last `window` steps."""
-    rows = [
-        {"step": n, "loss": loss, "mean": fmean(losses[max(0, n - window) : n])}
-        for n, loss in enumerate(losses, 1)
-    ]
-    x, y = v.axis("step", "step"), v.axis("loss", "loss (nats per token)", ends={"zero": False})
-    dots = v.mark("circle", style="faint", size=14, opacity=0.7)
-    tips = v.tooltip("step:Q", "loss:Q", "mean:Q")
-    layers = [
-        v.layer(dots, x=x, y=y, tooltip=tips),
-        v.layer(v.mark("line", style="better"), x=x, y={**y, "field": "mean"}),
-    ]
-    head = {"text": title, "fontSize": 14, "offset": 12}
-    return {**v.document(layers, rows, 240), "width": 560, "title": head}
-
-
-def _lines(
+def lines(
     rows: Rows,
     labels: Sequence[str],
     trained: int,
@@ -322,19 +213,19 @@ def _lines(
     shade: float | None = None,
 ) -> list[Spec]:
     """A line for each method with its interval as a band, and the trained window as a rule."""
-    look: Spec = {"x": x, "y": y, "color": _colour(labels), "opacity": v.strength()}
-    area: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "color": _colour(labels)}
+    look: Spec = {"x": x, "y": y, "color": colour(labels), "opacity": v.strength()}
+    area: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "color": colour(labels)}
     area["opacity"] = _shade(labels, shade)
     bands = [v.layer("area", where="datum.low < datum.high", **area)]
     return [
-        *v.trained_rule(trained, [r["x"] for r in rows]),
+        *v.level(f"trained window {trained:,}", trained, [r["x"] for r in rows], "x"),
         *(bands if any(r["low"] < r["high"] for r in rows) else []),  # Vega warns of an empty layer
-        v.layer("line", **look, strokeDash=_dash(labels, first)),
+        v.layer("line", **look, strokeDash=dash(labels, first)),
         v.layer(v.mark("circle", size=size), **look, tooltip=_tips(rows)),
     ]
 
 
-def _losses(rows: Rows, title: str = "loss (nats per token)") -> Spec:
+def loss_axis(rows: Rows, title: str = "loss (nats per token)") -> Spec:
     """A log axis, where all losses are positive. The means decide what is in view: an interval of
     few documents may be so wide that nothing else would be seen."""
     means = [r["mean"] for r in rows]
@@ -350,17 +241,17 @@ def _losses(rows: Rows, title: str = "loss (nats per token)") -> Spec:
     return v.axis("mean", title, "log", ends=ends, **look | {"values": ticks})
 
 
-def _ticks(rows: Rows, ticks: Sequence[int] = ()) -> Spec:
+def length_ticks(rows: Rows, ticks: Sequence[int] = ()) -> Spec:
     lengths = sorted(ticks or {r["length"] for r in rows if "length" in r})
     look: Spec = {"labelExpr": v.COUNT, "grid": False, "ends": {"padding": 12}}
     return look | {"values": lengths} if lengths else look | {"values": None, "tickCount": 6}
 
 
-def _colour(labels: Sequence[str]) -> Spec:
+def colour(labels: Sequence[str]) -> Spec:
     return v.channel("label:N", scale={"domain": [*labels]}, legend=None)
 
 
-def _dash(labels: Sequence[str], first: int = 0) -> Spec:
+def dash(labels: Sequence[str], first: int = 0) -> Spec:
     strokes = dashes(range(first, first + len(labels)))
     return v.channel("label:N", scale={"domain": [*labels], "range": strokes}, legend=None)
 
@@ -370,10 +261,6 @@ def _shade(labels: Sequence[str], shade: float | None = None) -> Spec:
     usual = shade if shade is not None else 0.14 if len(labels) <= 3 else 0
     chosen = {"test": "chosen == datum.label", "value": 0.22}
     return {"condition": [chosen, {"test": "!chosen", "value": usual}], "value": 0}
-
-
-def _interval(value: Interval) -> Mapping[str, Any]:
-    return {"mean": value.mean, "low": value.low, "high": value.high, "n": value.n}
 
 
 def _tips(rows: Rows) -> list[Spec]:

@@ -102,21 +102,15 @@ def inset(spec: Spec, rows: Rows, **more: Any) -> Spec:
 def keyed(spec: Spec) -> Spec:
     """The same chart with a key to its colours and dashes, where no page has one beside it."""
     look: Spec = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260}
-    look |= {
-        "symbolType": "stroke",
-        "symbolOpacity": 1,
-        "symbolStrokeWidth": 2.5,
-        "symbolSize": 260,
-    }
-    layers = [
-        each | {"encoding": {k: _with(k, v, look) for k, v in each["encoding"].items()}}
-        for each in spec["layer"]
-    ]
+    stroke: Spec = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5}
+    legend = {"legend": {**look, **stroke, "symbolSize": 260}}
+
+    def with_key(channels: Spec) -> Spec:
+        named = {k: channels[k] | legend for k in ("color", "strokeDash") if k in channels}
+        return channels | named
+
+    layers = [each | {"encoding": with_key(each["encoding"])} for each in spec["layer"]]
     return {**spec, "layer": layers}
-
-
-def _with(name: str, given: Spec, legend: Spec) -> Spec:
-    return {**given, "legend": legend} if name in ("color", "strokeDash") else given
 
 
 def tooltip(*names: str, **titles: str) -> list[Spec]:
@@ -126,11 +120,6 @@ def tooltip(*names: str, **titles: str) -> list[Spec]:
         | ({"format": ",.4~f"} if name.endswith("Q") else {})
         for name in names
     ]
-
-
-def trained_rule(at: int, values: Sequence[float], channel: str = "x") -> list[Spec]:
-    """A dashed rule at the trained window with its name, if it lies among the values drawn."""
-    return level(f"trained window {at:,}", at, values, channel)
 
 
 def level(name: str, at: float, values: Sequence[float], channel: str = "y") -> list[Spec]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from longitude.viz.lab import write_training_loss
-from longitude.viz.result_charts import training_spec
+from longitude.viz.lab import training_spec, write_training_loss
 
 
 def test_each_step_stands_beside_the_mean_of_the_last():
