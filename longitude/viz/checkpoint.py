@@ -4,17 +4,18 @@ it, and the attention scores that were measured."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longitude.inspection.rows import SINK, USES, Band, HeadRow, LayerRow, ScoreStatistics
-from longitude.viz import plot as p
-from longitude.viz.plot import DIM, Line, Plot
+from longitude.inspection.rows import SINK, USES, Band, LayerRow, ScoreStatistics
+from longitude.viz.plot import DIM, Line, Plot, side_by_side
 from longitude.viz.table import facts, rich_table
-from longitude.viz.terminal import decay_plot, wavelength_plot
+from longitude.viz.terminal import STROKES, decay_plot, wavelength_plot
 from longitude.viz.text import NOTHING, cut, short, spans
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from longitude.inspection.rope_limits import RopeLimits
 
 BLOCKS = "·▁▂▃▄▅▆▇█"
-STYLES = (("cyan", p.SOLID), ("yellow", p.DASHED), ("magenta", p.SPARSE))
 LEGEND = (  # of the table of layers; the second and third where queries and keys can be moved
     "scores: minimum … maximum",
     "moved: maximum with the text's own queries and keys at distances inside and past the window",
@@ -49,7 +49,7 @@ def show(result: InspectResult, meanings: dict[str, str], console: Console) -> N
     for sheet in result.page.sheets[:3] if result.page else ():
         plots += [wavelength_plot(sheet, result.page)] if sheet.wavelengths and result.page else []
         plots += [decay_plot(sheet)] if sheet.decay else []
-    p.side_by_side(plots, console)
+    side_by_side(plots, console)
     for fault in result.faults:
         style = "bold red" if fault.serious else "bold yellow"
         console.print()
@@ -126,14 +126,21 @@ def show_scores(measured: ScoreStatistics, console: Console) -> None:
     moved = any(h.moved for row in measured.layers for h in row.heads)
     legend = LEGEND if moved else (LEGEND[0], *LEGEND[3:])
     console.print(Text("; ".join(legend), style=DIM))
-    p.side_by_side([_mean_score(measured), attention_by_distance(measured)], console)
-    sentences = [*_sentences(measured)]
+    side_by_side(score_plots(measured), console)
+    every = [(f"{row.layer}.{h.head}", h) for row in measured.layers for h in row.heads]
+    uses = [name for name, h in every if h.uses_position]
+    sinks = [name for name, h in every if h.is_sink]
+    share, left = f"(distance explains {USES:.0%} or more)", f"leave {SINK:.0%} or more of their"
+    sentences = [
+        f"{len(uses)} of {len(every)} heads use position {share}{_some(uses)}",
+        f"{len(sinks)} {left} attention on the first token{_some(sinks)}",
+    ]
     if measured.terms:
         console.print()
         console.print(Text(f"The four terms of layer {measured.terms.layer}'s scores", "bold"))
-        every = [(h.head, (*h.terms, h.whole)) for h in measured.terms.heads]
-        heads = ["head", *(t.name.replace("–", "–\n") for t in every[0][1])]
-        rows = [(str(head), *(f"{t.felt:.2f}" for t in terms)) for head, terms in every]
+        terms = {str(h.head): (*h.terms, h.whole) for h in measured.terms.heads}
+        heads = ["head", *(t.name.replace("–", "–\n") for t in next(iter(terms.values())))]
+        rows = [(head, *(f"{t.felt:.2f}" for t in each)) for head, each in terms.items()]
         console.print(rich_table(heads, rows, first="right"))
         sentences += [
             "Terms are in units of scores, with each query's mean removed, as softmax ignores it. "
@@ -141,6 +148,11 @@ def show_scores(measured: ScoreStatistics, console: Console) -> None:
         ]
     for sentence in (*sentences, *measured.notes):
         console.print(Text(sentence, style=DIM))
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    more = ", …" if len(names) > most else ""
+    return f": {', '.join(names[:most])}{more}." if names else "."
 
 
 def _layers(rows: Sequence[LayerRow]) -> Table:
@@ -155,74 +167,13 @@ def _layers(rows: Sequence[LayerRow]) -> Table:
     for row in rows:
         cells = [str(row.layer), _range([h.inside for h in row.heads])]
         cells += [_range([h.past for h in row.heads if h.past])] if past else []
-        cells += _moved(row.heads) if moved else []
+        if moved:
+            every = [(m.inside, m.past, m.ceiling) for h in row.heads if (m := h.moved)]
+            cells += [f"{max(x):.1f}" for x in zip(*every, strict=True)] or [NOTHING] * 3
         cells += [f"{sum(h.away for h in row.heads) / len(row.heads):.0f}"]
-        grid.add_row(*cells, *(_blocks(row.heads, name) for name in ("position", "sink")))
+        cells += [_blocks([h.position for h in row.heads]), _blocks([h.sink for h in row.heads])]
+        grid.add_row(*cells)
     return grid
-
-
-def _sentences(measured: ScoreStatistics) -> Iterator[str]:
-    """Which heads use position, and which are sinks."""
-    every = [(f"{row.layer}.{h.head}", h) for row in measured.layers for h in row.heads]
-    uses = [name for name, h in every if h.uses_position]
-    sinks = [name for name, h in every if h.is_sink]
-
-    def some(names: list[str], most: int = 8) -> str:
-        more = ", …" if len(names) > most else ""
-        return f": {', '.join(names[:most])}{more}." if names else "."
-
-    share = f"(distance explains {USES:.0%} or more)"
-    yield f"{len(uses)} of {len(every)} heads use position {share}{some(uses)}"
-    what = f"leave {SINK:.0%} or more of their attention on the first token"
-    yield f"{len(sinks)} {what}{some(sinks)}"
-
-
-def _mean_score(measured: ScoreStatistics) -> Plot:
-    """The mean score by distance."""
-    lines = [
-        Line(
-            f"layer {row.layer}",
-            [
-                (one.distance, sum(h.bins[n].scores.mean for h in row.heads) / len(row.heads))
-                for n, one in enumerate(row.heads[0].bins)
-            ],
-            *style,
-        )
-        for row, style in _chosen(measured)
-    ]
-    return Plot("Mean score", "by distance (log)", lines, x_log=True, mark=_window(measured))
-
-
-def attention_by_distance(measured: ScoreStatistics) -> Plot:
-    """The share of attention up to each distance."""
-    lines = []
-    for row, style in _chosen(measured):
-        ends = [*(b.distance - 1 for b in row.heads[0].bins[1:]), measured.length - 1]
-        total, points = 0.0, []
-        for n, end in enumerate(ends):
-            total += sum(h.bins[n].scores.mass for h in row.heads) / len(row.heads)
-            points.append((end, total))
-        lines.append(Line(f"layer {row.layer}", points, *style))
-    mark = _window(measured)
-    axes = "cumulative share, by distance (log)"
-    return Plot("Attention", axes, lines, x_log=True, mark=mark, y_ends=(0.0, 1.0))
-
-
-def _window(measured: ScoreStatistics) -> tuple[str, float] | None:
-    trained = measured.trained
-    return ("trained", float(trained)) if trained and trained < measured.length else None
-
-
-def _chosen(measured: ScoreStatistics) -> Iterator[tuple[LayerRow, tuple[str, p.Pattern]]]:
-    """The first, the middle and the last layer, each in a style of its own."""
-    rows = measured.layers
-    indices = dict.fromkeys((0, len(rows) // 2, len(rows) - 1))
-    return zip((rows[n] for n in indices), STYLES, strict=False)
-
-
-def _moved(heads: Sequence[HeadRow]) -> list[str]:
-    every = [(m.inside, m.past, m.ceiling) for h in heads if (m := h.moved)]
-    return [f"{max(x):.1f}" for x in zip(*every, strict=True)] or [NOTHING] * 3
 
 
 def _range(bands: Sequence[Band]) -> str:
@@ -231,7 +182,27 @@ def _range(bands: Sequence[Band]) -> str:
     return f"{min(b.least for b in bands):.1f} … {max(b.greatest for b in bands):.1f}"
 
 
-def _blocks(heads: Sequence[HeadRow], name: str) -> str:
+def _blocks(shares: Sequence[float]) -> str:
     """A block for each head's share, 0 to 1; any share above 2 % is visible."""
-    shares = [getattr(h, name) for h in heads]
     return "".join(BLOCKS[min(8, max(int(s > 0.02), round(s * 8)))] for s in shares)
+
+
+def score_plots(measured: ScoreStatistics) -> list[Plot]:
+    """The mean score by distance, and the share of attention up to each distance, of the first, the
+    middle and the last layer."""
+    rows, trained, means, shares = measured.layers, measured.trained, [], []
+    chosen = dict.fromkeys((0, len(rows) // 2, len(rows) - 1))
+    for row, style in zip((rows[n] for n in chosen), STROKES, strict=False):
+        bins = [*zip(*(h.bins for h in row.heads), strict=True)]  # a bin of all heads each
+        starts = [heads[0].distance for heads in bins]
+        ends = [*(start - 1 for start in starts[1:]), measured.length - 1]
+        mean = [fmean(b.scores.mean for b in heads) for heads in bins]
+        mass = accumulate(fmean(b.scores.mass for b in heads) for heads in bins)
+        means.append(Line(f"layer {row.layer}", [*zip(starts, mean, strict=True)], *style))
+        shares.append(Line(f"layer {row.layer}", [*zip(ends, mass, strict=True)], *style))
+    mark = ("trained", float(trained)) if trained and trained < measured.length else None
+    axes = "cumulative share, by distance (log)"
+    return [
+        Plot("Mean score", "by distance (log)", means, x_log=True, mark=mark),
+        Plot("Attention", axes, shares, x_log=True, mark=mark, y_ends=(0.0, 1.0)),
+    ]

@@ -41,7 +41,6 @@ def check_kind(path: Path) -> None:
 
 def write(page: Page, path: Path) -> None:
     """Draw the charts of `longitude show` into a file: .html, .png or .svg."""
-    check_kind(path)
     write_spec(page_spec(page), page.written, path)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from longitude.inspection.rows import Properties, SchemeProperties
+from longitude.inspection.rows import Properties, SchemeProperties, Uniqueness
 from longitude.viz.plot import DIM, Line, Plot, side_by_side
 from longitude.viz.table import facts, rich_table
 from longitude.viz.terminal import heading, layer_heading
@@ -19,15 +19,8 @@ CURVES = {  # title and axes of each curve's plot
     "bias": ("Bias", "mean over heads, by distance (log)"),
     "embedding": ("Embedding", "cosine of vectors, by distance (log)"),
 }
-HEADS = (
-    "least distance",
-    "shared codes",
-    "not relative",
-    "max distance",
-    "unseen pairs",
-    "novelty",
-    "falls to",
-)
+HEADS = ["least distance", "shared codes", "not relative", "max distance", "unseen pairs"]
+HEADS += ["novelty", "falls to"]
 
 
 def show(checked: SchemeProperties, console: Console) -> None:
@@ -38,7 +31,7 @@ def show(checked: SchemeProperties, console: Console) -> None:
         console.print()
         layer_heading(sheet, console)
         sentences = [
-            ("uniqueness", " ".join(_uniqueness(sheet))),
+            ("uniqueness", _uniqueness(sheet.uniqueness)),
             ("extrapolation", " ".join(_extrapolation(sheet))),
             ("relativity", " ".join(_relativity(sheet))),
             ("decay", " ".join(_decay(sheet)) or "Nothing here depends on distance."),
@@ -70,39 +63,36 @@ def markdown(schemes: Sequence[SchemeProperties]) -> str:
 
 
 def rows(schemes: Sequence[SchemeProperties]) -> Iterator[tuple[str, list[str]]]:
-    """Each scheme's name and its numbers under `HEADS`."""
-    for one in schemes:
-        for sheet in one.sheets:
-            layers = f" {spans(sheet.layers)}" if sheet.layers else ""
-            yield (one.name or one.written) + layers, _cells(sheet)
+    """Each scheme's name and its numbers under `HEADS`, a row for each of its distinct layers."""
+    for one, sheet in ((scheme, sheet) for scheme in schemes for sheet in scheme.sheets):
+        unique, far, relative = sheet.uniqueness, sheet.extrapolation, sheet.relativity
+        curves = [sheet.curve(name) for name in ("rotation", "bias", "embedding")]
+        curve = next((c for c in curves if c), None)  # the one that says most about decay
+        shared, novelty = unique.shared / unique.compared, far.total_novelty
+        near = "<1%" if 0 < shared < 0.005 else ">99%" if 0.995 < shared < 1 else f"{shared:.0%}"
+        absolute = "by mask" if not relative.spread else f"{relative.share:.2f}"
+        layers = f" {spans(sheet.layers)}" if sheet.layers else ""
+        yield (
+            (one.name or one.written) + layers,
+            [
+                NOTHING if unique.least is None else short(unique.least),
+                near,
+                "0" if relative.exact else absolute,
+                NOTHING if far.believed is None else short(round(far.believed)),
+                NOTHING if far.unseen is None else f"{far.unseen} of {far.pairs}",
+                f"ends at {short(far.reach)}" if novelty is None else short(novelty),
+                NOTHING if curve is None else short(curve.falls_to),
+            ],
+        )
 
 
-def _cells(sheet: Properties) -> list[str]:
-    unique, far, relative = sheet.uniqueness, sheet.extrapolation, sheet.relativity
-    curves = [sheet.curve(name) for name in ("rotation", "bias", "embedding")]
-    curve = next((c for c in curves if c), None)  # the one that says most about decay
-    shared, novelty = unique.shared / unique.compared, far.total_novelty
-    near = "<1%" if 0 < shared < 0.005 else ">99%" if 0.995 < shared < 1 else f"{shared:.0%}"
-    return [
-        NOTHING if unique.least is None else short(unique.least),
-        near,
-        "0" if relative.exact else "by mask" if not relative.spread else f"{relative.share:.2f}",
-        NOTHING if far.believed is None else short(round(far.believed)),
-        NOTHING if far.unseen is None else f"{far.unseen} of {far.pairs}",
-        f"ends at {short(far.reach)}" if novelty is None else short(novelty),
-        NOTHING if curve is None else short(curve.falls_to),
-    ]
-
-
-def _uniqueness(sheet: Properties) -> Iterator[str]:
-    u = sheet.uniqueness
+def _uniqueness(u: Uniqueness) -> str:
     if u.least is None or u.pair is None:
-        yield "The last query sees one key."
-    elif u.least == 0:
-        pair = f"{u.pair[0]:,} and {u.pair[1]:,}"
-        yield f"0: {u.shared:,} of {u.compared:,} keys share a code, for example {pair}."
-    else:
-        yield f"{u.least:.3g}, between keys {u.pair[0]:,} and {u.pair[1]:,}; no two share a code."
+        return "The last query sees one key."
+    pair = f"{u.pair[0]:,} and {u.pair[1]:,}"
+    if u.least == 0:
+        return f"0: {u.shared:,} of {u.compared:,} keys share a code, for example {pair}."
+    return f"{u.least:.3g}, between keys {pair}; no two share a code."
 
 
 def _extrapolation(sheet: Properties) -> Iterator[str]:

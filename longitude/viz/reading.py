@@ -53,7 +53,7 @@ def by_windows(steps: Sequence[Step], places: Sequence[Place], console: Console)
     console.print(table)
     what = "the attention" if by_mass else "the tokens"
     console.print(Text(f"the windows, by their share of {what}", style="bold"))
-    _legend(_shares(steps, len(places)), places, console)
+    _legend(steps, places, console)
 
 
 def _row(step: Step, by_mass: bool) -> tuple[Text, ...]:
@@ -76,21 +76,18 @@ def _row(step: Step, by_mass: bool) -> tuple[Text, ...]:
     return Text(f"“{text}”", style=style), Text(number, style=style), Text(value), more
 
 
-def _shares(steps: Sequence[Step], count: int) -> list[float]:
-    """How much of an answer came from each window: by attention, or by the tokens chosen."""
-    totals = [0.0] * count
+def _legend(steps: Sequence[Step], places: Sequence[Place], console: Console) -> None:
+    """The windows that an answer came from, by attention or by the tokens chosen: the largest share
+    first, with a few words of each."""
+    totals = [0.0] * len(places)
     for step in steps:
         for n, share in enumerate(step.mass):
             totals[n] += share
         if not step.mass and step.window is not None:
             totals[step.window] += 1
-    return [one / (sum(totals) or 1) for one in totals]
-
-
-def _legend(shares: Sequence[float], places: Sequence[Place], console: Console) -> None:
-    """The windows that an answer came from, the largest share first, with a few words of each."""
-    order = sorted(range(len(places)), key=lambda n: (-shares[n], n))
-    for n in [n for n in order if round(100 * shares[n])][:MAX_LISTED]:
+    shares = {n: one / (sum(totals) or 1) for n, one in enumerate(totals)}
+    order = sorted((n for n in shares if round(100 * shares[n])), key=lambda n: (-shares[n], n))
+    for n in order[:MAX_LISTED]:
         one, bar = places[n], "█" * max(1, round(BAR * shares[n]))
         head = Text.assemble((f"window {n + 1} ", _colour(n)), (f"{bar} {shares[n]:.0%} ", DIM))
         head.append(f"{printable(one.document)}, {one.where}")

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
     from longitude.extension.distance_map import MapPoint
 
 DAGGER = NOT_RUN[0]
-OVER, LENGTH, COST = (
-    "over baseline",
-    "effective length",
-    "in-window cost",
-)  # columns that are no metrics
+OVER, LENGTH, COST = "over baseline", "effective length", "in-window cost"  # no metrics
 
 
 @dataclass(frozen=True)
@@ -113,13 +109,12 @@ class Section:
     @property
     def ranked(self) -> list[str]:
         """Labels from the best at the target to the worst; those without a number last."""
-        table = self.main
 
         def key(label: str) -> float:
-            cell = self._last(table, label) if table else None
-            if table is None or cell is None or cell.value is None:
+            cell = self._last(self.main, label) if self.main else None
+            if self.main is None or cell is None or cell.value is None:
                 return float("inf")
-            return cell.value.mean if table.lower_is_better else -cell.value.mean
+            return cell.value.mean if self.main.lower_is_better else -cell.value.mean
 
         return sorted(self.labels, key=key)
 
@@ -137,21 +132,19 @@ class Section:
     def columns(self) -> list[Column]:
         """The columns of the table of methods, the most important first."""
         at, context = f"at {self.target:,}", self.tables.get(CONTEXT)
-        over = context is not None and any(c.over for c in context.cells.values())
         length, cost = "tokens with 80 % of passkeys", "nats per token, inside the window"
-        derived = {
-            CONTEXT: [Column(OVER, OVER, f"nats per token, {at}")] * over,
-            PASSKEY: [Column(LENGTH, LENGTH, length, f"{LENGTH}: most {length}")]
-            * bool(self.effective_length)
-            + [Column(COST, COST, cost, f"{COST}: over the baseline's loss, {cost}")]
-            * bool(self.in_window_cost),
-        }
         columns = []
         for name, m in metrics().items():
             if name in self.tables and not (name == LOSS and context):
                 note = f"{m.heading}: {m.title[:1].lower()}{m.title[1:]} ({m.unit})"
                 columns.append(Column(name, m.heading, f"{m.unit}, {at}", note))
-            columns += derived.get(name, [])
+            if name == CONTEXT and context and any(c.over for c in context.cells.values()):
+                columns.append(Column(OVER, OVER, f"nats per token, {at}"))
+            if name == PASSKEY and self.effective_length:
+                columns.append(Column(LENGTH, LENGTH, length, f"{LENGTH}: most {length}"))
+            if name == PASSKEY and self.in_window_cost:
+                note = f"{COST}: over the baseline's loss, {cost}"
+                columns.append(Column(COST, COST, cost, note))
         return columns
 
     def shown(self, label: str, column: str) -> Cell:
@@ -164,14 +157,12 @@ class Section:
         if column == OVER:
             cell = self._last(self.tables[CONTEXT], label)
             return signed(cell.over if cell else None)
-        table = self.tables[column]
-        return self.cell(table, label, self._length(table))
+        return self.cell(self.tables[column], label, self._length(self.tables[column]))
 
     def cell(self, table: t.ResultTable, label: str, length: int) -> Cell:
         """A cell of a metric's table as printed, with a sign where nothing was run."""
-        cell, sign = table.cells.get((label, length)), ""
-        if self.assumed(table.measure, label, length):
-            sign = DAGGER
+        cell = table.cells.get((label, length))
+        sign = DAGGER if self.assumed(table.measure, label, length) else ""
         if cell is None or cell.value is None:
             return Cell(NOTHING if cell else "", reason=cell.refused if cell else None, sign=sign)
         show = table.metric.format
@@ -197,15 +188,13 @@ class Section:
         """Why numbers are missing, each reason once; and which methods forget."""
         where: dict[str, dict[str, set[int]]] = {}
         names = t.labels(self.rows)
-        for row in self.rows:
-            if row.refused:
-                by_label = where.setdefault(row.refused, {})
-                by_label.setdefault(names[row.key.scheme], set()).add(row.key.length)
-        reasons = [
-            "; ".join(f"{s} at {', '.join(f'{n:,}' for n in sorted(at))}" for s, at in who.items())
-            + f": {why}"
-            for why, who in where.items()
-        ]
+        for row in (row for row in self.rows if row.refused):
+            by_label = where.setdefault(row.refused or "", {})
+            by_label.setdefault(names[row.key.scheme], set()).add(row.key.length)
+        reasons = []
+        for why, who in where.items():
+            at = (f"{s} at {', '.join(f'{n:,}' for n in sorted(ns))}" for s, ns in who.items())
+            reasons.append(f"{'; '.join(at)}: {why}")
         forget = [s for s in self.recommendation.get("forgets", ()) if s in self.schemes]
         note = f"{', '.join(forget)}: forgets (hides everything beyond its window)"
         return [*reasons, note] if forget else reasons
@@ -243,8 +232,7 @@ class Section:
             yield printable(best["what"]), printable(best["sentence"])
         groups: dict[str, list[str]] = {}  # names by sentence, with a null for the name
         for one in told.get("runtimes", ()) if told.get("helps", True) else ():
-            numbers = one.get("numbers") or {}
-            sentence = one["sentence"]
+            numbers, sentence = one.get("numbers") or {}, one["sentence"]
             if numbers.get("own") is not None and numbers.get("label") == numbers.get("own"):
                 sentence = sentence.partition(". ")[0].rstrip(".") + "."  # the baseline's numbers
             spelled = re.search(re.escape(one["what"]), sentence, re.IGNORECASE)
@@ -277,9 +265,8 @@ class Section:
     def lm_eval(self) -> tuple[list[str], list[list[str]]] | None:
         """lm-eval's scores: heads, then a row for each task and metric, methods across."""
         by_label = self.recommendation.get("lm_eval") or {}
-        tasks = [
-            (n, m) for given in by_label.values() for n, values in given.items() for m in values
-        ]
+        every = (scores.items() for scores in by_label.values())
+        tasks = [(task, metric) for scores in every for task, values in scores for metric in values]
         rows = []
         for task, metric in dict.fromkeys(tasks):
             values = [given.get(task, {}).get(metric) for given in by_label.values()]
@@ -319,16 +306,11 @@ def _printable(row: Measurement) -> Measurement:
     """A measurement with every text from outside on one line and printable."""
     subject, text = row.key.subject, row.key.text
     names = {"name": printable(subject.name), "scheme": printable(subject.scheme)}
-    key = replace(
-        row.key,
-        scheme=printable(row.key.scheme),
-        subject=replace(subject, **names),
-        text=text and replace(text, name=printable(text.name)),
-    )
-    refused = row.refused and printable(row.refused)
-    return replace(
-        row, key=key, value={**row.value, "label": printable(row.label), "refused": refused}
-    )
+    text = text and replace(text, name=printable(text.name))
+    scheme, subject = printable(row.key.scheme), replace(subject, **names)
+    key = replace(row.key, scheme=scheme, subject=subject, text=text)
+    told = {"label": printable(row.label), "refused": row.refused and printable(row.refused)}
+    return replace(row, key=key, value={**row.value, **told})
 
 
 def _line(value: Any) -> str:

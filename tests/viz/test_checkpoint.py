@@ -19,7 +19,7 @@ from longitude.inspection.rows import (
     ScoreStatistics,
     Term,
 )
-from longitude.viz.checkpoint import attention_by_distance, show_scores
+from longitude.viz.checkpoint import score_plots, show_scores
 
 NEAR, FAR = Band(60, 1.5, 2.0, -3.25, 7.75, 0.75), Band(40, -1.0, 2.0, -9.5, 30.5, 0.25)
 BINS = (Bin(0, NEAR), Bin(8, FAR))
@@ -73,7 +73,7 @@ def test_what_was_not_measured_is_left_out() -> None:
 
 
 def test_attention_adds_up_to_all() -> None:
-    plot = attention_by_distance(measured())
+    _, plot = score_plots(measured())
     assert plot.mark == ("trained", 8.0)
     for line in plot.lines:
         assert [*line.points] == [(7, 0.75), (15, 1.0)]
