@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import Event, Progress, silent
 from longitude.core.result import TextResult
 from longitude.core.validate import UserError, shown
-from longitude.reading.documents import Document, Piece, documents, excerpt, most_relevant, pieces
+from longitude.reading.documents import (
+    Document,
+    Piece,
+    documents,
+    excerpt,
+    most_relevant,
+    pieces,
+)
 from longitude.reading.select import (
     AUTO,
     METHODS,
-    Case,
     Choice,
     choose,
     prior_runs,
@@ -24,7 +30,7 @@ from longitude.reading.select import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from longitude.reading.generate import Answer, Step
+    from longitude.reading.generate import Answer
     from longitude.reading.llm import LLM
     from longitude.reading.memwalker import Visit, Walk
 
@@ -133,41 +139,29 @@ class ReadResult(TextResult):
 
 def read(paths: Sequence[str], question: str, *, options: ReadOptions | None = None) -> ReadResult:
     """Answer a question about files that may be longer than the model's window."""
-    options = options or ReadOptions()
-    _check(question, options)
+    o = options or ReadOptions()
+    _check(question, o)
     texts = documents(paths)
-    if options.server:
+    if o.server:
         from longitude.reading.llm import Server
 
-        why = "a server gives text, not logits" if options.by == AUTO else ""
-        server = Server(options.name, window=options.window, key=options.key)
-        return _walk(texts, question, server, Choice("memwalker", why), options)
-    loaded = _load(question, options)
-    window = _window(loaded, options)
-    full = SEPARATOR.join(one.text for one in texts)
-    choice = _choose(loaded, loaded.count(full), window, options)
-    if choice.by == "memwalker":
-        from longitude.reading.llm import Local
+        choice = Choice("memwalker", "a server gives text, not logits" if o.by == AUTO else "")
+        server = Server(o.name, window=o.window, key=o.key)
+        answer, parts = _walk(texts, question, server, choice, o), []
+    else:
+        loaded = _load(question, o)
+        choice = _choose(loaded, loaded.count(SEPARATOR.join(one.text for one in texts)), o)
+        if choice.by == "memwalker":
+            from longitude.reading.llm import Local
 
-        if options.temperature:
-            raise UserError("memwalker takes the likeliest tokens: leave --temperature out.")
-        llm = Local(loaded.model, loaded.tokenizer, options.window)
-        return _walk(texts, question, llm, choice, options)
-    _announce(choice, options)
-    if choice.by == "extend":
-        parts = [Piece(one, 0, len(one.text)) for one in texts]
-        return _generate(loaded, question, [full], choice, texts, parts, options)
-    size = min(window, NBCE_WINDOW) if choice.by == "nbce" and options.window is None else window
-    parts = [one for one in pieces(texts, size, loaded.count) if one.text.strip()]
-    most = MAX_WINDOWS[choice.by] if options.most_windows is None else options.most_windows
-    if most and len(parts) > most:
-        options.notify(
-            f"{most} of {len(parts):,} windows are read, those with most of the question's words "
-            f"(--most-windows 0 reads all)."
-        )
-        parts = [parts[n] for n in most_relevant([p.text for p in parts], question, most)]
-    windows = [one.text for one in parts]
-    return _generate(loaded, question, windows, choice, texts, parts, options)
+            if o.temperature:
+                raise UserError("memwalker takes the likeliest tokens: leave --temperature out.")
+            llm = Local(loaded.model, loaded.tokenizer, o.window)
+            answer, parts = _walk(texts, question, llm, choice, o), []
+        else:
+            parts = _parts(loaded, texts, question, choice, o)
+            answer = _generate(loaded, question, parts, choice, o)
+    return ReadResult(answer, choice, o.name, question, tuple(texts), tuple(parts))
 
 
 def place_of(texts: Sequence[Document], start: int, stop: int) -> str:
@@ -185,16 +179,13 @@ def _check(question: str, o: ReadOptions) -> None:
     """Raise for mistakes that show before anything is read or loaded."""
     from longitude.hf.generation import Sampling
 
-    if o.by not in (AUTO, *METHODS):
-        raise UserError(
-            f"--by is one of {', '.join((AUTO, *METHODS))}, but got {shown(o.by)}: use {AUTO}."
-        )
+    methods = (AUTO, *METHODS)
+    if o.by not in methods:
+        raise UserError(f"--by is one of {', '.join(methods)}, but got {shown(o.by)}: use {AUTO}.")
     if not question.strip():
         raise UserError("the question is empty: ask something with --question.")
-    try:
-        question.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"the question {shown(question)} is not UTF-8: write it so.") from None
+    if question.encode(errors="replace").decode() != question:
+        raise UserError(f"the question {shown(question)} is not UTF-8: write it so.")
     if o.max_tokens < 1:
         raise UserError(f"--max-tokens is 1 or more, but got {o.max_tokens}: use 64.")
     if o.window is not None and o.window < 1:
@@ -209,22 +200,18 @@ def _check(question: str, o: ReadOptions) -> None:
         )
 
 
-def _announce(choice: Choice, options: ReadOptions) -> None:
-    if choice.why:
-        options.notify(f"by {choice.by}: {choice.why}.")
-
-
 # a checkpoint
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A model with its tokenizer, the tokens of a prompt around a window, and its window."""
+    """A model with its tokenizer."""
 
     model: Any
     tokenizer: Any
-    prompt: int
+    prompt: int  # tokens around a window's
     trained: int | None
+    window: int  # tokens of text beside the question and the answer
 
     def count(self, text: str) -> int:
         """Tokens of a text; of a very long one an estimate from samples."""
@@ -239,6 +226,7 @@ class _Loaded:
 
 
 def _load(question: str, o: ReadOptions) -> _Loaded:
+    """Load the model; raise where it can't answer, or has no room for text."""
     from longitude.hf.loading import load
     from longitude.hf.patch import trained_length
     from longitude.reading.generate import prompt
@@ -255,81 +243,89 @@ def _load(question: str, o: ReadOptions) -> _Loaded:
             f"{shown(o.name)} is no causal language model ({type(model).__name__}), so it "
             f"can't answer: give one that writes."
         )
-    return _Loaded(model, tokenizer, prompt(tokenizer, question).size, trained_length(model))
-
-
-def _window(loaded: _Loaded, o: ReadOptions) -> int:
-    """Tokens of text beside the question and the answer; raise if there is no room."""
-    if loaded.trained is None:
-        return o.window or NBCE_WINDOW
-    room = loaded.trained - loaded.prompt - o.max_tokens
+    around, trained = prompt(tokenizer, question).size, trained_length(model)
+    room = NBCE_WINDOW if trained is None else trained - around - o.max_tokens
     if room < MIN_WINDOW:
         raise UserError(
-            f"the question takes {loaded.prompt} tokens and the answer {o.max_tokens}, which "
-            f"leaves no room for text in the model's window of {loaded.trained:,}: ask a shorter "
-            f"one, or lower --max-tokens."
+            f"the question takes {around} tokens and the answer {o.max_tokens}, which leaves no "
+            f"room for text in the model's window of {trained:,}: ask a shorter one, or lower "
+            f"--max-tokens."
         )
-    if o.window is not None and o.window > room:
+    if trained is not None and o.window is not None and o.window > room:
         raise UserError(
-            f"a window of {o.window:,} tokens with the question ({loaded.prompt}) and the "
-            f"answer ({o.max_tokens}) is more than the {loaded.trained:,} the model was "
-            f"trained on: give --window {room} at most."
+            f"a window of {o.window:,} tokens with the question ({around}) and the answer "
+            f"({o.max_tokens}) is more than the {trained:,} the model was trained on: give "
+            f"--window {room} at most."
         )
-    return o.window or room
+    return _Loaded(model, tokenizer, around, trained, o.window or room)
 
 
-def _choose(loaded: _Loaded, tokens: int, window: int, o: ReadOptions) -> Choice:
+def _choose(loaded: _Loaded, tokens: int, o: ReadOptions) -> Choice:
     """The method that was given, or the one that `auto` chooses."""
     from longitude.extension.plan import describe
 
     if o.by not in (AUTO, "extend"):
         return Choice(o.by, "")
-    need = tokens + loaded.prompt + o.max_tokens
-    chats = bool(getattr(loaded.tokenizer, "chat_template", None))
-    case = Case(need, o.max_tokens, -(-tokens // window), loaded.trained, chats)
-    if loaded.trained is not None and need > loaded.trained:
-        target = describe(loaded.model, o.name, o.revision)
-        case = replace(case, extensions=prior_runs(o.runs, target))
-    if o.by == AUTO or need <= (loaded.trained or 0):
-        return choose(case)
-    return Choice("extend", "", required_extension(case, o.name))
+    need, trained = tokens + loaded.prompt + o.max_tokens, loaded.trained
+    runs = []
+    if trained is not None and need > trained:
+        runs = prior_runs(o.runs, describe(loaded.model, o.name, o.revision))
+    if o.by == AUTO or need <= (trained or 0):
+        chats = bool(getattr(loaded.tokenizer, "chat_template", None))
+        windows = -(-tokens // loaded.window)
+        return choose(need, o.max_tokens, windows, trained, chats, runs)
+    return Choice("extend", "", required_extension(runs, need, o.name))
+
+
+def _parts(
+    loaded: _Loaded, texts: Sequence[Document], question: str, choice: Choice, o: ReadOptions
+) -> list[Piece]:
+    """The windows to read: of many, those with most of the question's words."""
+    if choice.why:
+        o.notify(f"by {choice.by}: {choice.why}.")
+    if choice.by == "extend":
+        return [Piece(one, 0, len(one.text)) for one in texts]
+    window = loaded.window
+    if choice.by == "nbce" and o.window is None:
+        window = min(window, NBCE_WINDOW)
+    parts = [one for one in pieces(texts, window, loaded.count) if one.text.strip()]
+    most = MAX_WINDOWS[choice.by] if o.most_windows is None else o.most_windows
+    if not most or len(parts) <= most:
+        return parts
+    o.notify(
+        f"{most} of {len(parts):,} windows are read, those with most of the question's words "
+        f"(--most-windows 0 reads all)."
+    )
+    return [parts[n] for n in most_relevant([p.text for p in parts], question, most)]
 
 
 def _generate(
-    loaded: _Loaded,
-    question: str,
-    windows: list[str],
-    choice: Choice,
-    texts: Sequence[Document],
-    parts: Sequence[Piece],
-    o: ReadOptions,
-) -> ReadResult:
-    """An answer token by token; `parts` say where the windows are."""
+    loaded: _Loaded, question: str, parts: Sequence[Piece], choice: Choice, o: ReadOptions
+) -> Answer:
+    """An answer token by token."""
     import torch
 
     from longitude.eval.perplexity import is_out_of_memory
     from longitude.reading import extend, nbce
     from longitude.reading import windows as parallel
 
-    def tell(step: Step) -> None:
-        o.on_text(step.text)
-
-    more: dict[str, Any] = {"max_new_tokens": o.max_tokens, "tell": tell}
+    more: dict[str, Any] = {"max_new_tokens": o.max_tokens, "tell": lambda s: o.on_text(s.text)}
     if o.temperature:
         more |= {"do_sample": True, "temperature": o.temperature}
         if o.seed is not None:
             torch.manual_seed(o.seed)  # transformers samples from the global generator
+    windows, by = [one.text for one in parts], choice.by
+    windows = [SEPARATOR.join(windows)] if by == "extend" else windows
     o.progress(Event("windows", 0, len(windows), job="read"))
     model, tokenizer = loaded.model, loaded.tokenizer
     try:
-        if choice.by == "extend":
+        if by == "extend":
             scheme = choice.extension.scheme if choice.extension else None
-            answer = extend.answer(model, tokenizer, windows[0], question, scheme, **more)
-        elif choice.by == "nbce":
-            room = _cache_room(model.get_input_embeddings().weight.device)
-            answer = nbce.answer(model, tokenizer, windows, question, room=room, **more)
-        else:
-            answer = parallel.answer(model, tokenizer, windows, question, **more)
+            return extend.answer(model, tokenizer, windows[0], question, scheme, **more)
+        if by == "nbce":
+            more["room"] = _cache_room(model.get_input_embeddings().weight.device)
+            return nbce.answer(model, tokenizer, windows, question, **more)
+        return parallel.answer(model, tokenizer, windows, question, **more)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -337,7 +333,6 @@ def _generate(
             "the windows do not fit into memory: lower --window or --most-windows, or use another "
             "device or a smaller dtype."
         ) from error
-    return ReadResult(answer, choice, o.name, question, tuple(texts), tuple(parts))
 
 
 def _cache_room(device: Any) -> int | None:
@@ -358,25 +353,21 @@ def _cache_room(device: Any) -> int | None:
 
 def _walk(
     texts: Sequence[Document], question: str, llm: LLM, choice: Choice, o: ReadOptions
-) -> ReadResult:
+) -> Walk:
     """An answer at the end of a walk through a tree of summaries."""
     from longitude.reading import memwalker
-    from longitude.reading.tree import Built
 
-    _announce(choice, o)
+    if choice.why:
+        o.notify(f"by {choice.by}: {choice.why}.")
 
-    def tell(event: Built | Visit) -> None:
-        if isinstance(event, Built):
-            figures = {"cached": f"{event.cached:,}"} if event.cached else {}
-            o.progress(Event("summaries", event.done, event.total, "read", figures))
-        else:
-            o.on_visit(event, place_of(texts, event.start, event.stop))
+    def tell(visit: Visit) -> None:
+        o.on_visit(visit, place_of(texts, visit.start, visit.stop))
 
     text = SEPARATOR.join(one.text for one in texts)
     try:
-        walk = memwalker.read(text, question, llm, folder=o.out, tell=tell)
+        walk = memwalker.read(text, question, llm, folder=o.out, tell=tell, progress=o.progress)
     except KeyboardInterrupt:
         o.notify(f"stopped: summaries are kept in {o.out}, the same command continues.")
         raise
     o.on_text(walk.text)
-    return ReadResult(walk, choice, o.name, question, tuple(texts))
+    return walk

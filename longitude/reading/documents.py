@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO
 
 from longitude.core.validate import UserError, short, shown
-from longitude.reading.formats import NoText, decode, from_html, from_pdf, is_html, is_pdf
+from longitude.reading.formats import HEAD, NoText, decode, from_html, from_pdf, is_html
 
 STDIN = "-"
 MAX_BYTES = 2**30  # of a file: a longer one is no document, or never ends
@@ -42,13 +42,6 @@ CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # written without spaces: each 
 WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
 
 
-@runtime_checkable
-class Readable(Protocol):
-    """A binary file that is open."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class Document:
     """A text with its name; `pages` are the offsets of a PDF's pages."""
@@ -59,22 +52,19 @@ class Document:
 
     def place(self, start: int, stop: int) -> str:
         """Where these characters are, for a reader who wants to look them up."""
+        what, within = "page", ""
         if self.pages:
             ends = (start, max(start, stop - 1))
             first, last = (max(1, bisect_right(self.pages, at)) for at in ends)
-            return _span("page", first, last)
-        first = 1 + self.text.count("\n", 0, start)
-        lines = self.text[start:stop].rstrip("\n").count("\n")
-        column = start - self.text.rfind("\n", 0, start)  # from 1
-        within = f" from character {column:,}" if column > 1 and not lines else ""
-        return _span("line", first, first + lines) + within
+        else:
+            what, first = "line", 1 + self.text.count("\n", 0, start)
+            last = first + self.text[start:stop].rstrip("\n").count("\n")
+            column = start - self.text.rfind("\n", 0, start)  # from 1
+            within = f" from character {column:,}" if column > 1 and first == last else ""
+        return (f"{what} {first:,}" if first == last else f"{what}s {first:,}–{last:,}") + within
 
 
-def _span(what: str, first: int, last: int) -> str:
-    return f"{what} {first:,}" if first == last else f"{what}s {first:,}–{last:,}"
-
-
-def documents(names: Sequence[str], stdin: Readable | None = None) -> list[Document]:
+def documents(names: Sequence[str], stdin: BinaryIO | None = None) -> list[Document]:
     """The documents of these files; `-` is standard input."""
     if not names:
         raise UserError("there is nothing to read: give files, or - for standard input.")
@@ -83,7 +73,7 @@ def documents(names: Sequence[str], stdin: Readable | None = None) -> list[Docum
     return [document(name, stdin) for name in names]
 
 
-def document(name: str, stdin: Readable | None = None) -> Document:
+def document(name: str, stdin: BinaryIO | None = None) -> Document:
     """The text of one file."""
     label = "standard input" if name == STDIN else f"file {shown(name)}"
     if name == STDIN and stdin is None and sys.stdin is None:
@@ -91,12 +81,11 @@ def document(name: str, stdin: Readable | None = None) -> Document:
     data = (stdin or sys.stdin.buffer).read(MAX_BYTES + 1) if name == STDIN else _read(name, label)
     if len(data) > MAX_BYTES:
         raise UserError(f"{label} is longer than {MAX_BYTES / 2**30:.0f} GiB: give a part of it.")
-    pages: tuple[int, ...] = ()
-    suffix = Path(name).suffix.lower()
+    pages, suffix = (), Path(name).suffix.lower()
     try:
         if not data:
             raise NoText("is empty: give one with text in it")
-        if is_pdf(data):
+        if b"%PDF-" in data[:HEAD]:  # some have a few bytes before it
             text, pages = from_pdf(data)
         elif suffix == ".pdf":
             raise NoText("is called .pdf but is none: rename it, or give the PDF")

@@ -49,18 +49,18 @@ def decode(data: bytes) -> str:
     marked = next((name for mark, name in BYTE_ORDER_MARKS if data.startswith(mark)), None)
     charset = None if marked else CHARSET.search(data[:HEAD])
     encodings = [marked or "utf-8", *([charset[1].decode("ascii")] if charset else [])]
-    text, error = "\0", None
+    text, at = "\0", 0
     for encoding in encodings:
         try:
-            text, error = data.decode(encoding), None
+            text = data.decode(encoding)
             break
-        except (UnicodeError, LookupError) as refused:
-            error = refused
-    if error is not None and encodings != ["utf-8"]:
-        raise NoText(f"says that it is {encodings[-1]}, but can't be read so: save it as UTF-8")
-    if error is not None and b"\0" not in data:
-        at = getattr(error, "start", 0)
-        raise NoText(f"is not UTF-8 (see byte {at:,}), or no text at all: save it as UTF-8")
+        except (UnicodeError, LookupError) as error:
+            at = getattr(error, "start", 0)
+    else:
+        if encodings != ["utf-8"]:
+            raise NoText(f"says that it is {encodings[-1]}, but can't be read so: save it as UTF-8")
+        if b"\0" not in data:
+            raise NoText(f"is not UTF-8 (see byte {at:,}), or no text at all: save it as UTF-8")
     if "\0" in text:
         raise NoText("is binary, no text: give text, Markdown, HTML or PDF")
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
@@ -103,19 +103,13 @@ def from_html(page: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
 
 
-def is_pdf(data: bytes) -> bool:
-    """Whether these bytes are a PDF; some have a few others before them."""
-    return b"%PDF-" in data[:HEAD]
-
-
 def from_pdf(data: bytes) -> tuple[str, tuple[int, ...]]:
     """A PDF's text, and the offset of each page in it."""
     try:
         import pypdf
     except ImportError:
-        raise NoText(
-            "is a PDF, which needs the package pypdf: pip install longitude[read]"
-        ) from None
+        why = "is a PDF, which needs the package pypdf: pip install longitude[read]"
+        raise NoText(why) from None
     log = logging.getLogger("pypdf")  # warns of every small fault that it repairs
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -129,12 +123,11 @@ def from_pdf(data: bytes) -> tuple[str, tuple[int, ...]]:
     except NoText:
         raise
     except Exception as error:  # pypdf raises errors of any kind where a PDF is damaged
-        if type(error).__name__ == "DependencyError":
-            raise NoText(
-                "is a PDF that is locked: unlock it, or pip install cryptography"
-            ) from error
         why = short(str(error), 80).rstrip(".") or type(error).__name__
-        raise NoText(f"is a PDF that can't be read ({why}): repair it, or save it anew") from error
+        why = f"is a PDF that can't be read ({why}): repair it, or save it anew"
+        if type(error).__name__ == "DependencyError":
+            why = "is a PDF that is locked: unlock it, or pip install cryptography"
+        raise NoText(why) from error
     finally:
         log.setLevel(level)
     # a PDF can hold code points that UTF-8 can't

@@ -1,16 +1,16 @@
-"""Forwards at given positions, and KV caches of many rows: shared heads, padding, joined windows.
+"""Forwards at given positions, and KV caches of many rows: shared heads, padding, groups.
 
 Rotary and learned positions enter as `position_ids`. ALiBi has none: transformers computes its bias
 from indices into the cache, so a hook gives each attention the model's own bias at the positions
 that its keys really have.
 
 Moving keys and values about needs caches that hold nothing else: transformers' dynamic layers. A
-cache of another kind (states of linear attention, a patch's own layers) is used unchanged, or
-refused where it would have to be taken apart.
+cache of another kind (states of linear attention, a patch's own layers) is used unchanged.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Iterator, Sequence
@@ -33,20 +33,11 @@ from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT, attentions
 from longitude.hf.patch import patch_of
 
 MAX_TOKENS = 2**14  # of rows that are read together
-ALIBI: dict[Any, tuple[str, str]] = {  # the model type and the attention module of a family
-    BLOOM: ("bloom", "BloomAttention"),
-    FALCON_RW: ("falcon", "FalconAttention"),
-    MPT: ("mpt", "MptAttention"),
+ALIBI: dict[Any, str] = {
+    BLOOM: "BloomAttention",
+    FALCON_RW: "FalconAttention",
+    MPT: "MptAttention",
 }
-
-
-def check_takes_positions(model: nn.Module) -> None:
-    """Raise if a model counts positions itself."""
-    if family_of(model) not in ALIBI and "position_ids" not in _parameters(model):
-        raise UserError(
-            f"{type(model).__name__} counts its tokens itself, so windows can't stand side by side "
-            f"in it: read it with nbce."
-        )
 
 
 @torch.no_grad()
@@ -59,55 +50,54 @@ def forward(
     mask: Int[Tensor, "b keys"] | None = None,
     keys: Int[Tensor, "#b keys"] | None = None,
     head: bool = False,
-) -> Float[Tensor, "b v"] | None:
-    """Read tokens at these positions into a cache.
+) -> Float[Tensor, "b _"]:
+    """Read tokens at these positions into a cache: the last one's logits, or hidden state.
 
     Args:
         mask: 0 for padding, cache included; None if there is none.
         keys: the positions of all keys, these tokens' included; None if they are 0, 1, 2, ….
-        head: return the last token's logits.
+        head: run the LM head.
     """
     model = model if head else getattr(model, "base_model", model)
-    names = _parameters(model)
+    names = inspect.signature(model.forward).parameters
     inputs = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
     inputs |= {"logits_to_keep": 1} if head and "logits_to_keep" in names else {}
     inputs |= {"position_ids": at} if "position_ids" in names else {}
     inputs |= {} if mask is None else {"attention_mask": mask}
     with _alibi_at(model, keys):
         try:
-            out = model(**inputs)
+            last = model(**inputs)[0][:, -1]
         except (TypeError, ValueError) as error:  # a cache or arguments of another kind
             raise UserError(
                 f"{type(model).__name__} can't read a text in windows "
                 f"({short(str(error), 120)}): use another model."
             ) from error
-    if not head:
-        return None
-    logits = out.logits[:, -1]
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return last.to(torch.promote_types(last.dtype, torch.float32))
 
 
 def prefill(
-    model: nn.Module,
-    rows: Sequence[Sequence[int]],
-    starts: Sequence[int],
-    cache: Any,
-    shared: int = 0,
-) -> None:
-    """Read rows that begin at these positions behind `shared` tokens of the cache, as many tokens
-    at a time as fit. Padding comes last, where a causal model does not see it."""
+    model: nn.Module, rows: Sequence[Sequence[int]], starts: Sequence[int], head: Any = None
+) -> Any:
+    """The cache of rows that begin at these positions, each behind the tokens of `head`, a cache
+    of one row; as many tokens at a time as fit. Padding comes last, where a causal model does not
+    see it."""
+    cache, shared = empty_cache(model), 0
+    if head is not None:
+        cache, shared = copy.deepcopy(head), head.get_seq_length()
+        cache.batch_repeat_interleave(len(rows))
     device, longest = input_device(model), [*max(rows, key=len)]
     # padded with a token of the text: some models warn of the padding token
     padded = [[*row, *longest[-1:] * (len(longest) - len(row))] for row in rows]
     ids = torch.tensor(padded, device=device)
     at = torch.tensor(starts, device=device)[:, None] + torch.arange(len(longest), device=device)
-    head = torch.arange(shared, device=device).expand(len(rows), -1)
-    chunk = chunk_for(model, *ids.shape, lm_head(model))  # type: ignore[misc]
+    before = torch.arange(shared, device=device).expand(len(rows), -1)
+    moved = any(start != shared for start in starts)
+    chunk = max(1, chunk_for(model, *ids.shape, lm_head(model)))  # type: ignore[misc]
     for first in range(0, len(longest), chunk):
         stop = first + chunk
-        moved = any(start != shared for start in starts)
-        keys = torch.cat([head, at[:, :stop]], 1) if moved else None
+        keys = torch.cat([before, at[:, :stop]], 1) if moved else None
         forward(model, ids[:, first:stop], at[:, first:stop], cache, keys=keys)
+    return cache
 
 
 def group_rows(
@@ -125,23 +115,15 @@ def group_rows(
     return groups
 
 
-def _parameters(model: nn.Module) -> Any:
-    return inspect.signature(model.forward).parameters
-
-
-# ALiBi
-
-
 @contextmanager
 def _alibi_at(model: Any, keys: Tensor | None) -> Iterator[None]:
     """ALiBi models with the bias of these key positions; any other model unchanged."""
-    family = None if keys is None else family_of(model)
+    family: Any = None if keys is None else family_of(model)
     if keys is None or family not in ALIBI:
         yield
         return
-    kind, attention = ALIBI[family]
     heads, length = model.config.num_attention_heads, int(keys.max()) + 1
-    modeling = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    modeling = import_module(f"transformers.models.{family.name}.modeling_{family.name}")
     if family is MPT:
         table = modeling.build_mpt_alibi_tensor(heads, length)[:, 0]
     else:
@@ -158,13 +140,10 @@ def _alibi_at(model: Any, keys: Tensor | None) -> Iterator[None]:
         mask = kwargs["attention_mask"]  # Falcon-RW: by itself, and scaled in the mask
         hidden = mask == torch.finfo(mask.dtype).min
         scaled = (bias / math.sqrt(getattr(module, "head_dim", 1))).to(mask.dtype)
-        alibi = bias.expand(mask.shape[0], -1, -1, -1)
-        return args, kwargs | {
-            "alibi": alibi,
-            "attention_mask": torch.where(hidden, mask, scaled),
-        }
+        both = {"alibi": bias.expand(mask.shape[0], -1, -1, -1)}
+        return args, kwargs | both | {"attention_mask": torch.where(hidden, mask, scaled)}
 
-    modules = attentions(model, kind, attention)
+    modules = attentions(model, family.name, ALIBI[family])
     hooks = [m.register_forward_pre_hook(replace_bias, with_kwargs=True) for m in modules]
     try:
         yield
@@ -176,60 +155,21 @@ def _alibi_at(model: Any, keys: Tensor | None) -> Iterator[None]:
 # caches
 
 
-def _layer_types(model: Any) -> set[type]:
+def layer_types(model: Any) -> set[type]:
+    """The kinds of layers that a model's own cache has."""
     return {type(layer) for layer in DynamicCache(config=model.config).layers}
 
 
 def movable(model: nn.Module) -> bool:
     """Whether a model's cache holds nothing but keys and values, as they were computed."""
     plain = {DynamicLayer, DynamicSlidingWindowLayer}
-    return patch_of(model) is None and _layer_types(model) <= plain
-
-
-def has_local_layers(model: nn.Module) -> bool:
-    """Whether some layers see the last tokens of a cache only."""
-    return any(issubclass(kind, DynamicSlidingWindowLayer) for kind in _layer_types(model))
+    return patch_of(model) is None and layer_types(model) <= plain
 
 
 def empty_cache(model: Any) -> Any:
     """An empty cache. A movable one stores every token, also where a layer's mask hides distant
     ones: which these are isn't known before the padding is."""
     return DynamicCache() if movable(model) else DynamicCache(config=model.config)
-
-
-def repeated(cache: Any, rows: int) -> Any:
-    """The one row of a cache for each of these rows, as a cache of its own."""
-    copies = DynamicCache()
-    for index, (keys, values) in enumerate(_keys_values(cache)):
-        sizes = (rows, -1, -1, -1)
-        copies.update(keys.expand(sizes), values.expand(sizes), index)
-    return copies
-
-
-def taken(cache: Any, row: int, start: int, stop: int) -> list[tuple[Tensor, Tensor]]:
-    """Copies of the keys and values of these tokens of a row, by layer."""
-    return [
-        tuple(x[row : row + 1, :, start:stop].clone() for x in pair)  # type: ignore[misc]
-        for pair in _keys_values(cache)
-    ]
-
-
-def joined(parts: Sequence[list[tuple[Tensor, Tensor]]]) -> Any:
-    """One row whose tokens are those of all parts."""
-    cache = DynamicCache()
-    for index, pairs in enumerate(zip(*parts, strict=True)):
-        keys, values = (torch.cat(each, 2) for each in zip(*pairs, strict=True))
-        cache.update(keys, values, index)
-    return cache
-
-
-def _keys_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    if not all(type(layer) is DynamicLayer for layer in cache.layers):
-        raise UserError(
-            "windows are joined in a cache of keys and values alone, and this model's holds more: "
-            "read it with nbce, or without a patch."
-        )
-    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 @dataclass(eq=False)
@@ -259,24 +199,21 @@ class Rows:
         at_once: int = MAX_TOKENS,
         room: int | None = None,
     ) -> None:
-        self.model, self.room, self.count = model, room, len(rows)
+        self.model, self.room = model, room
         self.continued: list[int] = []  # the tokens that all rows continued with
         self.cached = 0  # bytes
-        self.movable = movable(model)
-        shared = 0
+        self.movable, self.shared = movable(model), 0
         if self.movable and len(rows) > 1:
             alike = takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
-            shared = min(sum(1 for _ in alike), min(map(len, rows)) - 1)
-        self.head, self.head_cache = list(rows[0][:shared]), None
-        if self.head:
-            self.head_cache = empty_cache(model)
-            prefill(model, [self.head], [0], self.head_cache)
-        rest = [list(row[shared:]) for row in rows]
+            self.shared = min(sum(1 for _ in alike), min(map(len, rows)) - 1)
+        self.head = prefill(model, [rows[0][: self.shared]], [0]) if self.shared else None
+        rest = [list(row[self.shared :]) for row in rows]
         indices = group_rows(rest, at_once, same_length=not self.movable)
         self.groups = [_Group(group, [rest[n] for n in group]) for group in indices]
 
-    def first(self) -> Float[Tensor, "rows v"]:
-        """The logits after each row's last token."""
+    def __call__(self, token: int | None) -> Float[Tensor, "rows v"]:
+        """The logits after each row's last token (None), or after one more token in every row."""
+        self.continued += [] if token is None else [token]
         logits: dict[int, Tensor] = {}
         for group in self.groups:
             if group.cache is None:
@@ -284,32 +221,24 @@ class Rows:
             else:
                 values = self._column(group, self.continued[-1:] * len(group.rows))
             logits |= zip(group.indices, values, strict=True)
-        return torch.stack([logits[n] for n in range(self.count)])
-
-    def next(self, token: int) -> Float[Tensor, "rows v"]:
-        """The logits after one more token in every row."""
-        self.continued.append(token)
-        return self.first()
+        return torch.stack([logits[n] for n in sorted(logits)])
 
     def _open(self, group: _Group) -> Tensor:
         """Read a group up to its rows' last tokens, then these; keep the cache if there is room."""
         rows = [row + self.continued for row in group.rows]
-        before, shared = [row[:-1] for row in rows], len(self.head)
-        longest = max(map(len, before))
-        cache = empty_cache(self.model)
-        if self.head_cache is not None:
-            cache = repeated(self.head_cache, len(rows))
-        if longest:
-            prefill(self.model, before, [shared] * len(rows), cache, shared)
-            if self.movable and any(len(row) < longest for row in before):
-                for layer in cache.layers:  # padding moves from the right to the left
-                    for name in ("keys", "values"):
-                        pairs = zip(getattr(layer, name), before, strict=True)
-                        moved = [x.roll(longest - len(row), 1) for x, row in pairs]
-                        setattr(layer, name, torch.stack(moved))
-        group.cache, group.lengths = cache, [shared + len(row) for row in before]
+        lengths = [len(row) - 1 for row in rows]
+        before, longest = [row[:-1] for row in rows], max(lengths)
+        group.cache = prefill(self.model, before, [self.shared] * len(rows), self.head)
+        group.lengths = [self.shared + n for n in lengths]
+        if self.movable and min(lengths) < longest:
+            for layer in group.cache.layers:  # padding moves from the right to the left
+                for name in ("keys", "values"):
+                    pairs = zip(getattr(layer, name), lengths, strict=True)
+                    moved = torch.stack([x.roll(longest - n, 1) for x, n in pairs])
+                    setattr(layer, name, moved)
         logits = self._column(group, [row[-1] for row in rows])
-        tensors = [getattr(layer, x, None) for layer in cache.layers for x in ("keys", "values")]
+        layers = group.cache.layers
+        tensors = [getattr(layer, x, None) for layer in layers for x in ("keys", "values")]
         size = sum(x.nbytes for x in tensors if isinstance(x, Tensor))
         if self.room is not None and self.cached + size > self.room:
             group.cache = None
@@ -328,5 +257,4 @@ class Rows:
         ids = torch.tensor(tokens, device=device)[:, None]
         logits = forward(self.model, ids, lengths, group.cache, mask=mask, head=True)
         group.lengths = [n + 1 for n in group.lengths]
-        assert logits is not None
         return logits

@@ -7,9 +7,9 @@ turn begins. A base model continues the window, a line break and the question, w
 the passkey task that the bundled tiny models were trained on. Special tokens in a text are text.
 
 Tokens come from transformers' own `generate`, so that sampling, processors, stopping and streamers
-are its own: it gets a shallow copy of the model without a cache, whose forward asks a
-`LogitSource`, which runs several forwards with caches of their own. Beams, several answers and
-assistants would need as many caches and are refused.
+are its own: it gets a shallow copy of the model without a cache, whose forward asks a `Source`,
+which runs several forwards with caches of their own. Beams, several answers and assistants would
+need as many caches and are refused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from longitude.core.validate import UserError, shown
+from longitude.eval.prefill import input_device
 from longitude.hf.generation import Detokenizer
+from longitude.hf.patch import trained_length
 
 PLACEHOLDER = "LONGITUDE-WINDOW"  # stands for the window in a chat template
 SAMPLING = ("temperature", "top_p", "top_k")
@@ -55,30 +56,31 @@ class Prompt:
         return len(self.head) + len(self.tail)
 
 
-def prompt(tokenizer: Any, question: str, *, chat: bool | None = None) -> Prompt:
-    """The layout for a question; by default a chat template is used if there is one."""
-    if not question.strip():
+def prompt(tokenizer: Any, question: str | None, *, chat: bool | None = None) -> Prompt:
+    """The layout for a question, or for a window that is all a model is told (None); by default a
+    chat template is used if there is one."""
+    if question is not None and not question.strip():
         raise UserError(f"a question has words in it, but got {shown(question)}: ask something.")
     template = bool(getattr(tokenizer, "chat_template", None))
     if chat and not template:
         raise UserError("the checkpoint's tokenizer has no chat template: leave chat out.")
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
     if not template or chat is False:
         bos = tokenizer.bos_token_id
         adds_bos = tokenizer("a", verbose=False)["input_ids"][:1] == [bos]
-        tail = tokenizer(f"\n{question}", add_special_tokens=False, verbose=False)["input_ids"]
-        return Prompt((bos,) if adds_bos else (), tuple(tail))
-    turn = [{"role": "user", "content": f"{PLACEHOLDER}\n\n{question}"}]
+        return Prompt((bos,) if adds_bos else (), tokens(f"\n{question or ''}"))
+    content = PLACEHOLDER if question is None else f"{PLACEHOLDER}\n\n{question}"
+    turn = [{"role": "user", "content": content}]
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     before, placeholder, after = text.partition(PLACEHOLDER)
     if not placeholder:
         raise UserError(
             "the checkpoint's chat template leaves out what the user says: set chat=False."
         )
-    head, tail = (
-        tuple(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
-        for part in (before, after)
-    )
-    return Prompt(head, tail)
+    return Prompt(tokens(before), tokens(after))
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -151,36 +153,43 @@ class Answer:
 
 
 Tell = Callable[[Step], None]  # called with each step as soon as it is known
+# the logits (v) after the prompt (None) or after one more token, and where they came from: fields
+# of the `Step` of the token that is chosen by them
+Source = Callable[[int | None], tuple[Tensor, dict[str, Any]]]
 
 
-@runtime_checkable
-class LogitSource(Protocol):
-    """Computes the next token's logits, and remembers where each token came from."""
+def answer_by(
+    by: str,
+    build: Callable[[Prompt, list[list[int]]], Source],
+    model: Any,
+    tokenizer: Any,
+    windows: Sequence[str],
+    question: str,
+    *,
+    chat: bool | None = None,
+    tell: Tell | None = None,
+    max_new_tokens: int = 64,
+    **options: Any,
+) -> Answer:
+    """Answer with the source that `build` makes of a layout and the tokens of the windows.
 
-    def first(self) -> Float[Tensor, " v"]:
-        """The logits after the prompt."""
-        ...
-
-    def next(self, token: int) -> Float[Tensor, " v"]:
-        """The logits after one more token."""
-        ...
-
-    def trace(self, index: int) -> dict[str, Any]:
-        """Fields of the `Step` of token number `index`."""
-        ...
+    Args:
+        chat: use the tokenizer's chat template; by default if there is one.
+        tell: called with each step as it comes.
+        options: transformers' own for `generate`: do_sample, temperature, stopping_criteria, ….
+    """
+    layout = prompt(tokenizer, question, chat=chat)
+    ids = encode_windows(tokenizer, windows, layout, max_new_tokens, trained_length(model))
+    options |= {"max_new_tokens": max_new_tokens}
+    source = build(layout, ids)
+    return generate_answer(by, model, tokenizer, layout, source, len(ids), tell, options)
 
 
 def generate_answer(
-    by: str,
-    model: nn.Module,
-    tokenizer: Any,
-    source: LogitSource,
-    layout: Prompt,
-    windows: int,
-    tell: Tell | None,
-    options: dict[str, Any],
-) -> Answer:
-    """The answer that `generate` makes of a source; `tell` gets each step as it comes."""
+    by: str, model: Any, tokenizer: Any, layout: Prompt, source: Source, windows: int,
+    tell: Tell | None, options: dict[str, Any],
+) -> Answer:  # fmt: skip
+    """The answer that `generate` makes of a source."""
     steps: list[Step] = []
     detokenizer = Detokenizer(tokenizer, layout.tail[-1])
 
@@ -189,10 +198,10 @@ def generate_answer(
         if tell is not None:
             tell(step)
 
-    def on_token(token: int) -> None:
-        add(Step(token, detokenizer.add(token), **source.trace(len(steps))))
+    def on_token(token: int, trace: dict[str, Any]) -> None:
+        add(Step(token, detokenizer.add(token), **trace))
 
-    generate_tokens(model, source, list(layout.tail), on_token, **options)
+    generate_tokens(model, source, layout.tail, on_token, **options)
     if rest := detokenizer.rest():
         add(Step(None, rest))
     return Answer("".join(step.text for step in steps), by, tuple(steps), windows)
@@ -200,76 +209,49 @@ def generate_answer(
 
 @torch.no_grad()
 def generate_tokens(
-    model: nn.Module,
-    source: LogitSource,
-    prompt: list[int],
-    on_token: Callable[[int], None] | None = None,
+    model: Any,
+    source: Source,
+    tail: Sequence[int],
+    on_token: Callable[[int, dict[str, Any]], None] = lambda token, trace: None,
     **options: Any,
 ) -> list[int]:
-    """The tokens that `generate` makes of a source's logits.
+    """The tokens that `generate` makes of a source's logits; `on_token` gets each with its trace.
 
-    Args:
-        prompt: the last tokens the source has read: what processors see before the answer.
-        on_token: called with each token as it comes.
-        options: those of `generate`; by default the likeliest token is taken.
+    `tail` are the last tokens the source has read: what processors see before the answer. By
+    default the likeliest token is taken.
     """
+    from transformers.modeling_outputs import CausalLMOutput
+
     for name, off in ONE_ROW.items():
         if options.get(name, off) not in (off, None):
             raise UserError(
                 f"an answer over several windows is one row, token by token, but got {name}="
                 f"{shown(options[name])}: leave it out."
             )
-    settings = getattr(model, "generation_config", None)
-    eos = getattr(settings, "eos_token_id", None)
-    pad = getattr(settings, "pad_token_id", None)
+    eos, pad = (getattr(model.generation_config, f"{n}_token_id", None) for n in ("eos", "pad"))
     pad = (eos[0] if isinstance(eos, list) else eos) if pad is None else pad
     options = {"do_sample": False, "pad_token_id": pad} | options
     if not options["do_sample"]:  # a checkpoint's own sampling settings would cause warnings
         options = dict.fromkeys(SAMPLING) | options
-    streamer = _Streamer(on_token, options.pop("streamer", None))
-    device = model.get_input_embeddings().weight.device  # type: ignore[operator, union-attr]
-    ids = torch.tensor([prompt], device=device)
-    shell = _without_cache(model, source, len(prompt))
-    out = shell.generate(input_ids=ids, streamer=streamer, use_cache=False, **options)
-    out = out if isinstance(out, Tensor) else out.sequences
-    return out[0, len(prompt) :].tolist()
-
-
-def _without_cache(model: Any, source: LogitSource, read: int) -> Any:
-    """The model as `generate` sees it: a copy whose forward asks the source."""
-    from transformers.modeling_outputs import CausalLMOutput
-
-    logits: Tensor | None = None
+    trace: dict[str, Any] = {}
 
     def forward(input_ids: Tensor, return_dict: bool = True) -> Any:
-        nonlocal logits, read
-        logits = source.first() if logits is None else logits
-        for token in input_ids[0, read:].tolist():
-            logits, read = source.next(token), read + 1
+        nonlocal trace
+        begun = input_ids.shape[1] > len(tail)
+        logits, trace = source(int(input_ids[0, -1]) if begun else None)
         return CausalLMOutput(logits=logits[None, None])  # type: ignore[arg-type]
 
     def prepare(input_ids: Tensor, **_: Any) -> dict[str, Any]:
         return {"input_ids": input_ids}
 
+    def pass_on(input_ids: Tensor, *_: Any, **__: Any) -> bool:  # called after every token
+        on_token(int(input_ids[0, -1]), trace)
+        return False
+
     shell = copy.copy(model)
     vars(shell).update(forward=forward, prepare_inputs_for_generation=prepare)
-    return shell
-
-
-class _Streamer:
-    """Passes tokens on, one by one, but for the prompt, which `generate` puts first."""
-
-    def __init__(self, on_token: Callable[[int], None] | None, other: Any) -> None:
-        self.on_token, self.other, self.started = on_token, other, False
-
-    def put(self, value: Tensor) -> None:
-        if self.started and self.on_token is not None:
-            for token in value.flatten().tolist():
-                self.on_token(token)
-        self.started = True
-        if self.other is not None:
-            self.other.put(value)
-
-    def end(self) -> None:
-        if self.other is not None:
-            self.other.end()
+    options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), pass_on]
+    ids = torch.tensor([tail], device=input_device(model))
+    out = shell.generate(input_ids=ids, use_cache=False, **options)
+    out = out if isinstance(out, Tensor) else out.sequences
+    return out[0, len(tail) :].tolist()

@@ -30,11 +30,10 @@ from longitude.core.store import address
 from longitude.core.text import dump
 from longitude.core.validate import UserError, shown
 from longitude.eval.prefill import greedy, input_device
-from longitude.hf.generation import Chat
 from longitude.hf.loading import digest
 from longitude.hf.patch import scheme_of, trained_length
-from longitude.reading.generate import PLACEHOLDER, encode
-from longitude.reading.generate import prompt as layout
+from longitude.reading.generate import encode
+from longitude.reading.generate import prompt as prompt_layout
 
 WINDOW = 4096  # the paper's, for a model that names none
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # statuses
@@ -63,13 +62,13 @@ class LLM(Protocol):
 
 def replies(llm: LLM, prompts: Sequence[str], new: int) -> Iterator[tuple[int, str]]:
     """The index and reply of every prompt as they come; the first error ends it."""
-    if llm.at_once == 1:
-        yield from ((n, llm.say(prompt, new)) for n, prompt in enumerate(prompts))
-        return
 
     def say(job: tuple[int, str]) -> tuple[int, str]:
         return job[0], llm.say(job[1], new)
 
+    if llm.at_once == 1:
+        yield from map(say, enumerate(prompts))
+        return
     with ThreadPool(llm.at_once) as pool:  # of daemon threads: Ctrl-C need not wait for a reply
         yield from pool.imap_unordered(say, enumerate(prompts))
 
@@ -89,15 +88,8 @@ class Local:
             scheme = ""
         self.fingerprint = f"{digest(model)} {scheme}".rstrip()
         # the tokens around a prompt are encoded apart from it: a chat's mark in a document is text
-        self.before, self.after = layout(tokenizer, "?").head, tuple(encode(tokenizer, "\n"))
-        if getattr(tokenizer, "chat_template", None):
-            before, _, after = Chat(tokenizer).next(PLACEHOLDER).partition(PLACEHOLDER)
-            self.before, self.after = (
-                tuple(tokenizer(mark, add_special_tokens=False)["input_ids"])
-                for mark in (before, after)
-            )
-        self.window = window or trained_length(model) or WINDOW
-        self.window -= len(self.before) + len(self.after)
+        self.layout = prompt_layout(tokenizer, None)
+        self.window = (window or trained_length(model) or WINDOW) - self.layout.size
 
     def size(self, text: str) -> int:
         """How many tokens a text has."""
@@ -111,8 +103,8 @@ class Local:
                 f"a prompt of {len(ids)} tokens and a reply of {new} don't fit the {self.window} "
                 f"that the model has for them: use one with a longer window."
             )
-        full = torch.tensor([*self.before, *ids, *self.after], device=input_device(self.model))
-        reply = greedy(self.model, full, new)
+        row = torch.tensor(self.layout.row(ids), device=input_device(self.model))
+        reply = greedy(self.model, row, new)
         return self.tokenizer.decode(reply, skip_special_tokens=True).strip()
 
 
@@ -167,12 +159,8 @@ class Server:
         except ValueError:
             at, valid = urlsplit(""), False
         # credentials and queries are never passed on: a key in a URL would end up in logs
-        if (
-            not valid
-            or at.username
-            or at.query
-            or not (url.isascii() and re.fullmatch(r"\S+", url))
-        ):
+        valid = valid and not at.username and not at.query
+        if not valid or not url.isascii() or not re.fullmatch(r"\S+", url):
             raise UserError(
                 f"{shown(url)} is no URL of a server: write it as in http://127.0.0.1:8000/v1, "
                 f"with #NAME after it if the server has several models."
@@ -185,11 +173,15 @@ class Server:
         self.headers |= {"Authorization": f"Bearer {key}"} if key else {}
         self.thinks = False
         facts = self._find_model()
-        self.window = window or _positive_int(facts.get("max_model_len")) or WINDOW
-        meta = facts.get("meta")
-        known = {"root": str(facts.get("root"))}
+
+        def positive(given: dict[str, Any], name: str) -> int | None:
+            value = given.get(name)
+            return value if type(value) is int and value > 0 else None
+
+        self.window = window or positive(facts, "max_model_len") or WINDOW
+        meta, known = facts.get("meta"), {"root": str(facts.get("root"))}
         if isinstance(meta, dict):
-            known |= {name: _positive_int(meta.get(name)) for name in MODEL_FACTS}
+            known |= {name: positive(meta, name) for name in MODEL_FACTS}
         self.fingerprint = address({"url": self.url, "model": self.name, "meta": known})
 
     def size(self, text: str) -> int:
@@ -199,14 +191,6 @@ class Server:
     def say(self, prompt: str, new: int) -> str:
         """The likeliest reply without the model's thinking; a model that thought until no token
         was left for its reply gets the rest of the window from then on."""
-        reply, thought = self._chat(prompt, new)
-        if reply or not thought or self.thinks:
-            return reply
-        self.thinks = True
-        return self._chat(prompt, new)[0]
-
-    def _chat(self, prompt: str, new: int) -> tuple[str, bool]:
-        """A reply, and whether the model thought before it."""
         body = {
             "model": self.name,
             "messages": [{"role": "user", "content": prompt}],
@@ -222,8 +206,12 @@ class Server:
             message, content = {}, None
         if not isinstance(content, str):
             raise UserError(f"{self.url} replied with {shown(reply)}: give a server of chats.")
+        said = THINKING.sub("", content).strip()
         thought = message.get("reasoning_content") or message.get("reasoning")
-        return THINKING.sub("", content).strip(), bool(thought or THINKING.search(content))
+        if said or self.thinks or not (thought or THINKING.search(content)):
+            return said
+        self.thinks = True
+        return self.say(prompt, new)
 
     def _find_model(self) -> dict[str, Any]:
         """What the server says of the model that was named, or of its only one."""
@@ -241,11 +229,8 @@ class Server:
                 raise
             listed = {}
         data = listed.get("data")
-        models = {
-            one["id"]: one
-            for one in (data if isinstance(data, list) else [])
-            if isinstance(one, dict) and isinstance(one.get("id"), str)
-        }
+        rows = [one for one in (data if isinstance(data, list) else []) if isinstance(one, dict)]
+        models = {one["id"]: one for one in rows if isinstance(one.get("id"), str)}
         if not self.name and len(models) != 1:
             names = ", ".join(map(shown, [*models][:8])) or "none"
             raise UserError(
@@ -276,9 +261,11 @@ class Server:
 
     def _request(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """One request: the JSON object of its reply."""
-        kind = "HTTPSConnection" if self.at.scheme == "https" else "HTTPConnection"
+        kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         timeout = min(CONNECT_TIMEOUT, self.timeout)
-        connection = getattr(http.client, kind)(self.at.hostname, self.at.port, timeout=timeout)
+        connection: Any = kind[self.at.scheme](
+            self.at.hostname or "", self.at.port, timeout=timeout
+        )
         connected = False
         try:
             connection.connect()
@@ -293,8 +280,8 @@ class Server:
                 raise UserError(
                     f"{self.url} can't be reached ({error}): correct the URL."
                 ) from error
-            timed_out = isinstance(error, TimeoutError)
-            why = "it timed out" if timed_out else str(error) or type(error).__name__
+            why = str(error) or type(error).__name__
+            why = "it timed out" if isinstance(error, TimeoutError) else why
             raise _TransientError(why, absent=not connected) from error
         finally:
             connection.close()
@@ -314,10 +301,6 @@ class Server:
         if not isinstance(reply, dict):
             raise UserError(f"{self.url} replied with {text}: give an OpenAI-compatible server.")
         return reply
-
-
-def _positive_int(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
 
 
 def _retry_after(header: str | None) -> float | None:

@@ -1,41 +1,49 @@
 """MemWalker: a question about a text of any length, by a walk through a tree of its summaries.
 
 Chen et al. 2023, "Walking Down the Memory Maze: Beyond Context Limit through Interactive Reading",
-arXiv:2310.05029. Building the tree (tree.py) reads the text once and serves every later question. A
-walk begins at the root: at a node the model reads the summaries below it, reasons, and descends
-into one; at a leaf it reads the segment itself and answers or goes back. A part it went back from
-is not offered again. Its memory is the summaries of the nodes on its way, the oldest dropped first.
-Three replies that can't be parsed, or no part left, and there is no answer. Any model that follows
-instructions will do, local or behind a server (llm.py).
+arXiv:2310.05029. Each segment of about 1,000 tokens is summarised, up to 8 summaries are compressed
+into one, and so on until one is left; the tree depends on text and model only and serves every
+question. A walk begins at the root: at a node the model reads the summaries below it, reasons, and
+descends into one; at a leaf it reads the segment itself and answers or goes back. A part it went
+back from is not offered again. Its memory is the summaries of the nodes on its way, the oldest
+dropped first. Three replies that can't be parsed, or no part left, and there is no answer. Any
+model that follows instructions will do, local or behind a server (llm.py).
+
+Segments end at sentence ends; joined, they are the text. A longer sentence is cut between words, a
+longer word anywhere. A summary is stored as soon as it is there, under the prompt with its text,
+the model and the length limit: a kill costs what was in flight, a change in one place one branch.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import re
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from longitude.core.progress import Event, Progress, silent
 from longitude.core.store import Store
 from longitude.core.validate import UserError
-from longitude.reading.llm import LLM
-from longitude.reading.tree import (
-    FANOUT,
-    Built,
-    Node,
-    Shape,
-    build,
-    numbered,
-    prompt,
-    shape_for,
-    truncate,
-)
+from longitude.reading.llm import LLM, replies
 
+# the space after a full stop and its closing quotes, or an empty line; CJK needs no space. It
+# looks back for the full stop: a run of a million dots must not be read a million times.
+SENTENCE_END = re.compile(r"""(?<=[.!?…])["'”’»)\]]*\s+|(?<=[。！？])[”’」』）]*\s*|\n\s*\n\s*""")
+SLOT = re.compile(r"\{(\w+)\}")
+KIND, STORE = "memwalker", "summaries.sqlite"
+SEGMENT, SUMMARY, FANOUT = 1000, 256, 8  # the paper's, for a window of 4,096
+REPLY = 1024  # tokens of reasoning and an answer
+MIN_SUMMARY = 32  # tokens
+QUESTION = 128  # tokens reserved for a question
 ATTEMPTS = 3
 MAX_STEPS = 64  # of one walk
-STORE = "summaries.sqlite"
 NO_ANSWER = "no answer"
 NOTHING_LEFT = "no part of it is left"
 ONLY_ONE_LEFT = "the only part of it that is left"
@@ -45,29 +53,179 @@ ACTION = re.compile(r"\baction\b[\s*_`]*[:=][\s*_`(\[]*([-−–]?\d{1,9})(?!\d)
 REASONING = re.compile(r"\A.*?\breasoning\b[\s*_`]*[:=][\s*_]*", re.IGNORECASE | re.DOTALL)
 ANSWER_TEXT = re.compile(r"\banswer\b[\s*_`]*[:=][\s*_]*(.*)", re.IGNORECASE | re.DOTALL)
 Place = tuple[int, ...]  # the children to take from the root to a node
+Size = Callable[[str], int]  # how many tokens a text has
+
+
+@functools.cache
+def templates() -> dict[str, str]:
+    """The prompts of prompts.toml by name."""
+    text = Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def prompt(name: str, **values: str) -> str:
+    """A prompt with its slots filled; a slot inside a value stays text."""
+    return SLOT.sub(lambda slot: values.get(slot[1], ""), templates()[name])
+
+
+def numbered(summaries: Sequence[str]) -> str:
+    """Summaries with the numbers by which they are chosen."""
+    return "\n\n".join(f"Summary {number}: {text}" for number, text in enumerate(summaries))
+
+
+# segments
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, each with the space after it."""
+    ends = sorted({0, len(text), *(end.end() for end in SENTENCE_END.finditer(text))})
+    return [text[a:b] for a, b in pairwise(ends)]
+
+
+def segments(text: str, most: int, size: Size) -> list[str]:
+    """The text in segments of at most `most` tokens (at least one character), cut at sentences."""
+    found: list[str] = []
+    filled, waiting = 0, sentences(text)[::-1]
+    while waiting:
+        sentence = waiting.pop()
+        tokens = size(sentence)
+        if tokens > most and len(sentence) > 1:  # halved, at the last space before the middle
+            half = (len(sentence) + 1) // 2
+            at = sentence.rfind(" ", 1, half) + 1 or half
+            waiting += [sentence[at:], sentence[:at]]
+        elif found and filled + tokens <= most:
+            found[-1] += sentence
+            filled += tokens
+        else:
+            found.append(sentence)
+            filled = tokens
+    return found
+
+
+def truncate(text: str, most: int, size: Size) -> str:
+    """The beginning of a text, of at most `most` tokens, up to a sentence's end if possible."""
+    return (segments(text, most, size) or [""])[0].strip() if most > 0 else ""
+
+
+# the tree
 
 
 @dataclass(frozen=True)
-class Reply:
-    """A reply that could be parsed; `answer` is empty unless the action is to answer."""
+class Shape:
+    """The sizes of a tree in tokens; `fanout` is the most children of a node."""
 
-    reasoning: str
-    action: int
-    answer: str = ""
+    segment: int
+    summary: int
+    reply: int
+    fanout: int = FANOUT
 
 
-def parse_reply(text: str, actions: Sequence[int]) -> Reply | None:
-    """The last action that a reply names, if it is one of these; answering needs an answer."""
-    named = [*ACTION.finditer(text)]
-    if not named:
+@dataclass(frozen=True)
+class Node:
+    """Characters `start` to `stop` of the text, and their summary."""
+
+    start: int
+    stop: int
+    summary: str
+    children: tuple[Node, ...] = ()
+
+
+def shape_for(llm: LLM, fanout: int = FANOUT) -> Shape:
+    """The paper's sizes, or what fits the window: of what the prompts leave, a sixth is for the
+    reply, and a third of the rest for memory."""
+    if fanout < 2:
+        raise UserError(f"a node of the tree has 2 children or more, but got {fanout}: use 8.")
+    fixed = max(llm.size(templates()[name]) for name in ("triage", "leaf"))
+    fixed += llm.size(templates()["again"]) + QUESTION
+    free = max(0, llm.window - fixed)
+    reply = min(REPLY, free // 6)
+    text = (free - reply) * 2 // 3
+    if text // fanout < MIN_SUMMARY:
+        raise UserError(
+            f"a window of {llm.window} tokens is too short to walk a tree, whose prompts take "
+            f"{fixed} of them: use a model with a longer one, or nbce."
+        )
+    return Shape(min(SEGMENT, text), min(SUMMARY, text // fanout), reply, fanout)
+
+
+def build(text: str, llm: LLM, shape: Shape, store: Store, progress: Progress = silent) -> Node:
+    """The tree of a text; summaries in the store are not made again."""
+    parts = segments(text, shape.segment, llm.size)
+    edges = [0]
+    for part in parts:
+        edges.append(edges[-1] + len(part))
+    nodes = [Node(a, b, "") for a, b in pairwise(edges)]
+    if not nodes:
+        raise UserError("the text is empty: give one to read.")
+    if len(nodes) == 1:  # read in full: nothing is chosen by its summary
+        return nodes[0]
+    total = count = len(nodes)
+    while count > 1:
+        count = -(-count // shape.fanout)
+        total += count
+    done = cached = 0
+
+    def report(more: int, stored: int = 0) -> None:
+        nonlocal done, cached
+        done, cached = done + more, cached + stored
+        figures = {"cached": f"{cached:,}"} if cached else {}
+        progress(Event("summaries", done, total, "read", figures))
+
+    made = _summaries("summarize", parts, llm, shape.summary, store, report)
+    nodes = [Node(n.start, n.stop, summary) for n, summary in zip(nodes, made, strict=True)]
+    while len(nodes) > 1:
+        count = -(-len(nodes) // shape.fanout)  # groups of neighbours, sizes differing by one
+        edges = [len(nodes) * group // count for group in range(count + 1)]
+        groups = [nodes[a:b] for a, b in pairwise(edges)]
+        listed = [numbered([node.summary for node in group]) for group in groups]
+        made = _summaries("compress", listed, llm, shape.summary, store, report)
+        nodes = [
+            Node(group[0].start, group[-1].stop, summary, tuple(group))
+            for group, summary in zip(groups, made, strict=True)
+        ]
+    return nodes[0]
+
+
+def _summaries(
+    name: str, texts: Sequence[str], llm: LLM, new: int, store: Store, report: Callable[..., None]
+) -> list[str]:
+    """The summary of each text by a prompt, from the store or the model; equal texts share one."""
+    times = Counter(texts)
+    prompts = {text: prompt(name, text=text) for text in times}
+    keys, found = {}, {}
+    for text, filled in prompts.items():
+        digest = hashlib.sha256(filled.encode(errors="surrogatepass")).hexdigest()
+        keys[text] = {"kind": KIND, "model": llm.fingerprint, "new": new, "asked": digest}
+        stored = (store.get(keys[text]) or {}).get("summary")
+        if isinstance(stored, str) and stored.strip():
+            found[text] = stored
+    cached = sum(times[text] for text in found)
+    report(cached, cached)
+    missing = [text for text in times if text not in found]
+    for n, reply in replies(llm, [prompts[text] for text in missing], new):
+        text = missing[n]
+        # an empty reply leaves the beginning of the text to choose by
+        summary = truncate(reply, new, llm.size) or truncate(text, new, llm.size) or "(nothing)"
+        found[text] = summary
+        store.put(keys[text], {"summary": summary})
+        report(times[text])
+    return [found[text] for text in texts]
+
+
+# the walk
+
+
+def parse_reply(text: str, actions: Sequence[int]) -> tuple[int, str, str] | None:
+    """The last action that a reply names, if it is one of these, its reasoning, and its answer;
+    answering needs one."""
+    last = next(reversed([*ACTION.finditer(text)]), None)
+    action = int(re.sub("[−–]", "-", last[1])) if last else None
+    if last is None or action is None or action not in actions:
         return None
-    last = named[-1]
-    action = int(re.sub("[−–]", "-", last[1]))
     match = ANSWER_TEXT.search(text, last.end()) if action == ANSWER else None
     answer = match[1].strip() if match else ""
-    if action not in actions or (action == ANSWER and not answer):
-        return None
-    return Reply(REASONING.sub("", text[: last.start()]).strip(" \n*_#`"), action, answer)
+    reasoning = REASONING.sub("", text[: last.start()]).strip(" \n*_#`")
+    return None if action == ANSWER and not answer else (action, reasoning, answer)
 
 
 @dataclass(frozen=True)
@@ -108,14 +266,10 @@ class Walk:
         return (self.path[-1].start, self.path[-1].stop) if self.found else None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, without the tree, which has a `plain` of its own."""
-        return {
-            "answer": self.text,
-            "by": self.by,
-            "found": self.found,
-            "source": list(self.source) if self.source else None,
-            "path": [visit.plain() for visit in self.path],
-        }
+        """For JSON, without the tree."""
+        known = {"answer": self.text, "by": self.by, "found": self.found}
+        source = list(self.source) if self.source else None
+        return known | {"source": source, "path": [visit.plain() for visit in self.path]}
 
 
 def read(
@@ -124,7 +278,8 @@ def read(
     llm: LLM,
     *,
     folder: str | os.PathLike[str] | None = None,
-    tell: Callable[[Built | Visit], None] | None = None,
+    tell: Callable[[Visit], None] = lambda visit: None,
+    progress: Progress = silent,
     fanout: int = FANOUT,
     most: int = MAX_STEPS,
 ) -> Walk:
@@ -133,7 +288,8 @@ def read(
     Args:
         llm: the model that summarises, chooses and answers.
         folder: where summaries are stored for the next question; by default they are not.
-        tell: called with the progress of the tree, and then with each step, as they come.
+        tell: called with each step as it comes.
+        progress: called with the progress of the tree.
         fanout: children of a node of the tree.
         most: steps of the walk.
     """
@@ -141,11 +297,10 @@ def read(
         raise UserError("the question is empty: ask one.")
     if not text.strip():
         raise UserError("the text is empty: give one to read.")
-    tell = tell or (lambda event: None)
     shape = shape_for(llm, fanout)
     with Store(":memory:" if folder is None else Path(folder) / STORE) as store:
-        tree = build(text, llm, shape, store, tell)
-    walker = _Walker(text, question.strip(), llm, shape)
+        tree = build(text, llm, shape, store, progress)
+    walker = _Walker(text, question.strip(), llm, shape.reply)
     nodes, path = [tree], []
     place: Place = ()
     while nodes and len(path) < most:
@@ -173,7 +328,7 @@ class _Walker:
     text: str
     question: str
     llm: LLM
-    shape: Shape
+    reply: int  # tokens
     memory: dict[Place, str] = field(default_factory=dict)  # summaries of visited nodes
     rejected: set[Place] = field(default_factory=set)
 
@@ -181,14 +336,11 @@ class _Walker:
         """Decide where to go from a node."""
         left = [n for n in range(len(node.children)) if (*place, n) not in self.rejected]
         invalid: tuple[str, ...] = ()
-        reply: Reply | None
         if not node.children:
             slots = {"text": self.text[node.start : node.stop]}
             reply, invalid = self._ask("leaf", slots, [ANSWER, REVERT])
-        elif not left:
-            reply = Reply(NOTHING_LEFT, REVERT)
-        elif len(left) == 1:
-            reply = Reply(ONLY_ONE_LEFT, 0)
+        elif len(left) < 2:
+            reply = (0, ONLY_ONE_LEFT, "") if left else (REVERT, NOTHING_LEFT, "")
         else:
             slots = {"summaries": numbered([node.children[n].summary for n in left])}
             slots |= {"revert": prompt("revert") if place else ""}
@@ -198,22 +350,21 @@ class _Walker:
             self.memory.setdefault(place, node.summary)
         if reply is None:
             return Visit(place, node.start, node.stop, "invalid", invalid=invalid)
-        down = reply.action >= 0
-        action = "down" if down else "answer" if reply.action == ANSWER else "revert"
-        to = left[reply.action] if down else None
-        result = (action, to, reply.reasoning, reply.answer, invalid)
-        return Visit(place, node.start, node.stop, *result)
+        number, reasoning, answer = reply
+        action = "down" if number >= 0 else "answer" if number == ANSWER else "revert"
+        to = left[number] if number >= 0 else None
+        return Visit(place, node.start, node.stop, action, to, reasoning, answer, invalid)
 
     def _ask(
         self, name: str, slots: dict[str, str], actions: Sequence[int]
-    ) -> tuple[Reply | None, tuple[str, ...]]:
+    ) -> tuple[tuple[int, str, str] | None, tuple[str, ...]]:
         """A reply that can be parsed, if one comes, and those that can't."""
         invalid: list[str] = []
         slots = slots | {"question": self.question, "actions": " / ".join(map(str, actions))}
         while len(invalid) < ATTEMPTS:
             count = {"attempt": str(len(invalid) + 1), "attempts": str(ATTEMPTS)}
             again = prompt("again", **slots, **count) if invalid else ""
-            text = self.llm.say(self._with_memory(name, slots | {"again": again}), self.shape.reply)
+            text = self.llm.say(self._with_memory(name, slots | {"again": again}), self.reply)
             if reply := parse_reply(text, actions):
                 return reply, tuple(invalid)
             invalid.append(text)
@@ -222,7 +373,7 @@ class _Walker:
     def _with_memory(self, name: str, slots: dict[str, str]) -> str:
         """A prompt with as many of the latest summaries as there is room for."""
         size = self.llm.size
-        room = self.llm.window - self.shape.reply - size(prompt(name, **slots))
+        room = self.llm.window - self.reply - size(prompt(name, **slots))
         if room < 0:
             raise UserError(
                 f"the question does not fit the model's window of {self.llm.window} tokens "

@@ -23,16 +23,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.core.validate import UserError, shown
-from longitude.hf.patch import trained_length
 from longitude.reading.forward import MAX_TOKENS, Rows
-from longitude.reading.generate import (
-    Answer,
-    Prompt,
-    Tell,
-    encode_windows,
-    generate_answer,
-    prompt,
-)
+from longitude.reading.generate import Answer, Prompt, answer_by
 
 POOLINGS = ("entropy", "mean", "max")
 MIN_LOG = -100.0  # a log-probability below this counts as left out
@@ -63,22 +55,14 @@ class Nbce:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class Pooled:
-    """One token's logits, each window's entropy, and the window of lowest entropy (less η)."""
-
-    logits: Float[Tensor, " v"]
-    entropies: Float[Tensor, " windows"]
-    window: int
-
-
 def pool(
     rows: Float[Tensor, "windows v"],
     empty: Float[Tensor, " v"] | None,
     how: Nbce,
     last: int | None = None,
-) -> Pooled:
-    """Pool the logits of all windows and of the row without context, if one is given.
+) -> tuple[Float[Tensor, " v"], Float[Tensor, " windows"], int]:
+    """Pool the logits of all windows and of the row without context, if one is given: the logits,
+    each window's entropy, and the window of lowest entropy.
 
     `last` is the window chosen for the token before. The mean is over whole rows: what one window
     leaves out of its nucleus, another may know.
@@ -92,17 +76,15 @@ def pool(
         counted[last] -= how.eta
     window = int(counted.argmin())
     if len(rows) == 1:
-        return Pooled(rows[0], entropies, window)
-    if how.pooling == "mean":
-        chosen = logs.mean(0)
-    else:
-        chosen = kept[window] if how.pooling == "entropy" else kept.amax(0)
-    if empty is None:
-        return Pooled(chosen, entropies, window)
-    without = empty.log_softmax(-1)
-    without = without if how.pooling == "mean" else nucleus(without[None], how.top_p)[0]
-    merged = (1 + how.beta) * chosen - how.beta * without
-    return Pooled(torch.where(without > MIN_LOG, merged, chosen), entropies, window)
+        return rows[0], entropies, window
+    poolings = {"entropy": kept[window], "mean": logs.mean(0), "max": kept.amax(0)}
+    chosen = poolings[how.pooling]
+    if empty is not None:
+        without = empty.log_softmax(-1)
+        without = without if how.pooling == "mean" else nucleus(without[None], how.top_p)[0]
+        merged = (1 + how.beta) * chosen - how.beta * without
+        chosen = torch.where(without > MIN_LOG, merged, chosen)
+    return chosen, entropies, window
 
 
 def nucleus(logs: Float[Tensor, "rows v"], top_p: float) -> Float[Tensor, "rows v"]:
@@ -113,8 +95,8 @@ def nucleus(logs: Float[Tensor, "rows v"], top_p: float) -> Float[Tensor, "rows 
     return logs.masked_fill(beyond.scatter(-1, tokens, beyond), -torch.inf)
 
 
-class Source:
-    """The pooled rows, token by token, and the windows that were chosen."""
+class NbceSource:
+    """The pooled rows, token by token, with the window that was chosen."""
 
     def __init__(
         self,
@@ -122,36 +104,19 @@ class Source:
         layout: Prompt,
         windows: Sequence[Sequence[int]],
         how: Nbce,
-        *,
-        at_once: int = MAX_TOKENS,
-        room: int | None = None,
+        **options: Any,
     ) -> None:
         self.how, self.empty = how, len(windows) > 1 and how.beta != 0
         rows = [layout.row(window) for window in ([(), *windows] if self.empty else windows)]
-        self.rows = Rows(model, rows, at_once=at_once, room=room)
-        self.chosen: list[Pooled] = []  # without logits
+        self.rows = Rows(model, rows, **options)
+        self.last: int | None = None
 
-    def first(self) -> Float[Tensor, " v"]:
-        return self._pool(self.rows.first())
-
-    def next(self, token: int) -> Float[Tensor, " v"]:
-        return self._pool(self.rows.next(token))
-
-    def trace(self, index: int) -> dict[str, Any]:
-        chosen = self.chosen[index]
-        entropies = tuple(chosen.entropies.tolist())
-        return {
-            "window": chosen.window,
-            "entropy": entropies[chosen.window],
-            "entropies": entropies,
-        }
-
-    def _pool(self, logits: Tensor) -> Tensor:
-        last = self.chosen[-1].window if self.chosen else None
-        empty, rows = (logits[0], logits[1:]) if self.empty else (None, logits)
-        pooled = pool(rows, empty, self.how, last)
-        self.chosen.append(Pooled(pooled.logits[:0], pooled.entropies, pooled.window))
-        return pooled.logits
+    def __call__(self, token: int | None) -> tuple[Float[Tensor, " v"], dict[str, Any]]:
+        rows = self.rows(token)
+        empty, rows = (rows[0], rows[1:]) if self.empty else (None, rows)
+        logits, entropies, window = pool(rows, empty, self.how, self.last)
+        self.last, values = window, tuple(entropies.tolist())
+        return logits, {"window": window, "entropy": values[window], "entropies": values}
 
 
 def answer(
@@ -161,24 +126,19 @@ def answer(
     question: str,
     *,
     how: Nbce | None = None,
-    chat: bool | None = None,
-    tell: Tell | None = None,
     at_once: int = MAX_TOKENS,
     room: int | None = None,
-    max_new_tokens: int = 64,
     **options: Any,
 ) -> Answer:
     """Answer with each window of the text in a row of its own.
 
     Args:
-        chat: use the tokenizer's chat template; by default if there is one.
-        tell: called with each step as it comes.
         at_once: tokens of rows that are read together.
         room: bytes for caches; rows beyond it are read again for every token.
-        options: transformers' own for `generate`: do_sample, temperature, stopping_criteria, ….
+        options: those of `generate.answer_by`.
     """
-    layout = prompt(tokenizer, question, chat=chat)
-    ids = encode_windows(tokenizer, windows, layout, max_new_tokens, trained_length(model))
-    source = Source(model, layout, ids, how or Nbce(), at_once=at_once, room=room)
-    options |= {"max_new_tokens": max_new_tokens}
-    return generate_answer("nbce", model, tokenizer, source, layout, len(ids), tell, options)
+
+    def build(layout: Prompt, ids: list[list[int]]) -> NbceSource:
+        return NbceSource(model, layout, ids, how or Nbce(), at_once=at_once, room=room)
+
+    return answer_by("nbce", build, model, tokenizer, windows, question, **options)

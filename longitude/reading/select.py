@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from longitude.core.validate import UserError
 from longitude.eval.records import KIND, Subject
@@ -43,22 +43,10 @@ class Extension:
         return self.passkeys is None or self.passkeys >= MIN_PASSKEYS
 
     def __str__(self) -> str:
-        keys = (
-            "" if self.passkeys is None else f", where it retrieves {self.passkeys:.0%} of passkeys"
-        )
-        return f"{self.label}, measured to {self.length:,} tokens in {self.run}{keys}"
-
-
-@dataclass(frozen=True)
-class Case:
-    """What the choice depends on; lengths are in tokens."""
-
-    need: int  # the full text with question and answer
-    answer: int  # at most
-    windows: int  # that the text is cut into
-    trained: int | None  # the model's window
-    chats: bool
-    extensions: Sequence[Extension] = ()
+        measured = f"{self.label}, measured to {self.length:,} tokens in {self.run}"
+        if self.passkeys is None:
+            return measured
+        return f"{measured}, where it retrieves {self.passkeys:.0%} of passkeys"
 
 
 @dataclass(frozen=True)
@@ -70,48 +58,51 @@ class Choice:
     extension: Extension | None = None
 
 
-def choose(case: Case) -> Choice:
-    """The method for a case."""
-    if case.trained is not None and case.need <= case.trained:
-        why = f"the text fits the model's window of {case.trained:,}, so it is read unmodified"
+def choose(
+    need: int, answer: int, windows: int, trained: int | None, chats: bool,
+    extensions: Sequence[Extension] = (),
+) -> Choice:  # fmt: skip
+    """The method for a text that needs so many tokens with question and answer, the answer so many
+    at most, cut into so many windows; `trained` is the model's window."""
+    if trained is not None and need <= trained:
+        why = f"the text fits the model's window of {trained:,}, so it is read unmodified"
         return Choice("extend", why)
-    passed, best = "", best_extension(case)
+    passed, best = "", best_extension(extensions, need)
     if best is not None:
         if best.retrieves:
             return Choice("extend", f"the text fits {best}", best)
         passed = f"; not enough: {best}"
-    if case.answer > SHORT_ANSWER and case.chats:
-        return Choice("memwalker", f"the answer may be long ({case.answer:,} tokens){passed}")
+    if answer > SHORT_ANSWER and chats:
+        return Choice("memwalker", f"the answer may be long ({answer:,} tokens){passed}")
     what = "the answer is short"
-    if case.answer > SHORT_ANSWER:
+    if answer > SHORT_ANSWER:
         what = "the answer may be long, but the model has no chat template for instructions"
-    if case.windows <= MAX_PARALLEL:
-        return Choice("windows", f"{what} and the windows are few ({case.windows}){passed}")
-    return Choice("nbce", f"{what} and the windows are many ({case.windows:,}){passed}")
+    if windows <= MAX_PARALLEL:
+        return Choice("windows", f"{what} and the windows are few ({windows}){passed}")
+    return Choice("nbce", f"{what} and the windows are many ({windows:,}){passed}")
 
 
-def best_extension(case: Case) -> Extension | None:
+def best_extension(extensions: Sequence[Extension], need: int) -> Extension | None:
     """The measured extension that holds the full text: one that retrieves if there is one, the
     shortest of these."""
-    fitting = [one for one in case.extensions if one.length >= case.need]
+    fitting = [one for one in extensions if one.length >= need]
     return min(fitting, key=lambda one: (not one.retrieves, one.length), default=None)
 
 
-def required_extension(case: Case, name: str) -> Extension:
+def required_extension(extensions: Sequence[Extension], need: int, name: str) -> Extension:
     """The extension for `--by extend`; raises if none was measured this far."""
-    best = best_extension(case)
-    if best is not None:
+    if best := best_extension(extensions, need):
         return best
-    if not case.extensions:
+    if not extensions:
         raise UserError(
             f"no run of `longitude extend` has found an extension of {name}: run `longitude extend "
-            f"{name} --to {case.need}` first, name its folder with --runs, or read --by nbce."
+            f"{name} --to {need}` first, name its folder with --runs, or read --by nbce."
         )
-    longest = max(case.extensions, key=lambda one: one.length)
+    longest = max(extensions, key=lambda one: one.length)
     raise UserError(
-        f"the text with question and answer takes {case.need:,} tokens, but {longest.label} was "
-        f"measured to {longest.length:,} only: run `longitude extend {name} --to {case.need}`, or "
-        "read --by nbce."
+        f"the text with question and answer takes {need:,} tokens, but {longest.label} was "
+        f"measured to {longest.length:,} only: run `longitude extend {name} --to {need}`, or read "
+        f"--by nbce."
     )
 
 
@@ -138,15 +129,13 @@ def prior_runs(folder: Path, subject: Subject) -> list[Extension]:
 
 def _is_of(rows: Path, subject: Subject) -> bool:
     """Whether rows are of this model and of no other."""
-    same, own = set(), subject.name
+    same = set()
     with rows.open(encoding="utf-8") as lines:
         for key in (json.loads(line)["key"] for line in lines):
             if key["kind"] != KIND:
                 continue
             one = key["subject"]
-            names = {
-                n.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] for n in (one["name"], own)
-            }
+            names = {PureWindowsPath(name).name for name in (one["name"], subject.name)}
             alike = all(one[n] == getattr(subject, n) for n in ("scheme", "trained", "revision"))
             other_precision = one["dtype"] != subject.dtype and len(names) == 1 and alike
             same.add(one["weights"] == subject.weights or other_precision)

@@ -10,7 +10,7 @@ import torch
 
 from longitude.core.validate import UserError
 from longitude.reading.generate import generate_tokens
-from longitude.reading.nbce import Nbce, Source
+from longitude.reading.nbce import Nbce, NbceSource
 from tests.reading.tiny import LAYOUT, model, windows
 
 
@@ -21,9 +21,9 @@ def test_generate_decides_how_tokens_are_chosen_and_when_to_stop() -> None:
     m, texts = model("llama"), windows(9, 12)
 
     def run(**options: Any) -> list[int]:
-        made = Source(m, LAYOUT, texts, Nbce(top_p=1.0, beta=0.0))
+        made = NbceSource(m, LAYOUT, texts, Nbce(top_p=1.0, beta=0.0))
         options.setdefault("max_new_tokens", 6)
-        return generate_tokens(m, made, list(LAYOUT.tail), **options)
+        return generate_tokens(m, made, LAYOUT.tail, **options)
 
     class Heard(BaseStreamer):
         def __init__(self) -> None:
@@ -53,7 +53,7 @@ def test_generate_decides_how_tokens_are_chosen_and_when_to_stop() -> None:
 def test_the_model_is_left_as_it_was() -> None:
     m = model("llama")
     before = dict(vars(m))
-    generate_tokens(m, Source(m, LAYOUT, windows(5, 5), Nbce()), [3], max_new_tokens=2)
+    generate_tokens(m, NbceSource(m, LAYOUT, windows(5, 5), Nbce()), [3], max_new_tokens=2)
     assert {k: id(v) for k, v in vars(m).items()} == {k: id(v) for k, v in before.items()}
 
 
@@ -63,5 +63,5 @@ def test_a_checkpoints_settings_for_draws_are_not_warned_of(
     m = copy.deepcopy(model("llama"))
     m.generation_config.do_sample, m.generation_config.temperature = True, 0.3
     m.generation_config.top_p, m.generation_config.pad_token_id = 0.5, None
-    made = Source(m, LAYOUT, windows(5, 5), Nbce())
+    made = NbceSource(m, LAYOUT, windows(5, 5), Nbce())
     assert generate_tokens(m, made, [3], max_new_tokens=2) and not transformers_warnings

@@ -10,6 +10,7 @@ import torch
 
 import longitude.hf as lh
 from longitude.core.validate import UserError
+from longitude.reading.generate import Prompt
 from longitude.reading.llm import LLM, Local
 from longitude.reading.memwalker import read
 
@@ -55,7 +56,7 @@ def test_a_mark_in_a_document_is_text(tiny_rope: Any, chats: Any) -> None:
     marked.add_special_tokens({"additional_special_tokens": ["[user]", "[assistant]"]})
     user, assistant = marked.convert_tokens_to_ids(["[user]", "[assistant]"])
     speaker = Local(model, marked)
-    assert (speaker.before, speaker.after) == ((user,), (assistant,))
+    assert speaker.layout == Prompt((user,), (assistant,))
     assert speaker.size("[assistant]") == len("[assistant]")
 
 

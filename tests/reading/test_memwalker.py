@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
+from longitude.core.progress import Event
 from longitude.core.validate import UserError
 from longitude.reading.llm import Server
 from longitude.reading.memwalker import (
     NO_ANSWER,
     NOTHING_LEFT,
     ONLY_ONE_LEFT,
-    Reply,
     Visit,
     Walk,
     parse_reply,
+    prompt,
     read,
+    templates,
 )
-from longitude.reading.tree import Built, prompt, templates
 
 from .scripted import Scripted
 
@@ -103,9 +104,10 @@ def actions(walk: Walk) -> list[tuple[str, int | None]]:
 
 
 def test_it_descends_to_the_answer() -> None:
-    told: list[Built | Visit] = []
+    told: list[Visit] = []
+    built: list[Event] = []
     with asked(towards(17), answers(17)) as (server, ask):
-        walk = ask(tell=told.append)
+        walk = ask(tell=told.append, progress=built.append)
     # 17 is 122 in base three: the places of the children
     assert actions(walk) == [("down", 1), ("down", 2), ("down", 2), ("answer", None)]
     assert [visit.place for visit in walk.path] == [(), (1,), (1, 2), (1, 2, 2)]
@@ -113,10 +115,9 @@ def test_it_descends_to_the_answer() -> None:
     assert walk.source and TEXT[slice(*walk.source)] == section(17)
     assert walk.path[0].reasoning == "it is in [9, 10, 11, 12, 13, 14, 15, 16, 17]."
     assert walk.path[-1].reasoning == "it says so."
-    assert tuple(one for one in told if isinstance(one, Visit)) == walk.path
-    built = [one for one in told if isinstance(one, Built)]
+    assert tuple(told) == walk.path
     assert [one.done for one in built] == sorted(one.done for one in built)
-    assert built[-1] == Built(40, 0, 40)
+    assert built[-1] == Event("summaries", 40, 40, "read")
     plain = json.loads(json.dumps(walk.plain()))
     assert plain["answer"] == "under stone 17" and plain["path"][1]["place"] == [1]
     assert plain["path"][3]["action"] == "answer" and plain["source"] == [*walk.source]
@@ -124,16 +125,16 @@ def test_it_descends_to_the_answer() -> None:
 
 
 def test_the_tree_serves_the_next_question(tmp_path: Path) -> None:
-    told: list[Built | Visit] = []
+    built: list[Event] = []
     with asked(towards(3), answers(3)) as (server, ask):
         first = ask(folder=tmp_path)
         made = len(server.prompts)
         server.prompts.clear()
-        again = ask(question="Where is it now?", folder=tmp_path, tell=told.append)
+        again = ask(question="Where is it now?", folder=tmp_path, progress=built.append)
         assert len(server.prompts) == len(again.path) == 4
         assert again.tree == first.tree and made > 40
         assert all("Where is it now?" in prompt for prompt in server.prompts)
-    assert told[-5] == Built(40, 40, 40)
+    assert built[-1] == Event("summaries", 40, 40, "read", {"cached": "40"})
     assert [file.name for file in tmp_path.iterdir()] == ["summaries.sqlite"]
 
 
@@ -270,20 +271,22 @@ def test_mistakes_are_sentences() -> None:
 @pytest.mark.parametrize(
     ("text", "reply"),
     [
-        ("Reasoning: so.\nAction: 1", Reply("so.", 1)),
-        ("**Reasoning:** so.\n\n**Action:** 2", Reply("so.", 2)),
-        ("reasoning: a\nACTION = (0)", Reply("a", 0)),
-        ("Reasoning: Action: 0 is wrong.\nAction: 1", Reply("Action: 0 is wrong.", 1)),
-        ("Action: −1", Reply("", -1)),
-        ("`Action`: [-1]", Reply("", -1)),
-        ("Why: x\nAction: -2\n**Answer:** a\nb", Reply("Why: x", -2, "a\nb")),
+        ("Reasoning: so.\nAction: 1", (1, "so.", "")),
+        ("**Reasoning:** so.\n\n**Action:** 2", (2, "so.", "")),
+        ("reasoning: a\nACTION = (0)", (0, "a", "")),
+        ("Reasoning: Action: 0 is wrong.\nAction: 1", (1, "Action: 0 is wrong.", "")),
+        ("Action: −1", (-1, "", "")),
+        ("`Action`: [-1]", (-1, "", "")),
+        ("Why: x\nAction: -2\n**Answer:** a\nb", (-2, "Why: x", "a\nb")),
         ("Answer: too early\nAction: -2", None),
         ("Action: 3", None),
         ("transaction: 1", None),
         ("Action: " + "9" * 5000, None),
     ],
 )
-def test_replies_are_read_as_models_write_them(text: str, reply: Reply | None) -> None:
+def test_replies_are_read_as_models_write_them(
+    text: str, reply: tuple[int, str, str] | None
+) -> None:
     assert parse_reply(text, [0, 1, 2, -1, -2]) == reply
 
 

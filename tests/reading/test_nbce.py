@@ -15,7 +15,7 @@ from longitude.eval.prefill import lm_head
 from longitude.eval.tasks.passkey import QUESTION, passkey, retrieved
 from longitude.reading import nbce
 from longitude.reading.generate import Step, generate_tokens
-from longitude.reading.nbce import Nbce, Source, nucleus, pool
+from longitude.reading.nbce import Nbce, NbceSource, nucleus, pool
 from tests.reading.keys import cut, share_found, text_of
 from tests.reading.tiny import LAYOUT, model, windows
 
@@ -76,9 +76,9 @@ def test_pooling_is_the_formula(how: Nbce, last: int | None) -> None:
     empty = 3 * torch.randn(40, generator=rng, dtype=torch.float64)
     made = pool(rows, empty, how, last)
     logits, entropies, window = by_hand(rows.tolist(), empty.tolist(), how, last)
-    torch.testing.assert_close(made.logits, torch.tensor(logits, dtype=torch.float64))
-    torch.testing.assert_close(made.entropies, torch.tensor(entropies, dtype=torch.float64))
-    assert made.window == window
+    torch.testing.assert_close(made[0], torch.tensor(logits, dtype=torch.float64))
+    torch.testing.assert_close(made[1], torch.tensor(entropies, dtype=torch.float64))
+    assert made[2] == window
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.95])
@@ -110,15 +110,20 @@ def test_the_answer_is_the_straightforward_one(kind: str) -> None:
     expected = straightforward(m, [LAYOUT.row(w) for w in ([], *texts)], how, 5)
     ways = [{}, {"room": 40_000, "at_once": 40}, {"at_once": 20}, {"room": 0}]
     for options in ways if kind == "llama" else ways[:2]:
-        made = Source(m, LAYOUT, texts, how, **options)
-        tokens = generate_tokens(m, made, list(LAYOUT.tail), max_new_tokens=5, eos_token_id=None)
-        assert list(zip(tokens, [one.window for one in made.chosen], strict=True)) == expected
+        made = NbceSource(m, LAYOUT, texts, how, **options)
+        found: list[tuple[int, int]] = []
+
+        def add(token: int, trace: dict[str, Any], found: Any = found) -> None:
+            found.append((token, trace["window"]))
+
+        generate_tokens(m, made, LAYOUT.tail, add, max_new_tokens=5, eos_token_id=None)
+        assert found == expected
 
 
 def test_rows_without_room_are_read_again_and_hold_nothing() -> None:
     m = model("llama")
-    made = Source(m, LAYOUT, windows(9, 4), Nbce(), room=0)
-    made.first()
+    made = NbceSource(m, LAYOUT, windows(9, 4), Nbce(), room=0)
+    made(None)
     assert made.rows.cached == 0 and all(group.cache is None for group in made.rows.groups)
 
 
@@ -128,7 +133,7 @@ def test_the_common_beginning_is_read_once() -> None:
     hook = m.model.embed_tokens.register_forward_hook(
         lambda _, ids, out: read.append(ids[0].numel())
     )
-    Source(m, LAYOUT, windows(9, 9, 9), Nbce()).first()
+    NbceSource(m, LAYOUT, windows(9, 9, 9), Nbce())(None)
     hook.remove()
     columns = 9 + len(LAYOUT.tail)  # four rows, the one without a context padded
     assert sum(read) == len(LAYOUT.head) + 4 * columns
@@ -140,22 +145,19 @@ def test_one_window_is_the_model_itself(kind: str) -> None:
     row = torch.tensor([LAYOUT.row(window)])
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = m.generate(row, attention_mask=torch.ones_like(row), **options)
-    made = Source(m, LAYOUT, [window], Nbce())
-    assert (
-        generate_tokens(m, made, list(LAYOUT.tail), **options)
-        == expected[0, row.shape[1] :].tolist()
-    )
+    made = NbceSource(m, LAYOUT, [window], Nbce())
+    assert generate_tokens(m, made, LAYOUT.tail, **options) == expected[0, row.shape[1] :].tolist()
     with torch.no_grad():
         logits = m(row).logits[0, -1]
-    torch.testing.assert_close(Source(m, LAYOUT, [window], Nbce()).first(), logits)
+    torch.testing.assert_close(NbceSource(m, LAYOUT, [window], Nbce())(None)[0], logits)
 
 
 def test_a_patched_model_reads_rows_of_one_length_together() -> None:
     m, texts = model("llama"), windows(30, 12, 30)
     with lh.patched(m, "rope(remap=leaky_rerope(8, 4))"):
         expected = straightforward(m, [LAYOUT.row(w) for w in ([], *texts)], Nbce(), 3)
-        made = Source(m, LAYOUT, texts, Nbce())
-        tokens = generate_tokens(m, made, list(LAYOUT.tail), max_new_tokens=3, eos_token_id=None)
+        made = NbceSource(m, LAYOUT, texts, Nbce())
+        tokens = generate_tokens(m, made, LAYOUT.tail, max_new_tokens=3, eos_token_id=None)
     assert tokens == [token for token, _ in expected]
     assert sorted(len(group.rows) for group in made.rows.groups) == [1, 1, 2]
 

@@ -21,7 +21,7 @@ def test_rows_are_read_as_if_alone(kind: str) -> None:
     m = decoder(kind, max_position_embeddings=256)
     rows = [LAYOUT.row(window) for window in ([], *windows(9, 4, 17, 9))]
     read = Rows(m, rows)
-    said = [read.first(), read.next(31), read.next(32)]
+    said = [read(None), read(31), read(32)]
     for place, row in enumerate(rows):
         alone = m(torch.tensor([[*row, 31, 32]])).logits[0, -3:]
         torch.testing.assert_close(
@@ -31,4 +31,4 @@ def test_rows_are_read_as_if_alone(kind: str) -> None:
 
 def test_a_cache_of_a_models_own_is_refused_in_a_sentence() -> None:
     with pytest.raises(UserError, match="can't read a text in windows"):
-        Rows(decoder("minimax"), windows(5, 9)).first()
+        Rows(decoder("minimax"), windows(5, 9))(None)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longitude.reading.tree import segments, sentences, truncate
+from longitude.reading.memwalker import segments, sentences, truncate
 
 LETTERS = st.text("ab .!?\n…\"'”)。！？」\u3000\U0001f600é", max_size=200)
 

@@ -14,10 +14,10 @@ from longitude.core.validate import UserError
 from longitude.eval.records import Subject
 from longitude.reading.api import ReadOptions, read
 from longitude.reading.documents import bm25, excerpt, most_relevant
-from longitude.reading.select import Case, Choice, Extension, choose, prior_runs, required_extension
+from longitude.reading.select import Choice, Extension, choose, prior_runs, required_extension
 
 SUBJECT = Subject("owner/model", "abc", "rope()", "rope", 256, "float32", "cpu")
-CASE = Case(need=2000, answer=16, windows=9, trained=256, chats=True)
+CASE: Any = {"need": 2000, "answer": 16, "windows": 9, "trained": 256, "chats": True}
 GOOD = Extension("runs/a", "rerope(128)", "rope(remap=rerope(128))", 2048, 0.9)
 POOR = Extension("runs/b", "streaming(4, 252)", "rope(remap=streaming(4, 252))", 4096, 0.2)
 
@@ -47,37 +47,40 @@ def write_run(folder: Path, subject: Subject, **changes: Any) -> Path:
     ],
 )
 def test_what_auto_takes(changes: dict[str, Any], by: str) -> None:
-    found = choose(replace(CASE, **changes))
+    found = choose(**CASE | changes)
     assert found.by == by and found.why and not found.why.endswith(".")
     extended = by == "extend" and found.why.startswith("the text fits rerope")
     assert found.extension == (GOOD if extended else None)
 
 
 def test_it_says_what_it_knows() -> None:
-    assert choose(replace(CASE, extensions=(GOOD,))) == Choice(
+    assert choose(**CASE, extensions=(GOOD,)) == Choice(
         "extend",
         "the text fits rerope(128), measured to 2,048 tokens in runs/a, where it retrieves 90% "
         "of passkeys",
         GOOD,
     )
-    passed = choose(replace(CASE, extensions=(POOR,))).why
+    passed = choose(**CASE, extensions=(POOR,)).why
     assert "not enough: streaming" in passed and passed.endswith("retrieves 20% of passkeys")
 
 
 def test_the_nearest_length_that_holds_the_text() -> None:
     longer = replace(GOOD, length=8192, run="runs/c")
     unasked = replace(GOOD, length=16384, passkeys=None)
-    assert choose(replace(CASE, extensions=(longer, GOOD))).extension == GOOD
-    assert choose(replace(CASE, need=3000, extensions=(POOR, longer, GOOD))).extension == longer
-    assert choose(replace(CASE, need=9000, extensions=(unasked, GOOD))).extension == unasked
+    for need, measured, best in (
+        (2000, (longer, GOOD), GOOD),
+        (3000, (POOR, longer, GOOD), longer),
+        (9000, (unasked, GOOD), unasked),
+    ):
+        assert choose(**CASE | {"need": need, "extensions": measured}).extension == best
 
 
 def test_asking_for_an_extension() -> None:
-    assert required_extension(replace(CASE, extensions=(POOR,)), "m") == POOR  # it was asked for
+    assert required_extension((POOR,), 2000, "m") == POOR  # it was asked for
     with pytest.raises(UserError, match=r"run `longitude extend m --to 2000` first"):
-        required_extension(CASE, "m")
+        required_extension((), 2000, "m")
     with pytest.raises(UserError, match=r"measured to 2,048 only"):
-        required_extension(replace(CASE, need=2100, extensions=(GOOD,)), "m")
+        required_extension((GOOD,), 2100, "m")
 
 
 def test_an_unknown_method_is_refused() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import longitude.hf as lh
+from longitude.core.progress import Event
 from longitude.reading.llm import Local, Server
-from longitude.reading.memwalker import NO_ANSWER, Visit, Walk, read
-from longitude.reading.tree import Built, prompt
+from longitude.reading.memwalker import NO_ANSWER, Walk, prompt, read
 
 SERVING = ("fastapi", "openai", "uvicorn")  # what `transformers serve` needs: transformers[serving]
 QUESTION = "What is the code of the chest?"
@@ -80,17 +80,15 @@ def test_a_served_model_says_what_it_says_here(smol: Any, server: Server) -> Non
 def test_it_reads_a_text_from_end_to_end(server: Server, tmp_path: Path) -> None:
     """135 million parameters follow no format for long, so that the answer is not what is tested:
     that every part was read, the walk ended, and the next question needs no summary."""
-    told: list[Built | Visit] = []
-    walk = read(TEXT, QUESTION, server, folder=tmp_path, tell=told.append)
+    built: list[Event] = []
+    walk = read(TEXT, QUESTION, server, folder=tmp_path, progress=built.append)
     _check(walk)
-    built = [one for one in told if isinstance(one, Built)]
     assert built[-1].done == built[-1].total == len(walk.tree.children) + 1
-    assert built[-1].cached == 0
-    told.clear()
-    again = read(TEXT, "Who winds the clocks?", server, folder=tmp_path, tell=told.append)
+    assert not built[-1].figures
+    again = read(TEXT, "Who winds the clocks?", server, folder=tmp_path, progress=built.append)
     _check(again)
     assert again.tree == walk.tree
-    assert Built(built[-1].total, built[-1].total, built[-1].total) in told
+    assert built[-1].done == built[-1].total and built[-1].figures["cached"] == str(built[-1].total)
 
 
 def _check(walk: Walk) -> None:

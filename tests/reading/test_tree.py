@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import longitude
+from longitude.core.progress import Event
 from longitude.core.store import Store, StoreError
 from longitude.core.validate import UserError
 from longitude.reading.llm import LLM, Server
-from longitude.reading.memwalker import STORE
-from longitude.reading.tree import Built, Node, Shape, build, shape_for
+from longitude.reading.memwalker import STORE, Node, Shape, build, shape_for
 
 from .scripted import Scripted
 
@@ -68,7 +68,7 @@ def nodes(tree: Node) -> Iterator[Node]:
 @given(st.integers(2, 100))
 def test_every_node_covers_its_children_and_leaves_cover_the_text(count: int) -> None:
     text, speaker = text_of(count), Echo()
-    told: list[Built] = []
+    told: list[Event] = []
     with Store(":memory:") as store:
         tree = build(text, speaker, SHAPE, store, told.append)
     leaves = [node for node in nodes(tree) if not node.children]
@@ -84,7 +84,7 @@ def test_every_node_covers_its_children_and_leaves_cover_the_text(count: int) ->
     made = len([*nodes(tree)]) if len(leaves) > 1 else 0
     assert len(speaker.asked) == made
     if made:
-        assert (told[0].done, told[-1]) == (0, Built(made, 0, made))
+        assert (told[0].done, told[-1]) == (0, Event("summaries", made, made, "read"))
 
 
 def _depths(node: Node, depth: int = 0) -> Iterator[int]:

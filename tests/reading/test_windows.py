@@ -17,7 +17,7 @@ from longitude.core.validate import UserError
 from longitude.eval.tasks.passkey import QUESTION, retrieved
 from longitude.reading import windows as reading
 from longitude.reading.generate import Prompt, Step, generate_tokens
-from longitude.reading.windows import Source
+from longitude.reading.windows import WindowsSource
 from tests.reading.keys import cut, share_found
 from tests.reading.tiny import LAYOUT, model, windows
 
@@ -51,9 +51,10 @@ def written_out(
     return torch.tensor([ids]), torch.tensor([at]), sees
 
 
-def stepped(source: Source, said: list[int]) -> Tensor:
-    """What a source says after the question and after each of these tokens."""
-    return torch.stack([source.first(), *map(source.next, said)])
+def stepped(source: WindowsSource, said: list[int]) -> tuple[Tensor, list[Any]]:
+    """What a source says after the question and after each of these tokens, and the masses."""
+    logits, traces = zip(*map(source, [None, *said]), strict=True)
+    return torch.stack(logits), [trace["mass"] for trace in traces]
 
 
 @pytest.mark.parametrize("kind", ROTARY)
@@ -65,8 +66,8 @@ def test_windows_are_one_forward_with_a_mask(kind: str, align: str, layout: Prom
     ids, at, sees = written_out(layout, texts, align, SAID)
     mask = torch.zeros(sees.shape, dtype=torch.float64).masked_fill(~sees, -1e30)[None, None]
     out = m(ids, position_ids=at, attention_mask=mask, output_attentions=True)
-    source = Source(m, layout, texts, align=align, at_once=20)
-    said = stepped(source, SAID)
+    source = WindowsSource(m, layout, texts, align=align, at_once=20)
+    said, masses = stepped(source, SAID)
     # eager attention rounds its weights to float32
     torch.testing.assert_close(said, out.logits[0, -len(SAID) - 1 :], rtol=1e-5, atol=1e-5)
     weights = torch.stack(out.attentions).mean((0, 1, 2))[-1]
@@ -75,7 +76,7 @@ def test_windows_are_one_forward_with_a_mask(kind: str, align: str, layout: Prom
         ends.append(ends[-1] + len(text))
     mass = torch.stack([weights[a:b].sum() for a, b in pairwise(ends)])
     torch.testing.assert_close(
-        torch.tensor(source.masses[-1], dtype=torch.float64), mass, rtol=1e-5, atol=1e-6
+        torch.tensor(masses[-1], dtype=torch.float64), mass, rtol=1e-5, atol=1e-6
     )
 
 
@@ -103,8 +104,8 @@ def bloom_by_hand(m: Any, ids: Tensor, at: Tensor, sees: Tensor) -> Tensor:
 def test_alibi_is_the_papers_bias_at_parallel_positions(align: str, layout: Prompt) -> None:
     m, texts = model("bloom"), windows(*LENGTHS)
     expected = bloom_by_hand(m, *written_out(layout, texts, align, SAID))[-len(SAID) - 1 :]
-    source = Source(m, layout, texts, align=align, at_once=20)
-    torch.testing.assert_close(stepped(source, SAID), expected, rtol=2e-5, atol=2e-5)
+    source = WindowsSource(m, layout, texts, align=align, at_once=20)
+    torch.testing.assert_close(stepped(source, SAID)[0], expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", ALIBI)
@@ -113,9 +114,9 @@ def test_windows_have_no_order(kind: str, align: str) -> None:
     """Windows at the same positions can change places: at positions one after the other, or with a
     bias by their places in the cache, they could not."""
     m, texts = model(kind), windows(*LENGTHS)
-    one = stepped(Source(m, LAYOUT, texts, align=align), SAID)
-    other = Source(m, LAYOUT, texts[::-1], align=align)
-    torch.testing.assert_close(one, stepped(other, SAID), rtol=1e-5, atol=1e-5)
+    one, _ = stepped(WindowsSource(m, LAYOUT, texts, align=align), SAID)
+    other = WindowsSource(m, LAYOUT, texts[::-1], align=align)
+    torch.testing.assert_close(one, stepped(other, SAID)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [*ROTARY, *ALIBI])
@@ -124,48 +125,44 @@ def test_one_window_is_the_model_itself(kind: str) -> None:
     row = torch.tensor([LAYOUT.row(window)])
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = m.generate(row, attention_mask=torch.ones_like(row), **options)
-    made = Source(m, LAYOUT, [window])
-    assert (
-        generate_tokens(m, made, list(LAYOUT.tail), **options)
-        == expected[0, row.shape[1] :].tolist()
-    )
+    made = WindowsSource(m, LAYOUT, [window])
+    assert generate_tokens(m, made, LAYOUT.tail, **options) == expected[0, row.shape[1] :].tolist()
     with torch.no_grad():
         logits = m(row).logits[0, -1]
-    torch.testing.assert_close(Source(m, LAYOUT, [window]).first(), logits)
+    torch.testing.assert_close(WindowsSource(m, LAYOUT, [window])(None)[0], logits)
 
 
 @pytest.mark.parametrize("kind", [*ROTARY, *ALIBI])
 def test_decoding_is_prefill(kind: str) -> None:
     """Tokens said one by one, and the same tokens as the end of the question."""
     m, texts = model(kind), windows(*LENGTHS)
-    said = stepped(Source(m, LAYOUT, texts), SAID)
+    said, _ = stepped(WindowsSource(m, LAYOUT, texts), SAID)
     for n in range(1, len(SAID) + 1):
         longer = Prompt(LAYOUT.head, (*LAYOUT.tail, *SAID[:n]))
-        torch.testing.assert_close(Source(m, longer, texts).first(), said[n], rtol=1e-6, atol=1e-6)
+        logits, _ = WindowsSource(m, longer, texts)(None)
+        torch.testing.assert_close(logits, said[n], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [*ROTARY, *ALIBI])
 def test_masses_are_shares(kind: str) -> None:
     m = model(kind)
-    source = Source(m, LAYOUT, windows(*LENGTHS))
-    stepped(source, SAID)
-    for mass in source.masses:
+    for mass in stepped(WindowsSource(m, LAYOUT, windows(*LENGTHS)), SAID)[1]:
         assert len(mass) == len(LENGTHS) and all(x > 0 for x in mass) and sum(mass) < 1
 
 
 def test_what_can_not_stand_side_by_side() -> None:
     m, sliding = model("llama"), model("gemma3_text")
     with pytest.raises(UserError, match="see the last tokens only"):
-        Source(sliding, LAYOUT, windows(9, 9))
+        WindowsSource(sliding, LAYOUT, windows(9, 9))
     with (
         lh.patched(m, "rope(remap=leaky_rerope(8, 4))"),
         pytest.raises(UserError, match="read it with nbce"),
     ):
-        Source(m, LAYOUT, windows(9, 9))
+        WindowsSource(m, LAYOUT, windows(9, 9))
     with pytest.raises(UserError, match="'left' or 'right'"):
-        Source(m, LAYOUT, windows(9, 9), align="middle")
+        WindowsSource(m, LAYOUT, windows(9, 9), align="middle")
     with pytest.raises(UserError, match="keeps more than those"):
-        Source(model("qwen3_next"), LAYOUT, windows(9, 9))
+        WindowsSource(model("qwen3_next"), LAYOUT, windows(9, 9))
 
 
 def test_an_answer_streams_and_tells_its_masses(tiny_rope: Any) -> None:
