@@ -22,8 +22,8 @@ from longitude.hf.rope_config import rope_parameters
 from longitude.hf.source import Source
 from longitude.parts import Rope
 from longitude.runtimes import runtimes
-from longitude.runtimes.checkpoint import Checkpoint, Model, open_checkpoint
-from longitude.runtimes.export import Export, ExportRequest, exports
+from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
+from longitude.runtimes.export import Export, exports
 from longitude.runtimes.files import filled
 
 MODEL = "MODEL"  # where none was picked
@@ -87,7 +87,7 @@ def _exports(state: PageState, text: str, target: int) -> list[Export]:
     done: dict[str, Export] = {}
     for gguf, checkpoint in ((False, _folder(state)), (True, _file(state))):
         readers = [r for r in runtimes().values() if (r.reads == "gguf") == gguf]
-        requests = [ExportRequest(runtime, text) for runtime in readers]
+        requests = [Export(runtime, text) for runtime in readers]
         done |= {one.runtime.name: one for one in exports(checkpoint, requests, target)}
     return [done[name] for name in runtimes()]
 
@@ -98,7 +98,7 @@ def _export_json(one: Export, state: PageState, target: int) -> dict[str, Any]:
     config, named = one.config, (*CONFIG_KEYS, "longitude")  # the entries about positions
     return {
         "runtime": one.runtime.title,
-        "version": one.version if one.settings else None,
+        "version": one.version,
         "text": one.text,
         "config": config and {k: config[k] for k in named if config.get(k) is not None},
         "notes": list(one.settings.notes) if one.settings else [],
@@ -111,11 +111,11 @@ def _folder(state: PageState) -> Checkpoint:
     if state.model:
         try:
             found = open_checkpoint(state.model)
-            if found.model.header is None:
+            if found.header is None:
                 return found
         except UserError:
             pass  # a configuration that was dropped onto the page has a name and no path
-    return _opened(Model(state.model or MODEL, config_of(state)))
+    return _opened(state.model or MODEL, config_of(state))
 
 
 def _file(state: PageState) -> Checkpoint:
@@ -131,7 +131,7 @@ def _file(state: PageState) -> Checkpoint:
     }
     keys = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in own.items()}
     header = Header(Path(f"{_stem(state)}.gguf"), keys, {})
-    return _opened(Model(str(header.path), config_of(state), header=header))
+    return _opened(str(header.path), config_of(state), header)
 
 
 def _stem(state: PageState) -> str:
@@ -140,8 +140,9 @@ def _stem(state: PageState) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(state.model).name.removesuffix(".gguf")) or MODEL
 
 
-def _opened(model: Model) -> Checkpoint:
-    return Checkpoint(model, Source(model.name, model.name), Path(), read_ropes(model.config))
+def _opened(name: str, config: dict[str, Any], header: Header | None = None) -> Checkpoint:
+    source, ropes = Source(name, name), read_ropes(config)
+    return Checkpoint(name, config, header=header, source=source, ropes=ropes)
 
 
 def config_of(state: PageState) -> dict[str, Any]:

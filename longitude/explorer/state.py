@@ -105,7 +105,7 @@ def start_from(name: str) -> ModelStart:
     """Start from a name on the Hub, a folder, a config.json, a .gguf file, or a bundled model."""
     if Path(name).suffix == ".json" and Path(name).is_file():
         return start_from_config(read_config(name), name)
-    return start_from_config(open_checkpoint(name).model.config, name)
+    return start_from_config(open_checkpoint(name).config, name)
 
 
 def start_from_config(config: Mapping[str, Any], name: str = "") -> ModelStart:

@@ -21,7 +21,7 @@ from longitude.core.validate import UserError
 
 if TYPE_CHECKING:
     from longitude.core.scheme import Layers, Scheme
-    from longitude.runtimes.checkpoint import Model
+    from longitude.runtimes.checkpoint import Checkpoint
     from longitude.runtimes.effective import Effective
     from longitude.runtimes.target import Target
 
@@ -57,7 +57,7 @@ class Runtime:
     title: str  # as its makers write it
     versions: tuple[str, ...]  # whose source was checked, the newest last
     emulate: Callable[[Mapping[str, Any], str | None], Effective]  # (settings, version)
-    write: Callable[[Target, Model, str], Iterable[Settings]]  # in order of preference
+    write: Callable[[Target, Checkpoint, str], Iterable[Settings]]  # in order of preference
     issues: tuple[Issue, ...] = ()
     rank: int = 99  # its place in lists
     start: str = ""  # how it is started, or what its file holds
@@ -71,7 +71,7 @@ class Runtime:
     overrides: str = ""  # the setting at the start that replaces entries of config.json
     lengths: tuple[str, ...] = ()  # the settings at the start that limit the context
     no_settings: str = "it has no settings for these frequencies"
-    write_any: Callable[[str, Scheme | Layers, Scheme | None, Model], Settings] | None = None
+    write_any: Callable[[str, Scheme | Layers, Scheme | None, Checkpoint], Settings] | None = None
     # writes what has no settings, for our own attention inside the runtime
 
     @property
@@ -79,9 +79,9 @@ class Runtime:
         """The newest version whose source was checked."""
         return self.versions[-1]
 
-    def called(self, version: str = "") -> str:
+    def called(self, version: str | None) -> str:
         """Its title with a version."""
-        return f"{self.title} {version}".strip()
+        return f"{self.title} {version or ''}".strip()
 
 
 def names() -> dict[str, str]:

@@ -17,14 +17,14 @@ from longitude.runtimes.card import card
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
 from longitude.runtimes.export import (
     Export,
-    ExportRequest,
+    ExportResult,
     PriorRun,
     exports,
     is_run,
     read_run,
     scheme_length,
 )
-from longitude.runtimes.files import Files, slug
+from longitude.runtimes.files import slug, write_files, write_text
 from longitude.runtimes.lint import LintResult, adapter_scheme, lint_settings, read_settings
 
 if TYPE_CHECKING:
@@ -45,64 +45,6 @@ class ExportOptions:
     source: str | None = None  # where the model of a run is, if it was moved
     revision: str | None = None
     progress: Progress = silent
-
-
-@dataclass(frozen=True)
-class ExportResult:
-    """What was written for each runtime."""
-
-    checkpoint: Checkpoint
-    exports: tuple[Export, ...]
-    target: int
-    written: tuple[Path, ...] = ()
-    verified: tuple[Verified, ...] = ()
-    run: PriorRun | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether every verification succeeded."""
-        return all(proof.holds for proof in self.verified)
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know besides: refusals, notes, written paths, verifications."""
-        refused = [f"{e.runtime.title}: {e.refused}" for e in self.exports if not e.settings]
-        notes = dict.fromkeys(n for e in self.exports if e.settings for n in e.settings.notes)
-        wrote = [f"wrote {path}" for path in self.written]
-        return [*refused, *notes, *wrote, *map(str, self.verified)]
-
-    def table(self, *, color: bool = False, width: int = 100) -> str:
-        """The commands, or the contents of the files, of each runtime."""
-        done = [e for e in self.exports if e.settings]
-        if len(self.exports) == 1:
-            return "".join(str(e.text) for e in done).removesuffix("\n")
-        return "\n".join(f"# {e.runtime.called(e.version)}\n{e.text}" for e in done)
-
-    def report(self, path: str | Path) -> Path:
-        """Write the model card, in Markdown."""
-        proofs = [str(proof) for proof in self.verified]
-        text = card(self.checkpoint, self.exports, self.target, self.run, proofs)
-        Path(path).write_text(text, encoding="utf-8")
-        return Path(path)
-
-    def to_json(self) -> dict[str, Any]:
-        """Settings by runtime, and what was written."""
-        return {
-            "target": self.target,
-            "exports": [
-                {
-                    "runtime": e.runtime.name,
-                    "version": e.version if e.settings else e.request.version,
-                    "scheme": e.scheme,
-                    "text": e.text,
-                    "notes": list(e.settings.notes) if e.settings else [],
-                    "refused": e.refused,
-                }
-                for e in self.exports
-            ],
-            "wrote": [str(path) for path in self.written],
-            "verified": [str(proof) for proof in self.verified],
-        }
 
 
 def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
@@ -128,38 +70,37 @@ def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
     writers = [runtime for runtime, _ in selected if runtime.writes == "gguf"]
     if options.verify and (checkpoint.source.gguf is None or not writers):
         raise UserError("--verify runs a new GGUF file in llama.cpp: give a .gguf and --for gguf.")
-    done, target = _exports(checkpoint, selected, scheme, options, run)
-    alone = len(selected) == 1 and selected[0][0].writes == "command"
+    result = _exported(checkpoint, selected, scheme, options, run)
     out = options.out
-    if out is None and not alone:
-        out = Path(f"{slug(checkpoint.source.name)}-{target}")
+    if out is None and (len(selected) > 1 or selected[0][0].writes != "command"):
+        out = Path(f"{slug(checkpoint.source.name)}-{result.target}")
     if out is None:
-        return ExportResult(checkpoint, tuple(done), target, run=run)
-    files = Files(checkpoint, done, out, target, options.weights, run).located()
-    written = files.write()
-    proofs = _verify(checkpoint, files.exports, written) if options.verify else ()
-    if written != [out]:
-        written.append(files.write_card([*map(str, proofs)]))
-    return ExportResult(checkpoint, tuple(files.exports), target, tuple(written), proofs, run)
+        return result
+    result = write_files(result, out, options.weights)
+    if options.verify:
+        result = replace(result, verified=_verified(result))
+    if result.written == (out,):
+        return result
+    readme = write_text(out / "README.md", card(result))
+    return replace(result, written=(*result.written, readme))
 
 
-def _exports(
+def _exported(
     checkpoint: Checkpoint,
     selected: Sequence[tuple[Runtime, str | None]],
     scheme: str | None,
     options: ExportOptions,
     run: PriorRun | None,
-) -> tuple[list[Export], int]:
+) -> ExportResult:
     """Settings or a refusal for each runtime, and the length; raises if all are refused."""
     requests, refused = [], {}
     for runtime, version in selected:
-        request = ExportRequest(runtime, scheme or "", version or options.version)
+        version = version or options.version
         try:
-            if run and not scheme:
-                request = replace(request, scheme=run.scheme(runtime))
-            requests.append(request)
+            text = scheme or (run.scheme(runtime) if run else "")
+            requests.append(Export(runtime, text, version))
         except UserError as error:
-            refused[runtime.name] = Export(request, "", refused=str(error))
+            refused[runtime.name] = Export(runtime, "", version, refused=str(error))
     target = _length(checkpoint, requests, options.to, run)
     made = {e.runtime.name: e for e in exports(checkpoint, requests, target)}
     done = [(refused | made)[runtime.name] for runtime, _ in selected]
@@ -167,14 +108,11 @@ def _exports(
         done = [_with_cost(one, run) for one in done]
     if not any(one.settings for one in done):
         raise UserError(" ".join(dict.fromkeys(str(one.refused) for one in done)))
-    return done, target
+    return ExportResult(checkpoint, tuple(done), target, run)
 
 
 def _length(
-    checkpoint: Checkpoint,
-    requests: Sequence[ExportRequest],
-    to: str | int | None,
-    run: PriorRun | None,
+    checkpoint: Checkpoint, requests: Sequence[Export], to: str | int | None, run: PriorRun | None
 ) -> int:
     if to is not None:
         to, trained = str(to), checkpoint.trained
@@ -186,7 +124,7 @@ def _length(
         return max(1, target_length(to, trained or 1))
     if run is not None:
         return run.target
-    scheme, saved = requests[0].scheme, checkpoint.saved
+    scheme, saved = requests[0].requested, checkpoint.saved
     if scheme == saved.get("scheme") and saved.get("target"):
         return saved["target"]
     return scheme_length(checkpoint, checkpoint.resolve(scheme).scheme)
@@ -198,26 +136,25 @@ def _with_cost(one: Export, run: PriorRun) -> Export:
     if cost is None:
         return one
     best = run.scheme(one.runtime)
-    if one.settings is None and best != one.request.scheme:
+    if one.settings is None and best != one.requested:
         instead = f"of those measured it can serve {best}, and {cost}"
         return replace(one, refused=f"{str(one.refused).rstrip('.')}; {instead}.")
-    if one.settings is None or best != one.request.scheme:
+    if one.settings is None or best != one.requested:
         return one
     notes = (*one.settings.notes, f"{one.scheme}: {cost}.")
     return replace(one, settings=replace(one.settings, notes=notes))
 
 
-def _verify(
-    checkpoint: Checkpoint, done: Sequence[Export], written: Sequence[Path]
-) -> tuple[Verified, ...]:
+def _verified(result: ExportResult) -> tuple[Verified, ...]:
     """What llama.cpp itself computes from the new file; nothing if it was refused."""
     from longitude.runtimes.verify import verify
 
-    source, files = checkpoint.source.gguf, [path for path in written if path.suffix == ".gguf"]
-    one = next((e for e in done if e.runtime.writes == "gguf" and e.target), None)
+    source = result.checkpoint.source.gguf
+    files = [path for path in result.written if path.suffix == ".gguf"]
+    one = next((e for e in result.exports if e.runtime.writes == "gguf" and e.target), None)
     if source is None or one is None or one.target is None:
         return ()
-    return tuple(verify(source, file, one.request.scheme, one.target) for file in files)
+    return tuple(verify(source, file, one.requested, one.target) for file in files)
 
 
 @dataclass(frozen=True)

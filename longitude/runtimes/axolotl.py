@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from longitude.runtimes import Runtime, Settings
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective
 from longitude.runtimes.rope_dictionaries import named_or_listed, nested, yaml
 from longitude.runtimes.target import Target
@@ -26,7 +26,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     return computed(rope, config.get("sequence_len"))
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """A named type, or a list of factors."""
     for parameters in named_or_listed(target):
         entries = {"max_position_embeddings": target.length, "rope_parameters": parameters}

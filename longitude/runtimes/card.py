@@ -7,7 +7,7 @@ the Hub's: YAML between two lines of dashes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +17,31 @@ from longitude import __version__
 from longitude.core.text import parse
 from longitude.inspection.catalogue import nested_parts, part_row
 from longitude.runtimes.checkpoint import Checkpoint
-from longitude.runtimes.export import Export, PriorRun, is_longer_table
+from longitude.runtimes.export import ExportResult, is_longer_table
 from longitude.runtimes.rope_dictionaries import yaml
 
 CARRIED = ("license", "license_name", "license_link", "language", "library_name", "pipeline_tag")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = ("long-context", "longitude")
 FENCES = {".py": "python", ".sh": "sh", ".yaml": "yaml"}
+UNMEASURED = (
+    "Nothing was measured. `longitude extend` measures what a scheme does to a model, inside its "
+    "window and past it."
+)
 
 
-def card(
-    checkpoint: Checkpoint,
-    exports: Sequence[Export],
-    length: int,
-    run: PriorRun | None = None,
-    proofs: Sequence[str] = (),
-) -> str:
-    """The text of README.md; `proofs` are sentences about what was verified."""
-    source, folder = checkpoint.source, checkpoint.source.folder
+def card(result: ExportResult) -> str:
+    """The text of README.md."""
+    source, folder = result.checkpoint.source, result.checkpoint.source.folder
     name = source.gguf.stem if source.gguf else folder.resolve().name if folder else source.name
-    body = [
-        f"# {name} at {length:,} tokens",
-        *_changes(name, checkpoint, exports, length),
-        *_measured(run),
-        *_commands(exports),
-        *proofs,
-    ]
-    return f"---\n{yaml(_header(checkpoint))}---\n\n" + "\n\n".join(body) + "\n"
+    body = [f"# {name} at {result.target:,} tokens", *_changes(name, result)]
+    if result.run is None:
+        body.append(f"## Measured\n\n{UNMEASURED}")
+    elif result.run.summary:
+        lines = [line for line in result.run.summary.splitlines() if not line.startswith("![")]
+        body.append("## Measured\n\n#" + "\n".join(lines).strip().replace("\n## ", "\n### "))
+    body += ["## Use", *_commands(result), *map(str, result.verified)]
+    return f"---\n{yaml(_header(result.checkpoint))}---\n\n" + "\n\n".join(body) + "\n"
 
 
 def front_matter(file: Path) -> dict[str, Any]:
@@ -59,7 +57,7 @@ def front_matter(file: Path) -> dict[str, Any]:
 
 
 def _header(checkpoint: Checkpoint) -> dict[str, Any]:
-    header, source = checkpoint.model.header, checkpoint.source
+    header, source = checkpoint.header, checkpoint.source
     own: Mapping[str, Any] = front_matter(checkpoint.home / "README.md")
     if header is not None:
         url = str(header.keys.get("general.base_model.0.repo_url", "")).rstrip("/")
@@ -73,20 +71,16 @@ def _header(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**carried, "tags": list(dict.fromkeys([*map(str, own.get("tags") or ()), *TAGS]))}
 
 
-def _changes(
-    name: str, checkpoint: Checkpoint, exports: Sequence[Export], length: int
-) -> Iterator[str]:
-    schemes = {e.scheme: parse(e.scheme) for e in exports if e.settings}
-    table = any(map(is_longer_table, schemes.values()))
-    weights = (
-        "but for its table of positions, which is written out longer"
-        if table
-        else "unchanged; what changed is how it counts positions"
-    )
+def _changes(name: str, result: ExportResult) -> Iterator[str]:
+    """What became of the weights, the schemes, the model's own one, and what their parts are."""
+    checkpoint = result.checkpoint
+    schemes = {e.scheme: parse(e.scheme) for e in result.exports if e.settings}
+    weights = "unchanged; what changed is how it counts positions"
+    if any(map(is_longer_table, schemes.values())):
+        weights = "but for its table of positions, which is written out longer"
     trained = f" where it was made for {checkpoint.trained:,}" if checkpoint.trained else ""
-    yield (
-        f"The weights are those of {name}, {weights}, so that it reads {length:,} tokens{trained}."
-    )
+    reads = f"so that it reads {result.target:,} tokens{trained}."
+    yield f"The weights are those of {name}, {weights}, {reads}"
     yield from (f"```\n{text}\n```" for text in schemes)
     if checkpoint.own is not None:
         yield f"Its own scheme was `{checkpoint.own}`."
@@ -99,20 +93,8 @@ def _changes(
         yield "\n".join(f"- `{one.name}`: {one.meaning} {one.paper}." for one in rows)
 
 
-def _measured(run: PriorRun | None) -> Iterator[str]:
-    if run is None:
-        yield (
-            "## Measured\n\nNothing was measured. `longitude extend` measures what a scheme does "
-            "to a model, inside its window and past it."
-        )
-    elif run.summary:
-        lines = [line for line in run.summary.splitlines() if not line.startswith("![")]
-        yield "## Measured\n\n#" + "\n".join(lines).strip().replace("\n## ", "\n### ")
-
-
-def _commands(exports: Sequence[Export]) -> Iterator[str]:
-    yield "## Use"
-    for one in exports:
+def _commands(result: ExportResult) -> Iterator[str]:
+    for one in result.exports:
         if one.settings is None:
             yield f"**{one.runtime.title}**: {one.refused}"
             continue

@@ -30,42 +30,20 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"
 
 
 @dataclass(frozen=True)
-class Model:
-    """A checkpoint's settings, without its weights."""
+class Checkpoint:
+    """A checkpoint's settings, its own rotations, and where it is."""
 
     name: str  # as commands call it
     config: Mapping[str, Any]  # config.json, or the same from the header of a GGUF file
     tokenizer: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json
     header: Header | None = None  # of a GGUF file
+    source: Source = field(default_factory=lambda: Source("", ""))
+    home: Path = Path()  # of its small files: the folder, or its place in the Hub's cache
+    ropes: Mapping[str | None, Rope | None] = field(default_factory=dict)  # by type of layer; None:
+    # of all
+    saved: Mapping[str, Any] = field(default_factory=dict)  # the scheme it was saved or tuned with
     others: Mapping[str, Entries] = field(default_factory=dict)  # where types of layers differ: the
     # rope parameters of all but full attention
-
-    @property
-    def limit(self) -> int | None:
-        """The tokenizer's longest input; placeholders of 1e30 are none."""
-        length = self.tokenizer.get("model_max_length")
-        return int(length) if isinstance(length, int | float) and length < 1e9 else None
-
-
-class Resolved(NamedTuple):
-    """A scheme's text applied to a model: the scheme of the full-attention layers, their own one,
-    and the model with the new rotations of its other layers, where types of layers differ."""
-
-    scheme: Scheme | Layers
-    own: Scheme | None
-    model: Model
-    others_change: bool = False
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint's settings, its own rotations, and where it is."""
-
-    model: Model
-    source: Source
-    home: Path  # of its small files: the folder, or its place in the Hub's cache
-    ropes: Mapping[str | None, Rope | None]  # by type of layer; None: of all
-    saved: Mapping[str, Any] = field(default_factory=dict)  # the scheme it was saved or tuned with
 
     @property
     def needs_conversion(self) -> str | None:
@@ -77,14 +55,20 @@ class Checkpoint:
     @property
     def own(self) -> Scheme | None:
         """Its own rotation, that of its full-attention layers; None if it has none."""
-        rope = self.ropes.get(FULL, next(iter(self.ropes.values())))
+        rope = self.ropes.get(FULL, next(iter(self.ropes.values()), None))
         return None if rope is None else Scheme.of(rope)
 
     @property
     def trained(self) -> int | None:
         """The longest input by its configuration."""
-        stated = (text_config(self.model.config).get(key) for key in LENGTHS)
+        stated = (text_config(self.config).get(key) for key in LENGTHS)
         return next((length for length in stated if isinstance(length, int)), None)
+
+    @property
+    def limit(self) -> int | None:
+        """The tokenizer's longest input; placeholders of 1e30 are none."""
+        length = self.tokenizer.get("model_max_length")
+        return int(length) if isinstance(length, int | float) and length < 1e9 else None
 
     def resolve(self, text: str) -> Resolved:
         """A scheme on this model; what the text leaves out is the model's own.
@@ -94,14 +78,15 @@ class Checkpoint:
         """
         scheme, typed = parse(text), FULL in self.ropes
         if self.own is None or (isinstance(scheme, Layers) and not typed):
-            return Resolved(scheme, self.own, self.model)
-        types: Sequence[str | None] = list(self.ropes)
-        if isinstance(scheme, Layers):
-            types = layer_types(self.model.config)
-        before = [
-            _own_layer(self.ropes.get(kind), scheme.layer(n, len(types)))
-            for n, kind in enumerate(types)
-        ]
+            return Resolved(scheme, self.own, self)
+        layered = isinstance(scheme, Layers)
+        types: Sequence[str | None] = layer_types(self.config) if layered else list(self.ropes)
+        before = []
+        for n, kind in enumerate(types):  # each layer's own rotation, with the text's pairs, masks
+            rope, given = self.ropes.get(kind), scheme.layer(n, len(types))
+            pairs = given.rotary.pairs if given.rotary else "half"
+            own = Scheme() if rope is None else Scheme.of(replace(rope, pairs=pairs))
+            before.append(replace(own, mask=given.mask))
         after = merge_scheme(text, before, self.trained)
         first = {kind: n for n, kind in reversed([*enumerate(types)])}
         if any(after[n] != after[first[kind]] for n, kind in enumerate(types)):
@@ -109,12 +94,22 @@ class Checkpoint:
                 f"settings give layers of one type one rotation, but {text} gives them different "
                 f"ones: write the same for all layers of a type."
             )
-        at = first[FULL] if typed else 0
-        others = {k: n for k, n in first.items() if k is not None and k != FULL}
-        ropes = {k: after[n].rotary for k, n in others.items()}
-        parameters = {k: rope_parameters(rope) for k, rope in ropes.items() if rope}
+        main = first[FULL] if typed else 0
+        others = {kind: n for kind, n in first.items() if kind is not None and kind != FULL}
+        ropes = {kind: after[n].rotary for kind, n in others.items()}
+        parameters = {kind: rope_parameters(rope) for kind, rope in ropes.items() if rope}
         changed = any(after[n] != before[n] for n in others.values())
-        return Resolved(after[at], before[at], replace(self.model, others=parameters), changed)
+        return Resolved(after[main], before[main], replace(self, others=parameters), changed)
+
+
+class Resolved(NamedTuple):
+    """A scheme's text applied to a model: the scheme of the full-attention layers, their own one,
+    and the model with the new rotations of its other layers, where types of layers differ."""
+
+    scheme: Scheme | Layers
+    own: Scheme | None
+    model: Checkpoint
+    others_change: bool = False
 
 
 def open_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
@@ -122,10 +117,9 @@ def open_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
     source = find(name, revision)
     if source.gguf is not None:
         header = read_header(source.gguf)
-        config = gguf_config(header)
-        model = Model(str(source.gguf), config, header=header)
+        config, home, name = gguf_config(header), source.gguf.parent, str(source.gguf)
         saved = (source.adapter.entry if source.adapter else None) or {}
-        return Checkpoint(model, source, source.gguf.parent, read(config), saved)
+        return Checkpoint(name, config, {}, header, source, home, read(config), saved)
     file, config = raw_config(source)
     entry = config.get(SCHEME)
     if not isinstance(entry, dict) or not isinstance(entry.get("scheme"), str):
@@ -133,9 +127,9 @@ def open_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
     else:  # `save` wrote a scheme into it: as it was before
         config = {k: v for k, v in config.items() if k != SCHEME}
         config |= {k: v for k, v in entry.items() if k == "rope_parameters"}
-    place = name if source.folder is None else str(source.folder)
-    model = Model(place, config, read_json(file.parent / TOKENIZER))
-    return Checkpoint(model, source, file.parent, read(config), entry)
+    name, home = name if source.folder is None else str(source.folder), file.parent
+    tokenizer = read_json(home / TOKENIZER)
+    return Checkpoint(name, config, tokenizer, None, source, home, read(config), entry)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -171,10 +165,3 @@ def gguf_config(header: Header) -> dict[str, Any]:
     partial = "partial_rotary_factor" in config.rope_parameters
     # the plainest of transformers' models that rotates whole heads, or a share of them
     return {"model_type": "stablelm" if partial else "llama", **vars(config)}
-
-
-def _own_layer(rope: Rope | None, asked: Scheme) -> Scheme:
-    """A layer's own rotation as a scheme, with the pairs and masks of another."""
-    pairs = asked.rotary.pairs if asked.rotary else "half"
-    own = Scheme() if rope is None else Scheme.of(replace(rope, pairs=pairs))
-    return replace(own, mask=asked.mask)

@@ -7,8 +7,10 @@ Runtimes differ in which entries they read, in their defaults and in the context
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from longitude.core.part import Frequencies
@@ -16,11 +18,14 @@ from longitude.core.validate import UserError
 from longitude.hf.rope_config import ORIGINAL, is_number
 from longitude.parts import DynamicNtk, Linear, Llama3, LongRope, Proportional, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude
-from longitude.runtimes import Issue, Runtime
-from longitude.runtimes.target import head_size
+from longitude.runtimes import Issue
+from longitude.runtimes.target import Target, head_size
 
 DEFAULT_BASE = 10000.0
+TOLERANCE = 1e-6  # relative: float32 has 6e-8, and a GGUF file's numbers are float32
 MALFORMED = (TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, KeyError)
+_TABLE = tomllib.loads(Path(__file__).with_name("issues.toml").read_text(encoding="utf-8"))
+SHARED_ISSUES = {name: Issue(name, **entry) for name, entry in _TABLE.items()}
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,6 @@ class Effective:
         return bool(self.inv_freq)
 
 
-TOLERANCE = 1e-6  # relative: float32 has 6e-8, and a GGUF file's numbers are float32
-
-
 @dataclass(frozen=True)
 class Difference:
     """How far what a runtime computes is from what is meant."""
@@ -53,26 +55,27 @@ class Difference:
     @property
     def affects(self) -> set[str]:
         """The quantities that differ."""
-        sizes = {"frequencies": self.frequencies, "attention": self.attention}
-        beyond = {name for name, size in sizes.items() if size > TOLERANCE}
-        return beyond | ({"length"} if self.length else set()) if self.starts else {"start"}
+        if not self.starts:
+            return {"start"}
+        sizes = {name: getattr(self, name) for name in ("frequencies", "attention", "length")}
+        return {name for name, size in sizes.items() if abs(size) > TOLERANCE}
 
 
-def difference(
-    inv_freq: Sequence[float], attention: float, length: int, found: Effective
-) -> Difference:
-    """What is meant, in its three quantities, against what a runtime computes."""
+def difference(meant: Effective | Target, found: Effective) -> Difference:
+    """What is meant against what a runtime computes."""
     if not found.starts:
         return Difference(starts=False)
-    gain = abs(found.attention / attention - 1) if attention else 0.0
+    gain = abs(found.attention / meant.attention - 1) if meant.attention else 0.0
     largest = float("inf")
-    if len(inv_freq) == len(found.inv_freq):
-        pairs = [(a, b) for a, b in zip(inv_freq, found.inv_freq, strict=True) if a != b]
+    if len(meant.inv_freq) == len(found.inv_freq):
+        pairs = [(a, b) for a, b in zip(meant.inv_freq, found.inv_freq, strict=True) if a != b]
         largest = max((abs(b - a) / max(abs(a), 1e-300) for a, b in pairs), default=0.0)
-    return Difference(largest, gain, found.length - length)
+    return Difference(largest, gain, found.length - meant.length)
 
 
-def emulated(runtime: Runtime, config: Mapping[str, Any], version: str | None = None) -> Effective:
+def emulated(
+    emulate: Callable[..., Effective], config: Mapping[str, Any], version: str | None = None
+) -> Effective:
     """What a runtime's own code computes from these settings, by default in its newest version. If
     it would not start, there are no frequencies, and the last issue says why.
 
@@ -82,7 +85,7 @@ def emulated(runtime: Runtime, config: Mapping[str, Any], version: str | None = 
     the start under its own name ("--hf-overrides": {…}).
     """
     try:
-        return runtime.emulate(config, version)
+        return emulate(config, version)
     except DoesNotStart as reason:
         return Effective((), 0.0, 0, (str(reason),))
     except UserError:
@@ -241,114 +244,3 @@ def _ordered(version: str) -> tuple[int, ...]:
     if not digits:
         raise UserError(f"a version is made of numbers, as 0.32.0 or b11549, but got {version!r}.")
     return tuple(map(int, digits))
-
-
-FIXED_BASE = "write a larger rope_theta, fixed for the length you serve."
-SHARED_ISSUES = (
-    Issue(
-        "attention factor ignored",
-        "attention",
-        "it does not read attention_factor, and uses its own formula.",
-        "write attn_factor = A / (0.1 ln s + 1) for SGLang and vLLM before 0.32, mscale = (A - 1) "
-        "/ (0.1 ln s) for mlx-lm and TensorRT-LLM, short_mscale and long_mscale for longrope, "
-        "attn_factor into the GGUF file.",
-    ),
-    Issue(
-        "mscale ignored",
-        "attention",
-        "it does not read mscale and mscale_all_dim together.",
-        "write the attention_factor that they give.",
-    ),
-    Issue(
-        "truncate ignored",
-        "frequencies",
-        "it rounds the ends of YaRN's ramp, whatever truncate says.",
-        "write longrope with equal lists, or a rope_freqs tensor.",
-    ),
-    Issue(
-        "factor from lengths",
-        "frequencies attention",
-        "YaRN's factor is max_position_embeddings / original_max_position_embeddings.",
-        "make max_position_embeddings the original length times the factor.",
-    ),
-    Issue(
-        "other original",
-        "frequencies attention",
-        "the original length is not the intended one: the maximum or a default replaces it.",
-        "write original_max_position_embeddings where this version reads it, or use another.",
-    ),
-    Issue(
-        "whole number",
-        "start",
-        "linear scaling stops at an integer factor ('int' object is not iterable).",
-        "write it as a float, as 4.0.",
-    ),
-    Issue(
-        "no theta",
-        "start",
-        "the dictionary replaces the one in the file, and its rope_theta is None.",
-        "write rope_theta inside the dictionary.",
-    ),
-    Issue(
-        "theta dropped",
-        "frequencies",
-        "the dictionary replaces the one in the file, and without a rope_theta the base is 10000.",
-        "write rope_theta inside the dictionary.",
-    ),
-    Issue(
-        "theta beside",
-        "frequencies",
-        "rope_theta beside the dictionary and inside it differ, and one of them is not read.",
-        "write the same value in both places.",
-    ),
-    Issue(
-        "rope_parameters unread",
-        "frequencies attention",
-        "it reads rope_theta and rope_scaling, and not rope_parameters.",
-        "write both spellings into config.json.",
-    ),
-    Issue(
-        "length counted twice",
-        "length",
-        "the longest input is max_position_embeddings times the factor.",
-        "give --max-model-len (vLLM) or --context-length (SGLang).",
-    ),
-    Issue(
-        "length refused",
-        "start",
-        "the requested length exceeds the one that it derives from the file, and it stops.",
-        "override max_position_embeddings as well.",
-    ),
-    Issue(
-        "dynamic is static",
-        "frequencies length",
-        "its frequencies do not follow the length: one table serves every input.",
-        FIXED_BASE,
-    ),
-    Issue("unknown type", "start", "it knows no frequencies of this name.", FIXED_BASE),
-    Issue(
-        "missing key",
-        "start",
-        "an entry that it needs is missing, or is no number.",
-        "write every entry of the type into the dictionary.",
-    ),
-    Issue("out of range", "start", "its numbers make no rotation.", "correct them."),
-    Issue(
-        "wrong list",
-        "start",
-        "there are not as many factors as rotated pairs.",
-        "give one factor for each pair.",
-    ),
-    Issue(
-        "longrope switch",
-        "",
-        "transformers chooses one of the two lists for each input, a server once for all inputs.",
-        "write equal lists, or serve short and long inputs separately.",
-    ),
-    Issue(
-        "decode differs",
-        "",
-        "the base grows while cached keys keep the old one, so decoding differs from prefill.",
-        FIXED_BASE,
-    ),
-)

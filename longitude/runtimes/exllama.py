@@ -15,7 +15,7 @@ from typing import Any
 from longitude.core.validate import UserError
 from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
 from longitude.runtimes import Issue, Runtime, Settings
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import (
     DEFAULT_BASE,
     DoesNotStart,
@@ -83,7 +83,7 @@ def _yarn(rope: RopeEntries, old: bool) -> Effective:
     return plain.computed(longest, attention=gain, issues=rope.ignoring("mscale"))
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """config.json with a named type, or a list of factors."""
     if before(version, "1"):
         raise UserError(

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.store import Store
@@ -22,42 +22,28 @@ from longitude.core.validate import UserError
 from longitude.eval.records import recorded
 from longitude.parts import DynamicNtk, Linear, LongRope, Ntk, Rope, Yarn
 from longitude.runtimes import Runtime, Settings, runtimes
-from longitude.runtimes.checkpoint import Checkpoint, Model
-from longitude.runtimes.effective import TOLERANCE, Effective, difference, emulated
+from longitude.runtimes.checkpoint import Checkpoint
+from longitude.runtimes.effective import TOLERANCE, difference, emulated
 from longitude.runtimes.rope_dictionaries import base_of
 from longitude.runtimes.target import LONGER_TABLES, Target, make_target, nearest, required
+
+if TYPE_CHECKING:
+    from longitude.runtimes.verify import Verified
 
 RESULTS, RECOMMENDATION, SUMMARY = "results.sqlite", "recommendation.json", "summary.md"
 
 
 @dataclass(frozen=True)
-class ExportRequest:
-    """A scheme for a runtime."""
+class Export:
+    """A scheme for a runtime and, once it is made, its settings, or why there are none."""
 
     runtime: Runtime
-    scheme: str  # as it was written
+    requested: str  # the scheme as it was written
     version: str | None = None  # the newest if None
-
-
-@dataclass(frozen=True)
-class Export:
-    """A request's outcome: settings, or why there are none."""
-
-    request: ExportRequest
-    scheme: str  # completed by the model's own
+    scheme: str = ""  # completed by the model's own
     settings: Settings | None = None
     target: Target | None = None
     refused: str | None = None
-
-    @property
-    def runtime(self) -> Runtime:
-        """What it is for."""
-        return self.request.runtime
-
-    @property
-    def version(self) -> str:
-        """The runtime's version."""
-        return self.request.version or self.runtime.newest
 
     @property
     def config(self) -> Mapping[str, Any] | None:
@@ -70,75 +56,128 @@ class Export:
         return self.settings.text if self.settings else None
 
 
-def exports(checkpoint: Checkpoint, requests: Sequence[ExportRequest], length: int) -> list[Export]:
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written for each runtime."""
+
+    checkpoint: Checkpoint
+    exports: tuple[Export, ...]
+    target: int
+    run: PriorRun | None = None
+    written: tuple[Path, ...] = ()
+    verified: tuple[Verified, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether every verification succeeded."""
+        return all(proof.holds for proof in self.verified)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know besides: refusals, notes, written paths, verifications."""
+        refused = [f"{e.runtime.title}: {e.refused}" for e in self.exports if not e.settings]
+        notes = dict.fromkeys(n for e in self.exports if e.settings for n in e.settings.notes)
+        wrote = [f"wrote {path}" for path in self.written]
+        return [*refused, *notes, *wrote, *map(str, self.verified)]
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """The commands, or the contents of the files, of each runtime."""
+        done = [e for e in self.exports if e.settings]
+        if len(self.exports) == 1:
+            return "".join(str(e.text) for e in done).removesuffix("\n")
+        return "\n".join(f"# {e.runtime.called(e.version)}\n{e.text}" for e in done)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the model card, in Markdown."""
+        from longitude.runtimes.card import card
+
+        Path(path).write_text(card(self), encoding="utf-8")
+        return Path(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Settings by runtime, and what was written."""
+        return {
+            "target": self.target,
+            "exports": [
+                {
+                    "runtime": e.runtime.name,
+                    **{name: getattr(e, name) for name in ("version", "scheme", "text", "refused")},
+                    "notes": list(e.settings.notes) if e.settings else [],
+                }
+                for e in self.exports
+            ],
+            "wrote": [str(path) for path in self.written],
+            "verified": [str(proof) for proof in self.verified],
+        }
+
+
+def exports(checkpoint: Checkpoint, requests: Sequence[Export], length: int) -> list[Export]:
     """The outcome of several requests: the refusal of one stops none of the others."""
     done = []
+    complete = next(runtime for runtime in runtimes().values() if runtime.write_any)
+    converts = complete in [request.runtime for request in requests]
     for request in requests:
         try:
-            _check_format(checkpoint, request.runtime, [other.runtime for other in requests])
+            _check_format(checkpoint, request.runtime, complete.name, converts)
             done.append(_export(checkpoint, request, length))
         except UserError as error:
-            done.append(Export(request, request.scheme, refused=str(error)))
+            done.append(replace(request, scheme=request.requested, refused=str(error)))
     return done
 
 
-def _check_format(checkpoint: Checkpoint, runtime: Runtime, others: Sequence[Runtime]) -> None:
-    """Raise if the runtime can't read the model's format, and no other export converts it."""
+def _check_format(checkpoint: Checkpoint, runtime: Runtime, complete: str, converts: bool) -> None:
+    """Raise if the runtime can't read the model's format, and no other export converts it.
+    `complete` is the runtime whose export is a checkpoint that others can be started on."""
     reads_gguf, given = runtime.reads == "gguf", checkpoint.needs_conversion
     if checkpoint.source.adapter is not None and reads_gguf:
         raise UserError(
-            f"{runtime.title} reads a GGUF file, but got an adapter: write it --for "
-            f"{_converting().name}, which merges it, and convert that folder."
+            f"{runtime.title} reads a GGUF file, but got an adapter: write it --for {complete}, "
+            f"which merges it, and convert that folder."
         )
-    if given is None or reads_gguf or runtime.writes == "folder" or _converting() in others:
-        return
-    raise UserError(
-        f"{runtime.title} reads a checkpoint's folder, but got {given}: add {_converting().name} "
-        f"to --for, which makes a folder of it."
-    )
+    if given and not (reads_gguf or runtime.writes == "folder" or converts):
+        raise UserError(
+            f"{runtime.title} reads a checkpoint's folder, but got {given}: add {complete} to "
+            f"--for, which makes a folder of it."
+        )
 
 
-def _converting() -> Runtime:
-    """The runtime whose export is a complete checkpoint, which others can be started on."""
-    return next(runtime for runtime in runtimes().values() if runtime.write_any)
-
-
-def _export(checkpoint: Checkpoint, request: ExportRequest, length: int) -> Export:
+def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     """The settings of one runtime; raises if it has none."""
     runtime, target = request.runtime, None
-    scheme, own, model, others_change = checkpoint.resolve(request.scheme)
+    version = request.version or runtime.newest
+    scheme, own, model, others_change = checkpoint.resolve(request.requested)
     needs = required(scheme, own) if own and scheme.layer(0).rotary else None
     if own is None and "learned_table" in runtime.supports and is_longer_table(scheme):
         lengths = ("max_position_embeddings", "n_positions", "n_ctx")  # GPT-2's names are the last
         config = {k: length if k in lengths else v for k, v in model.config.items()}
         settings = Settings(config, config=config)
     elif runtime.write_any and (needs is None or "dynamic_ntk" in needs):
-        settings = runtime.write_any(request.scheme, scheme, own, checkpoint.model)
+        settings = runtime.write_any(request.requested, scheme, own, checkpoint)
     else:
         if others_change and runtime.layers != "all":
             raise UserError(
                 f"{runtime.title} takes a new rotation for full-attention layers, but "
-                f"{request.scheme} changes others as well: write layers(…) with a plain rope() for "
-                f"those."
+                f"{request.requested} changes others as well: write layers(…) with a plain rope() "
+                f"for those."
             )
         if checkpoint.needs_conversion and runtime.reads != "gguf":
             model = replace(model, name="{folder}")  # the one that is written for transformers
-        config = checkpoint.model.config
         try:
-            target = make_target(scheme, config, length)
+            target = make_target(scheme, model.config, length)
         except UserError:
             if isinstance(scheme, Layers) or scheme.rotary is None:
                 raise
-            near = make_target(nearest(scheme, config, length), config, length)
-            instead = nearest_served(runtime, near, model, request.version)
+            near = make_target(nearest(scheme, model.config, length), model.config, length)
+            instead = nearest_served(runtime, near, model, version)
             refusal = f"{runtime.title} has no settings for {dump(scheme)}: {instead}."
             raise UserError(refusal) from None
-        settings = write(runtime, target, model, request.version)
+        settings = write(runtime, target, model, version)
     start = runtime.start
     if settings.config is None:
         start = start.replace("{folder}", shlex.quote(model.name))
     text = (settings.text or start).replace("{target}", str(length))
-    return Export(request, dump(scheme), replace(settings, text=text), target)
+    made = {"settings": replace(settings, text=text), "target": target}
+    return replace(request, version=version, scheme=dump(scheme), **made)
 
 
 def is_longer_table(scheme: Scheme | Layers) -> bool:
@@ -147,7 +186,9 @@ def is_longer_table(scheme: Scheme | Layers) -> bool:
     return isinstance(embed, LONGER_TABLES) and scheme == Scheme.of(embed, *scheme.layer(0).mask)
 
 
-def write(runtime: Runtime, target: Target, model: Model, version: str | None = None) -> Settings:
+def write(
+    runtime: Runtime, target: Target, model: Checkpoint, version: str | None = None
+) -> Settings:
     """Settings under which a runtime's own code computes the target; raises if there are none."""
     if model.others and runtime.layers == "one":
         able = [r.name for r in runtimes().values() if r.layers != "one"]
@@ -164,43 +205,34 @@ def write(runtime: Runtime, target: Target, model: Model, version: str | None = 
 
 
 def _first(
-    runtime: Runtime, target: Target, model: Model, version: str
+    runtime: Runtime, target: Target, model: Checkpoint, version: str
 ) -> tuple[Settings | None, str]:
     """The first settings that give the target, or else what differs under the last ones."""
     why = runtime.no_settings
     for settings in runtime.write(target, model, version):
-        found = emulated(runtime, settings.entries, version)
-        differing = _differing(found, target)
-        if differing is None:
+        found = emulated(runtime.emulate, settings.entries, version)
+        apart, pairs = difference(target, found), len(target.inv_freq)
+        if not apart.starts:
+            why = "it would not start"
+        elif len(found.inv_freq) != pairs:
+            why = f"it would rotate {len(found.inv_freq)} pairs and not {pairs}"
+        elif apart.frequencies > TOLERANCE:
+            why = f"a frequency would be off by {apart.frequencies:.1%}"
+        elif apart.attention > TOLERANCE:
+            gains = f"{found.attention:.4f} and not {target.attention:.4f}"
+            why = f"cosine and sine would be scaled by {gains}"
+        elif apart.length < 0:
+            why = f"it would read {found.length:,} tokens and not {target.length:,}"
+        else:
             return settings, ""
-        why = differing
     return None, why
 
 
-def _differing(found: Effective, target: Target) -> str | None:
-    """What a runtime would compute other than the target; None if nothing."""
-    apart = difference(target.inv_freq, target.attention, target.length, found)
-    if not apart.starts:
-        return "it would not start"
-    if len(found.inv_freq) != len(target.inv_freq):
-        return f"it would rotate {len(found.inv_freq)} pairs and not {len(target.inv_freq)}"
-    if apart.frequencies > TOLERANCE:
-        return f"a frequency would be off by {apart.frequencies:.1%}"
-    if apart.attention > TOLERANCE:
-        gains = f"{found.attention:.4f} and not {target.attention:.4f}"
-        return f"cosine and sine would be scaled by {gains}"
-    if apart.length < 0:
-        return f"it would read {found.length:,} tokens and not {target.length:,}"
-    return None
-
-
-def nearest_served(
-    runtime: Runtime, target: Target, model: Model, version: str | None = None
-) -> str:
+def nearest_served(runtime: Runtime, target: Target, model: Checkpoint, version: str) -> str:
     """The end of a refusal: the first of some simpler rotations that the runtime can serve."""
     for rope in (target.rope, *_simpler(target)):
         one = target.under(rope)
-        if _first(runtime, one, model, version or runtime.newest)[0] is not None:
+        if _first(runtime, one, model, version)[0] is not None:
             ntk = isinstance(rope.frequencies, Ntk)
             fixed = f", which is a rope_theta of {base_of(one):.6g}" if ntk else ""
             return f"the nearest it can serve is {rope}{fixed}"
@@ -209,15 +241,12 @@ def nearest_served(
 
 def _simpler(target: Target) -> Iterator[Rope]:
     f, factor = target.rope.frequencies, max(1.0, target.length / target.original)
+    others = [Yarn(factor, original=target.original), Ntk(factor), Linear(factor)]
     if isinstance(f, Yarn):
-        for gain in (None, 1.0):
-            plain = replace(f, attention_factor=gain, mscale=None)
-            yield replace(target.rope, frequencies=plain)
+        others[:0] = [replace(f, attention_factor=gain, mscale=None) for gain in (None, 1.0)]
     if isinstance(f, LongRope):
-        equal = replace(f, short=f.long, attention_factor=1.0)
-        yield replace(target.rope, frequencies=equal)
-    for other in (Yarn(factor, original=target.original), Ntk(factor), Linear(factor)):
-        yield replace(target.rope, frequencies=other)
+        others.insert(0, replace(f, short=f.long, attention_factor=1.0))
+    return (replace(target.rope, frequencies=other) for other in others)
 
 
 def scheme_length(checkpoint: Checkpoint, scheme: Scheme | Layers) -> int:
@@ -241,7 +270,6 @@ class PriorRun:
     """What an `extend` run recommends: for each runtime the best scheme that it can serve."""
 
     name: str
-    revision: str | None
     target: int
     best: Mapping[str, Any]
     runtimes: Mapping[str, Mapping[str, Any]]
@@ -298,7 +326,6 @@ def read_run(path: str) -> PriorRun:
         ) from None
     return PriorRun(
         name=subject.name,
-        revision=subject.revision,
         target=int(advice["best"]["numbers"]["target"]),
         best=advice["best"],
         runtimes={one["what"]: one for one in advice["runtimes"]},

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,11 +25,11 @@ from longitude.hf.loading import load
 from longitude.hf.patch import undo
 from longitude.hf.rope_config import ORIGINAL
 from longitude.hf.saving import save
-from longitude.hf.source import SCHEME, as_user_error
+from longitude.hf.source import SCHEME, Source, as_user_error
 from longitude.runtimes import recommended
 from longitude.runtimes.card import card
-from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, Model, read_json
-from longitude.runtimes.export import Export, ExportRequest, PriorRun, exports, is_longer_table
+from longitude.runtimes.checkpoint import TOKENIZER, read_json
+from longitude.runtimes.export import Export, ExportResult, exports, is_longer_table
 from longitude.runtimes.gguf import export_gguf
 
 Weights = Literal["link", "copy", "none"]
@@ -46,172 +47,42 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", last).strip("-.") or "model"
 
 
-@dataclass(frozen=True)
-class Files:
-    """The files of some exports in a folder."""
-
-    checkpoint: Checkpoint
-    exports: Sequence[Export]
-    out: Path
-    length: int
-    weights: str = "link"
-    run: PriorRun | None = None
-
-    @property
-    def gguf_file(self) -> Path:
-        """The new GGUF file: the old one's name with the length behind it."""
-        return self.out / f"{slug(self.checkpoint.model.name)}-{self.length}.gguf"
-
-    def folder(self, export: Export) -> Path:
-        """The folder of an export: its own, or that of an earlier one with the same config.json."""
-        same = (e for e in self.exports if e.config is not None and e.config == export.config)
-        first = next(same, export)
-        return self.out if len(self.exports) == 1 else self.out / first.runtime.name
-
-    def located(self) -> Files:
-        """The same, with exports whose texts name the folder and the file to be written."""
-        complete = [self.folder(e) for e in self.exports if e.runtime.write_any]
-        found = []
-        for export in self.exports:
-            folder = self.folder(export) if export.config is not None else [*complete, self.out][0]
-            found.append(filled(export, folder, self.gguf_file))
-        return replace(self, exports=found)
-
-    def write(self) -> list[Path]:
-        """Write what was exported, but for the card of all; the paths of what is new."""
-        text = card(self.checkpoint, [*self.exports, *self._servers()], self.length, self.run)
-        written: list[Path] = []
-        for export in (e for e in self.exports if e.settings):
-            if export.config is not None:
-                folder = self.folder(export)
-                if folder not in written:
-                    self._write_folder(export, folder, text)
-                    written.append(folder)
-                continue
-            written.append(self._write_text(export.runtime.file, export.text or ""))
-            source, target = self.checkpoint.source.gguf, export.target
-            if export.runtime.writes == "gguf" and source and target:
-                if self.gguf_file not in written:
-                    export_gguf(source, self.gguf_file, target)
-                    written.append(self.gguf_file)
-        return written
-
-    def write_card(self, proofs: Sequence[str] = ()) -> Path:
-        """Write the card of all exports; `proofs` are sentences about what was verified."""
-        text = card(self.checkpoint, self.exports, self.length, self.run, proofs)
-        return self._write_text("README.md", text)
-
-    def _servers(self) -> list[Export]:
-        """How servers are started on the folder, for its card: if it is the only export."""
-        one = self.exports[0]
-        if len(self.exports) > 1 or not one.runtime.write_any or not one.target or not one.config:
-            return []
-        folder = Model(str(self.out), one.config, {"model_max_length": self.length})
-        servers = [r for r in recommended() if r.writes == "command"]
-        requests = [ExportRequest(r, one.request.scheme) for r in servers if r.reads != "gguf"]
-        done = exports(replace(self.checkpoint, model=folder), requests, self.length)
-        return [export for export in done if export.settings]
-
-    def _write_text(self, name: str, text: str) -> Path:
-        path = self.out / name
-        try:
-            with atomic_file(path) as part:
-                part.write_text(text, encoding="utf-8")
-        except OSError as error:
-            why = error.strerror or error
-            raise UserError(
-                f"{shown(str(path))} can't be written ({why}): name another folder."
-            ) from error
-        return path
-
-    def _write_folder(self, export: Export, out: Path, card_text: str) -> None:
-        """Write a checkpoint's folder again; its source is not changed."""
-        if self.weights not in get_args(Weights):
-            raise UserError(f"--weights is link, copy or none, but got {shown(self.weights)}.")
-        out = out.expanduser().resolve()
-        if out.is_file() or out == self.checkpoint.home.resolve():
-            what = "a file" if out.is_file() else "the model's own folder"
-            raise UserError(f"--out {shown(str(out))} is {what}: name another folder.")
-        texts = {export.runtime.file: export.text or "", "README.md": card_text}
-        try:
-            with atomic_checkpoint(out) as part:
-                home = self._fill(export, part)
-                config = dict(export.config or {})
-                if home == part:  # of a converted model only the rotation is new
-                    own = read_json(part / "config.json")
-                    config = {k: v for k, v in own.items() if k not in ROTATION} | {
-                        k: v for k, v in config.items() if k in ROTATION
-                    }
-                self.write_settings(home, part, config, texts)
-        except OSError as error:
-            raise UserError(
-                f"{shown(str(out))} can't be written ({error.strerror or error}): name another "
-                f"folder or make room."
-            ) from error
-
-    def _fill(self, export: Export, part: Path) -> Path:
-        """The checkpoint's files in the new folder; where the ones to rewrite are to be read."""
-        source, conversion = self.checkpoint.source, self.checkpoint.needs_conversion
-        scheme = parse(export.scheme)
-        if conversion is not None:  # a GGUF file is dequantised, an adapter merged
-            if self.weights == "none":
-                raise UserError(
-                    f"{conversion} has no folder whose weights could be left out: use --weights "
-                    f"copy."
-                )
-            model, tokenizer = load(source.name, device="cpu", quiet=True)
-            undo(model)  # the scheme is written by what is exported
-            save(model, part, tokenizer)
-            return part
-        if is_longer_table(scheme):
-            model, tokenizer = load(source.name, revision=source.revision, device="cpu", quiet=True)
-            save(resize_positions(model, scheme, self.length), part, tokenizer)
-            return part
-        home = self._fetched()
-        for file in sorted(home.iterdir()):
-            index, to = file.name.endswith(".index.json"), part / file.name
-            heavy = file.suffix in HEAVY or index
-            if not file.is_file() or file.name in REWRITTEN:
-                continue
-            if heavy and self.weights == "link" and not index:
-                to.symlink_to(file.resolve())  # in a cache: to the target of its own link
-            elif self.weights != "none" if heavy else _is_small(file):
-                shutil.copyfile(file, to)
-        return home
-
-    def _fetched(self) -> Path:
-        """The folder of the checkpoint, downloaded if it is on the Hub."""
-        source = self.checkpoint.source
-        if source.folder is not None:
-            return source.folder
-        from huggingface_hub import snapshot_download
-
-        small = [f"*{ending}" for ending in SMALL] + [f"{name}*" for name in LEGAL] + ["README.md"]
-        heavy = [] if self.weights == "none" else [f"*{HEAVY[0]}"]
-        with as_user_error(source, "files"):
-            place, revision = source.place, source.revision
-            return Path(snapshot_download(place, revision=revision, allow_patterns=small + heavy))
-
-    def write_settings(
-        self, home: Path, part: Path, config: Mapping[str, Any], texts: Mapping[str, str]
-    ) -> None:
-        """The files that limit an input's length, the texts, and config.json."""
-        contents: dict[str, Mapping[str, Any]] = {}
-        if tokenizer := read_json(home / TOKENIZER):
-            contents[TOKENIZER] = tokenizer | {"model_max_length": self.length}
-        if generation := read_json(home / "generation_config.json"):
-            limit = {"max_length": self.length} if "max_length" in generation else {}
-            contents["generation_config.json"] = generation | limit
-        contents["config.json"] = config
-        for name, text in texts.items():
-            (part / name).write_text(text, encoding="utf-8")
-        for name, entries in contents.items():
-            text = json.dumps(dict(entries), indent=2, ensure_ascii=False) + "\n"
-            (part / name).write_text(text, encoding="utf-8")
+def write_files(result: ExportResult, out: Path, weights: str = "link") -> ExportResult:
+    """Write what was exported, but for the card of all. Of what is returned the texts name the new
+    folders and files, and `written` are the paths of what is new."""
+    result, folders, gguf_file = _located(result, out)
+    text = card(replace(result, exports=(*result.exports, *_servers(result, out))))
+    written: list[Path] = []
+    for export, folder in zip(result.exports, folders, strict=True):
+        if export.config is not None:
+            if folder not in written:
+                _write_folder(result, export, folder, weights, text)
+                written.append(folder)
+        elif export.settings is not None:
+            written.append(write_text(out / export.runtime.file, export.settings.text))
+            source, target = result.checkpoint.source.gguf, export.target
+            if export.runtime.writes == "gguf" and source and target and gguf_file not in written:
+                export_gguf(source, gguf_file, target)
+                written.append(gguf_file)
+    return replace(result, written=tuple(written))
 
 
-def _is_small(file: Path) -> bool:
-    return file.suffix in SMALL or file.name.startswith(LEGAL)
+def _located(result: ExportResult, out: Path) -> tuple[ExportResult, list[Path], Path]:
+    """The result with texts that name folders and files, the folder of each export (its own, or
+    that of an earlier one with the same config.json), and the new GGUF file."""
+    gguf_file = out / f"{slug(result.checkpoint.name)}-{result.target}.gguf"
+    folders = []
+    for export in result.exports:
+        same = (e for e in result.exports if e.config is not None and e.config == export.config)
+        name = next(same, export).runtime.name
+        folders.append(out if len(result.exports) == 1 else out / name)
+    placed = list(zip(result.exports, folders, strict=True))
+    complete = next((folder for export, folder in placed if export.runtime.write_any), out)
+    done = [
+        filled(export, complete if export.config is None else folder, gguf_file)
+        for export, folder in placed
+    ]
+    return replace(result, exports=tuple(done)), folders, gguf_file
 
 
 def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:
@@ -221,3 +92,113 @@ def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:
     text = export.settings.text.replace("{folder}", str(folder)).replace("{file}", str(gguf_file))
     text = text.replace("{name}", gguf_file.name)
     return replace(export, settings=replace(export.settings, text=text))
+
+
+def _servers(result: ExportResult, out: Path) -> list[Export]:
+    """How servers are started on the folder, for its card: if it is the only export."""
+    one = result.exports[0]
+    if len(result.exports) > 1 or not one.runtime.write_any or not one.target or not one.config:
+        return []
+    settings = {"config": one.config, "tokenizer": {"model_max_length": result.target}}
+    folder = replace(result.checkpoint, name=str(out), header=None, **settings)
+    servers = [r for r in recommended() if r.writes == "command" and r.reads != "gguf"]
+    done = exports(folder, [Export(r, one.requested) for r in servers], result.target)
+    return [export for export in done if export.settings]
+
+
+@contextmanager
+def _place_errors(path: Path, instead: str) -> Iterator[None]:
+    """Errors of the disk as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        why = f"can't be written ({error.strerror or error})"
+        raise UserError(f"{shown(str(path))} {why}: {instead}.") from error
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a text file, complete or not at all."""
+    with _place_errors(path, "name another folder"), atomic_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return path
+
+
+def _write_folder(
+    result: ExportResult, export: Export, out: Path, weights: str, card_text: str
+) -> None:
+    """Write a checkpoint's folder again; its source is not changed."""
+    if weights not in get_args(Weights):
+        raise UserError(f"--weights is link, copy or none, but got {shown(weights)}.")
+    out = out.expanduser().resolve()
+    if out.is_file() or out == result.checkpoint.home.resolve():
+        what = "a file" if out.is_file() else "the model's own folder"
+        raise UserError(f"--out {shown(str(out))} is {what}: name another folder.")
+    texts = {export.runtime.file: export.text or "", "README.md": card_text}
+    with _place_errors(out, "name another folder or make room"), atomic_checkpoint(out) as part:
+        home = _fill(result, export, part, weights)
+        config = dict(export.config or {})
+        if home == part:  # of a converted model only the rotation is new
+            own = read_json(part / "config.json")
+            config = {k: v for k, v in own.items() if k not in ROTATION} | {
+                k: v for k, v in config.items() if k in ROTATION
+            }
+        write_settings(home, part, result.target, config, texts)
+
+
+def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Path:
+    """The checkpoint's files in the new folder; where the ones to rewrite are to be read."""
+    source, conversion = result.checkpoint.source, result.checkpoint.needs_conversion
+    scheme = parse(export.scheme)
+    if conversion is not None and weights == "none":
+        raise UserError(
+            f"{conversion} has no folder whose weights could be left out: use --weights copy."
+        )
+    if conversion is not None or is_longer_table(scheme):
+        revision = None if conversion else source.revision  # an adapter's would be its base's
+        model, tokenizer = load(source.name, revision=revision, device="cpu", quiet=True)
+        if conversion is None:
+            model = resize_positions(model, scheme, result.target)
+        else:  # a GGUF file is dequantised, an adapter merged
+            undo(model)  # the scheme is written by what is exported
+        save(model, part, tokenizer)
+        return part
+    home = _fetched(source, weights)
+    for file in sorted(home.iterdir()):
+        index, to = file.name.endswith(".index.json"), part / file.name
+        heavy = file.suffix in HEAVY or index
+        if not file.is_file() or file.name in REWRITTEN:
+            continue
+        small = file.suffix in SMALL or file.name.startswith(LEGAL)
+        if heavy and weights == "link" and not index:
+            to.symlink_to(file.resolve())  # in a cache: to the target of its own link
+        elif weights != "none" if heavy else small:
+            shutil.copyfile(file, to)
+    return home
+
+
+def _fetched(source: Source, weights: str) -> Path:
+    """The folder of the checkpoint, downloaded if it is on the Hub."""
+    if source.folder is not None:
+        return source.folder
+    from huggingface_hub import snapshot_download
+
+    small = [f"*{ending}" for ending in SMALL] + [f"{name}*" for name in LEGAL] + ["README.md"]
+    files = small if weights == "none" else [*small, f"*{HEAVY[0]}"]
+    with as_user_error(source, "files"):
+        return Path(snapshot_download(source.place, revision=source.revision, allow_patterns=files))
+
+
+def write_settings(
+    home: Path, part: Path, length: int, config: Mapping[str, Any], texts: Mapping[str, str]
+) -> None:
+    """The files that limit an input's length, the texts, and config.json."""
+    contents: dict[str, Mapping[str, Any]] = {}
+    if tokenizer := read_json(home / TOKENIZER):
+        contents[TOKENIZER] = tokenizer | {"model_max_length": length}
+    if generation := read_json(home / "generation_config.json"):
+        limit = {"max_length": length} if "max_length" in generation else {}
+        contents["generation_config.json"] = generation | limit
+    contents["config.json"] = config
+    written = {k: json.dumps(dict(v), indent=2, ensure_ascii=False) for k, v in contents.items()}
+    for name, text in {**texts, **{k: f"{v}\n" for k, v in written.items()}}.items():
+        (part / name).write_text(text, encoding="utf-8")

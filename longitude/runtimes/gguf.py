@@ -25,7 +25,7 @@ from longitude.hf.gguf_writer import Value, rewrite
 from longitude.parts import Yarn
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes import Runtime, Settings, llama_cpp
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.llama_cpp import DIVISORS, LOADS_DIVISORS, LOADS_LISTS, LONG, SHORT
 from longitude.runtimes.target import Target
 
@@ -137,7 +137,7 @@ def export_gguf(source: Path, out: Path, target: Target) -> Changes:
     return made
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """The keys and tensors of a new file."""
     header = llama_cpp.gguf_header(RUNTIME, model)
     yield Settings({**changes(header, target).applied(header), "-c": target.length})

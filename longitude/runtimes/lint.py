@@ -13,31 +13,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, short
 from longitude.hf.faults import Fault, faults
-from longitude.hf.gguf_reader import read_header
+from longitude.hf.gguf_reader import Header, read_header
 from longitude.hf.peft import ADAPTER_JSON, LONGITUDE_JSON
 from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict, read_config, rope_dicts
-from longitude.hf.source import Source, find, raw_config
+from longitude.hf.source import find, raw_config
 from longitude.runtimes import Issue, Runtime, llama_cpp, runtimes, transformers
 from longitude.runtimes.checkpoint import TOKENIZER, open_checkpoint
 from longitude.runtimes.effective import (
-    MALFORMED,
     SHARED_ISSUES,
     Difference,
-    DoesNotStart,
     Effective,
     difference,
     emulated,
 )
 from longitude.runtimes.target import head_size, make_target, text_config
 
+ARCHITECTURE = "general.architecture"  # which every GGUF file has, and no config.json
 ROPE = ("rope_parameters", "rope_scaling")
 NO_ROTATION = ("bloom", "mpt", "gpt2", "opt", "bert", "roberta")
+SCALED = {"linear", "yarn", "longrope", "su", "llama3"}  # for short inputs as for long ones
 ADAPTER_WITHOUT_ROTATION = Fault(
     "adapter without its rotation",
     f"there is no {LONGITUDE_JSON} beside {ADAPTER_JSON}, and peft stores no rotation: on its "
@@ -45,26 +46,6 @@ ADAPTER_WITHOUT_ROTATION = Fault(
     "longitude.hf.save_adapter.",
     True,
 )
-ADAPTER_ALONE = Issue(
-    "adapter alone",
-    "frequencies attention length",
-    "peft stores no rotation: given base and adapter, it rotates by the base's own settings.",
-    "merge it with its scheme: longitude export ADAPTER.",
-)
-SHORT_INPUTS = Issue(
-    "short inputs",
-    "",
-    "the frequencies are scaled for short inputs too, which may cost quality there.",
-    "measure the model at its original length as well (longitude extend does).",
-)
-UNEXPLAINED = {
-    quantity: Issue(f"other {quantity}", quantity, f"its {what} differs.", fix)
-    for quantity, what, fix in (
-        ("frequencies", "set of frequencies", "export the scheme for this runtime."),
-        ("attention", "factor on cosine and sine", "export the scheme for this runtime."),
-        ("length", "longest input", "set the length where this runtime reads it."),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -149,24 +130,26 @@ def lint_settings(
     known_faults: Sequence[Fault] = (),
 ) -> LintResult:
     """What runtimes, by default those that read the format, compute from settings."""
-    kind = "gguf" if _is_gguf(settings) else "config.json"
-    if kind == "config.json":
+    gguf = ARCHITECTURE in settings
+    kind = "gguf" if gguf else "config.json"
+    if not gguf:
         _check_rotation(settings)
     if not selected:
         readers = [r for r in runtimes().values() if kind in r.lints]
-        readers.sort(key=lambda r: kind == "gguf" and r.reads != kind)  # native readers first
+        readers.sort(key=lambda r: gguf and r.reads != kind)  # native readers first
         selected = [(r, None) for r in readers]
     intent = meant(settings, scheme)
     rows = []
     for runtime, version in selected:
-        found = emulated(runtime, settings, version)
+        found = emulated(runtime.emulate, settings, version)
         if ADAPTER_JSON in settings:
-            found = replace(found, issues=(ADAPTER_ALONE.name, *found.issues))
-        away = difference(intent.inv_freq, intent.attention, intent.length, found)
+            found = replace(found, issues=("adapter alone", *found.issues))
+        away = difference(intent, found)
         causes, beside = explain(runtime, found, away)
         rows.append(Row(runtime.name, version or runtime.newest, found, away, causes, beside))
-    wrong = () if kind == "gguf" else tuple(faults(_config_only(settings)))
-    notes = (SHORT_INPUTS,) if _is_scaled(settings) and intent.starts else ()
+    wrong = () if gguf else tuple(faults(_config_only(settings)))
+    scaled = intent.starts and _is_scaled(settings)
+    notes = (SHARED_ISSUES["short inputs"],) if scaled else ()
     return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes)
 
 
@@ -174,61 +157,49 @@ def explain(
     runtime: Runtime, found: Effective, away: Difference
 ) -> tuple[tuple[Issue, ...], tuple[Issue, ...]]:
     """The known issues behind a difference, and those that affect no number."""
-    known = {issue.name: issue for issue in (*SHARED_ISSUES, ADAPTER_ALONE, *runtime.issues)}
+    known = SHARED_ISSUES | {issue.name: issue for issue in runtime.issues}
     met = [known[name] for name in dict.fromkeys(found.issues)]
     causes = [issue for issue in met if away.affects & set(issue.affects.split())]
     if away.starts:
         explained = {quantity for issue in causes for quantity in issue.affects.split()}
-        causes += [UNEXPLAINED[quantity] for quantity in sorted(away.affects - explained)]
+        causes += [known[f"other {quantity}"] for quantity in sorted(away.affects - explained)]
     return tuple(causes), tuple(issue for issue in met if not issue.affects)
-
-
-def _is_gguf(settings: Mapping[str, Any]) -> bool:
-    return "general.architecture" in settings
 
 
 def read_settings(name: str, revision: str | None = None) -> dict[str, Any]:
     """A model's settings: of a config.json, a folder, a name on the Hub, or a GGUF file."""
+    added: dict[str, Any] = {}  # what an adapter adds to its base's settings
     if Path(name).is_file() and Path(name).suffix == ".json":
         file, raw = Path(name), read_config(name)
     else:
         source = find(name, revision)
+        if adapter := source.adapter:
+            added = {ADAPTER_JSON: {"base": adapter.base, "target": adapter.held.get("target")}}
         if source.gguf is not None:
             header = read_header(source.gguf)
-            return {**header.keys, **header.divisors, **_adapter(source)}
+            return {**header.keys, **header.divisors, **added}
         file, raw = raw_config(source)
-        raw |= _adapter(source)
-    tokenizer = file.parent / TOKENIZER
-    return {**raw, **({TOKENIZER: read_config(tokenizer)} if tokenizer.is_file() else {})}
-
-
-def _adapter(source: Source) -> dict[str, Any]:
-    """What an adapter adds to its base's settings."""
-    if source.adapter is None:
-        return {}
-    return {
-        ADAPTER_JSON: {"base": source.adapter.base, "target": source.adapter.held.get("target")}
-    }
+    if (tokenizer := file.parent / TOKENIZER).is_file():
+        added[TOKENIZER] = read_config(tokenizer)
+    return {**raw, **added}
 
 
 def adapter_scheme(
     name: str, revision: str | None = None
 ) -> tuple[Scheme | None, tuple[Fault, ...]]:
     """The scheme that an adapter was trained under, or what is wrong; nothing of another model."""
-    source = find(name, revision)
-    if source.adapter is None:
-        return None, ()
-    if not source.adapter.held:
+    adapter = find(name, revision).adapter
+    if adapter is not None and not adapter.held:
         return None, (ADAPTER_WITHOUT_ROTATION,)
-    if source.adapter.entry is None:
+    if adapter is None or adapter.entry is None:
         return None, ()
-    text, checkpoint = source.adapter.entry["scheme"], open_checkpoint(name, revision)
+    text, checkpoint = adapter.entry["scheme"], open_checkpoint(name, revision)
     try:
         scheme = checkpoint.resolve(text).scheme
         if not isinstance(scheme, Scheme):
             raise UserError("its layers differ")
-        length = source.adapter.held.get("target") or checkpoint.trained or 1
-        make_target(scheme, checkpoint.model.config, length)
+        length = adapter.held.get("target") or checkpoint.trained or 1
+        make_target(scheme, checkpoint.config, length)
     except UserError as error:
         why = str(error).rstrip(".")
         sentence = f"it was trained under {short(text)}, which has no settings ({why}): load it "
@@ -238,31 +209,24 @@ def adapter_scheme(
 
 def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effective:
     """What settings mean, whichever runtime reads them."""
-    gguf = _is_gguf(settings)
+    gguf = ARCHITECTURE in settings
     readers = [r for r in runtimes().values() if (r.reads == "gguf") == gguf]
     options = (option for runtime in readers for option in runtime.lengths)
     length = next((settings[key] for key in options if is_number(settings.get(key))), None)
+    sizes = settings
     if gguf:
-        try:
-            own = llama_cpp.from_keys(settings, literal=True)
-        except (DoesNotStart, *MALFORMED) as error:
-            if isinstance(error, UserError):
-                raise
-            own = Effective((), 0.0, 0)
+        own = emulated(partial(llama_cpp.from_keys, literal=True), settings)
+        key = Header(Path(), dict(settings), {}).own
+        trained = key("rope.scaling.original_context_length") or key("context_length")
+        sizes = {"head_dim": key("attention.key_length"), ORIGINAL: trained}
+        sizes["hidden_size"] = key("embedding_length")
+        sizes["num_attention_heads"] = key("attention.head_count")
     else:
         length = length or (settings.get(ADAPTER_JSON) or {}).get("target")
-        own = emulated(transformers.RUNTIME, _merged(settings))
+        own = emulated(transformers.emulate, _merged(settings))
     own = Effective(own.inv_freq, own.attention, int(length or own.length))
     if scheme is None:
         return own
-    sizes = settings
-    if gguf:
-        prefix = f"{settings['general.architecture']}."
-        keys = {k.removeprefix(prefix): v for k, v in settings.items()}
-        width, heads = (keys.get(k) for k in ("embedding_length", "attention.head_count"))
-        trained = keys.get("rope.scaling.original_context_length") or keys["context_length"]
-        sizes = {"head_dim": keys.get("attention.key_length"), ORIGINAL: trained}
-        sizes |= {"hidden_size": width, "num_attention_heads": heads}
     target = make_target(scheme, sizes, own.length)
     return Effective(target.inv_freq, target.attention, target.length)
 
@@ -271,9 +235,8 @@ def _check_rotation(settings: Mapping[str, Any]) -> None:
     text = text_config(settings)
     head_size(text)
     kind = text.get("model_type")
-    if next(rope_dicts(_config_only(settings)), None) or "rope_theta" in text:
-        return
-    if kind in NO_ROTATION or text.get("alibi"):
+    rotates = next(rope_dicts(_config_only(settings)), None) or "rope_theta" in text
+    if not rotates and (kind in NO_ROTATION or text.get("alibi")):
         raise UserError(f"a model of type {kind} has no rotation to lint: give one with RoPE.")
 
 
@@ -296,8 +259,7 @@ def _merged(settings: Mapping[str, Any]) -> Mapping[str, Any]:
         given = dict(inner) if isinstance(inner, Mapping) else {}
         new = next((given[k] for k in ROPE if isinstance(given.get(k), Mapping)), None)
         text = text_config(config)
-        own = next((text[k] for k in reversed(ROPE) if isinstance(text.get(k), Mapping)), {})
-        own = main_rope_dict(own)
+        own = next(reversed(_rope_dicts(text)), {})
         base = next(filter(None, (one.get("rope_theta") for one in (given, text, own))), None)
         theta = {"rope_theta": base} if base else {}
         merged = {**theta, **new} if new else {**own, **theta}
@@ -308,10 +270,11 @@ def _merged(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_scaled(settings: Mapping[str, Any]) -> bool:
     """Whether the frequencies are scaled for short inputs as for long ones."""
-    if _is_gguf(settings):
+    if ARCHITECTURE in settings:
         return any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
-    own = [
-        main_rope_dict(d) for k in ROPE if isinstance(d := text_config(settings).get(k), Mapping)
-    ]
-    kinds = {str(d.get("rope_type") or d.get("type")) for d in own}
-    return bool(kinds & {"linear", "yarn", "longrope", "su", "llama3"})
+    own = _rope_dicts(text_config(settings))
+    return any(str(d.get("rope_type") or d.get("type")) in SCALED for d in own)
+
+
+def _rope_dicts(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [main_rope_dict(d) for key in ROPE if isinstance(d := text.get(key), Mapping)]

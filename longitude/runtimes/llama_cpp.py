@@ -30,7 +30,7 @@ from longitude.hf.rope_config import ORIGINAL, is_number
 from longitude.parts import Linear, LongRope, Ntk, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, powers
 from longitude.runtimes import Issue, Runtime, Settings
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
 from longitude.runtimes.rope_dictionaries import base_of, default_attention
 from longitude.runtimes.target import Target, text_config
@@ -224,7 +224,7 @@ def _attention(file: _File, version: str | None) -> tuple[float, list[str]]:
     return own * yarn / magnitude(file.factor, bottom), unread
 
 
-def gguf_header(runtime: Runtime, model: Model) -> Header:
+def gguf_header(runtime: Runtime, model: Checkpoint) -> Header:
     """The header of the model's file; raises unless it is a GGUF file."""
     if model.header is None:
         raise UserError(
@@ -234,7 +234,7 @@ def gguf_header(runtime: Runtime, model: Model) -> Header:
     return model.header
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """Flags, where there are any; a file with divisors needs a new file."""
     header = gguf_header(RUNTIME, model)
     flags: dict[str, Any] = {"-c": target.length, "--rope-freq-base": base_of(target)}

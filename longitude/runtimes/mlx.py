@@ -14,7 +14,7 @@ from typing import Any
 from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes import Runtime, Settings
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DEFAULT_BASE, Effective, RopeEntries, rotated_dims
 from longitude.runtimes.rope_dictionaries import both_spellings, by_mscale, listed
 from longitude.runtimes.target import Target, text_config
@@ -78,7 +78,7 @@ def _read(config: Mapping[str, Any]) -> RopeEntries:
     return RopeEntries(text, own, base, dims, issues)
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """config.json with a named type, or a list of factors."""
     parameters = list(by_mscale(target))
     if target.attention >= 1:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from longitude.runtimes import Issue, Runtime, Settings, llama_cpp
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import Effective
 from longitude.runtimes.gguf import changes
 from longitude.runtimes.target import Target
@@ -24,7 +24,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     return replace(found, issues=(*found.issues, *unstated))
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """The keys and tensors of a new file."""
     header = llama_cpp.gguf_header(RUNTIME, model)
     yield Settings({**changes(header, target).applied(header), "num_ctx": target.length})

@@ -19,7 +19,7 @@ from longitude.core.validate import UserError
 from longitude.hf.rope_config import FULL, INSIDE, ORIGINAL, rope_parameters
 from longitude.parts import LongRope, Ntk, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, stretched
-from longitude.runtimes.checkpoint import Entries, Model
+from longitude.runtimes.checkpoint import Checkpoint, Entries
 from longitude.runtimes.target import Target, text_config
 
 
@@ -124,12 +124,12 @@ def nested(config: Mapping[str, Any], entries: Mapping[str, Any]) -> Entries:
     return dict(entries) if inside is None else {inside: dict(entries)}
 
 
-def per_layer(model: Model, parameters: Mapping[str, Any]) -> Entries:
+def per_layer(model: Checkpoint, parameters: Mapping[str, Any]) -> Entries:
     """Parameters of the full-attention layers, with those of the other types beside them."""
     return {FULL: dict(parameters), **model.others} if model.others else dict(parameters)
 
 
-def both_spellings(model: Model, parameters: Mapping[str, Any], length: int) -> Entries:
+def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int) -> Entries:
     """A config.json that states one rotation to transformers 5 and 4 alike.
 
     Version 5 prefers `rope_scaling` and takes all of it, so the base stands inside and beside it.

@@ -17,7 +17,7 @@ from typing import Any
 from longitude.hf.rope_config import ORIGINAL, main_rope_dict
 from longitude.parts import Ntk
 from longitude.runtimes import Issue, Runtime, Settings
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
 from longitude.runtimes.rope_dictionaries import by_attn_factor, nested
 from longitude.runtimes.target import Target
@@ -68,7 +68,7 @@ def _read(config: Mapping[str, Any], version: str | None) -> RopeEntries:
     return without_theta(rope) if rope.base is None else rope
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """`--json-model-override-args` with a named type, or a list of factors."""
     for parameters in by_attn_factor(target, "attention_factor"):
         linear = parameters["rope_type"] == "linear"

@@ -15,7 +15,7 @@ from typing import Any
 from longitude.hf.rope_config import ORIGINAL
 from longitude.parts import Ntk, Unscaled
 from longitude.runtimes import Runtime, Settings
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import Effective
 from longitude.runtimes.mlx import yarn_by_mscale
 from longitude.runtimes.rope_dictionaries import by_mscale, equal_lengths, listed, nested, yaml
@@ -51,7 +51,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     return rope.computed(length)
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """`model_kwargs` with a named type, or a list of factors."""
     for parameters in (*by_mscale(target), *listed(target), *equal_lengths(target)):
         entries = {

@@ -13,7 +13,7 @@ from typing import Any
 from longitude.core.part import Frequencies
 from longitude.parts import Llama3, Ntk, Unscaled, Yarn
 from longitude.runtimes import Issue, Runtime, Settings
-from longitude.runtimes.checkpoint import Model
+from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries
 from longitude.runtimes.rope_dictionaries import base_of
 from longitude.runtimes.target import Target
@@ -63,7 +63,7 @@ def _frequencies(c: Mapping[str, Any]) -> Frequencies:
     raise DoesNotStart("unknown type")
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """The fields of one of its three kinds."""
     match target.rope.frequencies:
         case Unscaled() | Ntk():

@@ -19,7 +19,7 @@ from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_di
 from longitude.hf.source import SCHEME
 from longitude.parts import DynamicNtk, Ntk, Yarn
 from longitude.runtimes import Issue, Runtime, Settings
-from longitude.runtimes.checkpoint import TOKENIZER, Model
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.effective import (
     DEFAULT_BASE,
     DoesNotStart,
@@ -193,7 +193,7 @@ def computed(rope: RopeEntries, length: int | None = None) -> Effective:
     return rope.computed(length)
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """config.json with a named type, or a list of factors."""
     f, notes = target.rope.frequencies, ()
     if isinstance(f, Yarn) and f.factor * f.original != target.length:
@@ -207,7 +207,9 @@ def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
         yield Settings(config | limit, config=config, notes=notes)
 
 
-def write_any(text: str, scheme: Scheme | Layers, own: Scheme | None, model: Model) -> Settings:
+def write_any(
+    text: str, scheme: Scheme | Layers, own: Scheme | None, model: Checkpoint
+) -> Settings:
     """config.json with the scheme itself, for `longitude.hf.load`. Dynamic NTK, which transformers
     has a name for, is stated in its own terms too; it begins at max_position_embeddings."""
     entry: dict[str, Any] = {"scheme": text, "version": __version__}

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,40 +36,33 @@ BOUND = 0.05  # nats: SmolLM2 in float32 differs by 0.0002
 SLACK = 1.5  # times what quantised weights make differ anyway: 0.4 nats for SmolLM2 in Q4_1
 TOP = 20
 TOKENS_COMPARED = 8  # consecutive tokens at each length
-INSIDE = 512  # tokens inside the window, and as many past it, unless lengths are given
+INSIDE = 512  # tokens inside the window, and as many past it
 PROGRAM = Path(__file__).with_name("llama_cpp_process.py")
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The largest difference of a log-probability among the likeliest tokens, in nats."""
-
-    length: int
-    difference: float
-
-
-@dataclass(frozen=True)
 class Verified:
-    """The outcome; `baseline` is the quantised file before the export."""
+    """The outcome: by length in tokens, the largest difference of a log-probability among the
+    likeliest tokens, in nats. `baseline` is the quantised file before the export."""
 
     runtime: str
-    rows: tuple[Compared, ...]
-    baseline: tuple[Compared, ...] = ()
+    rows: Mapping[int, float]
+    baseline: Mapping[int, float] = field(default_factory=dict)
 
-    def bound(self, row: Compared) -> float:
-        """The largest difference at a row's length that the export does not cause."""
-        before = [own.difference for own in self.baseline if own.length <= row.length]
-        return max([BOUND, *(SLACK * size for size in before)])
+    def bound(self, length: int) -> float:
+        """The largest difference at a length that the export does not cause."""
+        before = [SLACK * size for own, size in self.baseline.items() if own <= length]
+        return max([BOUND, *before])
 
     @property
     def holds(self) -> bool:
         """Whether llama.cpp computes the scheme."""
-        return all(row.difference <= self.bound(row) for row in self.rows)
+        return all(size <= self.bound(length) for length, size in self.rows.items())
 
     def __str__(self) -> str:
         sizes = ", ".join(
-            f"{r.difference:.4f} nats at {r.length:,} tokens (allowed: {self.bound(r):.3f})"
-            for r in self.rows
+            f"{size:.4f} nats at {length:,} tokens (allowed: {self.bound(length):.3f})"
+            for length, size in self.rows.items()
         )
         verdict = "the scheme" if self.holds else "another scheme"
         if self.baseline and not self.holds:  # a sharper softmax amplifies the same noise
@@ -84,34 +78,25 @@ def verify(
     exported: Path,
     scheme: str | Scheme | Layers,
     target: Target,
-    *,
-    lengths: Sequence[int] | None = None,
 ) -> Verified:
-    """Run an exported GGUF file in llama.cpp, and its source under the scheme.
-
-    Args:
-        source: the file before the export.
-        exported: the file that was written.
-        lengths: in tokens; by default one inside the window and, if the target allows, one past it.
-    """
+    """Run an exported GGUF file in llama.cpp, and its source under the scheme: at a length inside
+    the window and, if the target allows, at one past it."""
     if find_spec("xllamacpp") is None:
         raise UserError(
             "--verify runs llama.cpp through the package xllamacpp: pip install longitude[verify]."
         )
-    if lengths is None:
-        step = min(INSIDE, target.original // 2)
-        past = min(target.length - 1, target.original + step)
-        lengths = (max(1, min(step, target.length - 1)), max(1, past))
-    lengths = sorted(set(lengths))
+    step = min(INSIDE, target.original // 2)
+    longest = target.length - 1  # a slot has to hold the next token, too
+    lengths = sorted({max(1, min(n, longest)) for n in (step, target.original + step)})
     model, tokenizer = load(source, device="cpu", dtype="float32", quiet=True)
     ids = tokens(model, tokenizer, lengths[-1])
     drawn = int(ids[0]) if tokenizer is None else tokenizer("a")["input_ids"][-1]
     with patched(model, scheme, length=target.length, check=False):
         rows = _compared(model, exported, ids, lengths, drawn)
     own = model.config.max_position_embeddings
-    inside = sorted({min(n, own - 1) for n in lengths})  # its slot has to hold the next token, too
+    inside = sorted({min(n, own - 1) for n in lengths})
     quantised = any(t.kind != FLOAT32 for t in read_layout(source).tensors)
-    baseline = _compared(model, source, ids, inside, drawn) if quantised else ()
+    baseline = _compared(model, source, ids, inside, drawn) if quantised else {}
     return Verified(f"llama.cpp (xllamacpp {version('xllamacpp')})", rows, baseline)
 
 
@@ -129,30 +114,16 @@ def tokens(model: nn.Module, tokenizer: Any, length: int) -> Int[Tensor, " n"]:
 
 def _compared(
     model: nn.Module, file: Path, ids: Int[Tensor, " n"], lengths: Sequence[int], drawn: int
-) -> tuple[Compared, ...]:
+) -> dict[int, float]:
     ends = sorted({n - back for n in lengths for back in range(TOKENS_COMPARED) if n > back})
-    ours, theirs = _hugging_face(model, ids, ends), llama_cpp(file, ids, ends, drawn)
-    sizes = {
-        n: max(abs(ours[n][token].item() - logprob) for token, logprob in top)
-        for n, top in zip(ends, theirs, strict=True)
-    }
-    return tuple(
-        Compared(n, max(sizes[end] for end in ends if n - TOKENS_COMPARED < end <= n))
-        for n in lengths
-    )
-
-
-def _hugging_face(
-    model: nn.Module, ids: Int[Tensor, " n"], lengths: Sequence[int]
-) -> dict[int, Tensor]:
-    """The log-probabilities after the first so many tokens, for each length."""
-    head, found = lm_head(model), {}
-    for read in prefill(model, ids[None, : max(lengths)], head=head):
-        for n in lengths:
+    theirs, head, sizes = llama_cpp(file, ids, ends, drawn), lm_head(model), {}
+    for read in prefill(model, ids[None, : max(ends)], head=head):
+        for n, top in zip(ends, theirs, strict=True):
             if read.first < n <= read.first + read.hidden.shape[1]:
                 at = n - 1 - read.first
-                found[n] = head(read.hidden[:, at : at + 1])[0, 0].log_softmax(-1)
-    return found
+                ours = head(read.hidden[:, at : at + 1])[0, 0].log_softmax(-1)
+                sizes[n] = max(abs(ours[token].item() - logprob) for token, logprob in top)
+    return {n: max(sizes[e] for e in ends if n - TOKENS_COMPARED < e <= n) for n in lengths}
 
 
 def llama_cpp(
@@ -169,12 +140,9 @@ def llama_cpp(
     }
     command = [sys.executable, str(PROGRAM)]
     ran = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True)
-    try:
-        if ran.returncode == 0:
-            found = json.loads(ran.stdout.splitlines()[-1])
-            return [[(token, logprob) for token, logprob in top] for top in found]
-    except (ValueError, IndexError):
-        pass
+    if ran.returncode == 0:
+        with suppress(ValueError, IndexError):
+            return json.loads(ran.stdout.splitlines()[-1])
     lines = [line for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
     cause = next((line for line in lines if "error" in line.lower()), lines[-1])
     raise UserError(f"llama.cpp can't run {file} ({short(cause, 120)}): convert it again.")

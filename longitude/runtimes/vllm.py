@@ -22,7 +22,7 @@ from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict
 from longitude.parts import Ntk, Unscaled
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes import Issue, Runtime, Settings
-from longitude.runtimes.checkpoint import TOKENIZER, Model
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.effective import DEFAULT_BASE, DoesNotStart, Effective, RopeEntries, before
 from longitude.runtimes.rope_dictionaries import by_attn_factor, nested, per_layer
 from longitude.runtimes.target import Target
@@ -128,7 +128,7 @@ def _yarn(rope: RopeEntries, length: int, version: str | None) -> Effective:
     return rope.computed(min(length, rows), attention=gain, issues=issues)
 
 
-def write(target: Target, model: Model, version: str) -> Iterator[Settings]:
+def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """`--hf-overrides` with a named type, or a list of factors."""
     for first, missing, needed in (
         ("0.6.4", "it has no --hf-overrides yet", True),

@@ -8,7 +8,7 @@ from typing import Any
 from longitude.core.scheme import Scheme
 from longitude.runtimes import runtimes, select
 from longitude.runtimes.effective import Effective, emulated
-from longitude.runtimes.export import ExportRequest
+from longitude.runtimes.export import Export
 from longitude.runtimes.lint import LintResult, lint_settings
 
 SIZES = {
@@ -59,12 +59,12 @@ def gguf(arch: str = "llama", **own: Any) -> dict[str, Any]:
 
 def emulate(name: str, config: Mapping[str, Any], version: str | None = None) -> Effective:
     """What a runtime computes, by its name."""
-    return emulated(runtimes()[name], config, version)
+    return emulated(runtimes()[name].emulate, config, version)
 
 
-def request(name: str, scheme: str, version: str | None = None) -> ExportRequest:
+def request(name: str, scheme: str, version: str | None = None) -> Export:
     """A scheme for a runtime, by its name."""
-    return ExportRequest(runtimes()[name], scheme, version)
+    return Export(runtimes()[name], scheme, version)
 
 
 def lint(

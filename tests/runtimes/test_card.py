@@ -11,7 +11,7 @@ from longitude.hf.source import ASSETS
 from longitude.runtimes import runtimes
 from longitude.runtimes.card import card, front_matter
 from longitude.runtimes.checkpoint import open_checkpoint
-from longitude.runtimes.export import PriorRun, exports
+from longitude.runtimes.export import ExportResult, PriorRun, exports
 from tests.runtimes.configs import request
 
 TEXT = "rope(frequencies=yarn(4, original=256))"
@@ -30,7 +30,7 @@ def advice(label: str = "yarn(4, original=256)") -> PriorRun:
     runtimes = {r: told(label, 1.5, r) for r in ("transformers", "vllm", "sglang", "llama.cpp")}
     best = told("rerope(128)", 1.25)
     summary = "## tiny-rope at 1,024 tokens\n\n| method | loss |\n\n![chart](charts/a.png)\n"
-    return PriorRun("tiny-rope", None, 1024, best, runtimes, summary)
+    return PriorRun("tiny-rope", 1024, best, runtimes, summary)
 
 
 def header(text: str) -> dict[str, object]:
@@ -45,7 +45,8 @@ def test_what_the_base_models_card_says_is_carried_over(tmp_path: Path) -> None:
         "widget: [{text: a}]\n---\n# Its own text\n---\n"
     )
     place = open_checkpoint(str(home))
-    text = card(place, exports(place, [request("vllm", TEXT)], 1024), 1024)
+    done = exports(place, [request("vllm", TEXT)], 1024)
+    text = card(ExportResult(place, tuple(done), 1024))
     assert header(text) == {
         "license": "mit",
         "base_model": "some/base",
@@ -69,7 +70,7 @@ def test_headers_that_can_not_be_read(tmp_path: Path) -> None:
 def test_numbers_of_a_run_stand_in_it() -> None:
     place = open_checkpoint("tiny-rope")
     done = exports(place, [request("transformers", TEXT), request("ollama", TEXT)], 1024)
-    text = card(place, done, 1024, advice())
+    text = card(ExportResult(place, tuple(done), 1024, advice()))
     assert "## Measured\n\n### tiny-rope at 1,024 tokens" in text
     assert "| method | loss |" in text
     assert "charts/a.png" not in text

@@ -19,7 +19,7 @@ from longitude.core.validate import UserError
 from longitude.hf.gguf_reader import Header
 from longitude.parts import ByParts, Linear, Llama3, Ntk, NtkMixed, Rope, Unscaled, Yarn
 from longitude.runtimes import Settings, runtimes
-from longitude.runtimes.checkpoint import TOKENIZER, Model
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.export import write
 from longitude.runtimes.target import Target, make_target
 from tests.runtimes.configs import emulate
@@ -43,9 +43,9 @@ KEYS = {
 OF_GGUF = ("llama.cpp", "gguf", "ollama")
 
 
-def model() -> Model:
+def model() -> Checkpoint:
     header = Header(Path("m.gguf"), dict(KEYS), {})
-    return Model("some/model", CONFIG, {"model_max_length": 512}, header)
+    return Checkpoint("some/model", CONFIG, {"model_max_length": 512}, header)
 
 
 def read_back(runtime: str, text: str, held: dict[str, Any]) -> dict[str, Any]:
@@ -169,13 +169,13 @@ def test_refusals_name_what_comes_near() -> None:
     with pytest.raises(UserError, match=r"torchtitan 0\.3 .*attention_factor=1"):
         write(runtimes()["torchtitan"], w, model())
     with pytest.raises(UserError, match=r"Ollama serves a GGUF file, but got 'some/model'"):
-        write(runtimes()["ollama"], w, Model("some/model", CONFIG))
+        write(runtimes()["ollama"], w, Checkpoint("some/model", CONFIG))
 
 
 def test_text_inside_a_larger_model() -> None:
     config = {"model_type": "some_vlm", "text_config": CONFIG}
     w = make_target(parse("rope(frequencies=yarn(4, original=512))"), config, 2048)
-    one = Model("some/model", config)
+    one = Checkpoint("some/model", config)
     assert list(write(runtimes()["vllm"], w, one).entries["--hf-overrides"]) == ["text_config"]
     written = write(runtimes()["transformers"], w, one).config
     assert written and set(written) == {"model_type", "text_config"}

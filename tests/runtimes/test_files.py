@@ -15,9 +15,9 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.faults import faults
 from longitude.parts import LongRope
+from longitude.runtimes import files
 from longitude.runtimes.checkpoint import open_checkpoint
-from longitude.runtimes.export import exports
-from longitude.runtimes.files import Files
+from longitude.runtimes.export import ExportResult, exports
 from tests.hf.gguf_files import write_gguf
 from tests.runtimes.configs import request
 
@@ -39,7 +39,7 @@ def made(text: str, out: Path, source: str = "tiny-rope", **options: Any) -> lis
     place = open_checkpoint(source)
     done = exports(place, [request("transformers", text)], 1024)
     assert done[0].refused is None
-    return Files(place, done, out, 1024, **options).located().write()
+    return list(files.write_files(ExportResult(place, tuple(done), 1024), out, **options).written)
 
 
 def rotary(folder: Path) -> Any:
@@ -150,12 +150,13 @@ def test_a_gguf_file_becomes_a_folder(tmp_path: Path) -> None:
 def test_a_longer_table_is_written_into_the_weights(tmp_path: Path) -> None:
     place, text = open_checkpoint("tiny-learned"), "hierarchical(256)"
     requests = [request(name, text) for name in ("transformers", "vllm", "sglang", "mlx")]
-    files = Files(place, exports(place, requests, 1024), tmp_path, 1024).located()
-    done = files.exports
+    made = ExportResult(place, tuple(exports(place, requests, 1024)), 1024)
+    written = files.write_files(made, tmp_path)
+    done = written.exports
     assert [one.refused is None for one in done] == [True, True, True, False]
     assert done[1].settings
     assert done[1].settings.text.startswith(f"vllm serve {tmp_path / 'transformers'} --max-model-")
-    assert files.write() == [tmp_path / "transformers"]
+    assert written.written == (tmp_path / "transformers",)
     stock: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "transformers")
     model, _ = lh.load("tiny-learned", quiet=True)
     ids = torch.randint(256, (1, 900), generator=torch.Generator().manual_seed(0))
@@ -186,7 +187,7 @@ def test_a_kill_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def stop(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(Files, "write_settings", stop)
+    monkeypatch.setattr(files, "write_settings", stop)
     before = (out / "config.json").read_text()
     with pytest.raises(Killed):
         made(STATED[1], out)

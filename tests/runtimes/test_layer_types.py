@@ -14,8 +14,8 @@ from longitude.core.validate import UserError
 from longitude.hf.rope_config import read
 from longitude.parts import Yarn
 from longitude.runtimes.checkpoint import open_checkpoint
-from longitude.runtimes.export import exports
-from longitude.runtimes.files import Files
+from longitude.runtimes.export import ExportResult, exports
+from longitude.runtimes.files import write_files
 from tests.runtimes.configs import emulate, request
 
 TYPES = ["sliding_attention", "sliding_attention", "full_attention"]
@@ -47,7 +47,7 @@ def made(folder: Path, text: str, out: Path) -> Any:
     place = open_checkpoint(str(folder))
     done = exports(place, [request("transformers", text)], 1024)
     assert done[0].refused is None
-    Files(place, done, out, 1024).located().write()
+    write_files(ExportResult(place, tuple(done), 1024), out)
     model: Any = AutoModelForCausalLM.from_pretrained(out)
     return model.eval()
 

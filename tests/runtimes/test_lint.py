@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from longitude import parse
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.runtimes import runtimes, select
-from longitude.runtimes.effective import SHARED_ISSUES, difference
+from longitude.runtimes.effective import SHARED_ISSUES, Effective, difference
 from longitude.runtimes.lint import explain, read_settings
 from tests.runtimes.configs import (
     DYNAMIC,
@@ -166,17 +167,19 @@ def test_against_a_scheme() -> None:
 
 def test_a_difference_without_a_known_issue_is_reported_too() -> None:
     found = lint(both(YARN), ["transformers"]).rows[0].found
-    away = difference([2 * f for f in found.inv_freq], 2.0, 99, found)
+    twice = tuple(2 * f for f in found.inv_freq)
+    away = difference(Effective(twice, 2.0, 99), found)
     assert away.frequencies == pytest.approx(0.5) and away.attention > 0.4
     issues, _ = explain(runtimes()["transformers"], found, away)
     names = {"other frequencies", "other attention", "other length"}
     assert {issue.name for issue in issues} == names
-    assert difference(found.inv_freq[1:], found.attention, 32768, found).frequencies == float("inf")
+    fewer = replace(found, inv_freq=found.inv_freq[1:])
+    assert difference(fewer, found).frequencies == float("inf")
 
 
 def test_every_issue_has_a_sentence_and_a_fix() -> None:
     for runtime in runtimes().values():
-        for issue in (*SHARED_ISSUES, *runtime.issues):
+        for issue in (*SHARED_ISSUES.values(), *runtime.issues):
             assert issue.sentence.endswith(".") and issue.fix.endswith(".")
             assert set(issue.affects.split()) <= {"frequencies", "attention", "length", "start"}
 

@@ -12,7 +12,7 @@ from longitude.hf.gguf_writer import rewrite
 from longitude.runtimes import verify as module
 from longitude.runtimes.gguf import export_gguf
 from longitude.runtimes.target import Target, make_target
-from longitude.runtimes.verify import Compared, Verified, verify
+from longitude.runtimes.verify import Verified, verify
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
 
@@ -49,8 +49,8 @@ def test_llama_cpp_computes_each_scheme(tiny: Path, tmp_path: Path, name: str) -
     text, want = asked(FREQUENCIES[name])
     export_gguf(tiny, tmp_path / "out.gguf", want)
     found = verify(tiny, tmp_path / "out.gguf", text, want)
-    assert [row.length for row in found.rows] == [32, 96]  # inside the window, and past it
-    assert found.holds and max(row.difference for row in found.rows) < 1e-3, found
+    assert list(found.rows) == [32, 96]  # inside the window, and past it
+    assert found.holds and max(found.rows.values()) < 1e-3, found
 
 
 def test_another_scheme_is_seen(tiny: Path, tmp_path: Path) -> None:
@@ -82,18 +82,18 @@ def test_without_xllamacpp_it_says_what_to_install(
 
 
 def test_the_bound_grows_with_what_the_blocks_make_differ() -> None:
-    rows = (Compared(32, 0.2), Compared(96, 0.4))
+    rows = {32: 0.2, 96: 0.4}
     assert not Verified("llama.cpp", rows).holds
-    assert Verified("llama.cpp", rows, (Compared(32, 0.3),)).holds
-    doubtful = Verified("llama.cpp", rows, (Compared(32, 0.2),))
+    assert Verified("llama.cpp", rows, {32: 0.3}).holds
+    doubtful = Verified("llama.cpp", rows, {32: 0.2})
     assert not doubtful.holds and "a float32 file tells" in str(doubtful)
-    assert Verified("llama.cpp", rows, (Compared(32, 0.001),)).bound(rows[0]) == 0.05
+    assert Verified("llama.cpp", rows, {32: 0.001}).bound(32) == 0.05
 
 
 def test_each_length_is_held_to_the_untouched_file_at_its_own() -> None:
-    untouched = (Compared(32, 0.2), Compared(64, 0.3))
-    assert Verified("llama.cpp", (Compared(32, 0.2), Compared(96, 0.4)), untouched).holds
-    assert not Verified("llama.cpp", (Compared(32, 0.4), Compared(96, 0.4)), untouched).holds
+    untouched = {32: 0.2, 64: 0.3}
+    assert Verified("llama.cpp", {32: 0.2, 96: 0.4}, untouched).holds
+    assert not Verified("llama.cpp", {32: 0.4, 96: 0.4}, untouched).holds
 
 
 def test_blocks_are_held_to_the_untouched_file(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_blocks_are_held_to_the_untouched_file(tmp_path: Path) -> None:
     text, want = asked("yarn(4, original=64)")
     export_gguf(before, tmp_path / "out.gguf", want)
     found = verify(before, tmp_path / "out.gguf", text, want)
-    assert [row.length for row in found.baseline] == [32, 63]  # its slot holds one more token
+    assert list(found.baseline) == [32, 63]  # its slot holds one more token
     assert found.holds, found
     other = verify(before, tmp_path / "out.gguf", "rope(base=500)", want)
     assert not other.holds, other
@@ -138,7 +138,7 @@ def test_smollm2_inside_and_past_its_window(
         text, want = asked(frequencies, SMOL, base=1e5)
         export_gguf(source, tmp_path / "out.gguf", want)
         found = verify(source, tmp_path / "out.gguf", text, want)
-        assert [row.length for row in found.rows] == [512, 8704]
+        assert list(found.rows) == [512, 8704]
         assert bool(found.baseline) == blocks and found.holds, found
 
 
