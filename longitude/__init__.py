@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from longitude.core.part import Dims as Dims
     from longitude.core.scheme import Layers as Layers
     from longitude.core.scheme import Scheme as Scheme
+    from longitude.core.scheme import Split as Split
     from longitude.core.text import dump as dump
     from longitude.core.text import parse as parse
     from longitude.core.validate import UserError as UserError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "cache": ["Cache"],
     "core.part": ["Dims"],
-    "core.scheme": ["Layers", "Scheme"],
+    "core.scheme": ["Layers", "Scheme", "Split"],
     "core.text": ["dump", "parse"],
     "core.validate": ["UserError"],
     "explorer.api": ["ExploreOptions", "explore"],

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Literal, TypeVar
 
 from longitude import parts
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.scheme import Layers, Scheme, Split, scheme_of
 from longitude.core.validate import UserError, check_arguments
 
 F = TypeVar("F", bound=Callable[..., Scheme | Layers])
@@ -225,6 +225,17 @@ def gemma3(window: int = 1024, factor: float = 8) -> Layers:
             Scheme.of(parts.Rope(1_000_000, frequencies=parts.Linear(factor))),
         )
     )
+
+
+@preset("Longitude")
+def split(
+    near: Scheme = scheme_of(parts.Streaming(4, 2044)),  # noqa: B008 (a scheme is frozen)
+    far: Scheme = scheme_of(parts.Rerope(512)),  # noqa: B008
+    share: float = 0.5,
+) -> Layers:
+    """The first share of a model's layers runs one scheme, the rest another: by default a window
+    with sinks, then a narrow ReRoPE."""
+    return Split((near, far), share)
 
 
 @preset("Ruoss et al. 2023, arXiv:2305.16843")

@@ -60,6 +60,8 @@ def schemes() -> dict[str, Scheme]:
     mixtures."""
     found: dict[str, Scheme] = {}
     for name, make in PRESETS.items():
+        if name == "split":  # of schemes that others have
+            continue
         made = make(*SIZES.get(name, ()))
         if isinstance(made, Layers):
             for n, one in enumerate(dict.fromkeys(made.schemes)):

@@ -75,8 +75,7 @@ class Scheme:
         if self.rotary and self.rotary.decay and Causal() not in self.mask:
             raise UserError(
                 f"{self.rotary.decay} grows without bound towards keys ahead, but the scheme is "
-                f"bidirectional: "
-                f"make it causal or leave the decay out."
+                f"bidirectional: make it causal or leave the decay out."
             )
 
     @property
@@ -141,9 +140,20 @@ class Scheme:
 def scheme_of(choice: Choice) -> Scheme:
     """The scheme of a part or a tuple of parts, those of a rotation inside `rope(…)`."""
     parts = choice if isinstance(choice, tuple) else (choice,)
-    inside = {p.site: p for p in parts if p.site in INSIDE_ROPE}
-    rope = [Rope(**inside)] if inside else []
-    return Scheme.of(*rope, *(p for p in parts if p.site not in INSIDE_ROPE))
+    inside = [p for p in parts if getattr(p, "site", None) in INSIDE_ROPE]
+    fields = {p.site: p for p in inside}
+    if len(fields) < len(inside):
+        raise UserError(f"{' + '.join(map(shown, inside))} name one site twice: keep one of each.")
+    rope = [Rope(**fields)] if fields else []
+    return Scheme.of(*rope, *(p for p in parts if p not in inside))
+
+
+def _short(scheme: Scheme) -> str:
+    """A scheme by the parts that `scheme_of` makes it from, if it does."""
+    inside = (getattr(scheme.rotary, site, None) for site in INSIDE_ROPE)
+    usual = (None, Rope().frequencies, scheme.rotary)
+    parts = tuple(p for p in (*inside, *scheme.parts) if p not in usual)
+    return " + ".join(map(str, parts)) if parts and scheme_of(parts) == scheme else str(scheme)
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,15 +164,12 @@ class Layers:
 
     def __post_init__(self) -> None:
         if not self.schemes:
-            raise UserError(
-                "layers() names no scheme: give at least one, as in layers(rope(), causal())."
-            )
+            raise UserError("layers() names no scheme: give at least one, as in layers(rope()).")
         shared = {(s.positions, s.embed) for s in self.schemes}
         if len(shared) > 1:
             raise UserError(
-                "layers(…) differ in positions or embeddings, which a model has once, before "
-                "its first layer: "
-                "give every layer the same."
+                "layers(…) differ in positions or embeddings, which a model has once, before its "
+                "first layer: give every layer the same."
             )
 
     def __repr__(self) -> str:
@@ -173,13 +180,40 @@ class Layers:
 
     def layer(self, index: int, layers: int | None = None) -> Scheme:
         """The scheme of one layer of a model with this many layers."""
+        return self.schemes[self.place(index, layers)]
+
+    def place(self, index: int, layers: int | None = None) -> int:
+        """Which of the schemes a layer has."""
         if layers is not None and (layers < len(self.schemes) or layers % len(self.schemes)):
             raise UserError(
                 f"layers(…) names {len(self.schemes)} schemes, which do not tile a model of "
-                f"{layers} layers: "
-                f"give a number of schemes that divides {layers}."
+                f"{layers} layers: give a number of schemes that divides {layers}."
             )
-        return self.schemes[index % len(self.schemes)]
+        return index % len(self.schemes)
+
+
+@dataclass(frozen=True, repr=False)
+class Split(Layers):
+    """Two schemes: the first for this share of a model's layers, rounded, the second for the rest.
+    Of two layers or more, each has at least one."""
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.share < 1:
+            raise UserError(
+                f"split: share, the part of the layers that run the first scheme, lies between 0 "
+                f"and 1, but got {self.share!r}: write for example share=0.5."
+            )
+
+    def __repr__(self) -> str:
+        return f"split({', '.join(map(_short, self.schemes))}, share={self.share!r})"
+
+    def place(self, index: int, layers: int | None = None) -> int:
+        """0 up to the border, then 1."""
+        count = layers or len(self)
+        return int(index >= min(max(1, round(self.share * count)), count - 1))
 
 
 _NOUN = {"positions": "position policy", "embed": "embedding of positions", "rotary": "rotation"}
@@ -189,8 +223,7 @@ def _site(p: Any) -> str:
     site = getattr(p, "site", None)
     if PARTS.get(getattr(p, "name", "")) is not type(p) or site is None:
         raise UserError(
-            f"a scheme is made of parts, but got {shown(p)}: see `longitude schemes` for their "
-            f"names."
+            f"a scheme is made of parts, but got {shown(p)}: `longitude schemes` has their names."
         )
     if site in INSIDE_ROPE:
         raise UserError(

@@ -2,6 +2,7 @@
 
     rope(base=100000, frequencies=yarn(4, original=8192)) + logn(8192) + window(1020, sinks=4)
     layers(rope() + window(16), logn(512))
+    split(streaming(4, 4092), rerope(1024), share=0.5)
 
 Calls, names and literals only: the text is parsed with `ast` and never evaluated, and
 `parse(dump(s)) == s`.
@@ -17,7 +18,7 @@ import warnings
 from typing import Any
 
 from longitude.core.part import PARTS
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.scheme import Layers, Scheme, scheme_of
 from longitude.core.validate import UserError, short, shown
 from longitude.presets import PRESETS
 
@@ -93,22 +94,30 @@ def _keywords(name: str, keywords: list[ast.keyword]) -> dict[str, Any]:
 
 def _parts(value: Any) -> list[Any]:
     if isinstance(value, Layers):
-        raise UserError("layers(…) can't be joined by +: write + inside it, layer by layer.")
+        raise UserError("schemes of layers can't be joined by +: write + inside, layer by layer.")
     if isinstance(value, list):
         return value
     return list(value.parts) if isinstance(value, Scheme) else [value]
+
+
+def _argument(value: Any) -> Any:
+    """An argument of a preset: parts and sums of them are schemes."""
+    whole = isinstance(value, list) or hasattr(value, "site")
+    return scheme_of(tuple(_parts(value))) if whole else value
 
 
 def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if name == "layers":
         if kwargs:
             raise UserError("layers(…) takes schemes only: write layers(a, a, b).")
-        return Layers(tuple(Scheme.of(*_parts(a)) for a in args))
+        return Layers(tuple(scheme_of(tuple(_parts(a))) for a in args))
     make = PARTS.get(name) or PRESETS.get(name)
     if make is None:
         near = difflib.get_close_matches(name, [*PARTS, *PRESETS, "layers"], n=3, cutoff=0.5)
         known = " or ".join(near) if near else "one of those that `longitude schemes` lists"
         raise UserError(f"no part is called {shown(name)}: use {known}.")
+    if name in PRESETS:
+        args, kwargs = [_argument(a) for a in args], {k: _argument(v) for k, v in kwargs.items()}
     try:
         inspect.signature(make).bind(*args, **kwargs)
     except TypeError as e:

@@ -103,9 +103,9 @@ def in_words(hint: Any) -> str:
         bool: "True or False",
         str: "a string",
     }
-    return (
-        "None" if hint is types.NoneType else plain.get(hint) or f"a {hint.__name__.lower()} part"
-    )
+    if hint in plain or hint is types.NoneType:
+        return plain.get(hint, "None")
+    return "a scheme" if hint.__name__ == "Scheme" else f"a {hint.__name__.lower()} part"
 
 
 def example(hint: Any, default: Any) -> str:

@@ -13,14 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 from longitude.core.lengths import Lengths
-from longitude.core.part import PARTS
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.explorer.state import OWN, WRITTEN, Column, PageState, kind
 from longitude.extension.candidates import full_layers, proposals
-from longitude.hf.merge_scheme import merge_scheme
-from longitude.inspection.catalogue import meaning, presets
+from longitude.hf.merge_scheme import as_layers, merge_scheme
+from longitude.inspection.catalogue import parts, presets
 from longitude.presets import PRESETS
 
 MAX_LAYERS = 512
@@ -40,11 +39,16 @@ class Resolved:
 
 def choices(own_text: str) -> list[dict[str, Any]]:
     """The methods for a model of this scheme, in groups, each with its meaning."""
-    extending = _candidates(kind(parse(own_text)), 1024, 4)
+    extending = _candidates(parse(own_text), 1024, 4)
+    meanings = {row.name: row.meaning for row in (*parts(), *presets())}
     groups = {
         "Model": [{"name": OWN, "what": "The model’s own scheme."}],
-        "Context extension": [{"name": n, "what": meaning(PARTS[n])} for n in extending],
-        "Other encodings": [{"name": p.name, "what": p.meaning} for p in presets() if p.scheme],
+        "Context extension": [{"name": n, "what": meanings[n]} for n in extending],
+        "Other encodings": [
+            {"name": p.name, "what": p.meaning}
+            for p in presets()
+            if p.scheme and p.name not in extending
+        ],
         "Custom": [{"name": WRITTEN, "what": "A scheme that you write."}],
     }
     return [{"group": name, "methods": methods} for name, methods in groups.items() if methods]
@@ -64,13 +68,13 @@ def _resolve(column: Column, own_text: str, window: int, stretch: float) -> Reso
     if column.method == WRITTEN:
         scheme = _checked(parse(column.text))
         return Resolved(scheme, base_of(scheme), None)
-    rebased, candidates = with_base(own, column.base), _candidates(kind(own), window, factor)
+    rebased, candidates = with_base(own, column.base), _candidates(own, window, factor)
     if column.method == OWN:
         return Resolved(rebased, base_of(rebased), None)
     if column.method in candidates:
         text = candidates[column.method]
         scheme = _checked(_merged(full_layers(text, own), rebased, window))
-        depends = text != _candidates(kind(own), window, 2 * factor + 1)[column.method]
+        depends = text != _candidates(own, window, 2 * factor + 1)[column.method]
         return Resolved(scheme, base_of(scheme), factor if depends else None)
     if column.method in PRESETS:
         return _preset(column, window, factor)
@@ -83,23 +87,25 @@ def _resolve(column: Column, own_text: str, window: int, stretch: float) -> Reso
 
 
 @lru_cache(maxsize=64)
-def _candidates(kind: str | None, window: int, factor: float) -> dict[str, str]:
+def _candidates(own: Either, window: int, factor: float) -> dict[str, str]:
     """The candidates of `longitude extend`, the first of each name."""
     lengths = Lengths(window, max(window + 1, round(factor * window)))
     texts: dict[str, str] = {}
-    for method in ("candidates", "more_candidates") if kind else ():
-        for one in proposals(kind or "", lengths, method):
+    for method in ("candidates", "more_candidates") if kind(own) else ():
+        for one in proposals(kind(own) or "", lengths, method):
             texts.setdefault(one.name, one.text or "")
+    if isinstance(own, Layers):  # as few as tile the model: too few to split
+        texts.pop("split", None)
     return texts
 
 
 def _merged(text: str, own: Either, window: int) -> Either:
     """A candidate merged into the model's own scheme, layer by layer."""
-    scheme = parse(text).layer(0)
-    if scheme.embed is not None:
-        return replace(scheme, mask=own.layer(0).mask)
-    each = merge_scheme(text, [own.layer(n) for n in range(len(own))], window)
-    return each[0] if len(set(each)) == 1 else Layers(tuple(each))
+    scheme = parse(text)
+    if (first := scheme.layer(0)).embed is not None:
+        return replace(first, mask=own.layer(0).mask)
+    count = max(len(own), len(scheme))
+    return as_layers(merge_scheme(text, [own.layer(n) for n in range(count)], window), scheme)
 
 
 def _preset(column: Column, window: int, factor: float) -> Resolved:
@@ -140,7 +146,7 @@ def with_base(scheme: Either, base: float | None) -> Either:
         else one
         for one in (scheme.layer(n) for n in range(len(scheme)))
     ]
-    return Layers(tuple(each)) if isinstance(scheme, Layers) else each[0]
+    return replace(scheme, schemes=tuple(each)) if isinstance(scheme, Layers) else each[0]
 
 
 def _checked(scheme: Either) -> Either:

@@ -77,7 +77,7 @@ def _code(state: PageState, text: str) -> list[dict[str, str]]:
         "Measure it on the model": shlex.join(measure) + "\n",
         "Write it for every runtime": shlex.join(write) + "\n",
     }
-    if "layers(" in text:
+    if text.startswith(("layers(", "split(")):
         del texts["Attention in PyTorch"]
     return [{"title": title, "text": text} for title, text in texts.items()]
 

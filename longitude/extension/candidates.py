@@ -3,11 +3,13 @@
 A part's `candidates` and `more_candidates` choose windows, factors and groups by the paper's own
 rule (`core/part.py`). Which parts apply follows from where the model has positions: frequencies,
 remaps and scales for rotary models, biases for models with a bias, embeddings otherwise. The
-unchanged model is always the first candidate.
+unchanged model is always the first candidate. Rotary models are tried under a split as well:
+different schemes in the lower and the upper layers, which no part can propose by itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,13 +17,15 @@ from typing import Any, get_args
 
 from longitude.core.lengths import Lengths
 from longitude.core.part import PARTS, Site, optional
-from longitude.core.scheme import Layers, Scheme, scheme_of
+from longitude.core.scheme import Layers, Scheme, Split, scheme_of
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
+from longitude.parts import Rerope, Streaming
 
 Own = Scheme | Layers
 AUTO, ALL = "auto", "all"
 NOTHING = "none"
+NARROWEST = 64  # window of the split's ReRoPE, in tokens
 FAMILIES: dict[str, tuple[Site, ...]] = {  # the sites whose parts extend each kind of model
     "rope": ("frequencies", "remap", "decay", "scale"),
     "alibi": ("bias",),
@@ -50,14 +54,24 @@ def family(own: Own) -> str:
 
 
 def proposals(family: str, lengths: Lengths, method: str = "candidates") -> list[Candidate]:
-    """What the parts of a family propose by this method of theirs, site by site."""
+    """What the parts of a family propose by this method of theirs, site by site; of rotary models
+    then the split."""
     order: list[str] = list(get_args(Site))
     classes: list[Any] = [cls for cls in PARTS.values() if cls.site in FAMILIES[family]]
+    splits = family == "rope" and method == "candidates"
     return [
         Candidate(cls.name, dump(scheme_of(choice)))
         for cls in sorted(classes, key=lambda cls: order.index(cls.site))
         for choice in optional(cls, method, lengths)
-    ]
+    ] + [Candidate("split", dump(split(lengths)))] * splits
+
+
+def split(lengths: Lengths) -> Split:
+    """A window with sinks of half the trained length in the lower half of the layers, where far
+    text disturbs most, and a narrow ReRoPE in the upper half, which uses it."""
+    window = max(lengths.share(8), min(NARROWEST, lengths.share(2)))
+    near, far = Streaming(4, max(1, lengths.share(2) - 4)), Rerope(window)
+    return Split((scheme_of(near), scheme_of(far)))
 
 
 def candidates(methods: str, own: Own, trained: int, target: int) -> list[Candidate]:
@@ -96,14 +110,17 @@ def _named(name: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> 
 def full_layers(text: str, own: Own) -> str:
     """The scheme for the layers that see the full context; those under a window never meet a
     distance they were not trained for, and stay."""
-    if isinstance(own, Scheme) or text.startswith("layers("):
+    scheme = parse(text)
+    if isinstance(own, Scheme) or type(scheme) is Layers:
         return text
-    layers = [own.layer(i, len(own)) for i in range(len(own))]
-    local = [one.windowed for one in layers]
-    if not any(local) or all(local):
+    each = [own.layer(i, len(own)) for i in range(len(own))]
+    full = [i for i, one in enumerate(each) if not one.windowed]
+    if len(full) in (0, len(each)):
         return text
-    each = [dump(one) if near else text for one, near in zip(layers, local, strict=True)]
-    return f"layers({', '.join(each)})"
+    texts = [*map(dump, each)]
+    for n, i in enumerate(full):
+        texts[i] = dump(scheme.layer(n, len(full))) if isinstance(scheme, Split) else text
+    return f"layers({', '.join(texts)})"
 
 
 def label(scheme: Own, own: Own) -> str:
@@ -112,7 +129,10 @@ def label(scheme: Own, own: Own) -> str:
 
     if scheme == own:
         return BASELINE
-    pairs = [(scheme.layer(i, len(own)), own.layer(i, len(own))) for i in range(len(own))]
+    if isinstance(scheme, Split):
+        ends = zip(scheme.schemes, (own.layer(0), own.layer(len(own) - 1)), strict=True)
+        return f"split({', '.join(_changes(a, b) for a, b in ends)}, share={scheme.share!r})"
+    pairs = [(scheme.layer(i), own.layer(i)) for i in range(math.lcm(len(scheme), len(own)))]
     return " | ".join(dict.fromkeys(_changes(a, b) for a, b in pairs if a != b))
 
 

@@ -15,8 +15,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
+from longitude.hf.merge_scheme import as_layers
 from longitude.hf.modeling_source import entry_of, pair_layout
 from longitude.hf.rope_config import FULL, ORIGINAL, THETAS, is_number, main_rope_dict, ropes
 from longitude.parts import (
@@ -289,12 +290,13 @@ def _layer_schemes(config: Any, text: str, found: Ropes) -> Fields:
     if not each:
         return {}
     schemes = tuple(each.values())
-    full = schemes[0] if len(set(schemes)) == 1 else Layers(schemes)
     rows: dict[str, tuple[int, ...]] = {}
     for n, kind in enumerate(types):
         what = str(each[n]) if n in each else f"no attention ({kind})"
         rows[what] = (*rows.get(what, ()), n)
-    return {"scheme": str(full)} | ({"layers": tuple(rows.items())} if len(rows) > 1 else {})
+    return {"scheme": str(as_layers(schemes))} | (
+        {"layers": tuple(rows.items())} if len(rows) > 1 else {}
+    )
 
 
 def _of_layer(kind: str | None, found: Ropes) -> Rope | None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from longitude.core.part import Dims, Mask
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.scheme import Layers, Scheme, Split
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
@@ -33,7 +34,8 @@ def merge_scheme(
     written = _written_fields(text)
     merged = []
     for index, mine in enumerate(own):
-        given, fields = scheme.layer(index, len(own)), written[index % len(written)]
+        at = scheme.place(index, len(own)) if isinstance(scheme, Layers) else 0
+        given, fields = scheme.layer(index, len(own)), written[at]
         _check_trainless(given, mine, force)
         merged.append(
             Scheme(
@@ -49,10 +51,28 @@ def merge_scheme(
     return merged
 
 
+def as_layers(schemes: Sequence[Scheme], asked: Scheme | Layers | None = None) -> Scheme | Layers:
+    """The schemes of all layers as one value: a single scheme if they are equal, and the split that
+    was asked for if they still are one."""
+    if len(set(schemes)) == 1:
+        return schemes[0]
+    if isinstance(asked, Split):
+        split, count = dataclasses.replace(asked, schemes=(schemes[0], schemes[-1])), len(schemes)
+        if all(split.layer(n, count) == one for n, one in enumerate(schemes)):
+            return split
+    return Layers(tuple(schemes))
+
+
 def _written_fields(text: str) -> list[set[str]]:
-    """The fields of rope(…) that a text writes out, for each layer it names."""
-    body = ast.parse(text.strip(), mode="eval").body
-    layered = isinstance(body, ast.Call) and getattr(body.func, "id", "") == "layers"
+    """The fields of rope(…) that a text writes out, for each scheme of layers that it names."""
+    body: Any = ast.parse(text.strip(), mode="eval").body
+    nodes = [body]
+    if isinstance(body, ast.Call) and ast.unparse(body.func) == "layers":
+        nodes = body.args
+    elif isinstance(body, ast.Call) and ast.unparse(body.func) == "split":
+        given = dict(zip(("near", "far"), body.args, strict=False))
+        given |= {k.arg: k.value for k in body.keywords}
+        nodes = [given.get(name, body.func) for name in ("near", "far")]
     return [
         {
             name
@@ -60,7 +80,7 @@ def _written_fields(text: str) -> list[set[str]]:
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "rope"
             for name in (*FIELDS[: len(call.args)], *(k.arg for k in call.keywords if k.arg))
         }
-        for node in (body.args if layered and isinstance(body, ast.Call) else [body])
+        for node in nodes
     ]
 
 

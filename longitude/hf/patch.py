@@ -23,7 +23,7 @@ from longitude.core.validate import UserError, shown
 from longitude.hf.families import family_of
 from longitude.hf.frequency_patch import frequencies_replaced, only_frequencies
 from longitude.hf.layer import LAYER_STATE, LayerState, register
-from longitude.hf.merge_scheme import merge_scheme
+from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.hf.model_state import ModelState
 from longitude.hf.probe import (
     ProbedLayer,
@@ -80,7 +80,7 @@ def own_scheme(model: nn.Module) -> Scheme | Layers:
         family = family_of(model)
         if family is not None:
             return family.scheme(model)
-        return _as_layers([layer.scheme for layer in probed_layers(model)])
+        return as_layers([layer.scheme for layer in probed_layers(model)])
 
 
 @contextmanager
@@ -181,20 +181,15 @@ def probed_layers(model: nn.Module) -> list[ProbedLayer]:
     return _PROBED[model]
 
 
-def _as_layers(schemes: list[Scheme]) -> Scheme | Layers:
-    """One scheme if all layers have the same."""
-    return schemes[0] if len(set(schemes)) == 1 else Layers(tuple(schemes))
-
-
 @contextmanager
 def _entered(
     model: nn.Module, scheme: SchemeLike, length: int | None, force: bool, check: bool
 ) -> Iterator[Scheme | Layers]:
     """The patched model; yields the scheme in full."""
+    asked = parse(scheme) if isinstance(scheme, str) else scheme
     family = family_of(model)
     if family is not None:
-        wanted = parse(scheme) if isinstance(scheme, str) else scheme
-        with family.patch(model, wanted, force) as full:
+        with family.patch(model, asked, force) as full:
             yield full
         return
     layers = probed_layers(model)
@@ -219,7 +214,7 @@ def _entered(
                 f"{shown(str(scheme))} changed no logit of {type(model).__name__}, near or far: it "
                 f"would run as it was (check=False to take it so)."
             )
-        yield _as_layers(schemes)
+        yield as_layers(schemes, asked)
 
 
 @contextmanager

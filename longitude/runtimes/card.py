@@ -15,7 +15,7 @@ from yaml import YAMLError, safe_load
 
 from longitude import __version__
 from longitude.core.text import parse
-from longitude.inspection.catalogue import nested_parts, part_row
+from longitude.inspection.catalogue import all_parts, distinct_layers, part_row
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.export import ExportResult, is_longer_table
 from longitude.runtimes.rope_dictionaries import yaml
@@ -84,9 +84,7 @@ def _changes(name: str, result: ExportResult) -> Iterator[str]:
     yield from (f"```\n{text}\n```" for text in schemes)
     if checkpoint.own is not None:
         yield f"Its own scheme was `{checkpoint.own}`."
-    parts = [
-        one for s in schemes.values() for part in s.layer(0).parts for one in nested_parts(part)
-    ]
+    parts = [p for s in schemes.values() for layer in distinct_layers(s) for p in all_parts(layer)]
     usual = ("causal", "unscaled", "sequential")
     rows = dict.fromkeys(part_row(part) for part in parts if part.name not in usual)
     if rows:

@@ -104,8 +104,8 @@ def _fixed_rotation(scheme: Scheme | Layers, config: Mapping[str, Any], length: 
     kinds = {scheme.layer(i) for i in range(len(scheme))}
     if len(kinds) > 1:
         raise UserError(
-            f"settings give every layer one rotation, but {shown(scheme)} differ: export one "
-            f"scheme for all layers."
+            f"settings give every layer one rotation, but the layers of {shown(scheme)} differ: "
+            f"export one scheme for all layers."
         )
     one = kinds.pop()
     rope = one.rotary

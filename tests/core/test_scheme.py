@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longitude import Dims, Layers, Scheme, UserError, parse
+from longitude import Dims, Layers, Scheme, Split, UserError, parse
 from longitude.parts import (
     Alibi,
     Causal,
@@ -64,3 +64,24 @@ def test_layers_tile_a_model(layers, picks):
 def test_layers_that_do_not_tile_say_so(layers):
     with pytest.raises(UserError, match=f"3 schemes.*divides {layers}"):
         Layers((A, B, C)).layer(0, layers)
+
+
+@pytest.mark.parametrize(
+    ("share", "layers", "picks"),
+    [
+        (0.5, 30, "A" * 15 + "B" * 15),
+        (0.5, 5, "AABBB"),
+        (0.6667, 30, "A" * 20 + "B" * 10),
+        (0.01, 4, "ABBB"),
+        (0.99, 4, "AAAB"),
+        (0.9, 2, "AB"),
+        (0.5, 1, "B"),
+        (0.9, None, "AB"),
+    ],
+)
+def test_a_split_gives_the_first_share_of_the_layers_one_scheme(share, layers, picks):
+    split = Split((A, B), share)
+    assert len(split) == 2 and isinstance(split, Layers) and split != Layers((A, B))
+    assert [split.layer(n, layers) for n in range(len(picks))] == [
+        {"A": A, "B": B}[pick] for pick in picks
+    ]

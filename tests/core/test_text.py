@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longitude import Layers, Scheme, UserError, dump, parse
+from longitude import Layers, Scheme, Split, UserError, dump, parse
 from longitude.core.part import PARTS
 from longitude.presets import PRESETS
 
@@ -91,6 +91,8 @@ def a_scheme(draw, shared: tuple = ()) -> Scheme:
 def a_scheme_or_layers(draw) -> Scheme | Layers:
     shared = tuple(draw(at_site(s)) for s in ("positions", "embed") if draw(st.booleans()))
     some = draw(st.lists(a_scheme(shared), min_size=1, max_size=3))
+    if len(some) == 2 and draw(st.booleans()):
+        return Split(tuple(some), draw(st.floats(0.01, 0.99)))
     return some[0] if draw(st.booleans()) else Layers(tuple(some))
 
 
@@ -140,6 +142,25 @@ def test_the_written_form_itself():
     assert parse("streaming_llm(4, 1020) + logn(512)").scale == parse("logn(512)").scale
 
 
+def test_a_split_is_written_by_what_its_layers_change():
+    text = "split(streaming(4, 4092), rerope(1024) + logn(8192), share=0.5)"
+    split = parse(text)
+    assert dump(split) == text
+    assert split == parse(
+        "split(far=rope(remap=rerope(1024)) + logn(8192), near=streaming(4, 4092))"
+    )
+    assert split.schemes == parse("layers(streaming(4, 4092), rerope(1024) + logn(8192))").schemes
+    for written in (
+        "split(rope(base=500000, remap=streaming(4, 60)), rope(), share=0.25)",
+        "split(window(16), causal(), share=0.3333)",
+        "split(yarn(4, original=64) + rerope(16), rope(remap=rerope(9)) + logn(8))",
+    ):
+        assert parse(dump(parse(written))) == parse(written)
+    assert dump(parse(written)) == (
+        "split(yarn(4, original=64) + rerope(16), rerope(9) + logn(8), share=0.5)"
+    )
+
+
 def one_sentence(message: str) -> bool:
     return (
         "\n" not in message and message.endswith(".") and 0 < len(message) < 400
@@ -158,6 +179,7 @@ SEEDS = [
     "rope(base=100000, frequencies=yarn(4, original=8192), remap=leaky_rerope(4096, 8)) + "
     "logn(8192)",
     "layers(rope() + window(16), logn(512), causal())",
+    "split(streaming(4, 60) + logn(64), far=rerope(16), share=0.4)",
     "t5(bidirectional=True) + bidirectional()",
     "rope(decay=xpos()) + kerple_log + ssmax(0.5)",
     "rope(frequencies=longrope((1, 2.5), (3, 4), original=64, factor=8))",
@@ -320,6 +342,13 @@ NAMED = [
     ("layers(a=rope())", r"takes schemes only"),
     ("layers(rope()) + logn(5)", r"layer by layer"),
     ("layers(learned(5), rope())", r"the same"),
+    ("split(rope(), layers(rope()))", r"far=…\) takes a scheme, but got layers\(rope\(\)\)"),
+    ("split(rope(), 5)", r"takes a scheme, but got 5"),
+    ("split(rope(), rope(), share=1)", r"between 0 and 1, but got 1"),
+    ("split(rope(), rope(), share='x')", r"a finite number, but got 'x'"),
+    ("split(learned(5), rope())", r"the same"),
+    ("split(rope(), rope()) + logn(5)", r"layer by layer"),
+    ("split(rerope(5) + rerope(6), rope())", r"one site twice"),
     ("rope(remap=rope())", r"a remap part.* but got rope\(\)"),
     ("rope(frequencies=rerope(5))", r"a frequencies part, but got rerope\(5\)"),
     ("5", r"made of parts, but got 5"),

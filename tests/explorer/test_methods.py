@@ -35,7 +35,8 @@ def test_ways_past_the_window_are_extends(own: str) -> None:
         if mine.layer(0).embed:
             assert str(found) == text
         else:
-            assert found == merge_scheme(text, [mine.layer(0)], 512)[0]
+            each = merge_scheme(text, [mine.layer(0)] * len(found), 512)
+            assert [found.layer(n) for n in range(len(found))] == each
 
 
 def test_every_choice_is_a_scheme_that_is_written_back() -> None:

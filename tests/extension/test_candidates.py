@@ -11,12 +11,14 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.extension.candidates import (
     FAMILIES,
+    Candidate,
     by_length,
     candidates,
     family,
     full_layers,
     label,
 )
+from longitude.hf.merge_scheme import merge_scheme
 from longitude.parts import SelfExtend
 
 ROPE, ALIBI, LEARNED = parse("rope(base=5000)"), parse("alibi()"), parse("learned(512)")
@@ -90,6 +92,30 @@ def test_layers_with_windows_of_their_own_stay():
     assert full_layers("rope(remap=rerope(128))", ROPE) == "rope(remap=rerope(128))"
 
 
+SPLIT = "split(streaming(4, 28), rerope(16), share=0.5)"
+
+
+def test_a_split_is_tried_on_every_rotary_model():
+    named = {c.name: c.text for c in candidates("auto", ROPE, 8192, 32768)}
+    assert named["split"] == "split(streaming(4, 4092), rerope(1024), share=0.5)"
+    assert candidates("split", ROPE, 256, 2048)[1:] == [
+        Candidate("split", "split(streaming(4, 124), rerope(64), share=0.5)")
+    ]
+    assert "split" not in {c.name for c in candidates("all", ALIBI, 512, 2048)}
+    for trained in (8, 20, 100):  # windows stay inside
+        assert len(
+            merge_scheme(candidates("split", ROPE, trained, 999)[1].text, 2 * [ROPE], trained)
+        )
+
+
+def test_a_split_counts_the_layers_that_see_the_full_context():
+    local, full = "rope(base=7) + window(16)", "rope(base=5000)"
+    own = parse(f"layers({local}, {full}, {local}, {full}, {full})")
+    near, far = "rope(remap=streaming(4, 28))", "rope(remap=rerope(16))"
+    assert full_layers(SPLIT, own) == f"layers({local}, {near}, {local}, {near}, {far})"
+    assert full_layers(SPLIT, ROPE) == SPLIT
+
+
 @pytest.mark.parametrize(
     ("text", "want"),
     [
@@ -98,6 +124,11 @@ def test_layers_with_windows_of_their_own_stay():
         ("rope(base=7000)", "base=7000"),
         ("rope(base=5000, frequencies=linear(4))", "linear(4)"),
         ("rope(base=9000, frequencies=linear(4))", "base=9000 + linear(4)"),
+        ("layers(rope(base=5000, remap=rerope(64)), rope(base=5000))", "rerope(64)"),
+        (
+            "split(rope(base=5000, remap=streaming(4, 28)), rope(base=5000, remap=rerope(16)))",
+            SPLIT,
+        ),
     ],
 )
 def test_a_label_tells_what_changes(text, want):

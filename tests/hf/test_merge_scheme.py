@@ -72,6 +72,17 @@ def test_layers_are_taken_layer_by_layer():
     ]
 
 
+def test_a_split_counts_the_layers():
+    text = "split(far=rope(base=10000), near=rerope(64), share=0.4)"
+    assert full(text, *5 * [GLOBAL]) == [
+        *2 * ["rope(base=1000000, pairs='adjacent', remap=rerope(64))"],
+        *3 * ["rope(pairs='adjacent')"],
+    ]
+    assert full("split(rerope(64))", *2 * [GLOBAL]) == full(
+        parse("split(rerope(64))"), *2 * [GLOBAL]
+    )
+
+
 def test_a_value_counts_as_its_text():
     assert full(parse("rope(remap=rerope(64))"), NEOX) == full("rope(remap=rerope(64))", NEOX)
 

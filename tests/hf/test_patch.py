@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 
+import longitude.hf as lh
+from longitude.core.scheme import Split
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.patch import applied, apply, own_scheme, patched, scheme_of, undo, unpatched
@@ -31,6 +33,7 @@ SCHEMES = [
     "logn(8)",
     "window(9)",
     "window(9, sinks=2)",
+    "split(streaming(2, 12), rerope(10), share=0.5)",
     "rope(frequencies=yarn(2, original=64), remap=leaky_rerope(10, 4)) + logn(8) + window(24)",
 ]
 BY_LENGTH = [
@@ -275,6 +278,39 @@ def test_one_patch_at_a_time(llama):
             with patched(llama, SCHEMES[1]):
                 pass
         assert scheme_of(llama) == parse(SCHEMES[0])
+
+
+def test_a_split_is_the_same_written_out_layer_by_layer(tmp_path):
+    model, _ = lh.load("tiny-rope", device="cpu", dtype="float32", quiet=True)  # five layers
+    split = "split(streaming(4, 60), rerope(64), share=0.5)"
+    out = f"layers({', '.join(2 * ['streaming(4, 60)'] + 3 * ['rerope(64)'])})"
+    text = torch.randint(3, 250, (1, 300), generator=torch.Generator().manual_seed(0))
+    found = {}
+    for scheme in (split, out):
+        with patched(model, scheme):
+            prefill = model(text).logits
+            close(by_steps(model, text, (0, 90, 260, 261, 262, 300)), prefill)
+            found[scheme] = prefill, greedy(model, text)
+            full = scheme_of(model)
+    assert all(torch.equal(a, b) for a, b in zip(found[split], found[out], strict=True))
+    assert full == parse(out)  # and the split stays one
+    apply(model, split)
+    assert scheme_of(model) == parse(split) and applied(model) == split
+    lh.save(model, tmp_path)
+    again, _ = lh.load(tmp_path, dtype="float32", quiet=True)
+    assert scheme_of(again) == parse(split)
+    assert torch.equal(again(text).logits, found[split][0])
+
+
+def test_a_split_of_layers_that_differ_is_written_out(model):
+    own = own_scheme(model)
+    with patched(model, "split(streaming(2, 12), rerope(10), share=0.5)"):
+        full = scheme_of(model)
+    if len(own) == 1:
+        assert isinstance(full, Split) and len(full) == 2
+    else:  # Gemma 3's layers keep their windows and bases
+        assert not isinstance(full, Split) and len(full) == len(own) == 4
+        assert [full.layer(n).mask for n in range(4)] == [own.layer(n).mask for n in range(4)]
 
 
 def test_a_cache_belongs_to_its_patch(llama):

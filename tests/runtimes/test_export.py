@@ -19,10 +19,10 @@ from longitude.core.validate import UserError
 from longitude.hf.gguf_reader import Header
 from longitude.parts import ByParts, Linear, Llama3, Ntk, NtkMixed, Rope, Unscaled, Yarn
 from longitude.runtimes import Settings, runtimes
-from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
-from longitude.runtimes.export import write
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
+from longitude.runtimes.export import exports, write
 from longitude.runtimes.target import Target, make_target
-from tests.runtimes.configs import emulate
+from tests.runtimes.configs import emulate, request
 
 CONFIG = {
     "model_type": "llama",
@@ -180,3 +180,13 @@ def test_text_inside_a_larger_model() -> None:
     written = write(runtimes()["transformers"], w, one).config
     assert written and set(written) == {"model_type", "text_config"}
     assert written["text_config"]["rope_scaling"] == written["text_config"]["rope_parameters"]
+
+
+@pytest.mark.parametrize("runtime", runtimes())
+def test_a_split_is_served_by_longitude_alone(runtime: str) -> None:
+    split = "split(streaming(4, 124), rerope(64), share=0.5)"
+    (done,) = exports(open_checkpoint("tiny-rope"), [request(runtime, split)], 1024)
+    if runtime == "transformers":
+        assert done.config and done.config["longitude"]["scheme"] == split
+    else:
+        assert done.refused and "differ: export one scheme for all layers" in done.refused

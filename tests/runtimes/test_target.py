@@ -99,6 +99,8 @@ def test_no_rotation_and_layers_that_differ() -> None:
         make_target(parse("alibi()"), CONFIG, 8192)
     with pytest.raises(UserError, match="differ"):
         make_target(parse("layers(rope(), rope(base=99))"), CONFIG, 8192)
+    with pytest.raises(UserError, match=r"the layers of split.* differ"):
+        make_target(parse("split(streaming(4, 60), rerope(16))"), CONFIG, 8192)
     assert make_target(parse("layers(rope(), rope())"), CONFIG, 8192).dims == 64
 
 

@@ -3,7 +3,7 @@
 A neighbour changes one part or several, each to a setting of the part's own `grid`
 (`core/part.py`); every other one changes a single parameter of a part, so that a good scheme is
 also examined closely. Where layers differ, those that see the full context change and those under a
-window stay.
+window stay; of a split both change, and where it is.
 
 Factors for each pair of dimensions: θ_i / λ_i with λ_0 <= λ_1 <= …, searched and written as
 `longrope`, which every runtime can serve.
@@ -28,15 +28,16 @@ from typing import Any
 
 import numpy as np
 
-from longitude.core.lengths import Lengths, Setting
+from longitude.core.lengths import Lengths, Setting, rounded
 from longitude.core.part import optional
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.scheme import Layers, Scheme, Split
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
 from longitude.extension.search.halving import Losses, Report, Score, evolve, ignore
 from longitude.parts import Linear, LogN, LongRope, Ntk, Rope, Unscaled, Yarn
 
 TRIES = 10  # draws per neighbour; a small space runs out of new ones
+SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)  # of the layers, below a split
 KNOTS = 7
 STARTS = 3  # linear, NTK and YaRN
 GENERATIONS = 4
@@ -46,8 +47,8 @@ WARM = 0.04  # the standard deviation of a step in the temperature
 
 @dataclass(frozen=True)
 class Axis:
-    """A part that can vary and the settings it may take: all, and those that change one parameter.
-    Of logn (None where there is none) the one setting is to switch it."""
+    """A part, or a split, that can vary and the settings it may take: all, and those that change
+    one parameter. Of logn (None where there is none) the one setting is to switch it."""
 
     part: Any
     settings: Sequence[Setting]
@@ -103,6 +104,9 @@ def axes(scheme: Scheme | Layers, lengths: Lengths) -> list[Axis]:
         ]
         if settings := [setting for count, setting in changes if count]:
             axes.append(Axis(part, settings, [s for count, s in changes if count == 1]))
+    if isinstance(scheme, Split):
+        others = [rounded(share) for share in SHARES if rounded(share) != scheme.share]
+        axes.append(Axis(scheme, [{"share": share} for share in others]))
     scales = list(dict.fromkeys(part for one in wide for part in one.scale))
     return [*axes, *(Axis(p, ()) for p in scales or [None] if p is None or isinstance(p, LogN))]
 
@@ -118,18 +122,23 @@ def _parts(scheme: Scheme) -> list[Any]:
 
 
 def _wide(scheme: Scheme | Layers) -> tuple[Scheme, ...]:
-    """The layers that see the full context; all of them where none does."""
+    """The layers that see the full context; all of them where none does, or in a split."""
     if isinstance(scheme, Scheme):
         return (scheme,)
+    if isinstance(scheme, Split):
+        return scheme.schemes
     return tuple(one for one in scheme.schemes if not one.windowed) or scheme.schemes
 
 
 def _replaced(scheme: Scheme | Layers, old: Any, new: Any) -> Scheme | Layers:
-    """The scheme with one part in place of another; None stands for no part."""
+    """The scheme with one part in place of another; None stands for no part. Of a split in place of
+    another the share alone is taken."""
     if isinstance(scheme, Layers):
+        if isinstance(new, Split):
+            return replace(scheme, share=new.share)  # type: ignore[call-arg]
         wide = _wide(scheme)
         layers = (_replaced(one, old, new) if one in wide else one for one in scheme.schemes)
-        return Layers(tuple(layers))  # type: ignore[arg-type]
+        return replace(scheme, schemes=tuple(layers))
     parts = [_within(part, old, new) for part in scheme.parts]
     added = [new] if old is None else []
     return Scheme.of(*(part for part in (*parts, *added) if part is not None))

@@ -24,6 +24,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from longitude.core.progress import Event
+from longitude.core.scheme import Split
 from longitude.core.store import Store, address
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
@@ -206,6 +207,8 @@ def label(scheme: str) -> str:
     if scheme == "causal()":
         return "nope"
     parsed = parse(scheme)
+    if isinstance(parsed, Split):
+        return dump(parsed)
     layers = groupby(dump(parsed.layer(i)) for i in range(len(parsed)))
     counted = [(text, len([*same])) for text, same in layers]
     return ", ".join(f"{n} × ({text})" if n > 1 else text for text, n in counted)

@@ -29,7 +29,7 @@ def schemes_of(scheme: Either) -> tuple[Scheme, ...]:
 def at_test(scheme: Either) -> Either:
     """The scheme for a model trained with this one: without what is for training alone."""
     if isinstance(scheme, Layers):
-        return Layers(tuple(at_test(s) for s in scheme.schemes))  # type: ignore[misc]
+        return replace(scheme, schemes=tuple(map(at_test, scheme.schemes)))
     remap = scheme.rotary.remap if scheme.rotary else None
     if scheme.rotary is None or not hasattr(remap, "at_test"):
         return scheme
@@ -38,8 +38,8 @@ def at_test(scheme: Either) -> Either:
 
 def check_trainable(scheme: Either, length: int, layers: int) -> None:
     """Raise unless a decoder with so many layers and tokens can be trained with the scheme."""
-    for index in range(len(scheme)):
-        _check(scheme.layer(index, layers), length)
+    for one in dict.fromkeys(scheme.layer(n, layers) for n in range(layers)):
+        _check(one, length)
 
 
 def _check(scheme: Scheme, length: int) -> None:

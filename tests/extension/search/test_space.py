@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from longitude.core.scheme import Split
 from longitude.core.text import dump, parse
 from longitude.extension.search.space import neighbours, starts
 from longitude.parts import LeakyRerope, SelfExtend
@@ -34,6 +35,7 @@ SCHEMES = [
     "ntk_alibi(8)",
     "learned_interpolated(256, 8)",
     "hierarchical(256)",
+    "split(streaming(4, 124), rerope(64), share=0.5)",
     "layers(rope() + window(16), rope(remap=rerope(64)))",
 ]
 
@@ -88,6 +90,16 @@ def test_layers_under_a_window_stay():
     for other in drawn(SCHEMES[-1], 10):
         near, far = parse(other).schemes
         assert near == parse("rope() + window(16)") and far != near
+
+
+def test_a_split_moves_and_both_of_its_windows_vary():
+    found = [parse(text) for text in drawn("split(streaming(4, 124), rerope(64), share=0.5)", 200)]
+    near, far = ({one.schemes[n].rotary.remap.window for one in found} for n in (0, 1))
+    assert {one.share for one in found} == {0.25, 0.3333, 0.5, 0.6667, 0.75}
+    assert len(near) > 4 and len(far) > 4
+    assert any(one.share == 0.5 for one in found) and any(one.share != 0.5 for one in found)
+    windows = [parse(text) for text in drawn("split(window(16), rerope(64), share=0.3)", 40)]
+    assert all(isinstance(one, Split) for one in windows)
 
 
 def test_some_neighbours_differ_in_one_parameter_and_some_in_several():
