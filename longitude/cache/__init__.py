@@ -6,23 +6,35 @@ later query. `length` is what length-dependent frequencies see, fixed for the ca
 Eviction waits for the next tokens, so that those just added still see all they may, and it keeps
 `slack` tokens more than the mask requires: assisted decoding adds candidates and takes them back
 with `crop`, and dropping one key per step would copy all of them each time.
+
+A few queries run by one kernel where there is one (`ops.decode`), over pre-RoPE keys that are
+rotated as they are read. Elsewhere keys are rotated in place where that lasts (`rotated_keys`), and
+whatever else the scheme asks for runs as any attention over all keys would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.cache.kv_buffer import Buffer, append_positions, select_positions
-from longitude.cache.rotated_keys import Decoder, Query, RotatedKeys
-from longitude.core.part import Pos, Weights, as_tensor
+from longitude.cache.kv_buffer import Buffer, append_positions, select_positions, to_host
+from longitude.cache.rotated_keys import RotatedKeys, latest_step, one_if_equal, run_step
+from longitude.core.part import Pos, Region, Weights, as_tensor, by_rows
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
+from longitude.ops import decode
 from longitude.ops.attention import attention
+from longitude.ops.inputs import prepare
+from longitude.ops.lse_merge import operator_for
+from longitude.parts.rope import apply_rotary
+from longitude.parts.rotary_tables import cos_sin
+
+MAX_SEPARATE = 8  # queries that run one by one, as when assisted decoding checks candidates
 
 
 class Cached(NamedTuple):
@@ -49,8 +61,12 @@ class Cache:
                 f"the prompt and what may follow, which stays fixed while the cache lives."
             )
         self.scheme, self.length, self.slack = scheme, length, slack
-        self._decoder = Decoder(scheme, length)
         self._evicts = scheme.forgets
+        # the rotation of a key must not change with the call
+        static = rope is not None and (not rope.frequencies.by_length or isinstance(length, int))
+        self._rotates = rope is not None and static and rope.decay is None and not scheme.bias
+        # every key has one frame for good
+        self._one_frame = rope is not None and not rope.remap and not by_rows(rope.frequencies)
         self.reset()
 
     def reset(self) -> None:
@@ -120,11 +136,64 @@ class Cache:
         `options` are those of `longitude.attention`; padding and the length are the cache's own.
         """
         options |= {"length": self.length, "key_padding": self._hidden()}
-        v, pos = self.values.view(), self._pos
-        out = self._decoder.attend(Query(self.keys, v, q, q_pos, pos, weights, options))
-        if out is not None:
-            return out
-        return attention(self.scheme, q, self.keys.pre_rope(), v, q_pos, pos, weights, **options)
+        scheme, keys, v = self.scheme, self.keys, self.values.view()
+        if self._rotates and keys.lines is not None and q.shape[0] == v.shape[0]:
+            k = keys.buffer.view()
+            grads = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+            at = None if grads else _query_positions(q, q_pos, options)
+            if at is not None and (out := self._decode(q, k, v, q_pos, at, weights, options)):
+                return out[0] if len(out) == 1 else torch.cat(out, 2)
+            # if the kernel decodes after these queries, keys stay pre-RoPE
+            many = q.shape[2] > decode.MAX_QUERIES and not keys.any_rotated()
+            later = many and decode.unsupported_reason(scheme, q[:, :, :1], k, v) is None
+            if self._one_frame and not grads and not later:
+                # keys are rotated once and for all, and attention runs without rotation
+                rope, how = scheme.rotary, keys.table_spec(k)
+                assert rope is not None
+                tables = cos_sin(
+                    rope,
+                    Region(),
+                    "q",
+                    q_pos,
+                    how.size,
+                    how.length,
+                    dtype=how.dtype,
+                    device=how.device,
+                )
+                q, scheme = apply_rotary(q, *tables, rope.pairs), replace(scheme, rotary=None)
+                keys.rotate_all(Region())
+                k = keys.buffer.view()
+                return attention(scheme, q, k, v, q_pos, self._pos, weights, **options)
+        return attention(scheme, q, keys.pre_rope(), v, q_pos, self._pos, weights, **options)
+
+    def _decode(
+        self, q: Tensor, k: Tensor, v: Tensor, q_pos: Pos, at: decode.QueryPositions,
+        weights: Weights | None, options: dict[str, Any],
+    ) -> list[Tensor]:  # fmt: skip
+        """A few queries by the decoding kernel, or one by one over keys rotated in place; nothing
+        where neither can, or a masked call is faster."""
+        scheme, keys, sinks = self.scheme, self.keys, options.get("sink_logits")
+        lines, size, scale = keys.lines or [()], q.shape[-1], options.get("scale")
+        plan = decode.plan_for(scheme, q, k, v, keys.length, tuple(lines), at)
+        if plan is None:
+            few = q.shape[2] == 1 or (q.shape[2] <= MAX_SEPARATE and keys.any_rotated())
+            many_rows = self._one_frame and q.is_cuda and len(lines) > MAX_SEPARATE
+            fits = operator_for(q) is not None and size == v.shape[-1]
+            if many_rows or not few or not fits or q.shape[1] % v.shape[1]:
+                return []
+        scale = scheme.softmax_scale(size) if scale is None else scale
+        if scheme.scale:  # the queries times the factors of ④
+            own = {"scale": scale, "segments": None, "length": keys.length}
+            q = prepare(scheme, q, k, v, q_pos, self._pos, weights, **own).q
+        if plan is not None:
+            return [decode.run_kernel(scheme, q, k, v, plan, scale, sinks)]
+        outs = []
+        for n, positions in enumerate(zip(*at, strict=True)):
+            now = one_if_equal(positions)
+            step = latest_step(scheme, keys.table_spec(k), keys.lines or [()], now)
+            one = q if q.shape[2] == 1 else q[:, :, n : n + 1]
+            outs.append(run_step(step, one, keys.apply(step), v, scale, sinks))
+        return outs
 
     def crop(self, seen: int) -> None:
         """Drop all but the first `seen` tokens ever added."""
@@ -189,3 +258,18 @@ class Cache:
             buffer.select(index)
         self._pos = select_positions(self._pos, index)
         self._order = select_positions(self._order, index)
+
+
+def _query_positions(
+    q: Tensor, q_pos: Pos, options: dict[str, Any]
+) -> tuple[tuple[int, ...], ...] | None:
+    """The positions of the queries, one row for all sequences or one each; None if the softmax is
+    not over q·k alone, or there are many queries."""
+    if options.get("softcap") or options.get("dropout") or options.get("segments") is not None:
+        return None
+    if options.get("backend", "auto") != "auto" or q.shape[2] > decode.MAX_QUERIES:
+        return None
+    if isinstance(q_pos, range):
+        return (tuple(q_pos),)
+    rows = torch.atleast_2d(to_host(q_pos))
+    return None if rows.is_floating_point() else one_if_equal(tuple(map(tuple, rows.tolist())))

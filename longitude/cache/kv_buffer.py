@@ -5,27 +5,22 @@ only. Views given out stay valid while columns are only appended; the first tens
 caller's, is never written to.
 
 Positions are known on the host: the columns of each sequence are a few runs of consecutive
-positions, and a run also records the region its keys are rotated for (its frame). Which keys a
-query sees, and which of them must be rotated anew, then follows from the scheme's areas by integer
-arithmetic, without touching the device.
+positions, and a run also records the region its keys are rotated for (its frame). What a query sees
+of them then follows by integer arithmetic, without touching the device.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Pos, Region, as_tensor
-from longitude.core.scheme import Scheme
-from longitude.ops.decode import Line, Run, frame_of
-from longitude.ops.passes import region_areas, tiles
+from longitude.core.part import Pos, as_tensor
+from longitude.ops.decode import Line, Run
 
 MAX_RUNS = 16  # per sequence; positions in more pieces are not treated as runs
-Span = tuple[int, int]  # columns from the first up to the second
 
 
 class Buffer:
@@ -123,91 +118,33 @@ def select_positions(pos: Pos, index: Tensor) -> Pos:
     return rows[:, index.to(rows.device)]
 
 
-class FrameChange(NamedTuple):
-    """Keys to be rotated from one frame to another; the first of them has position `pos`."""
-
-    col: int
-    n: int
-    pos: int
-    old: Region | None
-    new: Region | None
-
-
-class LineView(NamedTuple):
-    """One query over one line: the spans each region shows, the frame changes, the line after."""
-
-    visible: tuple[tuple[Region, Span], ...]
-    changes: tuple[FrameChange, ...]
-    line: Line
-
-
-def view_line(scheme: Scheme, line: Line, i: int) -> LineView:
-    """What a query at position i sees of a line, and which keys must be rotated for it."""
-    rope = scheme.rotary
-    assert rope is not None
-    visible: list[tuple[Region, Span]] = []
-    changes: list[FrameChange] = []
-    for region, areas in region_areas(scheme, rope.query_rows(range(i, i + 1))):
-        assert region is not None
-        frame, spans = frame_of(region), list[Span]()
-        for run in line:
-            for tile in tiles(areas, range(i, i + 1), range(run.pos, run.pos + run.n)):
-                col, n = run.col + tile.left, tile.width
-                spans.append((col, col + n))
-                if run.frame != frame:
-                    changes.append(FrameChange(col, n, run.pos + tile.left, run.frame, frame))
-        merged: list[Span] = []
-        for start, stop in sorted(spans):
-            if merged and merged[-1][1] == start:
-                start = merged.pop()[0]
-            merged.append((start, stop))
-        visible += [(region, span) for span in merged]
-    runs = list(line)
-    for change in changes:
-        runs = [piece for run in runs for piece in _split(run, change)]
-    return LineView(tuple(visible), tuple(changes), merge_runs(runs))
-
-
-def _split(run: Run, change: FrameChange) -> Iterable[Run]:
-    """A run divided where a frame change begins and ends."""
-    a, b = max(run.col, change.col), min(run.col + run.n, change.col + change.n)
-    if a >= b:
-        return (run,)
-    pieces = [
-        Run(run.col, run.pos, a - run.col, run.frame),
-        Run(a, run.pos + a - run.col, b - a, change.new),
-        Run(b, run.pos + b - run.col, run.col + run.n - b, run.frame),
-    ]
-    return (piece for piece in pieces if piece.n)
+def cut(run: Run, start: int, stop: int | None) -> Run:
+    """The columns of a run from start up to stop; maybe none."""
+    first = max(run.col, start)
+    last = run.col + run.n if stop is None else min(run.col + run.n, stop)
+    return Run(first, run.pos + first - run.col, max(last - first, 0), run.frame)
 
 
 def merge_runs(runs: Iterable[Run]) -> Line:
-    """Runs with those that continue each other as one."""
+    """Runs with those that continue each other as one, and without empty ones."""
     merged: list[Run] = []
     for run in runs:
         if merged:
             last = merged[-1]
             if (run.col, run.pos, run.frame) == (last.col + last.n, last.pos + last.n, last.frame):
                 run = merged.pop()._replace(n=last.n + run.n)
-        merged.append(run)
+        if run.n:
+            merged.append(run)
     return tuple(merged)
 
 
-def select_columns(line: Line, spans: list[Span]) -> Line:
-    """The line when only these spans of columns remain, moved together."""
-    runs, first = [], 0
-    for start, stop in spans:
-        for run in line:
-            a, b = max(run.col, start), min(run.col + run.n, stop)
-            if a < b:
-                runs.append(Run(first + a - start, run.pos + a - run.col, b - a, run.frame))
-        first += stop - start
+def select_columns(line: Line, kept: Line) -> Line:
+    """The line when only some columns remain: the columns of `kept` hold where they were."""
+    runs = []
+    for new, old, n, _ in kept:
+        pieces = (cut(run, old, old + n) for run in line)
+        runs += [piece._replace(col=piece.col - old + new) for piece in pieces]
     return merge_runs(runs)
-
-
-def index_spans(index: Tensor) -> list[Span]:
-    """Ascending indices as spans."""
-    return [(run.pos, run.pos + run.n) for run in _runs(index, None, 0)]
 
 
 def lines_of(pos: Pos, padding: Tensor | None, first: int) -> list[Line] | None:
@@ -223,11 +160,14 @@ def lines_of(pos: Pos, padding: Tensor | None, first: int) -> list[Line] | None:
     hidden = None if padding is None else to_host(padding)
     if hidden is not None:
         rows = rows.expand(hidden.shape[0], -1)
-    lines = [_runs(row, None if hidden is None else hidden[r], first) for r, row in enumerate(rows)]
+    lines = [
+        runs_of(row, None if hidden is None else hidden[r], first) for r, row in enumerate(rows)
+    ]
     return None if any(len(line) > MAX_RUNS for line in lines) else lines
 
 
-def _runs(pos: Tensor, hidden: Tensor | None, first: int) -> Line:
+def runs_of(pos: Tensor, hidden: Tensor | None = None, first: int = 0) -> Line:
+    """The runs of positions in columns from `first` on, without hidden ones."""
     shown = torch.ones_like(pos, dtype=torch.bool) if hidden is None else ~hidden
     continues = shown[1:] & shown[:-1] & (pos[1:] == pos[:-1] + 1)
     heads, tails = shown.clone(), shown.clone()

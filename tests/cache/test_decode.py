@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude import Cache, attention
-from longitude.cache.decode_step import DecodeStep
-from longitude.cache.rotated_keys import RotatedKeys
+from longitude.cache.rotated_keys import DecodeStep, RotatedKeys
 from longitude.core.part import Pos
 from tests.grid import HEADS, TOKENS, Layer, positions, scheme, schemes, tokens
 
@@ -187,7 +186,7 @@ def test_only_keys_that_change_region_are_rotated(
     apply = RotatedKeys.apply
 
     def counted(self: RotatedKeys, step: DecodeStep) -> Tensor:
-        rotated.extend(update.change.n for update in step.updates)
+        rotated.extend(change.n for change in step.changes)
         return apply(self, step)
 
     monkeypatch.setattr(RotatedKeys, "apply", counted)
