@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Real
@@ -72,10 +72,11 @@ def attention(
         from longitude.ops.flex import outside_graph  # brings the compiler, which is here already
 
         return outside_graph(_attention, call, backend, options)  # type: ignore[call-issue]
-    if traced.q is not None and traced.k is not None:
-        q, k = apply_rotary(q, *traced.q, traced.pairs), apply_rotary(k, *traced.k, traced.pairs)
+    causal, scale, q_tables, k_tables, pairs = traced
+    if q_tables is not None and k_tables is not None:
+        q, k = apply_rotary(q, *q_tables, pairs), apply_rotary(k, *k_tables, pairs)
     grouped = q.shape[1] != k.shape[1]
-    return sdpa(q, k, v, is_causal=traced.causal, scale=traced.scale, enable_gqa=grouped)
+    return sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
 def _attention(call: tuple[Any, ...], backend: str, options: dict[str, Any]) -> Tensor:
@@ -114,19 +115,13 @@ def terms(
     return scores(prepare(scheme, q, k, k, q_pos, k_pos, weights, **options))
 
 
-class _Traceable(NamedTuple):
-    """The constants of a call of one pass: its mask, its scale, and the tables that rotate it."""
-
-    causal: bool
-    scale: float
-    q: Tables | None = None
-    k: Tables | None = None
-    pairs: Pairs = "half"
+# of a call that is one pass: causal, scale, the tables of q and k if it is rotated, its pairs
+Constants = tuple[bool, float, Tables | None, Tables | None, Pairs]
 
 
 def _traceable(
     scheme: Scheme, q: Tensor, k: Tensor, q_pos: Pos, k_pos: Pos, options: dict[str, Any]
-) -> _Traceable | None:
+) -> Constants | None:
     """The constants of a call that is one pass over contiguous positions, or None."""
     given = [name for name, value in options.items() if value is not None and name != "dropout"]
     if scheme.bias or scheme.scale or given or options["dropout"]:
@@ -147,7 +142,7 @@ def _traceable(
 def _constants(
     scheme: Scheme, ends: tuple[int, int, int, int], d: int, dtype: torch.dtype,
     device: torch.device,
-) -> _Traceable | None:  # fmt: skip
+) -> Constants | None:  # fmt: skip
     q_pos, k_pos = range(*ends[:2]), range(*ends[2:])
     q, k = (torch.empty(1, 1, len(pos), d, dtype=dtype, device="meta") for pos in (q_pos, k_pos))
     p = prepare(scheme, q, k, k, q_pos, k_pos)
@@ -156,9 +151,9 @@ def _constants(
         return None
     causal, region = step.tiles[0].kind == "lower", make_passes(p)[0].region
     if scheme.rotary is None or region is None:
-        return _Traceable(causal, p.scale)
+        return causal, p.scale, None, None, "half"
     centre = float(q_pos[-1]) if scheme.rotary.decay else 0.0
     how = {"dtype": dtype, "device": device, "centre": centre}
     q_tables = cos_sin(scheme.rotary, region, "q", q_pos, d, p.q_length, **how)
     k_tables = cos_sin(scheme.rotary, region, "k", k_pos, d, p.k_length, **how)
-    return _Traceable(causal, p.scale, q_tables, k_tables, scheme.rotary.pairs)
+    return causal, p.scale, q_tables, k_tables, scheme.rotary.pairs

@@ -29,16 +29,15 @@ from torch import Tensor
 from longitude.core.part import Bias as BiasPart
 from longitude.core.part import Weights
 from longitude.ops.bands import (
-    REFERENCE,
     BandCall,
     BandGradients,
     BandKernels,
     Bias,
     Start,
+    largest_ahead,
     reach_of,
 )
 from longitude.ops.inputs import AttentionInputs, weights_of
-from longitude.ops.kernels.launch import triton_available
 from longitude.ops.lse_merge import (
     OPERATORS,
     Forward,
@@ -50,14 +49,13 @@ from longitude.ops.lse_merge import (
     stacked,
     windows,
 )
-from longitude.ops.passes import Rotation, make_passes, some
+from longitude.ops.passes import ALL, Rotation, make_passes, some
 from longitude.ops.plan import BandPiece, Kernel, Plan, Step, TableSpan
 from longitude.parts.distance_bias import ByDistance
 from longitude.parts.rotary_tables import Memo, Tables
 
 aten = torch.ops.aten
 TABLE_NUMBERS = 2**24  # of all memoised tables together
-ALL = slice(None)
 # rotated(pass, rows, columns): these rows of q and columns of k as that pass rotates them
 Rotated = Callable[[int, slice, slice], tuple[Tensor, Tensor]]
 Rotations = tuple[Rotation | None, ...]  # of every pass
@@ -65,33 +63,18 @@ Rotations = tuple[Rotation | None, ...]  # of every pass
 
 def run(p: AttentionInputs, plan: Plan, kernels: BandKernels | None = None) -> Tensor:
     """Attention, band after band: by our kernels, or by those given."""
+    if kernels is None:
+        from longitude.ops.kernels.banded_backward import KERNELS as kernels  # it imports Triton
     *far, near = plan.steps
     bias = None if near.table is None else bias_of(p, near.table)
     bands = _Bands(
-        kernels or _kernels(p.q), near.bands, far[0] if far else None, near.table, p.scale,
+        kernels, near.bands, far[0] if far else None, near.table, p.scale,
         tuple(one.rotation() for one in make_passes(p)),
     )  # fmt: skip
     if not p.needs_grad:
-        return bands.forward(bands.rotated(p.q, p.k), p.v, bias, p.sink_logits).out
+        return bands.forward(bands.rotated(p.q, p.k), p.v, bias, p.sink_logits)[0]
     table, _, ahead = bias or (None, 0, None)
     return _Banded.apply(bands, p.q, p.k, p.v, table, ahead, p.sink_logits)  # type: ignore[no-any-return]
-
-
-def _kernels(q: Tensor) -> BandKernels:
-    if not triton_available(q.device):
-        return REFERENCE
-    from longitude.ops.kernels.banded_backward import KERNELS  # late: it imports Triton
-
-    return KERNELS
-
-
-class _Output(NamedTuple):
-    """The output, its log-sum-exp, what the far tile's backward needs, how far bands reached."""
-
-    out: Tensor
-    lse: Tensor
-    extra: tuple[Any, ...]
-    reaches: list[Tensor | None]
 
 
 class _Bands(NamedTuple):
@@ -106,8 +89,11 @@ class _Bands(NamedTuple):
 
     def forward(
         self, rotated: Rotated, v: Tensor, bias: Bias | None, sinks: Tensor | None
-    ) -> _Output:
-        """Every band in turn. What a band has read is freed before the next is rotated."""
+    ) -> tuple[Tensor, Tensor, tuple[Any, ...], list[Tensor | None]]:
+        """The output, its log-sum-exp, what the far tile's backward needs, how far bands reached.
+
+        What a band has read is freed before the next is rotated.
+        """
         start, extra, reaches = None, (), []
         if self.far is not None:
             rows, columns, causal = _where(self.far)
@@ -128,7 +114,7 @@ class _Bands(NamedTuple):
         if sinks is not None:
             total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
             out, lse = (out * (lse - total).exp()[..., None]).to(v.dtype), total
-        return _Output(out, lse, extra, reaches)
+        return out, lse, extra, reaches
 
     def call(self, piece: BandPiece, rotated: Rotated, v: Tensor, bias: Bias | None) -> BandCall:
         """A band's tensors, its columns cut and its table counted from them."""
@@ -175,10 +161,10 @@ class _Banded(torch.autograd.Function):
     def forward(ctx: Any, bands: _Bands, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None,
                 ahead: Tensor | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         bias = None if table is None else Bias(table, bands.table.first, ahead)  # type: ignore[union-attr]
-        made = bands.forward(bands.rotated(q, k), v, bias, sinks)
-        ctx.bands, ctx.extra, ctx.reaches = bands, made.extra, made.reaches
-        ctx.save_for_backward(q, k, v, table, sinks, made.out, made.lse)
-        return made.out
+        out, lse, ctx.extra, ctx.reaches = bands.forward(bands.rotated(q, k), v, bias, sinks)
+        ctx.bands = bands
+        ctx.save_for_backward(q, k, v, table, sinks, out, lse)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
@@ -244,8 +230,7 @@ class _GradientSum:
 
 
 def bias_of(p: AttentionInputs, span: TableSpan) -> Bias:
-    """All biases as one float32 table, a row per head, an entry per distance; with the largest from
-    each distance on, where the plan leaves negligible keys out.
+    """All biases as one float32 table, a row per head, an entry per distance.
 
     Where nothing in it is learned (ALiBi, Sandwich) it is memoised; weights can be written to in
     place, so what is learned is computed anew.
@@ -255,8 +240,7 @@ def bias_of(p: AttentionInputs, span: TableSpan) -> Bias:
     sizes = (p.q.shape[1], span.first + away, span.last + away, p.q.device)
     learned = any(weights_of(part.name, p.weights) for part in p.scheme.bias)
     if learned or _capturing(p.q.device) or torch.is_inference_mode_enabled():
-        table = _sum(p.scheme.bias, *sizes, p.weights)
-        return Bias(table, span.first, _largest_ahead(table) if span.reached else None)
+        return Bias(_sum(p.scheme.bias, *sizes, p.weights), span.first)
     table, ahead = _tables(p.scheme.bias, *sizes)
     return Bias(table, span.first, ahead)
 
@@ -290,15 +274,11 @@ def _entries(part: BiasPart, first: int, last: int, device: torch.device) -> Ten
         return part.entry(torch.arange(first, last + 1, device=device))  # type: ignore[attr-defined]
 
 
-def _largest_ahead(table: Tensor) -> Tensor:
-    return table.detach().flip(1).cummax(1).values.flip(1)
-
-
 def _make_tables(
     bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: torch.device
 ) -> Tables:
     table = _sum(bias, heads, first, last, device, {})
-    return table, _largest_ahead(table)
+    return table, largest_ahead(table)
 
 
 _tables = Memo(_make_tables, TABLE_NUMBERS)

@@ -1,4 +1,4 @@
-"""Bands of distances: the values that the banded kernel takes, and its reference in plain torch.
+"""Bands of distances: the plan of a call as bands, and the values that the banded kernel takes.
 
 score(i, j) = scale · q_i·k_j + table[h, i - j] for lo <= i - j < hi, with i and j indices; the
 table is a bias of the distance alone, or none. A softmax over several bands is computed band after
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longitude.core.part import Dims, HasWeights
 from longitude.core.region import FAR, Area
-from longitude.ops.passes import Tile, accum_dtype
+from longitude.ops.passes import accum_dtype
 from longitude.ops.plan import (
     HALF,
     MAX_CUDNN_HEAD,
@@ -142,45 +142,40 @@ Far = tuple[Step, list[BandPiece]]  # the far tile, and the bands that are left
 
 def _far_plain(call: CallSpec, pieces: dict[Area, BandPiece], least: int) -> Far | None:
     """Without a bias every area stands for itself, and the largest may be the far one."""
-    tiled = [(area, tile) for area in pieces if (tile := _far_tile(call, (area,))) is not None]
-    area, tile = max(tiled, key=lambda x: x[1].height * x[1].width, default=(None, None))
-    if tile is None or area is None or len(pieces) == 1 or min(tile.height, tile.width) < least:
+    steps = {area: _far_step(call, piece.pass_index, (area,)) for area, piece in pieces.items()}
+    sizes = {area: step.tiles[0] for area, step in steps.items() if step is not None}
+    area = max(sizes, key=lambda one: sizes[one].height * sizes[one].width, default=None)
+    if area is None or len(pieces) == 1 or min(sizes[area].height, sizes[area].width) < least:
         return None
-    step = _far_step(call, pieces[area].pass_index, tile)
-    return step and (step, [piece for other, piece in pieces.items() if other is not area])
+    return steps[area], [piece for other, piece in pieces.items() if other is not area]  # type: ignore[return-value]
 
 
 def _far_biased(call: CallSpec, pieces: dict[Area, BandPiece], table: TableSpan) -> Far | None:
     """Beyond the distance where it goes flat a bias adds one number per head: a shift of the
     log-sum-exp."""
     assert call.q_pos is not None and call.k_pos is not None
-    near, passes = next(iter(pieces.values()), None), call.pass_areas
-    alone = near is not None and len(pieces) == len(passes) == 1 and near.band.hi == call.queries
-    if not table.flat or not alone or call.queries < FAR_TILE_SHARE * table.last:
+    if not table.flat or len(pieces) != 1 or len(call.pass_areas) != 1:
+        return None
+    (near,) = pieces.values()
+    if near.band.hi != call.queries or call.queries < FAR_TILE_SHARE * table.last:
         return None
     beyond = Area(lo=table.last + call.q_pos[0] - call.k_pos[0])
-    tile = _far_tile(call, tuple(area & beyond for area in passes[0]))
-    step = None if tile is None else _far_step(call, 0, tile)
-    band = Band(near.band.lo, table.last).within(call.queries, call.keys)  # type: ignore[union-attr]
+    step = _far_step(call, 0, tuple(area & beyond for area in call.pass_areas[0]))
+    band = Band(near.band.lo, table.last).within(call.queries, call.keys)
     return step and (step, [BandPiece(0, (0, call.keys), band)])
 
 
-def _far_tile(call: CallSpec, areas: tuple[Area, ...]) -> Tile | None:
-    """Areas as one tile of a plain kernel that reaches the last row, where they are one."""
+def _far_step(call: CallSpec, pass_index: int, areas: tuple[Area, ...]) -> Step | None:
+    """Areas as one tile that reaches the last row, by a plain kernel that is faster there than our
+    bands: not FlashAttention 2 on Hopper."""
     found = call.tiles(areas)
-    if len(found) != 1 or found[0].kind == "upper":
+    if len(found) != 1 or found[0].kind == "upper" or call.value_dim != call.head_dim:
         return None
-    return found[0] if found[0].top + found[0].height == call.queries else None
-
-
-def _far_step(call: CallSpec, pass_index: int, tile: Tile) -> Step | None:
-    """A plain kernel over the far tile, where it is faster than our bands: not FlashAttention 2 on
-    Hopper."""
-    kernel = fastest_kernel(call, pairs_of(tile))
+    kernel = fastest_kernel(call, pairs_of(found[0]))
     slower = kernel is Kernel.FLASH and call.device.cudnn and call.head_dim <= MAX_CUDNN_HEAD
-    if kernel is None or slower or call.value_dim != call.head_dim:
+    if kernel is None or slower or found[0].top + found[0].height != call.queries:
         return None
-    return Step(kernel, (pass_index,), (tile,))
+    return Step(kernel, (pass_index,), found)
 
 
 def _window_backward(call: CallSpec, piece: BandPiece) -> Kernel:
@@ -259,57 +254,10 @@ class BandKernels(NamedTuple):
     backward: Callable[[BandCall, Tensor, Tensor, Tensor, bool, bool], BandGradients]
 
 
-def band_reference(call: BandCall, start: Start | None = None) -> tuple[Outs, Sums]:
-    """Reference for kernels.banded: output and log-sum-exp, the full score matrix at once."""
-    scores, v = scores_of(call), call.v
-    lse = scores.logsumexp(-1)
-    out = weights(scores, lse) @ _per_head(call.q, v).to(lse.dtype)
-    if start is not None:
-        more = torch.full_like(lse, float("-inf"))
-        more[:, :, start.top :] = start.lse
-        so_far = torch.zeros_like(out)
-        so_far[:, :, start.top :] = start.out
-        total = torch.logaddexp(lse, more)
-        share, rest = (torch.where(total == -torch.inf, 0, (x - total).exp()) for x in (lse, more))
-        out, lse = out * share[..., None] + so_far * rest[..., None], total
-    return out.to(v.dtype), lse
-
-
-def scores_of(call: BandCall) -> Float[Tensor, "b h n m"]:
-    """Every score in float32 at least, -inf outside the band and out of reach."""
-    q, k, bias, band = call.q, call.k, call.bias, call.band
-    wide = accum_dtype(q)
-    content = q.to(wide) @ _per_head(q, k).to(wide).mT * call.scale
-    away = _distances(q, k)
-    seen = (away >= band.lo) & (away < band.hi)
-    if call.reach is not None:
-        seen = seen & (away < call.reach[..., None, None])
-    if call.chunk is not None:
-        rows, columns = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
-        seen = seen & call.chunk.visible(rows[:, None], columns)
-    scores = content if bias is None else content + bias.table.to(wide)[:, _entries(away, bias)]
-    return scores.masked_fill(~seen, float("-inf"))
-
-
-def _distances(q: Tensor, k: Tensor) -> Tensor:
-    rows = torch.arange(q.shape[2], device=q.device)
-    return rows[:, None] - torch.arange(k.shape[2], device=q.device)
-
-
-def _entries(away: Tensor, bias: Bias) -> Tensor:
-    return (away - bias.first).clamp(0, bias.table.shape[1] - 1)
-
-
 def _per_head(q: Tensor, x: Tensor) -> Tensor:
     """Keys or values repeated for every query head."""
     group = q.shape[1] // x.shape[1]
     return x if group == 1 else x.repeat_interleave(group, 1)
-
-
-def weights(scores: Tensor, lse: Tensor) -> Tensor:
-    """e^(score - lse), and nothing where nothing is seen."""
-    lse = lse.to(scores.dtype)[..., None]
-    return torch.where(scores == -torch.inf, 0, (scores - lse).exp())
 
 
 def reach_of(call: BandCall) -> Int[Tensor, "b h"] | None:
@@ -326,7 +274,7 @@ def reach_of(call: BandCall) -> Int[Tensor, "b h"] | None:
     wide = accum_dtype(q)
     longest = [torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax(-1) for x in (q, k)]
     largest = longest[0] * _per_head(q, longest[1]) * abs(scale)
-    ahead = bias.table.flip(1).cummax(1).values.flip(1) if bias.ahead is None else bias.ahead
+    ahead = largest_ahead(bias.table) if bias.ahead is None else bias.ahead
     nearest = max(band.lo - bias.first, 0)
     least = bias.table[:, nearest, None] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)
     counts = ahead >= least
@@ -334,23 +282,6 @@ def reach_of(call: BandCall) -> Int[Tensor, "b h"] | None:
     return torch.where(counts[..., -1], 2**30, reach).to(torch.int32)
 
 
-def band_backward_reference(
-    call: BandCall, grad: Outs, out: Outs, lse: Sums, table: bool = True, wide: bool = True
-) -> BandGradients:
-    """Reference for the gradients, given the output and log-sum-exp of the softmax that the band is
-    a part of; the table's last entry gets what lies beyond it, too."""
-    accum = accum_dtype(call.q)
-    q, k, v, grad, out = (x.to(accum) for x in (*call[:3], grad, out))
-    bias, group = call.bias, q.shape[1] // k.shape[1]
-    p = weights(scores_of(call), lse)
-    ds = p * (grad @ _per_head(q, v).mT - (grad * out).sum(-1, keepdim=True))
-    dq = ds @ _per_head(q, k) * call.scale
-    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * call.scale, p.mT @ grad))
-    if bias is None or not table:
-        return BandGradients(dq, dk, dv, None)
-    entries = _entries(_distances(q, k), bias).flatten()
-    d_table = torch.zeros_like(bias.table, dtype=accum).index_add(1, entries, ds.sum(0).flatten(1))
-    return BandGradients(dq, dk, dv, d_table)
-
-
-REFERENCE = BandKernels(band_reference, band_backward_reference)
+def largest_ahead(table: Tensor) -> Tensor:
+    """The largest entry from each distance on."""
+    return table.detach().flip(1).cummax(1).values.flip(1)

@@ -13,13 +13,13 @@ host, once for all layers of a step (`plan_for`); a captured CUDA graph reads th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib import import_module
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.core.part import Frequencies, Region, by_rows
@@ -28,7 +28,7 @@ from longitude.core.validate import UserError
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import Latest, region_areas, tiles
-from longitude.parts.rope import Pairs, Rope, apply_rotary
+from longitude.parts.rope import Rope
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
 MAX_QUERIES = 16  # of one sequence; more of them are a prefill
@@ -58,14 +58,11 @@ class SegmentKey(NamedTuple):
     stretch: int
 
 
-class VisibleKeys(NamedTuple):
-    """A segment in one sequence: column = position + offset; query n sees bounds[n]."""
-
-    offset: int
-    bounds: list[tuple[int, int]]
-
-
-Segments = dict[SegmentKey, dict[int, VisibleKeys]]  # per segment, by sequence
+Bounds = list[
+    tuple[int, int]
+]  # the positions that each query sees, from the first up to the second
+# of each segment, by sequence: what to add to a position for its column, and the queries' bounds
+Segments = dict[SegmentKey, dict[int, tuple[int, Bounds]]]
 
 
 class TableSpec(NamedTuple):
@@ -270,31 +267,23 @@ _latest = Latest(make_decode_plan)
 
 
 def _segments(scheme: Scheme, lines: Sequence[Line], at: QueryPositions) -> Segments | None:
-    """What the queries of each sequence see of its line."""
+    """What the queries of each sequence see of its line; None where keys are rotated for another
+    region."""
     segments: Segments = {}
     for r in range(max(len(lines), len(at))):
-        positions = at[r % len(at)]
+        line, positions = lines[r % len(lines)], at[r % len(at)]
         for n, i in enumerate(positions):
-            for key, offset, bounds in _visible(scheme, lines[r % len(lines)], i):
-                if key is None:
+            regions = region_areas(scheme, (i,) if _frequencies_by_rows(scheme) else None)
+            for (region, areas), (m, run) in product(regions, enumerate(line)):
+                here = tiles(areas, range(i, i + 1), range(run.pos, run.pos + run.n))
+                frame = run.frame and region and frame_of(region)
+                if here and run.frame != frame:
                     return None
-                own = segments.setdefault(key, {})
-                own.setdefault(r, VisibleKeys(offset, [(0, 0)] * len(positions))).bounds[n] = bounds
+                for stretch, tile in enumerate(here):
+                    own = segments.setdefault(SegmentKey(region, frame is not None, m, stretch), {})
+                    _, bounds = own.setdefault(r, (run.col - run.pos, [(0, 0)] * len(positions)))
+                    bounds[n] = run.pos + tile.left, run.pos + tile.left + tile.width
     return segments
-
-
-def _visible(
-    scheme: Scheme, line: Line, i: int
-) -> Iterator[tuple[SegmentKey | None, int, tuple[int, int]]]:
-    """The segments that a query at position i sees: key, offset, and bounds in positions."""
-    for region, areas in region_areas(scheme, (i,) if _frequencies_by_rows(scheme) else None):
-        for n, run in enumerate(line):
-            here = tiles(areas, range(i, i + 1), range(run.pos, run.pos + run.n))
-            fits = run.frame is None or (region is not None and frame_of(region) == run.frame)
-            for stretch, tile in enumerate(here):
-                low = run.pos + tile.left
-                key = SegmentKey(region, run.frame is not None, n, stretch) if fits else None
-                yield key, run.col - run.pos, (low, low + tile.width)
 
 
 def frame_of(region: Region) -> Region:
@@ -306,17 +295,19 @@ def _frequencies_by_rows(scheme: Scheme) -> bool:
     return scheme.rotary is not None and by_rows(scheme.rotary.frequencies)
 
 
-def _numbers(keys: VisibleKeys | None, nq: int, rotation: KeyRotation) -> tuple[int, list[int]]:
+def _numbers(
+    keys: tuple[int, Bounds] | None, nq: int, rotation: KeyRotation
+) -> tuple[int, list[int]]:
     """How many blocks a segment has, and where each lies, as the kernel reads it."""
     if keys is None:
         return 0, [0, 0, 1, 1, 1, 0, 1, 0, 0, *[0] * 2 * nq]
-    low = min(a for a, b in keys.bounds if a < b)
-    high = max(b for a, b in keys.bounds if a < b)
+    offset, bounds = keys
+    low, high = min(a for a, b in bounds if a < b), max(b for a, b in bounds if a < b)
     first, last = rotation.block(low), rotation.block(high - 1)
     span, chunk, per_chunk = rotation.span, rotation.chunk, rotation.per_chunk
     wrap = per_chunk if rotation.modulo else MAX_POSITION
-    where = [first, keys.offset, span, chunk, per_chunk, rotation.lead(first), wrap, low, high]
-    return last - first + 1, [*where, *(x for pair in keys.bounds for x in pair)]
+    where = [first, offset, span, chunk, per_chunk, rotation.lead(first), wrap, low, high]
+    return last - first + 1, [*where, *(x for pair in bounds for x in pair)]
 
 
 def _query_tables(
@@ -376,49 +367,3 @@ def _make_key_tables(
 
 
 _key_tables = Memo(torch.inference_mode(False)(_make_key_tables), limit=2**26)
-
-
-def decode_reference(
-    q: Float[Tensor, "b h nq d"],
-    k: Float[Tensor, "b hkv m d"],
-    v: Float[Tensor, "b hkv m dv"],
-    plan: DecodePlan,
-    pairs: Pairs = "half",
-    scale: float | None = None,
-    sink_logits: Float[Tensor, " h"] | None = None,
-    key_padding: Bool[Tensor, "b m"] | None = None,
-) -> Float[Tensor, "b h nq dv"]:
-    """Reference for kernels.decode in float64: each key is rotated by its block, then by its offset
-    in the block."""
-    b, h, nq, d = q.shape
-    wide_q, wide_k = q.double(), k.repeat_interleave(h // k.shape[1], 1).double()
-    scores = torch.full((b, h, nq, k.shape[2]), -torch.inf, dtype=torch.float64, device=q.device)
-    for r in range(b):
-        ints = plan.ints[r % len(plan.ints)][: plan.segments * (FIELDS + 2 * nq)]
-        tables = plan.floats[r % len(plan.floats)].view(plan.segments, nq, 2, -1)
-        for one, own in zip(ints.view(plan.segments, -1).tolist(), tables.double(), strict=True):
-            _, _, frame, first, offset, span, chunk, per, lead, wrap, low, high = one[:FIELDS]
-            at = torch.arange(low, high, device=q.device)
-            block = at // chunk * per + at % chunk // span - first + lead
-            inner, outer = (
-                (c[None, None, frame, n].double(), s[None, None, frame, n].double())
-                for (c, s), n in ((plan.steps, at % chunk % span), (plan.starts, block % wrap))
-            )
-            here = slice(low + offset, high + offset)
-            rotated = apply_rotary(
-                apply_rotary(wide_k[r : r + 1, :, here], *inner, pairs), *outer, pairs
-            )
-            query = apply_rotary(
-                wide_q[r : r + 1], own[None, None, :, 0], own[None, None, :, 1], pairs
-            )
-            bounds = torch.tensor(one[FIELDS:], device=q.device).view(nq, 2, 1)
-            hidden = (at < bounds[:, 0]) | (at >= bounds[:, 1])
-            product = (query @ rotated.mT)[0] * (d**-0.5 if scale is None else scale)
-            scores[r, :, :, here] = torch.where(hidden, scores[r, :, :, here], product)
-    if key_padding is not None:
-        scores = scores.masked_fill(key_padding[:, None, None], -torch.inf)
-    if sink_logits is not None:
-        sink = sink_logits.double().view(1, h, 1, 1).expand(b, h, nq, 1)
-        scores = torch.cat([scores, sink], -1)
-    weights = scores.softmax(-1).nan_to_num()[..., : k.shape[2]]
-    return (weights @ v.double().repeat_interleave(h // k.shape[1], 1)).to(q.dtype)

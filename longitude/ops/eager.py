@@ -49,7 +49,7 @@ def scores(p: AttentionInputs) -> Scores:
         total = total + bias
     if p.softcap:
         total = p.softcap * torch.tanh(total / p.softcap)
-    return Scores(content.expand(shape), biases, total, p.visible(b, i, j).expand(shape))
+    return Scores(content.expand(shape), biases, total, p.mask()(b, i, j).expand(shape))
 
 
 def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:

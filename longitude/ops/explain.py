@@ -20,7 +20,7 @@ from typing import Any
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from longitude.core.part import Region, Weights
+from longitude.core.part import Weights
 from longitude.core.region import SAME, Area, Shift
 from longitude.core.scheme import Scheme
 from longitude.ops.inputs import prepare
@@ -77,9 +77,8 @@ def steps(plan: Plan) -> str:
     """The kernels of a plan, in a sentence."""
     if not plan.steps:
         return "nothing to compute, zeros"
-    count: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
     parts: dict[str, None] = {}
+    tiles: dict[str, tuple[int, int]] = {}  # of each kernel, and its calls
     for s in plan.steps:
         kernel, tile = s.kernel.value, s.tiles[0] if s.tiles else None
         if s.kernel is Kernel.BANDED:
@@ -89,33 +88,27 @@ def steps(plan: Plan) -> str:
         elif plan.merge is Merge.RUNNING_SOFTMAX and tile:
             parts[f"{tile.height:,} × {tile.width:,} by {kernel}"] = None
         elif plan.merge is Merge.LSE and tile:
-            count[kernel] += len(s.tiles)
-            calls[kernel] += len(batches(s.tiles))
+            n, calls = tiles.get(kernel, (0, 0))
+            tiles[kernel] = n + len(s.tiles), calls + len(batches(s.tiles))
         else:
             parts[kernel] = None
-    tiles = [f"{n} tiles in {calls[kernel]} calls of {kernel}" for kernel, n in count.items()]
+    many = [f"{n} tiles in {calls} calls of {kernel}" for kernel, (n, calls) in tiles.items()]
     merged = "" if plan.merge is Merge.NONE else f", {plan.merge.value}"
-    return ", then ".join([*parts, *tiles]) + merged
+    return ", then ".join([*parts, *many]) + merged
 
 
 def _pass(one: Pass) -> str:
     """Where a pass holds, what positions become there, and its tiles by kind."""
-    call, kinds = CallSpec.of(one.inputs), ""
+    call, region, kinds = CallSpec.of(one.inputs), one.region, ""
+    words = [f"where {' or '.join(map(_area, one.areas))}"]
+    if region is not None:
+        sides = (("q", "i", region.q), ("k", "j", region.k))
+        words += [f"{side} at {_shift(shift, at)}" for side, at, shift in sides if shift != SAME]
+        words += [f"its own {region.frequencies}"] if region.frequencies else []
     if call.by_position and not one.inputs.empty:
         count = Counter(t.kind for t in call.tiles(one.areas))
         kinds = ", ".join(f"{n} {kind}" for kind, n in count.items())
-    where = f"where {' or '.join(map(_area, one.areas))}"
-    return ", ".join(filter(None, (where, _region(one.region)))) + (f": {kinds}" if kinds else "")
-
-
-def _region(region: Region | None) -> str:
-    """What a region makes of positions, where it changes them."""
-    if region is None:
-        return ""
-    sides = [(side, at, getattr(region, side)) for side, at in (("q", "i"), ("k", "j"))]
-    moved = [f"{side} at {_shift(shift, at)}" for side, at, shift in sides if shift != SAME]
-    own = [f"its own {region.frequencies}"] if region.frequencies else []
-    return ", ".join(moved + own)
+    return ", ".join(words) + (f": {kinds}" if kinds else "")
 
 
 def _shift(shift: Shift, at: str) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from longitude.core.part import Term
 from longitude.core.region import Area, visible
 from longitude.ops.inputs import AttentionInputs
-from longitude.ops.passes import Pass, accum_dtype, make_passes
+from longitude.ops.passes import accum_dtype, make_passes
 from longitude.ops.plan import Plan
 from longitude.parts.distance_bias import ByDistance
 
@@ -39,11 +39,21 @@ def outside_graph(function: Callable[..., Tensor], *args: Any) -> Tensor:
 
 def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
     """Attention, pass by pass."""
-    modify = _score_mod([_as_lookup(term, p) for term in p.terms().values()], p.softcap)
-    wide = accum_dtype(p.v)
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    modify, wide = _score_mod(p), accum_dtype(p.v)
     out, lse = None, None
     for one in make_passes(p):
-        more, more_lse = (x.to(wide) for x in _pass(p, one, modify))
+        q, k = one.rotated()
+        more, aux = compiled_flex(p.q.is_cuda)(
+            *(x.contiguous() for x in (q, k, p.v)),
+            score_mod=modify,
+            block_mask=block_mask(p, one.areas),
+            scale=p.scale,
+            enable_gqa=p.q.shape[1] != p.k.shape[1],
+            return_aux=AuxRequest(lse=True),
+        )
+        more, more_lse = more.to(wide), aux.lse.to(wide)
         if out is None or lse is None:
             out, lse = more, more_lse
             continue
@@ -57,21 +67,19 @@ def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
     return out.to(p.v.dtype)
 
 
-def _pass(
-    p: AttentionInputs, one: Pass, modify: Callable[..., Tensor] | None
-) -> tuple[Tensor, Tensor]:
-    from torch.nn.attention.flex_attention import AuxRequest
+def _score_mod(p: AttentionInputs) -> Callable[..., Tensor] | None:
+    """Every term added to a score, then the soft cap; None where there is neither."""
+    terms, softcap = [_as_lookup(term, p) for term in p.terms().values()], p.softcap
+    if not terms and not softcap:
+        return None
 
-    q, k = one.rotated()
-    out, aux = compiled_flex(p.q.is_cuda)(
-        *(x.contiguous() for x in (q, k, p.v)),
-        score_mod=modify,
-        block_mask=block_mask(p, one.areas),
-        scale=p.scale,
-        enable_gqa=p.q.shape[1] != p.k.shape[1],
-        return_aux=AuxRequest(lse=True),
-    )
-    return out, aux.lse
+    def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        for term in terms:
+            score = score + term(b, h, i, j).to(score.dtype)
+        return softcap * torch.tanh(score / softcap) if softcap else score
+
+    # flex counts a function's arguments, which a run-time type checker's wrapper would hide
+    return lambda score, b, h, i, j: modify(score, b, h, i, j)
 
 
 def _as_lookup(term: Term, p: AttentionInputs) -> Term:
@@ -84,21 +92,6 @@ def _as_lookup(term: Term, p: AttentionInputs) -> Term:
         return term
     table, last = term.table(p.q.shape[1], q, k), p.k.shape[2] - 1
     return lambda b, h, i, j: table[h, i - j + last]
-
-
-def _score_mod(
-    terms: list[Callable[..., Tensor]], softcap: float | None
-) -> Callable[..., Tensor] | None:
-    if not terms and not softcap:
-        return None
-
-    def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        for term in terms:
-            score = score + term(b, h, i, j).to(score.dtype)
-        return softcap * torch.tanh(score / softcap) if softcap else score
-
-    # flex counts a function's arguments, which a run-time type checker's wrapper would hide
-    return lambda score, b, h, i, j: modify(score, b, h, i, j)
 
 
 @lru_cache(maxsize=2)
@@ -125,9 +118,8 @@ def block_mask(p: AttentionInputs, areas: tuple[Area, ...]) -> Any:
     """The block mask of one pass."""
     if isinstance(p.q_pos, range) and isinstance(p.k_pos, range) and not p.hides:
         return _of_ranges(areas, p.q_pos, p.k_pos, p.q.device)
-    seen = p.mask(areas)
     batch = p.q.shape[0] if p.hides else max(p.q_rows.shape[0], p.k_rows.shape[0])
-    return _from_pairs(seen, batch, p.q.shape[2], p.k.shape[2], p.q.device)
+    return _from_pairs(p.mask(areas), batch, p.q.shape[2], p.k.shape[2], p.q.device)
 
 
 @lru_cache(maxsize=32)

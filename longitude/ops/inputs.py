@@ -108,14 +108,13 @@ class AttentionInputs:
         q = self.q[:, :, start:stop]
         return replace(self, q=q, q_pos=pos, segments=segments, q_length=length)
 
-    def visible(self, b: Index, i: Index, j: Index) -> Tensor:
-        """Whether each pair of indices is visible: the scheme's areas, padding and segments."""
-        return self.mask(self.scheme.areas())(b, i, j)
-
-    def mask(self, areas: tuple[Area, ...]) -> Callable[[Index, Index, Index], Tensor]:
-        """Whether pairs of indices lie in these areas and neither padding nor segments hide
-        them."""
+    def mask(
+        self, areas: tuple[Area, ...] | None = None
+    ) -> Callable[[Index, Index, Index], Tensor]:
+        """Whether pairs of indices (b, i, j) lie in these areas, the scheme's by default, and
+        neither padding nor segments hide them."""
         q_pos, k_pos, padding, segments = self.q_rows, self.k_rows, self.key_padding, self.segments
+        areas = self.scheme.areas() if areas is None else areas
 
         def seen(b: Index, i: Index, j: Index) -> Tensor:
             shown = visible(areas, at(q_pos, b, i), at(k_pos, b, j))
@@ -124,14 +123,13 @@ class AttentionInputs:
 
         return seen
 
-    def grid(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def grid(self) -> list[Tensor]:
         """Indices b, h, i, j that broadcast to the full score matrix."""
         sizes = (*self.q.shape[:3], self.k.shape[2])
-        axes = [torch.arange(n, device=self.q.device) for n in sizes]
-        b, h, i, j = (
-            a.view([-1 if d == axis else 1 for d in range(4)]) for axis, a in enumerate(axes)
-        )
-        return b, h, i, j
+        return [
+            torch.arange(n, device=self.q.device).view([1] * axis + [n] + [1] * (3 - axis))
+            for axis, n in enumerate(sizes)
+        ]
 
     def terms(self) -> dict[str, Term]:
         """The term of each bias, by name."""
@@ -349,8 +347,12 @@ def _check_weights(scheme: Scheme, weights: Weights, heads: int, head_dim: int) 
 def _scaled(p: AttentionInputs) -> Tensor:
     """q times every factor of site ④, rounded once."""
     rows = p.q_rows
-    by_position = p.scheme.causal and p.segments is None
-    counts = keys_by_position(p.scheme, rows) if by_position else _visible_keys(p)
+    if p.scheme.causal and p.segments is None:
+        counts = keys_by_position(p.scheme, rows)
+    else:  # how many keys of the call each query sees (b|1, n), in blocks of queries
+        (b, _, i, j), seen = p.grid(), p.mask()
+        size = max(1, BLOCK_SCORES // max(1, p.q.shape[0] * p.k.shape[2]))
+        counts = torch.cat([seen(b, some, j).sum(-1) for some in i.split(size, 2)], 2)[:, 0]
     factor = scale_factors(p.scheme, rows, counts, p.weights)[..., None]
     wide = torch.promote_types(p.q.dtype, torch.float32)
     return (p.q.to(wide) * factor.to(wide)).to(p.q.dtype)
@@ -383,14 +385,6 @@ def keys_by_position(scheme: Scheme, q_pos: Tensor) -> Tensor:
         start, stop = area.interval(q_pos)
         total = total + (stop - start).clamp(min=0)
     return total
-
-
-def _visible_keys(p: AttentionInputs) -> Tensor:
-    """How many keys of the call each query sees (b|1, n), counted in blocks of queries."""
-    b, _, i, j = p.grid()
-    size = max(1, BLOCK_SCORES // max(1, p.q.shape[0] * p.k.shape[2]))
-    counts = [p.visible(b, rows, j).sum(-1) for rows in i.split(size, 2)]
-    return torch.cat(counts, 2)[:, 0]
 
 
 def _lengths(p: AttentionInputs) -> tuple[Length, Length]:

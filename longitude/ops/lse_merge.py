@@ -296,70 +296,58 @@ def sink_gradients(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Ten
 
 
 class TileBatch(NamedTuple):
-    """Tiles of one shape of one pass, whose rotated q and k begin at this row and column."""
+    """Tiles of one shape of one pass: where they begin in the call's rows and columns; the pass's
+    rotated q and k begin at row `top` and column `left`."""
 
     operator: Operator
-    pass_index: int
-    tiles: tuple[Tile, ...]
+    first: int  # of q and k among the tensors of all passes
+    shape: Tile
+    rows: list[int]
+    columns: list[int]
     top: int
     left: int
 
     @property
     def flipped(self) -> bool:
-        return self.tiles[0].kind == "upper"
+        return self.shape.kind == "upper"
 
-    @property
-    def causal(self) -> bool:
-        return self.tiles[0].kind != "full"
-
-    @property
-    def rows(self) -> list[int]:
-        """Where the tiles begin in the rows of the call."""
-        return [t.top for t in self.tiles]
-
-    @property
-    def columns(self) -> list[int]:
-        return [t.left for t in self.tiles]
-
-    def stacked(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """Its rows of q and columns of k and v, stacked; upper triangles reversed."""
-        tile = self.tiles[0]
+    def arguments(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Any, ...]:
+        """Its rows of q and columns of k and v, stacked, upper triangles reversed; and how an
+        operator runs them."""
         sources = [
-            Windows(q, [row - self.top for row in self.rows], tile.height),
-            Windows(k, [column - self.left for column in self.columns], tile.width),
-            Windows(v, self.columns, tile.width),
+            Windows(q, [row - self.top for row in self.rows], self.shape.height),
+            Windows(k, [column - self.left for column in self.columns], self.shape.width),
+            Windows(v, self.columns, self.shape.width),
         ]
-        return stacked(sources, self.flipped)
+        return *stacked(sources, self.flipped), self.shape.kind != "full", scale
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
     """Attention over every tile of every step. Rows that no tile covers come out as zeros."""
-    passes = (single_query_pass(p),) if p.q.shape[2] == 1 else make_passes(p)
-    rotated: dict[int, tuple[Tensor, Tensor]] = {}
+    single = p.q.shape[2] == 1
+    rotated: list[Tensor] = []
     parts: list[TileBatch] = []
-    for n, one in enumerate(passes):
-        steps = [s for s in plan.steps if p.q.shape[2] == 1 or s.passes == (n,)]
+    for n, one in enumerate((single_query_pass(p),) if single else make_passes(p)):
+        steps = [s for s in plan.steps if single or s.passes == (n,)]
         every = [t for s in steps for t in s.tiles]
         if not every:
             continue
-        rows = slice(min(t.top for t in every), max(t.top + t.height for t in every))
-        cols = slice(min(t.left for t in every), max(t.left + t.width for t in every))
-        rotated[n] = one.rotated(rows, cols)
+        top, left = min(t.top for t in every), min(t.left for t in every)
+        rows = slice(top, max(t.top + t.height for t in every))
+        columns = slice(left, max(t.left + t.width for t in every))
         parts += [
-            TileBatch(OPERATORS[s.kernel], len(rotated) - 1, tuple(b), rows.start, cols.start)
+            TileBatch(OPERATORS[s.kernel], len(rotated), b[0], [t.top for t in b],
+                      [t.left for t in b], top, left)
             for s in steps
             for b in batches(s.tiles)
-        ]
+        ]  # fmt: skip
+        rotated += one.rotated(rows, columns)
     if not parts:
         return p.zeros()
-    flat = [_dense(x) for pair in rotated.values() for x in pair]
+    # kernels read the last dimension as contiguous
+    dense = [x if x.stride(-1) == 1 else x.contiguous() for x in (p.v, *rotated)]
     size = (p.q.shape[2], p.scale)
-    return _Merged.apply(parts, size, p.sink_logits, _dense(p.v), *flat)  # type: ignore[no-any-return]
-
-
-def _dense(x: Tensor) -> Tensor:
-    """Kernels read the last dimension as contiguous."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return _Merged.apply(parts, size, p.sink_logits, *dense)  # type: ignore[no-any-return]
 
 
 class _Merged(torch.autograd.Function):
@@ -367,13 +355,12 @@ class _Merged(torch.autograd.Function):
     def forward(ctx: Any, parts: list[TileBatch], size: tuple[int, float], sinks: Tensor | None,
                 v: Tensor, *qk: Tensor) -> Tensor:  # fmt: skip
         rows, scale = size
-        shape = (qk[0].shape[0], qk[0].shape[1], rows)
-        merging = merging_for(shape, v)
+        merging = merging_for((qk[0].shape[0], qk[0].shape[1], rows), v)
         extras = []
         for part in parts:
-            q, k, values = part.stacked(qk[2 * part.pass_index], qk[2 * part.pass_index + 1], v)
-            ran = in_groups(part.operator, q, k, values, part.causal, scale)
-            out, lse = (x.unflatten(0, (len(part.tiles), -1)) for x in (ran.out, ran.lse))
+            arguments = part.arguments(qk[part.first], qk[part.first + 1], v, scale)
+            ran = in_groups(part.operator, *arguments)
+            out, lse = (x.unflatten(0, (len(part.rows), -1)) for x in (ran.out, ran.lse))
             merging.add(TileOutput(out, lse, part.rows, part.flipped))
             extras.append(ran.extra)
         out, lse = merging.result(sinks)
@@ -387,17 +374,17 @@ class _Merged(torch.autograd.Function):
         v, out, lse, sinks, *qk = ctx.saved_tensors
         totals = [torch.zeros_like(x, dtype=accum_dtype(x)) for x in (v, *qk)]
         for part, extra in zip(ctx.parts, ctx.extras, strict=True):
-            n, height = 2 * part.pass_index, part.tiles[0].height
-            sources = [Windows(x, part.rows, height) for x in (grad, out)]
-            dout, o = stacked(sources, part.flipped)
+            first, height = part.first, part.shape.height
+            dout, o = stacked([Windows(x, part.rows, height) for x in (grad, out)], part.flipped)
             (sums,) = stacked([Windows(lse[..., None], part.rows, height)], part.flipped)
-            ran = Forward(o, sums[..., 0], extra)
-            q, k, values = part.stacked(qk[n], qk[n + 1], v)
-            made = backward(part.operator, dout, q, k, values, ran, part.causal, ctx.scale)
-            made = [x.unflatten(0, (len(part.tiles), -1)) for x in made]
+            q, k, values, *how = part.arguments(qk[first], qk[first + 1], v, ctx.scale)
+            made = backward(
+                part.operator, dout, q, k, values, Forward(o, sums[..., 0], extra), *how
+            )
+            made = [x.unflatten(0, (len(part.rows), -1)) for x in made]
             dq, dk, dv = (x.flip(3) for x in made) if part.flipped else made
-            _add(totals[1 + n], dq, [row - part.top for row in part.rows])
-            _add(totals[2 + n], dk, [column - part.left for column in part.columns])
+            _add(totals[1 + first], dq, [row - part.top for row in part.rows])
+            _add(totals[2 + first], dk, [column - part.left for column in part.columns])
             _add(totals[0], dv, part.columns)
         d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
         grads = [g.to(x.dtype) for g, x in zip(totals, (v, *qk), strict=True)]

@@ -108,13 +108,19 @@ class Pass:
         centre = 0.0
         if rope.decay and p.q.shape[2]:
             centre = float(q_pos[-1] if isinstance(q_pos, range) else q_pos.max())
-        how = (accum_dtype(p.q), p.q.device, centre)
-        q_tables = k_tables = _tables(p, self.region, "q", q_pos, q_length, *how)
-        alike = isinstance(q_pos, range) and isinstance(k_pos, range) and q_pos == k_pos
-        alike = alike and isinstance(q_length, int) and isinstance(k_length, int)
-        alike = alike and q_length == k_length
-        if p.scale_in_tables or not (alike and _same_tables(rope, self.region, q_length)):  # type: ignore[arg-type]
-            k_tables = _tables(p, self.region, "k", k_pos, k_length, *how)
+        size, dtype, device = p.q.shape[-1], accum_dtype(p.q), p.q.device
+        how = {"dtype": dtype, "device": device, "centre": centre}
+        if p.scale_in_tables:
+            make = _make_scaled_tables if isinstance(q_length, Tensor) else _scaled_tables
+            q_tables = make(p.scheme, self.region, q_pos, size, q_length, dtype, device, centre)
+        else:
+            q_tables = cos_sin(rope, self.region, "q", q_pos, size, q_length, **how)
+        fixed = isinstance(q_pos, range) and isinstance(q_length, int)
+        alike = fixed and isinstance(k_pos, range) and isinstance(k_length, int)
+        alike = alike and (q_pos, q_length) == (k_pos, k_length) and not p.scale_in_tables
+        if alike and _same_tables(rope, self.region, q_length):  # type: ignore[arg-type]
+            return Rotation(q_tables, q_tables, rope.pairs)
+        k_tables = cos_sin(rope, self.region, "k", k_pos, size, k_length, **how)
         return Rotation(q_tables, k_tables, rope.pairs)
 
 
@@ -145,16 +151,6 @@ def region_areas(
     regions = scheme.rotary.regions(rows)
     met = [(region, meet(*masks, (region.where,))) for region in regions]
     return tuple((region, areas) for region, areas in met if areas)
-
-
-def _tables(p: AttentionInputs, region: Region, side: str, pos: Pos, length: Length,
-            dtype: torch.dtype, device: torch.device, centre: float) -> Tables:  # fmt: skip
-    rope, size = p.scheme.rotary, p.q.shape[-1]
-    assert rope is not None
-    if side == "q" and p.scale_in_tables:
-        make = _make_scaled_tables if isinstance(length, Tensor) else _scaled_tables
-        return make(p.scheme, region, pos, size, length, dtype, device, centre)
-    return cos_sin(rope, region, side, pos, size, length, dtype=dtype, device=device, centre=centre)
 
 
 def _make_scaled_tables(scheme: Scheme, region: Region, pos: Pos, size: int, length: Length,

@@ -320,20 +320,16 @@ def _merged_tiles(call: CallSpec) -> Plan | str:
     passes = [((n,), areas) for n, areas in enumerate(call.pass_areas)]
     if call.queries == 1:  # its regions are rotated as one pass
         passes = [(tuple(range(len(passes))), tuple(a for _, areas in passes for a in areas))]
-    steps = [step for n, areas in passes for step in _tile_steps(call, n, areas)]
-    return Plan("native", tuple(steps), Merge.LSE)
-
-
-def _tile_steps(call: CallSpec, passes: tuple[int, ...], areas: tuple[Area, ...]) -> list[Step]:
-    """The tiles of a pass by kernel; tiles of one shape are one launch."""
     finest = CPU_TRIANGLE if call.device.type == "cpu" else FAR
-    pieces = [piece for tile in call.tiles(areas) for piece in split(tile, finest)]
-    by_kernel: dict[Kernel, list[Tile]] = {}
-    for batch in batches(pieces):
-        kernel = fastest_kernel(call, len(batch) * pairs_of(batch[0]))
-        assert kernel is not None
-        by_kernel.setdefault(kernel, []).extend(batch)
-    return [Step(kernel, passes, tuple(found)) for kernel, found in by_kernel.items()]
+    by_kernel: dict[tuple[tuple[int, ...], Kernel], list[Tile]] = {}
+    for n, areas in passes:
+        pieces = [piece for tile in call.tiles(areas) for piece in split(tile, finest)]
+        for batch in batches(pieces):  # tiles of one shape are one launch
+            kernel = fastest_kernel(call, len(batch) * pairs_of(batch[0]))
+            assert kernel is not None
+            by_kernel.setdefault((n, kernel), []).extend(batch)
+    steps = [Step(kernel, n, tuple(found)) for (n, kernel), found in by_kernel.items()]
+    return Plan("native", tuple(steps), Merge.LSE)
 
 
 def _single_tile(call: CallSpec) -> Tile | None:

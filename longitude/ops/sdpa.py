@@ -53,7 +53,7 @@ def _masked(p: AttentionInputs) -> Tensor:
     v, shape = p.v, (*q.shape[:3], k.shape[2])
     if p.scheme.bias:  # a mask has q's type, and a bias in bfloat16 is off by whole units far out
         q, k, v = (x.to(accum_dtype(x)) for x in (q, k, v))
-    seen = p.visible(b, i, j)
+    seen = p.mask()(b, i, j)
     some = seen.any(-1, keepdim=True)
     mask = (seen | ~some).expand(shape)  # a query without keys sees all, and is zeroed below
     terms = [_dense(term, p).to(q.dtype) for term in p.terms().values()]

@@ -15,8 +15,6 @@ from longitude.ops import bands
 from longitude.ops.banded import bias_of, run, window_backward_flash, window_backward_tiles
 from longitude.ops.bands import (
     BandCall,
-    band_backward_reference,
-    band_reference,
     plan_banded,
     plan_bands,
     reach_of,
@@ -25,6 +23,7 @@ from longitude.ops.inputs import AttentionInputs, prepare
 from longitude.ops.lse_merge import OPERATORS
 from longitude.ops.plan import Band, CallSpec, Device, Kernel, Plan, plan_call
 from tests.grid import scheme
+from tests.ops.references import REFERENCE, band_backward_reference, band_reference
 
 T5 = "t5(buckets=8, max_distance=6)"
 HEADS, KV, D = 4, 2, 16
@@ -88,7 +87,7 @@ def inputs_of(text: str, n: int, m: int, x: list[Tensor], weights: Any, **option
 
 def banded(p: AttentionInputs, far_tile_rows: int = 16) -> tuple[Plan, Tensor]:
     plan = plan_bands(CallSpec.of(p), far_tile_rows)
-    return plan, run(p, plan)
+    return plan, run(p, plan, REFERENCE)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -123,7 +122,7 @@ def test_a_window_differentiated_by_tiles(far: bool) -> None:
         b._replace(backward=Kernel.CPU_FLASH) if b.band == (0, 8) else b for b in near.bands
     )
     assert by_tiles != near.bands
-    mine = run(p, replace(plan, steps=(*first, replace(near, bands=by_tiles))))
+    mine = run(p, replace(plan, steps=(*first, replace(near, bands=by_tiles))), REFERENCE)
     its = attention(p.scheme, *x, p.q_pos, p.k_pos, sink_logits=logits, backend="eager")
     both = [torch.autograd.grad(out.square().sum(), [*x, logits]) for out in (mine, its)]
     torch.testing.assert_close(both[0], both[1], rtol=2e-6, atol=2e-6)

@@ -2,7 +2,7 @@
 
 score(i, j) = scale · q_i·k_j + table[h, i - j] for lo <= i - j < hi. The bias of a tile is a run of
 its head's table, rows + columns - 1 entries long, so it is read from cache and nothing of size n²
-exists; `bands.band_reference` is the reference. Three things make it cheap:
+exists. Three things make it cheap:
 
 - tiles that no edge of the band crosses are computed without a mask;
 - a launch can begin where another ended (`start`): softmax so far is an output and its
@@ -39,33 +39,29 @@ class Blocks(NamedTuple):
 
 
 class LaunchCall(NamedTuple):
-    """A band whose tensors a kernel can read, and what it takes besides."""
+    """A band as every kernel reads it. Arguments are always there: any tensor stands for a table or
+    a reach that is not."""
 
     part: BandCall
+    table: tuple[Any, ...]
+    reach: Tensor
+    sizes: tuple[int, ...]
+    scales: tuple[float, float]
 
     @classmethod
     def of(cls, part: BandCall) -> LaunchCall:
         _check(part)
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in part[:3])
-        bias = part.bias and Bias(part.bias.table.float().contiguous(), part.bias.first)
-        return cls(BandCall(q, k, v, bias, part.band.within(q.shape[2], k.shape[2]), *part[5:]))
-
-    @property
-    def table(self) -> tuple[Any, ...]:
-        if self.part.bias is None:  # a kernel's arguments are always there
-            return (self.part.q, 0, 0, 1)
-        table, first, _ = self.part.bias
-        return (table, table.stride(0), first, table.shape[1])
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        batch, heads, n, _ = self.part.q.shape
-        kv, m = self.part.k.shape[1:3]
-        return (batch * heads, heads, heads // kv, n, m, *self.part.band)
-
-    @property
-    def scales(self) -> tuple[float, float]:
-        return (self.part.scale * LOG2E, LOG2E)
+        (batch, heads, n, _), (_, kv, m, _) = q.shape, k.shape
+        bias, band = part.bias, part.band.within(n, m)
+        table: tuple[Any, ...] = (q, 0, 0, 1)
+        if bias is not None:
+            bias = Bias(bias.table.float().contiguous(), bias.first)
+            table = (bias.table, bias.table.stride(0), bias.first, bias.table.shape[1])
+        reach = q if part.reach is None else part.reach
+        sizes = (batch * heads, heads, heads // kv, n, m, *band)
+        part = BandCall(q, k, v, bias, band, *part[5:])
+        return cls(part, table, reach, sizes, (part.scale * LOG2E, LOG2E))
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -75,33 +71,20 @@ class LaunchCall(NamedTuple):
         return (shape(q), shape(k), shape(v), table, band, chunk, reach is None)
 
     @property
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """All that a kernel reads."""
-        q, k, v, bias, _, _, reach, _ = self.part
-        return [x for x in (q, k, v, bias and bias.table, reach) if x is not None]
+        return (*self.part[:3], self.table[0], self.reach)
 
     def constants(self, blocks: Blocks) -> dict[str, Any]:
-        """What a kernel is compiled for."""
+        """What a kernel is compiled for; a tile without a bias needs no run of the table."""
         n, d, dv = *self.part.q.shape[2:], self.part.v.shape[-1]
+        run = 0 if self.part.bias is None else _width(blocks.rows + blocks.columns - 1)
         return {
             "D": d, "DV": dv, "WIDTH": _width(d), "WIDTH_V": _width(dv), "ROWS": blocks.rows,
-            "COLUMNS": blocks.columns, "RUN": self.run(blocks),
-            "REACH": self.part.reach is not None, "WINDOW": self.part.band.hi < n,
-            "num_warps": blocks.warps, "num_stages": blocks.stages,
+            "COLUMNS": blocks.columns, "RUN": run, "REACH": self.part.reach is not None,
+            "WINDOW": self.part.band.hi < n, "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
         }  # fmt: skip
-
-    def run(self, blocks: Blocks) -> int:
-        """Entries of the table that a tile needs; none where there is no bias."""
-        return 0 if self.part.bias is None else _width(blocks.rows + blocks.columns - 1)
-
-    @property
-    def chunk(self) -> tuple[int, ...]:
-        """The chunk's numbers; any others where there is none: a kernel's arguments are."""
-        return tuple(self.part.chunk or (1, 0, 1, 0, 0))
-
-    def reach(self, otherwise: Tensor) -> Tensor:
-        """The reach of each head, or any tensor where there is none: a kernel's arguments are."""
-        return otherwise if self.part.reach is None else self.part.reach
 
 
 def laid(x: Tensor) -> tuple[Any, ...]:
@@ -207,8 +190,9 @@ def chunk_of(chunk, at, n):
 
 @triton.jit
 @no_type_check
-def within(begin, inner, seen, end, first, last, COLUMNS: tl.constexpr):
+def within(ends, first, last, COLUMNS: tl.constexpr):
     """The spans of columns, cut to first … last-1."""
+    begin, inner, seen, end = ends
     begin = tl.maximum(begin, first // COLUMNS * COLUMNS)
     end = tl.maximum(tl.minimum(end, last), begin)
     top = tl.cdiv(end, COLUMNS) * COLUMNS
@@ -319,22 +303,19 @@ def _kernel(q, k, v, out, lse, start, table, reach, chunk, sizes, scales, D: tl.
     rows = at + tl.arange(0, ROWS)
     tile = load_tile(tile_of(q, batch, head), q[3], at, n, D, ROWS, WIDTH, True)
     far = tl.load(reach + lane) if REACH else n
-    begin, inner, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
+    ends = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
     first = 0
     if CHUNKED:
         first, m = chunk_of(chunk, at, m)
-        begin, inner, seen, end = within(begin, inner, seen, end, first, m, COLUMNS)
+        ends = within(ends, first, m, COLUMNS)
     own = head // group
     keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
     bias, edges = bias_of(table, head, log2e), (at, first, m, lo, hi)
     state = _begin(start, batch, head, rows, n, log2e, DV, ROWS, WIDTH_V, STARTED)
-    if WINDOW or CHUNKED:
-        state = _span(state, tile, keys, values, edges, rows, begin, inner, bias, scale, D, DV,
-                      WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
-    state = _span(state, tile, keys, values, edges, rows, inner, seen, bias, scale, D, DV, WIDTH,
-                  WIDTH_V, ROWS, COLUMNS, RUN, False)  # fmt: skip
-    state = _span(state, tile, keys, values, edges, rows, seen, end, bias, scale, D, DV, WIDTH,
-                  WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
+    for span in tl.static_range(3):
+        if span > 0 or WINDOW or CHUNKED:
+            state = _span(state, tile, keys, values, edges, rows, ends[span], ends[span + 1], bias,
+                          scale, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, span != 1)  # fmt: skip
     acc, total, most = state
     none = total == 0.0  # a row that sees nothing gets zeros
     total = tl.where(none, 1.0, total)
@@ -347,7 +328,7 @@ def _kernel(q, k, v, out, lse, start, table, reach, chunk, sizes, scales, D: tl.
 def banded(
     part: BandCall, start: Start | None = None, blocks: Blocks | None = None
 ) -> tuple[Outs, Sums]:
-    """Output and log-sum-exp of a band, as `bands.band_reference` gives them. A start that has
+    """Output and log-sum-exp of a band, its rows after a start's. A start that has
     every row is overwritten: each program reads its own rows of it before it writes them."""
     call = LaunchCall.of(part)
     q, k, v = call.part[:3]
@@ -364,12 +345,13 @@ def banded(
     programs = call.sizes[0] * -(-q.shape[2] // blocks.rows)
     if programs:
         begun = (laid(so_far.out), laid(so_far.lse), so_far.top)
-        given = (*map(laid, (q, k, v, out, lse)), begun, call.table, call.reach(lse), call.chunk)
+        chunk = tuple(part.chunk or (1, 0, 1, 0, 0))
+        given = (*map(laid, (q, k, v, out, lse)), begun, call.table, call.reach, chunk)
         outputs = (out, lse, so_far.out, so_far.lse)
         key = (*call.key, *map(shape, outputs), so_far.top, start is None, blocks)
         how = {"STARTED": start is not None, "CHUNKED": part.chunk is not None}
         launch(
-            _kernel, programs, (*given, call.sizes, call.scales), (*call.tensors, *outputs), key,
-            lambda: call.constants(blocks) | how,
+            _kernel, (programs, 1, 1), (*given, call.sizes, call.scales),
+            (*call.tensors, *outputs), key, lambda: call.constants(blocks) | how,
         )  # fmt: skip
     return out, lse

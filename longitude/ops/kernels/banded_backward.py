@@ -4,7 +4,7 @@ p = e^(score - lse), dv = pᵀ·dout, ds = p (dout·vᵀ - Σ dout·out), dq = s
 each tile's scores recomputed. Rows run for dq, columns for dk and dv (a group's queries add up in
 registers), and diagonals for the table: tiles at one distance are added up entry by entry in
 registers, so that a full diagonal ends in one tile of additions to memory rather than one for every
-pair. `bands.band_backward_reference` is the reference. With the output and log-sum-exp of a softmax
+pair. With the output and log-sum-exp of a softmax
 over several bands these are the gradients of that softmax.
 """
 
@@ -112,18 +112,16 @@ def _rows_kernel(q, k, v, out, lse, grad, delta, dq, table, reach, sizes, scales
     rows = at + tl.arange(0, ROWS)
     tl.store(tile_of(delta, batch, head) + rows, total, mask=rows < n)
     far = tl.load(reach + lane) if REACH else n
-    begin, inner, seen, end = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
+    ends = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
     own = head // group
     keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
     bias, edges = bias_of(table, head, log2e), (at, m, lo, hi)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    if WINDOW:
-        acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, begin, inner, bias,
-                         scale, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
-    acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, inner, seen, bias, scale,
-                     D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, False)  # fmt: skip
-    acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, seen, end, bias, scale, D,
-                     DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
+    for span in tl.static_range(3):
+        if span > 0 or WINDOW:
+            acc = _rows_span(acc, tile, dout, keys, values, sums, total, edges, ends[span],
+                             ends[span + 1], bias, scale, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS,
+                             RUN, span != 1)  # fmt: skip
     store_tile(dq, batch, head, at, n, acc * (scale / log2e), D, ROWS, WIDTH)
 
 
@@ -178,17 +176,13 @@ def _columns_kernel(q, k, v, lse, grad, delta, dk, dv, table, reach, sizes, scal
             end = tl.minimum(end, tl.maximum(begin, far))
             seen = tl.minimum(seen, tl.cdiv(end, ROWS) * ROWS)
         bias, edges = bias_of(table, head, scales[1]), (at, n, lo, hi)
-        where = batch, head
-        of_k, of_v = _columns_span(
-            of_k, of_v, keys, values, q, grad, lse, delta, where, edges, begin, inner, bias,
-            scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
-        of_k, of_v = _columns_span(
-            of_k, of_v, keys, values, q, grad, lse, delta, where, edges, inner, seen, bias,
-            scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, False)  # fmt: skip
-        if TAIL:
-            of_k, of_v = _columns_span(
-                of_k, of_v, keys, values, q, grad, lse, delta, where, edges, seen, end, bias,
-                scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, True)  # fmt: skip
+        ends = begin, inner, seen, end
+        for span in tl.static_range(3):
+            if span < 2 or TAIL:
+                of_k, of_v = _columns_span(
+                    of_k, of_v, keys, values, q, grad, lse, delta, (batch, head), edges, ends[span],
+                    ends[span + 1], bias, scales, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN,
+                    span != 1)  # fmt: skip
     store_tile(dk, batch, own, at, m, of_k * (scales[0] / scales[1]), D, COLUMNS, WIDTH)
     store_tile(dv, batch, own, at, m, of_v, DV, COLUMNS, WIDTH_V)
 
@@ -232,7 +226,7 @@ def _diagonals_kernel(q, k, v, lse, grad, delta, dtable, table, reach, sizes, sc
 
 def backward(part: BandCall, grad: Tensor, out: Tensor, lse: Tensor, table: bool = False,
              wide: bool = False, plan: BlockPlan | None = None) -> BandGradients:  # fmt: skip
-    """Gradients of a band, as `bands.band_backward_reference` gives them; in float32 where wide.
+    """Gradients of a band; in float32 where wide.
 
     The table's last entry is left out where it holds on for distances beyond: a row's ds add up to
     nothing, so its gradient is what the others lack.
@@ -248,44 +242,31 @@ def backward(part: BandCall, grad: Tensor, out: Tensor, lse: Tensor, table: bool
     if not q.numel() or not k.numel():
         return BandGradients(made[0].zero_(), made[1].zero_(), made[2].zero_(), d_table)
     delta = torch.empty_like(lse)
-    rest = (call.table, call.reach(lse), call.sizes, call.scales)
+    rest = (call.table, call.reach, call.sizes, call.scales)
     given = [laid(x) for x in (q, k, v, out, lse, grad, delta)]
     batch, kv, m, _ = k.shape
     tensors = (*call.tensors, out, lse, grad, delta, *made)
     key = (*call.key, shape(out), shape(grad), *map(shape, made), plan)
     programs = call.sizes[0] * triton.cdiv(q.shape[2], plan.rows.rows)
-    launch(_rows_kernel, programs, (*given, laid(made[0]), *rest), tensors, key,
+    launch(_rows_kernel, (programs, 1, 1), (*given, laid(made[0]), *rest), tensors, key,
            lambda: call.constants(plan.rows))  # fmt: skip
     del given[3]
     # full blocks of rows up to the last have no edge there
-    ragged = q.shape[2] % plan.columns.rows != 0
+    tail = call.part.band.hi < q.shape[2] or q.shape[2] % plan.columns.rows != 0
     programs = batch * kv * triton.cdiv(m, plan.columns.columns)
-    launch(_columns_kernel, programs, (*given, laid(made[1]), laid(made[2]), *rest), tensors, key,
-           lambda: _with_tail(call.constants(plan.columns), ragged))  # fmt: skip
-    if d_table is not None:
-        _diagonals(call, given, d_table, rest, (plan.diagonals, (*tensors, d_table), key))
+    launch(_columns_kernel, (programs, 1, 1), (*given, laid(made[1]), laid(made[2]), *rest),
+           tensors, key, lambda: call.constants(plan.columns) | {"TAIL": tail})  # fmt: skip
+    if bias is not None and d_table is not None:
+        size, (lo, hi) = plan.diagonals.rows, call.part.band
+        near = bias.flat if hi > bias.flat + 1 else hi
+        least, count = lo // size * size, -(-(near - 1) // size) - lo // size + 1
+        strips = triton.cdiv(triton.cdiv(min(q.shape[2], m), size) + 1, STRIP)
+        row = (d_table, d_table.stride(0), bias.first, d_table.shape[1])
+        if near > lo:
+            launch(_diagonals_kernel, (call.sizes[0] * count * strips, 1, 1),
+                   (*given, row, *rest, least, near, strips), (*tensors, d_table), key,
+                   lambda: _square(call.constants(plan.diagonals)))  # fmt: skip
     return BandGradients(made[0], made[1], made[2], d_table)
-
-
-def _with_tail(constants: dict[str, Any], ragged: bool) -> dict[str, Any]:
-    return constants | {"TAIL": constants["WINDOW"] or ragged}
-
-
-def _diagonals(call: LaunchCall, given: list[Any], d_table: Tensor, rest: tuple[Any, ...],
-               how: tuple[Blocks, tuple[Tensor, ...], tuple[Any, ...]]) -> None:  # fmt: skip
-    blocks, tensors, key = how
-    size, (lo, hi), bias = blocks.rows, call.part.band, call.part.bias
-    assert bias is not None
-    near = bias.flat if hi > bias.flat + 1 else hi
-    if near <= lo:
-        return
-    least, count = lo // size * size, -(-(near - 1) // size) - lo // size + 1
-    shorter = min(call.part.q.shape[2], call.part.k.shape[2])
-    strips = triton.cdiv(triton.cdiv(shorter, size) + 1, STRIP)
-    row = (d_table, d_table.stride(0), bias.first, d_table.shape[1])
-    programs = call.sizes[0] * count * strips
-    launch(_diagonals_kernel, programs, (*given, row, *rest, least, near, strips), tensors, key,
-           lambda: _square(call.constants(blocks)))  # fmt: skip
 
 
 def _square(constants: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,13 @@ The cache is read once, whatever the scheme: the keys of a block are rotated by 
 serves every block, the query by the block's own angle (see `ops.decode`), so nothing is read but
 keys and values. Keys are split over many programs, whose parts of the softmax a second small launch
 merges (Dao et al. 2023, "Flash-Decoding"); the queries of a group of heads that share their keys
-are the rows of one product. Reference: `ops.decode.decode_reference`.
+are the rows of one product.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, no_type_check
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from longitude.core.validate import UserError
 from longitude.ops.decode import FIELDS, DecodePlan, unsupported_tensors
-from longitude.ops.kernels.launch import on_device, require
+from longitude.ops.kernels.launch import launch, require
 from longitude.parts.rope import Pairs
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -115,12 +116,16 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
            HIDES: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Blocks first … stop-1 of a segment; the table of their keys stays in registers."""
     t, pair = tl.arange(0, N), tl.arange(0, HALF_PAD)
-    frame, start, offset, span, chunk, per_chunk, lead, wrap, least, most = _fields(ints)
+    frame, start, offset = tl.load(ints + 2), tl.load(ints + 3), tl.load(ints + 4)
+    span, chunk, per_chunk = tl.load(ints + 5), tl.load(ints + 6), tl.load(ints + 7)
+    lead, wrap = tl.load(ints + 8), tl.load(ints + 9)
+    least, most = tl.load(ints + 10), tl.load(ints + 11)
     low = tl.load(ints + COUNTS + 2 * n, mask=live, other=0)
     high = tl.load(ints + COUNTS + 2 * n + 1, mask=live, other=0)
     c, s = 0.0, 0.0
     if HALF:
-        qa, qb = _place(qa, qb, floats + n * 2 * HALF, live, HALF, HALF_PAD)
+        own = (floats + n * 2 * HALF)[:, None] + pair[None, :]
+        qa, qb = _rotate(qa, qb, own, own + HALF, live[:, None] & (pair < HALF)[None, :])
     if ROTATES:
         known = tl.broadcast_to((pair < HALF)[None, :], (N, HALF_PAD))
         at = (frame * N + t[:, None]) * HALF + pair[None, :]
@@ -136,8 +141,9 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
         if HALF:
             ua, ub = qa, qb
             if ROTATES:
-                mine = (frame * capacity + (block - start + lead) % wrap) * HALF
-                ua, ub = _back(qa, qb, start_cos + mine, start_sin + mine, HALF, HALF_PAD)
+                # the query rotated back by the block's angle: its keys rotate as the first's do
+                back = (frame * capacity + (block - start + lead) % wrap) * HALF + pair[None, :]
+                ub, ua = _rotate(qb, qa, start_cos + back, start_sin + back, (pair < HALF)[None, :])
             a, b = _keys(keys, inside, c, s, HALF, HALF_PAD, ADJACENT, ROTATES, N)
             product = _dot(ua.to(a.dtype), tl.trans(a), product, WIDE)
             product = _dot(ub.to(b.dtype), tl.trans(b), product, WIDE)
@@ -145,7 +151,12 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
             past = inside[:, None] & (rest < REST)[None, :]
             kr = tl.load(keys[:, None] + 2 * HALF + rest[None, :], mask=past, other=0.0)
             product = _dot(qr, tl.trans(kr), product, WIDE)
-        shown = _shown(inside, p + t, low, high, hidden + p + offset + t, ALONE, HIDES)
+        seen = inside
+        if HIDES:
+            seen &= tl.load(hidden + p + offset + t, mask=inside, other=1) == 0
+        shown = seen[None, :]
+        if not ALONE:
+            shown &= ((p + t)[None, :] >= low[:, None]) & ((p + t)[None, :] < high[:, None])
         product = tl.where(shown, product * scale, float("-inf"))
         values = v + (p + offset).to(tl.int64) * v_n + t[:, None] * v_n + column[None, :]
         some = inside[:, None] & (column < DV)[None, :]
@@ -155,46 +166,10 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
 
 @triton.jit
 @no_type_check
-def _fields(ints):
-    """Where a segment's blocks lie, in the order of `ops.decode`."""
-    frame, start, offset = tl.load(ints + 2), tl.load(ints + 3), tl.load(ints + 4)
-    span, chunk, per_chunk = tl.load(ints + 5), tl.load(ints + 6), tl.load(ints + 7)
-    lead, wrap = tl.load(ints + 8), tl.load(ints + 9)
-    least, most = tl.load(ints + 10), tl.load(ints + 11)
-    return frame, start, offset, span, chunk, per_chunk, lead, wrap, least, most
-
-
-@triton.jit
-@no_type_check
-def _shown(inside, p, low, high, hidden, ALONE: tl.constexpr, HIDES: tl.constexpr):
-    """What each query sees of a block."""
-    if HIDES:
-        inside &= tl.load(hidden, mask=inside, other=1) == 0
-    shown = inside[None, :]
-    if not ALONE:
-        shown &= (p[None, :] >= low[:, None]) & (p[None, :] < high[:, None])
-    return shown
-
-
-@triton.jit
-@no_type_check
-def _place(qa, qb, floats, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr):
-    """Queries rotated to where they stand in a segment's region."""
-    pair = tl.arange(0, HALF_PAD)[None, :]
-    here = live[:, None] & (pair < HALF)
-    c = tl.load(floats[:, None] + pair, mask=here, other=0.0)
-    s = tl.load(floats[:, None] + HALF + pair, mask=here, other=0.0)
-    return qa * c - qb * s, qb * c + qa * s
-
-
-@triton.jit
-@no_type_check
-def _back(qa, qb, cos, sin, HALF: tl.constexpr, HALF_PAD: tl.constexpr):
-    """Queries rotated back by a block's angle: its keys then rotate as those of the first."""
-    pair = tl.arange(0, HALF_PAD)
-    c = tl.load(cos + pair, mask=pair < HALF, other=0.0)[None, :]
-    s = tl.load(sin + pair, mask=pair < HALF, other=0.0)[None, :]
-    return qa * c + qb * s, qb * c - qa * s
+def _rotate(a, b, cos, sin, here):
+    """Pairs (a, b) rotated by the angles of these tables; (b, a), back by them."""
+    c, s = tl.load(cos, mask=here, other=0.0), tl.load(sin, mask=here, other=0.0)
+    return a * c - b * s, b * c + a * s
 
 
 @triton.jit
@@ -306,91 +281,65 @@ def decode(
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    tables = (plan.steps[0].shape[1:], pairs == "adjacent", plan.rotates)
+    hidden = plan.ints if key_padding is None else key_padding.view(torch.uint8)  # or any tensor
+    hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
     shapes = (q.shape, q.stride(), k.shape[1], k.stride(), v.shape[3], v.stride())
-    launcher = _launcher(shapes, q.dtype, q.device, tables, key_padding is not None, blocks)
+    tables = (plan.steps[0].shape[1:], pairs == "adjacent", plan.rotates)
+    layout = _layout(shapes, q.dtype, q.device, tables, key_padding is not None, blocks)
+    splits = splits or _splits(layout.programs, plan.blocks, q.device)
+    once, rows, dv = splits == 1 and sink_logits is None, layout.rows, v.shape[3]
+    lse = out.new_empty(splits, rows, dtype=torch.float32)
+    parts = out if once else lse.new_empty(splits, rows, dv)
+    ints, starts = plan.ints, plan.starts
+    pointers = (q, k, v, parts, lse, ints, plan.floats, *plan.steps, *starts, hidden)
+    by_row = ints.stride(0) if ints.shape[0] > 1 else 0
     by = LOG2E.value * (q.shape[3] ** -0.5 if scale is None else scale)
-    splits = splits or _splits(launcher.programs, plan.blocks, q.device)
-    with on_device(q):
-        launcher.launch((q, k, v, out), plan, by, splits, sink_logits, key_padding)
+    numbers = (starts[0].shape[1], *layout.strides, hidden.stride(0), by_row, by, *layout.counts)
+    launch(decode_kernel, (layout.programs, splits, 1),
+           (*pointers, *numbers, plan.segments, splits, rows), (q, k, v, hidden), (layout, once),
+           lambda: layout.constants)  # fmt: skip
+    if not once:
+        given = (parts, lse, sink_logits, out, splits, rows, q.shape[2], q.shape[1])
+        owned, key = (
+            ((parts,), None) if sink_logits is None else ((sink_logits,), sink_logits.dtype)
+        )
+        launch(merge_kernel, (rows, 1, 1), given, owned, (layout, key),
+               lambda: {"SINKS": key is not None, "DV": dv, "DV_PAD": _pad(dv), "S": 16,
+                        "num_warps": 4})  # fmt: skip
     return out
 
 
-class _Launcher:
-    """What launches need besides pointers, and the kernels that were compiled for them.
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """What launches need besides pointers: one for all shapes that differ in their keys only."""
 
-    Triton inspects every argument of every launch to find its kernel. Here only pointers differ
-    between launches, so the kernel is known where all of them are aligned.
-    """
-
-    def __init__(
-        self, strides: tuple[int, ...], counts: tuple[int, ...], constants: tuple[Any, ...],
-        blocks: Blocks,
-    ) -> None:  # fmt: skip
-        self.strides, self.counts, self.constants = strides, counts, constants
-        *_, self.programs, self.total, self.heads = counts
-        self.options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-        self.compiled: dict[tuple[str, bool], Any] = {}
-
-    def launch(self, tensors: tuple[Tensor, ...], plan: DecodePlan, scale: float, splits: int,
-               sinks: Tensor | None, padding: Tensor | None) -> None:  # fmt: skip
-        q, k, v, out = tensors
-        once, dv = splits == 1 and sinks is None, out.shape[3]
-        lse = out.new_empty(splits, self.total, dtype=torch.float32)
-        parts = out if once else lse.new_empty(splits, self.total, dv)
-        ints, starts = plan.ints, plan.starts
-        hidden = ints if padding is None else padding.view(torch.uint8)  # a placeholder without
-        hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
-        row = ints.stride(0) if ints.shape[0] > 1 else 0
-        pointers = (q, k, v, parts, lse, ints, plan.floats, *plan.steps, *starts, hidden)
-        aligned = (q.data_ptr() | k.data_ptr() | v.data_ptr() | hidden.data_ptr()) % 16 == 0
-        tiles, nq, group = self.counts[:3]
-        self._run("decode", once, aligned, (self.programs, splits, 1), (
-            *pointers, starts[0].shape[1], *self.strides, hidden.stride(0), row, scale,
-            self.heads // group, group, tiles, nq, plan.segments, splits, self.total,
-            *self.constants,
-        ), self.options)  # fmt: skip
-        if not once:
-            sizes = (splits, self.total, nq, self.heads)
-            constants = (sinks is not None, dv, _pad(dv), 16)
-            args = (parts, lse, sinks, out, *sizes, *constants)
-            # sinks are the caller's: they may not be aligned
-            self._run("merge", once, sinks is None, (self.total, 1, 1), args, {"num_warps": 4})
-
-    def _run(
-        self, name: str, once: bool, aligned: bool, grid: tuple[int, int, int],
-        args: tuple[Any, ...], options: dict[str, int],
-    ) -> None:  # fmt: skip
-        compiled = self.compiled.get((name, once)) if aligned else None
-        if compiled is not None:
-            compiled[grid](*args)
-            return
-        kernel: Any = decode_kernel if name == "decode" else merge_kernel
-        compiled = kernel[grid](*args, **options, enable_fp_fusion=True)
-        if aligned:
-            self.compiled[name, once] = compiled
+    strides: tuple[int, ...]
+    counts: tuple[int, int, int, int]  # key heads, heads of a group, tiles of rows, queries
+    programs: int
+    rows: int
+    constants: dict[str, Any]
 
 
 @lru_cache(maxsize=1024)
-def _launcher(
+def _layout(
     shapes: tuple[Any, ...], dtype: torch.dtype, device: torch.device,
     tables: tuple[tuple[int, int], bool, bool], hides: bool, blocks: Blocks | None,
-) -> _Launcher:  # fmt: skip
-    """Made once for all shapes that differ in the number of keys only."""
+) -> _Layout:  # fmt: skip
     require(device)
     (b, h, nq, d), q, hkv, k, dv, v = shapes
     (n, half), adjacent, rotates = tables
     each = h // hkv * nq  # rows that share their keys
     rows = min(MAX_ROWS, _pad(each))
-    tiles = -(-each // rows)
-    counts = (tiles, nq, h // hkv, b * hkv * tiles, b * h * nq, h)
-    rest = d - 2 * half
-    constants = (
-        half, _pad(half), rest, _pad(rest), dv, _pad(dv), rows, n, adjacent, rotates, nq == 1,
-        hides, device.type != "cuda",
-    )  # fmt: skip
+    tiles, rest = -(-each // rows), d - 2 * half
     blocks = blocks or blocks_for(max(d, dv), dtype, each)
-    return _Launcher((*q[:3], *k[:3], *v[:3]), counts, constants, blocks)
+    constants = {
+        "HALF": half, "HALF_PAD": _pad(half), "REST": rest, "REST_PAD": _pad(rest), "DV": dv,
+        "DV_PAD": _pad(dv), "R": rows, "N": n, "ADJACENT": adjacent, "ROTATES": rotates,
+        "ALONE": nq == 1, "HIDES": hides, "WIDE": device.type != "cuda",
+        "num_warps": blocks.warps, "num_stages": blocks.stages,
+    }  # fmt: skip
+    strides = (*q[:3], *k[:3], *v[:3])
+    return _Layout(strides, (hkv, h // hkv, tiles, nq), b * hkv * tiles, b * h * nq, constants)
 
 
 def _pad(n: int) -> int:

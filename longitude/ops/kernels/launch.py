@@ -14,7 +14,7 @@ as a key; a pointer that is not aligned takes the long path.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -75,30 +75,28 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 def launch(
     kernel: Any,
-    programs: int,
+    grid: tuple[int, int, int],
     given: tuple[Any, ...],
-    tensors: Iterable[Tensor],
+    tensors: Sequence[Tensor],
     key: tuple[Any, ...],
     constants: Callable[[], dict[str, Any]],
 ) -> None:
     """Run a kernel over tensors, numbers and tuples of them.
 
-    `tensors` are those of `given`, the first on the device to run on. `key` says all that its
-    numbers and constants follow from, but for how many programs there are.
+    `tensors` are those of `given` that may not be aligned, the first on the device to run on. `key`
+    says all that its numbers and constants follow from, but for those it is not specialized for.
     """
-    pointers, first = 0, None
+    pointers = 0
     for x in tensors:
-        first = x if first is None else first
         pointers |= x.data_ptr()
-    assert first is not None
-    wanted, aligned = (kernel.fn, first.device, *key), pointers % 16 == 0
-    with on_device(first):
+    wanted, aligned = (kernel.fn, tensors[0].device, *key), pointers % 16 == 0
+    with on_device(tensors[0]):
         if aligned and (entry := _compiled.get(wanted)) is not None:
             made, rest = entry
-            made[programs, 1, 1](*given, *rest)
+            made[grid](*given, *rest)
             return
         fixed = constants()
-        made = kernel[(programs,)](*given, **fixed, enable_fp_fusion=True)
+        made = kernel[grid](*given, **fixed, enable_fp_fusion=True)
     if aligned and made is not None:  # the interpreter gives nothing
         if len(_compiled) >= MAX_COMPILED:
             _compiled.clear()

@@ -51,19 +51,8 @@ def _rope_kernel(q, k, q_lanes, lanes, HALF: tl.constexpr, REST: tl.constexpr,
     if lane < q_lanes:
         _rope_tile(q, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS, HEADS, WIDTH, REST_WIDTH)
     else:
-        _rope_tile(
-            k,
-            block,
-            lane - q_lanes,
-            HALF,
-            REST,
-            ADJACENT,
-            INVERSE,
-            TOKENS,
-            HEADS,
-            WIDTH,
-            REST_WIDTH,
-        )
+        lane -= q_lanes
+        _rope_tile(k, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS, HEADS, WIDTH, REST_WIDTH)
 
 
 @triton.jit
@@ -145,21 +134,19 @@ class _Rotate(torch.autograd.Function):
 
 def _run(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor]:
     layout = _layout(tuple(map(shape, tensors)), options, tensors[0].device)
-    if not layout.fits:
-        q, k, *tables = tensors
-        q, k = (x if x.stride(-1) == 1 else _copy(x) for x in (q, k))
-        return _run((q, k, *map(_copy, tables)), options)
+    if not layout.fits:  # q and k stay where they lie, if the kernel can read them
+        stay = [n < 2 and x.stride(-1) == 1 for n, x in enumerate(tensors)]
+        laid = {"memory_format": torch.contiguous_format}
+        both = zip(tensors, stay, strict=True)
+        return _run(tuple(x if kept else x.clone(**laid) for x, kept in both), options)
     q, k, c, s, kc, ks = tensors
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     if layout.programs:
         sides = (q, q_out, c, s, *layout.q), (k, k_out, kc, ks, *layout.k)
-        launch(_rope_kernel, layout.programs, (*sides, *layout.lanes), (*tensors, q_out, k_out),
-               (layout,), lambda: layout.constants)  # fmt: skip
+        given = (*sides, *layout.lanes)
+        launch(_rope_kernel, (layout.programs, 1, 1), given, (*tensors, q_out, k_out), (layout,),
+               lambda: layout.constants)  # fmt: skip
     return q_out, k_out
-
-
-def _copy(x: Tensor) -> Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True, eq=False)

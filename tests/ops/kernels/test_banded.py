@@ -15,12 +15,11 @@ from longitude.ops.bands import (
     BandCall,
     Bias,
     Start,
-    band_backward_reference,
-    band_reference,
     reach_of,
 )
 from longitude.ops.plan import Band, Chunk
 from tests.grid import scheme
+from tests.ops.references import band_backward_reference, band_reference
 
 triton = pytest.importorskip("triton")
 

@@ -17,13 +17,13 @@ from longitude.ops.decode import (
     Line,
     Run,
     TableSpec,
-    decode_reference,
     make_decode_plan,
     supports,
 )
 from longitude.ops.plan import Device
 from tests.cache.test_decode import ROTATED
 from tests.grid import scheme
+from tests.ops.references import decode_reference
 
 triton = pytest.importorskip("triton")
 
@@ -279,19 +279,20 @@ def test_a_known_shape_goes_straight_to_its_kernel(monkeypatch: pytest.MonkeyPat
     calls: list[tuple[str, tuple[Any, ...]]] = []
 
     class Fake:
-        def __init__(self, names: list[str]) -> None:
-            self.names = names
+        def __init__(self, kernel: Any) -> None:
+            self.arg_names, self.fn = kernel.arg_names, object()
 
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             def launch(*args: Any, **options: Any) -> Any:
-                assert len(args) == len(self.names)
-                calls.append(("found" if options else "known", args))
+                given = [*args, *(options[n] for n in self.arg_names if n in options)]
+                assert len(given) == len(self.arg_names)
+                calls.append(("found" if options else "known", tuple(given)))
                 return self
 
             return launch
 
     for name in ("decode_kernel", "merge_kernel"):
-        monkeypatch.setattr(kernels, name, Fake(getattr(kernels, name).arg_names))
+        monkeypatch.setattr(kernels, name, Fake(getattr(kernels, name)))
     s, n = scheme("rope(remap=rerope(8))"), 67
     x = qkv((1, 1, 2, 1), n, 48)
     sees = seen(s, 48, [(Run(0, 0, n),)], last(n, 1))
