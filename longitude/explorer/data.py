@@ -56,11 +56,13 @@ def _column(column: Column, state: PageState) -> str:
     try:
         resolved = resolve(column, state)
         scheme, index, kinds = choose_layer(column, resolved.scheme)
+        layers, own = resolved.scheme, parse_cached(state.own)
+        at = next((n for n in range(len(layers)) if layers.layer(n) == scheme), 0)
+        own_layer = own.layer(at if len(own) == len(layers) else len(own) - 1)
+        sizes = Sizes(state.window, state.length, state.dim, state.heads)
+        drawn = numbers(scheme, own_layer, sizes)
     except UserError as error:
         return json.dumps({"method": column.method, "mistake": str(error)})
-    layers, own = resolved.scheme, parse_cached(state.own)
-    at = next((n for n in range(len(layers)) if layers.layer(n) == scheme), 0)
-    own_layer = own.layer(at if len(own) == len(layers) else len(own) - 1)
     head = {
         "method": column.method,
         "label": {OWN: "baseline", WRITTEN: "custom"}.get(column.method, column.method),
@@ -70,11 +72,7 @@ def _column(column: Column, state: PageState) -> str:
         "layer": index,
         "layers": [spans(used) for used in kinds] if len(kinds) > 1 else [],
     }
-    sizes = Sizes(state.window, state.length, state.dim, state.heads)
-    try:
-        return f"{json.dumps(head)[:-1]}, {numbers(scheme, own_layer, sizes)[1:]}"
-    except UserError as error:
-        return json.dumps({"method": column.method, "mistake": str(error)})
+    return f"{json.dumps(head)[:-1]}, {drawn[1:]}"
 
 
 def choose_layer(
@@ -99,7 +97,9 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
     """Everything that is drawn of one scheme, as JSON: columns of numbers by name."""
     window, length, dim, heads = reduced(scheme, sizes)
     dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
-    far = min(length, MAX_BIAS if weight_count(scheme, dims) < HEAVY else MAX_HEAVY_BIAS)
+    weights = fresh_weights(scheme, dims).values() if scheme.bias else ()
+    heavy = sum(w.numel() for each in weights for w in each.values()) >= HEAVY
+    far = min(length, MAX_HEAVY_BIAS if heavy else MAX_BIAS)
     most = bound(scheme, own, window, length, dim)
     last, waves = keys(scheme, most, length), curves.wavelengths(scheme, length, dim)
     cuts = {
@@ -143,15 +143,6 @@ def reduced(scheme: Scheme, sizes: Sizes) -> Sizes:
     return sizes._replace(length=min(sizes.length, most), heads=heads)
 
 
-def weight_count(scheme: Scheme, dims: Dims) -> int:
-    """How many fresh weights the biases of a scheme have."""
-    if not scheme.bias:
-        return 0
-    return sum(
-        w.numel() for weights in fresh_weights(scheme, dims).values() for w in weights.values()
-    )
-
-
 def stretch(new: Sequence[WavelengthRow], own: Sequence[WavelengthRow]) -> dict[str, list[Any]]:
     """How many times longer each wavelength is than the model's own (None: frequency 0)."""
     if len(new) != len(own):
@@ -162,9 +153,8 @@ def stretch(new: Sequence[WavelengthRow], own: Sequence[WavelengthRow]) -> dict[
 
 def _columns(rows: Sequence[Any], names: tuple[str, ...] = ()) -> dict[str, list[Any]]:
     """Rows transposed: a list for each name, which takes half as long to write."""
-    if not rows:
-        return {}
-    return dict(zip(names or rows[0]._fields, map(list, zip(*rows, strict=True)), strict=True))
+    named = names or (rows[0]._fields if rows else ())
+    return dict(zip(named, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
 
 
 def _decay(scheme: Scheme, length: int, dim: int) -> dict[str, list[Any]]:

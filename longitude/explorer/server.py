@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import webbrowser
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread, Timer
 from time import sleep
@@ -26,10 +26,10 @@ import uvicorn
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longitude.core.validate import UserError, short
 from longitude.explorer.api import PACKAGE, SCRIPTS, live_page
@@ -50,37 +50,22 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-HEADERS = [
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cache-control", b"no-cache"),
-]
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
 ASSETS = dict.fromkeys(("vega.js", *SCRIPTS), "text/javascript") | {"page.css": "text/css"}
 
 
-class Guard:
-    """Lets through what the page itself or the reader's own browser asks for, by a name of this
-    machine, and adds the security headers to every answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        refusal = refuse(Request(scope))
-        await (self.app if refusal is None else refusal)(scope, receive, _with_headers(send))
-
-
-def _with_headers(send: Send) -> Callable[[Any], Awaitable[None]]:
-    async def add(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", []), *HEADERS]
-        await send(message)
-
-    return add
+async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Let through what the page itself or the reader's own browser asks for, by a name of this
+    machine, and add the security headers to every answer."""
+    answer = refuse(request) or await call_next(request)
+    answer.headers.update(HEADERS)
+    return answer
 
 
 def refuse(request: Request) -> Response | None:
@@ -147,7 +132,7 @@ def app(first: PageState | None = None) -> Starlette:
     handlers: dict[Any, Any] = {HTTPException: _http_error}
     served = Starlette(routes=routes, exception_handlers=handlers)
     served.router.redirect_slashes = False
-    served.add_middleware(Guard)
+    served.add_middleware(BaseHTTPMiddleware, dispatch=guard)
     return served
 
 
@@ -178,14 +163,19 @@ def _model(request: Request, body: bytes) -> dict[str, Any]:
     if request.method != "POST":
         if not name or len(name) > MAX_NAME:
             raise UserError("name a model: a name on the Hub, a folder, a .gguf file, tiny-rope.")
-        return start_from(name).to_json()
+        return _started(start_from(name))
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         raise UserError("a config.json holds one JSON object, but this holds none: drop another.")
-    return start_from_config(config).to_json()
+    return _started(start_from_config(config))
+
+
+def _started(state: PageState) -> dict[str, Any]:
+    names = ("model", "own", "window", "dim", "heads", "notes", "link")
+    return {name: getattr(state, name) for name in names}
 
 
 async def _body(request: Request) -> bytes:

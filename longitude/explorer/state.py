@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -28,6 +29,10 @@ MAX_DIM, MAX_HEADS = 1024, 256
 MAX_COLUMNS = 3
 MAX_TEXT, MAX_NAME = 4000, 200  # characters of a scheme, and of a model's name
 OWN, WRITTEN = "own", "written"  # methods: the model's own scheme, and the reader's text
+LETTERS = {"model": MAX_NAME, "own": MAX_TEXT, "method": MAX_NAME, "text": MAX_TEXT}  # at most
+REALS = {"base": (1.01, 1e12), "factor": (1, 1e5)}
+SIZES = {"window": (2, MAX_LENGTH), "length": (2, MAX_LENGTH), "dim": (2, MAX_DIM)}
+INTEGERS = {**SIZES, "heads": (1, MAX_HEADS), "layer": (0, 999)}
 COLUMN_FIELDS = ("method", "base", "factor", "text", "layer")
 MODEL_FIELDS = ("model", "own", "window", "length", "dim", "heads")
 FIRST = {  # two methods to begin with, by kind of model
@@ -59,6 +64,7 @@ class PageState:
     dim: int = 64
     heads: int = 8
     columns: tuple[Column, ...] = (Column(OWN), Column("yarn"), Column("leaky_rerope"))
+    notes: tuple[str, ...] = ()  # on the configuration that it started from; in no link
 
     @property
     def stretch(self) -> float:
@@ -78,60 +84,40 @@ class PageState:
         return urlencode({k: literal(v) if isinstance(v, float) else v for k, v in given.items()})
 
 
-@dataclass(frozen=True)
-class ModelStart:
-    """A model to start from: its own scheme, its window and sizes."""
-
-    model: str
-    own: str
-    window: int
-    dim: int
-    heads: int
-    notes: tuple[str, ...] = ()
-
-    @property
-    def state(self) -> PageState:
-        """A fresh page for this model: the baseline, and two methods to extend it."""
-        columns = (Column(OWN), *map(Column, FIRST.get(kind(parse(self.own)) or "", ())))
-        sizes = {k: v for k, v in vars(self).items() if k != "notes"}
-        return PageState(**sizes, length=min(4 * self.window, MAX_LENGTH), columns=columns)
-
-    def to_json(self) -> dict[str, Any]:
-        """What the page gets."""
-        return {**asdict(self), "link": self.state.link}
-
-
-def start_from(name: str) -> ModelStart:
+def start_from(name: str) -> PageState:
     """Start from a name on the Hub, a folder, a config.json, a .gguf file, or a bundled model."""
     if Path(name).suffix == ".json" and Path(name).is_file():
         return start_from_config(read_config(name), name)
     return start_from_config(open_checkpoint(name).config, name)
 
 
-def start_from_config(config: Mapping[str, Any], name: str = "") -> ModelStart:
-    """Start from the contents of a config.json, within the page's bounds."""
+def start_from_config(config: Mapping[str, Any], name: str = "") -> PageState:
+    """Start from the contents of a config.json, within the page's bounds: the baseline, and two
+    methods to extend it."""
     every = read_encodings(config)
     drawn = next((one for one in every if one.scheme), None)
     if drawn is None or drawn.scheme is None:
-        kind = every[0].kind
+        other = every[0].kind
         raise UserError(
             f"the positions of model_type {shown(config.get('model_type'))} can't be drawn "
-            f"({kind}: {KINDS[kind]}): write a scheme as the model's own instead."
+            f"({other}: {KINDS[other]}): write a scheme as the model's own instead."
         )
-    own = dump(shortest(parse(drawn.scheme)))
-    if len(own) > MAX_TEXT:
+    own = shortest(parse(drawn.scheme))
+    if len(text := dump(own)) > MAX_TEXT:
         raise UserError(
-            f"the scheme of this model takes {len(own):,} characters to write: the page takes "
+            f"the scheme of this model takes {len(text):,} characters to write: the page takes "
             f"{MAX_TEXT:,}, the command line more."
         )
     others = [f"It also has {KINDS[one.kind]}." for one in every if one.kind != drawn.kind]
-    window = drawn.window or drawn.original or PageState.window
-    return ModelStart(
+    window = min(max(drawn.window or drawn.original or PageState.window, 2), MAX_LENGTH)
+    return PageState(
         name,
-        own,
-        window=min(max(window, 2), MAX_LENGTH),
+        text,
+        window,
+        length=min(4 * window, MAX_LENGTH),
         dim=min(drawn.head_dim or PageState.dim, MAX_DIM),
         heads=min(drawn.heads or PageState.heads, MAX_HEADS),
+        columns=(Column(OWN), *map(Column, FIRST.get(kind(own) or "", ()))),
         notes=(*drawn.notes, *dict.fromkeys(others)),
     )
 
@@ -166,35 +152,48 @@ def read_link(query: Iterable[tuple[str, str]]) -> PageState:
         if key in given:
             raise UserError(f"{key} is given twice: give it once.")
         given[key] = value.strip()
-    model = given.get("model", "")
-    if not model.isprintable():  # it is part of commands to copy
+    if not (model := given.get("model", "")).isprintable():  # it is part of commands to copy
         raise UserError(f"model is a name on one line, but got {shown(model)}: give one.")
-    fresh = PageState()
     columns = [
-        Column(
-            method=_text(f"method{n}", given[f"method{n}"], MAX_NAME),
-            base=_real(f"base{n}", given, 1.01, 1e12),
-            factor=_real(f"factor{n}", given, 1, 1e5),
-            text=_text(f"text{n}", given.get(f"text{n}", ""), MAX_TEXT),
-            layer=_integer(f"layer{n}", given, 0, 0, 999) if given.get(f"layer{n}") else None,
-        )
+        Column(**{k: _value(key, given[key]) for k in COLUMN_FIELDS if given.get(key := f"{k}{n}")})
         for n in range(1, MAX_COLUMNS + 1)
         if given.get(f"method{n}")
     ]
-    return PageState(
-        model=_text("model", model, MAX_NAME),
-        own=_text("own", given.get("own") or fresh.own, MAX_TEXT),
-        window=_integer("window", given, fresh.window, 2, MAX_LENGTH),
-        length=_integer("length", given, fresh.length, 2, MAX_LENGTH),
-        dim=_integer("dim", given, fresh.dim, 2, MAX_DIM),
-        heads=_integer("heads", given, fresh.heads, 1, MAX_HEADS),
-        columns=tuple(columns) or fresh.columns,
-    )
+    values = {name: _value(name, given[name]) for name in MODEL_FIELDS if given.get(name)}
+    return PageState(**values, **({"columns": tuple(columns)} if columns else {}))
+
+
+def _value(key: str, text: str) -> Any:
+    """The value of a control: letters, a real number or a whole one, within its bounds."""
+    name = key.rstrip("123")
+    if name in LETTERS:
+        if len(text) > LETTERS[name]:
+            raise UserError(
+                f"{key} has {len(text):,} characters: the page takes {LETTERS[name]:,} at most, "
+                f"the command line more."
+            )
+        return text
+    if name in REALS:
+        low, high = REALS[name]
+        with suppress(ValueError):
+            if low <= float(text) <= high:
+                return float(text)
+        raise UserError(
+            f"{key} is a number from {low:g} to {high:g}, but got {short(text)!r}: give one."
+        )
+    low, high = INTEGERS[name]
+    whole = text.isascii() and text.isdigit() and len(text) < 16
+    if not whole or not low <= int(text) <= high:
+        raise UserError(
+            f"{key} is a whole number from {low} to {high:,}, but got {short(text)!r}: "
+            f"give one, as in {key}={getattr(PageState, name, 0)}."
+        )
+    return int(text)
 
 
 def make_state(model: str | None, schemes: str | None, length: int | None) -> PageState:
     """The state that the command line asks for, checked like a link."""
-    state = start_from(model).state if model else PageState()
+    state = start_from(model) if model else PageState()
     texts = [text.strip() for text in (schemes or "").split(";") if text.strip()]
     if len(texts) > MAX_COLUMNS:
         raise UserError(f"--schemes has {len(texts)}, but the page shows three at most: drop some.")
@@ -202,40 +201,3 @@ def make_state(model: str | None, schemes: str | None, length: int | None) -> Pa
     length = state.length if length is None else length
     state = replace(state, columns=columns or state.columns, length=length)
     return read_link(parse_qsl(state.link))
-
-
-def _text(name: str, text: str, most: int) -> str:
-    if len(text) > most:
-        raise UserError(
-            f"{name} has {len(text):,} characters: the page takes {most:,} at most, the command "
-            f"line more."
-        )
-    return text
-
-
-def _integer(name: str, given: Mapping[str, str], default: int, low: int, high: int) -> int:
-    text = given.get(name)
-    if not text:
-        return default
-    value = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
-    if not low <= value <= high:
-        raise UserError(
-            f"{name} is a whole number from {low} to {high:,}, but got {short(text)!r}: "
-            f"give one, as in {name}={default}."
-        )
-    return value
-
-
-def _real(name: str, given: Mapping[str, str], low: float, high: float) -> float | None:
-    text = given.get(name)
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise UserError(
-            f"{name} is a number from {low:g} to {high:g}, but got {short(text)!r}: give one."
-        )
-    return value

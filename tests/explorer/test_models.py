@@ -24,8 +24,8 @@ LLAMA = {
 def test_one_of_ours() -> None:
     found = start_from("tiny-rope")
     assert (found.own, found.window, found.dim, found.heads) == ("rope()", 256, 32, 6)
-    assert found.state.length == 1024
-    assert [c.method for c in found.state.columns] == ["own", "yarn", "leaky_rerope"]
+    assert found.length == 1024
+    assert [c.method for c in found.columns] == ["own", "yarn", "leaky_rerope"]
 
 
 def test_a_configuration(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_configuration(tmp_path: Path) -> None:
 
 
 def test_kinds_without_rotation() -> None:
-    assert start_from("tiny-alibi").state.columns[1] == Column("alibi_interpolated")
+    assert start_from("tiny-alibi").columns[1] == Column("alibi_interpolated")
     assert start_from("tiny-learned").own.startswith("learned(")
 
 

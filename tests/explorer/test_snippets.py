@@ -62,7 +62,7 @@ def test_what_no_settings_say_is_refused_by_name() -> None:
 
 
 def test_a_model_is_exported_under_its_name() -> None:
-    state = start_from("tiny-rope").state
+    state = start_from("tiny-rope")
     found = snippets(state, 1)
     assert "yarn(4, original=256)" in found["scheme"]
     assert any('lh.load("tiny-rope")' in c["text"] for c in found["code"])
