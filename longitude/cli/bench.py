@@ -5,40 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from longitude.cli import options as o
+from longitude.core.validate import UserError
 
 
 def bench(
-    suite: Annotated[str, typer.Option(help="rope, attention, decode, model or all.")] = "all",
+    suite: Annotated[str, Option(help="rope, attention, decode, model or all.")] = "all",
     peers: Annotated[
-        bool, typer.Option("--peers", help="Also what is installed of other packages.")
+        bool, Option("--peers", help="Also what is installed of other packages.")
     ] = False,
     device: o.Device = "auto",
     dtype: Annotated[
-        str, typer.Option(help="auto (bfloat16 on CUDA), float32, bfloat16 or float16.")
+        str, Option(help="auto (bfloat16 on CUDA), float32, bfloat16 or float16.")
     ] = "auto",
     tokens: Annotated[
-        str | None, typer.Option(help="Lengths, as in 8192,32768, instead of the device's own.")
+        str | None, Option(help="Lengths, as in 8192,32768, instead of the device's own.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds in which all methods are interleaved.")] = 5,
-    minutes: Annotated[
-        float | None, typer.Option(help="Start no case after this many minutes.")
-    ] = None,
+    rounds: Annotated[int, Option(help="Rounds in which all methods are interleaved.")] = 5,
+    minutes: Annotated[float | None, Option(help="Start no case after this many minutes.")] = None,
     given: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="Show these rows instead of measuring; repeatable."),
+        Option("--from", help="Show these rows instead of measuring; repeatable."),
     ] = None,
     out: Annotated[
         list[Path] | None,
-        typer.Option(
+        Option(
             help="Also write rows (.jsonl), the tables (.md) or a chart (.html, .png, .svg); "
             "repeatable."
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each row, as it comes.")
+        bool, Option("--json", help="Print a line of JSON for each row, as it comes.")
     ] = False,
 ) -> None:
     """Time rotation, attention, decoding and full models, each against the best it could be.
@@ -47,8 +46,6 @@ def bench(
     method's own: 1 is as fast as a copy (rope), as rotation and plain attention (attention), as
     SDPA over rotated keys (decode), as the unpatched model (model). Errors are against float64.
     """
-    from longitude.core.validate import UserError
-
     try:
         from benchmarks.suites.run import BenchOptions, bench
     except ModuleNotFoundError as e:

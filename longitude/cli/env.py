@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import platform
-from typing import Annotated
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
-import typer
+from longitude import __version__
+from longitude.cli import options as o
+from longitude.cli.output import print_json
 
 
-def env(as_json: Annotated[bool, typer.Option("--json", help="Print data.")] = False) -> None:
+def env(as_json: o.Json = False) -> None:
     """Print the versions that matter in a bug report."""
-    from longitude.cli.output import print_json
-
     found = versions()
     if as_json:
         return print_json(found)
@@ -24,25 +25,17 @@ def versions() -> dict[str, str | None]:
     """What is installed, and what it runs on."""
     import torch
 
-    from longitude import __version__
-
+    packages: dict[str, str | None] = dict.fromkeys(("transformers", "triton"))
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     cuda = torch.cuda.is_available()
     return {
         "longitude": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "transformers": _installed("transformers"),
-        "triton": _installed("triton"),
+        **packages,
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name() if cuda else f"cpu ({platform.machine()})",
     }
-
-
-def _installed(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

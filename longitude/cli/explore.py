@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from longitude.cli import options as o
+from longitude.cli.output import print_json, say
 
 
 def explore(
     model: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="MODEL",
             help="To start from: a name on the Hub, a folder, a config.json, a .gguf file, "
             "tiny-rope.",
@@ -21,23 +22,17 @@ def explore(
     ] = None,
     schemes: Annotated[
         str | None,
-        typer.Option(
-            help='Up to three methods or schemes: "yarn; leaky_rerope; rope() + logn(4096)".'
-        ),
+        Option(help='Up to three methods or schemes: "yarn; leaky_rerope; rope() + logn(4096)".'),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Tokens drawn. [default: 4 times the window]")
+        int | None, Option(help="Tokens drawn. [default: 4 times the window]")
     ] = None,
-    port: Annotated[
-        int, typer.Option(help="Of the page on 127.0.0.1; 0 takes any that is free.")
-    ] = 8470,
+    port: Annotated[int, Option(help="Of the page on 127.0.0.1; 0 takes any that is free.")] = 8470,
     export: Annotated[
         Path | None,
-        typer.Option(
-            "--export", help="Write a static page into this file (.html) and serve nothing."
-        ),
+        Option(help="Write a static page into this file (.html) and serve nothing."),
     ] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser.")] = False,
+    no_browser: Annotated[bool, Option("--no-browser", help="Open no browser.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Open a page where base, window, factor and method move, and schemes stand side by side.
@@ -47,7 +42,6 @@ def explore(
     127.0.0.1, loads nothing from elsewhere, and its link carries what it shows. Ctrl-C ends it.
     --json prints the numbers of the state and serves nothing.
     """
-    from longitude.cli.output import print_json, say
     from longitude.explorer import api
 
     if export is not None:

@@ -4,48 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from longitude.cli import options as o
-
-Source = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="A name on the Hub, a folder, a config.json, a .gguf file, or tiny-rope.",
-    ),
-]
-Every = Annotated[bool, typer.Option("--all", help="Every known model type, in one table.")]
-To = Annotated[
-    str | None,
-    typer.Option("--to", metavar="LENGTH", help="A length to reach: 32768, 32k, or 4x the window."),
-]
-Weights = Annotated[
-    bool,
-    typer.Option(
-        "--weights", help="Load the weights, and measure scores by distance, heads and sinks."
-    ),
-]
-Tokens = Annotated[
-    int | None, typer.Option("--length", help="Tokens for --weights. [default: twice the window]")
-]
-Texts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--text",
-        help="A file or folder for --weights to read; can be repeated. [default: Python's help "
-        "topics]",
-    ),
-]
+from longitude.cli.output import print_result
+from longitude.core.validate import UserError
 
 
 def inspect(
-    model: Source = None,
-    every: Every = False,
-    to: To = None,
-    weights: Weights = False,
-    length: Tokens = None,
-    text: Texts = None,
+    model: Annotated[
+        str | None,
+        Argument(
+            metavar="MODEL",
+            help="A name on the Hub, a folder, a config.json, a .gguf file, or tiny-rope.",
+        ),
+    ] = None,
+    every: Annotated[bool, Option("--all", help="Every known model type, in one table.")] = False,
+    to: Annotated[
+        str | None,
+        Option(metavar="LENGTH", help="A length to reach: 32768, 32k, or 4x the window."),
+    ] = None,
+    weights: Annotated[
+        bool,
+        Option(
+            "--weights", help="Load the weights, and measure scores by distance, heads and sinks."
+        ),
+    ] = False,
+    length: Annotated[
+        int | None, Option(help="Tokens for --weights. [default: twice the window]")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        Option(
+            help="A file or folder for --weights to read; can be repeated. [default: Python's help "
+            "topics]"
+        ),
+    ] = None,
     revision: o.Revision = None,
     as_json: o.Json = False,
 ) -> None:
@@ -56,8 +50,6 @@ def inspect(
     that reaches, and the smallest base for the window; faults of the file with their fixes, and
     what runtimes compute from it. The exit code is 1 if the file has a fault.
     """
-    from longitude.cli.output import print_result
-    from longitude.core.validate import UserError
     from longitude.inspection import api
 
     if every == (model is not None):
@@ -70,4 +62,4 @@ def inspect(
     result = api.inspect(model, options=options)
     print_result(result, as_json)
     if result.faults:
-        raise typer.Exit(1)
+        raise Exit(1)

@@ -16,20 +16,16 @@ import typer
 
 from longitude import __version__
 from longitude.cli.bench import bench
-from longitude.cli.check import check
 from longitude.cli.env import env
 from longitude.cli.explore import explore
-from longitude.cli.export import export
 from longitude.cli.extend import extend
 from longitude.cli.inspect import inspect
-from longitude.cli.lab import lab
-from longitude.cli.lint import lint
 from longitude.cli.read import read
 from longitude.cli.report import report
-from longitude.cli.schemes import schemes
-from longitude.cli.show import show
+from longitude.cli.runtimes import export, lint
+from longitude.cli.schemes import check, schemes, show
 from longitude.cli.stream import stream
-from longitude.cli.train import train
+from longitude.cli.train import lab, train
 from longitude.cli.tune import tune
 from longitude.core.store import StoreError
 from longitude.core.validate import UserError
@@ -41,22 +37,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(schemes)
-app.command()(show)
-app.command()(explore)
-app.command()(check)
-app.command()(train)
-app.command()(extend)
-app.command()(tune)
-app.command()(export)
-app.command()(lint)
-app.command()(inspect)
-app.command()(lab)
-app.command()(report)
-app.command()(read)
-app.command()(stream)
-app.command()(bench)
-app.command()(env)
+for command in (  # in the order of the help
+    *(schemes, show, explore, check, train, extend, tune, export, lint, inspect, lab, report),
+    *(read, stream, bench, env),
+):
+    app.command()(command)
 
 
 def _version(asked: bool) -> bool:

@@ -8,77 +8,68 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from longitude.cli import options as o
+from longitude.cli.output import print_json, say
+from longitude.cli.progress import display
+from longitude.core.validate import UserError
+from longitude.viz.text import safe_lines
 
 if TYPE_CHECKING:
     from longitude.reading.memwalker import Visit
 
-Files = Annotated[
-    list[str],
-    typer.Argument(metavar="FILE", help="Text, Markdown, HTML or PDF; - is standard input."),
-]
-Question = Annotated[str, typer.Option("--question", "-q", help="What to ask about the text.")]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="A name on the Hub, a folder, a .gguf file; or the URL of an OpenAI-compatible "
-        "server, as in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]"
-    ),
-]
-By = Annotated[
-    str, typer.Option(help="nbce, windows, memwalker, extend, or auto, which says what it chose.")
-]
-Show = Annotated[
-    bool, typer.Option("--show", help="Show where the answer came from, token by token.")
-]
-MaxTokens = Annotated[int, typer.Option(help="Of the answer; over 64, auto may walk a tree.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
-Seed = Annotated[int | None, typer.Option(help="Of the sampling.")]
-Window = Annotated[
-    int | None,
-    typer.Option(
-        help="Tokens of text in a window; of a server, those it takes. [default: what fits]"
-    ),
-]
-MostWindows = Annotated[
-    int | None,
-    typer.Option(
-        help="Windows that are read, those with most of the question's words; 0: all. "
-        "[default: 32; parallel 8]"
-    ),
-]
-Runs = Annotated[Path, typer.Option(help="Folder of `longitude extend` runs, or one of them.")]
-Out = Annotated[
-    Path, typer.Option(help="Folder where summaries are kept for the next question (memwalker).")
-]
-Key = Annotated[
-    str | None,
-    typer.Option(envvar="LONGITUDE_API_KEY", help="For a server that wants one.", metavar="KEY"),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print the answer and nothing else.")]
-
 
 def read(
-    files: Files,
-    question: Question,
-    model: Model = None,
-    by: By = "auto",
-    show: Show = False,
-    max_tokens: MaxTokens = 64,
-    temperature: Temperature = 0.0,
-    seed: Seed = None,
-    window: Window = None,
-    most_windows: MostWindows = None,
-    runs: Runs = Path("runs"),
-    out: Out = Path("runs/read"),
-    key: Key = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    files: Annotated[
+        list[str],
+        Argument(metavar="FILE", help="Text, Markdown, HTML or PDF; - is standard input."),
+    ],
+    question: Annotated[str, Option("--question", "-q", help="What to ask about the text.")],
+    model: Annotated[
+        str | None,
+        Option(
+            help="A name on the Hub, a folder, a .gguf file; or the URL of an OpenAI-compatible "
+            "server, as in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]"
+        ),
+    ] = None,
+    by: Annotated[
+        str, Option(help="nbce, windows, memwalker, extend, or auto, which says what it chose.")
+    ] = "auto",
+    show: Annotated[
+        bool, Option("--show", help="Show where the answer came from, token by token.")
+    ] = False,
+    max_tokens: Annotated[int, Option(help="Of the answer; over 64, auto may walk a tree.")] = 64,
+    temperature: Annotated[float, Option(help="0 takes the likeliest token.")] = 0.0,
+    seed: o.SamplingSeed = None,
+    window: Annotated[
+        int | None,
+        Option(
+            help="Tokens of text in a window; of a server, those it takes. [default: what fits]"
+        ),
+    ] = None,
+    most_windows: Annotated[
+        int | None,
+        Option(
+            help="Windows that are read, those with most of the question's words; 0: all. "
+            "[default: 32; parallel 8]"
+        ),
+    ] = None,
+    runs: Annotated[Path, Option(help="Folder of `longitude extend` runs, or one of them.")] = Path(
+        "runs"
+    ),
+    out: Annotated[
+        Path, Option(help="Folder where summaries are kept for the next question (memwalker).")
+    ] = Path("runs/read"),
+    key: Annotated[
+        str | None,
+        Option(envvar="LONGITUDE_API_KEY", help="For a server that wants one.", metavar="KEY"),
+    ] = None,
+    device: o.ModelDevice = "auto",
     dtype: o.ModelDType = "auto",
     revision: o.Revision = None,
     trust_remote_code: o.Trust = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print the answer and nothing else.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Answer a question about a text that is longer than the model's window.
@@ -93,12 +84,8 @@ def read(
     """
     from rich.console import Console
 
-    from longitude.cli.output import print_json, say
-    from longitude.cli.progress import display
-    from longitude.core.validate import UserError
     from longitude.reading import api
     from longitude.viz.reading import by_path
-    from longitude.viz.text import safe_lines
 
     if quiet and show:
         raise UserError("--quiet is the answer alone, and --show is more: leave one of them out.")
@@ -130,7 +117,7 @@ def read(
     elif show and result.pieces:
         result.show_trace(err)
     if not result.found:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 class AnswerWriter:
@@ -141,8 +128,6 @@ class AnswerWriter:
 
     def write(self, text: str) -> None:
         """Write a piece; `before` is called first."""
-        from longitude.viz.text import safe_lines
-
         text = safe_lines(text) if self.last else safe_lines(text).lstrip()
         if text:
             self.before()

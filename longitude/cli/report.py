@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from longitude.cli import options as o
+from longitude.cli.output import print_json, print_result, say
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that `longitude extend` wrote.")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    runs: Annotated[list[Path], Argument(help="Folders that `longitude extend` wrote.")],
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     as_json: o.Json = False,
 ) -> None:
     """Join runs into one report: a section for each model, and one page for all of them.
 
     Runs of one model share a table where they read the same documents by the same protocols.
     """
-    from longitude.cli.output import print_json, print_result, say
     from longitude.extension.api import report as join
 
     result = join(*runs)

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
-from longitude.cli.options import ModelDType, Revision, Trust
+from longitude.cli import options as o
 from longitude.cli.output import say
+from longitude.core.validate import UserError
 
 if TYPE_CHECKING:
     from longitude.hf.generation import Chat
@@ -23,40 +24,36 @@ if TYPE_CHECKING:
 BLOCK = 4096  # bytes of standard input that are read at once
 MAX_WORD = 256  # the longest word that is kept together at the end of a block
 
-Model = Annotated[
-    str, typer.Argument(help="A name on the Hub, a folder, a .gguf file, or tiny-rope.")
-]
-ChatOrComplete = Annotated[
-    bool | None,
-    typer.Option(
-        "--chat/--complete",
-        help="Answer each line, or continue all of standard input; by default, chat if the model "
-        "has a chat template.",
-    ),
-]
-Score = Annotated[bool, typer.Option("--score", help="Write no text: print the loss of the input.")]
-MaxNew = Annotated[int, typer.Option(help="Of one answer; 0: until the model ends it.")]
-TopP = Annotated[
-    float, typer.Option(help="Nucleus sampling: draw from the top tokens of this sum.")
-]
-
 
 def stream(
-    model: Model,
-    sinks: Annotated[int, typer.Option(help="First tokens that stay; 0 to see why.")] = 4,
-    window: Annotated[int, typer.Option(help="Last tokens that stay.")] = 1020,
-    chat: ChatOrComplete = None,
-    score: Score = False,
-    max_new_tokens: MaxNew = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
-    top_p: TopP = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
-    chunk: Annotated[int, typer.Option(help="Tokens per forward.")] = 512,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    dtype: ModelDType = "auto",
-    revision: Revision = None,
-    trust_remote_code: Trust = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A line of data for each turn.")] = False,
+    model: Annotated[
+        str, Argument(help="A name on the Hub, a folder, a .gguf file, or tiny-rope.")
+    ],
+    sinks: Annotated[int, Option(help="First tokens that stay; 0 to see why.")] = 4,
+    window: Annotated[int, Option(help="Last tokens that stay.")] = 1020,
+    chat: Annotated[
+        bool | None,
+        Option(
+            "--chat/--complete",
+            help="Answer each line, or continue all of standard input; by default, chat if the "
+            "model has a chat template.",
+        ),
+    ] = None,
+    score: Annotated[
+        bool, Option("--score", help="Write no text: print the loss of the input.")
+    ] = False,
+    max_new_tokens: Annotated[int, Option(help="Of one answer; 0: until the model ends it.")] = 256,
+    temperature: Annotated[float, Option(help="0 takes the most likely token.")] = 0.0,
+    top_p: Annotated[
+        float, Option(help="Nucleus sampling: draw from the top tokens of this sum.")
+    ] = 1.0,
+    seed: o.SamplingSeed = None,
+    chunk: Annotated[int, Option(help="Tokens per forward.")] = 512,
+    device: o.ModelDevice = "auto",
+    dtype: o.ModelDType = "auto",
+    revision: o.Revision = None,
+    trust_remote_code: o.Trust = False,
+    as_json: Annotated[bool, Option("--json", help="A line of data for each turn.")] = False,
 ) -> None:
     """Chat with a model, or let it write on, for as long as standard input lasts.
 
@@ -64,7 +61,6 @@ def stream(
     it never runs out of either memory or positions; what has left the window is forgotten. Sinks
     and window together may be as long as the model was trained to. Ctrl-C ends it.
     """
-    from longitude.core.validate import UserError
     from longitude.hf import loading, streaming
     from longitude.hf.generation import Chat, Sampling
 
@@ -89,7 +85,7 @@ def stream(
             session.run(turns, score)
         except KeyboardInterrupt:
             session.report("stopped: ")
-            raise typer.Exit(130) from None
+            raise Exit(130) from None
         session.report()
 
 
@@ -117,14 +113,16 @@ class Session:
                 else:
                     losses = self.stream.score(text, self.chunk).double()
                     total, count = total + float(losses.sum()), count + len(losses)
-                    if len(losses):
-                        self._print_loss(float(losses.mean()), total / count)
+                    loss, mean = float(losses.mean()), total / max(1, count)
+                    if len(losses) and self.as_json:
+                        self._print_row({"loss": loss, "mean": mean})
+                    elif len(losses):
+                        figures = f"loss {loss:.4f}  mean {mean:.4f}"
+                        print(f"{self.stream.tokens:>10,} tokens  {figures}", flush=True)
                 update()
         if score:
             return
         if not self.stream.tokens:
-            from longitude.core.validate import UserError
-
             raise UserError("standard input was empty: give a text to go on from.")
         self._generate()
 
@@ -159,11 +157,6 @@ class Session:
         new = {"new_tokens": self.stream.tokens - begun}
         self._print_row({"turn": self.turn, "text": "".join(pieces), **new})
 
-    def _print_loss(self, loss: float, mean: float) -> None:
-        if self.as_json:
-            return self._print_row({"tokens": self.stream.tokens, "loss": loss, "mean": mean})
-        print(f"{self.stream.tokens:>10,} tokens  loss {loss:.4f}  mean {mean:.4f}", flush=True)
-
     def _print_row(self, row: dict[str, Any]) -> None:
         s = self.stream
         row |= {"tokens": s.tokens, "tokens_per_second": round(s.rate, 2), "memory": s.memory}
@@ -181,13 +174,8 @@ class Session:
             return
         # printed lines go above the moving one only if both are on the same terminal
         above = sys.stdout.isatty()
-        with Live(
-            self._line(),
-            console=console,
-            transient=True,
-            redirect_stdout=above,
-            redirect_stderr=False,
-        ) as live:
+        streams = {"redirect_stdout": above, "redirect_stderr": False}
+        with Live(self._line(), console=console, transient=True, **streams) as live:
             yield lambda: live.update(self._line())
 
     def report(self, how: str = "") -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from longitude.cli import options as o
+from longitude.cli.output import print_result, say
+from longitude.cli.progress import display
 
 RECIPES = (
     "yarn: YaRN's scaling, 400 steps (Peng et al. 2023, arXiv:2309.00071). "
@@ -21,134 +23,102 @@ RECIPES = (
     "[default: yarn, alibi or learned, as the model has positions]"
 )
 
-To = Annotated[
-    str | None,
-    typer.Option(
-        help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for tiny-rope]"
-    ),
-]
-RecipeName = Annotated[str | None, typer.Option("--recipe", help=RECIPES)]
-SchemeText = Annotated[
-    str | None,
-    typer.Option(
-        "--scheme",
-        help='As in "rope(frequencies=yarn(4, original=8192))". [default: the recipe\'s own; '
-        "without --recipe what an earlier `longitude extend` of this model and target recommends]",
-    ),
-]
-Test = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--test",
-        help="Texts to measure on, given as --text is. [default: the tenth of --text that training "
-        "never sees]",
-    ),
-]
-Steps = Annotated[int | None, typer.Option(help="[default: the recipe's]")]
-Batch = Annotated[
-    int | None, typer.Option(help="Sequences a step, over all processes. [default: the recipe's]")
-]
-Seq = Annotated[
-    int | None,
-    typer.Option(
-        help="Tokens of a training sequence. [default: the target, or with drawn positions the "
-        "trained window]"
-    ),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option("--lr", help="The highest learning rate. [default: the recipe's, for the width]"),
-]
-Warmup = Annotated[
-    int | None, typer.Option(help="Steps in which the rate rises. [default: the recipe's]")
-]
-PositionPolicy = Annotated[
-    str | None,
-    typer.Option(
-        "--positions",
-        help="order, pose, pose(3) with three chunks, or randomized. [default: the recipe's]",
-    ),
-]
-Lora = Annotated[
-    bool | None,
-    typer.Option(
-        "--lora/--full",
-        help="Train LoRA's matrices, embeddings and norms (an adapter comes out), or all weights "
-        "(a checkpoint). [default: the recipe's]",
-    ),
-]
-Rank = Annotated[int | None, typer.Option(help="Of LoRA's matrices. [default: the recipe's, 16]")]
-Out = Annotated[
-    Path | None, typer.Option(help="Folder of the run. [default: runs/NAME-RECIPE, or NAME-tuned]")
-]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume/--no-resume", help="Continue an interrupted run in --out."),
-]
-SaveEvery = Annotated[int, typer.Option("--save-every", help="Steps between two checkpoints.")]
-Checkpointing = Annotated[
-    bool | None,
-    typer.Option(
-        "--checkpointing/--no-checkpointing",
-        help="Compute activations twice to hold them once. [default: on an accelerator]",
-    ),
-]
-Measure = Annotated[
-    bool,
-    typer.Option(
-        "--measure/--no-measure",
-        help="Measure baseline, before and after, as `longitude extend` does.",
-    ),
-]
-Docs = Annotated[int, typer.Option(help="Documents to measure on.")]
-Tasks = Annotated[str, typer.Option(help="Questions to ask: passkey, keys, variables; or none.")]
-Questions = Annotated[
-    int | None, typer.Option(help="In each cell of length and depth. [default: 4, and 2 on a CPU]")
-]
-ReportTo = Annotated[
-    str | None,
-    typer.Option(
-        "--report-to", help="tensorboard, trackio or wandb, if it is installed. [default: none]"
-    ),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-DType = Annotated[
-    str, typer.Option(help="auto (bfloat16 on CUDA, float32 on a CPU), float32 or bfloat16.")
-]
-Seed = Annotated[int, typer.Option(help="Of data, positions, documents and questions.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but the result.")]
-
 
 def tune(
     model: o.Model = "tiny-rope",
-    to: To = None,
-    recipe: RecipeName = None,
-    scheme: SchemeText = None,
+    to: Annotated[
+        str | None,
+        Option(
+            help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for "
+            "tiny-rope]"
+        ),
+    ] = None,
+    recipe: Annotated[str | None, Option(help=RECIPES)] = None,
+    scheme: Annotated[
+        str | None,
+        Option(
+            help='As in "rope(frequencies=yarn(4, original=8192))". [default: the recipe\'s own; '
+            "without --recipe what an earlier `longitude extend` of this model and target "
+            "recommends]"
+        ),
+    ] = None,
     text: o.Text = None,
-    test: Test = None,
-    steps: Steps = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    lr: Rate = None,
-    warmup: Warmup = None,
-    positions: PositionPolicy = None,
-    lora: Lora = None,
-    rank: Rank = None,
-    out: Out = None,
-    resume: Resume = True,
-    save_every: SaveEvery = 50,
-    checkpointing: Checkpointing = None,
-    measure: Measure = True,
-    docs: Docs = 4,
-    tasks: Tasks = "passkey",
-    questions: Questions = None,
-    report_to: ReportTo = None,
-    device: Device = "auto",
-    dtype: DType = "auto",
+    test: Annotated[
+        list[str] | None,
+        Option(
+            help="Texts to measure on, given as --text is. [default: the tenth of --text that "
+            "training never sees]"
+        ),
+    ] = None,
+    steps: Annotated[int | None, Option(help="[default: the recipe's]")] = None,
+    batch: Annotated[
+        int | None, Option(help="Sequences a step, over all processes. [default: the recipe's]")
+    ] = None,
+    seq: Annotated[
+        int | None,
+        Option(
+            help="Tokens of a training sequence. [default: the target, or with drawn positions the "
+            "trained window]"
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        Option(help="The highest learning rate. [default: the recipe's, for the width]"),
+    ] = None,
+    warmup: Annotated[
+        int | None, Option(help="Steps in which the rate rises. [default: the recipe's]")
+    ] = None,
+    positions: Annotated[
+        str | None,
+        Option(
+            help="order, pose, pose(3) with three chunks, or randomized. [default: the recipe's]"
+        ),
+    ] = None,
+    lora: Annotated[
+        bool | None,
+        Option(
+            "--lora/--full",
+            help="Train LoRA's matrices, embeddings and norms (an adapter comes out), or all "
+            "weights (a checkpoint). [default: the recipe's]",
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, Option(help="Of LoRA's matrices. [default: the recipe's, 16]")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder of the run. [default: runs/NAME-RECIPE, or NAME-tuned]")
+    ] = None,
+    resume: Annotated[bool, Option(help="Continue an interrupted run in --out.")] = True,
+    save_every: Annotated[int, Option(help="Steps between two checkpoints.")] = 50,
+    checkpointing: Annotated[
+        bool | None,
+        Option(
+            "--checkpointing/--no-checkpointing",
+            help="Compute activations twice to hold them once. [default: on an accelerator]",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, Option(help="Measure baseline, before and after, as `longitude extend` does.")
+    ] = True,
+    docs: Annotated[int, Option(help="Documents to measure on.")] = 4,
+    tasks: Annotated[
+        str, Option(help="Questions to ask: passkey, keys, variables; or none.")
+    ] = "passkey",
+    questions: Annotated[
+        int | None, Option(help="In each cell of length and depth. [default: 4, and 2 on a CPU]")
+    ] = None,
+    report_to: Annotated[
+        str | None,
+        Option(help="tensorboard, trackio or wandb, if it is installed. [default: none]"),
+    ] = None,
+    device: o.ModelDevice = "auto",
+    dtype: Annotated[
+        str, Option(help="auto (bfloat16 on CUDA, float32 on a CPU), float32 or bfloat16.")
+    ] = "auto",
     revision: o.Revision = None,
     trust_remote_code: o.Trust = False,
-    seed: Seed = 0,
-    quiet: Quiet = False,
+    seed: Annotated[int, Option(help="Of data, positions, documents and questions.")] = 0,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Train a model a little on longer positions, and measure what that changed.
@@ -163,16 +133,13 @@ def tune(
     `torchrun` and `accelerate launch` as well.
     """
     given = {k: v for k, v in locals().items() if k not in ("model", "to", "quiet", "as_json")}
-    from longitude.cli.output import print_result, say
-    from longitude.cli.progress import display
-    from longitude.training.api import TuneOptions, is_first_process
-    from longitude.training.api import tune as run
+    from longitude.training import api
 
     names = () if tasks == "none" else tuple(t.strip() for t in tasks.split(",") if t.strip())
     given |= {"text": tuple(text or ()), "test": tuple(test or ()), "tasks": names}
-    with display(quiet or not is_first_process()) as progress:
-        result = run(model, to=to, options=TuneOptions(**given, progress=progress))
-    if is_first_process():
+    with display(quiet or not api.is_first_process()) as progress:
+        result = api.tune(model, to=to, options=api.TuneOptions(**given, progress=progress))
+    if api.is_first_process():
         print_result(result, as_json)
         if not quiet:
             say(f"wrote {', '.join(map(str, result.files))}.")
