@@ -160,7 +160,7 @@ def read_link(query: Iterable[tuple[str, str]]) -> PageState:
         if given.get(f"method{n}")
     ]
     values = {name: _value(name, given[name]) for name in MODEL_FIELDS if given.get(name)}
-    return PageState(**values, **({"columns": tuple(columns)} if columns else {}))
+    return PageState(**values, columns=tuple(columns) or PageState.columns)
 
 
 def _value(key: str, text: str) -> Any:
