@@ -30,14 +30,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from longitude.core.part import Dims
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.scheme import Layers, Scheme, scheme_of
 from longitude.core.validate import UserError
 from longitude.inspection import catalogue
 from longitude.inspection.curves import notes, number, sample
 from longitude.inspection.extrapolation import embedded_length, extrapolation, trained_length
 from longitude.inspection.rows import Curve, Properties, Relativity, SchemeProperties, Uniqueness
 from longitude.inspection.score_variance import CONTENTS, MAX_TABLE, SEED, ScoreModel
-from longitude.parts import Multiplicative
+from longitude.parts import Multiplicative, Rerope, Streaming
 from longitude.presets import PRESETS
 
 LENGTH, TRAINED, LAYERS = 4096, 1024, 4  # at which presets are compared
@@ -110,6 +110,8 @@ def preset_for(
         "factor": factor,
         "window": max(2, trained // 4),
         "layers": LAYERS,
+        "near": scheme_of(Streaming(4, max(1, trained // 2 - 4))),
+        "far": scheme_of(Rerope(max(1, trained // 8))),
         "short": (1.0,) * (dim // 2),
         "long": (factor,) * (dim // 2),
     }

@@ -132,9 +132,9 @@ def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:
         raise UserError(
             f"groups have an even number of tokens, but got {size}: give another length."
         )
-    texts = [f"{dump(one)} + chunked({size})" for one in layers]
-    parse(texts[0])
-    return texts[0] if len(set(texts)) == 1 else f"layers({', '.join(texts)})"
+    grouped: Any = [parse(f"{dump(one)} + chunked({size})") for one in layers]
+    several = isinstance(scheme, Layers)
+    return dump(replace(scheme, schemes=tuple(grouped)) if several else grouped[0])
 
 
 @contextmanager

@@ -102,6 +102,15 @@ def test_schemes_of_absolute_positions_are_refused(text):
         grouped_scheme(parse(text), SIZE)
 
 
+def test_groups_keep_the_layers_that_differ():
+    assert grouped_scheme(parse("split(linear(2), rope(), share=0.25)"), 8) == (
+        "split(linear(2) + chunked(8), rope() + chunked(8), share=0.25)"
+    )
+    assert grouped_scheme(parse("layers(rope(), causal())"), 8) == (
+        "layers(rope() + chunked(8), chunked(8))"
+    )
+
+
 def test_in_full_every_weight_learns_in_float32(llama):
     llama.to(torch.bfloat16)
     assert make_trainable(llama, "full", 4) is llama
