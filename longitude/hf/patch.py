@@ -1,37 +1,34 @@
 """Any scheme on any checkpoint: `patched` for a with block, `apply` until `undo`, undone exactly.
 
-Three mechanisms. If a scheme only changes frequencies, the rotary embedding gets new ones and
-everything else stays transformers' own (frequency_patch.py). Otherwise the rotary embedding becomes
-the identity and attention is ours (layer.py), with keys pre-RoPE in every cache. Models without
-rotary embeddings are patched by their family (families/).
+Three mechanisms. If a scheme only changes frequencies, the rotary embedding gets new ones, and
+transformers' own attention, caches and speed stay; they are computed in float32 in its order of
+operations, so equal frequencies are equal bits. Otherwise the rotary embedding becomes the identity
+and attention is ours (layer.py), with keys pre-RoPE in every cache. Models without rotary
+embeddings are patched by their family (families/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from longitude.core.part import by_rows
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.hf.families import family_of
-from longitude.hf.frequency_patch import frequencies_replaced, only_frequencies
 from longitude.hf.layer import LAYER_STATE, LayerState, register
 from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.hf.model_state import ModelState
-from longitude.hf.probe import (
-    ProbedLayer,
-    probe_forward,
-    probe_layers,
-    replaced,
-    rotary_owners,
-)
+from longitude.hf.probe import ProbedLayer, probe_forward, probe_layers, replaced, rotary_owners
+from longitude.parts import Rope
+from longitude.parts.rotary_tables import attention_scaling
 
 SchemeLike = str | Scheme | Layers
 PATCH = "_longitude_patch"
@@ -235,6 +232,46 @@ def attention_patched(
             layer = state.layers[probed.index] = LayerState(probed, scheme, state)
             stack.callback(setattr, layer, "active", False)
             stack.enter_context(replaced(probed.module, LAYER_STATE, layer))
+        yield
+
+
+def only_frequencies(layers: list[ProbedLayer], wanted: list[Scheme]) -> bool:
+    """Whether schemes differ from the model's own in frequencies alone, which no length changes."""
+    by_type: dict[tuple[Any, str | None], Rope] = {}
+    for layer, scheme in zip(layers, wanted, strict=True):
+        own, rope, before = layer.scheme, scheme.rotary, layer.scheme.rotary
+        if replace(scheme, rotary=before) != own or (rope is None) != (before is None):
+            return False
+        if rope is None or before is None:
+            continue
+        same = replace(rope, base=before.base, frequencies=before.frequencies)
+        by_length = rope.frequencies.by_length or before.frequencies.by_length
+        if same != before or by_length or by_rows(rope.frequencies):
+            return False
+        if by_type.setdefault((layer.owner, layer.rope_type), rope) != rope:
+            return False  # layers that share a rotary embedding would need two
+    return all(len(layer.owner.rotaries) == 1 for layer in layers)
+
+
+@contextmanager
+def frequencies_replaced(layers: list[ProbedLayer], wanted: list[Scheme]) -> Iterator[None]:
+    """The model with these schemes' `inv_freq` and `attention_scaling`."""
+    by_type = {
+        (layer.owner.rotaries[0], layer.rope_type): scheme.rotary
+        for layer, scheme in zip(layers, wanted, strict=True)
+        if scheme.rotary is not None
+    }
+    with ExitStack() as stack:
+        for (rotary, rope_type), rope in by_type.items():
+            prefix = f"{rope_type}_" if hasattr(rotary, f"{rope_type}_inv_freq") else ""
+            name, scaling = f"{prefix}inv_freq", f"{prefix}attention_scaling"
+            before = getattr(rotary, name)
+            new = rope.frequencies.inv_freq(2 * before.numel(), rope.base, 1, dtype=torch.float32)
+            stack.callback(rotary._buffers.update, {name: before})
+            rotary._buffers[name] = new.to(before.device)
+            if getattr(rotary, scaling, None) is not None:
+                factor = attention_scaling(rope.frequencies, 1)
+                stack.enter_context(replaced(rotary, scaling, factor))
         yield
 
 

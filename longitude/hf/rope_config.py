@@ -87,10 +87,8 @@ class RopeDict:
     @cached_property
     def kind(self) -> str:
         """The rope type, as the model's configuration will call it."""
-        kind = _kind(self.own)
-        old = (
-            kind in ("su", "yarn") and self.model and code_reads(self.model, "su", "configuration")
-        )
+        kind, model = _kind(self.own), self.model
+        old = kind in ("su", "yarn") and model and code_reads(model, "su", "configuration")
         return "longrope" if old else kind  # Phi-3's first names for it
 
     @property
@@ -281,29 +279,23 @@ def _kind(own: Entries) -> str:
 
 def _rope(config: Any, own: Entries, whole: Entries) -> Rope | None:
     """The rotation of one dictionary; `whole` is the one it is in, or itself."""
-    sections = own.get("mrope_section")
+    sections, kind = own.get("mrope_section"), _kind(own)
     if sections or code_reads(type(config), "mrope_section"):
         raise UserError(
             f"a rope(…) rotates by one position, but this checkpoint by several at once (M-RoPE, "
             f"sections {shown(sections) if sections else 'in its code'}): use a model of text."
         )
-    fraction = _fraction(config, own)
-    if not fraction:
-        return None
-    return Rope(_number(own, "rope_theta"), fraction, "half", _frequencies(config, own, whole))
-
-
-def _fraction(config: Any, own: Entries) -> float:
-    """The fraction of a head that rotates: a proportional rotation has its share inside."""
-    share = _maybe(own, SHARE)
-    ignored = _kind(own) == "default" and not code_reads(type(config), SHARE)
-    share = 1.0 if share is None or ignored or _kind(own) == "proportional" else share
+    share = _number(own, SHARE, 1.0)
+    if kind == "proportional" or (kind == "default" and not code_reads(type(config), SHARE)):
+        share = 1.0  # inside the frequencies, or ignored
     fixed, rotated = (getattr(config, f"qk_{n}_head_dim", None) for n in ("nope", "rope"))
-    if fixed is None or rotated is None:
-        return share
-    # multi-head latent attention rotates a piece of each head, which may be called the head
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return fraction_of(int(head * share), fixed + rotated) if rotated else 0.0
+    if fixed is not None and rotated is not None:
+        # multi-head latent attention rotates a piece of each head, which may be called the head
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        share = fraction_of(int(head * share), fixed + rotated) if rotated else 0.0
+    if not share:
+        return None
+    return Rope(_number(own, "rope_theta"), share, "half", _frequencies(config, own, whole))
 
 
 def fraction_of(dim: int, head: int) -> float:
@@ -323,8 +315,7 @@ def _frequencies(config: Any, own: Entries, whole: Entries) -> Frequencies:
         case "dynamic":  # `original_max_position_embeddings` plays no part in it
             return DynamicNtk(_max_length(config), _number(own, "factor"))
         case "proportional":
-            share = _maybe(own, SHARE)
-            return Proportional(1.0 if share is None else share, _maybe(own, "factor") or 1)
+            return Proportional(_number(own, SHARE, 1.0), _number(own, "factor", 1) or 1)
         case "llama3" | "yarn" | "longrope" as kind:
             return _by_original(kind, config, own, whole)
     raise UserError(
@@ -337,38 +328,34 @@ def _by_original(kind: str, config: Any, own: Entries, whole: Entries) -> Freque
     """The types that depend on the trained length: the configuration's own (Phi-3), or the
     dictionary's, or else the maximum."""
     beside = getattr(config, ORIGINAL, None) if own is whole else None
-    original = int(beside or _maybe(own, ORIGINAL) or _max_length(config))
+    original = int(beside or _number(own, ORIGINAL, None) or _max_length(config))
     if kind == "llama3":
         low, high = _number(own, "low_freq_factor"), _number(own, "high_freq_factor")
         return Llama3(_number(own, "factor"), original=original, low=low, high=high)
-    factor = _maybe(own, "factor")
+    factor, gain = (_number(own, key, None) for key in ("factor", "attention_factor"))
     factor = _max_length(config) / original if factor is None else factor
     if kind == "longrope":
+        # Phi-3.5-MoE has a factor on q and k by length; that its code in transformers never uses
+        # the long frequencies is not reproduced here
+        brief, long = (_number(own, key, None) for key in ("short_mscale", "long_mscale"))
+        if brief != long:
+            raise UserError(
+                f"longrope(…) has one attention factor for every length, but got a short_mscale of "
+                f"{brief} and a long_mscale of {long}: make them equal."
+            )
         lists = (_numbers(own, "short_factor"), _numbers(own, "long_factor"))
-        gain = _longrope_attention(own)
+        gain = gain if brief is None else brief
         return LongRope(*lists, original=original, factor=factor, attention_factor=gain)
     return Yarn(
         factor,
         original=original,
-        fast=_maybe(own, "beta_fast") or 32,  # 0 counts as left out, as in transformers
-        slow=_maybe(own, "beta_slow") or 1,
+        fast=_number(own, "beta_fast", 32) or 32,  # 0 counts as left out, as in transformers
+        slow=_number(own, "beta_slow", 1) or 1,
         truncate=bool(whole.get("truncate", True)),  # never read from a layer type's own
-        attention_factor=_maybe(own, "attention_factor"),
-        mscale=_maybe(own, "mscale"),
-        mscale_all_dim=_maybe(own, "mscale_all_dim"),
+        attention_factor=gain,
+        mscale=_number(own, "mscale", None),
+        mscale_all_dim=_number(own, "mscale_all_dim", None),
     )
-
-
-def _longrope_attention(own: Entries) -> float | None:
-    """The factor on q and on k each. Phi-3.5-MoE gives two by length, which are equal; that its
-    code in transformers never uses the long frequencies is not reproduced here."""
-    brief, long = _maybe(own, "short_mscale"), _maybe(own, "long_mscale")
-    if brief != long:
-        raise UserError(
-            f"longrope(…) has one attention factor for every length, but got a short_mscale of "
-            f"{brief} and a long_mscale of {long}: make them equal."
-        )
-    return _maybe(own, "attention_factor") if brief is None else brief
 
 
 def _max_length(config: Any) -> int:
@@ -378,17 +365,16 @@ def _max_length(config: Any) -> int:
     return most
 
 
-def _required(own: Entries, key: str) -> Any:
-    if own.get(key) is None:
+def _number(own: Entries, key: str, *default: Any) -> Any:
+    """A number of a rope dictionary, or the default, if one is given."""
+    value = own.get(key)
+    if value is None and default:
+        return default[0]
+    if value is None:
         raise UserError(
             f"rope_parameters of type {_kind(own)!r} need {key}, but got only "
             f"{shown(sorted(own))}: add it."
         )
-    return own[key]
-
-
-def _number(own: Entries, key: str) -> float:
-    value = _required(own, key)
     if not is_number(value):
         raise UserError(
             f"{key} of rope_parameters is a number, but got {shown(value)}: correct it."
@@ -396,12 +382,8 @@ def _number(own: Entries, key: str) -> float:
     return float(value)
 
 
-def _maybe(own: Entries, key: str) -> float | None:
-    return None if own.get(key) is None else _number(own, key)
-
-
 def _numbers(own: Entries, key: str) -> tuple[float, ...]:
-    values = _required(own, key)
+    values = own.get(key)
     if not isinstance(values, list | tuple) or not all(map(is_number, values)):
         raise UserError(f"{key} of rope_parameters is a list, but got {shown(values)}: correct it.")
     return tuple(map(float, values))

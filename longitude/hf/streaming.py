@@ -14,8 +14,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any
+from itertools import count
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -53,9 +53,24 @@ def stream(
     The model is patched until the stream is closed or its `with` block left.
     """
     check(sinks, window)
-    _check_model(model, sinks + window if scheme is None else None)
+    name, config, trained = type(model).__name__, cast(Any, model.config), trained_length(model)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"a stream is one text that goes on, but {name} reads one and writes another: use a "
+            f"decoder."
+        )
+    if not rotary_owners(model):
+        raise UserError(
+            f"a stream gives tokens new positions as others leave, which takes rotary ones, and "
+            f"{name} has none: use a RoPE model."
+        )
     if scheme is not None:
-        return Stream(model, tokenizer, scheme, trained_length(model))
+        return Stream(model, tokenizer, scheme, trained)
+    if trained is not None and sinks + window > trained:
+        raise UserError(
+            f"sinks and window are {sinks + window} positions, but the checkpoint was trained to "
+            f"{trained}: let them be {trained} together at most."
+        )
     # the mask repeats what the remap shows, for layers that have no rotation to remap
     text = f"rope(remap=streaming({sinks}, {window})) + window({window}, {sinks})"
     return Stream(model, tokenizer, text if sinks else f"rope() + window({window})", sinks + window)
@@ -67,27 +82,6 @@ def check(sinks: int, window: int) -> None:
         raise UserError(f"sinks are 0 or more first tokens, but got {shown(sinks)}: use 4.")
     if window < 1:
         raise UserError(f"a window is 1 token or more, but got {shown(window)}: use 1020.")
-
-
-def _check_model(model: Any, positions: int | None) -> None:
-    """Raise if a model can't stream, or not with so many positions."""
-    name = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(
-            f"a stream is one text that goes on, but {name} reads one and writes another: use a "
-            f"decoder."
-        )
-    if not rotary_owners(model):
-        raise UserError(
-            f"a stream gives tokens new positions as others leave, which takes rotary ones, and "
-            f"{name} has none: use a RoPE model."
-        )
-    trained = trained_length(model)
-    if positions is not None and trained is not None and positions > trained:
-        raise UserError(
-            f"sinks and window are {positions} positions, but the checkpoint was trained to "
-            f"{trained}: let them be {trained} together at most."
-        )
 
 
 def evicts(scheme: Scheme | Layers) -> bool:
@@ -153,20 +147,13 @@ class Stream:
             losses.append(F.cross_entropy(logits, ids.to(logits.device), reduction="none").cpu())
         return torch.cat(losses)
 
-    def generate(
-        self,
-        max_new_tokens: int | None = None,
-        *,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-    ) -> Iterator[str]:
+    def generate(self, max_new_tokens: int | None = None, **sampling: Any) -> Iterator[str]:
         """Write on, as text, piece by piece: `generate_ids`, detokenized."""
         if self.tokenizer is None:
             raise UserError(
                 "text needs a tokenizer: give stream(model, tokenizer), or generate_ids."
             )
-        tokens = self.generate_ids(max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        tokens = self.generate_ids(max_new_tokens, **sampling)
         detokenizer = Detokenizer(self.tokenizer, self._last)
 
         def pieces() -> Iterator[str]:
@@ -192,32 +179,28 @@ class Stream:
         self._check_open()
         if self._logits is None:
             raise UserError("there is nothing to write on from: feed the stream first.")
-        return self._generate(max_new_tokens, sampling)
-
-    def _generate(self, most: int | None, sampling: Sampling) -> Iterator[int]:
-        settings = getattr(self.model, "generation_config", None)
-        ends = getattr(settings, "eos_token_id", None)
+        ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ends = {*(ends if isinstance(ends, list) else [ends])}
         ends.add(getattr(self.tokenizer, "eos_token_id", None))
-        rng, count = sampling.rng(), 0
-        while most is None or count < most:
-            assert self._logits is not None
-            token = sampling.choose(self._logits[0], rng)
-            if token in ends:
-                return
-            self._check_open()
-            self._forward(torch.tensor([token]), every=False)
-            yield token
-            count += 1
+
+        def tokens() -> Iterator[int]:
+            rng = sampling.rng()
+            for _ in count() if max_new_tokens is None else range(max_new_tokens):
+                assert self._logits is not None
+                token = sampling.choose(self._logits[0], rng)
+                if token in ends:
+                    return
+                self._check_open()
+                self._forward(torch.tensor([token]), every=False)
+                yield token
+
+        return tokens()
 
     @property
     def memory(self) -> int:
         """Bytes that the cache holds."""
-        stores = [getattr(layer, "store", None) for layer in self._cache.layers]
-        others = [
-            vars(x) for x, store in zip(self._cache.layers, stores, strict=True) if store is None
-        ]
-        return sum(store.nbytes for store in stores if store is not None) + _nbytes(others)
+        stores = [(layer, getattr(layer, "store", None)) for layer in self._cache.layers]
+        return sum(_nbytes(vars(x)) if store is None else store.nbytes for x, store in stores)
 
     @property
     def rate(self) -> float:
@@ -234,12 +217,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def encode(self, text: str, begins: bool | None = None) -> list[int]:

@@ -13,9 +13,9 @@ Falcon-RW (Penedo et al. 2023, arXiv:2306.01116) as `alibi` and inside the atten
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -24,12 +24,14 @@ from torch import Tensor, nn
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError
 from longitude.hf.families import Family, only_part
+from longitude.hf.probe import replaced
 from longitude.parts import Alibi, AlibiInterpolated, NtkAlibi
 
 LINEAR = (Alibi, AlibiInterpolated, NtkAlibi)
 TAKES = "alibi(…), alibi_interpolated(…) or ntk_alibi(…)"
 Arguments = dict[str, Any]
-Rescale = Callable[[nn.Module, Arguments, Tensor], Arguments]  # module, its arguments, the ratios
+Rescale = Callable[[Arguments, Tensor], Arguments]  # an attention module's arguments, the ratios
+HOOKED = "_longitude_rescaled"  # the attribute of a module under such a patch
 
 
 def slopes(part: Any, heads: int) -> Float[Tensor, " {heads}"]:
@@ -49,30 +51,17 @@ def attentions(model: nn.Module, kind: str, attention: str) -> list[nn.Module]:
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class RescaleHook:
-    """Forward pre-hook that rescales the bias among an attention module's arguments."""
-
-    rescale: Rescale
-    ratio: Tensor
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Arguments
-    ) -> tuple[tuple[Any, ...], Arguments]:
-        return args, kwargs | self.rescale(module, kwargs, self.ratio)
-
-
 def _times(bias: Tensor, ratio: Tensor) -> Tensor:
     """A bias (…, h, q, k) times its head's ratio, rounded once."""
     return (bias * ratio.to(bias.device)[:, None, None]).to(bias.dtype)
 
 
-def _rescale_bloom(module: nn.Module, given: Arguments, ratio: Tensor) -> Arguments:
+def _rescale_bloom(given: Arguments, ratio: Tensor) -> Arguments:
     bias = given["alibi"].unflatten(0, (-1, len(ratio)))
     return {"alibi": _times(bias, ratio).flatten(0, 1)}
 
 
-def _rescale_mpt(module: nn.Module, given: Arguments, ratio: Tensor) -> Arguments:
+def _rescale_mpt(given: Arguments, ratio: Tensor) -> Arguments:
     """The bias is built for the keys there are: transformers builds it for `max_seq_len` keys and
     fails on one more."""
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
@@ -82,7 +71,7 @@ def _rescale_mpt(module: nn.Module, given: Arguments, ratio: Tensor) -> Argument
     return {"position_bias": _times(bias, ratio)}
 
 
-def _rescale_falcon(module: nn.Module, given: Arguments, ratio: Tensor) -> Arguments:
+def _rescale_falcon(given: Arguments, ratio: Tensor) -> Arguments:
     """The bias by itself and inside the mask, where hidden keys keep the dtype's minimum."""
     bias, mask = given["alibi"], given["attention_mask"]
     hidden = mask == torch.finfo(mask.dtype).min
@@ -93,61 +82,46 @@ def _rescale_falcon(module: nn.Module, given: Arguments, ratio: Tensor) -> Argum
     }
 
 
-def _falcon_scheme(model: nn.Module) -> Scheme:
-    """Falcon's eager attention adds the bias twice, so its slopes are doubled."""
-    config: Any = model.config
-    doubled = config._attn_implementation != "sdpa"
-    return Scheme.of(AlibiInterpolated(0.5) if doubled else Alibi())
-
-
-def _family(
-    kind: str,
-    attention: str,
-    rescale: Rescale,
-    scheme: Callable[[nn.Module], Scheme] = lambda model: Scheme.of(Alibi()),
-    claims: Callable[[nn.Module], bool] = lambda model: True,
-) -> Family:
+def _family(kind: str, attention: str, rescale: Rescale) -> Family:
     """The family of the models with this attention class."""
 
-    def patch(
-        model: nn.Module, wanted: Scheme | Layers, force: bool = False
-    ) -> AbstractContextManager[Scheme]:
-        own = scheme(model)
+    def claims(model: nn.Module) -> bool:
+        has_alibi = getattr(getattr(model, "config", None), "alibi", True)  # an entry of Falcon's
+        return bool(has_alibi) and bool(attentions(model, kind, attention))
+
+    def scheme(model: nn.Module) -> Scheme:
+        config: Any = model.config
+        # Falcon's eager attention adds the bias twice, so its slopes are doubled
+        doubled = kind == "falcon" and config._attn_implementation != "sdpa"
+        return Scheme.of(AlibiInterpolated(0.5) if doubled else Alibi())
+
+    @contextmanager
+    def patch(model: nn.Module, wanted: Scheme | Layers, force: bool = False) -> Iterator[Scheme]:
+        own, name, config = scheme(model), type(model).__name__, cast(Any, model.config)
         part = only_part(model, wanted, own, "bias", TAKES)
         if not isinstance(part, LINEAR):
             raise UserError(
-                f"{type(model).__name__} has {own}, whose slopes are all that can change, but got "
-                f"{part}: give it {TAKES}."
+                f"{name} has {own}, whose slopes are all that can change, but got {part}: give it "
+                f"{TAKES}."
             )
         modules = attentions(model, kind, attention)
-        return _rescaled(model, modules, rescale, own, replace(own, bias=(part,)))
+        if any(HOOKED in vars(module) for module in modules):
+            raise UserError(f"{name} is patched already: leave that patch first.")
+        new, old = (slopes(bias, config.num_attention_heads) for bias in (part, own.bias[0]))
+        with ExitStack() as stack:
+            for module in modules:
+                ratio = (new / old).to(next(module.parameters()).device, torch.float32)
 
-    def recognises(model: nn.Module) -> bool:
-        return claims(model) and bool(attentions(model, kind, attention))
+                def hook(
+                    module: nn.Module, args: Any, given: Arguments, ratio: Tensor = ratio
+                ) -> tuple[Any, Arguments]:
+                    return args, given | rescale(given, ratio)
 
-    return Family(kind, recognises, scheme, patch)
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                stack.enter_context(replaced(module, HOOKED, True))
+            yield replace(own, bias=(part,))
 
-
-@contextmanager
-def _rescaled(
-    model: nn.Module, modules: list[nn.Module], rescale: Rescale, own: Scheme, full: Scheme
-) -> Iterator[Scheme]:
-    """The model with the slopes of `full` in place of its own."""
-    hooks = [hook for module in modules for hook in module._forward_pre_hooks.values()]
-    if any(isinstance(hook, RescaleHook) for hook in hooks):
-        raise UserError(f"{type(model).__name__} is patched already: leave that patch first.")
-    config: Any = model.config
-    new, old = (slopes(s.bias[0], config.num_attention_heads) for s in (full, own))
-    ratio = (new / old).to(torch.float32)
-    handles = []
-    try:
-        for module in modules:
-            hook = RescaleHook(rescale, ratio.to(next(module.parameters()).device))
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        yield full
-    finally:
-        for handle in handles:
-            handle.remove()
+    return Family(kind, claims, scheme, patch)
 
 
 BLOOM = _family("bloom", "BloomAttention", _rescale_bloom)
@@ -156,10 +130,4 @@ BLOOM = _family("bloom", "BloomAttention", _rescale_bloom)
 MPT = _family("mpt", "MptAttention", _rescale_mpt)
 # "alibi()" means the model's own slopes m_h/√d: the factor 1/√d belongs to the architecture, and
 # alibi_interpolated(4) stretches the model fourfold as it does any other
-FALCON_RW = _family(
-    "falcon",
-    "FalconAttention",
-    _rescale_falcon,
-    _falcon_scheme,
-    claims=lambda model: bool(getattr(getattr(model, "config", None), "alibi", False)),
-)
+FALCON_RW = _family("falcon", "FalconAttention", _rescale_falcon)

@@ -16,7 +16,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,26 +32,10 @@ OTHER_ENCODINGS = ("relative_attention_bias", "rel_embeddings")
 MAX_POSITION_IDS = 2**20  # position ids are numbered in advance up to here
 
 
-@runtime_checkable
-class ExtendsTable(Protocol):
-    """A part that extends a table of `length` rows to `reach` positions (None: without limit)."""
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def reach(self) -> int | None: ...
-
-    def rows(self, table: Tensor, pos: Tensor) -> Tensor: ...
-
-
 class ExtendedTable(nn.Embedding):
     """A position table read past its end; rows before its first position are for padding."""
 
-    part: ClassVar[ExtendsTable]
+    part: ClassVar[Any]  # which extends a table to `part.reach` positions (None: without limit)
 
     def forward(self, input: Tensor) -> Tensor:
         pos = input - self.part.offset
@@ -60,7 +44,7 @@ class ExtendedTable(nn.Embedding):
         return torch.where((pos < 0)[..., None], padding, rows)
 
 
-def _rows(weight: Tensor, part: ExtendsTable, pos: Tensor) -> Tensor:
+def _rows(weight: Tensor, part: Any, pos: Tensor) -> Tensor:
     """The rows of these positions, computed in at least float32."""
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     return part.rows(wide, pos).to(weight.dtype)
@@ -142,7 +126,7 @@ def _patch(
     part = replace(part, offset=rows.offset) if getattr(part, "offset", None) == 0 else part
     if part == rows:
         return nullcontext(own)
-    if not isinstance(part, ExtendsTable):
+    if not hasattr(part, "reach"):
         raise UserError(f"{name} has {own}, which {part} can't read: give it {takes}.")
     fits = part.length == rows.length or (force and part.length < rows.length)
     if not fits or part.offset != rows.offset:
@@ -166,7 +150,7 @@ def _patch(
 
 
 @contextmanager
-def _extended(found: list[PositionTable], part: ExtendsTable, full: Scheme) -> Iterator[Scheme]:
+def _extended(found: list[PositionTable], part: Any, full: Scheme) -> Iterator[Scheme]:
     classes = [(each.table, type(each.table)) for each in found]
     buffers = [(each.parent, dict(each.parent._buffers)) for each in found]
     try:
@@ -183,7 +167,7 @@ def _extended(found: list[PositionTable], part: ExtendsTable, full: Scheme) -> I
             parent._buffers.update(held)
 
 
-def _longer_position_ids(each: PositionTable, part: ExtendsTable) -> dict[str, Tensor]:
+def _longer_position_ids(each: PositionTable, part: Any) -> dict[str, Tensor]:
     """Buffers with one integer per row (0, 1, 2, … or all equal), continued."""
     longer, rows = {}, each.table.num_embeddings
     length = max(rows, min(part.reach or MAX_POSITION_IDS, MAX_POSITION_IDS) + part.offset)
