@@ -16,7 +16,6 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    EncoderDecoderCache,
 )
 
 from longitude.cache import Cache as Store
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 
 # exactly these: classes derived from them hold more than keys and values
 REPLACEABLE = (DynamicLayer, DynamicSlidingWindowLayer)
-
-
-def self_attention_cache(cache: Any) -> Any:
-    """The part of a cache that holds a decoder's own tokens."""
-    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
 def adapt(cache: Cache, layers: dict[int, LayerState]) -> None:

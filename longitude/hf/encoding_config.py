@@ -10,7 +10,7 @@ by several positions at once (M-RoPE) or by rows and columns of an image, are no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -72,15 +72,11 @@ def describe(kind: str, config: Any, source: Mapping[str, str], part: str, where
     fields |= {"heads": entry(config, HEADS), "head_dim": head_dim(config)}
     if kind == "rope":
         return fields | _rope(config, source)
-    make = ABSOLUTE.get(kind)
     try:
-        made = make(config, "\n".join(source.values()), window, part) if make else None
+        scheme, more = _absolute(kind, config, "\n".join(source.values()), window, part)
     except (UserError, TypeError, AttributeError):  # sizes that no part accepts
-        made = None
-    if made is None:
         return fields
-    scheme, more = made
-    return fields | {"scheme": str(scheme)} | more
+    return fields | ({"scheme": str(scheme)} if scheme else {}) | more
 
 
 def stated_window(config: Any, part: str = "") -> tuple[int | None, str | None]:
@@ -135,82 +131,51 @@ def direction(text: str, config: Any = None, part: str = "") -> Causal | Bidirec
     return Causal() if CAUSAL.search(text) or not text else Bidirectional()
 
 
-# tables, sines and biases: (config, source, window, part) -> scheme and further fields
+def _absolute(
+    kind: str, config: Any, text: str, window: int | None, part: str
+) -> tuple[Scheme | None, Fields]:
+    """The scheme of a table, of sines or of a bias, if a part expresses it; and further fields."""
+    way = direction(text, config, part)
+    match kind:
+        case "learned" | "sinusoidal" if window is None or _of_images(config):
+            return None, {}
+        case "learned":
+            free, padding = FREE_ROWS.search(text), getattr(config, "pad_token_id", None)
+            counted = padding + 1 if isinstance(padding, int) and FROM_PADDING.search(text) else 0
+            offset = int(free[1]) if free else counted
+            length = (window or 0) - (0 if free else offset)
+            return Scheme.of(Learned(length, offset), way), {"window": length}
+        case "sinusoidal":
+            spacing = "endpoint" if ENDPOINT.search(text) else "paper"
+            concatenated = CONCATENATED.search(text) or spacing == "endpoint"
+            layout = "concatenated" if concatenated else "interleaved"
+            return Scheme.of(Sinusoidal(layout=layout, spacing=spacing), way), {}
+        case "alibi":
+            scaled = re.search(r"alibi / math\.sqrt\(", text)
+            return Scheme.of(Alibi()), {"notes": (FALCON_RW,)} if scaled else {}
+        case "t5" if buckets := entry(config, ("relative_attention_num_buckets",)):
+            most = entry(config, ("relative_attention_max_distance",)) or 128
+            encoder = Scheme.of(T5(buckets, most, True), Bidirectional())
+            decoder = Scheme.of(T5(buckets, most, False), Causal())
+            if entry_of(config, "is_encoder_decoder") and not part:
+                rows = ((f"encoder: {encoder}", ()), (f"decoder: {decoder}", ()))
+                return decoder, {"layers": rows}
+            return encoder if not text or isinstance(way, Bidirectional) else decoder, {}
+        case "transformer-xl" if hasattr(config, "clamp_len"):
+            both = getattr(config, "attn_type", "uni") == "bi"
+            xl = TransformerXl(max(0, config.clamp_len or 0))
+            return Scheme.of(xl, Bidirectional() if both else Causal()), {}
+        case "deberta":
+            most = getattr(config, "max_relative_positions", -1)
+            span = most if most and most > 0 else window
+            buckets = getattr(config, "position_buckets", 0) or 0
+            terms = getattr(config, "pos_att_type", None) or ()
+            terms = terms.split("|") if isinstance(terms, str) else terms
+            bias = Deberta(span or 512, max(0, buckets), "c2p" in terms, "p2c" in terms)
+            learned = window if entry_of(config, "position_biased_input") else None
+            return Scheme.of(*([Learned(learned)] if learned else []), bias, Bidirectional()), {}
+    return None, {}  # such as buckets of two dimensions (LayoutLM) or gated (WavLM)
 
-Described = tuple[Scheme, Fields] | None
-
-
-def _learned(config: Any, text: str, window: int | None, part: str) -> Described:
-    if window is None or _of_images(config):
-        return None
-    free = FREE_ROWS.search(text)
-    padding = getattr(config, "pad_token_id", None)
-    counted = padding + 1 if isinstance(padding, int) and FROM_PADDING.search(text) else 0
-    offset = int(free[1]) if free else counted
-    length = window if free else window - offset
-    return Scheme.of(Learned(length, offset), direction(text, config, part)), {"window": length}
-
-
-def _sinusoidal(config: Any, text: str, window: int | None, part: str) -> Described:
-    if window is None or _of_images(config):
-        return None
-    spacing = "endpoint" if ENDPOINT.search(text) else "paper"
-    concatenated = CONCATENATED.search(text) or spacing == "endpoint"
-    layout = "concatenated" if concatenated else "interleaved"
-    return Scheme.of(Sinusoidal(layout=layout, spacing=spacing), direction(text, config, part)), {}
-
-
-def _alibi(config: Any, text: str, window: int | None, part: str) -> Described:
-    scaled = re.search(r"alibi / math\.sqrt\(", text)
-    return Scheme.of(Alibi()), {"notes": (FALCON_RW,)} if scaled else {}
-
-
-def _t5(config: Any, text: str, window: int | None, part: str) -> Described:
-    buckets = entry(config, ("relative_attention_num_buckets",))
-    if buckets is None:  # of two dimensions (LayoutLM) or gated (WavLM), which the part is not
-        return None
-    most = entry(config, ("relative_attention_max_distance",)) or 128
-
-    def bias(both: bool) -> Scheme:
-        return Scheme.of(T5(buckets, most, both), Bidirectional() if both else Causal())
-
-    if entry_of(config, "is_encoder_decoder") and not part:
-        rows = ((f"encoder: {bias(True)}", ()), (f"decoder: {bias(False)}", ()))
-        return bias(False), {"layers": rows}
-    return bias(not text or isinstance(direction(text, config, part), Bidirectional)), {}
-
-
-def _transformer_xl(config: Any, text: str, window: int | None, part: str) -> Described:
-    if not hasattr(config, "clamp_len"):
-        return None
-    both = getattr(config, "attn_type", "uni") == "bi"
-    xl = TransformerXl(max(0, config.clamp_len or 0))
-    return Scheme.of(xl, Bidirectional() if both else Causal()), {}
-
-
-def _deberta(config: Any, text: str, window: int | None, part: str) -> Described:
-    most = getattr(config, "max_relative_positions", -1)
-    span = most if most and most > 0 else window
-    buckets = getattr(config, "position_buckets", 0) or 0
-    terms = getattr(config, "pos_att_type", None) or ()
-    terms = terms.split("|") if isinstance(terms, str) else terms
-    bias = Deberta(span or 512, max(0, buckets), "c2p" in terms, "p2c" in terms)
-    learned = window if entry_of(config, "position_biased_input") else None
-    parts = (Learned(learned), bias) if learned else (bias,)
-    return Scheme.of(*parts, Bidirectional()), {}
-
-
-ABSOLUTE: dict[str, Callable[[Any, str, int | None, str], Described]] = {
-    "learned": _learned,
-    "sinusoidal": _sinusoidal,
-    "alibi": _alibi,
-    "t5": _t5,
-    "transformer-xl": _transformer_xl,
-    "deberta": _deberta,
-}
-
-
-# rotations
 
 Ropes = Mapping[str | None, Rope | None]
 
@@ -278,12 +243,24 @@ def _layer_schemes(config: Any, text: str, found: Ropes) -> Fields:
     """The scheme of all layers that attend, and which layers have which if they differ."""
     count = entry(config, LAYERS) or 1
     types = list(entry_of(config, "layer_types") or [None] * count)[:count]
-    way, rotates = direction(text, config), _rotating(config, text)
+    way, listed = direction(text, config), entry_of(config, "no_rope_layers")
+    size, chunk = (entry_of(config, n) for n in ("sliding_window", "attention_chunk_size"))
+    only_sliding = ONLY_SLIDING.search(text) or (size is not None and UNLESS_FULL.search(text))
+    everywhere = entry_of(config, "use_sliding_window", True) and "sliding_window_causal" in text
+
+    def rotates(n: int, kind: str | None) -> bool:
+        if isinstance(listed, list) and listed:
+            return bool(listed[n]) if n < len(listed) else True
+        return not only_sliding or "sliding" in (kind or "")
 
     @cache
     def scheme(kind: str | None, rotated: bool) -> Scheme:
-        rope = _of_layer(kind, found) if rotated else None
-        return Scheme.of(*([rope] if rope else []), *_local_mask(config, text, kind, way), way)
+        parts: list[Any] = [_of_layer(kind, found) if rotated else None]
+        if "chunked" in (kind or "") and isinstance(chunk, int):
+            parts.append(Chunked(chunk))
+        elif isinstance(size, int) and (everywhere if kind is None else "sliding" in kind):
+            parts.append(Window(size + 1 if isinstance(way, Bidirectional) else size))
+        return Scheme.of(*filter(None, parts), way)
 
     attending = [n for n, kind in enumerate(types) if not (kind and NO_ATTENTION.search(kind))]
     each = {n: scheme(types[n], rotates(n, types[n])) for n in attending}
@@ -306,27 +283,3 @@ def _of_layer(kind: str | None, found: Ropes) -> Rope | None:
         return found[kind]
     slides = kind is None or "sliding" in kind
     return found.get("main" if slides else "compress", found.get(None))
-
-
-def _rotating(config: Any, text: str) -> Callable[[int, str | None], bool]:
-    """Whether a layer rotates: from a list (1: it does), or from a condition in the source."""
-    listed, size = entry_of(config, "no_rope_layers"), entry_of(config, "sliding_window")
-    if isinstance(listed, list) and listed:
-        return lambda n, kind: bool(listed[n]) if n < len(listed) else True
-    only = ONLY_SLIDING.search(text) or (size is not None and UNLESS_FULL.search(text))
-    return lambda n, kind: not only or (kind is not None and "sliding" in kind)
-
-
-def _local_mask(
-    config: Any, text: str, kind: str | None, way: Causal | Bidirectional
-) -> list[Window | Chunked]:
-    """The mask of a layer besides its direction."""
-    size, chunk = (entry_of(config, n) for n in ("sliding_window", "attention_chunk_size"))
-    if kind is not None and "chunked" in kind and isinstance(chunk, int):
-        return [Chunked(chunk)]
-    everywhere = kind is None and entry_of(config, "use_sliding_window", True)
-    slides = kind is not None and "sliding" in kind
-    slides = slides or (everywhere and "sliding_window_causal" in text)
-    if not isinstance(size, int) or not slides:
-        return []
-    return [Window(size + 1 if isinstance(way, Bidirectional) else size)]

@@ -210,18 +210,15 @@ def known_models() -> Iterator[KnownModel]:
 
     with quiet_transformers(bars=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that contradict each other
-        for name, kind, entries, note in NAMED_MODELS:
+        for name, kind, entries, note in (*NAMED_MODELS, *((k, k, {}, "") for k in CONFIG_MAPPING)):
             if isinstance(entries, Encoding):
-                yield KnownModel(name, kind, (entries,), note)
+                found = (entries,)
             elif kind in CONFIG_MAPPING:
-                yield _row(name, str(kind), entries, note)
-        for kind in CONFIG_MAPPING:
-            yield _row(kind, kind, {}, "")
-
-
-def _row(name: str, kind: str, entries: dict[str, Any], note: str) -> KnownModel:
-    try:
-        found = encodings(make_config({"model_type": kind, **entries}))
-    except UserError:  # its class refuses its own defaults
-        found = (Encoding("unknown", where="its class makes no configuration by itself"),)
-    return KnownModel(name, kind, found, note)
+                try:
+                    found = encodings(make_config({"model_type": kind, **entries}))
+                except UserError:  # its class refuses its own defaults
+                    why = "its class makes no configuration by itself"
+                    found = (Encoding("unknown", where=why),)
+            else:
+                continue
+            yield KnownModel(name, kind, found, note)

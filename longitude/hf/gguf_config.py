@@ -81,7 +81,15 @@ def _frequencies(config: Any, header: Header, half: int) -> Entries:
     original = scaling.get("original_context_length", config.max_position_embeddings)
     gain, fixed = scaling.get("attn_factor", 1.0), header.divisors.get("rope_freqs.weight", ())
     if kind == "yarn" and all(d == 1 for d in fixed):
-        return _yarn(scaling, original)
+        factor = scaling.get("factor", 1.0)
+        product = {} if gain == 1 else {"attention_factor": gain * (0.1 * math.log(factor) + 1.0)}
+        return product | {
+            "rope_type": "yarn",
+            "factor": factor,
+            ORIGINAL: original,
+            "beta_fast": scaling.get("yarn_beta_fast", 32.0),
+            "beta_slow": scaling.get("yarn_beta_slow", 1.0),
+        }
     if kind not in ("none", "linear", "longrope"):
         _refuse(header, f"scales its rotation by {kind!r}" + " and by rope_freqs" * bool(fixed))
     factor = 1.0 if kind == "none" else scaling.get("factor", 1.0) or 1.0
@@ -102,18 +110,6 @@ def _frequencies(config: Any, header: Header, half: int) -> Entries:
         "long_factor": list(far or fixed),
         ORIGINAL: original,
         "attention_factor": gain,
-    }
-
-
-def _yarn(scaling: Entries, original: int) -> Entries:
-    factor, extra = scaling.get("factor", 1.0), scaling.get("attn_factor", 1.0)
-    gain = {} if extra == 1 else {"attention_factor": extra * (0.1 * math.log(factor) + 1.0)}
-    return gain | {
-        "rope_type": "yarn",
-        "factor": factor,
-        ORIGINAL: original,
-        "beta_fast": scaling.get("yarn_beta_fast", 32.0),
-        "beta_slow": scaling.get("yarn_beta_slow", 1.0),
     }
 
 

@@ -6,12 +6,9 @@ where the `gguf` package takes seconds; a file that ends before its last tensor 
 
 from __future__ import annotations
 
-import functools
 import math
 import mmap
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,22 +203,3 @@ def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
     for _ in range(count):  # a vocabulary: skipped as fast as Python can
         at = at + 8 + LENGTH.unpack_from(data, at)[0] if of == STRING else _value(data, at, of)[1]
     return count, at
-
-
-@contextmanager
-def read_once() -> Iterator[None]:
-    """Let transformers parse a GGUF file once while it loads it.
-
-    It parses the vocabulary for the configuration, for the weights and for the tokenizer, and
-    builds the table of tensor names for every module: two thirds of the time to load.
-    """
-    import gguf
-
-    stock = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-    for name, call in stock.items():
-        setattr(gguf, name, functools.cache(call))
-    try:
-        yield
-    finally:
-        for name, call in stock.items():
-            setattr(gguf, name, call)

@@ -70,16 +70,16 @@ def token_runs(pos: Int[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) -> 
                 run = tuple(tokens[a:b])
                 rows_of.setdefault((run, tuple(at[i] for i in run)), []).append(row)
 
-    def consecutive(values: tuple[int, ...]) -> bool:
-        return values[-1] - values[0] == len(values) - 1
+    def compact(values: tuple[int, ...]) -> Pos:
+        first, last = values[0], values[-1]
+        consecutive = last - first == len(values) - 1
+        return range(first, last + 1) if consecutive else torch.tensor(values).to(pos.device)
 
-    def indices(run: tuple[int, ...]) -> slice | Tensor:
-        return slice(run[0], run[-1] + 1) if consecutive(run) else torch.tensor(run).to(pos.device)
-
-    def positions(at: tuple[int, ...]) -> Pos:
-        return range(at[0], at[-1] + 1) if consecutive(at) else torch.tensor(at).to(pos.device)
-
-    return [TokenRun(rows, indices(run), positions(at)) for (run, at), rows in rows_of.items()]
+    runs = [(rows, compact(tokens), compact(at)) for (tokens, at), rows in rows_of.items()]
+    return [
+        TokenRun(rows, slice(run.start, run.stop) if isinstance(run, range) else run, at)
+        for rows, run, at in runs
+    ]
 
 
 @dataclass(eq=False)
@@ -164,21 +164,16 @@ def attend(
             "scale": scaling, "dropout": dropout, "softcap": more.get("softcap"),
             "sink_logits": more.get("s_aux"),
         }  # fmt: skip
-        out = _attend_autocast(layer, (query, key, value), options)
+        heads, device = (query, key, value), query.device.type
+        if torch.is_autocast_enabled(device):
+            # into the dtype that it gives to transformers' own attention: rotating by float32
+            # cosines has left queries and keys wider than values; our accumulation stays in float32
+            heads = [x.to(torch.get_autocast_dtype(device)) for x in heads]
+            with torch.autocast(device, enabled=False):
+                out = layer.attend(*heads, options)
+        else:
+            out = layer.attend(*heads, options)
     return out.transpose(1, 2).contiguous(), None
-
-
-def _attend_autocast(
-    layer: LayerState, heads: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]
-) -> Tensor:
-    """Under autocast, heads in the dtype that it gives to transformers' own attention: rotating by
-    float32 cosines has left queries and keys wider than values."""
-    device = heads[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return layer.attend(*heads, options)
-    q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in heads)
-    with torch.autocast(device, enabled=False):  # our accumulation stays in float32
-        return layer.attend(q, k, v, options)
 
 
 def padding_mask(*, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:

@@ -37,12 +37,15 @@ def merge_scheme(
         at = scheme.place(index, len(own)) if isinstance(scheme, Layers) else 0
         given, fields = scheme.layer(index, len(own)), written[at]
         _check_trainless(given, mine, force)
+        # the layer's own direction, and its own window: that is what it was trained with
+        local, layered = _local_masks(given), isinstance(scheme, Layers)
+        local = local if layered or not _local_masks(mine) else ()
         merged.append(
             Scheme(
                 rotary=_merge_rotary(given, fields, mine.rotary, force),
                 bias=given.bias or mine.bias,
                 scale=given.scale or mine.scale,
-                mask=_merge_mask(given, mine, isinstance(scheme, Layers)),
+                mask=(mine.mask[0], *local) if local else mine.mask,
             )
         )
     if trained is not None and not force:
@@ -86,14 +89,6 @@ def _written_fields(text: str) -> list[set[str]]:
 
 def _local_masks(scheme: Scheme) -> tuple[Mask, ...]:
     return tuple(m for m in scheme.mask if m not in (Causal(), Bidirectional()))
-
-
-def _merge_mask(given: Scheme, own: Scheme, layered: bool) -> tuple[Mask, ...]:
-    """The layer's own direction, and its own window: that is what it was trained with."""
-    local = _local_masks(given)
-    if local and (layered or not _local_masks(own)):
-        return (own.mask[0], *local)
-    return own.mask
 
 
 def _merge_rotary(given: Scheme, fields: set[str], own: Rope | None, force: bool) -> Rope | None:

@@ -106,7 +106,7 @@ class ModelState:
             cache = DynamicCache(config=self.owner.module.config)  # type: ignore[arg-type]
             args, kwargs = (), {**given, "past_key_values": cache}
         if cache is not None:
-            self._adapt(cache)
+            self._adapt(getattr(cache, "self_attention_cache", cache))  # of an encoder-decoder
         return args, kwargs
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -125,14 +125,13 @@ class ModelState:
         return bool(use) and not checkpointing and ours
 
     def _adapt(self, cache: Any) -> None:
-        from longitude.hf.cache_adapter import CacheLayer, adapt, self_attention_cache
+        from longitude.hf.cache_adapter import adapt
 
-        self.forward.cache = cache = self_attention_cache(cache)
-        self.forward.past = past = int(cache.get_seq_length(min(self.layers)))
+        self.forward.cache, first = cache, min(self.layers)
+        self.forward.past = past = int(cache.get_seq_length(first))
         if past == 0:
             adapt(cache, self.layers)
-        ours = isinstance(cache.layers[min(self.layers)], CacheLayer) if cache.layers else False
-        if past and not ours and cache not in self._positions:
+        elif self.store(first) is None and cache not in self._positions:
             raise UserError(
                 f"the cache holds {past} tokens whose keys this patch never saw: open a new cache "
                 f"inside it."
@@ -159,12 +158,9 @@ class ModelState:
         if self._length is None and self._generate_length is not None:
             padded = 0 if forward.padding is None else forward.padding.sum(1).expand(rows)
             forward.length = self._generate_length - padded
-        if forward.cache is not None and self.store(min(self.layers)) is None:
-            self._remember_positions(rows)
-
-    def _remember_positions(self, rows: int) -> None:
-        """Keep the positions of a cache that can't hold them itself."""
-        forward = self.forward
+        if forward.cache is None or self.store(min(self.layers)) is not None:
+            return
+        # a cache that can't hold positions itself: they are kept here
         before, new = self._positions.get(forward.cache, range(0)), forward.pos
         before = before[: forward.past] if isinstance(before, range) else before[:, : forward.past]
         if isinstance(before, range) and isinstance(new, range) and before.stop == new.start:

@@ -85,7 +85,7 @@ def probe_layers(model: nn.Module, owners: list[RotaryOwner]) -> list[ProbedLaye
     rotated = _record(model, owners, identity=False)
     plain = _record(model, owners, identity=True)
     try:
-        cached = _record(model, owners, identity=True, cache=_recording_cache(model))
+        cached = _record(model, owners, identity=True, use_cache=True)
     except Exception:  # a model without a cache, or with a cache of its own kind
         cached = plain
     owner_of = {module: owner for owner in owners for module in owner.module.modules()}
@@ -106,14 +106,22 @@ def probe_layers(model: nn.Module, owners: list[RotaryOwner]) -> list[ProbedLaye
 
 
 def _record(
-    model: nn.Module, owners: list[RotaryOwner], identity: bool, cache: Any = None
+    model: nn.Module, owners: list[RotaryOwner], identity: bool, use_cache: bool = False
 ) -> dict[nn.Module, _Call]:
     """The attention calls of one forward without dropout."""
+    from transformers import DynamicCache
+
     calls: dict[nn.Module, _Call] = {}
+    cache: Any = DynamicCache(config=model.config) if use_cache else None  # type: ignore[arg-type]
+    returned: list[Any] = []  # by the cache
+
+    def update(*args: Any, **kwargs: Any) -> Any:
+        returned.append(type(cache).update(cache, *args, **kwargs))
+        return returned[-1]
 
     def record(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         wanted = None if mask is None else getattr(mask, "mask_request", (None, None))
-        held = any(key is k and value is v for k, v in cache.returned) if cache else False
+        held = any(key is k and value is v for k, v in returned)
         eps = torch.finfo(query.dtype).eps
         calls[module] = _Call(query.float(), key.float(), wanted, held, eps)
         return query.new_zeros(*query.shape[:3], value.shape[-1])
@@ -126,25 +134,11 @@ def _record(
             stack.enter_context(attention_implementation(NAME, owner.module))
             for rotary in owner.rotaries if identity else ():
                 stack.enter_context(replaced(rotary, "forward", identity_rotation(rotary)))
+        if use_cache:
+            stack.enter_context(replaced(cache, "update", update))
         stack.callback(RECORDER.reset, RECORDER.set(record))
         probe_forward(model, cache=cache)
     return calls
-
-
-def _recording_cache(model: nn.Module) -> Any:
-    """A cache that records what it returns."""
-    from transformers import DynamicCache
-
-    class RecordingCache(DynamicCache):
-        def __init__(self) -> None:
-            super().__init__(config=model.config)  # type: ignore[arg-type]
-            self.returned: list[Any] = []
-
-        def update(self, *args: Any, **kwargs: Any) -> Any:
-            self.returned.append(super().update(*args, **kwargs))
-            return self.returned[-1]
-
-    return RecordingCache()
 
 
 def probe_forward(model: nn.Module, positions: Tensor | None = None, cache: Any = None) -> Any:
@@ -222,25 +216,21 @@ def _masks(request: Any, module: nn.Module) -> tuple[Any, ...]:
         raise UserError(
             f"{type(module).__name__} makes a mask of its own: longitude can't patch it."
         )
+    # which pairs it shows, at multiples of its size and beside them
+    step = size or 8
+    edges = {0, 1, *(m * step + d for m in (1, 2, 3) for d in (-1, 0, 1))}
+    i, j = torch.tensor(sorted(e for e in edges if e >= 0))[:, None], torch.arange(3 * step + 3)
+    zero = torch.tensor(0)
+    theirs = torch.as_tensor(function(zero, zero, i, j[None])).expand(len(i), len(j)).cpu().bool()
     sizes = [] if size is None else [n for n in (size, size + 1, size // 2 + 1, size // 2) if n > 0]
     local = [(), *((one,) for n in sizes for one in (Window(n), Chunked(n)))]
     for masks in [(way, *more) for more in local for way in (Causal(), Bidirectional())]:
-        if _same_mask(function, masks, size or 8):
+        if torch.equal(theirs, visible(meet(*(m.areas() for m in masks)), i, j[None])):
             return masks
     raise UserError(
         f"{type(module).__name__} has a mask that is neither causal, bidirectional, a window nor "
         f"chunks: longitude can't patch it."
     )
-
-
-def _same_mask(function: Any, masks: tuple[Any, ...], size: int) -> bool:
-    """Whether a mask function shows the same pairs at multiples of its size and beside them."""
-    edges = {0, 1, *(m * size + d for m in (1, 2, 3) for d in (-1, 0, 1))}
-    i = torch.tensor(sorted(e for e in edges if e >= 0))[:, None]
-    j = torch.arange(3 * size + 3)[None]
-    zero = torch.tensor(0)
-    theirs = torch.as_tensor(function(zero, zero, i, j)).expand(i.shape[0], j.shape[1]).cpu()
-    return torch.equal(theirs.bool(), visible(meet(*(m.areas() for m in masks)), i, j))
 
 
 def identity_rotation(

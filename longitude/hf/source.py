@@ -52,7 +52,28 @@ def find(name: str | os.PathLike[str], revision: str | None, base: str | None = 
     """The checkpoint of this name; raises if it can't be one. `base` is an adapter's, if it was
     moved."""
     text = os.fspath(name)
-    source = _find(text, revision, base)
+    path = Path(text).expanduser()
+    if text in TINY:
+        source = Source(text, str(ASSETS / text))
+    elif path.is_file():
+        if path.suffix in WEIGHTS:
+            raise UserError(f"{path} is one file of a checkpoint: give the folder it is in.")
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF" and path.suffix != ".gguf":
+                raise UserError(f"{path} is no model: give a folder or a .gguf file.")
+        source = Source(text, str(path.parent), path)
+    elif path.is_dir() and is_adapter(path):
+        source = _find_base(text, read_adapter(path, base))
+    elif path.is_dir():
+        _check_folder(path)
+        source = Source(text, str(path))
+    elif HUB_NAME.fullmatch(text) and path.suffix not in (".gguf", *WEIGHTS) and text[0] != ".":
+        source = Source(text, text, revision=revision)
+    else:
+        raise UserError(
+            f"there is no file or folder {short(text)!r}: give a folder, a .gguf file, a name on "
+            f"the Hub (owner/name) or one of {', '.join(TINY)}."
+        )
     if base is not None and source.adapter is None:
         raise UserError(f"{short(text)} is no adapter, and has no base: leave {short(base)} out.")
     if revision and (source.folder or source.adapter):
@@ -61,30 +82,6 @@ def find(name: str | os.PathLike[str], revision: str | None, base: str | None = 
             f"only: leave it out."
         )
     return source
-
-
-def _find(text: str, revision: str | None, base: str | None) -> Source:
-    path = Path(text).expanduser()
-    if text in TINY:
-        return Source(text, str(ASSETS / text))
-    if path.is_file():
-        if path.suffix in WEIGHTS:
-            raise UserError(f"{path} is one file of a checkpoint: give the folder it is in.")
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF" and path.suffix != ".gguf":
-                raise UserError(f"{path} is no model: give a folder or a .gguf file.")
-        return Source(text, str(path.parent), path)
-    if path.is_dir() and is_adapter(path):
-        return _find_base(text, read_adapter(path, base))
-    if path.is_dir():
-        _check_folder(path)
-        return Source(text, str(path))
-    if not HUB_NAME.fullmatch(text) or path.suffix in (".gguf", *WEIGHTS) or text[0] == ".":
-        raise UserError(
-            f"there is no file or folder {short(text)!r}: give a folder, a .gguf file, a name on "
-            f"the Hub (owner/name) or one of {', '.join(TINY)}."
-        )
-    return Source(text, text, revision=revision)
 
 
 def _find_base(text: str, adapter: Adapter) -> Source:
@@ -113,13 +110,17 @@ def _check_folder(path: Path) -> None:
 def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
     """The config.json of a folder or a name on the Hub: its path and its content; for an adapter
     its base's, with the adapter's scheme in place of the base's."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from transformers.utils.hub import cached_file
 
     if source.folder:
         file = source.folder / "config.json"
     else:
-        _check_reachable(source)
         with as_user_error(source, "config.json"):
+            if not _cached(source, "config.json"):
+                # raises at once if no Hub answers, where a download would be retried five times
+                url = hf_hub_url(source.place, "config.json", revision=source.revision)
+                get_hf_file_metadata(url, timeout=HUB_TIMEOUT)
             file = Path(cached_file(source.place, "config.json", **source.where) or "")
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
@@ -132,17 +133,6 @@ def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
     before = raw.get(SCHEME) or {}  # the base may have been saved under a scheme of its own
     kept = {k: v for k, v in before.items() if k == "rope_parameters"}
     return file, {**raw, SCHEME: {**kept, **source.adapter.entry}}
-
-
-def _check_reachable(source: Source) -> None:
-    """Raise at once if a name is neither in the Hub's cache nor on a Hub that answers: the Hub's
-    client would retry a download five times."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-    if not _cached(source, "config.json"):
-        url = hf_hub_url(source.place, "config.json", revision=source.revision)
-        with as_user_error(source, "config.json"):
-            get_hf_file_metadata(url, timeout=HUB_TIMEOUT)
 
 
 def _cached(source: Source, file: str) -> bool:
