@@ -179,10 +179,10 @@ class InspectResult(TextResult):
         if self.lint or self.lint_refused:
             console.print()
             console.print(Text("What runtimes compute from it", style="bold"))
-        if self.lint:
-            runtimes.show_lint(replace(self.lint, faults=()), console)
-        elif self.lint_refused:
-            console.print(Text(f"unknown: {self.lint_refused}"))
+            if self.lint:
+                runtimes.show_lint(replace(self.lint, faults=()), console)
+            else:
+                console.print(Text(f"unknown: {self.lint_refused}"))
         if self.weights:
             console.print()
             checkpoint.show_scores(self.weights, console)
@@ -245,18 +245,10 @@ def inspect(model: str, *, options: InspectOptions | None = None) -> InspectResu
             lint = lint_settings(read_settings(model, o.revision))
         except UserError as error:
             refused = str(error)
-    return InspectResult(
-        name=model,
-        encodings=encodings,
-        faults=tuple(faults),
-        reach=rope_limits(first, target),
-        page=encoding_page(first),
-        lint=lint,
-        lint_refused=refused,
-        weights=measure(model, length=o.length, text=o.text, revision=o.revision)
-        if o.weights
-        else None,
-    )
+    reach, page = rope_limits(first, target), encoding_page(first)
+    sizes: Any = {"length": o.length, "text": o.text, "revision": o.revision}
+    scores = measure(model, **sizes) if o.weights else None
+    return InspectResult(model, encodings, tuple(faults), reach, page, lint, refused, scores)
 
 
 def encoding_page(encoding: Encoding) -> rows.Page | None:

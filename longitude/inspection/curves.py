@@ -64,7 +64,9 @@ def _sheet(
     )
 
 
-def notes(scheme: Scheme, length: int, dims: Dims) -> list[str]:
+def notes(
+    scheme: Scheme, length: int, dims: Dims, contents: str = "shown for one random query and key"
+) -> list[str]:
     """What the pictures do not show by themselves."""
     model, lines = ScoreModel(scheme, length, dims), []
     frequencies = scheme.rotary.frequencies if scheme.rotary else None
@@ -75,29 +77,32 @@ def notes(scheme: Scheme, length: int, dims: Dims) -> list[str]:
     if by_rows(frequencies):
         lines.append(f"{frequencies} depends on the query: shown for the last one.")
     if scheme.positions != Sequential():
-        how = "evenly spaced" if isinstance(scheme.positions, Randomized) else "plain positions"
-        how = how if how == "evenly spaced" else f"with {how}"
+        random = isinstance(scheme.positions, Randomized)
+        how = "evenly spaced" if random else "with plain positions"
         lines.append(f"{scheme.positions} draws in training: shown {how}, its test-time form.")
     learned = [part for part, weights in model.weights.items() if weights]
     lines += [f"{part} is learned: shown at fresh weights (seed {SEED})." for part in learned]
     if model.bias_reads_content:
-        lines.append("The bias depends on content: shown for one random query and key.")
+        lines.append(f"The bias depends on content: {contents}.")
     return lines
 
 
-def sample(count: int, even: bool = True) -> list[int]:
-    """Whole numbers below count in equal ratios and, if `even`, evenly spaced too: all, if few."""
-    return list(_sample(count, even))
-
-
 @lru_cache(maxsize=64)
-def _sample(count: int, even: bool) -> tuple[int, ...]:
+def sample(count: int, even: bool = True) -> tuple[int, ...]:
+    """Whole numbers below count in equal ratios and, if `even`, evenly spaced too: all, if few."""
     if count <= SAMPLES:
         return tuple(range(count))
     last = count - 1
     ratios = {round(last ** (s / SAMPLES)) for s in range(SAMPLES + 1)}
     evenly = {round(last * s / SAMPLES) for s in range(SAMPLES + 1)} if even else set()
     return tuple(sorted({0} | ratios | evenly))
+
+
+def between(length: int, within: int = WITHIN) -> list[list[int]]:
+    """From each of a sample of distances to the next, up to `within` of them, evenly spaced."""
+    spans = pairwise([*sample(length, even=False), length])
+    counts = [(a, b - a, min(b - a, within)) for a, b in spans]
+    return [[a + s * span // count for s in range(count)] for a, span, count in counts]
 
 
 def number(value: float) -> float | None:
@@ -113,11 +118,9 @@ def distances(scheme: Scheme, length: int) -> tuple[rows.DistanceRow, ...]:
     remapped = scheme.rotary is not None and scheme.rotary.remap is not None
     if not remapped and scheme.positions == Sequential():
         return ()
-    r = torch.tensor(sample(length))
-    remap = _from_last(scheme, length, r)
-    return tuple(
-        rows.DistanceRow(a, number(b)) for a, b in zip(r.tolist(), remap.tolist(), strict=True)
-    )
+    r = sample(length)
+    remap = _from_last(scheme, length, torch.tensor(r)).tolist()
+    return tuple(map(rows.DistanceRow, r, map(number, remap)))
 
 
 def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.DecayRow, ...]:
@@ -128,11 +131,8 @@ def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.DecayRow, ..
     edges, r, cosine = mean_cosine(scheme, scheme.rotary, length, head_dim)
     dim, base = scheme.rotary.dim(head_dim), scheme.rotary.base
     unscaled = _mean_cos(r, Unscaled().inv_freq(dim, base, length)).where(r >= 0, torch.nan)
-    columns = [c.tolist() for c in (cosine.nanmean(1), *extremes(cosine), unscaled.nanmean(1))]
-    return tuple(
-        rows.DecayRow(edge, number(mean), number(low), number(high), plain)
-        for edge, mean, low, high, plain in zip(edges, *columns, strict=True)
-    )
+    shown = (map(number, c.tolist()) for c in (cosine.nanmean(1), *extremes(cosine)))
+    return tuple(map(rows.DecayRow, edges, *shown, unscaled.nanmean(1).tolist()))
 
 
 def mean_cosine(
@@ -140,27 +140,19 @@ def mean_cosine(
 ) -> tuple[list[int], Tensor, Tensor]:
     """The distances at which rows start, up to `within` distances of each row (-1: none), and the
     mean cosine there; nan where hidden."""
-    r, dim = _row_distances(length, within), rope.dim(head_dim)
+    lines = between(length, within)
+    r = torch.tensor([line + [-1] * (within - len(line)) for line in lines])
+    dim = rope.dim(head_dim)
     distance = _from_last(scheme, length, r.clamp(min=0)).where(r >= 0, torch.nan)
     fade = rope.decay.rate(dim) if rope.decay else None
     cosine = _mean_cos(distance, rope.frequencies.inv_freq(dim, rope.base, length), fade)
-    return sample(length, even=False), r, cosine
+    return [line[0] for line in lines], r, cosine
 
 
 def extremes(values: Tensor) -> tuple[Tensor, Tensor]:
     """The minimum and maximum of each row, nan ignored; infinite if there is none."""
     inf = torch.inf
     return values.nan_to_num(nan=inf).amin(1), values.nan_to_num(nan=-inf).amax(1)
-
-
-@lru_cache(maxsize=16)
-def _row_distances(length: int, within: int) -> Tensor:
-    lines = []
-    for start, stop in pairwise([*sample(length, even=False), length]):
-        count = min(stop - start, within)
-        points = [start + s * (stop - start) // count for s in range(count)]
-        lines.append(points + [-1] * (within - count))
-    return torch.tensor(lines)
 
 
 def _mean_cos(r: Tensor, theta: Tensor, fade: Tensor | None = None) -> Tensor:
@@ -184,22 +176,18 @@ def wavelengths(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.Wavele
     scaled = 2 * math.pi / rope.frequencies.inv_freq(dim, rope.base, length)
     stretch = (scaled / plain).tolist()
     largest = max((s for s in stretch if math.isfinite(s)), default=1.0)
-    both = zip(plain.tolist(), scaled.tolist(), stretch, strict=True)
-    return tuple(
-        rows.WavelengthRow(pair, p, number(s), _state(ratio, largest))
-        for pair, (p, s, ratio) in enumerate(both)
-    )
 
+    def state(stretch: float) -> str:
+        if not math.isfinite(stretch):
+            return "still"
+        if abs(stretch - 1) < SAME:
+            return "kept"
+        if stretch < 1:
+            return "shortened"
+        return "interpolated" if stretch > largest * (1 - SAME) else "mixed"
 
-def _state(stretch: float, largest: float) -> str:
-    """How a pair was scaled whose wavelength grew by `stretch`; `largest` is that of all pairs."""
-    if not math.isfinite(stretch):
-        return "still"
-    if abs(stretch - 1) < SAME:
-        return "kept"
-    if stretch < 1:
-        return "shortened"
-    return "interpolated" if stretch > largest * (1 - SAME) else "mixed"
+    columns = (plain.tolist(), map(number, scaled.tolist()), map(state, stretch))
+    return tuple(map(rows.WavelengthRow, range(len(stretch)), *columns))
 
 
 # bias, scale, mask
@@ -239,8 +227,7 @@ def scale(scheme: Scheme, length: int, dims: Dims) -> tuple[rows.ScaleRow, ...]:
     tokens = torch.tensor(sample(length))
     factor = ScoreModel(scheme, length, dims).scale(tokens)
     seen = visible_keys(scheme, length, tokens)
-    columns = zip(tokens.tolist(), seen.tolist(), factor.tolist(), strict=True)
-    return tuple(rows.ScaleRow(*row) for row in columns)
+    return tuple(map(rows.ScaleRow, tokens.tolist(), seen.tolist(), factor.tolist()))
 
 
 def grid(scheme: Scheme, length: int) -> rows.Grid:

@@ -52,9 +52,11 @@ def embedded_length(model: ScoreModel) -> tuple[int, str | None]:
     return low, error
 
 
-def extrapolation(model: ScoreModel, trained: int) -> Extrapolation:
-    """What the last query meets at this length that no query met in training."""
-    reach, refused = embedded_length(model)
+def extrapolation(
+    model: ScoreModel, trained: int, reach: int, refused: str | None
+) -> Extrapolation:
+    """What the last query meets at this length that no query met in training; `reach` and `refused`
+    are the model's `embedded_length`."""
     scheme, n = model.scheme, model.length
     rope = scheme.rotary
     if rope and isinstance(rope.remap, parts.InverseLeaky):  # a remap for training only
@@ -63,9 +65,7 @@ def extrapolation(model: ScoreModel, trained: int) -> Extrapolation:
     last, keys = torch.tensor([n - 1]), _keys(model)
     seen = model.visible(last, keys)
     hidden = 1 - float(seen.double().mean())
-    if (
-        n > ALL_TOKENS and scheme.positions == parts.Sequential()
-    ):  # the keys are a sample: count instead
+    if n > ALL_TOKENS and scheme.positions == parts.Sequential():  # keys are a sample: count
         hidden = 1 - float(visible_keys(model.scheme, n, last)[0]) / n
     distance, unseen = _unseen_angles(model, known, keys[seen]) if rope else (None, None)
     return Extrapolation(

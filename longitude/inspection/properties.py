@@ -22,7 +22,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from longitude.core.part import Dims
 from longitude.core.scheme import Layers, Scheme, scheme_of
 from longitude.core.validate import UserError
 from longitude.inspection import catalogue
-from longitude.inspection.curves import notes, number, sample
+from longitude.inspection.curves import between, notes, number, sample
 from longitude.inspection.extrapolation import embedded_length, extrapolation, trained_length
 from longitude.inspection.rows import Curve, Properties, Relativity, SchemeProperties, Uniqueness
 from longitude.inspection.score_variance import CONTENTS, MAX_TABLE, SEED, ScoreModel
@@ -45,7 +44,6 @@ MAX_COMPARED = 4096  # keys whose codes are all compared with each other
 BLOCK = 512
 QUERIES, DISTANCES = 16, 32  # at which relativity is computed
 ALL_DISTANCES = 65_536  # up to this length every distance is computed, beyond a sample
-WITHIN = 256
 DECAY_BLOCK = 8192
 FLAT = 1e-6  # of a curve's range: a curve this close to its minimum has reached it
 ROUNDING = 1e-9
@@ -129,10 +127,8 @@ def _properties(
             f"{grows[0]} keeps a number for every distance: give a length of at most {MAX_TABLE}."
         )
     model = ScoreModel(scheme, length, dims)
-    reach, _ = embedded_length(model)
-    shown = "The bias depends on content: shown for one random query and key."
-    measured = f"The bias depends on content: measured over {CONTENTS} drawn queries and keys."
-    lines = [note.replace(shown, measured) for note in notes(scheme, length, dims)]
+    reach, refused = embedded_length(model)
+    lines = notes(scheme, length, dims, f"measured over {CONTENTS} drawn queries and keys")
     if scheme.embed and model.input_weights:
         lines.append(f"{scheme.embed.name} is learned: its weights are drawn (seed {SEED}).")  # type: ignore[attr-defined]
     known = trained or trained_length(scheme) or max(2, length // 4)
@@ -140,7 +136,7 @@ def _properties(
         written=str(scheme),
         layers=layers,
         uniqueness=uniqueness(model, reach),
-        extrapolation=extrapolation(model, known),
+        extrapolation=extrapolation(model, known, reach, refused),
         relativity=relativity(model, reach),
         decay=decay(model, reach),
         notes=tuple(lines),
@@ -263,9 +259,8 @@ def decay(model: ScoreModel, reach: int) -> tuple[Curve, ...]:
     """A curve for each site that the scheme has, over the first `reach` tokens."""
     rows, last = sample(reach, even=False), torch.tensor([reach - 1])
     r = torch.arange(reach)
-    if reach > ALL_DISTANCES:  # some between each two rows, evenly spaced
-        spans = [(a, b - a, min(b - a, WITHIN)) for a, b in pairwise([*rows, reach])]
-        r = torch.tensor([a + s * span // count for a, span, count in spans for s in range(count)])
+    if reach > ALL_DISTANCES:
+        r = torch.tensor([distance for line in between(reach) for distance in line])
     seen = model.visible(last, reach - 1 - r)
     curves = []
     for name, (site, value_at) in CURVES.items():

@@ -26,11 +26,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from longitude.core.scheme import Layers
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.encodings import Encoding
-from longitude.inspection.catalogue import MAX_LENGTH
+from longitude.inspection.catalogue import MAX_LENGTH, distinct_layers
 from longitude.parts import Rope
 
 LOWER_BOUND = 0.6165  # kexue.fm 10122: for many dimensions the condition fails below L / 0.6165
@@ -61,9 +60,7 @@ def main_rope(encoding: Encoding) -> Rope | None:
     """The rotation of the layers that see farthest; None if it has no written form."""
     if encoding.kind != "rope" or encoding.scheme is None or not encoding.head_dim:
         return None
-    scheme = parse(encoding.scheme)
-    schemes = scheme.schemes if isinstance(scheme, Layers) else (scheme,)
-    rotary = [s for s in schemes if s.rotary]
+    rotary = [s for s in distinct_layers(parse(encoding.scheme)) if s.rotary]
     best = max(rotary, key=lambda s: len(s.mask) == 1, default=None)  # no window: sees everything
     return best.rotary if best else None
 

@@ -262,14 +262,13 @@ class Moved:
 
 @dataclass(frozen=True)
 class HeadRow:
-    """One head."""
+    """One head; `position` is the share of the variance of its scores, less each query's mean, that
+    distance explains."""
 
     head: int
     inside: Band
     past: Band | None
-    position: (
-        float  # share of the variance of scores, less each query's mean, explained by distance
-    )
+    position: float
     sink: float  # attention on the first token
     away: float  # mean distance of attention
     moved: Moved | None

@@ -65,7 +65,7 @@ def fresh_weights(scheme: Scheme, dims: Dims) -> dict[str, Weights]:
     """Fresh float64 weights by part, the same each time; without those of the input embedding."""
     scored = replace(scheme, embed=None)
     weights: dict[str, Weights] = {p.name: {} for p in scored.parts}  # type: ignore[attr-defined]
-    for key, value in scored.init(dims, torch.Generator().manual_seed(SEED)).items():
+    for key, value in scored.init(dims, _generator()).items():
         part, _, own = key.partition(".")
         weights[part][own] = value.double()
     return weights
@@ -147,22 +147,26 @@ class ScoreModel:
         return torch.cat([(2 / d) ** 0.5 * cos, (2 / d) ** 0.5 * sin, rest], -1) * size
 
     def bias(self, i: Tokens, j: Tokens, contents: int = 0) -> Float[Tensor, "... f"]:
-        """What the biases add, for each drawn content and head; for q = k = 0 where they don't
-        depend on content or `contents` is 0."""
+        """What the biases add, for each drawn content and head; without contents for q = k = 0."""
         i, j = torch.broadcast_tensors(i, j)
         queries, row = i.flatten().unique(return_inverse=True)
         keys, column = j.flatten().unique(return_inverse=True)
-        drawn = contents if contents and self.bias_reads_content else 0
-        scale = self.scheme.softmax_scale(self.dims.head_dim)
-        q, k = self._content(max(drawn, 1))
-        size = self.scale(queries)[:, None] * scale if drawn else queries[:, None] * 0.0
-        q, k = q * size, k.expand(-1, -1, len(keys), -1) * bool(drawn)
-        total = self._bias_terms(q, k, queries, keys, row, column)
+        rng, scale = _generator(), self.scheme.softmax_scale(self.dims.head_dim)
+        shape = (max(contents, 1), self.dims.heads, 1, self.dims.head_dim)
+        q, k = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
+        size = self.scale(queries)[:, None] * scale if contents else queries[:, None] * 0.0
+        q, k = q * size, k.expand(-1, -1, len(keys), -1) * bool(contents)
+        p, r = self.positions(queries)[None], self.positions(keys)[None]
+        at = torch.arange(len(q))[:, None, None], torch.arange(self.dims.heads)[None, :, None]
+        total = torch.zeros(len(q), self.dims.heads, len(row), dtype=torch.float64)
+        for part in self.scheme.bias:
+            term = part.term(q, k, p, r, self.weights[part.name], scale)  # type: ignore[attr-defined]
+            total = total + term(*at, row[None, None], column[None, None])
         return total.flatten(0, 1).T.unflatten(0, i.shape)
 
     def bias_code(self, i: Tokens, j: Tokens) -> Float[Tensor, "... f"]:
         """Vectors whose Euclidean distances are those between codes of the biases."""
-        values = self.bias(i, j, CONTENTS)
+        values = self.bias(i, j, CONTENTS if self.bias_reads_content else 0)
         return values / values.shape[-1] ** 0.5
 
     def embedding(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n dim"]:
@@ -193,7 +197,7 @@ class ScoreModel:
     @cached_property
     def input_weights(self) -> Weights:
         """Fresh weights of the position embedding; a table of zeros is drawn instead."""
-        embed, rng = self.scheme.embed, torch.Generator().manual_seed(SEED)
+        embed, rng = self.scheme.embed, _generator()
         drawn = embed.init(self.dims, rng) if embed else {}
         for key, weight in drawn.items():
             if weight.dim() > 1 and not weight.any():
@@ -203,15 +207,8 @@ class ScoreModel:
     @cached_property
     def bias_reads_content(self) -> bool:
         """Whether the bias depends on the content of query and key, not on positions alone."""
-        if not self.scheme.bias:
-            return False
-        q, k = self._content(1)
-        query, key = torch.tensor([min(self.length, MAX_TABLE) - 1]), torch.tensor([0])
-        first = torch.tensor([0])
-        drawn, zero = (
-            self._bias_terms(q * size, k * size, query, key, first, first) for size in (1.0, 0.0)
-        )
-        return not torch.equal(drawn, zero)
+        pair = torch.tensor([min(self.length, MAX_TABLE) - 1]), torch.tensor([0])
+        return not torch.equal(self.bias(*pair, contents=1), self.bias(*pair))
 
     @cached_property
     def _embedding_table(self) -> Tensor | None:
@@ -228,25 +225,9 @@ class ScoreModel:
         blank = blank + 1 if isinstance(embed, Multiplicative) else blank
         return embed.embed(blank, self.positions(tokens), self.input_weights)
 
-    def _content(self, count: int) -> tuple[Tensor, Tensor]:
-        """Random queries and keys (contents, heads, 1, d)."""
-        rng = torch.Generator().manual_seed(SEED)
-        shape = (count, self.dims.heads, 1, self.dims.head_dim)
-        q, k = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
-        return q, k
 
-    def _bias_terms(
-        self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, row: Tensor, column: Tensor
-    ) -> Float[Tensor, "contents h pairs"]:
-        """The sum of the biases for pairs given as indices into `queries` and `keys`."""
-        p, r = self.positions(queries)[None], self.positions(keys)[None]
-        at = torch.arange(len(q))[:, None, None], torch.arange(self.dims.heads)[None, :, None]
-        total = torch.zeros(len(q), self.dims.heads, len(row), dtype=torch.float64)
-        for part in self.scheme.bias:
-            weights = self.weights[part.name]  # type: ignore[attr-defined]
-            term = part.term(q, k, p, r, weights, self.scheme.softmax_scale(self.dims.head_dim))
-            total = total + term(*at, row[None, None], column[None, None])
-        return total
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(SEED)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

@@ -156,8 +156,8 @@ def _layer_row(qk: LayerQK, rows: Int[Tensor, " m"], inside: int, trained: int |
                 inside=near,
                 past=histogram.band(h, inside, n) if inside < n else None,
                 position=histogram.explained_variance(h, inside),
-                sink=histogram.sink(h),
-                away=histogram.mean_distance(h),
+                sink=float(histogram.first[h]) / histogram.rows,
+                away=float(histogram.distance[h] / histogram.mass[h].sum().clamp(min=1e-300)),
                 moved=moved[h] if moved else None,
                 bins=tuple(Bin(edge, band) for edge, band in bands if band),
             )
@@ -211,15 +211,14 @@ class ScoreHistogram:
     def __init__(self, heads: int, length: int, edge: int) -> None:
         steps = {0, 1, edge, *(m << s for m in (2, 3) for s in range(40))}
         self.edges = [*sorted(e for e in steps if e < length), length]
-        bins = len(self.edges) - 1
-        self.count = torch.zeros(bins, dtype=torch.float64)
+        bins, double = len(self.edges) - 1, torch.float64
+        self.count = torch.zeros(bins, dtype=double)
         # of scores: sum and sum of squares; the same less each query's mean; and of attention
-        self.sums, self.squares, self.centred, self.centred_squares, self.mass = torch.zeros(
-            5, heads, bins, dtype=torch.float64
-        )
-        self.least = torch.full((heads, bins), torch.inf, dtype=torch.float64)
+        self.totals = torch.zeros(5, heads, bins, dtype=double)
+        self.sums, self.squares, self.centred, self.centred_squares, self.mass = self.totals
+        self.least = torch.full((heads, bins), torch.inf, dtype=double)
         self.greatest = -self.least
-        self.first, self.distance = torch.zeros(2, heads, dtype=torch.float64)
+        self.first, self.distance = torch.zeros(2, heads, dtype=double)
         self.rows = 0
 
     def add(
@@ -230,40 +229,22 @@ class ScoreHistogram:
         attended: Float[Tensor, "h m n"],
     ) -> None:
         """Add the scores of some queries with every key."""
-        keys = torch.arange(scores.shape[-1])
         mean = (scores * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
-        for sign in (1, -1):  # keys behind a query, itself included; keys ahead of it
-            at = queries[:, None] - sign * keys
-            here = (at >= 0) & (at < len(keys)) & ((keys > 0) | (sign == 1))
-            at = at.clamp(0, len(keys) - 1)
-            here &= seen.gather(1, at)
-            if bool(here.any()):
-                index = at.expand_as(scores)
-                mass = attended.gather(2, index) * here
-                self._add_by_distance(here, scores.gather(2, index), mean, mass)
+        away = (queries[:, None] - torch.arange(scores.shape[-1])).abs()[seen]
+        made, centred, mass = (x[:, seen] for x in (scores, scores - mean, attended))
+        bins = torch.bucketize(away, torch.tensor(self.edges[1:]), right=True)
+        self.count += torch.bincount(bins, minlength=len(self.count))
+        index = (bins + len(self.count) * torch.arange(len(made))[:, None]).flatten()
+        sums = (made, made.square(), centred, centred.square(), mass)
+        for total, values in zip(self.totals, sums, strict=True):
+            weights = values.flatten().double()
+            total += torch.bincount(index, weights, total.numel()).view_as(total)
+        values = made.flatten().double()
+        self.least.view(-1).scatter_reduce_(0, index, values, "amin")
+        self.greatest.view(-1).scatter_reduce_(0, index, values, "amax")
+        self.distance += (mass * away).sum(1, dtype=torch.float64)
         self.first += attended[:, :, 0].sum(1)
         self.rows += len(queries)
-
-    def _add_by_distance(
-        self, here: Tensor, scores: Tensor, mean: Tensor, attended: Tensor
-    ) -> None:
-        """The same with distances in place of keys."""
-        low, high = (scores.masked_fill(~here, end) for end in (torch.inf, -torch.inf))
-        centred, scores = (scores - mean) * here, scores * here
-        self.distance += (attended * torch.arange(here.shape[1])).sum((1, 2), dtype=torch.float64)
-        sums = (
-            (self.sums, scores),
-            (self.squares, scores.square()),
-            (self.centred, centred),
-            (self.centred_squares, centred.square()),
-            (self.mass, attended),
-        )
-        for n, (a, b) in enumerate(pairwise(self.edges)):
-            self.count[n] += here[:, a:b].sum()
-            for total, values in sums:
-                total[:, n] += values[..., a:b].sum((1, 2), dtype=torch.float64)
-            self.least[:, n] = torch.minimum(self.least[:, n], low[..., a:b].amin((1, 2)))
-            self.greatest[:, n] = torch.maximum(self.greatest[:, n], high[..., a:b].amax((1, 2)))
 
     def band(self, head: int, low: int, high: int) -> Band | None:
         """The scores of distances from one edge up to another; None if there are none."""
@@ -294,11 +275,3 @@ class ScoreHistogram:
         if total <= 1e-12 * max(square, 1e-300) or pairs <= used:
             return 0.0
         return max(0.0, 1 - (within / (pairs - used)) / (total / (pairs - 1)))
-
-    def sink(self, head: int) -> float:
-        """The mean attention on the first token."""
-        return float(self.first[head]) / self.rows
-
-    def mean_distance(self, head: int) -> float:
-        """The mean distance of attention."""
-        return float(self.distance[head] / self.mass[head].sum().clamp(min=1e-300))

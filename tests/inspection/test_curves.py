@@ -143,7 +143,7 @@ def test_visible_pairs_are_the_masks() -> None:
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 100, 129, 1000, 10_000_000])
 def test_samples_are_few_sorted_and_reach_both_ends(count: int, even: bool) -> None:
-    found = curves.sample(count, even)
+    found = [*curves.sample(count, even)]
     assert found == sorted(set(found)) and found[0] == 0 and found[-1] == count - 1
     assert len(found) <= 2 * curves.SAMPLES + 2
 
