@@ -2,9 +2,9 @@
 for each of them.
 
 A runtime is one module in this folder. It defines `RUNTIME = Runtime(name="…", …)` with `emulate`
-(what the runtime's own code computes from given settings), `write` (settings for a scheme) and the
-known issues that explain a difference. Every command finds it there: `runtimes()` looks through the
-folder, and nothing else names a runtime.
+(what the runtime's own code computes from given settings) and `write` (settings for a scheme). The
+known issues that explain a difference are in issues.toml, or with the runtime. Every command finds
+it there: `runtimes()` looks through the folder, and nothing else names a runtime.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Runtime:
     versions: tuple[str, ...]  # whose source was checked, the newest last
     emulate: Callable[[Mapping[str, Any], str | None], Effective]  # (settings, version)
     write: Callable[[Target, Checkpoint, str], Iterable[Settings]]  # in order of preference
-    issues: tuple[Issue, ...] = ()
+    issues: tuple[Issue, ...] = ()  # besides those of issues.toml
     rank: int = 99  # its place in lists
     start: str = ""  # how it is started, or what its file holds
     file: str = ""  # what that is saved as

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import Progress, silent
 from longitude.core.scheme import Layers
-from longitude.core.text import parse
+from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown, target_length
+from longitude.parts import DynamicNtk
 from longitude.runtimes import Runtime, select
 from longitude.runtimes.card import card
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
@@ -22,7 +23,6 @@ from longitude.runtimes.export import (
     exports,
     is_run,
     read_run,
-    scheme_length,
 )
 from longitude.runtimes.files import slug, write_files, write_text
 from longitude.runtimes.lint import LintResult, adapter_scheme, lint_settings, read_settings
@@ -114,6 +114,8 @@ def _exported(
 def _length(
     checkpoint: Checkpoint, requests: Sequence[Export], to: str | int | None, run: PriorRun | None
 ) -> int:
+    """The length to serve: as given, of the run, saved with the scheme, or what the scheme itself
+    implies, its factor times what it was trained on."""
     if to is not None:
         to, trained = str(to), checkpoint.trained
         if trained is None and to.strip().lower().endswith("x"):
@@ -127,7 +129,19 @@ def _length(
     scheme, saved = requests[0].requested, checkpoint.saved
     if scheme == saved.get("scheme") and saved.get("target"):
         return saved["target"]
-    return scheme_length(checkpoint, checkpoint.resolve(scheme).scheme)
+    resolved = checkpoint.resolve(scheme).scheme
+    rope, trained = resolved.layer(0).rotary, checkpoint.trained
+    if rope is not None and checkpoint.own and rope == checkpoint.own.rotary and trained:
+        return trained
+    frequencies = rope.frequencies if rope else None
+    factor = getattr(frequencies, "factor", None)
+    original = getattr(frequencies, "original", None) or trained
+    if not factor or not original or isinstance(frequencies, DynamicNtk):
+        raise UserError(
+            f"{dump(resolved)} does not imply a length in tokens: add --to, as in --to 32768 or "
+            f"--to 4x."
+        )
+    return round(factor * original)
 
 
 def _with_cost(one: Export, run: PriorRun) -> Export:

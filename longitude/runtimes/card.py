@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from yaml import YAMLError, safe_load
+from huggingface_hub import metadata_load
+from yaml import YAMLError
 
 from longitude import __version__
 from longitude.core.text import parse
@@ -46,14 +47,10 @@ def card(result: ExportResult) -> str:
 
 def front_matter(file: Path) -> dict[str, Any]:
     """The YAML header of a card; empty if there is none that can be read."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    if not text.startswith("---\n") or "\n---" not in text[4:]:
-        return {}
     try:
-        found = safe_load(text[4 : text.index("\n---", 3)])
-    except YAMLError:
+        return metadata_load(file) or {}
+    except (OSError, ValueError, YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _header(checkpoint: Checkpoint) -> dict[str, Any]:

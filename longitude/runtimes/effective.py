@@ -1,4 +1,4 @@
-"""What a runtime computes, as one value, and the formulas and issues that runtimes share.
+"""What a runtime computes, as one value, and the formulas that runtimes share.
 
 Frequencies of a name ("yarn", "llama3", …) have the same formula everywhere, in `longitude.parts`.
 Runtimes differ in which entries they read, in their defaults and in the context they allow.
@@ -25,7 +25,7 @@ DEFAULT_BASE = 10000.0
 TOLERANCE = 1e-6  # relative: float32 has 6e-8, and a GGUF file's numbers are float32
 MALFORMED = (TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, KeyError)
 _TABLE = tomllib.loads(Path(__file__).with_name("issues.toml").read_text(encoding="utf-8"))
-SHARED_ISSUES = {name: Issue(name, **entry) for name, entry in _TABLE.items()}
+ISSUES = {name: Issue(name, **entry) for name, entry in _TABLE.items()}
 
 
 @dataclass(frozen=True)

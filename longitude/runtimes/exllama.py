@@ -14,7 +14,7 @@ from typing import Any
 
 from longitude.core.validate import UserError
 from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
-from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import (
     DEFAULT_BASE,
@@ -108,12 +108,4 @@ RUNTIME = Runtime(
     writes="folder",
     advice="vllm",
     lints=("config.json",),
-    issues=(
-        Issue(
-            "both types",
-            "start",
-            "exllamav2 stops if both type and rope_type are given.",
-            "remove one of them.",
-        ),
-    ),
 )

@@ -20,7 +20,7 @@ from longitude.core.store import Store
 from longitude.core.text import dump
 from longitude.core.validate import UserError
 from longitude.eval.records import recorded
-from longitude.parts import DynamicNtk, Linear, LongRope, Ntk, Rope, Yarn
+from longitude.parts import Linear, LongRope, Ntk, Rope, Yarn
 from longitude.runtimes import Runtime, Settings, runtimes
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import TOLERANCE, difference, emulated
@@ -247,22 +247,6 @@ def _simpler(target: Target) -> Iterator[Rope]:
     if isinstance(f, LongRope):
         others.insert(0, replace(f, short=f.long, attention_factor=1.0))
     return (replace(target.rope, frequencies=other) for other in others)
-
-
-def scheme_length(checkpoint: Checkpoint, scheme: Scheme | Layers) -> int:
-    """The length that a scheme itself implies: its factor times what it was trained on."""
-    rope, trained = scheme.layer(0).rotary, checkpoint.trained
-    frequencies: Any = rope.frequencies if rope else None
-    if rope is not None and checkpoint.own and rope == checkpoint.own.rotary and trained:
-        return trained
-    factor = getattr(frequencies, "factor", None)
-    original = getattr(frequencies, "original", None) or trained
-    if not factor or not original or isinstance(frequencies, DynamicNtk):
-        raise UserError(
-            f"{dump(scheme)} does not imply a length in tokens: add --to, as in --to 32768 or --to "
-            f"4x."
-        )
-    return round(factor * original)
 
 
 @dataclass(frozen=True)

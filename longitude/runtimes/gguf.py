@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from longitude.core.validate import UserError, shown
 from longitude.hf.gguf_reader import Header, header_of, read_layout
@@ -33,12 +32,11 @@ LISTS = (LONG, SHORT)
 CLOSE = 1e-9  # relative difference of equal frequencies
 
 
-@dataclass(frozen=True)
-class Changes:
+class Changes(NamedTuple):
     """What a GGUF file must hold: keys (None: must be absent) and float32 tensors."""
 
     keys: dict[str, Value | None]
-    tensors: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    tensors: dict[str, tuple[float, ...]]
 
     def applied(self, header: Header) -> dict[str, Any]:
         """The keys and rotary tensors of a file with these changes written into it."""
@@ -129,12 +127,10 @@ def geometric(target: Target) -> tuple[float, float] | None:
     return target.base if near else base, 1 if math.isclose(factor, 1, rel_tol=CLOSE) else factor
 
 
-def export_gguf(source: Path, out: Path, target: Target) -> Changes:
-    """Copy a GGUF file to `out` with the settings of a scheme; what was written into it."""
+def export_gguf(source: Path, out: Path, target: Target) -> None:
+    """Copy a GGUF file to `out` with the settings of a scheme."""
     layout = read_layout(source)
-    made = changes(header_of(layout), target)
-    rewrite(layout, out, made.keys, made.tensors)
-    return made
+    rewrite(layout, out, *changes(header_of(layout), target))
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
@@ -149,7 +145,6 @@ RUNTIME = Runtime(
     versions=llama_cpp.RUNTIME.versions,
     emulate=llama_cpp.emulate,
     write=write,
-    issues=llama_cpp.RUNTIME.issues,
     rank=5,
     start="llama-server -m {file} -c {target}\n",
     file="gguf.sh",

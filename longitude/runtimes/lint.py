@@ -27,7 +27,7 @@ from longitude.hf.source import find, raw_config
 from longitude.runtimes import Issue, Runtime, llama_cpp, runtimes, transformers
 from longitude.runtimes.checkpoint import TOKENIZER, open_checkpoint
 from longitude.runtimes.effective import (
-    SHARED_ISSUES,
+    ISSUES,
     Difference,
     Effective,
     difference,
@@ -149,7 +149,7 @@ def lint_settings(
         rows.append(Row(runtime.name, version or runtime.newest, found, away, causes, beside))
     wrong = () if gguf else tuple(faults(_config_only(settings)))
     scaled = intent.starts and _is_scaled(settings)
-    notes = (SHARED_ISSUES["short inputs"],) if scaled else ()
+    notes = (ISSUES["short inputs"],) if scaled else ()
     return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes)
 
 
@@ -157,7 +157,7 @@ def explain(
     runtime: Runtime, found: Effective, away: Difference
 ) -> tuple[tuple[Issue, ...], tuple[Issue, ...]]:
     """The known issues behind a difference, and those that affect no number."""
-    known = SHARED_ISSUES | {issue.name: issue for issue in runtime.issues}
+    known = ISSUES | {issue.name: issue for issue in runtime.issues}
     met = [known[name] for name in dict.fromkeys(found.issues)]
     causes = [issue for issue in met if away.affects & set(issue.affects.split())]
     if away.starts:

@@ -27,12 +27,12 @@ from longitude.core.part import Frequencies
 from longitude.core.validate import UserError, shown
 from longitude.hf.gguf_reader import Header
 from longitude.hf.rope_config import ORIGINAL, is_number
-from longitude.parts import Linear, LongRope, Ntk, Unscaled, Yarn
+from longitude.parts import Linear, LongRope, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, powers
-from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
-from longitude.runtimes.rope_dictionaries import base_of, default_attention
+from longitude.runtimes.rope_dictionaries import default_attention, named
 from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import version5
 
@@ -47,6 +47,8 @@ LOADS_LISTS = frozenset(
 )
 LOADS_LISTS_OF_ANY_TYPE = ("phi3", "phimoe", "minicpm3")
 DIVISORS, SHORT, LONG = (f"rope_{n}.weight" for n in ("freqs", "factors_short", "factors_long"))
+FLAGS = {"factor": "--rope-scale", ORIGINAL: "--yarn-orig-ctx"}
+FLAGS |= {"beta_fast": "--yarn-beta-fast", "beta_slow": "--yarn-beta-slow"}
 CONTEXT = ("-c", "--ctx-size", "num_ctx")
 
 
@@ -56,11 +58,12 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     if "general.architecture" in config:
         return from_keys(config, version)
     found, rope = from_keys(converted(config), version), version5(config)
-    lost = ["dynamic is static"] if rope.kind == "dynamic" else []
-    if rope.kind == "yarn":
-        lost += rope.ignoring("truncate", "attention_factor", "mscale")
-    lost += ["attention factor ignored"] * (rope.kind == "longrope")
-    return replace(found, issues=(*found.issues, *lost))
+    lost = {
+        "dynamic": ["dynamic is static"],
+        "longrope": ["attention factor ignored"],
+        "yarn": rope.ignoring("truncate", "attention_factor", "mscale"),
+    }
+    return replace(found, issues=(*found.issues, *lost.get(rope.kind, ())))
 
 
 def converted(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,8 +91,8 @@ def _converted_scaling(rope: RopeEntries) -> tuple[dict[str, Any], dict[str, Any
         case "linear":
             return {"type": "linear", "factor": rope.number("factor")}, {}
         case "yarn":
-            renamed = {f"beta_{end}": f"yarn_beta_{end}" for end in ("fast", "slow")}
-            keys = {new: rope.entries[key] for key, new in renamed.items() if rope.entries.get(key)}
+            betas = {f"yarn_{k}": rope.entries.get(k) for k in ("beta_fast", "beta_slow")}
+            keys = {key: value for key, value in betas.items() if value}
             if (gain := rope.optional("attention_factor")) is not None:
                 keys["yarn_attn_factor"] = gain
             keys |= {"type": "yarn", "factor": rope.number("factor")}
@@ -97,8 +100,8 @@ def _converted_scaling(rope: RopeEntries) -> tuple[dict[str, Any], dict[str, Any
         case "longrope":
             keys = {"type": "longrope", "attn_factor": rope.longrope_attention()}
             keys["original_context_length"] = int(rope.number(ORIGINAL))
-            lists = {SHORT: rope.entries["short_factor"], LONG: rope.entries["long_factor"]}
-            return keys, {name: list(factors) for name, factors in lists.items()}
+            lists = {SHORT: "short_factor", LONG: "long_factor"}
+            return keys, {name: list(rope.entries[key]) for name, key in lists.items()}
         case "llama3":
             base = float(rope.base or 0)
             scaled = rope.frequencies().inv_freq(rope.dims, base, rope.max_length)
@@ -112,20 +115,16 @@ class _File:
 
     def __init__(self, keys: Mapping[str, Any], literal: bool) -> None:
         self.keys, self.arch = keys, str(keys.get("general.architecture"))
-        self.reads_all = literal or self.arch in READS_ALL_KEYS
-        self.literal = literal
+        self.literal, self.reads_all = literal, literal or self.arch in READS_ALL_KEYS
         self.kind = str(keys.get("--rope-scaling") or self.scaling("type") or "linear")
         self.context = int(self.own("context_length") or 512)
         name = "rope.scaling.original_context_length"
         self.original = int(self.number("--yarn-orig-ctx", name, default=self.context))
         self.requested = next((keys[name] for name in CONTEXT if name in keys), None)
         self.length = int(min(self.requested or self.context, self.context))
-        if is_number(by := keys.get("--rope-freq-scale")):
-            self.factor = 1 / by
-        else:
-            names = ("rope.scaling.factor", "rope.scale_linear")
-            given = self.number("--rope-scale", *names, default=1)
-            self.factor = 1.0 if self.kind == "none" else given
+        factor = self.number("--rope-scale", "rope.scaling.factor", "rope.scale_linear", default=1)
+        by = keys.get("--rope-freq-scale")
+        self.factor = 1 / by if is_number(by) else 1.0 if self.kind == "none" else factor
 
     def own(self, name: str, default: Any = None) -> Any:
         return self.keys.get(f"{self.arch}.{name}", default)
@@ -157,23 +156,18 @@ def from_keys(
     were every key of it read."""
     file = _File(keys, literal)
     try:
-        frequencies, issues = _frequencies(file)
-        divisors = _divisors(file)
+        frequencies, dead = _frequencies(file)
+        divisors, switch = _divisors(file)
     except UserError as error:
         raise DoesNotStart("out of range") from error
-    switch = ["longrope switch"] if isinstance(divisors, LongRope) else []
-    if isinstance(divisors, LongRope):
-        switch *= divisors.short != divisors.long
-        divisors = divisors.long if file.length > file.original else divisors.short
-    base = file.number("--rope-freq-base", "rope.freq_base", default=10000)
     gain, unread = _attention(file, version)
     capped = is_number(file.requested) and file.requested > file.context
-    no_original = file.kind == "yarn" and file.original == file.context
-    no_original = no_original and math.isfinite(file.factor) and file.factor != 1
+    stretched = math.isfinite(file.factor) and file.factor != 1
+    no_original = file.kind == "yarn" and file.original == file.context and stretched
     about_length = ["context cap"] * capped + ["other original"] * no_original
-    issues = [*issues, *switch, *unread, *about_length]
-    rope = RopeEntries({}, {}, base, file.dims)
-    found = rope.computed(file.length, frequencies, attention=gain, issues=issues)
+    base = file.number("--rope-freq-base", "rope.freq_base", default=10000)
+    rope = RopeEntries({}, {}, base, file.dims, (*dead, *switch, *unread, *about_length))
+    found = rope.computed(file.length, frequencies, attention=gain)
     if not divisors:
         return found
     if len(divisors) != len(found.inv_freq):
@@ -196,8 +190,8 @@ def _frequencies(file: _File) -> tuple[Frequencies, list[str]]:
     return Yarn(file.factor, original=file.original, **betas), issues
 
 
-def _divisors(file: _File) -> tuple[float, ...] | LongRope | None:
-    """The divisors that are loaded: one list, or two of which the context chooses one."""
+def _divisors(file: _File) -> tuple[tuple[float, ...], list[str]]:
+    """The divisors that are loaded: one list, or of two the one that the context chooses."""
     tensors = [file.keys.get(name) for name in (DIVISORS, SHORT, LONG)]
     fixed, short, long = (None if t is None else tuple(map(float, t)) for t in tensors)
     typed = file.kind == "longrope"
@@ -205,9 +199,11 @@ def _divisors(file: _File) -> tuple[float, ...] | LongRope | None:
     single = file.arch in LOADS_DIVISORS and not typed
     if not file.literal and ((fixed and not single) or (long and not listed)):
         raise DoesNotStart("tensor not loaded")
-    if fixed:
-        return fixed
-    return LongRope(short, long, original=file.original) if short and long else None
+    if fixed or not (short and long):
+        return fixed or (), []
+    both = LongRope(short, long, original=file.original)
+    chosen = both.long if file.length > file.original else both.short
+    return chosen, ["longrope switch"] * (both.short != both.long)
 
 
 def _attention(file: _File, version: str | None) -> tuple[float, list[str]]:
@@ -237,20 +233,13 @@ def gguf_header(runtime: Runtime, model: Checkpoint) -> Header:
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """Flags, where there are any; a file with divisors needs a new file."""
     header = gguf_header(RUNTIME, model)
-    flags: dict[str, Any] = {"-c": target.length, "--rope-freq-base": base_of(target)}
-    match target.rope.frequencies:
-        case Unscaled() | Ntk():
-            flags["--rope-scaling"] = "none"
-        case Linear() as f:
-            flags |= {"--rope-scaling": "linear", "--rope-scale": float(f.factor)}
-        case Yarn(ramp="code", truncate=True) as f:
-            flags |= {"--rope-scaling": "yarn", "--rope-scale": float(f.factor)}
-            flags |= {"--yarn-orig-ctx": f.original, "--yarn-beta-fast": float(f.fast)}
-            flags["--yarn-beta-slow"] = float(f.slow)
-        case _:
-            return
-    if header.divisors:
+    entries = named(target) or {}
+    kind = {"default": "none", "linear": "linear", "yarn": "yarn"}.get(entries.get("rope_type", ""))
+    if kind is None or not entries.get("truncate", True) or header.divisors:
         return
+    flags = {"-c": target.length, "--rope-freq-base": entries["rope_theta"]}
+    flags |= {"--rope-scaling": kind}
+    flags |= {FLAGS[key]: value for key, value in entries.items() if key in FLAGS}
     keys: dict[str, Any] = {f"{header.architecture}.context_length": target.length}
     gain = target.attention / default_attention(target)
     if abs(gain - 1) > 1e-9:
@@ -273,32 +262,4 @@ RUNTIME = Runtime(
     lints=("config.json", "gguf"),
     lengths=CONTEXT[:2],
     no_settings="its flags can't express it, a file by --for gguf may",
-    issues=(
-        Issue(
-            "dead attention key",
-            "attention",
-            "llama.cpp ignores the key yarn_attn_factor, and its flag under YaRN since b7394.",
-            "write rope.scaling.attn_factor = A / (0.1 ln s + 1) into the file.",
-        ),
-        Issue(
-            "dead betas",
-            "frequencies",
-            "llama.cpp does not read yarn_beta_fast and yarn_beta_slow for this architecture.",
-            "give the flags --yarn-beta-fast and --yarn-beta-slow, or write a rope_freqs tensor.",
-        ),
-        Issue(
-            "tensor not loaded",
-            "start",
-            "llama.cpp stops at a tensor of divisors that its loader does not expect for this "
-            "architecture.",
-            "use a scheme that has a name there: linear, yarn or another base; two lists need the "
-            "type longrope.",
-        ),
-        Issue(
-            "context cap",
-            "length",
-            "llama-server gives a slot no more than the file's context_length.",
-            "rewrite context_length in the file, or with --override-kv.",
-        ),
-    ),
 )

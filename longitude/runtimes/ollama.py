@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from longitude.runtimes import Issue, Runtime, Settings, llama_cpp
+from longitude.runtimes import Runtime, Settings, llama_cpp
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import Effective
 from longitude.runtimes.gguf import changes
@@ -44,13 +44,4 @@ RUNTIME = Runtime(
     advice="llama.cpp",
     lints=("gguf",),
     lengths=("num_ctx",),
-    issues=(
-        *llama_cpp.RUNTIME.issues,
-        Issue(
-            "context of its own",
-            "",
-            "without num_ctx Ollama chooses the context by the memory it finds, at least 4096.",
-            "write PARAMETER num_ctx into the Modelfile.",
-        ),
-    ),
 )

@@ -8,7 +8,9 @@ the factor on cosine and sine is stated beside them.
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +21,8 @@ from longitude.core.validate import UserError
 from longitude.hf.rope_config import FULL, INSIDE, ORIGINAL, rope_parameters
 from longitude.parts import LongRope, Ntk, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, stretched
-from longitude.runtimes.checkpoint import Checkpoint, Entries
+from longitude.runtimes import Runtime, Settings
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, Entries
 from longitude.runtimes.target import Target, text_config
 
 
@@ -60,9 +63,7 @@ def listed(target: Target, **more: float) -> Iterator[Entries]:
 def named_or_listed(target: Target) -> Iterator[Entries]:
     """By name where there is one; else by a list."""
     name = named(target)
-    if name is not None:
-        yield name
-    yield from listed(target)
+    yield from (*([name] if name else []), *listed(target))
 
 
 def by_attn_factor(target: Target, *unread: str) -> Iterator[Entries]:
@@ -151,6 +152,21 @@ def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int
         text[ORIGINAL] = parameters.get(ORIGINAL, text[ORIGINAL])
     inside = nested(config, {})
     return dict(config) | dict.fromkeys(inside, text) if inside else text
+
+
+def started(runtime: Runtime, target: Target, model: Checkpoint, entries: Entries) -> Settings:
+    """The start of a server that takes a length, and entries over those of config.json as JSON."""
+    overrides, (length, *_) = nested(model.config, entries), runtime.lengths
+    start = runtime.start.strip().replace("{folder}", shlex.quote(model.name))
+    text = f"{start} {runtime.overrides} {shlex.quote(json.dumps(overrides))}\n"
+    given = {runtime.overrides: overrides, length: target.length}
+    return Settings({**model.config, TOKENIZER: dict(model.tokenizer), **given}, text)
+
+
+def unmultiplied(target: Target, parameters: Entries) -> int:
+    """The maximum to state where a server multiplies it by the factor of type linear."""
+    linear = parameters["rope_type"] == "linear"
+    return math.ceil(target.length / parameters["factor"]) if linear else target.length
 
 
 def yaml(entries: Mapping[str, Any]) -> str:

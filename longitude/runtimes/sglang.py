@@ -8,23 +8,18 @@ them. It drops `attention_factor` and multiplies YaRN's own factor by `attn_fact
 
 from __future__ import annotations
 
-import json
-import math
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from longitude.hf.rope_config import ORIGINAL, main_rope_dict
 from longitude.parts import Ntk
-from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
-from longitude.runtimes.rope_dictionaries import by_attn_factor, nested
+from longitude.runtimes.rope_dictionaries import by_attn_factor, started, unmultiplied
 from longitude.runtimes.target import Target
 from longitude.runtimes.transformers import version5
 from longitude.runtimes.vllm import longrope_issues, refuse_integer_factor, without_theta
-
-START = "python -m sglang.launch_server --model-path {folder} --context-length {target}"
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
@@ -71,14 +66,9 @@ def _read(config: Mapping[str, Any], version: str | None) -> RopeEntries:
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """`--json-model-override-args` with a named type, or a list of factors."""
     for parameters in by_attn_factor(target, "attention_factor"):
-        linear = parameters["rope_type"] == "linear"
-        longest = math.ceil(target.length / parameters["factor"]) if linear else target.length
+        longest = unmultiplied(target, parameters)
         entries = {"max_position_embeddings": longest, "rope_scaling": parameters}
-        overrides = nested(model.config, entries)
-        given = {"--json-model-override-args": overrides, "--context-length": target.length}
-        start = START.replace("{folder}", shlex.quote(model.name))
-        text = f"{start} --json-model-override-args {shlex.quote(json.dumps(overrides))}\n"
-        yield Settings({**model.config, **given}, text)
+        yield started(RUNTIME, target, model, entries)
 
 
 RUNTIME = Runtime(
@@ -88,18 +78,10 @@ RUNTIME = Runtime(
     emulate=emulate,
     write=write,
     rank=3,
-    start=f"{START}\n",
+    start="python -m sglang.launch_server --model-path {folder} --context-length {target}\n",
     file="sglang.sh",
     supports=frozenset({"fixed", "proportional", "learned_table"}),
     lints=("config.json",),
     overrides="--json-model-override-args",
     lengths=("--context-length",),
-    issues=(
-        Issue(
-            "full layers unscaled",
-            "frequencies attention",
-            "SGLang rotates the full-attention layers of Gemma 3 by their base alone.",
-            "serve it with vLLM or transformers.",
-        ),
-    ),
 )

@@ -69,12 +69,32 @@ class Target:
 def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int) -> Target:
     """The numbers of a scheme on the model of this config.json, at a length.
 
-    Raises for a scheme that has no settings, and names the nearest that has.
+    Raises for a scheme that is more than one rotation of fixed frequencies, and names the nearest.
     """
-    rope = _fixed_rotation(scheme, config, length)
-    dims = rope.dim(head_size(config))
-    partial = rope.fraction != 1 and "qk_rope_head_dim" not in text_config(config)
-    original = trained_length(config, rope.frequencies)
+    kinds = {scheme.layer(i) for i in range(len(scheme))}
+    if len(kinds) > 1:
+        raise UserError(
+            f"settings give every layer one rotation, but the layers of {shown(scheme)} differ: "
+            f"export one scheme for all layers."
+        )
+    one, text = kinds.pop(), text_config(config)
+    rope = one.rotary
+    if rope is None:
+        raise UserError(
+            f"settings of a runtime describe a rotation, but {shown(one)} has none: export a "
+            f"scheme with rope(…)."
+        )
+    fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, LongRope)
+    windows = [m for m in one.mask if m != Causal() and not text.get("sliding_window")]
+    parts = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *windows]
+    unsupported = next((p for p in [*parts, None if fixed else rope.frequencies] if p), None)
+    if unsupported is not None:
+        raise UserError(
+            f"settings of a runtime describe fixed frequencies alone, but got "
+            f"{shown(unsupported)}: the nearest they can is {nearest(one, config, length)}."
+        )
+    dims, original = rope.dim(head_size(config)), trained_length(config, rope.frequencies)
+    partial = rope.fraction != 1 and "qk_rope_head_dim" not in text
     return Target((), 1.0, original, length, float(rope.base), rope, dims, partial).under(rope)
 
 
@@ -97,34 +117,6 @@ def nearest(scheme: Scheme, config: Mapping[str, Any], length: int) -> Scheme:
             case _:
                 fixed = frequencies
     return Scheme.of(replace(rope, frequencies=fixed, remap=None, decay=None))
-
-
-def _fixed_rotation(scheme: Scheme | Layers, config: Mapping[str, Any], length: int) -> Rope:
-    """The rotation of a scheme that is nothing but one, of fixed frequencies."""
-    kinds = {scheme.layer(i) for i in range(len(scheme))}
-    if len(kinds) > 1:
-        raise UserError(
-            f"settings give every layer one rotation, but the layers of {shown(scheme)} differ: "
-            f"export one scheme for all layers."
-        )
-    one = kinds.pop()
-    rope = one.rotary
-    if rope is None:
-        raise UserError(
-            f"settings of a runtime describe a rotation, but {shown(one)} has none: export a "
-            f"scheme with rope(…)."
-        )
-    windows = [mask for mask in one.mask if mask != Causal()]
-    extra = windows if not text_config(config).get("sliding_window") else []
-    fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, LongRope)
-    parts = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *extra]
-    unsupported = next((p for p in [*parts, None if fixed else rope.frequencies] if p), None)
-    if unsupported is None:
-        return rope
-    raise UserError(
-        f"settings of a runtime describe fixed frequencies alone, but got {shown(unsupported)}: "
-        f"the nearest they can is {nearest(one, config, length)}."
-    )
 
 
 def _is_fixed(frequencies: Frequencies) -> bool:

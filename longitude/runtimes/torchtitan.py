@@ -10,26 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.core.part import Frequencies
-from longitude.parts import Llama3, Ntk, Unscaled, Yarn
-from longitude.runtimes import Issue, Runtime, Settings
+from longitude.hf.rope_config import ORIGINAL
+from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries
-from longitude.runtimes.rope_dictionaries import base_of
+from longitude.runtimes.rope_dictionaries import named
 from longitude.runtimes.target import Target
 
-DEFAULTS = {
-    "theta": 10000.0,
-    "scaling": "none",
-    "scaling_factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-    "rope_factor": 1.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "original_seq_len": 4096,
-    "truncate": True,
+# transformers' name of each scaling; and by field, transformers' name of the field, and its default
+TYPES = {"none": "default", "llama": "llama3", "yarn": "yarn"}
+FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
+    "none": {},
+    "llama": {
+        "scaling_factor": ("factor", 8.0),
+        "low_freq_factor": ("low_freq_factor", 1.0),
+        "high_freq_factor": ("high_freq_factor", 4.0),
+        "original_max_position_embeddings": (ORIGINAL, 8192),
+    },
+    "yarn": {
+        "rope_factor": ("factor", 1.0),
+        "beta_fast": ("beta_fast", 32.0),
+        "beta_slow": ("beta_slow", 1.0),
+        "original_seq_len": (ORIGINAL, 4096),
+        "truncate": ("truncate", True),
+    },
 }
 
 
@@ -37,48 +41,27 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     """What torchtitan computes from the fields of its RoPE.Config."""
     if not {"dim", "max_seq_len"} <= config.keys():
         raise DoesNotStart("missing key")
-    c = {**DEFAULTS, **config}
-    rope = RopeEntries({}, {}, float(c["theta"]), int(c["dim"]))
-    scaled = c["scaling"] == "yarn" and c["rope_factor"] > 1
-    issues = ["temperature left out"] * scaled
-    return rope.computed(int(c["max_seq_len"]), _frequencies(c), issues=issues)
-
-
-def _frequencies(c: Mapping[str, Any]) -> Frequencies:
-    match c["scaling"]:
-        case "llama":
-            ends = {"low": float(c["low_freq_factor"]), "high": float(c["high_freq_factor"])}
-            original = int(c["original_max_position_embeddings"])
-            return Llama3(float(c["scaling_factor"]), original=original, **ends)
-        case "yarn" if c["rope_factor"] > 1:
-            return Yarn(
-                float(c["rope_factor"]),
-                original=int(c["original_seq_len"]),
-                fast=float(c["beta_fast"]),
-                slow=float(c["beta_slow"]),
-                truncate=bool(c["truncate"]),
-            )
-        case "none" | "yarn":
-            return Unscaled()
-    raise DoesNotStart("unknown type")
+    scaling = config.get("scaling", "none")
+    if scaling not in TYPES:
+        raise DoesNotStart("unknown type")
+    fields = FIELDS[scaling].items()
+    entries = {key: config.get(name, default) for name, (key, default) in fields}
+    unscaled = scaling == "yarn" and entries["factor"] <= 1
+    entries["rope_type"] = "default" if unscaled else TYPES[scaling]
+    rope = RopeEntries({}, entries, float(config.get("theta", 1e4)), int(config["dim"]))
+    issues = ["temperature left out"] * (rope.kind == "yarn")
+    return rope.computed(int(config["max_seq_len"]), issues=issues)
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """The fields of one of its three kinds."""
-    match target.rope.frequencies:
-        case Unscaled() | Ntk():
-            fields: dict[str, Any] = {"scaling": "none"}
-        case Llama3() as f:
-            fields = {"scaling": "llama", "scaling_factor": float(f.factor)}
-            fields |= {"low_freq_factor": float(f.low), "high_freq_factor": float(f.high)}
-            fields |= {"original_max_position_embeddings": f.original}
-        case Yarn(ramp="code") as f:
-            fields = {"scaling": "yarn", "rope_factor": float(f.factor)}
-            fields |= {"beta_fast": float(f.fast), "beta_slow": float(f.slow)}
-            fields |= {"original_seq_len": f.original, "truncate": f.truncate}
-        case _:
-            return
-    fields = {"dim": target.dims, "max_seq_len": target.length, "theta": base_of(target), **fields}
+    entries = named(target) or {}
+    scaling = next((s for s, kind in TYPES.items() if kind == entries.get("rope_type")), None)
+    if scaling is None:
+        return
+    fields = {"dim": target.dims, "max_seq_len": target.length, "theta": entries["rope_theta"]}
+    fields |= {"scaling": scaling}
+    fields |= {name: entries[key] for name, (key, _) in FIELDS[scaling].items()}
     arguments = ", ".join(f"{name}={value!r}" for name, value in fields.items())
     yield Settings(fields, f"rope = RoPE.Config({arguments})\n")
 
@@ -92,12 +75,4 @@ RUNTIME = Runtime(
     rank=11,
     file="torchtitan.py",
     advice="vllm",
-    issues=(
-        Issue(
-            "temperature left out",
-            "attention",
-            "torchtitan leaves YaRN's factor on cosine and sine to the model's own code.",
-            "fold its square into the softmax scale, or set attention_factor=1 in the scheme.",
-        ),
-    ),
 )

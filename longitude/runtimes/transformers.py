@@ -18,7 +18,7 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict, rope_parameters
 from longitude.hf.source import SCHEME
 from longitude.parts import DynamicNtk, Ntk, Yarn
-from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.effective import (
     DEFAULT_BASE,
@@ -243,18 +243,4 @@ RUNTIME = Runtime(
     lints=("config.json", "gguf"),
     overrides="from_pretrained",
     write_any=write_any,
-    issues=(
-        Issue(
-            "scaling dropped",
-            "frequencies attention",
-            "transformers reads the base of a GGUF file and drops its scaling.",
-            "load it with longitude, which reads the keys, or use the model's own folder.",
-        ),
-        Issue(
-            "no BOS",
-            "",
-            "transformers' tokenizer of a GGUF file may not begin a text with the BOS token.",
-            "check the first token before you measure.",
-        ),
-    ),
 )

@@ -10,9 +10,7 @@ of vLLM's own. A tokenizer with a shorter limit cuts the length.
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,26 +19,26 @@ from longitude.core.validate import UserError
 from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict
 from longitude.parts import Ntk, Unscaled
 from longitude.parts.frequencies import magnitude
-from longitude.runtimes import Issue, Runtime, Settings
+from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.effective import DEFAULT_BASE, DoesNotStart, Effective, RopeEntries, before
-from longitude.runtimes.rope_dictionaries import by_attn_factor, nested, per_layer
+from longitude.runtimes.rope_dictionaries import by_attn_factor, per_layer, started, unmultiplied
 from longitude.runtimes.target import Target
 from longitude.runtimes.transformers import version5
 
 FACTOR_INCLUDED = ("longrope", "llama3", "yarn")  # the maximum is not multiplied by their factor
-START = "vllm serve {folder} --max-model-len {target}"
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     """What a vLLM server computes."""
     rope = _read(config)
-    length = _length(rope, config, version)
     limit = (config.get(TOKENIZER) or {}).get("model_max_length")
+    limit = limit if is_number(limit) else math.inf
+    length = _length(rope, config, limit, version)
     twice = rope.kind == "linear" and config.get("--max-model-len") is None
     rope = rope.noting(
         "length counted twice" if twice else None,
-        "tokenizer's length" if is_number(limit) and limit < rope.max_length else None,
+        "tokenizer's length" if limit < rope.max_length else None,
     )
     match rope.kind:
         case "linear":
@@ -97,11 +95,10 @@ def without_theta(rope: RopeEntries) -> RopeEntries:
     return replace(rope, base=DEFAULT_BASE, issues=(*issues, "theta dropped"))
 
 
-def _length(rope: RopeEntries, config: Mapping[str, Any], version: str | None) -> int:
+def _length(rope: RopeEntries, config: Mapping[str, Any], limit: float, version: str | None) -> int:
     """The longest input: the file's, not above the tokenizer's, times the factor of types that do
     not include it; `--max-model-len` can only shorten it."""
-    limit = (config.get(TOKENIZER) or {}).get("model_max_length")
-    longest: float = min(rope.max_length, limit) if is_number(limit) else rope.max_length
+    longest = min(rope.max_length, limit)
     if before(version, "0.32") and rope.kind == "yarn":
         longest = rope.number(ORIGINAL) * rope.number("factor")
     elif rope.kind not in FACTOR_INCLUDED and "gemma3" not in str(rope.config.get("model_type")):
@@ -130,16 +127,14 @@ def _yarn(rope: RopeEntries, length: int, version: str | None) -> Effective:
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """`--hf-overrides` with a named type, or a list of factors."""
-    for first, missing, needed in (
-        ("0.6.4", "it has no --hf-overrides yet", True),
-        ("0.12", "it has one rotation for all types of layers yet", bool(model.others)),
-    ):
-        if needed and before(version, first):
-            called = RUNTIME.called(version)
-            raise UserError(f"{called} takes no scheme ({missing}): use {first} or newer.")
+    old, first = "it has no --hf-overrides yet", "0.6.4"
+    if model.others and not before(version, first):
+        old, first = "it has one rotation for all types of layers yet", "0.12"
+    if before(version, first):
+        called = RUNTIME.called(version)
+        raise UserError(f"{called} takes no scheme ({old}): use {first} or newer.")
     for parameters in by_attn_factor(target):
-        linear = parameters["rope_type"] == "linear"
-        longest = math.ceil(target.length / parameters["factor"]) if linear else target.length
+        longest = unmultiplied(target, parameters)
         entries: dict[str, Any] = {"max_position_embeddings": longest}
         if not before(version, "0.12"):
             entries["rope_parameters"] = per_layer(model, parameters)
@@ -149,11 +144,7 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
             entries |= {"rope_scaling": parameters} if scaled else {}
         if model.limit is not None and model.limit < longest:
             entries["model_max_length"] = target.length  # allows what the tokenizer would not
-        overrides = nested(model.config, entries)
-        given = {"--hf-overrides": overrides, "--max-model-len": target.length}
-        start = START.replace("{folder}", shlex.quote(model.name))
-        text = f"{start} --hf-overrides {shlex.quote(json.dumps(overrides))}\n"
-        yield Settings({**model.config, TOKENIZER: dict(model.tokenizer), **given}, text)
+        yield started(RUNTIME, target, model, entries)
 
 
 RUNTIME = Runtime(
@@ -163,31 +154,11 @@ RUNTIME = Runtime(
     emulate=emulate,
     write=write,
     rank=2,
-    start=f"{START}\n",
+    start="vllm serve {folder} --max-model-len {target}\n",
     file="vllm.sh",
     supports=frozenset({"fixed", "proportional", "learned_table"}),
     layers="full",
     lints=("config.json",),
     overrides="--hf-overrides",
     lengths=("--max-model-len",),
-    issues=(
-        Issue(
-            "length past the table",
-            "length",
-            "the table has original length times factor rows, fewer than max_position_embeddings.",
-            "make max_position_embeddings the original length times the factor.",
-        ),
-        Issue(
-            "longrope kept short",
-            "length frequencies",
-            "without --max-model-len vLLM serves a longrope model at its original length alone.",
-            "give --max-model-len.",
-        ),
-        Issue(
-            "tokenizer's length",
-            "length",
-            "vLLM takes the tokenizer's model_max_length where it is shorter.",
-            "raise model_max_length in tokenizer_config.json.",
-        ),
-    ),
 )

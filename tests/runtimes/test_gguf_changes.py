@@ -141,10 +141,14 @@ def test_one_of_several_files_is_refused() -> None:
         changes(on, asked("linear(2)"))
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("llama") / "in.gguf", decoder("llama"))
+
+
 @pytest.mark.parametrize("text", SCHEMES.values(), ids=SCHEMES)
-def test_transformers_reads_the_file_back(tmp_path: Path, text: str) -> None:
+def test_transformers_reads_the_file_back(source: Path, tmp_path: Path, text: str) -> None:
     want = asked(text)
-    source = write_gguf(tmp_path / "in.gguf", decoder("llama"))
     export_gguf(source, tmp_path / "out.gguf", want)
     rotary = load(tmp_path / "out.gguf", quiet=True)[0].model.rotary_emb
     torch.testing.assert_close(
@@ -155,4 +159,4 @@ def test_transformers_reads_the_file_back(tmp_path: Path, text: str) -> None:
     )
     assert rotary.attention_scaling == pytest.approx(want.attention, rel=1e-6)
     found = read_header(tmp_path / "out.gguf")
-    agree(Changes({}), Header(found.path, found.keys, found.divisors), want)
+    agree(Changes({}, {}), Header(found.path, found.keys, found.divisors), want)

@@ -13,7 +13,7 @@ from longitude import parse
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.runtimes import runtimes, select
-from longitude.runtimes.effective import SHARED_ISSUES, Effective, difference
+from longitude.runtimes.effective import ISSUES, Effective, difference
 from longitude.runtimes.lint import explain, read_settings
 from tests.runtimes.configs import (
     DYNAMIC,
@@ -179,7 +179,7 @@ def test_a_difference_without_a_known_issue_is_reported_too() -> None:
 
 def test_every_issue_has_a_sentence_and_a_fix() -> None:
     for runtime in runtimes().values():
-        for issue in (*SHARED_ISSUES.values(), *runtime.issues):
+        for issue in (*ISSUES.values(), *runtime.issues):
             assert issue.sentence.endswith(".") and issue.fix.endswith(".")
             assert set(issue.affects.split()) <= {"frequencies", "attention", "length", "start"}
 

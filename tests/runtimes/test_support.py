@@ -1,7 +1,5 @@
 """Which runtimes serve which scheme, against the table of runtimes' settings."""
 
-from pathlib import Path
-
 import pytest
 
 from longitude import parse
@@ -9,7 +7,7 @@ from longitude.core.scheme import Scheme
 from longitude.parts import Rope
 from longitude.presets import PRESETS
 from longitude.runtimes import recommended
-from longitude.runtimes.checkpoint import open_checkpoint
+from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
 from longitude.runtimes.export import exports
 from longitude.runtimes.target import supporting
 from tests.hf.gguf_files import write_gguf
@@ -55,12 +53,13 @@ LOADED_BY_US = "longitude.hf"
 
 
 @pytest.fixture(scope="module")
-def llama_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama as a GGUF file, with its folder around it."""
+def llamas(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Checkpoint]:
+    """A small Llama, as a folder and as a GGUF file."""
     folder = tmp_path_factory.mktemp("llama")
     model = decoder("llama", max_position_embeddings=256, rope_parameters={"rope_theta": 500.0})
     model.save_pretrained(folder)
-    return write_gguf(folder / "m.gguf", model)
+    file = write_gguf(folder / "m.gguf", model)
+    return open_checkpoint(str(folder)), open_checkpoint(str(file))
 
 
 @pytest.mark.parametrize(("text", "runtimes"), TABLE)
@@ -69,14 +68,16 @@ def test_a_rotation(text: str, runtimes: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", SCHEMES)
-def test_what_is_said_to_be_served_can_be_exported(text: str, llama_file: Path) -> None:
-    said = supporting(parse(text), parse("rope(base=500)"))
-    for runtime in CHECKPOINTS:
-        (done,) = exports(open_checkpoint(str(llama_file.parent)), [request(runtime, text)], 1024)
+def test_what_is_said_to_be_served_can_be_exported(
+    text: str, llamas: tuple[Checkpoint, Checkpoint]
+) -> None:
+    said, (folder, file) = supporting(parse(text), parse("rope(base=500)")), llamas
+    for done in exports(folder, [request(runtime, text) for runtime in CHECKPOINTS], 1024):
+        runtime = done.runtime.name
         stock = done.settings is not None and LOADED_BY_US not in done.settings.text
         dynamic = runtime == "transformers" and "dynamic_ntk" in text
         assert stock or dynamic if runtime in said else not stock, done.refused
-    found = exports(open_checkpoint(str(llama_file)), [request("gguf", text)], 1024)
+    found = exports(file, [request("gguf", text)], 1024)
     assert (found[0].settings is not None) == ("llama.cpp" in said), found[0].refused
 
 
