@@ -42,7 +42,7 @@ def test_each_is_small_and_says_how_it_was_made(name):
     command = re.search(r'longitude train --scheme "(.+)" .*--length 256', told)
     assert command and f"--out {name}" in told
     block = "gpt" if "--block gpt" in told else "llama"
-    assert stock_model(parse(command[1]), block).kind == KINDS[name]
+    assert stock_model(parse(command[1]), block)[0] == KINDS[name]
 
 
 def test_transformers_knows_what_each_is(asset):

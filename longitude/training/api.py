@@ -14,19 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import Event
+from longitude.core.result import TextResult
 from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.training import loggers
 from longitude.training.data import gather
 from longitude.training.distributed import is_first_process, process_group
-from longitude.training.lab.compare import Protocol, compare, make_plan, slug
+from longitude.training.lab.compare import LabOptions, compare, make_plan, slug
 from longitude.training.lab.rows import Score
 from longitude.training.lab.run import STOCK, RunOptions, lab_folder, make_run, train_run
 from longitude.training.loop import SMOOTHED, Step, Stopped
 from longitude.training.to_hf import check_dtype, stock_model
-from longitude.training.tune.run import Tuned, TuneOptions, check, fine_tune, with_recommendation
+from longitude.training.tune.run import Tuned, TuneOptions, fine_tune, with_recommendation
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from longitude.extension.result import ExtendResult
 
 CHART = "training.png"
@@ -92,19 +95,12 @@ def train(scheme: str = "rope()", *, options: TrainOptions = TrainOptions()) -> 
         folder = lab_folder(Path(options.out or Path("runs") / slug(run)))
         folder.claim(run.to_json(), options.resume)
         if world.first:
-            options.progress(Event(stock_model(parsed, options.block).reason, 0, 0))
+            options.progress(Event(stock_model(parsed, options.block)[1], 0, 0))
         if not folder.done:
-            loop = options.loop_options(run.config.scheme, world)
+            loop = options.loop_options(run.config.scheme)
+            what = {"compiled": options.compile, "weights_dtype": options.weights}
             with _explain_stop(f" of {run.steps}: add --resume to continue"):
-                train_run(
-                    run,
-                    corpus,
-                    folder,
-                    world,
-                    loop,
-                    compiled=options.compile,
-                    weights_dtype=options.weights,
-                )
+                train_run(run, corpus, folder, world, loop, **what)
         history, stock = folder.history(), folder.path / STOCK
     return TrainResult(
         scheme=run.config.scheme,
@@ -115,31 +111,18 @@ def train(scheme: str = "rope()", *, options: TrainOptions = TrainOptions()) -> 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabOptions(RunOptions):
-    """Options of `lab`."""
-
-    size: str = "nano"
-    test: tuple[int, ...] = ()  # lengths; none: 1 to 16 windows
-    seeds: tuple[int, ...] = (0,)
-    out: str | Path = Path("runs/lab")
-    excerpts: int = 16
-    problems: int = 64
-
-
 @dataclass(frozen=True)
-class LabResult:
+class LabResult(TextResult):
     """Every scheme's score on every task at every length, for each seed."""
 
     scores: tuple[Score, ...]
     out: str
 
-    def table(self, *, color: bool = False, width: int = 100) -> str:
-        """Tables and curves for the terminal."""
+    def show(self, console: Console) -> None:
+        """Print tables and curves."""
         from longitude.viz import lab
-        from longitude.viz.terminal import render
 
-        return render(lambda console: lab.show(self.scores, console), color=color, width=width)
+        lab.show(self.scores, console)
 
     def report(self, path: str | Path) -> Path:
         """Write tables and charts (.html, .png, .svg), or the tables (.md)."""
@@ -161,12 +144,12 @@ def lab(schemes: str = "rope(); alibi()", *, options: LabOptions = LabOptions())
     """Train each of the `;`-separated schemes (or `all`) on the same data; test each at every
     length. Writes rows.sqlite, rows.jsonl, lab.html and a folder for each run into `out`; rows that
     are there are not computed again. The scores are the first process's alone."""
-    protocol, out = Protocol(options.excerpts, options.problems), Path(options.out)
+    out = Path(options.out)
     with process_group(options.device) as world:
         corpus = gather(options.text)
-        plan = make_plan(options, schemes, options.test, options.seeds, protocol, corpus, world)
+        plan = make_plan(schemes, options, corpus, world)
         with Store(out / "rows.sqlite") as store, _explain_stop(": the same command continues"):
-            result = LabResult(compare(plan, corpus, store, out, world, options), str(out))
+            result = LabResult(compare(plan, corpus, store, world), str(out))
             if world.first:
                 store.export(out / "rows.jsonl")
                 result.report(out / "lab.html")
@@ -237,16 +220,14 @@ def tune(
 
     to = str(to or ("8x" if model == "tiny-rope" else "4x"))
     first, out = is_first_process(), options.folder(model)
-    loggers.check(options.report_to)
-    check(model, options, out)
     options, note = with_recommendation(model, to, options)
     if note and first:
         options.progress(Event(note, 0, 0))
-    wanted = options.measure and first
-    test_set = make_test_set(model, to, options) if wanted else None
-    settings = {name: getattr(options, name) for name in vars(options) if name != "progress"}
+    test_set = make_test_set(model, to, options) if options.measure and first else None
+    settings = {"model": model, "to": to, **vars(options)}
+    del settings["progress"]
     with (
-        loggers.logger(options.report_to, out, {"model": model, "to": to, **settings}) as record,
+        loggers.logger(options.report_to, out, settings) as record,
         _explain_stop(": the same command continues"),
     ):
 

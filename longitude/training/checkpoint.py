@@ -25,8 +25,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from longitude.core.atomic_io import atomic_file
-from longitude.core.validate import UserError, short, shown
-from longitude.training.distributed import World, assign, full_tensor
+from longitude.core.validate import UserError, shown
+from longitude.training.data import reason
+from longitude.training.distributed import World, assign
 
 STATE, HISTORY = "checkpoint.safetensors", "training.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,32 +59,27 @@ def gather_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: _on_cpu(p) for name, p in trainable_parameters(model)}
 
 
-def _on_cpu(x: Tensor) -> Tensor:
-    return full_tensor(x.detach()).cpu().contiguous()
-
-
-@dataclass(frozen=True)
-class RunKind:
-    """How one kind of run lies on disk: the file and key of its question, what completes it, and
-    how a question is read (an older one may lack fields that have a default)."""
-
-    file: str
-    key: str
-    complete: Callable[[Path], bool]
-    normalise: Callable[[dict[str, Any]], dict[str, Any]] = dict
+def _on_cpu(x: Any) -> Tensor:
+    x = x.detach()
+    return (x.full_tensor() if hasattr(x, "full_tensor") else x).cpu().contiguous()
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run."""
+    """The folder of a run: `file` has its question under `key`, and one of `results` completes it.
+    `normalise` reads a question, which may lack newer fields that have a default."""
 
     path: Path
-    kind: RunKind
+    file: str
+    key: str
+    results: tuple[str, ...]
+    normalise: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
     @property
     def done(self) -> bool:
         """Whether the run has ended."""
-        return self.kind.complete(self.path)
+        ended = any((self.path / name).is_file() for name in self.results)
+        return ended and (self.path / HISTORY).is_file()
 
     @property
     def saved_step(self) -> int | None:
@@ -91,14 +87,14 @@ class RunFolder:
         try:
             with safe_open(self.path / STATE, "pt") as f:
                 return int((f.metadata() or {})["step"])
-        except (FileNotFoundError, SafetensorError, KeyError, ValueError, OSError):
+        except (SafetensorError, KeyError, ValueError, OSError):
             return None
 
     def question(self) -> dict[str, Any] | None:
         """What the run that the folder holds was asked to do, None if it holds none."""
-        file = self.path / self.kind.file
+        file = self.path / self.file
         try:
-            return self.kind.normalise(json.loads(file.read_text(encoding="utf-8"))[self.kind.key])
+            return self.normalise(json.loads(file.read_text(encoding="utf-8"))[self.key])
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, OSError) as e:
@@ -119,13 +115,12 @@ class RunFolder:
                     f"--out {self.path} holds other files and no run: give an empty or a new "
                     f"folder."
                 )
-            return
-        if held != question:
+        elif held != question:
             raise UserError(
                 f"--out {self.path} holds another run ({_difference(held, question)}): "
                 f"give another folder."
             )
-        if not resume and (self.done or self.saved_step is not None):
+        elif not resume and (self.done or self.saved_step is not None):
             state = "is done" if self.done else "was interrupted"
             raise UserError(
                 f"--out {self.path} holds this very run, which {state}: resume it with --resume, "
@@ -137,7 +132,7 @@ class RunFolder:
         world.barrier()  # all have looked at the folder before the first one writes to it
         if world.first and self.question() is None:
             with self.explain_failures(0):
-                write_json(self.path / self.kind.file, {self.kind.key: question, **about})
+                write_json(self.path / self.file, {self.key: question, **about})
         world.barrier()
 
     def save(
@@ -186,44 +181,26 @@ class RunFolder:
             yield
         except UserError:
             raise
-        except (OSError, SafetensorError) as error:
-            raise UserError(
-                f"step {step} could not be written to {self.path} ({_reason(error)}): "
-                f"{self._left()}; free some space, then {RESUME}."
-            ) from error
-        except RuntimeError as error:
-            if world is None or world.size == 1:
+        except (OSError, SafetensorError, RuntimeError) as error:
+            disk = isinstance(error, OSError | SafetensorError)
+            if not disk and (world is None or world.size == 1):
                 raise
-            raise UserError(
-                f"another process was lost at step {step} ({_reason(error)}): {self._left()}; "
-                f"{RESUME}."
-            ) from error
-
-    def _left(self) -> str:
-        step = self.saved_step
-        return "no state was saved before" if step is None else f"the state of step {step} is saved"
-
-
-def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return short(text.strip().splitlines()[0], 120).rstrip(".")
+            saved = self.saved_step
+            left = f"the state of step {saved} is saved" if saved else "no state was saved before"
+            what, how = f"another process was lost at step {step}", RESUME
+            if disk:
+                what = f"step {step} could not be written to {self.path}"
+                how = f"free some space, then {RESUME}"
+            raise UserError(f"{what} ({reason(error)}): {left}; {how}.") from error
 
 
 def _difference(held: dict[str, Any], given: dict[str, Any]) -> str:
     """The first field in which two questions differ: decisive ones first, nested ones next."""
     one, other = (
-        {
-            **{name: question.get(name) for name in DECISIVE},
-            **{
-                k: v
-                for part in question.values()
-                if isinstance(part, dict)
-                for k, v in part.items()
-            },
-            **{name: value for name, value in question.items() if not isinstance(value, dict)},
-        }
+        {name: question.get(name) for name in DECISIVE}
+        | {k: v for part in question.values() if isinstance(part, dict) for k, v in part.items()}
+        | question
         for question in (held, given)
     )
-    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    name = names[0] if names else "question"
+    name = next((n for n in {**one, **other} if one.get(n) != other.get(n)), "question")
     return f"its {name} is {shown(one.get(name))}, not {shown(other.get(name))}"

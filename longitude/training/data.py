@@ -23,6 +23,7 @@ from pathlib import Path
 from platform import python_version
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
@@ -30,7 +31,7 @@ from torch import Tensor
 from longitude.core.validate import UserError, short, shown
 from longitude.training.distributed import generator
 
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 BUILD_FILES = re.compile(r"config-.*|_sysconfigdata.*")  # they hold one machine's paths
 TOPICS = "pydoc_data/topics"
 DATASET = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]*))?(?::(.*))?")
@@ -50,10 +51,10 @@ def standard_library() -> list[Document]:
     from pydoc_data.topics import topics
 
     root = Path(sysconfig.get_path("stdlib"))
-    files = [f for f in _files_below(root, SKIPPED_FOLDERS) if f.suffix == ".py"]
+    names = [f.relative_to(root) for f in _files_below(root, SKIPPED) if f.suffix == ".py"]
     sources = [
         Document(name.as_posix(), _read(root / name))
-        for name in (f.relative_to(root) for f in files)
+        for name in names
         # what the build wrote differs between machines, and the topics count page by page
         if name.as_posix() != f"{TOPICS}.py" and not any(map(BUILD_FILES.fullmatch, name.parts))
     ]
@@ -66,33 +67,38 @@ def read_documents(sources: Sequence[str] | None = None) -> list[Document]:
     if not sources:
         return standard_library()
     datasets = [source for source in sources if is_dataset(source)]
-    paths = [source for source in sources if source not in datasets]
-    documents = from_paths(paths)  # first: a wrong path should not have to wait for a download
-    return documents + [d for name in dict.fromkeys(datasets) for d in from_dataset(name)]
+    files: dict[Path, Document] = {}  # a file that is met twice counts once
+    for source in sources:  # first: a wrong path should not have to wait for a download
+        for file, document in [] if source in datasets else _from_path(source):
+            files[file] = min(document, files.get(file, document))
+    return [*files.values(), *(d for name in dict.fromkeys(datasets) for d in _from_dataset(name))]
 
 
-def from_paths(paths: Sequence[str]) -> list[Document]:
-    """The documents of files and folders; a file that is met twice counts once."""
-    documents: dict[Path, Document] = {}
-    for source in paths:
-        path = Path(source).resolve()
-        if path.is_dir():
-            texts = [(file, _read(file)) for file in _files_below(path)]
-            texts = [(file, text) for file, text in texts if is_text(text)]
-            if not texts:
-                raise UserError(
-                    f"folder {shown(source)} holds no text: give one with UTF-8 files in it "
-                    f"(hidden files and links are skipped)."
-                )
-            named = [(f, Document(f.relative_to(path).as_posix(), text)) for f, text in texts]
-        else:
-            named = [(path, Document(path.name, _text_of(path, source)))]
-        for file, document in named:
-            documents[file] = min(document, documents.get(file, document))
-    return list(documents.values())
+def _from_path(source: str) -> list[tuple[Path, Document]]:
+    """The documents of a file or folder, with their files."""
+    path = Path(source).resolve()
+    if path.is_dir():
+        documents = [
+            (file, Document(file.relative_to(path).as_posix(), text))
+            for file in _files_below(path)
+            if is_text(text := _read(file))
+        ]
+        if not documents:
+            raise UserError(
+                f"folder {shown(source)} holds no text: give one with UTF-8 files in it (hidden "
+                f"files and links are skipped)."
+            )
+        return documents
+    if not path.is_file():
+        raise UserError(f"{shown(source)} is neither a file nor a folder: give one of them.")
+    text = _read(path)
+    if not is_text(text):
+        fault = "is not UTF-8 or has a NUL in it" if text else "is empty"
+        raise UserError(f"file {shown(source)} holds no text, it {fault}: give a text file.")
+    return [(path, Document(path.name, text))]
 
 
-def from_dataset(source: str) -> list[Document]:
+def _from_dataset(source: str) -> list[Document]:
     """The rows of a `datasets` dataset, written owner/name, owner/name:config or
     owner/name:config:split, where the split may be a slice such as train[:1%]."""
     match = DATASET.fullmatch(source)
@@ -110,7 +116,7 @@ def from_dataset(source: str) -> list[Document]:
     except Exception as error:  # the hub, the network and the dataset each raise their own
         raise UserError(
             f"{shown(source)} is neither a file or folder nor a dataset that could be loaded "
-            f"({_reason(error)}): write a path, or owner/name:config:split."
+            f"({reason(error)}): write a path, or owner/name:config:split."
         ) from error
     types = {column: getattr(kind, "dtype", None) for column, kind in rows.features.items()}
     strings = [column for column, kind in types.items() if kind in ("string", "large_string")]
@@ -131,17 +137,18 @@ def is_dataset(source: str) -> bool:
     """Whether a source can only be a dataset's name; raises if it is nothing at all."""
     try:
         Path(source).stat()
-        exists = bool(source)
+        if source:
+            return False
     except (FileNotFoundError, NotADirectoryError):
-        exists = False
+        pass
     except (OSError, ValueError) as error:  # a folder above is closed, or no path looks like this
         raise _unreadable(source, error) from None
-    if exists or DATASET.fullmatch(source):
-        return not exists
-    raise UserError(
-        f"there is no file or folder {shown(source)}: give a path that exists, or the name of a "
-        f"dataset such as owner/name."
-    )
+    if not DATASET.fullmatch(source):
+        raise UserError(
+            f"there is no file or folder {shown(source)}: give a path that exists, or the name of "
+            f"a dataset such as owner/name."
+        )
+    return True
 
 
 def is_text(text: bytes) -> bool:
@@ -167,16 +174,6 @@ def _files_below(root: Path, without: Set[str] = frozenset()) -> Iterator[Path]:
                 yield file
 
 
-def _text_of(path: Path, source: str) -> bytes:
-    if not path.is_file():
-        raise UserError(f"{shown(source)} is neither a file nor a folder: give one of them.")
-    text = _read(path)
-    if not is_text(text):
-        fault = "is not UTF-8 or has a NUL in it" if text else "is empty"
-        raise UserError(f"file {shown(source)} holds no text, it {fault}: give a text file.")
-    return text
-
-
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
@@ -186,14 +183,14 @@ def _read(file: Path) -> bytes:
 
 def _unreadable(path: str, error: Exception) -> UserError:
     return UserError(
-        f"{shown(path)} can't be read ({_reason(error)}): give a path that you may read."
+        f"{shown(path)} can't be read ({reason(error)}): give a path that you may read."
     )
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The first line of an error's message, without its full stop."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return short(text.splitlines()[0], 120).rstrip(".")
+    return short(text.strip().splitlines()[0], 120).rstrip(".")
 
 
 @dataclass(frozen=True)
@@ -233,12 +230,11 @@ def for_test(name: str) -> bool:
 
 def join(documents: Sequence[bytes]) -> UInt8[Tensor, " n"]:
     """Documents as one row of bytes, each ended by a NUL."""
-    text = b"".join(document + END for document in documents)
-    return _bytes(text)
+    return _bytes(b"".join(document + END for document in documents))
 
 
 def _bytes(text: bytes) -> UInt8[Tensor, " n"]:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
+    return torch.from_numpy(np.frombuffer(bytearray(text), np.uint8))
 
 
 def windows(
@@ -264,9 +260,14 @@ def excerpts(
     documents = [_bytes(document) for document in corpus.test if len(document) >= length]
     room = [len(document) // length for document in documents]
     if sum(room) >= count:
-        shares = _in_turns(room, count, rng)
-        pairs = zip(documents, shares, strict=True)
-        return torch.cat([_disjoint(tokens, length, n, rng) for tokens, n in pairs if n])
+        pieces = []
+        for document, n in zip(documents, _in_turns(room, count, rng), strict=True):
+            if n:  # at random places: what the excerpts leave over is split into gaps
+                left = len(document) - n * length
+                gaps = torch.randint(left + 1, (n,), generator=rng).sort().values
+                starts = gaps + length * torch.arange(n)
+                pieces.append(document.unfold(0, length, 1)[starts].long())
+        return torch.cat(pieces)
     tokens = join(corpus.test)
     places = len(tokens) - length + 1
     if places < 1:
@@ -287,12 +288,3 @@ def _in_turns(room: list[int], count: int, rng: torch.Generator) -> list[int]:
                 shares[d] += 1
                 count -= 1
     return shares
-
-
-def _disjoint(
-    tokens: UInt8[Tensor, " n"], length: int, count: int, rng: torch.Generator
-) -> Int64[Tensor, "{count} {length}"]:
-    """Excerpts at random places that do not overlap: what they leave over is split into gaps."""
-    left = len(tokens) - count * length
-    gaps = torch.randint(left + 1, (count,), generator=rng).sort().values
-    return tokens.unfold(0, length, 1)[gaps + length * torch.arange(count)].long()

@@ -65,6 +65,15 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    def dtype(self, name: str) -> str:
+        """The type in which weights and activations are multiplied; auto is bfloat16 on CUDA."""
+        if name not in ("auto", "float32", "bfloat16"):
+            raise UserError(
+                f"--dtype is auto, float32 or bfloat16, but got {name!r}: use one of them."
+            )
+        auto = "bfloat16" if self.device.type == "cuda" else "float32"
+        return auto if name == "auto" else name
+
     def check_batch(self, batch: int) -> None:
         """Raise unless a batch divides evenly among the processes."""
         if batch % self.size:
@@ -82,16 +91,16 @@ def is_first_process() -> bool:
 @contextmanager
 def process_group(device: str = "auto") -> Iterator[World]:
     """Join the process group, if there is one, for as long as the block runs."""
-    size, rank = (int(os.environ.get(name, d)) for name, d in (("WORLD_SIZE", 1), ("RANK", 0)))
-    chosen = _device(device)
-    if size == 1 or dist.is_initialized():
-        yield World(chosen, rank, size)
-        return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    rank, size = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
+    world = World(_device(device), rank, size)
+    joins = size > 1 and not dist.is_initialized()
+    if joins:
+        dist.init_process_group("nccl" if world.device.type == "cuda" else "gloo")
     try:
-        yield World(chosen, rank, size)
+        yield world
     finally:
-        dist.destroy_process_group()
+        if joins:
+            dist.destroy_process_group()
 
 
 def _device(name: str) -> torch.device:
@@ -134,11 +143,6 @@ def layers(model: nn.Module) -> list[nn.Module]:
     lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
     uniform = [modules for modules in lists if len({type(one) for one in modules}) == 1]
     return max(uniform, key=len, default=[])
-
-
-def full_tensor(x: Tensor) -> Tensor:
-    """A tensor with its shards from every process; all processes must call this."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x  # type: ignore[operator]
 
 
 def assign(x: Tensor, value: Tensor) -> None:

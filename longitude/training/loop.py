@@ -45,16 +45,13 @@ class Batch:
 
     def rows(self, some: slice, device: torch.device) -> Batch:
         """Some of its rows on a device; a range of positions stays a range."""
-
-        def moved(x: Tensor) -> Tensor:
-            cuda = device.type == "cuda"
-            return x.pin_memory().to(device, non_blocking=True) if cuda else x.to(device)
-
-        parts = [moved(x[some]) for x in (self.tokens, self.targets, self.weights)]
-        pos = self.pos
-        if not isinstance(pos, range):
-            pos = moved(pos[some] if pos.dim() == 2 else pos)
-        return Batch(*parts, pos=pos, total=self.total)
+        tensors = [self.tokens[some], self.targets[some], self.weights[some]]
+        if isinstance(self.pos, Tensor):
+            tensors.append(self.pos[some] if self.pos.dim() == 2 else self.pos)
+        if device.type == "cuda":
+            tensors = [x.pin_memory() for x in tensors]
+        tokens, targets, weights, *pos = (x.to(device, non_blocking=True) for x in tensors)
+        return Batch(tokens, targets, weights, pos[0] if pos else self.pos, self.total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +59,7 @@ class Job:
     """A model and all that decides what it learns."""
 
     model: nn.Module  # whose trainable parameters the state on disk names
-    loss: Callable[
-        ..., Tensor
-    ]  # (tokens, pos, targets, weights) -> summed loss: the model, wrapped
+    loss: Callable[..., Tensor]  # (tokens, pos, targets, weights) -> summed: the model, wrapped
     optimizer: torch.optim.Optimizer
     batch: Callable[[int], Batch]  # of a step, over all processes
     rate_at: Callable[[int], float]
@@ -102,7 +97,7 @@ class LoopOptions:
     save_steps: int = 0  # the same in steps; 0: by time alone
     sync_steps: int = 1  # several processes agree on whether to stop or save only so often
     report_seconds: float = 0.0  # between two reports, each of which waits for the device
-    report: Callable[[Step], None] = lambda step: None
+    report: Callable[[Step], None] = lambda step: None  # in the first process
 
 
 class Stopped(KeyboardInterrupt):
@@ -130,6 +125,13 @@ def train(job: Job, folder: RunFolder, world: World, options: LoopOptions) -> tu
     began = saved = time.monotonic()
     reported = -math.inf
     cuda = [world.device] if world.device.type == "cuda" else []
+
+    def progress(done: int) -> Step:
+        step = _progress(job, first, done, began, losses)
+        if world.first:
+            options.report(step)
+        return step
+
     with (
         torch_settings(options.deterministic, world.device),
         torch.random.fork_rng(cuda),
@@ -140,7 +142,7 @@ def train(job: Job, folder: RunFolder, world: World, options: LoopOptions) -> tu
                 losses[done - 1] = take_step(job, done - 1, world)
                 now = time.monotonic()
                 if now - reported >= options.report_seconds and done < job.steps:
-                    options.report(_progress(job, first, done, began, losses))
+                    progress(done)
                     reported = now
                 synced = world.size == 1 or done % options.sync_steps == 0
                 flags = stop.is_set() + 2 * (now - saved >= options.save_seconds)
@@ -152,9 +154,7 @@ def train(job: Job, folder: RunFolder, world: World, options: LoopOptions) -> tu
                     saved = time.monotonic()
             if stopping:
                 raise Stopped(done)
-    last = _progress(job, first, job.steps, began, losses)
-    options.report(last)
-    return losses, last
+    return losses, progress(job.steps)
 
 
 def take_step(job: Job, step: int, world: World) -> Tensor:
@@ -206,22 +206,18 @@ def _progress(job: Job, first: int, done: int, began: float, losses: Tensor) -> 
 def stop_requests() -> Iterator[threading.Event]:
     """An event that is set by the first interrupt or termination; the second stops at once."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(kind) for kind in kinds]
+    main = threading.current_thread() is threading.main_thread()
 
     def request(kind: int, frame: object) -> None:
         stop.set()
         signal.signal(kind, signal.SIG_DFL)
 
-    for kind in kinds:
-        signal.signal(kind, request)
+    kinds = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {kind: signal.signal(kind, request) for kind in kinds}
     try:
         yield stop
     finally:
-        for kind, handler in zip(kinds, before, strict=True):
+        for kind, handler in before.items():
             signal.signal(kind, handler)
 
 

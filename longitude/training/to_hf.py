@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -35,8 +35,7 @@ SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}  # byte 0 is
 HEAD = "lm_head.weight"  # tied to the embedding, not stored twice
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """A stock model: its name, its class, and the lab's block that it has."""
 
     name: str
@@ -44,7 +43,6 @@ class Architecture:
     block: str
 
 
-KINDS: tuple[Kind, ...] = ("llama", "gpt2", "bloom")
 ARCHITECTURES: dict[Kind, Architecture] = {
     "llama": Architecture("Llama", "LlamaForCausalLM", "llama"),
     "gpt2": Architecture("GPT-2", "GPT2LMHeadModel", "gpt"),
@@ -76,37 +74,23 @@ MODULES = {
 
 def _column(table: Mapping[str, tuple[str | None, ...]], kind: Kind) -> dict[str, str]:
     """Our names and one stock model's, for what it has."""
-    at = KINDS.index(kind)
+    at = [*ARCHITECTURES].index(kind)
     return {ours: theirs[at] for ours, theirs in table.items() if theirs[at]}  # type: ignore[misc]
 
 
-@dataclass(frozen=True)
-class StockModel:
-    """The stock model that a lab model can be written as, if any, and a sentence that says so."""
-
-    kind: Kind | None
-    reason: str
-
-
-def stock_model(scheme: Scheme | Layers, block: str) -> StockModel:
-    """The stock model of a scheme with this block. A remap made for training (inverse_leaky) is
-    dropped, as it is when the model is read."""
+def stock_model(scheme: Scheme | Layers, block: str) -> tuple[Kind | None, str]:
+    """The stock model of a scheme with this block, if there is one, and a sentence that says so. A
+    remap made for training (inverse_leaky) is dropped, as it is when the model is read."""
     if block not in {a.block for a in ARCHITECTURES.values()}:
         raise UserError(f"no block is called {block!r}: use llama or gpt.")
     kind, obstacle = _kind(at_test(scheme))
+    none = f"{shown(scheme)} has no equivalent in stock transformers"
     if kind is None:
-        reason = f"{shown(scheme)} has no equivalent in stock transformers: {obstacle}."
-        return StockModel(None, reason)
-    theirs = ARCHITECTURES[kind]
-    if theirs.block != block:
-        return StockModel(
-            None,
-            f"{shown(scheme)} has no equivalent in stock transformers with the {block} block: "
-            f"the {theirs.block} block makes it a {theirs.name}.",
-        )
-    return StockModel(
-        kind, f"{shown(scheme)} trains a {theirs.name}: stock transformers loads the result."
-    )
+        return None, f"{none}: {obstacle}."
+    name, _, needed = ARCHITECTURES[kind]
+    if needed != block:
+        return None, f"{none} with the {block} block: the {needed} block makes it a {name}."
+    return kind, f"{shown(scheme)} trains a {name}: stock transformers loads the result."
 
 
 def _kind(scheme: Scheme | Layers) -> tuple[Kind | None, str]:
@@ -118,8 +102,7 @@ def _kind(scheme: Scheme | Layers) -> tuple[Kind | None, str]:
         return None, f"it is read at the positions of {one.positions}, a stock model at 0, 1, 2, …"
     match replace(one, positions=Sequential()).parts if one.causal else ():
         case (Rope() as rope,):
-            obstacle = _llama_obstacle(rope)
-            return (None, obstacle) if obstacle else ("llama", "")
+            return _llama(rope)
         case (Learned(offset=0),):
             return "gpt2", ""
         case (bias,) if bias == Alibi():
@@ -127,19 +110,20 @@ def _kind(scheme: Scheme | Layers) -> tuple[Kind | None, str]:
     return None, "rope(…), learned(…) and alibi() have one, each alone and causal"
 
 
-def _llama_obstacle(rope: Rope) -> str:
-    """Why a Llama does not rotate its heads like this, if it doesn't."""
+def _llama(rope: Rope) -> tuple[Kind | None, str]:
+    """A Llama, if it rotates its heads like this."""
     if rope.pairs != "half":
-        return "a Llama pairs the halves of a head, as rope(pairs='half') does"
+        return None, "a Llama pairs the halves of a head, as rope(pairs='half') does"
     if rope.fraction != 1:
-        return "a Llama rotates full heads, as rope(fraction=1) does"
+        return None, "a Llama rotates full heads, as rope(fraction=1) does"
     if isinstance(rope.frequencies, DynamicNtk):
-        return "a Llama's dynamic NTK begins at its window, whatever length rope(…) has it begin at"
+        window = "a Llama's dynamic NTK begins at its window"
+        return None, f"{window}, whatever length rope(…) has it begin at"
     try:
         rope_parameters(rope)
     except UserError as error:
-        return str(error).rstrip(".")
-    return ""
+        return None, str(error).rstrip(".")
+    return "llama", ""
 
 
 def check_dtype(dtype: str) -> None:
@@ -155,19 +139,28 @@ def write_checkpoint(
 
     Files appear atomically and config.json last: a folder that has it is complete.
     """
+    from transformers import GenerationConfig
+
     check_dtype(dtype)
-    stock = stock_model(parse(config.scheme), config.block)
-    if stock.kind is None:
-        raise UserError(stock.reason)
-    theirs = _stock_config(stock.kind, config, dtype)
+    kind, sentence = stock_model(parse(config.scheme), config.block)
+    if kind is None:
+        raise UserError(sentence)
+    theirs = _stock_config(kind, config, dtype)
     tensors = {
         name: w.detach().to("cpu", DTYPES[dtype]).contiguous()
         for ours, weight in weights.items()
-        for name, w in _renamed(stock.kind, ours, weight, config.heads)
+        for name, w in _renamed(kind, ours, weight, config.heads)
     }
-    _check_tensors(stock.kind, theirs, tensors)
+    _check_tensors(kind, theirs, tensors)
     with atomic_checkpoint(folder) as part:
-        _write(part, theirs, tensors, config.length)
+        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+        byte_tokenizer(config.length).save_pretrained(part)
+        GenerationConfig(**SPECIAL).save_pretrained(part)
+        theirs.save_pretrained(part)
+        # what transformers 4 reads in their place; frequencies that are scaled need transformers 5
+        update_json(part / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+        if kind == "llama":
+            update_json(part / "config.json", rope_theta=theirs.rope_parameters["rope_theta"])
 
 
 def _stock_config(kind: Kind, config: DecoderConfig, dtype: str) -> Any:
@@ -228,19 +221,6 @@ def _check_tensors(kind: Kind, config: Any, tensors: dict[str, Tensor]) -> None:
                 f"the weights are not those of this {ARCHITECTURES[kind].name}: {name} should be "
                 f"{shapes.get(name, 'left out')}, but is {given.get(name, 'missing')}."
             )
-
-
-def _write(part: Path, config: Any, tensors: dict[str, Tensor], length: int) -> None:
-    from transformers import GenerationConfig
-
-    save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
-    byte_tokenizer(length).save_pretrained(part)
-    GenerationConfig(**SPECIAL).save_pretrained(part)
-    config.save_pretrained(part)
-    # what transformers 4 reads in their place; frequencies that are scaled need transformers 5
-    update_json(part / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    if config.model_type == "llama":
-        update_json(part / "config.json", rope_theta=config.rope_parameters["rope_theta"])
 
 
 def update_json(file: Path, **entries: Any) -> None:

@@ -272,14 +272,14 @@ def test_a_scheme_without_a_stock_model_is_refused(
 @pytest.mark.parametrize("scheme", STOCK)
 def test_a_home_is_told_before_training(scheme: str) -> None:
     block, kind = STOCK[scheme]
-    stock = stock_model(parse(scheme), block)
-    assert stock.kind == kind
-    assert stock.reason.endswith(
+    found, sentence = stock_model(parse(scheme), block)
+    assert found == kind
+    assert sentence.endswith(
         f"trains a {ARCHITECTURES[kind].name}: stock transformers loads the result."
     )
-    other = stock_model(parse(scheme), "gpt" if block == "llama" else "llama")
-    assert other.kind is None
-    assert f"the {block} block makes it a {ARCHITECTURES[kind].name}." in other.reason
+    found, sentence = stock_model(parse(scheme), "gpt" if block == "llama" else "llama")
+    assert found is None
+    assert f"the {block} block makes it a {ARCHITECTURES[kind].name}." in sentence
 
 
 @pytest.mark.parametrize("block", ["llama", "gpt"])
@@ -307,10 +307,10 @@ def test_a_home_is_told_before_training(scheme: str) -> None:
     ],
 )
 def test_no_home_is_told_in_one_sentence(scheme: str, why: str, block: str) -> None:
-    stock = stock_model(parse(scheme), block)
-    assert stock.kind is None
-    assert "has no equivalent in stock transformers: " in stock.reason and why in stock.reason
-    assert stock.reason.endswith(".") and stock.reason.count(". ") == 0
+    kind, sentence = stock_model(parse(scheme), block)
+    assert kind is None
+    assert "has no equivalent in stock transformers: " in sentence and why in sentence
+    assert sentence.endswith(".") and sentence.count(". ") == 0
 
 
 def test_an_unknown_block_is_refused() -> None:

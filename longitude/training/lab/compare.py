@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int64
 from torch import Tensor
 
 from longitude.core.progress import Event
@@ -32,7 +32,7 @@ from longitude.eval.perplexity import by_position, tail, token_losses
 from longitude.training.data import Corpus, excerpts
 from longitude.training.distributed import World, generator
 from longitude.training.lab.model import SIZES, Decoder
-from longitude.training.lab.rows import TEXT, Score, read_score
+from longitude.training.lab.rows import TEXT, Score
 from longitude.training.lab.run import (
     Run,
     RunOptions,
@@ -46,18 +46,19 @@ from longitude.training.lab.tasks import accuracy, task
 from longitude.training.lab.trainable import chosen
 
 TOKENS_AT_ONCE = 2**15
+SEED = 0  # of excerpts and problems
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How models are tested; a part of every row's key. `tail` tokens of each excerpt are scored,
-    by default half the trained window."""
+@dataclass(frozen=True, kw_only=True)
+class LabOptions(RunOptions):
+    """Options of `lab`."""
 
+    size: str = "nano"
+    test: tuple[int, ...] = ()  # lengths; none: 1 to 16 windows
+    seeds: tuple[int, ...] = (0,)
+    out: str | Path = Path("runs/lab")
     excerpts: int = 16
     problems: int = 64
-    tail: int | None = None
-    seed: int = 0
-    version: int = 1
 
     def __post_init__(self) -> None:
         for name in ("excerpts", "problems"):
@@ -65,120 +66,99 @@ class Protocol:
                 raise UserError(f"--{name} must be at least 1, but got {getattr(self, name)}.")
 
 
-class Evaluator:
-    """Tests one model; the excerpts are cut once, for the greatest length."""
-
-    def __init__(
-        self, model: Decoder, corpus: Corpus | None, longest: int, protocol: Protocol, dtype: str
-    ) -> None:
-        self.model, self.protocol, self.dtype = model.eval(), protocol, dtype
-        self.window = model.config.length
-        self.text = corpus and excerpts(corpus, longest + 1, protocol.excerpts, protocol.seed)
-
-    def score(self, name: str, length: int) -> dict[str, Any]:
-        """One row: a value, and for text its curve; or the sentence in which it was refused."""
-        try:
-            return self._text(length) if name == TEXT else self._task(name, length)
-        except UserError as error:
-            return {"value": None, "refused": str(error), "curve": []}
-
-    def _text(self, length: int) -> dict[str, Any]:
-        assert self.text is not None
-        losses = token_losses(self._logits, self.text[:, -length - 1 :])
-        last = self.protocol.tail or max(1, self.window // 2)
-        curve = [list(stretch) for stretch in by_position(losses)]
-        return {"value": tail(losses, min(last, length)), "refused": None, "curve": curve}
-
-    def _task(self, name: str, length: int) -> dict[str, Any]:
-        rng = generator(self.protocol.seed, length, f"test {name}")
-        rows = task(name, self.window).rows(rng, self.protocol.problems, length, vary=False)
-        parts = rows.tokens[:, :-1].split(max(1, TOKENS_AT_ONCE // length))
-        predicted = torch.cat([self._logits(part).argmax(-1).cpu() for part in parts])
-        return {"value": accuracy(predicted, rows), "refused": None, "curve": []}
-
-    @torch.no_grad()
-    def _logits(self, tokens: Int[Tensor, "b n"]) -> Tensor:
-        device = self.model.tokens.weight.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
-            return self.model(tokens.to(device))
-
-
 @dataclass(frozen=True)
 class Plan:
-    """What a lab compares: runs, the tasks and the lengths that they are tested at, and how."""
+    """What a lab compares: runs, and the tasks and lengths that they are tested at."""
 
     runs: tuple[Run, ...]
     tasks: tuple[str, ...]
     lengths: tuple[int, ...]
-    protocol: Protocol
+    options: LabOptions
 
-    def keys(self, run: Run) -> Iterator[tuple[dict[str, Any], str, int]]:
-        """The store's key of every row of a run, with its task and length."""
+    def keys(self, run: Run) -> Iterator[dict[str, Any]]:
+        """The store's key of every row of a run."""
+        counts = {"excerpts": self.options.excerpts, "problems": self.options.problems}
+        protocol = {**counts, "tail": None, "seed": SEED, "version": 1}
         for name in self.tasks:
             for length in self.lengths:
-                key = {
-                    "kind": "lab", "run": run.to_json(), "protocol": asdict(self.protocol),
-                    "task": name, "length": length,
-                }  # fmt: skip
-                if name == TEXT:  # excerpts are cut for the greatest length
-                    key["longest"] = max(self.lengths)
-                yield key, name, length
+                key = {"kind": "lab", "run": run.to_json(), "protocol": protocol}
+                key |= {"task": name, "length": length}
+                # excerpts are cut for the greatest length
+                yield key | ({"longest": max(self.lengths)} if name == TEXT else {})
 
 
-def make_plan(
-    options: RunOptions,
-    schemes: str,
-    lengths: tuple[int, ...],
-    seeds: tuple[int, ...],
-    protocol: Protocol,
-    corpus: Corpus,
-    world: World,
-) -> Plan:
-    """The plan, with every mistake raised here; without lengths, from one window to sixteen."""
-    lengths = lengths or tuple(options.length * 2**k for k in range(5))
+def make_plan(schemes: str, options: LabOptions, corpus: Corpus, world: World) -> Plan:
+    """The plan, with every mistake raised here."""
+    lengths = options.test or tuple(options.length * 2**k for k in range(5))
     layers = SIZES[options.size].layers if options.size in SIZES else 1
     each = chosen(schemes, options.length, layers)
-    runs = tuple(make_run(options, s, seed, corpus, world) for s in each for seed in seeds)
+    runs = tuple(make_run(options, s, n, corpus, world) for s in each for n in options.seeds)
     tasks = tuple(name for name, _ in shares(options.tasks))
-    if not seeds:
+    if not runs:
         raise UserError("--seeds names none: give some, as in 0,1,2.")
     if min(lengths) < 2:
         raise UserError(f"--test needs at least two tokens, but got {min(lengths)}: give more.")
     if TEXT in tasks:
-        excerpts(corpus, max(lengths) + 1, protocol.excerpts, protocol.seed)
-    return Plan(runs, tasks, lengths, protocol)
+        excerpts(corpus, max(lengths) + 1, options.excerpts, SEED)
+    return Plan(runs, tasks, lengths, options)
 
 
-def compare(
-    plan: Plan, corpus: Corpus, store: Store, out: Path, world: World, options: RunOptions
-) -> tuple[Score, ...]:
+def compare(plan: Plan, corpus: Corpus, store: Store, world: World) -> tuple[Score, ...]:
     """Compute the rows that the store lacks; then every row of the plan, in the first process."""
+    options = plan.options
     for index, run in enumerate(plan.runs):
-        missing = [k for k in plan.keys(run) if store.get(k[0]) is None]
+        missing = [key for key in plan.keys(run) if store.get(key) is None]
         if not world.broadcast(bool(missing)):
             continue
         name = f"{index + 1}/{len(plan.runs)} {label(run.config.scheme)}, seed {run.seed}"
-        folder = lab_folder(out / slug(run))
+        folder = lab_folder(Path(options.out) / slug(run))
         if not world.broadcast(folder.done):
-            loop = options.loop_options(name, world)
+            loop = options.loop_options(name)
             train_run(run, corpus, folder, world, loop, compiled=options.compile)
         if world.first:
-            model = load(folder.path, device=world.device)
-            evaluator = Evaluator(model, corpus, max(plan.lengths), plan.protocol, run.dtype)
-            for done, (key, each, length) in enumerate(missing):
-                stage = f"test {each} at {length:,}"
+            model, text = load(folder.path, device=world.device), None
+            if TEXT in plan.tasks:
+                text = excerpts(corpus, max(plan.lengths) + 1, options.excerpts, SEED)
+            for done, key in enumerate(missing):
+                stage = f"test {key['task']} at {key['length']:,}"
                 options.progress(Event(stage, done, len(missing), f"{name}, test"))
-                store.put(key, evaluator.score(each, length))
+                args = (key["task"], key["length"], text, options.problems, run.dtype)
+                store.put(key, evaluate(model, *args))
         world.barrier()
-    return tuple(scores(plan, store)) if world.first else ()
+    keys = [key for run in plan.runs for key in plan.keys(run)] if world.first else []
+    return tuple(_score(key, store.get(key) or {}) for key in keys)
 
 
-def scores(plan: Plan, store: Store) -> Iterator[Score]:
-    """The rows of a plan that the store has."""
-    for run in plan.runs:
-        for key, _, _ in plan.keys(run):
-            if (value := store.get(key)) is not None:
-                yield _score(key, value)
+@torch.no_grad()
+def evaluate(
+    model: Decoder,
+    name: str,
+    length: int,
+    text: Int64[Tensor, "excerpts longest"] | None,
+    problems: int,
+    dtype: str,
+) -> dict[str, Any]:
+    """One row: a value, and for text its curve; or the sentence in which it was refused."""
+    window, device = model.config.length, model.tokens.weight.device
+
+    def logits(tokens: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+            return model(tokens.to(device))
+
+    try:
+        if name == TEXT:
+            assert text is not None
+            losses = token_losses(logits, text[:, -length - 1 :])
+            curve = [list(stretch) for stretch in by_position(losses)]
+            value = tail(losses, min(max(1, window // 2), length))
+            return {"value": value, "refused": None, "curve": curve}
+        rng = generator(SEED, length, f"test {name}")
+        rows = task(name, window).rows(rng, problems, length, vary=False)
+        parts = rows.tokens[:, :-1].split(max(1, TOKENS_AT_ONCE // length))
+        predicted = torch.cat([logits(part).argmax(-1).cpu() for part in parts])
+        return {"value": accuracy(predicted, rows), "refused": None, "curve": []}
+    except UserError as error:
+        return {"value": None, "refused": str(error), "curve": []}
 
 
 def recorded(store: Store) -> Iterator[Score]:
@@ -188,16 +168,16 @@ def recorded(store: Store) -> Iterator[Score]:
 
 def _score(key: dict[str, Any], value: dict[str, Any]) -> Score:
     model = key["run"]["shape"]
-    return read_score(
-        {
-            "scheme": model["scheme"],
-            "label": label(model["scheme"]),
-            "trained": model["length"],
-            "seed": key["run"]["seed"],
-            "task": key["task"],
-            "length": key["length"],
-            **value,
-        }
+    return Score(
+        scheme=model["scheme"],
+        label=label(model["scheme"]),
+        seed=key["run"]["seed"],
+        task=key["task"],
+        trained=model["length"],
+        length=key["length"],
+        value=value["value"],
+        refused=value["refused"],
+        curve=tuple((first, past, float(loss)) for first, past, loss in value["curve"]),
     )
 
 

@@ -51,11 +51,6 @@ class DecoderConfig:
                 f"make dim a multiple of {2 * self.heads}."
             )
 
-    @property
-    def head_dim(self) -> int:
-        """Dimensions of one head."""
-        return self.dim // self.heads
-
 
 @dataclass(frozen=True)
 class Size:
@@ -82,16 +77,6 @@ SIZES = {  # weights: 0.36M, for two CPU cores; 2.3M; 14M; 128M
 }
 
 
-def sized_config(scheme: str, length: int, size: str, block: str = "llama") -> DecoderConfig:
-    """The config of a named size under a scheme."""
-    if size not in SIZES:
-        raise UserError(f"no size is called {size!r}: use {', '.join(SIZES)}.")
-    named = SIZES[size]
-    return DecoderConfig(
-        scheme, length, named.layers, named.dim, named.heads, named.hidden(block), block
-    )
-
-
 class Decoder(nn.Module):
     """Tokens to logits, or straight to the loss where targets are given.
 
@@ -111,7 +96,16 @@ class Decoder(nn.Module):
         self.norm_in = _norm(config) if config.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(_Block(config, scheme, i, rng) for i in range(config.layers))
         self.norm = _norm(config)
-        _initialise(self, config, rng)
+        # GPT-2's start: normal with 0.02, smaller by depth for what is added to the residual stream
+        for name, p in self.named_parameters():
+            if ".at." in name or name.startswith("positions."):
+                continue  # a part starts its own weights
+            if p.dim() == 2 and not p.is_meta:
+                added = name.endswith(("out.weight", "down.weight"))
+                std = 0.02 / (2 * config.layers) ** 0.5 if added else 0.02
+                nn.init.normal_(p, 0.0, std, rng)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
 
     def forward(
         self,
@@ -131,9 +125,8 @@ class Decoder(nn.Module):
         logits = F.linear(self.norm(x), self.tokens.weight)
         if targets is None:
             return logits
-        losses = F.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), reduction="none"
-        ).view_as(targets)
+        logits = logits.float().flatten(0, 1)
+        losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
         return (losses if weights is None else losses * weights).sum()
 
 
@@ -146,7 +139,7 @@ class _Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = _norm(config), _norm(config)
         self.attend = _Attend(config, scheme, index, rng)
-        self.feed = _SwiGLU(config) if config.block == "llama" else _Gelu(config)
+        self.feed = _FeedForward(config)
 
     def forward(self, x: Tensor, pos: Pos) -> Tensor:
         x = x + self.attend(self.norm1(x), pos)
@@ -158,7 +151,8 @@ class _Attend(nn.Module):
         self, config: DecoderConfig, scheme: Scheme | Layers, index: int, rng: torch.Generator
     ) -> None:
         super().__init__()
-        bias, dims = config.block == "gpt", Dims(config.dim, config.heads, config.head_dim)
+        bias = config.block == "gpt"
+        dims = Dims(config.dim, config.heads, config.dim // config.heads)
         self.heads = config.heads
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=bias)
         self.out = nn.Linear(config.dim, config.dim, bias=bias)
@@ -170,41 +164,22 @@ class _Attend(nn.Module):
         return self.out(self.at(q, k, v, pos).transpose(1, 2).flatten(2))
 
 
-class _SwiGLU(nn.Module):
+class _FeedForward(nn.Module):
+    """SwiGLU in the llama block, GELU in the gpt block."""
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.dim, config.hidden, bias=False)
-        self.up = nn.Linear(config.dim, config.hidden, bias=False)
-        self.down = nn.Linear(config.hidden, config.dim, bias=False)
+        gpt = config.block == "gpt"
+        self.gate = None if gpt else nn.Linear(config.dim, config.hidden, bias=False)
+        self.up = nn.Linear(config.dim, config.hidden, bias=gpt)
+        self.down = nn.Linear(config.hidden, config.dim, bias=gpt)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x), approximate="tanh"))
         return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class _Gelu(nn.Module):
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.up = nn.Linear(config.dim, config.hidden)
-        self.down = nn.Linear(config.hidden, config.dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
 def _norm(config: DecoderConfig) -> nn.Module:
     kind = nn.RMSNorm if config.block == "llama" else nn.LayerNorm
     return kind(config.dim, eps=EPSILON)
-
-
-def _initialise(model: Decoder, config: DecoderConfig, rng: torch.Generator) -> None:
-    """GPT-2's initialisation: normal with 0.02, smaller by depth for what is added to the residual
-    stream."""
-    for name, p in model.named_parameters():
-        if ".at." in name or name.startswith("positions."):
-            continue  # a part starts its own weights
-        if p.dim() == 2 and not p.is_meta:
-            last = name.endswith(("out.weight", "down.weight"))
-            with torch.no_grad():
-                p.normal_(0.0, 0.02 / (2 * config.layers) ** 0.5 if last else 0.02, generator=rng)
-        elif name.endswith("bias"):
-            nn.init.zeros_(p)

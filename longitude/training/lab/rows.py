@@ -1,16 +1,14 @@
-"""The lab's results as plain values without torch, for the store, the tables and the charts.
+"""The lab's results as plain values without torch, for the tables and the charts.
 
-A score is one scheme, seed, task and length; a summary is over the seeds.
+A score is one scheme, seed, task and length; cells and bins are over the seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
-
-from longitude.core.validate import UserError
 
 TEXT = "text"  # the one task that is scored by its loss: lower is better
 Stretch = tuple[int, int, float]  # first position, past the last, mean loss
@@ -33,14 +31,6 @@ class Score:
     value: float | None
     refused: str | None = None
     curve: tuple[Stretch, ...] = ()
-
-    def __post_init__(self) -> None:
-        numbers = [self.value or 0.0, *(loss for _, _, loss in self.curve)]
-        if not all(map(math.isfinite, numbers)):
-            raise UserError(
-                f"The score of {self.label} on {self.task} at {self.length} is no finite number: "
-                "give None as its value, no curve, and the reason in refused."
-            )
 
     def to_json(self) -> dict[str, Any]:
         """The score in JSON's types."""
@@ -78,18 +68,6 @@ class Bin(NamedTuple):
     spread: Spread
 
 
-def read_score(row: Mapping[str, Any]) -> Score:
-    """A score from its JSON."""
-    try:
-        curve = tuple((int(a), int(b), float(loss)) for a, b, loss in row.get("curve") or ())
-        return Score(**{**row, "curve": curve})
-    except (TypeError, ValueError) as e:
-        if isinstance(e, UserError):
-            raise
-        known = ", ".join(field.name for field in fields(Score))
-        raise UserError(f"A score has the fields {known}, but got {', '.join(row)} ({e}).") from e
-
-
 def summary(scores: Iterable[Score]) -> tuple[Cell, ...]:
     """Mean and range over the seeds, for each task, trained window, label and length."""
     groups: dict[tuple[str, int, str, int], list[Score]] = {}
@@ -97,9 +75,9 @@ def summary(scores: Iterable[Score]) -> tuple[Cell, ...]:
         groups.setdefault((s.task, s.trained, label, s.length), []).append(s)
     cells = []
     for group, members in groups.items():
-        values = [s.value for s in members if s.value is not None]
-        refused = next((s.refused for s in members if s.refused), None)
-        cells.append(Cell(*group, *((spread(values), None) if values else (None, refused))))
+        spread = _spread([s.value for s in members if s.value is not None])
+        refused = next((s.refused for s in members if s.refused and not spread), None)
+        cells.append(Cell(*group, spread, refused))
     return tuple(cells)
 
 
@@ -113,13 +91,12 @@ def curves(scores: Iterable[Score]) -> tuple[Bin, ...]:
     for label, s in drawn:
         for first, past, loss in s.curve if s.length == longest[s.trained, label] else ():
             groups.setdefault((s.trained, label, s.length, first, past), []).append(loss)
-    return tuple(Bin(*group, spread(losses)) for group, losses in groups.items())
+    return tuple(Bin(*group, _spread(losses)) for group, losses in groups.items())  # type: ignore[arg-type]
 
 
-def spread(values: Iterable[float]) -> Spread:
-    """Mean, least, greatest and how many, of one number at least."""
-    numbers = [*values]
-    return Spread(math.fsum(numbers) / len(numbers), min(numbers), max(numbers), len(numbers))
+def _spread(values: list[float]) -> Spread | None:
+    mean = math.fsum(values) / max(1, len(values))
+    return Spread(mean, min(values), max(values), len(values)) if values else None
 
 
 def _labelled(scores: Iterable[Score]) -> Iterator[tuple[str, Score]]:

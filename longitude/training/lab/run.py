@@ -28,21 +28,15 @@ from longitude.core.progress import Progress, silent
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.training.checkpoint import (
-    RunFolder,
-    RunKind,
-    gather_weights,
-    write_file,
-)
+from longitude.training.checkpoint import RunFolder, gather_weights, write_file
 from longitude.training.data import Corpus, join, windows
 from longitude.training.distributed import World, distribute, generator
-from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, sized_config
+from longitude.training.lab.model import SIZES, Decoder, DecoderConfig
 from longitude.training.lab.tasks import task
 from longitude.training.lab.trainable import at_test, check_trainable
-from longitude.training.loop import Batch, Job, LoopOptions, Step, adamw, train
+from longitude.training.loop import Batch, Job, LoopOptions, adamw, train
 from longitude.training.to_hf import stock_model, write_checkpoint
 
-DTYPES = ("float32", "bfloat16")
 MODEL, STOCK = "model.safetensors", "hf"
 DECAY = 0.1  # of matrices; gains, biases and what parts learn do not decay
 REPORT_SECONDS = 0.25  # between two reports, each of which waits for the device
@@ -67,46 +61,31 @@ class Run:
         for name in ("steps", "batch", "rate"):
             if getattr(self, name) <= 0:
                 raise UserError(f"{name} must be above zero, but got {getattr(self, name)}.")
-        if self.dtype not in DTYPES:
-            raise UserError(f"no dtype is called {self.dtype!r}: use {' or '.join(DTYPES)}.")
-
-    @property
-    def warmup(self) -> int:
-        """Steps until the learning rate is at its height."""
-        return min(200, self.steps // 10)
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then a cosine down to a tenth."""
-        if step < self.warmup:
-            return self.rate * (step + 1) / (self.warmup + 1)
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        warmup = min(200, self.steps // 10)
+        if step < warmup:
+            return self.rate * (step + 1) / (warmup + 1)
+        done = (step - warmup) / max(1, self.steps - warmup)
         return self.rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in config.json and in a row's key."""
-        fields = {name: value for name, value in asdict(self).items() if name != "config"}
-        tasks = [list(task) for task in self.tasks]
-        return {"shape": asdict(self.config), **fields, "tasks": tasks}
+        fields = asdict(self)
+        return {"shape": fields.pop("config"), **fields, "tasks": [list(t) for t in self.tasks]}
 
 
 def read_run(data: dict[str, Any]) -> Run:
     """A run from its JSON."""
+    shape, fields = DecoderConfig(**data["shape"]), {k: v for k, v in data.items() if k != "shape"}
     tasks = tuple((name, float(share)) for name, share in data["tasks"])
-    fields = {name: value for name, value in data.items() if name != "shape"}
-    return Run(**{**fields, "config": DecoderConfig(**data["shape"]), "tasks": tasks})
-
-
-LAB_RUN = RunKind(
-    file="config.json",
-    key="run",
-    complete=lambda path: (path / MODEL).is_file(),
-    normalise=lambda data: read_run(data).to_json(),
-)
+    return Run(**{**fields, "config": shape, "tasks": tasks})
 
 
 def lab_folder(path: Path) -> RunFolder:
     """The folder of a lab run."""
-    return RunFolder(path, LAB_RUN)
+    return RunFolder(path, "config.json", "run", (MODEL,), lambda data: read_run(data).to_json())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,19 +107,14 @@ class RunOptions:
     compile: bool | None = None  # None: on CUDA
     progress: Progress = silent
 
-    def loop_options(self, name: str, world: World) -> LoopOptions:
+    def loop_options(self, name: str) -> LoopOptions:
         """How the loop saves and reports; `name` is the job that the progress is of."""
-
-        def report(step: Step) -> None:
-            if world.first:
-                self.progress(step.event(name))
-
         return LoopOptions(
             deterministic=self.deterministic,
             save_seconds=self.every,
             sync_steps=SYNC_STEPS,
             report_seconds=REPORT_SECONDS,
-            report=report,
+            report=lambda step: self.progress(step.event(name)),
         )
 
 
@@ -150,13 +124,7 @@ def make_run(
     """The run of a scheme; mistakes in its scheme, tasks, text and processes are raised here."""
     config = decoder_config(scheme, options.length, options.size, options.block)
     check_trainable(scheme, options.length, config.layers)
-    size, dtype = SIZES[options.size], options.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if world.device.type == "cuda" else "float32"
-    if dtype not in DTYPES:
-        raise UserError(
-            f"--dtype is auto, float32 or bfloat16, but got {dtype!r}: use one of them."
-        )
+    size = SIZES[options.size]
     run = Run(
         config,
         corpus.fingerprint,
@@ -165,7 +133,7 @@ def make_run(
         rate=size.rate if options.rate is None else options.rate,
         seed=seed,
         tasks=shares(options.tasks),
-        dtype=dtype,
+        dtype=world.dtype(options.dtype),
     )
     world.check_batch(run.batch)
     make_batch(run, join(corpus.train), 0)
@@ -175,9 +143,12 @@ def make_run(
 def decoder_config(
     scheme: Scheme | Layers, length: int, size: str, block: str = "llama"
 ) -> DecoderConfig:
-    """The config of a size; with BLOOM's norm behind the embedding if it makes a BLOOM."""
-    config = sized_config(dump(scheme), length, size, block)
-    return replace(config, embed_norm=stock_model(scheme, block).kind == "bloom")
+    """The config of a named size; with BLOOM's norm behind the embedding if it makes a BLOOM."""
+    if size not in SIZES:
+        raise UserError(f"no size is called {size!r}: use {', '.join(SIZES)}.")
+    named, bloom = SIZES[size], stock_model(scheme, block)[0] == "bloom"
+    widths = (named.layers, named.dim, named.heads, named.hidden(block))
+    return DecoderConfig(dump(scheme), length, *widths, block, embed_norm=bloom)
 
 
 def shares(text: str) -> tuple[tuple[str, float], ...]:
@@ -229,16 +200,19 @@ def make_batch(run: Run, text: UInt8[Tensor, " n"], step: int) -> Batch:
 
 def make_job(run: Run, corpus: Corpus, world: World, compiled: bool | None = False) -> Job:
     """The decoder of a run, ready for the loop."""
-    model = Decoder(run.config, run.seed).to(world.device)
+    model, text = Decoder(run.config, run.seed).to(world.device), join(corpus.train)
     if world.device.type == "cuda" if compiled is None else compiled:
         torch.compiler.reset()  # a graph break in an earlier model's loop would affect this one
         model.compile()
-    wrapped = distribute(model, world)
-    text = join(corpus.train)
+
+    def decays(name: str, p: Tensor) -> bool:
+        """The matrices of the blocks and the embedding, but nothing that a part learns."""
+        return p.dim() == 2 and ".at." not in name and not name.startswith("positions.")
+
     return Job(
         model=model,
-        loss=wrapped,
-        optimizer=adamw(model, run.rate, DECAY, _decays),
+        loss=distribute(model, world),
+        optimizer=adamw(model, run.rate, DECAY, decays),
         batch=lambda step: make_batch(run, text, step),
         rate_at=run.rate_at,
         steps=run.steps,
@@ -246,11 +220,6 @@ def make_job(run: Run, corpus: Corpus, world: World, compiled: bool | None = Fal
         seed=run.seed,
         dtype=run.dtype,
     )
-
-
-def _decays(name: str, p: Tensor) -> bool:
-    """The matrices of the blocks and the embedding, but nothing that a part learns."""
-    return p.dim() == 2 and ".at." not in name and not name.startswith("positions.")
 
 
 def train_run(
@@ -262,7 +231,7 @@ def train_run(
     *,
     compiled: bool | None = False,
     weights_dtype: str = "float32",
-) -> Step:
+) -> None:
     """Train a run to its end, from the state that its folder has, and write what it leaves."""
     folder.begin(run.to_json(), {"longitude": __version__, "text": corpus.name}, world)
     job = make_job(run, corpus, world, compiled)
@@ -271,22 +240,17 @@ def train_run(
     if world.first:
         speed = round(last.tokens_per_second)
         with folder.finishing({"losses": losses.tolist(), "tokens_per_second": speed}):
-            if stock_model(parse(run.config.scheme), run.config.block).kind is not None:
+            if stock_model(parse(run.config.scheme), run.config.block)[0] is not None:
                 write_checkpoint(folder.path / STOCK, run.config, weights, weights_dtype)
-            write_file(
-                folder.path / MODEL,
-                lambda part: save_file(weights, part, metadata={"format": "pt"}),
-            )
+            meta = {"format": "pt"}
+            write_file(folder.path / MODEL, lambda part: save_file(weights, part, metadata=meta))
     world.barrier()
-    return last
 
 
 def load(path: Path, scheme: str | None = None, device: str | torch.device = "cpu") -> Decoder:
     """A finished run's model, to be read with its test-time scheme or with another."""
-    question = lab_folder(path).question()
-    assert question is not None
-    run = read_run(question)
-    scheme = scheme or dump(at_test(parse(run.config.scheme)))
-    model = Decoder(replace(run.config, scheme=scheme))
+    config = read_run(lab_folder(path).question() or {}).config
+    scheme = scheme or dump(at_test(parse(config.scheme)))
+    model = Decoder(replace(config, scheme=scheme))
     model.load_state_dict(load_file(path / MODEL))
     return model.to(device).eval()

@@ -21,54 +21,45 @@ from longitude.core.validate import UserError, shown
 Either = Scheme | Layers
 
 
-def schemes_of(scheme: Either) -> tuple[Scheme, ...]:
-    """The different schemes of a model's layers."""
-    return tuple(dict.fromkeys(scheme.schemes)) if isinstance(scheme, Layers) else (scheme,)
-
-
 def at_test(scheme: Either) -> Either:
     """The scheme for a model trained with this one: without what is for training alone."""
     if isinstance(scheme, Layers):
         return replace(scheme, schemes=tuple(map(at_test, scheme.schemes)))
-    remap = scheme.rotary.remap if scheme.rotary else None
-    if scheme.rotary is None or not hasattr(remap, "at_test"):
+    if scheme.rotary is None or not hasattr(scheme.rotary.remap, "at_test"):
         return scheme
-    return replace(scheme, rotary=replace(scheme.rotary, remap=optional(remap, "at_test")))
+    remap = optional(scheme.rotary.remap, "at_test")
+    return replace(scheme, rotary=replace(scheme.rotary, remap=remap))
 
 
 def check_trainable(scheme: Either, length: int, layers: int) -> None:
     """Raise unless a decoder with so many layers and tokens can be trained with the scheme."""
     for one in dict.fromkeys(scheme.layer(n, layers) for n in range(layers)):
-        _check(one, length)
-
-
-def _check(scheme: Scheme, length: int) -> None:
-    remap = scheme.rotary.remap if scheme.rotary else None
-    if remap is not None and not hasattr(remap, "training"):
-        raise UserError(
-            f"{shown(remap)} is made for reading with a trained model, so it can't be trained: "
-            f"train {shown(replace(scheme.rotary, remap=None))} and read with the remap."  # type: ignore[type-var]
-        )
-    if not scheme.causal:
-        raise UserError(
-            f"{scheme} lets tokens see those ahead, which a decoder must predict: "
-            f"leave bidirectional() out."
-        )
-    if any(getattr(b, "bidirectional", False) for b in scheme.bias):
-        raise UserError(f"{scheme} is made for encoders: give its bias one direction.")
-    _try_positions(scheme, length)
+        if one.rotary and one.rotary.remap and not hasattr(one.rotary.remap, "training"):
+            raise UserError(
+                f"{shown(one.rotary.remap)} is made for reading with a trained model, so it can't "
+                f"be trained: train {shown(replace(one.rotary, remap=None))} and read with the "
+                f"remap."
+            )
+        if not one.causal:
+            raise UserError(
+                f"{one} lets tokens see those ahead, which a decoder must predict: "
+                f"leave bidirectional() out."
+            )
+        if any(getattr(b, "bidirectional", False) for b in one.bias):
+            raise UserError(f"{one} is made for encoders: give its bias one direction.")
+        _try_positions(one, length)
 
 
 def _try_positions(scheme: Scheme, length: int) -> None:
     """Draw a batch's positions and pass them through every part that reads them, so that a table
     that is too short, or positions that a part can't take, fail here and not in the first step."""
-    pos = scheme.positions.ids(length, rng=torch.Generator().manual_seed(0))
-    dims, rows = Dims(8, 2, 4), as_tensor(pos)
+    pos = as_tensor(scheme.positions.ids(length, rng=torch.Generator().manual_seed(0)))
+    dims = Dims(8, 2, 4)
     if scheme.embed:
         x = torch.zeros(1, length, dims.dim)
-        scheme.embed.embed(x, rows, scheme.embed.init(dims, None))
+        scheme.embed.embed(x, pos, scheme.embed.init(dims, None))
     for bias in scheme.bias:
-        if rows.is_floating_point() and getattr(bias, "integer_positions", False):
+        if pos.is_floating_point() and getattr(bias, "integer_positions", False):
             raise UserError(
                 f"{scheme.positions} draws positions that are not whole, which {bias} has no entry "
                 f"for: use it with rope(), sinusoidal() or alibi()."

@@ -43,36 +43,25 @@ def position_policy(text: str, target: int, length: int) -> Positions:
         )
     if match[1] == "order":
         return Sequential()
-    drawn = (
-        Randomized(target) if match[1] == "randomized" else Pose(target, int(match[2] or CHUNKS))
-    )
+    pose = match[1] == "pose"
+    drawn = Pose(target, int(match[2] or CHUNKS)) if pose else Randomized(target)
     drawn.ids(length, rng=generator(0))  # raises if they do not fit
     return drawn
-
-
-def is_drawn(policy: Positions) -> bool:
-    """Whether positions are drawn, and so don't show where a document begins."""
-    return not isinstance(policy, Sequential)
-
-
-def in_order(documents: Int[Tensor, "rows n"]) -> Int[Tensor, "rows n"]:
-    """Positions that count from 0 in every document; `documents` says which one a token is of."""
-    n = documents.shape[1]
-    index = torch.arange(n).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return index - torch.where(begins, index, 0).cummax(1).values
 
 
 def positions(
     policy: Positions, documents: Int[Tensor, "rows n"], seed: int, step: int
 ) -> Int[Tensor, "rows n"]:
-    """The positions of a step's rows; drawn ones run over a full row."""
-    if not is_drawn(policy):
-        return in_order(documents)
+    """The positions of a step's rows; `documents` says which one a token is of. In order they count
+    from 0 in every document; drawn ones run over a full row."""
     rows, n = documents.shape
-    rng = generator(seed, step, "positions")
-    return torch.stack([as_tensor(policy.ids(n, rng=rng)) for _ in range(rows)])
+    if not isinstance(policy, Sequential):
+        rng = generator(seed, step, "positions")
+        return torch.stack([as_tensor(policy.ids(n, rng=rng)) for _ in range(rows)])
+    index = torch.arange(n).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return index - torch.where(begins, index, 0).cummax(1).values
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,24 +97,23 @@ def token_stream(
     texts = [text.decode() for text in corpus.train]
     random.Random(f"tune {seed}").shuffle(texts)
     end = getattr(tokenizer, "eos_token_id", None)
-    ending = [] if end is None else [end]
-    documents: list[Tensor] = []
+    documents = [torch.empty(0, dtype=torch.int32)]
     wanted = max(most, 2 * length)
     for text in texts:
-        ids = [*tokenizer(text, add_special_tokens=False, verbose=False).input_ids, *ending]
+        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        ids = [*ids] if end is None else [*ids, end]
         documents.append(torch.tensor(ids, dtype=torch.int32))
         wanted -= len(ids)
         if wanted < 0:
             break
-    tokens = torch.cat(documents) if documents else torch.empty(0, dtype=torch.int32)
+    tokens, sizes = torch.cat(documents), torch.tensor([len(ids) for ids in documents[1:]])
     if len(tokens) <= length:
         raise UserError(
             f"the text for training has {len(tokens):,} tokens, but one sequence takes "
             f"{length + 1:,}: give more with --text, or shorter sequences."
         )
-    sizes = torch.tensor([len(ids) for ids in documents])
     document = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), sizes)
     long = int(sizes[sizes > length].sum())
-    packed = not is_drawn(policy) and 2 * long >= len(tokens)
+    packed = isinstance(policy, Sequential) and 2 * long >= len(tokens)
     digest = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16]
     return TokenStream(tokens, document, corpus.name, digest, policy, packed)

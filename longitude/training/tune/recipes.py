@@ -16,14 +16,18 @@ from difflib import get_close_matches
 from typing import Any
 
 from longitude.core.lengths import Lengths
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
+from longitude.eval.records import Subject
 from longitude.training.tune.model import FULL, LORA
 
 PAPERS_WIDTH = 4096  # of the models that the papers' learning rates are for
 LORA_RATE = 10  # times that of full training
 OWN = "own scheme"  # the recipe's name if a scheme is given and no recipe
-OPTIONS = {"steps": "steps", "rows": "batch", "length": "seq", "rate": "lr", "rank": "rank"}
+OPTIONS = {  # fields under the names of the command's options
+    "scheme": "scheme", "steps": "steps", "rows": "batch", "length": "seq", "rate": "lr",
+    "warmup": "warmup", "positions": "positions", "rank": "rank",
+}  # fmt: skip
 Write = Callable[[Lengths, float], str | None]  # given the stretch and the model's base
 
 
@@ -48,10 +52,12 @@ class Recipe:
     write: Write = lambda lengths, base: None  # the scheme; None keeps the model's own
 
     def __post_init__(self) -> None:
-        for name, option in OPTIONS.items():
+        for name in ("steps", "rows", "length", "rate", "rank"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise UserError(f"--{option} must be above zero, but got {value}: give more.")
+                raise UserError(
+                    f"--{OPTIONS[name]} must be above zero, but got {value}: give more."
+                )
         if self.warmup < 0:
             raise UserError(
                 f"--warmup must not be negative, but got {self.warmup}: give 0 or more."
@@ -130,56 +136,37 @@ def named(name: str) -> Recipe:
     return RECIPES[name]
 
 
-@dataclass(frozen=True)
-class About:
-    """What a recipe needs to know about a model."""
-
-    name: str
-    own: Scheme | Layers
-    family: str
-    trained: int
-    target: int
-    width: int
-
-    @property
-    def base(self) -> float:
-        """RoPE's base, if it has RoPE."""
-        ropes = [self.own.layer(i, len(self.own)).rotary for i in range(len(self.own))]
-        return next((float(rope.base) for rope in ropes if rope), 10000.0)
-
-
-def settle(name: str | None, about: About, overrides: Mapping[str, Any]) -> Recipe:
+def settle(
+    name: str | None, model: Subject, width: int, target: int, given: Mapping[str, Any]
+) -> Recipe:
     """A recipe for a model: its scheme written for the stretch, its rate scaled to the width, and
-    then the overrides (None: none)."""
+    then what is given in place of its own."""
     from longitude.extension.candidates import full_layers
 
-    recipe = named(name or USUAL[about.family])
-    _check(recipe, about)
-    given = {key: value for key, value in overrides.items() if value is not None}
-    trained = given.get("trained", recipe.trained)
-    text = recipe.write(Lengths(about.trained, about.target), about.base)
+    recipe, own = named(name or USUAL[model.family]), parse(model.scheme)
+    if recipe.family != model.family:
+        fitting = [n for n, one in RECIPES.items() if one.family == model.family]
+        raise UserError(
+            f"recipe {recipe.name} is for models with {recipe.family} positions, but {model.name} "
+            f"has {shown(own)}: use {' or '.join(fitting)}."
+        )
+    if target <= model.trained:
+        raise UserError(
+            f"--to is {target:,} tokens, but {model.name} was trained to {model.trained:,}: it "
+            f"reads that already; give more, for example --to {4 * model.trained}."
+        )
+    ropes = [own.layer(i, len(own)).rotary for i in range(len(own))]
+    base = next((float(rope.base) for rope in ropes if rope), 10000.0)
+    text = recipe.write(Lengths(model.trained, target), base)
     policies = {recipe.positions, given.get("positions", recipe.positions)}
+    lora = given.get("trained", recipe.trained) == LORA
     settled = replace(
         recipe,
-        scheme=text and full_layers(text, about.own),
-        rate=recipe.rate * PAPERS_WIDTH / about.width * (LORA_RATE if trained == LORA else 1),
-        length=about.target if policies == {"order"} else about.trained,
+        scheme=text and full_layers(text, own),
+        rate=recipe.rate * PAPERS_WIDTH / width * (LORA_RATE if lora else 1),
+        length=target if policies == {"order"} else model.trained,
         warmup=min(recipe.warmup, max(0, given.get("steps", recipe.steps)) // 10),
     )
     if name is None and "scheme" in given:  # trained as usual, but by no paper's scheme
         settled = replace(settled, name=OWN, paper="")
     return replace(settled, **given)
-
-
-def _check(recipe: Recipe, about: About) -> None:
-    if recipe.family != about.family:
-        fitting = [n for n, one in RECIPES.items() if one.family == about.family]
-        raise UserError(
-            f"recipe {recipe.name} is for models with {recipe.family} positions, but {about.name} "
-            f"has {shown(about.own)}: use {' or '.join(fitting)}."
-        )
-    if about.target <= about.trained:
-        raise UserError(
-            f"--to is {about.target:,} tokens, but {about.name} was trained to {about.trained:,}: "
-            f"it reads that already; give more, for example --to {4 * about.trained}."
-        )

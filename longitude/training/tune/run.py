@@ -25,24 +25,20 @@ from torch import Tensor
 from longitude import __version__
 from longitude.core.progress import Progress, silent
 from longitude.core.text import dump, parse
-from longitude.core.validate import UserError, shown
+from longitude.core.validate import UserError, target_length
 from longitude.eval.records import Subject
 from longitude.hf.families.learned import resize_positions
 from longitude.hf.loading import load, without_weights
-from longitude.hf.patch import WINDOW, apply, own_scheme, patched, scheme_of, undo
+from longitude.hf.patch import WINDOW, apply, patched, scheme_of, undo
 from longitude.hf.saving import name_target, save, save_adapter
 from longitude.hf.source import find
-from longitude.training.checkpoint import (
-    HISTORY,
-    RunFolder,
-    RunKind,
-    gather_weights,
-    trainable_parameters,
-)
+from longitude.parts import Sequential
+from longitude.training import loggers
+from longitude.training.checkpoint import RunFolder, gather_weights, trainable_parameters
 from longitude.training.distributed import World, assign, distribute, process_group
 from longitude.training.loop import SMOOTHED, Job, LoopOptions, Step, adamw, train
 from longitude.training.loss import LossModel
-from longitude.training.tune.data import TokenStream, is_drawn, position_policy, token_stream
+from longitude.training.tune.data import TokenStream, position_policy, token_stream
 from longitude.training.tune.model import (
     FULL,
     LORA,
@@ -52,20 +48,11 @@ from longitude.training.tune.model import (
     make_trainable,
     shifted_groups,
 )
-from longitude.training.tune.recipes import About, Recipe, named, settle
+from longitude.training.tune.recipes import OPTIONS, Recipe, named, settle
 
 QUESTION, RESULT = "tune.json", "model"
 RUNS = Path("runs")
-COMPLETE = ("config.json", "adapter_config.json")  # of a result, written last
-DTYPES = ("auto", "float32", "bfloat16")
 TOKENS_AT_ONCE = 32768  # that go through a model together; the rest of a batch follows
-TUNE_RUN = RunKind(
-    file=QUESTION,
-    key="question",
-    complete=lambda path: (
-        any((path / RESULT / name).is_file() for name in COMPLETE) and (path / HISTORY).is_file()
-    ),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +89,25 @@ class TuneOptions:
     seed: int = 0
     progress: Progress = silent
 
+    def __post_init__(self) -> None:
+        """Raise for mistakes that show without the model."""
+        if self.recipe is not None:
+            named(self.recipe)
+        if self.scheme is not None:
+            parse(self.scheme)
+        Recipe("given", "", "", **self.overrides)
+        if self.save_every < 1:
+            raise UserError(
+                f"--save-every counts steps from 1, but got {self.save_every}: give more."
+            )
+        loggers.check(self.report_to)
+
     @property
     def overrides(self) -> dict[str, Any]:
         """What replaces a recipe's own fields, under their names."""
-        trained = None if self.lora is None else LORA if self.lora else FULL
-        same = {n: getattr(self, n) for n in ("scheme", "steps", "warmup", "positions", "rank")}
-        return {
-            **same, "rows": self.batch, "length": self.seq, "rate": self.lr, "trained": trained
-        }  # fmt: skip
+        given = {name: getattr(self, option) for name, option in OPTIONS.items()}
+        given["trained"] = {None: None, True: LORA, False: FULL}[self.lora]
+        return {name: value for name, value in given.items() if value is not None}
 
     def folder(self, model: str) -> Path:
         """Where the run lies."""
@@ -168,33 +166,15 @@ class Prepared:
         return None if share is None else 2 * round(share * self.length / 2)
 
 
-def check(model: str, options: TuneOptions, out: Path) -> None:
-    """Raise for mistakes that show without the model's weights."""
-    if options.recipe is not None:
-        named(options.recipe)
-    if options.scheme is not None:
-        parse(options.scheme)
-    given = {name: value for name, value in options.overrides.items() if value is not None}
-    Recipe("given", "", "", **given)
-    if options.save_every < 1:
-        raise UserError(
-            f"--save-every counts steps from 1, but got {options.save_every}: give more."
-        )
-    if options.dtype not in DTYPES:
-        raise UserError(f"--dtype is auto, float32 or bfloat16, but got {shown(options.dtype)}.")
-    if out.is_file():
-        raise UserError(f"--out {out} is a file: give a folder.")
-    if find(model, options.revision).adapter is not None and options.lora is not False:
-        raise UserError(
-            f"{model} is an adapter, and one on top of it would have no base: merge it first "
-            f"(longitude export {model}), or train it --full."
-        )
+def tune_folder(path: Path) -> RunFolder:
+    """The folder of a fine-tune; a result's config is written last."""
+    results = (f"{RESULT}/config.json", f"{RESULT}/adapter_config.json")
+    return RunFolder(path, QUESTION, "question", results)
 
 
 def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[TuneOptions, str]:
     """The options with the scheme that an `extend` run of this model and target in runs/ found
     better than the baseline, if neither scheme nor recipe is given; and a sentence if so."""
-    from longitude.core.validate import target_length
     from longitude.runtimes.export import is_run, read_run
     from longitude.runtimes.files import slug
 
@@ -210,31 +190,28 @@ def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[Tune
         advice = read_run(str(folder))
     except UserError:  # it is incomplete, or of several models: the recipe's own will do
         return options, ""
-    best = advice.best
-    scheme = best.get("scheme") if best.get("label") != best["numbers"]["own"] else None
-    if not scheme or advice.name != model:
+    best, scheme = advice.best, str(advice.best.get("scheme") or "")
+    if not scheme or advice.name != model or best.get("label") == best["numbers"]["own"]:
         return options, ""
-    return replace(
-        options, scheme=str(scheme)
-    ), f"using the scheme that {folder} recommends: {scheme}"
+    note = f"using the scheme that {folder} recommends: {scheme}"
+    return replace(options, scheme=scheme), note
 
 
 def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared:
     """Load the model, settle the recipe, read the text; every mistake is raised here."""
-    from longitude.core.validate import target_length
-    from longitude.extension.plan import describe
+    from longitude.extension.plan import TargetModel
 
-    dtype = options.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if world.device.type == "cuda" else "float32"
+    if find(model, options.revision).adapter is not None and options.lora is not False:
+        raise UserError(
+            f"{model} is an adapter, and one on top of it would have no base: merge it first "
+            f"(longitude export {model}), or train it --full."
+        )
+    dtype = world.dtype(options.dtype)
     loaded, tokenizer = _load(model, options, dtype, world)
-    if tokenizer is None:
-        raise UserError(f"{model} has no tokenizer, and texts must be cut: add its files.")
-    about = describe(loaded, model, options.revision)
+    about = TargetModel.of(loaded, tokenizer, model, options.revision).subject
     target = target_length(to, about.trained)
     width = loaded.config.get_text_config().hidden_size
-    known = About(model, own_scheme(loaded), about.family, about.trained, target, width)
-    recipe = settle(options.recipe, known, options.overrides)
+    recipe = settle(options.recipe, about, width, target, options.overrides)
     length = recipe.length or target
     if length > target:
         raise UserError(
@@ -244,7 +221,7 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
     check_peft(recipe.trained)
     world.check_batch(recipe.rows)
     policy = position_policy(recipe.positions, target, length)
-    scheme = dump(own_scheme(loaded))
+    scheme = about.scheme
     if recipe.scheme is not None:  # what the model can't have is raised here
         with patched(loaded, recipe.scheme, check=False):
             scheme = dump(scheme_of(loaded))
@@ -262,7 +239,7 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
 def _load(name: str, options: TuneOptions, dtype: str, world: World) -> tuple[Any, Any]:
     """The model and its tokenizer. One that is to be sharded stays on the CPU, and it is loaded in
     float32 unless it is certain to stay frozen."""
-    trained = options.overrides["trained"] or (options.recipe and named(options.recipe).trained)
+    trained = options.overrides.get("trained") or (options.recipe and named(options.recipe).trained)
     return load(
         name,
         device="cpu" if world.size > 1 else world.device,
@@ -285,7 +262,7 @@ def make_trainable_model(prepared: Prepared) -> tuple[LossModel, TokenStream, An
     elif recipe.scheme is not None:
         apply(model, recipe.scheme)
     # LossModel probes the model while all its weights are of one type
-    loss = LossModel(model, drawn=is_drawn(prepared.text.policy))
+    loss = LossModel(model, drawn=not isinstance(prepared.text.policy, Sequential))
     text = replace(prepared.text, packed=prepared.text.packed and loss.separates_documents())
     if recipe.trained == LORA and prepared.dtype == "bfloat16":
         model.to(torch.bfloat16)
@@ -319,10 +296,8 @@ def fine_tune(
     report: Callable[[Step], None] = lambda step: None,
 ) -> Tuned:
     """Train, from what the folder holds; the first process reports each step."""
-    out = options.folder(model)
-    check(model, options, out)
     with process_group(options.device) as world:
-        prepared, folder = prepare(model, to, options, world), RunFolder(out, TUNE_RUN)
+        prepared, folder = prepare(model, to, options, world), tune_folder(options.folder(model))
         folder.claim(prepared.question, options.resume)
         about = {"longitude": __version__, "text": prepared.text.name}
         folder.begin(prepared.question, about, world)
@@ -343,10 +318,7 @@ def _train(
     counts = {"trained": trained, "all": sum(p.numel() for p in model.parameters())}
     distribute(loss, world, shard=True)
     loss.train()
-    loop = LoopOptions(
-        save_steps=prepared.options.save_every,
-        report=report if world.first else lambda step: None,
-    )
+    loop = LoopOptions(save_steps=prepared.options.save_every, report=report)
     with shifted_groups(model, prepared.group) if prepared.group else nullcontext():
         losses, last = train(make_job(prepared, loss, text), folder, world, loop)
     weights = gather_weights(model) if world.size > 1 else None
@@ -380,11 +352,8 @@ def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None
         undo(model)
         apply(model, prepared.scheme)  # full attention from here on
     if prepared.recipe.trained == LORA:
-        revision = prepared.options.revision
-        base = prepared.about.name
-        return save_adapter(
-            saved, folder, base, revision=revision, target=target, grown=prepared.resized
-        )
+        about = {"revision": prepared.options.revision, "target": target}
+        return save_adapter(saved, folder, prepared.about.name, **about, grown=prepared.resized)
     for name in WINDOW:
         if isinstance(getattr(model.config, name, None), int):
             setattr(model.config, name, max(target, getattr(model.config, name)))
@@ -394,7 +363,7 @@ def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None
 
 def _result(prepared: Prepared, folder: RunFolder) -> Tuned:
     history = folder.history()
-    losses = history["losses"]
+    losses = history.pop("losses")
     last = losses[-SMOOTHED:]
     return Tuned(
         base=prepared.about.name,
@@ -407,8 +376,6 @@ def _result(prepared: Prepared, folder: RunFolder) -> Tuned:
         target=prepared.target,
         steps=len(losses),
         loss=sum(last) / len(last),
-        tokens_per_second=history["tokens_per_second"],
-        seconds=history["seconds"],
-        weights=history["weights"],
         losses=tuple(losses),
+        **history,
     )

@@ -14,37 +14,34 @@ from longitude.training.data import excerpts
 from longitude.training.distributed import generator
 from longitude.training.lab import compare as module
 from longitude.training.lab.compare import (
-    Evaluator,
+    LabOptions,
     Plan,
-    Protocol,
     compare,
+    evaluate,
     label,
     make_plan,
     slug,
 )
 from longitude.training.lab.model import Decoder, DecoderConfig
-from longitude.training.lab.run import RunOptions
 from longitude.training.lab.tasks import task
 from tests.training.conftest import CPU, small
 
-OPTIONS = RunOptions()
-PROTOCOL = Protocol(excerpts=3, problems=4)
 
-
-def of(corpus, *schemes: str, tasks=("text", "copy"), lengths=(32, 64, 128)) -> Plan:
+def of(corpus, out, *schemes: str, lengths=(32, 64, 128)) -> Plan:
+    tasks = ("text", "copy")
     shares = tuple((name, 1.0) for name in tasks)
     runs = tuple(small(corpus, s, steps=2, tasks=shares) for s in schemes)
-    return Plan(runs, tasks, lengths, PROTOCOL)
+    return Plan(runs, tasks, lengths, LabOptions(excerpts=3, problems=4, out=out))
 
 
 def test_rows_are_computed_once(corpus, tmp_path, monkeypatch):
-    plan = of(corpus, "rope()", "learned(32)")
+    plan = of(corpus, tmp_path, "rope()", "learned(32)")
     with Store(tmp_path / "rows.sqlite") as store:
-        first = compare(plan, corpus, store, tmp_path, CPU, OPTIONS)
+        first = compare(plan, corpus, store, CPU)
         assert len(first) == 2 * 2 * 3
         monkeypatch.setattr(module, "train_run", None)  # would raise if it were called
         monkeypatch.setattr(module, "load", None)
-        assert compare(plan, corpus, store, tmp_path, CPU, OPTIONS) == first
+        assert compare(plan, corpus, store, CPU) == first
     refused = {(s.label, s.length) for s in first if s.refused}
     assert refused == {("learned(32)", 64), ("learned(32)", 128)}
     assert all("outside the table of 32" in s.refused for s in first if s.refused)
@@ -52,28 +49,27 @@ def test_rows_are_computed_once(corpus, tmp_path, monkeypatch):
 
 def test_a_missing_row_is_computed_from_the_model_that_is_there(corpus, tmp_path, monkeypatch):
     with Store(tmp_path / "rows.sqlite") as store:
-        compare(of(corpus, "rope()", lengths=(32, 128)), corpus, store, tmp_path, CPU, OPTIONS)
+        compare(of(corpus, tmp_path, "rope()", lengths=(32, 128)), corpus, store, CPU)
         monkeypatch.setattr(module, "train_run", None)
-        more = compare(of(corpus, "rope()"), corpus, store, tmp_path, CPU, OPTIONS)
+        more = compare(of(corpus, tmp_path, "rope()"), corpus, store, CPU)
     assert {s.length for s in more} == {32, 64, 128}
 
 
 def test_same_seed_same_rows(corpus, tmp_path):
-    plan = of(corpus, "randomized(256) + rope()")
     found = []
     for name in "ab":
+        plan = of(corpus, tmp_path / name, "randomized(256) + rope()")
         with Store(tmp_path / name / "rows.sqlite") as store:
-            found.append(compare(plan, corpus, store, tmp_path / name, CPU, OPTIONS))
+            found.append(compare(plan, corpus, store, CPU))
     assert found[0] == found[1]
 
 
 def test_the_same_last_tokens_are_scored_at_every_length(corpus):
     config = DecoderConfig("causal()", length=32, layers=1, dim=16, heads=2, hidden=32)
     model = Decoder(config)
-    evaluator = Evaluator(model, corpus, 128, PROTOCOL, "float32")
     text = excerpts(corpus, 129, 3, 0)
     for length in (32, 128):
-        row = evaluator.score("text", length)
+        row = evaluate(model, "text", length, text, 4, "float32")
         logits = model(text[:, -length - 1 : -1]).detach()
         nll = -logits.log_softmax(-1).gather(-1, text[:, -length:, None])[..., 0]
         assert row["value"] == pytest.approx(float(nll[:, -16:].mean()), rel=1e-5)
@@ -89,8 +85,7 @@ def test_a_task_is_scored_by_whole_answers(corpus):
         wrong, seen = 1, 0
 
         def forward(self, tokens, *rest):
-            rng = generator(PROTOCOL.seed, 64, "test copy")
-            rows = task("copy", 32).rows(rng, PROTOCOL.problems, 64, vary=False)
+            rows = task("copy", 32).rows(generator(0, 64, "test copy"), 4, 64, vary=False)
             at = slice(self.seen, self.seen + len(tokens))
             said = torch.nn.functional.one_hot(rows.tokens[at, 1:], 256).float()
             said[: max(0, self.wrong - self.seen), -3] = 0
@@ -98,8 +93,7 @@ def test_a_task_is_scored_by_whole_answers(corpus):
             return said
 
     config = DecoderConfig("causal()", length=32, layers=1, dim=16, heads=2, hidden=32)
-    evaluator = Evaluator(Knows(config), None, 64, PROTOCOL, "float32")
-    assert evaluator.score("copy", 64)["value"] == 0.75
+    assert evaluate(Knows(config), "copy", 64, None, 4, "float32")["value"] == 0.75
 
 
 def test_bins_cover_every_position_once():
@@ -122,19 +116,17 @@ def test_losses_do_not_depend_on_how_many_are_computed_together(monkeypatch):
 
 
 def test_a_plan_is_checked_whole_before_any_work(corpus):
-    options = RunOptions(length=32, size="nano", steps=2, batch=2)
-    made = make_plan(options, "rope(); alibi()", (), (0, 1), PROTOCOL, corpus, CPU)
+    options = LabOptions(length=32, steps=2, batch=2, seeds=(0, 1))
+    made = make_plan("rope(); alibi()", options, corpus, CPU)
     assert made.lengths == (32, 64, 128, 256, 512) and len(made.runs) == 4
     assert [r.seed for r in made.runs] == [0, 1, 0, 1]
-    for wrong, sentence in [
-        ({"schemes": "rope(); rerope(3)"}, "inside rope"),
-        ({"lengths": (1, 64)}, "two tokens"),
-        ({"lengths": (10**6,)}, "test text has"),
-    ]:
-        given = {"schemes": "rope()", "lengths": (), **wrong}
-        with pytest.raises(UserError, match=sentence):
-            make_plan(options, given["schemes"], given["lengths"], (0,), PROTOCOL, corpus, CPU)
+    with pytest.raises(UserError, match="inside rope"):
+        make_plan("rope(); rerope(3)", options, corpus, CPU)
     for bad, sentence in [
+        ({"test": (1, 64)}, "two tokens"),
+        ({"test": (10**6,)}, "test text has"),
+        ({"seeds": ()}, "--seeds names none"),
+        ({"excerpts": 0}, "--excerpts must be at least 1"),
         ({"tasks": "text,chess"}, "no task is called 'chess'"),
         ({"size": "huge"}, "no size"),
         ({"length": 10**6}, "a window of 1,000,000 takes"),
@@ -142,7 +134,7 @@ def test_a_plan_is_checked_whole_before_any_work(corpus):
         ({"tasks": "passkey", "batch": 4}, "passkey"),
     ]:
         with pytest.raises(UserError, match=sentence):
-            make_plan(replace(options, **bad), "rope()", (), (0,), PROTOCOL, corpus, CPU)
+            make_plan("rope()", replace(options, **bad), corpus, CPU)
 
 
 def test_names_for_tables_and_folders(corpus):

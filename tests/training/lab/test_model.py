@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, sized_config
+from longitude.training.lab.model import SIZES, Decoder, DecoderConfig
+from longitude.training.lab.run import decoder_config
 from longitude.training.lab.trainable import every
 
 SMALL = {"length": 32, "layers": 2, "dim": 16, "heads": 2, "hidden": 32}
@@ -80,7 +82,7 @@ def test_sizes_have_the_weights_they_say(size):
     said = {"nano": 0.36e6, "tiny": 2.3e6, "small": 14e6, "125m": 128e6}[size]
     for block in ("llama", "gpt"):
         with torch.device("meta"):
-            made = Decoder(sized_config("rope()", 256, size, block))
+            made = Decoder(decoder_config(parse("rope()"), 256, size, block))
         assert sum(p.numel() for p in made.parameters()) == pytest.approx(said, rel=0.06)
 
 

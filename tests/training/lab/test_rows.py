@@ -1,40 +1,12 @@
-"""Scores: they survive JSON, and seeds are put together, but never two schemes."""
+"""Scores: seeds are put together, but never two schemes."""
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 
-import pytest
-
-from longitude.core.validate import UserError
-from longitude.training.lab.rows import Bin, Cell, Score, Spread, curves, read_score, summary
+from longitude.training.lab.rows import Bin, Cell, Score, Spread, curves, summary
 
 ROPE = Score("rope()", "rope", 0, "text", 256, 512, 2.0, curve=((0, 1, 5.0), (1, 512, 2.5)))
-
-
-def test_a_score_survives_json() -> None:
-    refused = replace(ROPE, value=None, refused="No, because.", curve=())
-    for score in (ROPE, refused, replace(ROPE, task="copy", value=0.0, curve=())):
-        assert read_score(json.loads(json.dumps(score.to_json()))) == score
-
-
-def test_what_is_no_score_is_told() -> None:
-    row = ROPE.to_json()
-    for bad in ({**row, "loss": 1}, {k: v for k, v in row.items() if k != "seed"}):
-        with pytest.raises(UserError, match="A score has the fields scheme, label, seed, task,"):
-            read_score(bad)
-    with pytest.raises(UserError, match="A score has the fields"):
-        read_score({**row, "curve": [[0, 1]]})
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_none_is_told(bad: float) -> None:
-    with pytest.raises(UserError, match="The score of rope on text at 512 is no finite number"):
-        replace(ROPE, value=bad)
-    with pytest.raises(UserError, match="no finite number"):
-        read_score({**ROPE.to_json(), "curve": [[0, 1, bad]]})
 
 
 def test_seeds_are_put_together() -> None:

@@ -61,13 +61,13 @@ def test_a_run_survives_json(corpus):
 
 
 def test_the_rate_rises_and_falls(corpus):
-    run = small(corpus, steps=1000)
+    run, warmup = small(corpus, steps=1000), 100
     rates = [run.rate_at(step) for step in range(1000)]
-    assert max(rates) == pytest.approx(run.rate) and rates.index(max(rates)) == run.warmup
+    assert max(rates) == pytest.approx(run.rate) and rates.index(max(rates)) == warmup
     assert rates[0] < 0.02 * run.rate and rates[-1] == pytest.approx(run.rate / 10, rel=1e-3)
-    middle = run.warmup + (1000 - run.warmup) // 2
+    middle = warmup + (1000 - warmup) // 2
     assert rates[middle] == pytest.approx(0.55 * run.rate, rel=1e-3)
-    falls = itertools.pairwise(rates[run.warmup :])
+    falls = itertools.pairwise(rates[warmup:])
     assert all(math.isclose(a, b, rel_tol=0.02) and a > b for a, b in falls)
 
 
@@ -75,6 +75,6 @@ def test_runs_differ_where_they_differ(corpus):
     run = small(corpus)
     for other in (replace(run, dtype="bfloat16"), replace(run, steps=9)):
         assert isinstance(other, Run) and other != run
-    for wrong in ({"steps": 0}, {"batch": -1}, {"rate": 0.0}, {"dtype": "float16"}):
+    for wrong in ({"steps": 0}, {"batch": -1}, {"rate": 0.0}):
         with pytest.raises(UserError):
             replace(run, **wrong)

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longitude.training.checkpoint import RunFolder
-from longitude.training.tune.run import TUNE_RUN
+from longitude.training.tune.run import tune_folder
 
 PROGRAM = """
 import sys
@@ -66,7 +65,7 @@ def test_one_step_of_two_processes_is_one_step_of_one(folder, tmp_path, trained)
 @pytest.mark.slow
 def test_killed_and_resumed_equals_undisturbed(folder, tmp_path):
     killed = begin(KILLED, 1, folder, tmp_path / "killed", 5, "full")
-    assert killed.returncode == -9 and RunFolder(tmp_path / "killed", TUNE_RUN).saved_step == 2
+    assert killed.returncode == -9 and tune_folder(tmp_path / "killed").saved_step == 2
     assert begin(PROGRAM, 1, folder, tmp_path / "killed", 5, "full").returncode == 0
     assert begin(PROGRAM, 1, folder, tmp_path / "whole", 5, "full").returncode == 0
     resumed, whole = (result(tmp_path / name) for name in ("killed", "whole"))
@@ -76,7 +75,7 @@ def test_killed_and_resumed_equals_undisturbed(folder, tmp_path):
 @pytest.mark.slow
 def test_a_lost_process_leaves_a_state_that_goes_on(folder, tmp_path):
     lost = begin(LOST, 2, folder, tmp_path / "run", 6, "full")
-    assert lost.returncode != 0 and RunFolder(tmp_path / "run", TUNE_RUN).saved_step == 2
+    assert lost.returncode != 0 and tune_folder(tmp_path / "run").saved_step == 2
     assert begin(PROGRAM, 2, folder, tmp_path / "run", 6, "full").returncode == 0
     assert begin(PROGRAM, 1, folder, tmp_path / "one", 6, "full").returncode == 0
     for name, wanted in result(tmp_path / "one").items():

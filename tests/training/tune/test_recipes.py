@@ -9,14 +9,20 @@ import pytest
 
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.training.tune.recipes import RECIPES, USUAL, About, Recipe, settle
+from longitude.eval.records import Subject
+from longitude.training.tune import recipes
+from longitude.training.tune.recipes import RECIPES, USUAL, Recipe
 
-LLAMA = About("llama", parse("rope()"), "rope", 4096, 16384, 4096)
+LLAMA = (Subject("llama", "", "rope()", "rope", 4096, "float32", "cpu"), 4096, 16384)
 OWN = {"rope": "rope()", "alibi": "alibi()", "learned": "learned(256)"}
 
 
-def about(family, trained=256, target=1024, width=192):
-    return About("it", parse(OWN[family]), family, trained, target, width)
+def about(family):
+    return Subject("it", "", OWN[family], family, 256, "float32", "cpu"), 192, 1024
+
+
+def settle(name, model, given):
+    return recipes.settle(name, *model, given)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -91,6 +97,6 @@ def test_mistakes_are_told():
         with pytest.raises(UserError, match=f"{option} must be above zero, but got {value}"):
             settle("yarn", LLAMA, {name: value})
     with pytest.raises(UserError, match="trained to 4,096: it reads that already"):
-        settle("yarn", About("llama", parse("rope()"), "rope", 4096, 4096, 64), {})
+        settle("yarn", (LLAMA[0], 64, 4096), {})
     with pytest.raises(UserError, match="lora or full"):
         settle("yarn", LLAMA, {"trained": "half"})

@@ -17,17 +17,17 @@ from longitude.core.validate import UserError
 from longitude.hf.loading import load
 from longitude.hf.patch import apply, scheme_of
 from longitude.training import checkpoint
-from longitude.training.checkpoint import HISTORY, STATE, RunFolder
+from longitude.training.checkpoint import HISTORY, STATE
 from longitude.training.loop import Stopped, take_step
 from longitude.training.tune.run import (
     QUESTION,
-    TUNE_RUN,
     Tuned,
     TuneOptions,
     fine_tune,
     make_job,
     make_trainable_model,
     prepare,
+    tune_folder,
 )
 from tests.training.conftest import CPU
 
@@ -87,7 +87,7 @@ def test_killed_and_resumed_equals_undisturbed(options, tmp_path, undisturbed):
 
     with pytest.raises(Killed):
         run(options, kill)
-    assert RunFolder(tmp_path / "run", TUNE_RUN).saved_step == 2
+    assert tune_folder(tmp_path / "run").saved_step == 2
     steps = []
     resumed = run(options, steps.append)
     assert [step.step for step in steps] == [3, 4]
@@ -104,7 +104,7 @@ def test_a_stop_request_saves_the_state_of_its_step(options, tmp_path):
 
     with pytest.raises(Stopped, match="1"):
         run(options, stop)
-    assert RunFolder(tmp_path / "run", TUNE_RUN).saved_step == 1
+    assert tune_folder(tmp_path / "run").saved_step == 1
 
 
 def test_a_full_disk_leaves_the_last_state_and_says_how_to_resume(options, tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_the_last_state_and_says_how_to_resume(options, tmp_p
     options = replace(options, steps=6)
     with pytest.raises(UserError, match=r"No space left.*state of step 2 is saved.*same command"):
         run(options)
-    assert RunFolder(tmp_path / "run", TUNE_RUN).saved_step == 2
+    assert tune_folder(tmp_path / "run").saved_step == 2
     assert {f.name for f in (tmp_path / "run").iterdir()} == {QUESTION, STATE}
     assert len(run(options).losses) == 6
 
