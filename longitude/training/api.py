@@ -7,9 +7,7 @@ it. An event without a total is a message for the user.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ from longitude.training.distributed import is_first_process, process_group
 from longitude.training.lab.compare import LabOptions, compare, make_plan, slug
 from longitude.training.lab.rows import Score
 from longitude.training.lab.run import STOCK, RunOptions, lab_folder, make_run, train_run
-from longitude.training.loop import SMOOTHED, Step, Stopped
+from longitude.training.loop import SMOOTHED, Step
 from longitude.training.to_hf import check_dtype, stock_model
 from longitude.training.tune.run import Tuned, TuneOptions, fine_tune, with_recommendation
 
@@ -98,9 +96,9 @@ def train(scheme: str = "rope()", *, options: TrainOptions = TrainOptions()) -> 
             options.progress(Event(stock_model(parsed, options.block)[1], 0, 0))
         if not folder.done:
             loop = options.loop_options(run.config.scheme)
+            loop = replace(loop, resume="add --resume to continue")
             what = {"compiled": options.compile, "weights_dtype": options.weights}
-            with _explain_stop(f" of {run.steps}: add --resume to continue"):
-                train_run(run, corpus, folder, world, loop, **what)
+            train_run(run, corpus, folder, world, loop, **what)
         history, stock = folder.history(), folder.path / STOCK
     return TrainResult(
         scheme=run.config.scheme,
@@ -148,7 +146,7 @@ def lab(schemes: str = "rope(); alibi()", *, options: LabOptions = LabOptions())
     with process_group(options.device) as world:
         corpus = gather(options.text)
         plan = make_plan(schemes, options, corpus, world)
-        with Store(out / "rows.sqlite") as store, _explain_stop(": the same command continues"):
+        with Store(out / "rows.sqlite") as store:
             result = LabResult(compare(plan, corpus, store, world), str(out))
             if world.first:
                 store.export(out / "rows.jsonl")
@@ -226,10 +224,7 @@ def tune(
     test_set = make_test_set(model, to, options) if options.measure and first else None
     settings = {"model": model, "to": to, **vars(options)}
     del settings["progress"]
-    with (
-        loggers.logger(options.report_to, out, settings) as record,
-        _explain_stop(": the same command continues"),
-    ):
+    with loggers.logger(options.report_to, out, settings) as record:
 
         def report(step: Step) -> None:
             record(step)
@@ -240,15 +235,6 @@ def tune(
     if first:
         result.report(out / CHART)
     return result
-
-
-@contextmanager
-def _explain_stop(how_to_continue: str) -> Iterator[None]:
-    """Say after which step a run has stopped, and how to continue it."""
-    try:
-        yield
-    except Stopped as stop:
-        raise Stopped(f"stopped after step {stop}{how_to_continue}.") from None
 
 
 def _write_loss_curve(losses: tuple[float, ...], title: str, text: str, path: Path) -> Path:

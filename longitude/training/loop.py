@@ -98,6 +98,7 @@ class LoopOptions:
     sync_steps: int = 1  # several processes agree on whether to stop or save only so often
     report_seconds: float = 0.0  # between two reports, each of which waits for the device
     report: Callable[[Step], None] = lambda step: None  # in the first process
+    resume: str = "the same command continues"  # what a user does after a stop
 
 
 class Stopped(KeyboardInterrupt):
@@ -153,7 +154,7 @@ def train(job: Job, folder: RunFolder, world: World, options: LoopOptions) -> tu
                     folder.save(done, job.model, job.optimizer, losses, world)
                     saved = time.monotonic()
             if stopping:
-                raise Stopped(done)
+                raise Stopped(f"stopped after step {done} of {job.steps}: {options.resume}.")
     return losses, progress(job.steps)
 
 

@@ -28,6 +28,7 @@ from longitude.ops.kernels.launch import usable
 
 SLICE = 8192  # tokens of the vocabulary that are scored at once
 PROBE = 6  # tokens of a document that a model is tried on
+Each = Float[Tensor, " n"]  # one number for each token
 
 
 def chunked_loss(
@@ -101,11 +102,8 @@ def _slices(
 
 
 def gather(
-    logits: Float[Tensor, "n size"],
-    y: Int[Tensor, " n"],
-    lse: Float[Tensor, " n"],
-    target_logits: Float[Tensor, " n"],
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    logits: Float[Tensor, "n size"], y: Int[Tensor, " n"], lse: Each, target_logits: Each
+) -> tuple[Each, Each]:
     """The log-sum-exp extended by a slice, and the targets' logits, with those in the slice filled
     in (`y` counts from its first column)."""
     if usable(logits) and lse.dtype == torch.float32:
@@ -118,10 +116,7 @@ def gather(
 
 
 def slopes(
-    logits: Float[Tensor, "n size"],
-    y: Int[Tensor, " n"],
-    lse: Float[Tensor, " n"],
-    scale: Float[Tensor, " n"],
+    logits: Float[Tensor, "n size"], y: Int[Tensor, " n"], lse: Each, scale: Each
 ) -> Float[Tensor, "n size"]:
     """The gradient of a slice's logits; the kernel writes it over them."""
     if usable(logits) and lse.dtype == torch.float32:
@@ -148,7 +143,7 @@ class LossModel(nn.Module):
         super().__init__()
         self.model, self.drawn = model, drawn
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.plain_head = _has_plain_head(model)
+        self.plain_head = self._has_plain_head()
 
     def forward(
         self,
@@ -178,27 +173,25 @@ class LossModel(nn.Module):
         """Whether two documents packed into a row give the logits of each alone."""
         if self.drawn or not self.takes_positions:
             return False
-        ids = _probe_tokens(self.model, 2 * PROBE)
+        ids = self._probe_tokens(2 * PROBE)
         pos = torch.arange(PROBE, device=ids.device).repeat(2)[None]
         both = self.model(**self._inputs(ids, pos)).logits[:, PROBE:]
         alone = self.model(**self._inputs(ids[:, PROBE:], pos[:, PROBE:])).logits
         return torch.allclose(both, alone, rtol=1e-2, atol=1e-2 * float(alone.abs().max()))
 
+    @torch.no_grad()
+    def _has_plain_head(self) -> bool:
+        """Whether logits are the hidden states times the head's matrix, and nothing more."""
+        head, ids = self.model.get_output_embeddings(), self._probe_tokens(PROBE)
+        if not isinstance(getattr(head, "weight", None), Tensor):
+            return False
+        hidden = self.model.base_model(ids, use_cache=False)[0]
+        logits = self.model(ids, use_cache=False).logits
+        if hidden.shape[-1] != head.weight.shape[1]:
+            return False
+        plain = linear(hidden, head.weight, getattr(head, "bias", None))
+        return torch.allclose(plain, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max()))
 
-@torch.no_grad()
-def _has_plain_head(model: Any) -> bool:
-    """Whether logits are the hidden states times the head's matrix, and nothing more."""
-    head, ids = model.get_output_embeddings(), _probe_tokens(model, PROBE)
-    if not isinstance(getattr(head, "weight", None), Tensor):
-        return False
-    hidden, logits = model.base_model(ids, use_cache=False)[0], model(ids, use_cache=False).logits
-    if hidden.shape[-1] != head.weight.shape[1]:
-        return False
-    plain = linear(hidden, head.weight, getattr(head, "bias", None))
-    return torch.allclose(plain, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max()))
-
-
-def _probe_tokens(model: Any, count: int) -> Tensor:
-    """Different tokens of the vocabulary, on the model's device."""
-    weight = model.get_input_embeddings().weight
-    return (torch.arange(count, device=weight.device) * 7 + 3)[None] % len(weight)
+    def _probe_tokens(self, count: int) -> Tensor:
+        weight = self.model.get_input_embeddings().weight
+        return (torch.arange(count, device=weight.device) * 7 + 3)[None] % len(weight)

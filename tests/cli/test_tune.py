@@ -144,12 +144,12 @@ def test_stopped_it_says_how_to_go_on(
     text: Path, tmp_path: Path, longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*given: Any) -> None:
-        raise Stopped(7)
+        raise Stopped("stopped after step 7 of 9: the same command continues.")
 
     monkeypatch.setattr("longitude.training.api.fine_tune", stopped)
     given = ("tiny-rope", "--text", str(text), "--full", *SMALL, "--out", str(tmp_path / "run"))
     code, _, err = longitude("tune", *given, "--recipe", "pi")
-    assert code == 130 and "stopped after step 7: the same command continues" in err
+    assert code == 130 and "stopped after step 7 of 9: the same command continues" in err
 
 
 def test_only_the_first_of_many_processes_speaks_and_measures(

@@ -29,6 +29,16 @@ SHARDED = f"""
 import longitude.training.distributed as distributed
 distributed.SHARDED_FROM = 0  # small models too
 {ONE}"""
+# two processes as torchrun starts them, but torch is imported once
+FORK = """
+import os, socket
+import longitude.training.api
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = str(free.getsockname()[1])
+os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+os.environ["RANK"] = "0" if os.fork() else "1"
+"""
 
 
 def run(
@@ -51,7 +61,7 @@ def run(
 def test_two_processes_train_what_one_does(folder, tmp_path, scheme, tasks, program):
     settings = ("--scheme", scheme, "--tasks", tasks)
     assert here([*SMALL, "--text", str(folder), "--out", str(tmp_path / "one"), *settings]) == 0
-    run(folder, tmp_path / "two", 2, *settings, program=program)
+    run(folder, tmp_path / "two", 1, *settings, program=FORK + program)
     one, two = (
         torch.tensor(json.loads((tmp_path / name / HISTORY).read_text())["losses"])
         for name in ("one", "two")

@@ -114,7 +114,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(corpus, tmp_path, scheme):
         if step.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match="3"):
+    with pytest.raises(Stopped, match="stopped after step 3 of 6: the same command continues"):
         train_run(run, corpus, stopped, CPU, LoopOptions(report=stop_at_three))
     assert stopped.saved_step == 3 and not stopped.done
     train_run(run, corpus, stopped, CPU)
@@ -146,8 +146,7 @@ def test_a_kill_at_any_moment_leaves_a_state_to_go_on_from(folder, tmp_path):
     ]  # fmt: skip
     env, killed = {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "killed"
     child = subprocess.Popen([*command, str(killed)], env=env, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (killed / STATE).exists() and time.monotonic() < deadline and child.poll() is None:
+    while not (killed / STATE).exists() and child.poll() is None:
         time.sleep(0.002)
     child.kill()
     child.wait()

@@ -29,6 +29,7 @@ POWERS = torch.tensor([1, 2, 4, 3])  # of 2 modulo 5: each number but 0 is one o
 LOGS = torch.tensor([0, 0, 1, 3, 2])  # which one (0 is none, and counted apart)
 
 Bytes = Int64[Tensor, "size _"]  # NUL where a row has nothing: the gaps are closed later
+Counts = Int64[Tensor, " size"]  # the symbols of each row
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ class Line:
     paper: str
     each: int
     extra: int
-    write: Callable[[torch.Generator, Int64[Tensor, " size"], int], tuple[Bytes, Bytes]]
+    write: Callable[[torch.Generator, Counts, int], tuple[Bytes, Bytes]]
 
     def rows(self, rng: torch.Generator, size: int, length: int, vary: bool) -> Rows:
         """`size` windows of `length` + 1 tokens. To train, problems `vary` in what makes them easy
@@ -62,9 +63,8 @@ class Line:
             )
         n = torch.randint(1 if vary else most, most + 1, (size,), generator=rng)
         problem, answer = self.write(rng, n, most)
-        tokens, answers = _joined(
-            [problem, _always("=", n)], [answer, _always("\n", n)], length + 1
-        )
+        equals, newline = (torch.full((size, 1), ord(symbol)) for symbol in "=\n")
+        tokens, answers = _joined([problem, equals], [answer, newline], length + 1)
         return Rows(tokens, answers[:, 1:].float(), answers[:, 1:])
 
 
@@ -112,33 +112,33 @@ def accuracy(predicted: Int64[Tensor, "size length"], rows: Rows) -> float:
     return (right | ~rows.answer).all(1).double().mean().item()
 
 
-def copied(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+def copied(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`qwe=qwe`: the letters repeated. The paper's "duplicate string", with 26 letters for its two:
     a decoder then finds its place by what stands around it."""
     letters = _drawn("abcdefghijklmnopqrstuvwxyz", rng, n, most)
     return letters, letters
 
 
-def reversed_(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+def reversed_(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`qwe=ewq`: letters backwards; the paper's "reverse string", with 26 letters for its two."""
     letters = _drawn("abcdefghijklmnopqrstuvwxyz", rng, n, most)
     return letters, letters.flip(1)
 
 
-def sorted_(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+def sorted_(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`cabeb=abbce`: letters in order; the paper's "bucket sort", of five letters as there."""
     letters = _drawn("abcde", rng, n, most)
     return letters, letters.sort(1).values
 
 
-def parity(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+def parity(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`abbaa=y`: whether the number of b's is even, y or n; the paper's "parity check"."""
     letters = _drawn("ab", rng, n, most)
     odd = (letters == ord("b")).sum(1, keepdim=True) % 2
     return letters, _symbols("yn")[odd]
 
 
-def arithmetic(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+def arithmetic(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`1+2*3-4=3`: digits from 0 to 4 joined by +, - and *, worked out modulo 5 with products
     first, as usual; the paper's "modular arithmetic" without brackets."""
     digits, operators = _drawn("01234", rng, n, most), _drawn("+-*", rng, n, most)
@@ -147,7 +147,7 @@ def arithmetic(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tu
     return torch.stack([operators, digits], -1).flatten(1), _symbols("01234")[value][:, None]
 
 
-def recall(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[Bytes, Bytes]:
+def recall(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`qf3zk8bm3?zk=8`: pairs of a key (two letters) and a value (a digit), then one of the keys:
     which value belongs to it? Ba et al.'s associative retrieval. No other pair has the queried key,
     so there is one answer; the others may repeat, which lets a problem have any length."""
@@ -158,8 +158,9 @@ def recall(rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> tuple[
     keys = torch.where(other & (keys == key), (keys + 1) % 26**2, keys)
     values = _drawn("0123456789", rng, n, most)
     pairs = torch.cat([_two_letters(keys), values[..., None]], -1) * (values > 0)[..., None]
-    question = torch.cat([_always("?", n), _two_letters(key).flatten(1)], 1)
-    return torch.cat([pairs.flatten(1), question], 1), values.gather(1, queried)
+    asked = torch.full((len(n), 1), ord("?"))
+    problem = torch.cat([pairs.flatten(1), asked, _two_letters(key).flatten(1)], 1)
+    return problem, values.gather(1, queried)
 
 
 _RUOSS = "Ruoss et al. 2023, arXiv:2305.16843"
@@ -177,9 +178,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-def _modular(
-    digits: Int64[Tensor, "size n"], operators: Int64[Tensor, "size n"]
-) -> Int64[Tensor, " size"]:
+def _modular(digits: Bytes, operators: Bytes) -> Int64[Tensor, " size"]:
     """The value of each row modulo 5. Counting + and - gives each digit its term of the sum; a
     product becomes a sum of logarithms, which is added up for all terms at once."""
     signs = (operators == ord("+")) | (operators == ord("-"))
@@ -211,7 +210,7 @@ def _joined(
     return torch.from_numpy(closed), torch.from_numpy((place < end) & (place >= end - last))
 
 
-def _drawn(symbols: str, rng: torch.Generator, n: Int64[Tensor, " size"], most: int) -> Bytes:
+def _drawn(symbols: str, rng: torch.Generator, n: Counts, most: int) -> Bytes:
     """n of these symbols a row, each as likely, and nothing behind them."""
     drawn = _symbols(symbols)[torch.randint(len(symbols), (len(n), most), generator=rng)]
     return drawn * (torch.arange(most) < n[:, None])
@@ -223,7 +222,3 @@ def _two_letters(keys: Int64[Tensor, "size some"]) -> Int64[Tensor, "size some 2
 
 def _symbols(symbols: str) -> Int64[Tensor, " count"]:
     return torch.tensor(list(symbols.encode()))
-
-
-def _always(symbol: str, n: Int64[Tensor, " size"]) -> Int64[Tensor, "size 1"]:
-    return torch.full((len(n), 1), ord(symbol))

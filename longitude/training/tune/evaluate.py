@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gc
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,7 +20,7 @@ from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.documents import Document, cut
-from longitude.eval.records import BASELINE, PASSKEY, Measurement, Subject
+from longitude.eval.records import BASELINE, PASSKEY, Measurement
 from longitude.eval.tasks import EvalProtocol, metrics
 from longitude.hf.loading import load, without_weights
 from longitude.training.data import gather
@@ -38,18 +38,15 @@ REPORT = "report"  # the folder of a run's measurements
 HELPED = "helped"
 
 
-@dataclass(frozen=True, eq=False)
-class TestSet:
+class HeldOut(NamedTuple):
     """The lengths and the documents that a fine-tune is measured on, and the base's tokenizer."""
-
-    __test__ = False  # not pytest's
 
     lengths: tuple[int, ...]
     documents: list[Document]
     tokenizer: Any
 
 
-def make_test_set(model: str, to: str, options: TuneOptions) -> TestSet:
+def make_test_set(model: str, to: str, options: TuneOptions) -> HeldOut:
     """The test set; every mistake is raised here, before weights are read."""
     from longitude.extension.plan import lengths_for
 
@@ -75,52 +72,48 @@ def make_test_set(model: str, to: str, options: TuneOptions) -> TestSet:
             f"{what} is too short ({str(error).partition(':')[0]}): give more with --text or "
             f"--test, or skip the measurements with --no-measure."
         ) from error
-    return TestSet(lengths, documents, tokenizer)
+    return HeldOut(lengths, documents, tokenizer)
 
 
-def evaluate(test_set: TestSet, tuned: Tuned, options: TuneOptions) -> ExtendResult:
+def evaluate(test_set: HeldOut, tuned: Tuned, options: TuneOptions) -> ExtendResult:
     """Measure what the run's store lacks of baseline, before and after; write the report."""
     from longitude.extension.api import writable
     from longitude.extension.candidates import by_length
     from longitude.extension.plan import Method
     from longitude.extension.result import STORE, ExtendResult
 
-    trained = Method(AFTER, tuned.scheme, None, by_length(parse(tuned.scheme)))
-
-    def base_methods(base: Subject) -> list[Method]:
-        before = replace(trained, label=BEFORE, patch=tuned.scheme)
-        baseline = Method(BASELINE, base.scheme, None)
-        return [baseline] if tuned.scheme == base.scheme else [baseline, before]
-
+    after = Method(AFTER, tuned.scheme, None, by_length(parse(tuned.scheme)))
+    before = replace(after, label=BEFORE, patch=tuned.scheme)
     folder = writable(Path(tuned.out) / REPORT)
     with Store(folder / STORE) as store:
         try:
-            before = _measure(test_set, tuned.base, options.revision, base_methods, options, store)
-            after = _measure(test_set, tuned.folder, None, lambda _: [trained], options, store)
+            base = _measure(test_set, tuned.base, options.revision, before, options, store)
+            trained = _measure(test_set, tuned.folder, None, after, options, store)
         except KeyboardInterrupt:
             raise Stopped(
                 f"{tuned.folder} is complete; the same command continues its measurements."
             ) from None
         # rows of the base, under a name that no scheme has
-        subject, scheme = before[0].key.subject, f"{tuned.scheme} after {tuned.steps:,} steps"
-        renamed = [replace(r, key=replace(r.key, subject=subject, scheme=scheme)) for r in after]
-        rows = [*before, *renamed]
+        subject, scheme = base[0].key.subject, f"{tuned.scheme} after {tuned.steps:,} steps"
+        renamed = [replace(r, key=replace(r.key, subject=subject, scheme=scheme)) for r in trained]
+        rows = [*base, *renamed]
         result = ExtendResult(rows, summarise(rows, tuned), next_steps(tuned))
         result.write(folder, store)
     return result
 
 
 def _measure(
-    test_set: TestSet,
+    test_set: HeldOut,
     name: str,
     revision: str | None,
-    methods: Callable[[Subject], Sequence[Method]],
+    method: Method,
     options: TuneOptions,
     store: Store,
 ) -> list[Measurement]:
-    """The rows of one model, which is gone when the next one comes."""
+    """The rows of one model, which is gone when the next one comes; of the base, the baseline's
+    first, and those of the scheme if it is another."""
     from longitude.extension.measure import MeasureOptions, measure
-    from longitude.extension.plan import TargetModel, protocol_for
+    from longitude.extension.plan import Method, TargetModel, protocol_for
 
     model, tokenizer = load(
         name,
@@ -136,7 +129,11 @@ def _measure(
         test_set.lengths[0], target.subject.device, options.tasks, options.questions, False
     )
     what = MeasureOptions(test_set.documents, test_set.lengths, protocol, options.seed)
-    rows = measure(target, methods(target.subject), what, store, options.progress)
+    methods = [method]
+    if method.label == BEFORE:
+        own = target.subject.scheme
+        methods = [Method(BASELINE, own, None), *([method] if method.scheme != own else [])]
+    rows = measure(target, methods, what, store, options.progress)
     del model, target
     gc.collect()
     if torch.cuda.is_available():

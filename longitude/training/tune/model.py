@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -52,11 +53,17 @@ def make_trainable(model: Any, trained: str, rank: int) -> Any:
     if trained == LORA:
         from peft import LoraConfig, get_peft_model
 
+        embeddings_and_norms = {
+            path.rpartition(".")[2]: None  # in their order
+            for path, module in model.named_modules()
+            if module is model.get_input_embeddings()
+            or ("norm" in type(module).__name__.lower() and [*module.parameters(recurse=False)])
+        }
         config = LoraConfig(
             r=rank,
             lora_alpha=ALPHA * rank,
             target_modules="all-linear",
-            modules_to_save=_embeddings_and_norms(model),
+            modules_to_save=[*embeddings_and_norms],
             task_type="CAUSAL_LM",
             fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
             ensure_weight_tying=bool(getattr(model.config, "tie_word_embeddings", False)),
@@ -68,17 +75,6 @@ def make_trainable(model: Any, trained: str, rank: int) -> Any:
         if p.requires_grad:
             p.data = p.data.to(torch.float32)
     return saved
-
-
-def _embeddings_and_norms(model: Any) -> list[str]:
-    """The last names of embeddings and norms."""
-    names = [
-        path.rpartition(".")[2]
-        for path, module in model.named_modules()
-        if module is model.get_input_embeddings()
-        or ("norm" in type(module).__name__.lower() and [*module.parameters(recurse=False)])
-    ]
-    return list(dict.fromkeys(names))
 
 
 def layer_states(model: nn.Module) -> list[LayerState]:
@@ -142,7 +138,7 @@ def shifted_groups(model: nn.Module, size: int) -> Iterator[None]:
     """Shift the groups of half the heads of a patched model by half a group."""
     layers = layer_states(model)
     for layer in layers:
-        vars(layer)["attend"] = _ShiftedHalves(layer, size // 2)
+        vars(layer)["attend"] = partial(_attend_in_halves, layer, size // 2)
     try:
         yield
     finally:
@@ -150,30 +146,23 @@ def shifted_groups(model: nn.Module, size: int) -> Iterator[None]:
             vars(layer).pop("attend", None)
 
 
-class _ShiftedHalves:
+def _attend_in_halves(
+    layer: LayerState, by: int, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
+) -> Tensor:
     """Attention of one layer, half its heads at a time."""
+    now, half, sinks = layer.model.forward, q.shape[1] // 2, options.get("sink_logits")
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
 
-    def __init__(self, layer: LayerState, by: int) -> None:
-        self.layer, self.by = layer, by
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-        state, half = self.layer.model, q.shape[1] // 2
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        near = self._attend(slice(half), q, k, v, options)
-        now = state.forward
-        runs = now.runs and [replace(run, pos=self._shifted(run.pos)) for run in now.runs]
-        with forward_state(state, replace(now, pos=self._shifted(now.pos), runs=runs)):
-            far = self._attend(slice(half, None), q, k, v, options)
-        return torch.cat([near, far], 1)
-
-    def _attend(
-        self, heads: slice, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
-    ) -> Tensor:
-        sinks = options.get("sink_logits")
-        options = {**options, "sink_logits": None if sinks is None else sinks[heads]}
-        return LayerState.attend(self.layer, q[:, heads], k[:, heads], v[:, heads], options)
-
-    def _shifted(self, pos: Pos) -> Pos:
+    def shifted(pos: Pos) -> Pos:
         if isinstance(pos, range):
-            return range(pos.start + self.by, pos.stop + self.by, pos.step)
-        return pos + self.by
+            return range(pos.start + by, pos.stop + by, pos.step)
+        return pos + by
+
+    def attend(heads: slice) -> Tensor:
+        some = {**options, "sink_logits": None if sinks is None else sinks[heads]}
+        return LayerState.attend(layer, q[:, heads], k[:, heads], v[:, heads], some)
+
+    near = attend(slice(half))
+    runs = now.runs and [replace(run, pos=shifted(run.pos)) for run in now.runs]
+    with forward_state(layer.model, replace(now, pos=shifted(now.pos), runs=runs)):
+        return torch.cat([near, attend(slice(half, None))], 1)

@@ -272,28 +272,8 @@ def make_trainable_model(prepared: Prepared) -> tuple[LossModel, TokenStream, An
     return loss, text, saved
 
 
-def make_job(prepared: Prepared, loss: LossModel, text: TokenStream) -> Job:
-    """What the loop needs of a fine-tune; the papers train without weight decay."""
-    recipe, length, seed = prepared.recipe, prepared.length, prepared.options.seed
-    return Job(
-        model=loss.model,
-        loss=loss,
-        optimizer=adamw(loss.model, recipe.rate),
-        batch=lambda step: text.batch(recipe.rows, length, seed, step),
-        rate_at=recipe.rate_at,
-        steps=recipe.steps,
-        tokens=recipe.rows * length,
-        seed=seed,
-        dtype=prepared.dtype,
-        tokens_at_once=TOKENS_AT_ONCE,
-    )
-
-
 def fine_tune(
-    model: str,
-    to: str,
-    options: TuneOptions,
-    report: Callable[[Step], None] = lambda step: None,
+    model: str, to: str, options: TuneOptions, report: Callable[[Step], None] = lambda step: None
 ) -> Tuned:
     """Train, from what the folder holds; the first process reports each step."""
     with process_group(options.device) as world:
@@ -304,23 +284,52 @@ def fine_tune(
         if not folder.done:
             _train(prepared, folder, world, report)
         world.barrier()
-        return _result(prepared, folder)
+    history = folder.history()
+    losses = history.pop("losses")
+    last = losses[-SMOOTHED:]
+    return Tuned(
+        base=model,
+        out=str(folder.path),
+        folder=str(folder.path / RESULT),
+        kind="adapter" if prepared.recipe.trained == LORA else "checkpoint",
+        recipe=prepared.recipe.to_json(),
+        scheme=prepared.scheme,
+        trained_to=prepared.about.trained,
+        target=prepared.target,
+        steps=len(losses),
+        loss=sum(last) / len(last),
+        losses=tuple(losses),
+        **history,
+    )
 
 
 def _train(
     prepared: Prepared, folder: RunFolder, world: World, report: Callable[[Step], None]
 ) -> None:
+    """Train to the last step and write the result; the papers train without weight decay."""
     loss, text, saved = make_trainable_model(prepared)
-    model, checkpointing = loss.model, prepared.options.checkpointing
-    if world.device.type == "cuda" if checkpointing is None else checkpointing:
+    model, options, recipe = loss.model, prepared.options, prepared.recipe
+    on_cuda, length = world.device.type == "cuda", prepared.length
+    if on_cuda if options.checkpointing is None else options.checkpointing:
         enable_checkpointing(model)
     trained = sum(p.numel() for _, p in trainable_parameters(model))
     counts = {"trained": trained, "all": sum(p.numel() for p in model.parameters())}
     distribute(loss, world, shard=True)
-    loss.train()
-    loop = LoopOptions(save_steps=prepared.options.save_every, report=report)
+    job = Job(
+        model=model,
+        loss=loss.train(),
+        optimizer=adamw(model, recipe.rate),
+        batch=lambda step: text.batch(recipe.rows, length, options.seed, step),
+        rate_at=recipe.rate_at,
+        steps=recipe.steps,
+        tokens=recipe.rows * length,
+        seed=options.seed,
+        dtype=prepared.dtype,
+        tokens_at_once=TOKENS_AT_ONCE,
+    )
+    loop = LoopOptions(save_steps=options.save_every, report=report)
     with shifted_groups(model, prepared.group) if prepared.group else nullcontext():
-        losses, last = train(make_job(prepared, loss, text), folder, world, loop)
+        losses, last = train(job, folder, world, loop)
     weights = gather_weights(model) if world.size > 1 else None
     if world.first:
         history = {
@@ -359,23 +368,3 @@ def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None
             setattr(model.config, name, max(target, getattr(model.config, name)))
     save(model.to(getattr(torch, prepared.dtype)), folder, prepared.tokenizer)
     name_target(folder, target)
-
-
-def _result(prepared: Prepared, folder: RunFolder) -> Tuned:
-    history = folder.history()
-    losses = history.pop("losses")
-    last = losses[-SMOOTHED:]
-    return Tuned(
-        base=prepared.about.name,
-        out=str(folder.path),
-        folder=str(folder.path / RESULT),
-        kind="adapter" if prepared.recipe.trained == LORA else "checkpoint",
-        recipe=prepared.recipe.to_json(),
-        scheme=prepared.scheme,
-        trained_to=prepared.about.trained,
-        target=prepared.target,
-        steps=len(losses),
-        loss=sum(last) / len(last),
-        losses=tuple(losses),
-        **history,
-    )

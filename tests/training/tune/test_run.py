@@ -18,13 +18,12 @@ from longitude.hf.loading import load
 from longitude.hf.patch import apply, scheme_of
 from longitude.training import checkpoint
 from longitude.training.checkpoint import HISTORY, STATE
-from longitude.training.loop import Stopped, take_step
+from longitude.training.loop import Stopped
 from longitude.training.tune.run import (
     QUESTION,
     Tuned,
     TuneOptions,
     fine_tune,
-    make_job,
     make_trainable_model,
     prepare,
     tune_folder,
@@ -216,9 +215,8 @@ def test_a_step_in_bfloat16_is_near_the_one_in_float32(options, scheme, lora):
     options = replace(options, scheme=scheme, steps=1, batch=1, seq=8, lora=lora)
     losses = []
     for dtype in ("float32", "bfloat16"):
-        prepared = prepare("tiny-rope", "2x", replace(options, dtype=dtype), CPU)
-        loss, text, _ = make_trainable_model(prepared)
-        job = make_job(prepared, loss, text)
+        given = replace(options, dtype=dtype, out=options.out / dtype)
+        loss, _, _ = make_trainable_model(prepare("tiny-rope", "2x", given, CPU))
         assert {p.dtype for p in loss.parameters() if p.requires_grad} == {torch.float32}
-        losses.append(take_step(job, 0, CPU).item())
+        losses += run(given).losses
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.05)
