@@ -1,13 +1,19 @@
-"""`longitude bench`: the benchmark suites of a checkout (`python -m benchmarks`)."""
+"""`longitude bench` and `env`: the benchmark suites of a checkout (`python -m benchmarks`), and
+versions and device for bug reports."""
 
 from __future__ import annotations
 
+import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
+from longitude import __version__
 from longitude.cli import options as o
+from longitude.cli.output import print_json
 from longitude.core.validate import UserError
 
 
@@ -60,3 +66,28 @@ def bench(
         given or [],
         out or [],
     )
+
+
+def env(as_json: o.Json = False) -> None:
+    """Print the versions that matter in a bug report."""
+    import torch
+
+    packages: dict[str, str | None] = dict.fromkeys(("transformers", "triton"))
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    cuda = torch.cuda.is_available()
+    found = {
+        "longitude": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        **packages,
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name() if cuda else f"cpu ({platform.machine()})",
+    }
+    if as_json:
+        return print_json(found)
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"{name:<{width}}  {value or 'none'}")

@@ -15,8 +15,7 @@ from typing import Annotated
 import typer
 
 from longitude import __version__
-from longitude.cli.bench import bench
-from longitude.cli.env import env
+from longitude.cli.bench import bench, env
 from longitude.cli.explore import explore
 from longitude.cli.extend import extend
 from longitude.cli.inspect import inspect
@@ -85,12 +84,12 @@ def run(args: list[str]) -> int:
     except Exception as e:
         if debug:
             traceback.print_exc()
-        sentence, code = _told(e)
+        sentence, code = _explain(e)
         print(f"longitude: {' '.join(sentence.split())}", file=sys.stderr)
         return code
 
 
-def _told(error: Exception) -> tuple[str, int]:
+def _explain(error: Exception) -> tuple[str, int]:
     """The sentence for an error, and the exit code."""
     if isinstance(error, UserError | StoreError):
         return str(error), 2

@@ -173,14 +173,14 @@ class InspectResult(TextResult):
         from rich.text import Text
 
         from longitude.hf.encodings import KINDS
-        from longitude.viz import checkpoint, runtimes
+        from longitude.viz import checkpoint
 
         checkpoint.show(self, KINDS, console)
         if self.lint or self.lint_refused:
             console.print()
             console.print(Text("What runtimes compute from it", style="bold"))
             if self.lint:
-                runtimes.show_lint(replace(self.lint, faults=()), console)
+                checkpoint.show_lint(replace(self.lint, faults=()), console)
             else:
                 console.print(Text(f"unknown: {self.lint_refused}"))
         if self.weights:

@@ -82,7 +82,7 @@ class LintResult:
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
         """A row per runtime, then the issues with their fixes."""
-        from longitude.viz.runtimes import show_lint
+        from longitude.viz.checkpoint import show_lint
         from longitude.viz.terminal import render
 
         return render(lambda console: show_lint(self, console), color=color, width=width)

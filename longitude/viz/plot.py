@@ -7,7 +7,7 @@ zero. (plotext draws braille too, but has neither; it would replace about half o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -150,14 +150,20 @@ def draw(plot: Plot, width: int) -> Group:
     hidden = gaps(plot.lines[-1].points)
     places = [x.number((column + 0.5) / across) for column in range(across)]
     floor = "".join("░" if any(a <= v <= b for a, b in hidden) else "─" for v in places)
-    indent = " " * (MARGIN + 1)
+    indent, keys = " " * (MARGIN + 1), []  # one entry per line: they stay under their own plot
+    for line in (line for line in plot.lines if line.name):
+        key = Canvas(3, 1)
+        key.line([(0, 1), (5, 1)], line.style, line.pattern)
+        keys.append(key.rows()[0] + Text(f" {line.name}"))
+    if plot.mark:
+        keys.append(Text(" ┊ ", MARK) + Text(f" {plot.mark[0]}"))
     return Group(
         Text(plot.title, style="bold"),
         Text(plot.axes, style=DIM),
         *(left(numbers.get(n, "")) + row for n, row in enumerate(canvas.rows())),
         Text(" " * MARGIN + "└" + floor, style=DIM),
         Text(indent + _ticks(x, across, plot.x_ticks), style=DIM),
-        *(Text(indent) + entry for entry in _legend(plot)),
+        *(Text(indent) + key for key in keys),
         *([Text(f"{indent}░░░ hidden")] if hidden else []),
         *(Text(note, style=DIM) for note in plot.notes),
     )
@@ -205,14 +211,3 @@ def _ticks(x: Axis, across: int, ticks: Sequence[int]) -> str:
         if not line[max(at - 1, 0) : at + len(label) + 1].strip():
             line = line[:at] + label + line[at + len(label) :]
     return line
-
-
-def _legend(plot: Plot) -> Iterator[Text]:
-    """One entry per line: they never wrap, and stay under their own plot."""
-    for line in plot.lines:
-        if line.name:
-            canvas = Canvas(3, 1)
-            canvas.line([(0, 1), (5, 1)], line.style, line.pattern)
-            yield canvas.rows()[0] + Text(f" {line.name}")
-    if plot.mark:
-        yield Text(" ┊ ", MARK) + Text(f" {plot.mark[0]}")
