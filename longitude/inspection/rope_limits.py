@@ -133,10 +133,14 @@ def least_base(length: int, dim: int) -> float | None:
         for n in passed.nonzero()[:, 0].tolist():
             if (torch.cos(negative[: REMEMBERED // 3, None] * theta[n]).sum(-1) < 0).any():
                 continue  # at a distance found within this batch
-            worst = _most_negative(theta[n], length)
-            if worst is None:
+            for step in STRIDES:  # of few distances, of more, or else of all: the most negative sum
+                sums = cosine_sums(theta[n], length, step)
+                if sums.min() < 0:
+                    worst = sums.argmin()[None].double() * step
+                    negative = torch.cat([worst, negative])[:REMEMBERED]
+                    break
+            else:
                 return batch[n].item()
-            negative = torch.cat([worst, negative])[:REMEMBERED]
 
 
 def cosine_sums(
@@ -155,15 +159,6 @@ def cosine_sums(
     )
     both = coarse.cos() @ fine.cos().mT - coarse.sin() @ fine.sin().mT
     return both.flatten()[:count]
-
-
-def _most_negative(theta: Tensor, length: int) -> Tensor | None:
-    """The distance of the most negative sum: of few distances, of more, or else of all."""
-    for step in STRIDES:
-        sums = cosine_sums(theta, length, step)
-        if sums.min() < 0:
-            return sums.argmin()[None].double() * step
-    return None
 
 
 def _rounded_up(start: float, digits: int) -> Iterator[float]:

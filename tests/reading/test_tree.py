@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
 import threading
 import time
 from collections import Counter
@@ -18,12 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import longitude
 from longitude.core.progress import Event
 from longitude.core.store import Store, StoreError
 from longitude.core.validate import UserError
 from longitude.reading.llm import LLM, Server
-from longitude.reading.memwalker import STORE, Node, Shape, build, shape_for
+from longitude.reading.memwalker import STORE, Node, Shape, build, read, shape_for
 
 from .scripted import Scripted
 
@@ -196,15 +192,7 @@ def test_a_server_is_asked_no_more_at_once_than_agreed() -> None:
         assert server.most == 3
 
 
-KILLED = """
-import sys
-from longitude.reading.memwalker import read
-from longitude.reading.llm import Server
-speaker = Server(sys.argv[1], at_once=2)
-read(sys.stdin.read(), "What?", speaker, folder=sys.argv[2])
-"""
-
-
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only asks a server
 def test_a_kill_in_the_middle_costs_only_what_was_under_way(tmp_path: Path) -> None:
     text = "".join(f"Line {n} of a long text that is read by someone else. " for n in range(600))
     over = threading.Event()
@@ -215,18 +203,16 @@ def test_a_kill_in_the_middle_costs_only_what_was_under_way(tmp_path: Path) -> N
         return _summary(prompt)
 
     with Scripted(script) as server:
-        root = str(Path(longitude.__file__).parents[1])
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, server.url, str(tmp_path)],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": root},
-        ) as reader:
-            assert reader.stdin
-            reader.stdin.write(text.encode())
-            reader.stdin.close()
-            while reader.poll() is None and _kept(tmp_path) < 6:
-                time.sleep(0.05)
-            reader.send_signal(signal.SIGKILL)
+
+        def reading() -> None:
+            read(text, "What?", Server(server.url, at_once=2), folder=tmp_path)
+
+        reader = multiprocessing.get_context("fork").Process(target=reading)
+        reader.start()
+        while reader.is_alive() and _kept(tmp_path) < 6:
+            time.sleep(0.05)
+        reader.kill()
+        reader.join()
         over.set()
         before, server.prompts = server.prompts[:6], []
         speaker = Server(server.url, at_once=2)
