@@ -16,14 +16,7 @@ from longitude.parts import DynamicNtk
 from longitude.runtimes import Runtime, select
 from longitude.runtimes.card import card
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
-from longitude.runtimes.export import (
-    Export,
-    ExportResult,
-    PriorRun,
-    exports,
-    is_run,
-    read_run,
-)
+from longitude.runtimes.export import Export, ExportResult, PriorRun, exports, is_run, read_run
 from longitude.runtimes.files import slug, write_files, write_text
 from longitude.runtimes.lint import LintResult, adapter_scheme, lint_settings, read_settings
 

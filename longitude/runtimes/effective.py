@@ -177,10 +177,9 @@ class RopeEntries:
                 )
             case "longrope" | "su":
                 lists: list[Any] = list(map(self.entries.get, ("short_factor", "long_factor")))
-                if not all(isinstance(one, list | tuple) and one for one in lists):
-                    raise DoesNotStart("missing key")
-                if not all(is_number(factor) for one in lists for factor in one):
-                    raise DoesNotStart("missing key")
+                for one in lists:
+                    if not isinstance(one, list | tuple) or not one or not all(map(is_number, one)):
+                        raise DoesNotStart("missing key")
                 short, long = (tuple(map(float, one)) for one in lists)
                 return LongRope(short, long, original=int(self.number(ORIGINAL)))
         raise DoesNotStart("unknown type")

@@ -113,30 +113,31 @@ class ExportResult:
 
 def exports(checkpoint: Checkpoint, requests: Sequence[Export], length: int) -> list[Export]:
     """The outcome of several requests: the refusal of one stops none of the others."""
-    done = []
-    complete = next(runtime for runtime in runtimes().values() if runtime.write_any)
-    converts = complete in [request.runtime for request in requests]
+    done, selected = [], [request.runtime for request in requests]
     for request in requests:
         try:
-            _check_format(checkpoint, request.runtime, complete.name, converts)
+            _check_format(checkpoint, request.runtime, selected)
             done.append(_export(checkpoint, request, length))
         except UserError as error:
             done.append(replace(request, scheme=request.requested, refused=str(error)))
     return done
 
 
-def _check_format(checkpoint: Checkpoint, runtime: Runtime, complete: str, converts: bool) -> None:
-    """Raise if the runtime can't read the model's format, and no other export converts it.
-    `complete` is the runtime whose export is a checkpoint that others can be started on."""
+def _check_format(checkpoint: Checkpoint, runtime: Runtime, selected: Sequence[Runtime]) -> None:
+    """Raise if the runtime can't read the model's format, and no other export converts it."""
     reads_gguf, given = runtime.reads == "gguf", checkpoint.needs_conversion
+    if given is None:
+        return
+    # whose export is a complete checkpoint, which others can be started on
+    complete = next(other for other in runtimes().values() if other.write_any)
     if checkpoint.source.adapter is not None and reads_gguf:
         raise UserError(
-            f"{runtime.title} reads a GGUF file, but got an adapter: write it --for {complete}, "
-            f"which merges it, and convert that folder."
+            f"{runtime.title} reads a GGUF file, but got an adapter: write it --for "
+            f"{complete.name}, which merges it, and convert that folder."
         )
-    if given and not (reads_gguf or runtime.writes == "folder" or converts):
+    if not (reads_gguf or runtime.writes == "folder" or complete in selected):
         raise UserError(
-            f"{runtime.title} reads a checkpoint's folder, but got {given}: add {complete} to "
+            f"{runtime.title} reads a checkpoint's folder, but got {given}: add {complete.name} to "
             f"--for, which makes a folder of it."
         )
 

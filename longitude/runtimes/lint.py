@@ -26,13 +26,7 @@ from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict, read_c
 from longitude.hf.source import find, raw_config
 from longitude.runtimes import Issue, Runtime, llama_cpp, runtimes, transformers
 from longitude.runtimes.checkpoint import TOKENIZER, open_checkpoint
-from longitude.runtimes.effective import (
-    ISSUES,
-    Difference,
-    Effective,
-    difference,
-    emulated,
-)
+from longitude.runtimes.effective import ISSUES, Difference, Effective, difference, emulated
 from longitude.runtimes.target import head_size, make_target, text_config
 
 ARCHITECTURE = "general.architecture"  # which every GGUF file has, and no config.json

@@ -23,11 +23,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from longitude.core.part import Frequencies
 from longitude.core.validate import UserError, shown
 from longitude.hf.gguf_reader import Header
 from longitude.hf.rope_config import ORIGINAL, is_number
-from longitude.parts import Linear, LongRope, Unscaled, Yarn
+from longitude.parts import LongRope
 from longitude.parts.frequencies import magnitude, powers
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
@@ -155,19 +154,16 @@ def from_keys(
     """What llama-server computes from a GGUF file and flags; or, if `literal`, what the file says
     were every key of it read."""
     file = _File(keys, literal)
-    try:
-        frequencies, dead = _frequencies(file)
-        divisors, switch = _divisors(file)
-    except UserError as error:
-        raise DoesNotStart("out of range") from error
+    entries, dead = _scaling(file)
+    divisors, switch = _divisors(file)
     gain, unread = _attention(file, version)
     capped = is_number(file.requested) and file.requested > file.context
     stretched = math.isfinite(file.factor) and file.factor != 1
     no_original = file.kind == "yarn" and file.original == file.context and stretched
     about_length = ["context cap"] * capped + ["other original"] * no_original
     base = file.number("--rope-freq-base", "rope.freq_base", default=10000)
-    rope = RopeEntries({}, {}, base, file.dims, (*dead, *switch, *unread, *about_length))
-    found = rope.computed(file.length, frequencies, attention=gain)
+    rope = RopeEntries({}, entries, base, file.dims, (*dead, *switch, *unread, *about_length))
+    found = rope.computed(file.length, attention=gain)
     if not divisors:
         return found
     if len(divisors) != len(found.inv_freq):
@@ -177,17 +173,20 @@ def from_keys(
     return replace(found, inv_freq=tuple(divided))
 
 
-def _frequencies(file: _File) -> tuple[Frequencies, list[str]]:
+def _scaling(file: _File) -> tuple[dict[str, Any], list[str]]:
+    """Linear or YaRN by transformers' names, and whether its bounds are not read."""
     if file.kind != "yarn":
-        return (Linear(file.factor) if file.factor != 1 else Unscaled()), []
-    betas, issues = {}, []
+        return {"rope_type": "linear", "factor": file.factor}, []
+    entries: dict[str, Any] = {"rope_type": "yarn", "factor": file.factor, ORIGINAL: file.original}
+    dead = []
     for end, default in (("fast", 32.0), ("slow", 1.0)):
         key = f"yarn_beta_{end}"
         names = (f"rope.scaling.{key}",) if file.reads_all else ()
-        betas[end] = file.number(f"--yarn-beta-{end}", *names, default=default)
-        if not file.reads_all and file.scaling(key) not in (None, betas[end]):
-            issues = ["dead betas"]
-    return Yarn(file.factor, original=file.original, **betas), issues
+        bound = file.number(f"--yarn-beta-{end}", *names, default=default)
+        entries[f"beta_{end}"] = bound
+        if not file.reads_all and file.scaling(key) not in (None, bound):
+            dead = ["dead betas"]
+    return entries, dead
 
 
 def _divisors(file: _File) -> tuple[tuple[float, ...], list[str]]:
@@ -201,9 +200,12 @@ def _divisors(file: _File) -> tuple[tuple[float, ...], list[str]]:
         raise DoesNotStart("tensor not loaded")
     if fixed or not (short and long):
         return fixed or (), []
-    both = LongRope(short, long, original=file.original)
-    chosen = both.long if file.length > file.original else both.short
-    return chosen, ["longrope switch"] * (both.short != both.long)
+    try:
+        LongRope(short, long, original=file.original)
+    except UserError as error:
+        raise DoesNotStart("out of range") from error
+    chosen = long if file.length > file.original else short
+    return chosen, ["longrope switch"] * (short != long)
 
 
 def _attention(file: _File, version: str | None) -> tuple[float, list[str]]:

@@ -19,7 +19,7 @@ from yaml import safe_dump
 
 from longitude.core.validate import UserError
 from longitude.hf.rope_config import FULL, INSIDE, ORIGINAL, rope_parameters
-from longitude.parts import LongRope, Ntk, Unscaled, Yarn
+from longitude.parts import LongRope, Ntk, Rope, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, stretched
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, Entries
@@ -29,7 +29,7 @@ from longitude.runtimes.target import Target, text_config
 def named(target: Target) -> Entries | None:
     """The type that transformers has for these frequencies, with every entry that it reads; None
     if it has no name for them."""
-    rope, frequencies = replace(target.rope, fraction=1), target.rope.frequencies
+    rope, frequencies = _stated(target), target.rope.frequencies
     if isinstance(frequencies, Ntk):
         rope = replace(rope, base=base_of(target), frequencies=Unscaled())
     elif isinstance(frequencies, Yarn) and frequencies.ramp == "code":  # one factor for all three
@@ -37,7 +37,7 @@ def named(target: Target) -> Entries | None:
         plain = replace(frequencies, attention_factor=gain, mscale=None, mscale_all_dim=None)
         rope = replace(rope, frequencies=plain)
     try:
-        return rope_parameters(rope) | _share(target)
+        return rope_parameters(rope)
     except UserError:
         return None
 
@@ -56,8 +56,7 @@ def listed(target: Target, **more: float) -> Iterator[Entries]:
         factor=max(1.0, target.length / target.original),
         attention_factor=target.attention,
     )
-    rope = replace(target.rope, fraction=1, frequencies=longrope)
-    yield rope_parameters(rope) | _share(target) | more
+    yield rope_parameters(replace(_stated(target), frequencies=longrope)) | more
 
 
 def named_or_listed(target: Target) -> Iterator[Entries]:
@@ -114,8 +113,9 @@ def base_of(target: Target) -> float:
     return stretched(target.base, f.factor, target.dims) if isinstance(f, Ntk) else target.base
 
 
-def _share(target: Target) -> Entries:
-    return {"partial_rotary_factor": float(target.rope.fraction)} if target.partial else {}
+def _stated(target: Target) -> Rope:
+    """The rotation with the share of a head that settings must state."""
+    return target.rope if target.partial else replace(target.rope, fraction=1)
 
 
 def nested(config: Mapping[str, Any], entries: Mapping[str, Any]) -> Entries:

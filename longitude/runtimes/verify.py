@@ -73,12 +73,7 @@ class Verified:
         )
 
 
-def verify(
-    source: Path,
-    exported: Path,
-    scheme: str | Scheme | Layers,
-    target: Target,
-) -> Verified:
+def verify(source: Path, exported: Path, scheme: str | Scheme | Layers, target: Target) -> Verified:
     """Run an exported GGUF file in llama.cpp, and its source under the scheme: at a length inside
     the window and, if the target allows, at one past it."""
     if find_spec("xllamacpp") is None:

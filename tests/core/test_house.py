@@ -28,7 +28,7 @@ BUDGET = {
     "inspection": 2_600,
     "reading": 2_850,
     "training": 4_100,
-    "runtimes": 4_200,
+    "runtimes": 3_650,
     "extension": 2_800,
     "viz": 3_150,
     "explorer": 1_300,
