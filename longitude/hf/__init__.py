@@ -13,22 +13,15 @@ if TYPE_CHECKING:
     from longitude.hf.saving import save_adapter as save_adapter
     from longitude.hf.streaming import stream as stream
 
-_HOME = {
-    "apply": "longitude.hf.patch",
-    "load": "longitude.hf.loading",
-    "patched": "longitude.hf.patch",
-    "save": "longitude.hf.saving",
-    "save_adapter": "longitude.hf.saving",
-    "scheme_of": "longitude.hf.patch",
-    "stream": "longitude.hf.streaming",
-    "undo": "longitude.hf.patch",
-}
+_HOME = dict.fromkeys(("apply", "patched", "scheme_of", "undo"), "longitude.hf.patch")
+_HOME |= {"load": "longitude.hf.loading", "stream": "longitude.hf.streaming"}
+_HOME |= dict.fromkeys(("save", "save_adapter"), "longitude.hf.saving")
 __all__ = ["apply", "load", "patched", "save", "save_adapter", "scheme_of", "stream", "undo"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"longitude.hf has no name {name!r}; it has {', '.join(_HOME)}.")
+        raise AttributeError(f"longitude.hf has no name {name!r}; it has {', '.join(__all__)}.")
     return getattr(import_module(_HOME[name]), name)
 
 

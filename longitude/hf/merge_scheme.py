@@ -48,9 +48,16 @@ def merge_scheme(
                 mask=(mine.mask[0], *local) if local else mine.mask,
             )
         )
-    if trained is not None and not force:
-        for one in merged:
-            _check_window(one, trained)
+    for remap in [one.rotary.remap for one in merged if one.rotary and one.rotary.remap]:
+        # a remap's window may not show distances beyond those the model was trained on
+        names = [n for n in ("window", "size", "local") if hasattr(remap, n)]
+        widest = max((getattr(remap, n) for n in names), default=0)
+        widest += getattr(remap, "sinks", 0)  # which are before the window
+        if trained is not None and widest > trained and not force:
+            raise UserError(
+                f"{shown(remap)} shows true distances up to {widest}, but the checkpoint was "
+                f"trained to {trained}: use a window of at most {trained}, half of it to be safe."
+            )
     return merged
 
 
@@ -128,19 +135,4 @@ def _check_trainless(given: Scheme, own: Scheme, force: bool) -> None:
         raise UserError(
             f"this checkpoint was trained with {shown(own)}, but got {shown(given.bias[0])}: "
             f"leave it out, or say force=True."
-        )
-
-
-def _check_window(scheme: Scheme, trained: int) -> None:
-    """A remap's window may not show distances beyond those the model was trained on."""
-    remap = scheme.rotary.remap if scheme.rotary else None
-    if remap is None:
-        return
-    names = [n for n in ("window", "size", "local") if hasattr(remap, n)]
-    widest = max((getattr(remap, n) for n in names), default=0)
-    widest += getattr(remap, "sinks", 0)  # which are before the window
-    if widest > trained:
-        raise UserError(
-            f"{shown(remap)} shows true distances up to {widest}, but the checkpoint was trained "
-            f"to {trained}: use a window of at most {trained}, half of it to be safe."
         )

@@ -41,11 +41,6 @@ class Adapter:
         return entry if isinstance(entry.get("scheme"), str) else None
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no full model."""
-    return (folder / ADAPTER_JSON).is_file() and not (folder / "config.json").is_file()
-
-
 def read_adapter(folder: Path, base: str | None = None) -> Adapter:
     """The adapter in a folder; `base` is its base, if that was moved."""
     peft, ours = _json(folder / ADAPTER_JSON), folder / LONGITUDE_JSON

@@ -202,18 +202,7 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
     if rope.remap or rope.decay:
         part = shown(rope.remap or rope.decay)
         raise UserError(f"transformers has no name for {part}: leave it out of rope(…).")
-    scaling = _scaling(rope.frequencies) | {"rope_theta": float(rope.base)}
-    if rope.fraction == 1:
-        return scaling
-    if SHARE in scaling:
-        raise UserError(
-            f"transformers rotates no fraction of a head proportionally, but got {shown(rope)}: "
-            f"leave out its fraction."
-        )
-    return scaling | {SHARE: float(rope.fraction)}
-
-
-def _scaling(frequencies: Frequencies) -> dict[str, Any]:
+    frequencies = rope.frequencies
     kind = next((kind for kind, (part, _) in TYPES.items() if type(frequencies) is part), None)
     if kind is None or getattr(frequencies, "ramp", "code") != "code":
         raise UserError(
@@ -227,7 +216,15 @@ def _scaling(frequencies: Frequencies) -> dict[str, Any]:
             written[key] = list(map(float, value))
         elif value is not None and (kind, key, value) != ("proportional", "factor", 1):
             written[key] = value if key in (ORIGINAL, "truncate") else float(value)
-    return written
+    written["rope_theta"] = float(rope.base)
+    if rope.fraction == 1:
+        return written
+    if SHARE in written:
+        raise UserError(
+            f"transformers rotates no fraction of a head proportionally, but got {shown(rope)}: "
+            f"leave out its fraction."
+        )
+    return written | {SHARE: float(rope.fraction)}
 
 
 # read

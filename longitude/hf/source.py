@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude.core.validate import UserError, short
-from longitude.hf.peft import Adapter, is_adapter, read_adapter
+from longitude.hf.peft import ADAPTER_JSON, Adapter, read_adapter
 
 ASSETS = Path(__file__).parents[1] / "assets"
 SCHEME = "longitude"  # the entry of config.json that saving.py writes
@@ -62,7 +62,7 @@ def find(name: str | os.PathLike[str], revision: str | None, base: str | None = 
             if file.read(4) != b"GGUF" and path.suffix != ".gguf":
                 raise UserError(f"{path} is no model: give a folder or a .gguf file.")
         source = Source(text, str(path.parent), path)
-    elif path.is_dir() and is_adapter(path):
+    elif (path / ADAPTER_JSON).is_file() and not (path / "config.json").is_file():
         source = _find_base(text, read_adapter(path, base))
     elif path.is_dir():
         _check_folder(path)

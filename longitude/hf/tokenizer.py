@@ -21,7 +21,13 @@ def byte_tokenizer(window: int | None = None) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE(vocab=_vocabulary(), merges=[]))
+    # printable bytes are their own letter, the others in turn take those from U+0100 on
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    letters |= {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    vocabulary = {END if byte == 0 else letter: byte for letter, byte in letters.items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
@@ -32,13 +38,3 @@ def byte_tokenizer(window: int | None = None) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=window,
     )
-
-
-def _vocabulary() -> dict[str, int]:
-    """Each byte's letter and value: printable bytes are their own letter, the others in turn take
-    those from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    letters |= {chr(0x100 + i): byte for i, byte in enumerate(others)}
-    return {END if byte == 0 else letter: byte for letter, byte in letters.items()}

@@ -23,7 +23,7 @@ BUDGET = {
     "parts": 2_550,
     "ops": 5_200,
     "cache": 950,
-    "hf": 5_280,
+    "hf": 5_050,
     "eval": 2_000,
     "inspection": 2_600,
     "reading": 2_850,
