@@ -30,9 +30,9 @@ BUDGET = {
     "training": 4_100,
     "runtimes": 3_650,
     "extension": 2_800,
-    "viz": 3_150,
-    "explorer": 1_300,
-    "cli": 1_800,
+    "viz": 3_000,
+    "explorer": 1_270,
+    "cli": 1_520,
     "assets": 100,
 }
 FILE_LINES, FUNCTION_LINES = 450, 60
