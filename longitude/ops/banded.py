@@ -102,9 +102,12 @@ class _Bands(NamedTuple):
             ran = forward(operator, q, k, some(v, columns), causal, self.scale)
             lse = ran.lse.float() if bias is None else ran.lse.float() + bias.table[:, -1:]
             start, extra = Start(ran.out, lse, rows.start), ran.extra
+        reached = self.table is not None and self.table.reached
+        if bias is not None and reached and bias.ahead is None:
+            bias = bias._replace(ahead=largest_ahead(bias.table))
         for piece in self.pieces:
             call = self.call(piece, rotated, v, bias)
-            if self.table is not None and self.table.reached:
+            if reached:
                 call = call._replace(reach=reach_of(call))
             reaches.append(call.reach)
             start = Start(*self.kernels.forward(call, start))

@@ -98,11 +98,6 @@ class Chunk(NamedTuple):
     row: int
     column: int
 
-    def visible(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Whether each pair of indices is such a pair."""
-        distance = (rows + self.row) // self.size - (columns + self.column) // self.size
-        return (distance >= self.lo) & (distance < self.hi)
-
 
 class BandPiece(NamedTuple):
     """A band of one pass: over which columns, which pairs by their indices, whose gradients."""

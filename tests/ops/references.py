@@ -38,8 +38,10 @@ def scores_of(call: BandCall) -> Float[Tensor, "b h n m"]:
     if call.reach is not None:
         seen = seen & (away < call.reach[..., None, None])
     if call.chunk is not None:
+        size, lo, hi, row, column = call.chunk
         rows, columns = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
-        seen = seen & call.chunk.visible(rows[:, None], columns)
+        chunks = (rows[:, None] + row) // size - (columns + column) // size
+        seen = seen & (chunks >= lo) & (chunks < hi)
     scores = content if bias is None else content + bias.table.to(wide)[:, _entries(away, bias)]
     return scores.masked_fill(~seen, float("-inf"))
 

@@ -47,15 +47,11 @@ def installed() -> bool:
     return find_spec("triton") is not None
 
 
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1" and installed()
-
-
 def require(where: Tensor | torch.device) -> None:
     """A sentence for a tensor or device that no kernel runs on."""
     device = where.device if isinstance(where, Tensor) else where
-    if not (triton_available(device) if device.type == "cuda" else interpreted()):
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and installed()
+    if not (triton_available(device) if device.type == "cuda" else interpreted):
         raise UserError(
             f"Triton's kernels need a CUDA device of capability {OLDEST[0]}.{OLDEST[1]} and Triton "
             f"installed, and got a tensor on {device}: use the kernel's reference."

@@ -63,7 +63,7 @@ def stack(sources: list[Windows], flipped: bool, *, blocks: Blocks | None = None
         for x, (_, starts, size) in zip(xs, sources, strict=True)
     ]
     (b, _, _, d), end, given = xs[0].shape, 0, []
-    blocks = blocks or stack_blocks_for(d)
+    blocks = blocks or blocks_for(d, 4096)
     for x, out, (_, starts, size) in zip(xs, outs, sources, strict=True):
         begin, runs = end, triton.cdiv(size, blocks.rows)
         end += out.shape[0] * out.shape[1] * runs
@@ -75,11 +75,6 @@ def stack(sources: list[Windows], flipped: bool, *, blocks: Blocks | None = None
             kernel(tuple(given), b, d, triton.next_power_of_2(d), blocks.rows, flipped,
                    num_warps=blocks.warps, enable_fp_fusion=True)  # fmt: skip
     return outs
-
-
-def stack_blocks_for(d: int) -> Blocks:
-    """Some 4,096 numbers for four warps."""
-    return Blocks(max(1, min(64, 4096 // triton.next_power_of_2(max(d, 1)))), 4)
 
 
 @triton.jit
@@ -185,10 +180,9 @@ def _numbers(part: TileOutput) -> tuple[Any, ...]:
     return x, part.lse, *where, *x.stride()[:5], *part.lse.stride()
 
 
-def blocks_for(d: int) -> Blocks:
-    """Some 2,048 numbers of each part for four warps: with four parts, more would not stay in
-    registers."""
-    return Blocks(max(1, min(64, 2048 // triton.next_power_of_2(max(d, 1)))), 4)
+def blocks_for(d: int, numbers: int = 2048) -> Blocks:
+    """So many numbers for four warps: of each of four parts, more would not stay in registers."""
+    return Blocks(max(1, min(64, numbers // triton.next_power_of_2(max(d, 1)))), 4)
 
 
 class MergeTogether:
