@@ -81,8 +81,6 @@ def _column(table: Mapping[str, tuple[str | None, ...]], kind: Kind) -> dict[str
 def stock_model(scheme: Scheme | Layers, block: str) -> tuple[Kind | None, str]:
     """The stock model of a scheme with this block, if there is one, and a sentence that says so. A
     remap made for training (inverse_leaky) is dropped, as it is when the model is read."""
-    if block not in {a.block for a in ARCHITECTURES.values()}:
-        raise UserError(f"no block is called {block!r}: use llama or gpt.")
     kind, obstacle = _kind(at_test(scheme))
     none = f"{shown(scheme)} has no equivalent in stock transformers"
     if kind is None:

@@ -27,7 +27,7 @@ BUDGET = {
     "eval": 2_000,
     "inspection": 2_600,
     "reading": 2_850,
-    "training": 4_100,
+    "training": 3_800,
     "runtimes": 3_650,
     "extension": 2_800,
     "viz": 3_000,

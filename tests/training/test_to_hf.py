@@ -311,8 +311,3 @@ def test_no_home_is_told_in_one_sentence(scheme: str, why: str, block: str) -> N
     assert kind is None
     assert "has no equivalent in stock transformers: " in sentence and why in sentence
     assert sentence.endswith(".") and sentence.count(". ") == 0
-
-
-def test_an_unknown_block_is_refused() -> None:
-    with pytest.raises(UserError, match="no block is called 'mamba': use llama or gpt"):
-        stock_model(parse("rope()"), "mamba")
