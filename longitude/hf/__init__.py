@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from longitude.hf.saving import save_adapter as save_adapter
     from longitude.hf.streaming import stream as stream
 
-_HOME = dict.fromkeys(("apply", "patched", "scheme_of", "undo"), "longitude.hf.patch")
-_HOME |= {"load": "longitude.hf.loading", "stream": "longitude.hf.streaming"}
-_HOME |= dict.fromkeys(("save", "save_adapter"), "longitude.hf.saving")
+_HOME = {
+    **dict.fromkeys(("apply", "patched", "scheme_of", "undo"), "longitude.hf.patch"),
+    **dict.fromkeys(("save", "save_adapter"), "longitude.hf.saving"),
+    "load": "longitude.hf.loading",
+    "stream": "longitude.hf.streaming",
+}
 __all__ = ["apply", "load", "patched", "save", "save_adapter", "scheme_of", "stream", "undo"]
 
 
