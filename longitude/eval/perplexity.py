@@ -68,19 +68,25 @@ def losses(
     total length need `patched(model, scheme, length=…)`. `chunk` is the number of tokens per
     forward; without it, as many as fit.
     """
-    return _losses(model, ids, 0, chunk)
+    if len(ids) < 2:
+        raise UserError(f"a loss takes 2 tokens or more, but got {len(ids)}: give more text.")
+    return _losses(model, ids[None], 0, chunk)[0]
 
 
 def tail_losses(
-    model: nn.Module, ids: Int[Tensor, " m"], scored: int, *, chunk: int | None = None
-) -> Float[Tensor, " scored"]:
-    """The loss of the last `scored` tokens, given all before them: no other logits are computed."""
-    if not 1 <= scored < len(ids):
+    model: nn.Module, ids: Int[Tensor, "*b m"], scored: int, *, chunk: int | None = None
+) -> Float[Tensor, "*b scored"]:
+    """The loss of the last `scored` tokens of a text, or of several of one length, given all before
+    them: no other logits are computed."""
+    rows, total = torch.atleast_2d(ids), ids.shape[-1]
+    if not 1 <= scored < total:
         raise UserError(
             f"1 token or more is scored, with one at least before it, but got {shown(scored)} of "
-            f"{len(ids)} tokens: give more text, or score less of it."
+            f"{total} tokens: give more text, or score less of it."
         )
-    return _losses(model, ids, len(ids) - 1 - scored, chunk)
+    batches = rows.split(max(1, BATCH_TOKENS // total))
+    found = torch.cat([_losses(model, batch, total - 1 - scored, chunk) for batch in batches])
+    return found.view(*ids.shape[:-1], scored)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -92,18 +98,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @torch.no_grad()
 def _losses(model: nn.Module, ids: Tensor, skipped: int, chunk: int | None) -> Tensor:
-    """The losses but for the first `skipped`."""
-    if len(ids) < 2:
-        raise UserError(f"a loss takes 2 tokens or more, but got {len(ids)}: give more text.")
+    """The losses of some rows but for the first `skipped` of each."""
     head, at_once = lm_head(model), logit_chunk(model)
-    targets: Tensor = ids[1:].to(input_device(model))
-    parts: list[Tensor] = []
-    for out in prefill(model, ids[None, :-1], chunk=chunk, head=head):
-        hidden = out.hidden[0, max(0, skipped - out.first) :]
-        if not len(hidden):
-            continue
-        past = out.first + out.hidden.shape[1]
-        wanted = targets[past - len(hidden) : past]
-        for x, y in zip(hidden.split(at_once), wanted.split(at_once), strict=True):
-            parts.append(F.cross_entropy(head(x), y.to(x.device), reduction="none"))
-    return torch.cat([part.cpu() for part in parts])
+    targets: Tensor = ids[:, 1:].to(input_device(model))
+    parts: list[list[Tensor]] = [[] for _ in ids]
+    for out in prefill(model, ids[:, :-1], chunk=chunk, head=head):
+        first = max(0, skipped - out.first)
+        for row, hidden in enumerate(out.hidden[:, first:]):
+            wanted = targets[row, out.first + first : out.first + first + len(hidden)]
+            for x, y in zip(hidden.split(at_once), wanted.split(at_once), strict=True):
+                parts[row].append(F.cross_entropy(head(x), y.to(x.device), reduction="none"))
+    return torch.stack([torch.cat(row).cpu() for row in parts])

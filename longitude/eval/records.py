@@ -14,8 +14,9 @@ from typing import Any
 from longitude.core.store import Row, Store
 
 KIND = "extend"
-LOSS, CONTEXT, PASSKEY, COST = "loss", "context", "passkey", "cost"
-KEYS, VARIABLES = "keys", "variables"
+LOSS, PAST_WINDOW, CONTEXT, COST = "loss", "past_window", "context", "cost"
+KEPT, RETRIEVAL, ANSWER_LOSS = "kept_context", "retrieval", "answer_loss"
+PASSKEY = "passkey"  # a family of retrieval
 BASELINE = "baseline"  # the label of the model's own scheme
 
 
@@ -43,15 +44,15 @@ class Text:
 
 @dataclass(frozen=True)
 class ResultKey:
-    """What decides a measurement's numbers. `at` is its cell in a grid (a passkey's depth), and
-    `protocol` every count and cut that another run could choose differently."""
+    """What decides a measurement's numbers. `at` is its cell in a grid (a round, a family of
+    questions), and `protocol` every count and cut that another run could choose differently."""
 
     measure: str  # the `rows` of a metric
     subject: Subject
     scheme: str
     length: int
     text: Text | None = None
-    at: Mapping[str, float] = field(default_factory=dict)
+    at: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
@@ -64,12 +65,14 @@ class ResultKey:
 class Measurement:
     """A measurement and its numbers.
 
-    Fields of the value by metric: loss has `means` ([n, mean loss of the first n tokens] …) and
-    `bins` ([first, past, mean loss] …, over positions); context has `loss`, of the last tokens;
-    passkey, keys and variables have `right`, a list of booleans; cost has `prefill` (tokens per
-    second), `decode` (milliseconds per token), `peak` (bytes) and `speed` (median, least and
-    greatest ratio to the baseline's prefill). All have `label`, `seconds`, `machine`, and
-    `refused`: a sentence where there are no numbers, otherwise None.
+    Fields of the value by metric: loss has `means` ([n, mean loss of the first n tokens] …),
+    `past` (the same from the window's end on) and `bins` ([first, past, mean loss] …); context has
+    `loss`, of the last tokens; kept_context has `share`, `stderr`, `keys` (how many key tokens) and `gains` ([nats, the
+    baseline's nats] by document); retrieval has `family`, `exact` (the share of right answers) and
+    `loss` (nats per token of the answers), with `exacts` and `losses` by question; cost has
+    `prefill` (tokens per second), `decode` (milliseconds per token), `peak` (bytes) and `speed`
+    (median, least and greatest ratio to the baseline's prefill). All have `label`, `seconds`,
+    `machine`, and `refused`: a sentence where there are no numbers, otherwise None.
     """
 
     key: ResultKey

@@ -6,8 +6,11 @@ with expanded percentiles (Hesterberg 2015, arXiv:1411.5279), at Φ(-√(n/(n-1)
 normal documents the 95 % were 79 % at n = 4 by plain percentiles, 87 % by expanded ones and 94 %
 by t; at n = 8, 89, 94 and 94; with skewed documents the bootstrap is ahead of t from n = 8 on.
 
-A share: Wilson's score interval (Wilson 1927). Two shares on the same questions: Agresti and Min
-2005 (Biometrics 61), which adds half a question to each of the four outcomes of a pair, so that a
+A share of a sum that differs from document to document (kept context): the ratio of sums, with
+the delta method's standard error.
+
+A share of right answers: Wilson's score interval (Wilson 1927). Two shares on the same questions:
+Agresti and Min 2005 (Biometrics 61), which adds half a question to each of the four outcomes of a pair, so that a
 few questions answered alike are not taken for certainty. One number has no interval but itself,
 and is never significant. Standard library only.
 """
@@ -70,6 +73,33 @@ def matched(a: Sequence[float], b: Sequence[float]) -> Interval:
     half = Z * math.sqrt(only_a + only_b - ahead**2 / n) / n
     low, high = max(-1.0, ahead / n - half), min(1.0, ahead / n + half)
     return Interval(_mean(gained), low, high, len(gained))
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
+    """Σ part / Σ of it over documents, with Student's interval of its residuals (the delta method);
+    of one document, that number."""
+    n, whole = len(pairs), math.fsum(of for _, of in pairs)
+    if not whole:
+        return Interval(0.0, 0.0, 0.0, 0)
+    mean = math.fsum(part for part, _ in pairs) / whole
+    half = t_quantile(n - 1) * ratio_stderr(pairs) if n > 1 else 0.0
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def ratio_stderr(pairs: Sequence[tuple[float, float]]) -> float:
+    """The standard error of `ratio`."""
+    n, whole = len(pairs), math.fsum(of for _, of in pairs)
+    if n < 2 or not whole:
+        return 0.0
+    mean = math.fsum(part for part, _ in pairs) / whole
+    return math.sqrt(n / (n - 1) * math.fsum((p - mean * of) ** 2 for p, of in pairs)) / whole
+
+
+def ratio_difference(
+    a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]
+) -> Interval:
+    """The ratio of a less that of b, document by document: both are of the same wholes."""
+    return ratio([(x - y, of) for (x, of), (y, _) in zip(a, b, strict=True)])
 
 
 def wilson(right: int, total: int, z: float = Z) -> Bounds:

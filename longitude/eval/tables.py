@@ -9,17 +9,16 @@ are of one model and one protocol. Standard library only.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from longitude.eval.records import BASELINE, COST, LOSS, PASSKEY, Measurement, of
-from longitude.eval.stats import Interval, over_documents, share
+from longitude.eval.records import BASELINE, COST, LOSS, RETRIEVAL, Measurement, of
+from longitude.eval.stats import Interval, over_documents
 from longitude.eval.tasks import Metric, metrics
 
 Unit = tuple[str, ...]  # a document or a question: what two methods are paired by
 Place = tuple[str, int]  # a label and a length
-SUFFICIENT = 0.8  # share of passkeys up to which a length counts as effective
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Results:
     """The numbers of one metric, by label and length, and there by document or question."""
 
     metric: Metric
-    numbers: dict[Place, dict[Unit, float]] = field(default_factory=dict)
+    numbers: dict[Place, dict[Unit, Any]] = field(default_factory=dict)
     refused: dict[Place, str] = field(default_factory=dict)
 
     @property
@@ -53,7 +52,7 @@ class Results:
         used = {
             s: [v for u, v in ns.items() if u in shared or not shared] for s, ns in known.items()
         }
-        return {s: math.fsum(values) / len(values) for s, values in used.items()}
+        return {s: self.metric.summarise(values).mean for s, values in used.items()}
 
     def best(self, means: Mapping[str, float]) -> str | None:
         """Whose mean is the best."""
@@ -152,13 +151,13 @@ def _unit(row: Measurement) -> Unit:
     return text, json.dumps(dict(row.key.at), sort_keys=True), str(row.key.seed)
 
 
-def _numbers(row: Measurement, metric: Metric) -> Iterator[tuple[int, Unit, float]]:
+def _numbers(row: Measurement, metric: Metric) -> Iterator[tuple[int, Unit, Any]]:
     """Length, document or question, and number: several in a row of answers or of means."""
     value, unit, length = row.value.get(metric.field), _unit(row), row.key.length
     if metric.covers_shorter:
         yield from ((n, unit, mean) for n, mean in value or ())
     elif isinstance(value, list):
-        yield from ((length, (*unit, str(i)), float(v)) for i, v in enumerate(value))
+        yield from ((length, (*unit, str(i)), v) for i, v in enumerate(value))
     elif value is not None:
         yield length, unit, float(value)
 
@@ -211,15 +210,20 @@ def curves(rows: Sequence[Measurement]) -> dict[str, list[tuple[int, int, Interv
     }
 
 
-def grid(rows: Sequence[Measurement], label: str) -> dict[tuple[int, float], Interval]:
-    """One method's share of passkeys retrieved, by length and depth."""
-    names, metric = labels(rows), metrics()[PASSKEY]
-    answers: dict[tuple[int, float], dict[Unit, float]] = {}
-    for row in _youngest(of(rows, PASSKEY)):
-        if names[row.key.scheme] == label:
-            cell = row.key.length, float(row.key.at["depth"])
-            answers.setdefault(cell, {}).update((u, v) for _, u, v in _numbers(row, metric))
-    return {cell: share([*right.values()]) for cell, right in sorted(answers.items())}
+def by_family(
+    rows: Sequence[Measurement], metric: str = RETRIEVAL
+) -> dict[str, dict[tuple[str, int], Interval]]:
+    """By method: the answers to each family of questions, at each length."""
+    names, read = labels(rows), metrics()[metric]
+    found: dict[str, dict[tuple[str, int], dict[Unit, Any]]] = {}
+    for row in _youngest(of(rows, RETRIEVAL)):
+        cells = found.setdefault(names[row.key.scheme], {})
+        cell = cells.setdefault((str(row.key.at["family"]), row.key.length), {})
+        cell.update((unit, value) for _, unit, value in _numbers(row, read))
+    return {
+        label: {cell: read.summarise([*values.values()]) for cell, values in sorted(cells.items())}
+        for label, cells in found.items()
+    }
 
 
 def in_window_cost(rows: Sequence[Measurement]) -> dict[str, Interval]:
@@ -231,22 +235,6 @@ def in_window_cost(rows: Sequence[Measurement]) -> dict[str, Interval]:
     overs = {place: cell.over for place, cell in table.cells.items() if cell.over}
     inside = max((n for _, n in overs if n <= table.trained), default=None)
     return {s: over for (s, n), over in overs.items() if n == inside}
-
-
-def effective_length(
-    rows: Sequence[Measurement], least: float = SUFFICIENT
-) -> dict[str, int | None]:
-    """The longest length such that it, and every shorter one, has this share of passkeys."""
-    table = result_table(rows, PASSKEY)
-    lengths: dict[str, int | None] = {}
-    for label in table.labels if table else ():
-        lengths[label] = None
-        for length in table.lengths if table else ():
-            cell = table.cells[label, length] if table else None
-            if cell is None or cell.refused or (cell.value and cell.value.mean < least):
-                break
-            lengths[label] = length if cell.value else lengths[label]
-    return lengths
 
 
 def prefill_speed(rows: Sequence[Measurement], label: str, length: int) -> Interval | None:

@@ -14,21 +14,26 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import Event
 from longitude.core.store import Store
 from longitude.core.validate import UserError, shown
+from longitude.eval.records import Measurement
 from longitude.extension import lm_eval
 from longitude.extension.measure import (
+    SPARE,
+    Clock,
     Evaluator,
-    fit_budget,
+    OutOfTime,
     measurements,
     missing,
     parse_seconds,
+    run_rounds,
     run_tasks,
     time_model,
 )
@@ -64,16 +69,24 @@ def extend(
     """
     if options.lm_eval:
         lm_eval.library()  # raise before anything takes its time
+    began, seconds = time.monotonic(), options.budget and parse_seconds(options.budget)
+    options.progress(Event(f"loading {model if isinstance(model, str) else 'the model'}", 0, 1))
     prepared = _prepared(model, to, options)
     plan = prepared.plan
     folder = options.out or Path("runs") / f"{_slug(plan.subject.name)}-{plan.target}"
+    clock = Clock(began + SPARE * seconds, time_model(prepared)) if seconds else None
     with Store(writable(folder) / STORE) as store:
-        tasks, every = missing(plan, store), len(plan.tasks())
-        recorded = every - len(tasks)
-        options.progress(Event(_summary(plan, folder, recorded, every), recorded, every, "plan"))
-        _run(prepared, tasks, store)
+        every = plan.all_tasks()
+        recorded = len(every) - len(missing(plan, every, store))
+        options.progress(Event(_summary(plan, folder, recorded), recorded, 0, "plan"))
+        ended = _run(prepared, store, clock)
         rows = measurements(plan, store)
-        recommendation = _recommend(prepared, store)
+        if not rows:
+            raise UserError(
+                f"nothing could be measured within {options.budget}: give more with --budget, or a "
+                f"nearer --to."
+            )
+        recommendation = _recommend(prepared, rows)
         extra: dict[str, Any] = {}
         if options.search:
             extra["search"] = _search(prepared, recommendation, store)
@@ -81,7 +94,7 @@ def extend(
             extra["lm_eval"] = _judge(prepared, recommendation, store)
         result = ExtendResult(
             rows,
-            {**recommendation.to_json(), **extra, "notes": prepared.notes},
+            {**recommendation.to_json(), **extra, "notes": [*prepared.notes, *ended]},
             _next_steps(plan, recommendation, folder),
             folder,
         )
@@ -127,46 +140,47 @@ def estimate(
             "lengths": list(plan.lengths),
             "methods": [m.label for m in plan.methods],
             "documents": [t.name for t in plan.texts],
-            "tasks": len(plan.tasks()),
+            "tasks": len(plan.all_tasks()),
             "seconds": round(time_model(prepared).plan(plan)),
         }
     )
 
 
 def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepared:
-    """What is to be measured; cut down where there is a time budget."""
+    """What is to be measured."""
     if options.engine not in ENGINES:
         raise UserError(f"--engine is {' or '.join(ENGINES)}, but got {shown(options.engine)}.")
-    seconds = None if options.budget is None else parse_seconds(options.budget)
     target = to or ("8x" if model == DEFAULT_MODEL else "4x")
-    prepared = prepare(TargetModel.load(model, options), target, options)
-    if seconds is None:
-        return prepared
-    pace = time_model(prepared)
-    plan, cut = fit_budget(prepared.plan, pace, seconds)
-    notes = [f"left out to fit into {options.budget}: {note}" for note in cut]
-    notes = notes or [f"everything fits into {options.budget}: about {pace.plan(plan):,.0f} s"]
-    documents = prepared.documents[: len(plan.texts)]
-    return replace(prepared, plan=plan, documents=documents, notes=[*prepared.notes, *notes])
+    return prepare(TargetModel.load(model, options), target, options)
 
 
-def _run(prepared: Prepared, tasks: Sequence[Task], store: Store) -> None:
-    progress = prepared.options.progress
-    if prepared.options.engine == "ray":
-        from longitude.extension.ray import run_on_ray
+def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
+    """Every round; how it ended, and what the budget left out."""
+    plan, options = prepared.plan, prepared.options
+    evaluator = Evaluator(plan, prepared.target, prepared.documents)
 
-        return run_on_ray(prepared, tasks, store, progress)
-    evaluator = Evaluator(prepared.plan, prepared.target, prepared.documents)
-    return run_tasks(evaluator, tasks, store, progress)
+    def run(tasks: Sequence[Task]) -> None:
+        if options.engine == "ray":
+            from longitude.extension.ray import run_on_ray
+
+            return run_on_ray(prepared, tasks, store, options.progress)
+        return run_tasks(evaluator, tasks, store, options.progress, clock)
+
+    try:
+        ended = run_rounds(plan, store, options.goal, run)
+    except OutOfTime:
+        ended = f"Ended by the budget of {options.budget}."
+    left_out = clock.notes(plan) if clock else []
+    return [ended, *(f"left out to fit into {options.budget}: {note}" for note in left_out)]
 
 
-def _recommend(prepared: Prepared, store: Store) -> Recommendation:
+def _recommend(prepared: Prepared, rows: Sequence[Measurement]) -> Recommendation:
     from longitude.core.text import parse
 
     plan = prepared.plan
     own = parse(plan.subject.scheme)
     served = {m.label: supporting(parse(m.scheme), own) for m in plan.methods}
-    return recommend(measurements(plan, store), plan.target, served)
+    return recommend(rows, plan.target, served, prepared.options.goal)
 
 
 def _search(
@@ -191,8 +205,8 @@ def _judge(prepared: Prepared, recommendation: Recommendation, store: Store) -> 
     }
 
 
-def _summary(plan: Plan, folder: Path, recorded: int, every: int) -> str:
-    resumed = f"; {recorded} of {every} tasks are recorded" if recorded else ""
+def _summary(plan: Plan, folder: Path, recorded: int) -> str:
+    resumed = f"; {recorded} tasks are recorded" if recorded else ""
     return (
         f"{plan.subject.name}, trained on {plan.subject.trained:,} tokens, to {plan.target:,}: "
         f"{len(plan.methods)} methods, {len(plan.texts)} documents, into {folder}{resumed}"

@@ -5,9 +5,11 @@ greatest length gives the numbers of every shorter one, a shorter forward is mad
 failed. `measure` is the measurement that `extend` and `tune` share: some methods on one loaded
 model.
 
-For a time budget the machine is timed first, then the plan is cut to fit, in an order that keeps
-the comparison intact as long as possible: questions per cell, lengths at which they are asked,
-costs, documents, and methods last, never the baseline. What was left out is reported.
+Documents are spent where they decide (successive elimination): every method reads those of the
+first round, and in each further one only methods that may still turn out to be the best, until one
+stands out or the documents end. A time budget bounds the wall clock: before the tasks of a kind
+begin, their time is estimated from a short forward; what does not fit is left out and reported, and
+a forward that runs over all the same is cut short.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -28,17 +30,27 @@ from longitude.core.store import Row, Store, address
 from longitude.core.validate import UserError, shown
 from longitude.eval.documents import Document
 from longitude.eval.perplexity import is_out_of_memory, losses
-from longitude.eval.records import KIND, LOSS, Measurement, ResultKey, from_row
+from longitude.eval.prefill import text_config
+from longitude.eval.records import (
+    KEPT,
+    KIND,
+    LOSS,
+    RETRIEVAL,
+    Measurement,
+    ResultKey,
+    from_row,
+)
 from longitude.eval.tasks import EvalProtocol, Session, Value, measured_by
 from longitude.extension.plan import Method, Plan, Prepared, TargetModel, Task
+from longitude.extension.rank import Ranking
 from longitude.hf.patch import patched
 
 Record = Callable[[ResultKey, Value], None]
 OVERHEAD = 1.3  # of a scheme on our attention over the plain model
-ANSWER_TOKENS = 12  # about
 COST_FORWARDS = 6  # of a method and of the baseline, in alternating rounds
-SPARE = 0.9  # of the budget that is planned for
-MIN_METHODS = 4
+TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
+SPARE = 0.9  # of the budget that is measured in: the report takes its time, too
+CALIBRATION = 256  # tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +70,14 @@ def measure(
     store: Store,
     progress: Progress = silent,
 ) -> list[Measurement]:
-    """Measure what the store lacks of these methods on a loaded model; all their rows."""
+    """Measure what the store lacks of these methods on a loaded model, without elimination; all
+    their rows."""
     texts = tuple(d.text for d in options.documents)
     plan = Plan(
         target.subject, tuple(methods), options.lengths, texts, options.protocol, options.seed
     )
-    run_tasks(Evaluator(plan, target, options.documents), missing(plan, store), store, progress)
+    evaluator = Evaluator(plan, target, options.documents)
+    run_tasks(evaluator, missing(plan, plan.all_tasks(), store), store, progress)
     return measurements(plan, store)
 
 
@@ -147,24 +161,23 @@ class Evaluator:
             finally:
                 apply()
 
-        self.session.baseline = None if too_long or method.patch is None else baseline
+        self.session.baseline, self.session.baseline_reaches = baseline, not too_long
+        self.session.is_baseline = method.patch is None
         with patches:
             apply()
             yield
 
 
-def missing(plan: Plan, store: Store) -> list[Task]:
-    """The tasks of a plan that the store lacks a row of."""
+def missing(plan: Plan, tasks: Sequence[Task], store: Store) -> list[Task]:
+    """The tasks that the store lacks a row of."""
     return [
-        task
-        for task in plan.tasks()
-        if any(store.get(key.to_json()) is None for key in plan.keys(task))
+        task for task in tasks if any(store.get(key.to_json()) is None for key in plan.keys(task))
     ]
 
 
 def measurements(plan: Plan, store: Store) -> list[Measurement]:
     """The recorded rows of a plan, and those of shorter lengths that replace a refused one."""
-    wanted = [key.to_json() for task in plan.tasks() for key in plan.keys(task)]
+    wanted = [key.to_json() for task in plan.all_tasks() for key in plan.keys(task)]
     rows = [from_row(Row(key, value, "")) for key in wanted if (value := store.get(key))]
     if any(row.refused and row.key.measure == LOSS for row in rows):
         schemes, known = {m.scheme for m in plan.methods}, {address(key) for key in wanted}
@@ -176,32 +189,47 @@ def measurements(plan: Plan, store: Store) -> list[Measurement]:
     return rows
 
 
+Run = Callable[[Sequence[Task]], None]  # measures tasks and records their rows
+
+
+def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
+    """Every round, for the methods that are still in the race; why it ended."""
+    race = plan.methods
+    for round in range(plan.protocol.rounds):
+        run(missing(plan, plan.tasks(round, race), store))
+        rows = measurements(plan, store)
+        if not rows:
+            break
+        names = Ranking(rows, plan.target).in_race(goal)
+        race = tuple(m for m in plan.methods if m.label in names)
+        others = [m.label for m in race if m.patch is not None]
+        if len(others) < 2 and round < plan.protocol.rounds - 1:
+            run(missing(plan, plan.tasks(plan.protocol.rounds - 1, ()), store))  # costs
+            ended = f"{others[0]} stands out" if others else "no method is left in the race"
+            return f"Ended after round {round + 1} of {plan.protocol.rounds}: {ended} (95 %)."
+    left = ", ".join(m.label for m in race if m.patch is not None)
+    return f"Ended with the last of {plan.protocol.rounds} rounds; still in the race: {left}."
+
+
 def run_tasks(
-    evaluator: Evaluator, tasks: Sequence[Task], store: Store, progress: Progress = silent
+    evaluator: Evaluator,
+    tasks: Sequence[Task],
+    store: Store,
+    progress: Progress = silent,
+    clock: Clock | None = None,
 ) -> None:
-    """Run tasks one after another in this process."""
-    work, start = [TYPICAL.task(evaluator.plan, task) for task in tasks], time.monotonic()
-    for index, task in enumerate(tasks):
-        done, left = sum(work[:index]), sum(work[index:])
-        seconds = (time.monotonic() - start) * left / done if done else None
-        progress(Event(str(task), index, len(tasks), "measure", seconds_left=seconds))
-        run_task(evaluator, task, store)
-
-
-def run_task(evaluator: Evaluator, task: Task, store: Store) -> None:
-    """Measure one task. A method that answered nothing at the length before is not asked at a
-    longer one: its answers count as wrong."""
-    plan = evaluator.plan
-    before = [t for t in plan.tasks_of(task.method, task.measure) if t.length < task.length][-1:]
-    rows = [store.get(key.to_json()) for t in before for key in plan.keys(t)]
-    answers = [one for row in rows for one in (row or {}).get("right", [True])]
-    if not answers or any(answers):
-        return evaluator.run(task, lambda key, value: store.put(key.to_json(), value))
-    why = f"none of {len(answers)} retrieved at {before[0].length}."
-    for key in plan.keys(task):
-        wrong = {"right": [False] * key.protocol["questions"], "assumed": why}
-        store.put(key.to_json(), evaluator.row(task.method, wrong))
-    return None
+    """Run tasks one after another in this process; with a clock, those that fit."""
+    work, start, done = {task: TYPICAL.task(evaluator.plan, task) for task in tasks}, None, 0.0
+    total = sum(work.values())
+    for _, group in groupby(tasks, key=lambda t: (t.measure, t.document, t.length, t.round)):
+        every = [*group]
+        for task in every if clock is None else clock.admit(evaluator.plan, every):
+            start = time.monotonic() if start is None else start
+            seconds = (time.monotonic() - start) * (total - done) / done if done else None
+            progress(Event(str(task), done, total, "measure", seconds_left=seconds))
+            with clock.limit() if clock else nullcontext():
+                evaluator.run(task, lambda key, value: store.put(key.to_json(), value))
+            done += work[task]
 
 
 # time
@@ -209,31 +237,85 @@ def run_task(evaluator: Evaluator, task: Task, store: Store) -> None:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one forward, a·n + b·n²; and of one decoded token."""
+    """Seconds of one forward, a·n + b·n²."""
 
     linear: float
     quadratic: float
-    token: float
 
     def forward(self, n: int) -> float:
         return self.linear * n + self.quadratic * n * n
 
     def task(self, plan: Plan, task: Task) -> float:
         """Seconds of a task."""
+        one, protocol = self.forward(task.length), plan.protocol
         if task.document is not None:
             lengths = sorted(key.length for key in plan.keys(task))
-            return OVERHEAD * sum(map(self.forward, lengths[: -1 if len(lengths) > 1 else None]))
-        one, protocol = self.forward(task.length), plan.protocol
-        if not measured_by(task.measure).selectable:
-            return OVERHEAD * (COST_FORWARDS * one + protocol.new_tokens * self.token)
-        questions = protocol.questions * len(protocol.depths)
-        return OVERHEAD * questions * (one + ANSWER_TOKENS * self.token)
+            forwards = sum(map(self.forward, lengths[: -1 if len(lengths) > 1 else None]))
+        elif task.measure == KEPT:
+            forwards = 2 * protocol.stretches * one
+        elif task.measure == RETRIEVAL:
+            texts = min(TEXTS_PER_PROMPT, len(protocol.families))
+            forwards = protocol.prompts * texts * one
+        else:
+            forwards = COST_FORWARDS * one + protocol.new_tokens * self.forward(1)
+        return OVERHEAD * forwards
 
     def plan(self, plan: Plan) -> float:
-        return sum(self.task(plan, task) for task in plan.tasks())
+        """Seconds of every task of every round: what a run takes at most."""
+        return sum(self.task(plan, task) for task in plan.all_tasks())
 
 
-TYPICAL = Pace(1.0, 1 / 16384, 1.0)  # in units of one token's time: what progress goes by
+TYPICAL = Pace(1.0, 1 / 16384)  # in units of one token's time: what progress goes by
+
+
+class OutOfTime(Exception):
+    """A forward was cut short by the budget."""
+
+
+@dataclass
+class Clock:
+    """A time budget: which tasks still fit, and what was left out."""
+
+    deadline: float  # by time.monotonic()
+    pace: Pace
+    dropped: set[str] = field(default_factory=set)  # labels of methods that there was no time for
+    skipped: dict[str, None] = field(default_factory=dict)  # what was not measured, in order
+
+    def admit(self, plan: Plan, group: Sequence[Task]) -> list[Task]:
+        """Of the tasks of one kind those that fit: for every method, or for the first of them."""
+        group = [task for task in group if task.method.label not in self.dropped]
+        each = self.pace.task(plan, group[0]) if group else 0.0
+        room = int((self.deadline - time.monotonic()) / each) if each else len(group)
+        if room >= len(group):
+            return group
+        first = group[0]
+        if room < 2:  # one method alone is no comparison
+            what = str(first).partition(": ")[2]
+            self.skipped[f"{what}{f' (round {first.round + 1})' if first.round else ''}"] = None
+            return []
+        if first.round == 0:
+            self.dropped |= {task.method.label for task in group[room:]}
+        return group[:room]
+
+    @contextmanager
+    def limit(self) -> Iterator[None]:
+        """Raises OutOfTime in a forward that runs past the deadline."""
+
+        def check(*_: Any) -> None:
+            if time.monotonic() > self.deadline:
+                raise OutOfTime
+
+        hook = torch.nn.modules.module.register_module_forward_pre_hook(check)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def notes(self, plan: Plan) -> list[str]:
+        """What was left out."""
+        dropped = [m.label for m in plan.methods if m.label in self.dropped]
+        notes = [f"without {', '.join(dropped)}"] if dropped else []
+        return notes + [f"no {what}" for what in self.skipped]
 
 
 def parse_seconds(text: str) -> float:
@@ -245,64 +327,18 @@ def parse_seconds(text: str) -> float:
 
 
 def time_model(prepared: Prepared) -> Pace:
-    """Time the model on this machine."""
-    model, subject = prepared.target.model, prepared.plan.subject
-    ids = prepared.documents[0].ids
-
-    def timed(tokens: int) -> float:
-        """The faster of two runs, after one that does not count."""
-        runs = []
-        for _ in range(3):
-            start = time.perf_counter()
-            losses(model, ids[: tokens + 1])
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            runs.append(time.perf_counter() - start)
-        return min(runs[1:])
-
-    near, far = max(64, subject.trained // 4), subject.trained
-    short, long = timed(near), timed(far)
-    quadratic = max(0.0, (long / far - short / near) / (far - near)) if far > near else 0.0
-    return Pace(max(1e-9, long / far - quadratic * far), quadratic, timed(2))
-
-
-def fit_budget(plan: Plan, pace: Pace, budget: float) -> tuple[Plan, list[str]]:
-    """The plan cut down until it fits, and what was left out."""
-    room, notes = budget * SPARE, []
-    for smaller, note in _cuts(plan):
-        if pace.plan(plan) <= room:
-            break
-        plan, notes = smaller(plan), [*notes, note]
-    need = pace.plan(plan)
-    if need > room:
-        notes.append(f"even so it takes about {need:,.0f} s, more than the {budget:,.0f} s given")
-    return plan, list(dict.fromkeys(notes))
-
-
-def _cuts(plan: Plan) -> Iterator[tuple[Callable[[Plan], Plan], str]]:
-    """Ways to make a plan smaller, one after another, with what each leaves out."""
-    for count in (2, 1):
-        if plan.protocol.questions > count:
-            yield _protocol(questions=count), f"{count} questions per cell instead of more"
-    ends = (plan.lengths[0], plan.target)
-    yield _field(question_lengths=ends), f"questions at {ends[0]:,} and {ends[1]:,} only"
-    yield _protocol(depths=(0.0, 0.5, 1.0)), "questions at three depths instead of five"
-    if plan.protocol.cost:
-        yield _protocol(cost=False), "no cost"
-    for count in range(len(plan.texts) - 1, 1, -1):
-        yield _field(texts=plan.texts[:count]), f"{count} documents instead of {len(plan.texts)}"
-    if plan.protocol.tasks:
-        yield _protocol(tasks=()), "no questions"
-    for count in range(len(plan.methods) - 1, MIN_METHODS - 1, -1):
-        gone = ", ".join(m.label for m in plan.methods[count:])
-        yield _field(methods=plan.methods[:count]), f"without {gone}"
-    if len(plan.texts) > 1:
-        yield _field(texts=plan.texts[:1]), "one document: no difference is significant"
-
-
-def _field(**changes: Any) -> Callable[[Plan], Plan]:
-    return lambda plan: replace(plan, **changes)
-
-
-def _protocol(**changes: Any) -> Callable[[Plan], Plan]:
-    return lambda plan: replace(plan, protocol=replace(plan.protocol, **changes))
+    """Time the model on this machine: the faster of two short forwards, after one that warms up;
+    the part of attention grows with the square of the length, by its count of operations."""
+    model, ids = prepared.target.model, prepared.documents[0].ids[: CALIBRATION + 1]
+    runs = []
+    for _ in range(3):
+        start = time.perf_counter()
+        losses(model, ids)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        runs.append(time.perf_counter() - start)
+    config = text_config(model)
+    weights = sum(p.numel() for p in model.parameters())
+    width = config.num_hidden_layers * config.hidden_size
+    linear = min(runs[1:]) / len(ids) / (1 + width * len(ids) / weights)
+    return Pace(linear, linear * width / weights)

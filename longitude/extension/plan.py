@@ -2,12 +2,15 @@
 
 A task is one method on one document, or one metric at one length. The keys of its rows are known
 beforehand, so a task whose rows are all recorded is never run, and a killed run resumes where it
-stopped. User errors are raised here, before the first measurement.
+stopped. Kept context and retrieval are measured in rounds, each on further documents, so that later
+ones can be spent on the methods that are still in the race. User errors are raised here, before the
+first measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +19,16 @@ from longitude.core.progress import Progress, silent
 from longitude.core.text import dump
 from longitude.core.validate import UserError, shown, target_length
 from longitude.eval.documents import Document, documents
-from longitude.eval.haystack import form_for
-from longitude.eval.records import COST, LOSS, ResultKey, Subject, Text
-from longitude.eval.tasks import EvalProtocol, Metric, measured_by, metrics
+from longitude.eval.records import COST, KEPT, LOSS, RETRIEVAL, ResultKey, Subject, Text
+from longitude.eval.tasks import ALL, EvalProtocol, Metric, measured_by, metrics
 from longitude.extension.candidates import by_length, candidates, family, label
+from longitude.extension.rank import GOALS
 from longitude.hf.loading import digest, load
 from longitude.hf.patch import own_scheme, patched, scheme_of, trained_length
 from longitude.hf.source import TINY
 
-SCORED_TOKENS = 1024  # at the end of a document, or half of a smaller window
-QUESTIONS, QUESTIONS_ON_CPU = 4, 2  # for each length and depth
+PROMPTS, PROMPTS_ON_CPU = 4, 2  # of each family, at each length in each round
+STRETCHES = 2  # documents of kept context in each round, for each of --docs
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,9 @@ class ExtendOptions:
     lengths: tuple[int, ...] = ()  # without any: the window, doubled up to the target
     text: tuple[str, ...] = ()  # files, folders or dataset names
     docs: int = 4
-    tasks: tuple[str, ...] = ("passkey",)
-    questions: int | None = None
+    goal: str = "context"  # or "stream" or "short": what the recommendation is for
+    tasks: tuple[str, ...] = (ALL,)
+    questions: int | None = None  # prompts of each family, at each length in each round
     cost: bool = True
     budget: str | None = None  # time to spend, as in "10m"
     search: bool = False  # search parameters around the best methods
@@ -130,10 +134,11 @@ class Task:
     measure: str
     document: int | None = None
     length: int = 0
+    round: int = 0
 
     def __str__(self) -> str:
-        at = f"{self.length:,}" if self.document is None else f"document {self.document + 1}"
-        return f"{self.method.label}: {self.measure} at {at}"
+        at = f"at {self.length:,}" if self.document is None else f"of document {self.document + 1}"
+        return f"{self.method.label}: {measured_by(self.measure).title.lower()} {at}"
 
 
 @dataclass(frozen=True)
@@ -146,39 +151,47 @@ class Plan:
     texts: tuple[Text, ...]
     protocol: EvalProtocol
     seed: int = 0
-    question_lengths: tuple[int, ...] = ()  # of --tasks; without any, all lengths
 
     @property
     def target(self) -> int:
         return self.lengths[-1]
 
-    def tasks(self) -> list[Task]:
-        """The most informative first: documents, then --tasks, then cost."""
-        stages = ([LOSS], self.protocol.tasks, [COST] if self.protocol.cost else [])
-        return [
-            task
-            for stage in stages
-            for method in self.methods
-            for measure in stage
-            for task in self.tasks_of(method, measure)
-        ]
+    @property
+    def measures(self) -> list[str]:
+        """The kinds of rows beside loss and cost."""
+        chosen = [metrics()[n].rows for n in self.protocol.selected if n in metrics()]
+        return [*dict.fromkeys([*chosen, *([RETRIEVAL] if self.protocol.families else [])])]
 
-    def tasks_of(self, method: Method, measure: str) -> Iterator[Task]:
-        """A method's tasks of one kind, by document or length."""
-        metric = measured_by(measure)
-        if metric.per == "document":
-            yield from (Task(method, measure, document=d) for d in range(len(self.texts)))
-        else:
-            chosen = self.question_lengths if metric.selectable else ()
-            yield from (Task(method, measure, length=n) for n in chosen or self.lengths)
+    def tasks(self, round: int = 0, methods: Sequence[Method] | None = None) -> list[Task]:
+        """The tasks of a round, the most informative first; tasks of one kind stand together, for
+        every method, so that whatever time allows is a comparison. Costs are the last of all."""
+        methods = self.methods if methods is None else methods
+        trained, last = self.subject.trained, round == self.protocol.rounds - 1
+        ends = [n for n in (self.target, trained) if n in self.lengths]
+        lengths = [*ends, *(n for n in self.lengths if n not in ends)]
+        kinds: list[dict[str, Any]] = []
+        if round == 0:
+            kinds.append({"measure": LOSS, "document": 0})
+        measures = [m for m in self.measures if round == 0 or measured_by(m).repeated]
+        kinds += [{"measure": m, "length": n} for n in lengths for m in measures]
+        if round == 0:
+            kinds += [{"measure": LOSS, "document": d} for d in range(1, len(self.texts))]
+        tasks = [Task(method, **kind, round=round) for kind in kinds for method in methods]
+        if last and self.protocol.cost:
+            tasks += [Task(m, COST, length=n) for n in ends for m in self.methods]
+        return tasks
+
+    def all_tasks(self) -> list[Task]:
+        """The tasks of every round, for every method: what a run takes at most."""
+        return [task for round in range(self.protocol.rounds) for task in self.tasks(round)]
 
     def keys(self, task: Task) -> list[ResultKey]:
         """The keys of the rows that a task leaves."""
+        kinds = [task.measure]
         if task.measure == LOSS:  # one forward serves all metrics that are always taken
-            always = [m for m in metrics().values() if m.per == "document" and not m.selectable]
-        else:
-            always = [measured_by(task.measure)]
-        return [key for metric in always for key in self._keys(metric, task)]
+            every = metrics().values()
+            kinds = [m.rows for m in every if m.per == "document" and not m.selectable]
+        return [key for kind in dict.fromkeys(kinds) for key in self._keys(measured_by(kind), task)]
 
     def _keys(self, metric: Metric, task: Task) -> Iterator[ResultKey]:
         method, document = task.method, task.document
@@ -190,6 +203,10 @@ class Plan:
             if metric.covers_shorter:
                 within = [n for n in self.lengths if n <= length]
                 protocol["lengths"] = [length] if method.by_length else within
+            if metric.repeated:  # it reads all documents
+                digests = " ".join(text.digest for text in self.texts)
+                protocol["texts"] = hashlib.sha256(digests.encode()).hexdigest()[:16]
+            cell = {"round": task.round} if metric.repeated else {}
             for at in metric.grid(self.protocol):
                 yield ResultKey(
                     metric.rows,
@@ -197,7 +214,7 @@ class Plan:
                     method.scheme,
                     length,
                     text=None if document is None else self.texts[document],
-                    at=at,
+                    at={**at, **cell},
                     protocol=protocol,
                     seed=self.seed if metric.seeded else 0,
                 )
@@ -221,6 +238,8 @@ def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepa
         raise UserError(f"--docs must be at least 1, but got {options.docs}.")
     subject = target.subject
     lengths = lengths_for(subject.name, subject.trained, to, options.lengths)
+    if options.goal not in GOALS:
+        raise UserError(f"--goal is {', '.join(GOALS)}, but got {shown(options.goal)}.")
     protocol = protocol_for(
         subject.trained, subject.device, options.tasks, options.questions, options.cost
     )
@@ -232,6 +251,7 @@ def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepa
     if len(texts) < wanted:
         notes.append(f"the text has {len(texts)} documents of this length, not {wanted}")
     read, held_out = texts[: options.docs], texts[options.docs :]
+    protocol = replace(protocol, stretches=stretches(protocol, len(read), lengths[-1]))
     names = tuple(d.text for d in read)
     plan = Plan(subject, tuple(methods), lengths, names, protocol, options.seed)
     return Prepared(plan, target, read, held_out, options, notes)
@@ -241,14 +261,17 @@ def protocol_for(
     trained: int, device: str, tasks: tuple[str, ...], questions: int | None, cost: bool
 ) -> EvalProtocol:
     """How a model with this window is measured on this kind of device."""
-    default = QUESTIONS_ON_CPU if device == "cpu" else QUESTIONS
-    return EvalProtocol(
-        scored_tokens=min(SCORED_TOKENS, trained // 2),
-        tasks=tasks,
-        questions=default if questions is None else questions,
-        form=form_for(trained),
-        cost=cost,
-    )
+    default = PROMPTS_ON_CPU if device == "cpu" else PROMPTS
+    prompts = default if questions is None else questions
+    return EvalProtocol(trained, tasks, prompts, cost=cost)
+
+
+def stretches(protocol: EvalProtocol, documents: int, target: int) -> int:
+    """The documents of kept context in each round: two for each of --docs, or as many as the texts
+    have room for."""
+    sizes = metrics()[KEPT].settings(protocol)
+    room = documents * (target // (sizes["evidence"] + sizes["target"]))
+    return max(1, min(STRETCHES * documents, room // protocol.rounds))
 
 
 def lengths_for(

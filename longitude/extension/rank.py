@@ -1,28 +1,30 @@
-"""Which method to use: the best of all, the best for each runtime, and the smallest factor.
+"""Which method to use, for a goal: judged by whether a longer context is used.
 
-Methods are compared at the target, by one criterion after another:
+**Effective length** of a method: the longest measured length at which it keeps at least the share
+of context that the baseline keeps at the end of its own window, and its loss is sane: within half a
+nat of the baseline's in its window. With a loss beyond that, a share means nothing.
 
-1. the loss of the same last tokens with the full target before them (or, where that was not
-   measured, the loss of the first tokens up to the target);
-2. the share of passkeys retrieved at all lengths past the trained window, up to the target;
-3. the loss inside the trained window, which an extension should not raise;
-4. prefill speed, where one method is much faster than another.
+**context** (the default goal): of the methods whose kept share at the target is above zero with
+95 % confidence and whose loss there is sane, the best mean rank over three groups: kept context;
+the answers' loss, family by family; the loss past the window. Ties go to the lower in-window cost,
+then to the faster prefill. A method that keeps nothing forgets, and is never recommended for a
+context.
 
-A method helps if it is better than the baseline by criterion 1, or alike there and better by
-criterion 2; no other is ever recommended. Of those that help, each criterion keeps the ones that
-are alike to the best that is left, and in the end the lowest loss of criterion 1 decides, then
-the shorter scheme. Two are alike when the 95 % interval of their paired difference holds zero, or
-when they are less than 1 % apart; with one document, by the 1 % only. What has no number (it was
-refused, or ran out of memory or of the budget) is left out if others have one.
+**stream**: fluent without end in constant memory: of the methods that hide everything beyond a
+window, with a sane loss, the one with the lowest loss past the window.
 
-A scheme that hides every key beyond its window, other than sinks, forgets: it reads on for ever,
-but its context is no longer. It is listed as such and never recommended for a longer context.
+**short**: the best use of the context inside the window: of the methods that keep significantly
+more than the baseline at its window's end, at an in-window cost of next to nothing, the best mean
+rank there.
+
+Every comparison is paired, on the same documents and questions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -31,16 +33,26 @@ from longitude.core.region import visible
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.eval.records import CONTEXT, LOSS, PASSKEY, Measurement, of
+from longitude.eval.records import (
+    ANSWER_LOSS,
+    CONTEXT,
+    KEPT,
+    LOSS,
+    PASSKEY,
+    PAST_WINDOW,
+    RETRIEVAL,
+    Measurement,
+    of,
+)
 from longitude.eval.stats import Interval
-from longitude.eval.tables import labels, prefill_speed, results
+from longitude.eval.tables import Results, labels, prefill_speed, results
 from longitude.eval.tasks import metrics
 from longitude.runtimes import recommended
 from longitude.runtimes.target import supporting
 
-NEGLIGIBLE = 0.01  # relative difference below which two are alike
-MUCH_FASTER = 1.25  # ratio that is worth another scheme: timings vary by less
-PAST_WINDOW = "past"  # the passkeys of all lengths past the window
+SANE = 0.5  # nats over the baseline's loss in its window
+NEXT_TO_NOTHING = 0.02  # nats per token of in-window cost
+CONTEXT_GOAL, STREAM, SHORT = GOALS = ("context", "stream", "short")
 
 
 def hidden_beyond(scheme: Scheme | Layers, length: int) -> int | None:
@@ -62,18 +74,16 @@ def hidden_beyond(scheme: Scheme | Layers, length: int) -> int | None:
     return max(windows)
 
 
-def forgets(scheme: str, own: str, length: int) -> bool:
-    """Whether a scheme hides what lies beyond its window, where the model's own does not, or hides
-    less."""
+def windowed(scheme: str, length: int) -> bool:
+    """Whether a scheme hides what lies beyond a window, so that its cache stays bounded."""
     try:
-        window, before = (hidden_beyond(parse(text), length) for text in (scheme, own))
+        return hidden_beyond(parse(scheme), length) is not None
     except UserError:  # the name of a tuned model is no scheme
         return False
-    return window is not None and (before is None or window < before)
 
 
 class Ranking:
-    """The measurements of one model for a target, and the criteria by which a method is chosen."""
+    """The measurements of one model for a target, and the rules by which a method is chosen."""
 
     def __init__(self, rows: Sequence[Measurement], target: int) -> None:
         named, subject, every = labels(rows), rows[0].key.subject, metrics()
@@ -81,132 +91,226 @@ class Ranking:
         self.schemes = {label: scheme for scheme, label in named.items()}
         self.trained, self.own = subject.trained, named.get(subject.scheme)
         self.results = {name: results(rows, metric, named) for name, metric in every.items()}
-        # questions of several lengths as of one: five at each of three say more than five do
-        past = [
-            replace(row, key=replace(k, length=target, at={**k.at, "length": k.length}))
-            for row in of(rows, PASSKEY)
-            if self.trained < (k := row.key).length <= target
-        ]
-        self.results[PAST_WINDOW] = results(past, every[PASSKEY], named)
-        lengths = {
-            name: [n for _, n in self.results[name].numbers if self.trained < n <= target]
-            for name in (CONTEXT, LOSS, PASSKEY)
+        asked = of(rows, RETRIEVAL)
+        self.families: dict[str, Results] = {
+            family: results(
+                [r for r in asked if r.key.at["family"] == family], every[ANSWER_LOSS], named
+            )
+            for family in sorted({str(r.key.at["family"]) for r in asked})
         }
-        self.measure = next((name for name in lengths if lengths[name]), CONTEXT)
-        self.length = max(lengths[self.measure], default=target)
-        inside = [n for _, n in self.results[LOSS].numbers if n <= self.trained]
-        self.inside = max(inside, default=self.trained)
-        self.criteria = (
-            (self.measure, self.length),
-            (PAST_WINDOW, target),
-            (LOSS, self.inside),
-        )
-        self.forgets = [
-            label for label, text in self.schemes.items() if forgets(text, subject.scheme, target)
+        decisive = (KEPT, ANSWER_LOSS, CONTEXT, LOSS)
+        past = [
+            max(reached)
+            for name in decisive
+            if (reached := [n for n in self.results[name].lengths if self.trained < n <= target])
         ]
+        self.length = max(past, default=target)
+        self.windowed = [s for s, text in self.schemes.items() if windowed(text, target)]
+
+    # what is known
 
     def value(self, measure: str, label: str | None, length: int) -> Interval | None:
         """A method's value, if there is one."""
-        known = label is not None and (label, length) in self.results[measure].numbers
-        return self.results[measure].interval((str(label), length)) if known else None
+        numbers = self.results[measure]
+        known = label is not None and (label, length) in numbers.numbers
+        return numbers.interval((str(label), length)) if known else None
 
-    def at_target(self, label: str | None) -> Interval | None:
-        """A method's value by the first criterion."""
-        return self.value(self.measure, label, self.length)
+    def loss(self, label: str | None, length: int) -> Interval | None:
+        """The loss of the last tokens of this much text; of the first, where that is missing."""
+        return self.value(CONTEXT, label, length) or self.value(LOSS, label, length)
 
-    def choice(self, names: Iterable[str]) -> str | None:
-        """The one to use among these, or None where none of them helps."""
-        left = [s for s in names if s not in self.forgets and self.helps(s)]
-        for measure, length in self.criteria:
-            left = self.best(left, measure, length)
-        speeds = {s: v.mean for s in left if (v := self._speed(s))}
-        slow = [s for s, speed in speeds.items() if speed * MUCH_FASTER < max(speeds.values())]
-        by_loss = self.measure != PASSKEY
+    def sane(self, label: str, length: int) -> bool:
+        """Whether the loss is within half a nat of the baseline's in its window."""
+        here, own = self.loss(label, length), self.loss(self.own, self.trained)
+        return here is not None and (own is None or here.mean <= own.mean + SANE)
 
-        def place(label: str) -> tuple[float, int]:
-            value = self.at_target(label)
-            return value.mean if value and by_loss else 0.0, len(self.schemes[label])
+    def keeps(self, label: str, length: int) -> bool:
+        """Whether the kept share is above zero, with 95 % confidence; where it was not measured,
+        whether the scheme can keep anything."""
+        kept = self.value(KEPT, label, length)
+        if kept is None:
+            return not self.results[KEPT].lengths and label not in self.windowed
+        return kept.n > 1 and kept.low > 0
 
-        return min((s for s in left if s not in slow), key=place, default=None)
-
-    def helps(self, label: str) -> bool:
-        """Whether a method does at the target what the baseline does not."""
-        if label == self.own or not self.at_target(label):
-            return False
-        if not self.at_target(self.own):
-            return True
-        for measure, length in self.criteria[:2]:
-            means = self.results[measure].means((label, str(self.own)), length)
-            if len(means) == 2 and not self.alike(measure, label, str(self.own), length):
-                return self.results[measure].best(means) == label
-        return False
-
-    def baseline_suffices(self) -> bool:
-        """Whether the baseline does at the target what it does at its window."""
-        here, window = ((str(self.own), n) for n in (self.length, self.trained))
-        numbers = self.results[self.measure]
-        gap = numbers.difference(here, window)
-        if gap is None:
-            return False
-        worse = gap.mean if numbers.metric.lower_is_better else -gap.mean
-        return worse <= NEGLIGIBLE * numbers.interval(window).mean
-
-    def best(self, names: list[str], measure: str, length: int) -> list[str]:
-        """The best by a criterion and those alike to it; all of them where none has a number."""
-        means = self.results[measure].means(names, length)
-        first = self.results[measure].best(means)
-        if first is None:
-            return names
-        return [s for s in means if s == first or self.alike(measure, s, first, length)]
-
-    def alike(self, measure: str, a: str, b: str, length: int) -> bool:
-        """Whether two are not significantly different, or negligibly so."""
-        ours, theirs = self.results[measure].means((a, b), length).values()
-        if abs(ours - theirs) <= NEGLIGIBLE * max(abs(ours), abs(theirs)):
-            return True
-        gap = self.results[measure].difference((a, length), (b, length))
-        return gap is not None and gap.n > 1 and not gap.clear
-
-    def numbers(self, label: str | None) -> dict[str, Any]:
-        """Everything that is said of a method, in JSON's own types."""
-        here = self.at_target(label)
-        intervals = {
-            "value": here,
-            "untouched": self.at_target(self.own),
-            "window": self.value(self.measure, self.own, self.trained),
-            "over": self._over_baseline(self.measure, label, self.length),
-            "passkey": self.value(PASSKEY, label, self.length),
-            "tax": self._over_baseline(LOSS, label, self.inside),
-        }
-        speed = prefill_speed(self.rows, str(label), self.length)
-        alike = [
+    @property
+    def forgets(self) -> list[str]:
+        """The methods that keep nothing at the target, as far as was measured."""
+        measured = self.results[KEPT].numbers
+        return [
             s
             for s in self.schemes
-            if here and s != label and s not in self.forgets and self.at_target(s)
-            if self.alike(self.measure, s, str(label), self.length)
+            if ((s, self.length) in measured and not self.keeps(s, self.length))
+            or ((s, self.length) not in measured and s in self.windowed)
         ]
+
+    @property
+    def effective_length(self) -> dict[str, int]:
+        """Tokens by method; 0 where even the window is not used as the baseline uses it."""
+        least = self.value(KEPT, self.own, self.trained)
+        if least is None or least.mean <= 0:
+            return {}
+        reached: dict[str, int] = {}
+        for label in self.schemes:
+            kept = ((n, self.value(KEPT, label, n)) for n in self.results[KEPT].lengths)
+            good = (n for n, v in kept if v and v.mean >= least.mean and self.sane(label, n))
+            reached[label] = max(good, default=0)
+        return reached
+
+    def in_window_cost(self, label: str | None) -> Interval | None:
+        """The loss inside the window less the baseline's."""
+        inside = [n for _, n in self.results[LOSS].numbers if n <= self.trained]
+        if label is None or label == self.own or not inside:
+            return None
+        at = max(inside)
+        return self.results[LOSS].difference((label, at), (str(self.own), at))
+
+    # how methods compare
+
+    def groups(self, length: int) -> dict[str, list[Results]]:
+        """What methods are ranked by at a length."""
+        inside = length <= self.trained
+        groups = {
+            "kept context": [self.results[KEPT]],
+            "answers": [*self.families.values()],
+            "loss": [self.results[n] for n in ((LOSS,) if inside else (PAST_WINDOW, CONTEXT))],
+        }
+        measured = {name: [r for r in each if length in r.lengths] for name, each in groups.items()}
+        return {name: each for name, each in measured.items() if each}
+
+    def mean_ranks(
+        self, names: Iterable[str], length: int, groups: Mapping[str, Sequence[Results]]
+    ) -> dict[str, float]:
+        """The mean over groups of the mean rank in a group; a missing number ranks last, and equal
+        numbers share their ranks."""
+        names, places = [*names], []
+        for group in groups.values():
+            ranks = []
+            for one in group:
+                means = one.means(names, length)
+                sign = 1 if one.metric.lower_is_better else -1
+                order = sorted(sign * mean for mean in means.values())
+                ranks.append({
+                    s: fmean(i for i, x in enumerate(order, 1) if x == sign * means[s])
+                    if s in means else len(names)
+                    for s in names
+                })  # fmt: skip
+            places.append({s: fmean(r[s] for r in ranks) for s in names})
+        return {s: fmean(p[s] for p in places) if places else 0.0 for s in names}
+
+    def candidates(self, goal: str, names: Iterable[str] | None = None) -> list[str]:
+        """The methods that qualify for a goal."""
+        names = [*(self.schemes if names is None else names)]
+        at = self.length
+        if goal == STREAM:
+            return [s for s in names if s in self.windowed and self.sane(s, at)]
+        if goal == SHORT:
+            return [s for s in names if s != self.own and self._uses_the_window(s)]
+        return [s for s in names if self.keeps(s, at) and self.sane(s, at)]
+
+    def _uses_the_window(self, label: str) -> bool:
+        """Whether a method keeps significantly more than the baseline at its window's end, at an
+        in-window cost of next to nothing."""
+        at, cost = self.trained, self.in_window_cost(label)
+        more = self.results[KEPT].difference((label, at), (str(self.own), at))
+        cheap = cost is not None and cost.mean <= NEXT_TO_NOTHING
+        return more is not None and more.clear and more.mean > 0 and cheap
+
+    def ordered(self, goal: str, names: Iterable[str] | None = None) -> list[str]:
+        """The methods that qualify for a goal, the best first."""
+        left, at = self.candidates(goal, names), self.trained if goal == SHORT else self.length
+        groups = self.groups(at)
+        if goal == STREAM:
+            groups = {name: group for name, group in groups.items() if name == "loss"}
+        ranks = self.mean_ranks(left, at, groups)
+
+        def place(label: str) -> tuple[float, float, float, int]:
+            cost, speed = self.in_window_cost(label), prefill_speed(self.rows, label, self.length)
+            return (
+                round(ranks[label], 9),
+                cost.mean if cost else 0.0,
+                -speed.mean if speed else 0.0,
+                len(self.schemes[label]),
+            )
+
+        return sorted(left, key=place)
+
+    def compared(self, a: str, b: str, length: int) -> tuple[bool, bool]:
+        """Whether a is significantly better than b by some measure, and whether by some worse."""
+        better = worse = False
+        every = [self.results[n] for n in (KEPT, ANSWER_LOSS, PAST_WINDOW, CONTEXT)]
+        for one in every if length > self.trained else [*every[:2], self.results[LOSS]]:
+            gap = one.difference((a, length), (b, length))
+            if gap is not None and gap.clear:
+                ahead = (gap.mean < 0) == one.metric.lower_is_better
+                better, worse = better or ahead, worse or not ahead
+        return better, worse
+
+    def alike(self, label: str, goal: str) -> list[str]:
+        """The other candidates that no measure shows to be worse or better."""
+        at = self.trained if goal == SHORT else self.length
+        others = (s for s in self.candidates(goal) if s != label)
+        return [s for s in others if self.compared(s, label, at) == (False, False)]
+
+    def in_race(self, goal: str) -> list[str]:
+        """The methods that may still turn out to be the best: not those that are significantly
+        worse than the leader by one measure and better by none. The baseline stays."""
+        first, at = self.ordered(goal)[:1], self.trained if goal == SHORT else self.length
+        left = [s for s in self.schemes if s == self.own or self._may_qualify(s, goal)]
+        return [
+            s
+            for s in left
+            if s == self.own
+            or not first
+            or s in first
+            or self.compared(s, first[0], at) != (False, True)
+        ]
+
+    def _may_qualify(self, label: str, goal: str) -> bool:
+        """Whether more documents could make a candidate of it."""
+        if goal == STREAM:
+            return label in self.windowed
+        if goal == SHORT:
+            return True
+        kept = self.value(KEPT, label, self.length)
+        hopeless = kept is not None and kept.n > 1 and kept.high <= 0
+        return label not in self.windowed and not hopeless and self.sane(label, self.length)
+
+    def numbers(self, label: str | None, goal: str = CONTEXT_GOAL) -> dict[str, Any]:
+        """Everything that is said of a method, in JSON's own types."""
+        at = self.trained if goal == SHORT else self.length
+        passkeys = [r for r in of(self.rows, RETRIEVAL) if r.key.at["family"] == PASSKEY]
+        names = {scheme: s for s, scheme in self.schemes.items()}
+        single = results(passkeys, metrics()[RETRIEVAL], names)
+        place = (str(label), at)
+        intervals = {
+            "kept": self.value(KEPT, label, at),
+            "window_kept": self.value(KEPT, self.own, self.trained),
+            "retrieval": self.value(RETRIEVAL, label, at),
+            "answer_loss": self.value(ANSWER_LOSS, label, at),
+            "passkey": single.interval(place) if place in single.numbers else None,
+            "value": self.loss(label, at),
+            "past_window": self.value(PAST_WINDOW, label, at),
+            "baseline": self.loss(self.own, at),
+            "baseline_kept": self.value(KEPT, self.own, at),
+            "window": self.loss(self.own, self.trained),
+            "in_window_cost": self.in_window_cost(label),
+        }
+        speed = prefill_speed(self.rows, str(label), at)
         return {
             "label": label,
             "own": self.own,
-            "measure": self.measure,
-            "length": self.length,
+            "goal": goal,
+            "measure": CONTEXT if self.value(CONTEXT, label, at) else LOSS,
+            "length": at,
             "target": self.target,
             "trained": self.trained,
+            "effective_length": self.effective_length.get(str(label)),
+            "sane": label is not None and self.sane(label, at),
             **{name: value and asdict(value) for name, value in intervals.items()},
             "speed": speed and speed.mean,
             "speed_range": speed and [speed.low, speed.high],
-            "alike": alike,
+            "alike": self.alike(label, goal) if label is not None else [],
         }
-
-    def _speed(self, label: str) -> Interval | None:
-        """Relative to the baseline, timed in the same rounds; tokens per second without one."""
-        relative = prefill_speed(self.rows, label, self.length)
-        return relative or self.value("prefill", label, self.length)
-
-    def _over_baseline(self, measure: str, label: str | None, length: int) -> Interval | None:
-        if label is None or label == self.own:
-            return None
-        return self.results[measure].difference((label, length), (str(self.own), length))
 
 
 @dataclass(frozen=True)
@@ -222,25 +326,28 @@ class Advice:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What the measurements recommend."""
+    """What the measurements recommend for a goal; and for the other goals beside it."""
 
+    goal: str
     best: Advice
     runtimes: tuple[Advice, ...]
+    goals: tuple[Advice, ...]
     factor: Advice | None
     helps: bool
-    forgets: tuple[str, ...] = ()  # labels of methods that hide everything beyond their window
+    effective_length: Mapping[str, int]
+    forgets: tuple[str, ...] = ()  # methods that keep nothing at the target
 
     def to_json(self) -> dict[str, Any]:
         """The content of recommendation.json."""
-        return {
-            **asdict(self),
-            "runtimes": [asdict(one) for one in self.runtimes],
-            "forgets": [*self.forgets],
-        }
+        lists = ("runtimes", "goals", "forgets")
+        return asdict(self) | {name: [*asdict(self)[name]] for name in lists}
 
 
 def recommend(
-    rows: Sequence[Measurement], target: int, served: Mapping[str, Sequence[str]] | None = None
+    rows: Sequence[Measurement],
+    target: int,
+    served: Mapping[str, Sequence[str]] | None = None,
+    goal: str = CONTEXT_GOAL,
 ) -> Recommendation:
     """The recommendation of one model's rows for a target; `served` names by label the runtimes
     that can run a method unchanged (without it, as the schemes say)."""
@@ -250,86 +357,139 @@ def recommend(
     if served is None:
         own = parse(rows[0].key.subject.scheme)
         served = {label: supporting(parse(text), own) for label, text in ranking.schemes.items()}
-    best = ranking.choice(ranking.schemes)
-    far = "" if ranking.length == target else f", though nothing reached {target:,}"
-    overall = (
-        _nothing(ranking, "best", "Nothing")
-        if best is None
-        else _use(ranking, "best", best, f"Use {best}{far}")
-    )
+    advice = {each: _advice(ranking, each) for each in GOALS}
+    best = advice[goal]
     runtimes = []
-    for runtime, title in ((r.name, r.title) for r in recommended()):
-        label = ranking.choice(s for s in ranking.schemes if runtime in served.get(s, ()))
-        runtimes.append(
-            _nothing(ranking, runtime, f"Nothing that {title} can serve unchanged")
-            if label is None
-            else _use(ranking, runtime, label, f"{title} can serve {label} unchanged")
-        )
-    smallest = _smallest_factor(ranking)
+    for runtime in recommended():
+        names = [s for s in ranking.schemes if runtime.name in served.get(s, ())]
+        runtimes.append(_for_runtime(ranking, goal, runtime.name, runtime.title, names, best))
     return Recommendation(
-        overall, tuple(runtimes), smallest, best is not None, tuple(ranking.forgets)
+        goal,
+        best,
+        tuple(runtimes),
+        tuple(advice[each] for each in GOALS if each != goal),
+        _smallest_factor(ranking) if goal == CONTEXT_GOAL else None,
+        best.label not in (None, ranking.own),
+        ranking.effective_length,
+        tuple(ranking.forgets),
     )
 
 
-def _use(ranking: Ranking, what: str, label: str, begin: str) -> Advice:
-    numbers = ranking.numbers(label)
-    sentence = f"{begin}. {describe(numbers, what == 'best')}"
-    return Advice(what, label, ranking.schemes[label], sentence, numbers)
+TITLES = {
+    CONTEXT_GOAL: "for a longer context",
+    STREAM: "to stream without end",
+    SHORT: "inside the window",
+}
 
 
-def _nothing(ranking: Ranking, what: str, begin: str) -> Advice:
-    """No method is better than the baseline; or none is needed, or none has a number."""
-    numbers, own, at = ranking.numbers(ranking.own), ranking.own, f"{ranking.length:,} tokens"
-    if own is None or not ranking.at_target(own):
-        sentence = f"{begin} has a number at {at}, nor has the baseline."
-        return Advice(what, None, None, sentence, numbers)
-    begin = f"{begin} helps at {at}"
-    if ranking.baseline_suffices():
-        begin = f"Change nothing, the baseline reads {at} already"
-    sentence = f"{begin}. {describe(numbers, True)}"
-    return Advice(what, own, ranking.schemes[own], sentence, numbers)
+def _advice(ranking: Ranking, goal: str) -> Advice:
+    """What to use for a goal, of all methods."""
+    first = next(iter(ranking.ordered(goal)), None)
+    if first is None:
+        return _nothing(ranking, goal)
+    numbers = ranking.numbers(first, goal)
+    if first == ranking.own:
+        begin = f"Change nothing, the baseline uses {ranking.length:,} tokens already"
+    else:
+        far = ranking.length != ranking.target and goal != SHORT
+        begin = f"Use {first} {TITLES[goal]}"
+        begin += f", though nothing reached {ranking.target:,}" if far else ""
+    sentence = f"{begin}. {describe(numbers)}"
+    return Advice(goal, first, ranking.schemes[first], sentence, numbers)
+
+
+def _nothing(ranking: Ranking, goal: str) -> Advice:
+    """Why no method qualifies, what was reached, and what would help."""
+    own, numbers = ranking.own, ranking.numbers(ranking.own, goal)
+    at = f"{ranking.length:,} tokens"
+    if goal == STREAM:
+        sentence = "No method that was measured streams: name one with --methods streaming."
+        return Advice(goal, None, None, sentence, numbers)
+    if goal == SHORT:
+        sentence = "Change nothing inside the window: no method keeps significantly more there."
+        scheme = None if own is None else ranking.schemes[own]
+        return Advice(goal, own, scheme, sentence, numbers)
+    reached = ranking.effective_length
+    furthest = max(reached, key=lambda s: (reached[s], s == own), default=None)
+    if furthest is None:
+        why = f"No method is shown to use {at} of context"
+        return Advice(goal, None, None, f"{why}: kept context has no numbers there.", numbers)
+    sentence = (
+        f"No method uses {at} of context: none keeps a share above zero (95 % CI) at a sane loss. "
+        f"The longest effective length is {reached[furthest]:,} tokens, by {furthest}. Training "
+        f"helps (`longitude tune`), or read the text in windows (`longitude read --by nbce`)."
+    )
+    return Advice(goal, None, None, sentence, numbers)
+
+
+def _for_runtime(
+    ranking: Ranking, goal: str, name: str, title: str, names: Sequence[str], best: Advice
+) -> Advice:
+    """The best that a runtime can serve unchanged, and what is lost against the best of all."""
+    first = next((s for s in ranking.ordered(goal, names) if s != ranking.own), None)
+    if first is None:
+        numbers = ranking.numbers(ranking.own, goal)
+        sentence = f"Nothing that {title} can serve unchanged qualifies {TITLES[goal]}."
+        return Advice(name, ranking.own, None, sentence, numbers)
+    numbers = ranking.numbers(first, goal)
+    sentence = f"{title} can serve {first} unchanged. {describe(numbers, brief=True)}"
+    if best.label not in (first, None):
+        lost = [
+            f"{_percent(theirs['kept'])} of far context kept"
+            for theirs in (best.numbers,)
+            if theirs["kept"]
+        ]
+        lost += [f"effective length {n:,}" for n in (best.numbers["effective_length"],) if n]
+        sentence += f" The best of all, {best.label}: {', '.join(lost)}." if lost else ""
+    return Advice(name, first, ranking.schemes[first], sentence, numbers)
 
 
 # sentences
 
 
-def describe(numbers: Mapping[str, Any], full: bool) -> str:
-    """The numbers in sentences: how good, at which price; in full, compared with the baseline."""
-    by_loss, is_baseline = numbers["measure"] != PASSKEY, numbers["label"] == numbers["own"]
-    at = f"At {numbers['length']:,} tokens"
-    if by_loss:
-        first = "first" if numbers["measure"] == LOSS else "same last"
-        sentence = f"{at} the loss of the {first} tokens is {_loss(numbers['value'])}"
-    else:
-        sentence = f"{at} it retrieves {_share(numbers['value'])}"
-    show = _loss if by_loss else _share
-    if full and numbers["untouched"] and not is_baseline:
-        sentence += f"; baseline {show(numbers['untouched'])}"
-    if full and numbers["window"]:
-        own = "" if is_baseline else "the baseline's "
-        sentence += f"; at {own}window of {numbers['trained']:,}: {show(numbers['window'])}"
-    sentences = [sentence]
-    if by_loss and numbers["passkey"]:
-        sentences.append(f"It retrieves {_share(numbers['passkey'])}")
-    if numbers["tax"]:
-        sentences.append(f"In-window cost {_change(numbers['tax'])}")
-    if numbers["speed"] and not is_baseline:
-        low, high = (f"{x:.2f}" for x in numbers["speed_range"])
-        spread = f" ({low}–{high})" if low != high else ""
-        sentences.append(f"Prefill {numbers['speed']:.2f}× baseline speed{spread}")
-    if full and not is_baseline and numbers["alike"]:
-        sentences.append(f"Not significantly different: {', '.join(numbers['alike'])}")
-    return ". ".join(sentences) + "."
+def describe(numbers: Mapping[str, Any], *, brief: bool = False) -> str:
+    """The numbers in sentences: how much is kept, how far, what is answered, at which price."""
+    is_baseline, at = numbers["label"] == numbers["own"], f"{numbers['length']:,} tokens"
+    past, trained = numbers["length"] > numbers["trained"], f"{numbers['trained']:,}"
+
+    def said(name: str, text: str, show: Callable[[Any], str], when: bool = True) -> str:
+        return text.format(show(numbers[name])) if when and numbers[name] else ""
+
+    full, other = not brief, not brief and not is_baseline
+    loss = "Loss {}" if numbers["kept"] else f"At {at} the loss is {{}}"
+    sentences = (
+        said("kept", f"At {at} it keeps {{}} of far context", _share)
+        + said("window_kept", f"; the baseline {{}} at its window of {trained}", _percent, past)
+        + said("baseline_kept", "; the baseline {}", _share, not past and not is_baseline),
+        said("effective_length", "Effective length {} tokens", "{:,}".format),
+        said("retrieval", "It answers {} of the questions exactly", _share, full)
+        + said("passkey", " and retrieves {} of passkeys", _share, full),
+        said("value", loss, _loss)
+        + said("baseline", "; baseline {}", _loss, other)
+        + said("window", ", {} at its window", _loss, other and past),
+        said("in_window_cost", "In-window cost {}", _change, full),
+        said("speed", "Prefill {}× baseline speed", "{:.2f}".format, not is_baseline)
+        + said("speed_range", " ({})", _range, not is_baseline),
+        said("alike", "Not significantly different: {}", ", ".join, full),
+    )
+    return "".join(f"{sentence}. " for sentence in sentences if sentence).rstrip()
 
 
-def _loss(value: Mapping[str, float]) -> str:
-    low, high = f"{value['low']:.3f}", f"{value['high']:.3f}"
-    return f"{value['mean']:.3f}" + _interval(value, low, high)
+def _range(ends: Sequence[float]) -> str:
+    return "–".join(f"{end:.2f}" for end in ends)
+
+
+def _percent(value: Mapping[str, float]) -> str:
+    return f"{100 * value['mean']:.0f} %"
 
 
 def _share(value: Mapping[str, float]) -> str:
     low, high = f"{100 * value['low']:.0f}", f"{100 * value['high']:.0f}"
-    return f"{100 * value['mean']:.0f} % of passkeys" + _interval(value, low, high)
+    return _percent(value) + _interval(value, low, high, " to " if value["low"] < 0 else "–")
+
+
+def _loss(value: Mapping[str, float]) -> str:
+    return f"{value['mean']:.3f}" + _interval(value, f"{value['low']:.3f}", f"{value['high']:.3f}")
 
 
 def _change(value: Mapping[str, float]) -> str:
@@ -342,27 +502,31 @@ def _interval(value: Mapping[str, float], low: str, high: str, dash: str = "–"
 
 
 def _smallest_factor(ranking: Ranking) -> Advice | None:
-    """The smallest sufficient factor: the least that is alike to the best of its kind, for the best
-    kind of frequency scaling that was measured with several; None where no kind was."""
+    """The smallest sufficient factor of the best kind of frequency scaling that was measured with
+    several: the least that is not significantly worse than the best of its kind. Only methods that
+    qualify count; None where no kind has several that do."""
     kinds: dict[Scheme, dict[float, str]] = {}
-    for label, text in ranking.schemes.items():
-        scheme = parse(text)
-        if not isinstance(scheme, Scheme) or scheme.rotary is None or not ranking.at_target(label):
+    for label in ranking.ordered(CONTEXT_GOAL):
+        scheme = parse(ranking.schemes[label])
+        if not isinstance(scheme, Scheme) or scheme.rotary is None:
             continue
         frequencies: Any = scheme.rotary.frequencies
         factor = getattr(frequencies, "factor", None)
-        if factor is None:
-            continue
-        bare = replace(scheme.rotary, frequencies=replace(frequencies, factor=1))
-        kinds.setdefault(replace(scheme, rotary=bare), {})[float(factor)] = label
-    several = [factors for factors in kinds.values() if len(factors) > 1]
-    best = ranking.choice(label for factors in several for label in factors.values())
-    if best is None:
+        if factor is not None:
+            bare = replace(scheme.rotary, frequencies=replace(frequencies, factor=1))
+            kinds.setdefault(replace(scheme, rotary=bare), {})[float(factor)] = label
+    several = next((factors for factors in kinds.values() if len(factors) > 1), None)
+    if several is None:
         return None
-    factors = next(each for each in several if best in each.values())
-    helpful = [label for label in factors.values() if ranking.helps(label)]
-    enough = ranking.best(helpful, ranking.measure, ranking.length)
-    least = min(factor for factor, label in factors.items() if label in enough)
-    tried = ", ".join(f"{factor:g}" for factor in sorted(factors))
-    begin = f"A factor of {least:g} is enough ({factors[least]}, of the factors {tried})"
-    return _use(ranking, "factor", factors[least], begin)
+    best, *others = several.values()  # in the order of their ranks
+    at = ranking.length
+    enough = [best, *(s for s in others if not ranking.compared(s, best, at)[1])]
+    least = min(factor for factor, label in several.items() if label in enough)
+    numbers = ranking.numbers(several[least])
+    answers = numbers["retrieval"]
+    if answers is not None and answers["mean"] == 0:
+        return None
+    tried = ", ".join(f"{factor:g}" for factor in sorted(several))
+    begin = f"A factor of {least:g} is enough ({several[least]}, of the factors {tried})"
+    sentence = f"{begin}. {describe(numbers, brief=True)}"
+    return Advice("factor", several[least], ranking.schemes[several[least]], sentence, numbers)

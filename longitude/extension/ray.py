@@ -2,9 +2,8 @@
 
 Each worker is an actor with a CPU, and a GPU where the model is on one: an actor rather than a
 task, so that the model is loaded once and keeps its GPU. A worker gets a group of tasks at once:
-a method on one document, all lengths of one kind of question (whether a longer one is asked
-depends on the one before), or a method's cost. Only this process writes rows. A group that fails
-goes to a fresh worker, since a killed process or a broken GPU takes no more.
+a method on one document, or all lengths of one metric. Only this process writes rows. A group that
+fails goes to a fresh worker, since a killed process or a broken GPU takes no more.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from typing import Any
 import torch
 
 from longitude.core.progress import Event, Progress
-from longitude.core.store import Store, address
+from longitude.core.store import Store
 from longitude.core.validate import UserError, short, shown
 from longitude.eval.documents import Document
 from longitude.eval.records import Text
-from longitude.extension.measure import Evaluator, run_task
+from longitude.extension.measure import Evaluator
 from longitude.extension.plan import Plan, Prepared, TargetModel, Task
 from longitude.hf.loading import digest, load
 from longitude.hf.source import TINY, find
@@ -98,21 +97,18 @@ class Worker:
 
     def begin(self) -> list[Pair] | str:
         """Load the model: no rows yet."""
-        return self.measure((), [])
+        return self.measure(())
 
-    def measure(self, group: Group, known: Sequence[Pair]) -> list[Pair] | str:
-        """The rows of some tasks, beside those that are known."""
+    def measure(self, group: Group) -> list[Pair] | str:
+        """The rows of some tasks."""
+        rows: list[Pair] = []
         try:
             evaluator = self.evaluator
-            with Store(":memory:") as store:
-                for key, value in known:
-                    store.put(key, value)
-                for task in group:
-                    run_task(evaluator, task, store)
-                before = {address(key) for key, _ in known}
-                return [(r.key, r.value) for r in store.rows() if address(r.key) not in before]
+            for task in group:
+                evaluator.run(task, lambda key, value: rows.append((key.to_json(), value)))
         except UserError as error:
             return str(error)
+        return rows
 
 
 # in this process
@@ -124,17 +120,6 @@ def groups(tasks: Sequence[Task]) -> list[Group]:
     for task in tasks:
         together.setdefault((task.method, task.measure, task.document), []).append(task)
     return [tuple(sorted(group, key=lambda task: task.length)) for group in together.values()]
-
-
-def known_rows(plan: Plan, group: Group, store: Store) -> list[Pair]:
-    """The recorded rows that decide whether longer questions are asked."""
-    first = group[0]
-    if first.measure not in plan.protocol.tasks:
-        return []
-    every = (
-        key.to_json() for t in plan.tasks_of(first.method, first.measure) for key in plan.keys(t)
-    )
-    return [(key, value) for key in every if (value := store.get(key)) is not None]
 
 
 def run_on_ray(prepared: Prepared, tasks: Sequence[Task], store: Store, progress: Progress) -> None:
@@ -157,7 +142,7 @@ class _Run:
     def __init__(
         self, ray: Any, prepared: Prepared, tasks: Sequence[Task], store: Store, progress: Progress
     ) -> None:
-        self.ray, self.plan, self.store, self.progress = ray, prepared.plan, store, progress
+        self.ray, self.store, self.progress = ray, store, progress
         self.waiting = deque(groups(tasks))
         self.total, self.done = len(tasks), 0
         self.pending: dict[Any, tuple[Any, Group]] = {}  # awaited answers: from whom, for what
@@ -215,8 +200,7 @@ class _Run:
         if group:
             self._report(group)
         group = self.waiting.popleft()
-        known = known_rows(self.plan, group, self.store)
-        self.pending[worker.measure.remote(group, known)] = (worker, group)
+        self.pending[worker.measure.remote(group)] = (worker, group)
         return None
 
     def _failed(self, group: Group, why: str) -> None:

@@ -17,8 +17,8 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.eval.records import PASSKEY, Measurement, Subject, of, recorded
-from longitude.eval.tables import effective_length, in_window_cost, labels, result_tables
+from longitude.eval.records import Measurement, Subject, recorded
+from longitude.eval.tables import in_window_cost, labels, result_tables
 from longitude.extension.rank import recommend
 
 STORE, ROWS, ADVICE, PAGE = "results.sqlite", "rows.jsonl", "recommendation.json", "report.html"
@@ -40,7 +40,7 @@ class Best:
     @property
     def in_window_cost(self) -> float | None:
         """The difference to the baseline's loss inside the trained window, in nats per token."""
-        return (self.numbers["tax"] or {}).get("mean")
+        return (self.numbers["in_window_cost"] or {}).get("mean")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class ExtendResult:
     def best(self) -> Best:
         best = self.recommendation["best"]
         scheme = None if best["scheme"] is None else parse(best["scheme"])
-        reached = effective_length(self.rows).get(best["label"])
+        reached = self.recommendation.get("effective_length", {}).get(best["label"])
         return Best(best["label"], scheme, best["sentence"], best["numbers"], reached)
 
     @cached_property
@@ -93,7 +93,6 @@ class ExtendResult:
 
     def tables_json(self) -> dict[str, Any]:
         """Every table's numbers beside the recommendation, in JSON's own types."""
-        reach = effective_length(self.rows) if of(self.rows, PASSKEY) else {}
         return {
             "name": self.subject.name,
             "run": self.run,
@@ -108,8 +107,8 @@ class ExtendResult:
                 ]
                 for name, table in result_tables(self.rows).items()
             },
-            "tax": {label: asdict(value) for label, value in in_window_cost(self.rows).items()},
-            "reach": reach,
+            "in_window_cost": {s: asdict(v) for s, v in in_window_cost(self.rows).items()},
+            "effective_length": self.recommendation.get("effective_length", {}),
         }
 
     def write(self, folder: Path, store: Store) -> None:

@@ -1,18 +1,20 @@
-"""Metrics, one per file: a module in this folder that defines METRIC is known to every command.
+"""Metrics and families of retrieval questions, one per file: a module in this folder that defines
+METRIC (or METRICS) or FAMILY is known to every command.
 
 `longitude extend --tasks` offers it, its rows go to the store, and the tables, the terminal and the
 report show it. A metric says how it is measured (`measure`), how its numbers become a value with an
-interval (`summarise`), and how it is read (title, unit, better, help). A module whose rows hold
-several numbers defines METRICS. No module here imports torch at its top: the report reads metrics
-where torch may be missing.
+interval (`summarise`), and how it is read (title, unit, better, help). A family says which facts
+are hidden in a text and what is asked about them (`eval/retrieval.py`). No module here imports
+torch at its top: the report reads metrics where torch may be missing.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -21,31 +23,48 @@ from longitude.core.validate import UserError
 from longitude.eval.records import ResultKey
 from longitude.eval.stats import Interval, over_documents, paired
 
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 Value = dict[str, Any]  # the numbers of a row
+ALL = "all"
+SMALL_WINDOW = 1024  # tokens: shorter windows get shorter questions
 
 
 @dataclass(frozen=True)
 class EvalProtocol:
     """How metrics are taken; what decides their numbers is part of the keys of their rows."""
 
-    scored_tokens: int  # at the end of a document, scored with more and more text before them
-    tasks: tuple[str, ...] = ("passkey",)
-    questions: int = 4  # for each length and depth
-    depths: tuple[float, ...] = DEPTHS
-    form: str = "landmark"  # of prompts: with or without a line that explains the task
+    window: int  # of the model, in tokens
+    tasks: tuple[str, ...] = (ALL,)
+    prompts: int = 2  # of each family, at each length in each round
+    stretches: int = 8  # documents of kept context in each round
+    rounds: int = 3
     new_tokens: int = 16  # decoded for the cost
     cost: bool = True
-    version: int = 1
+    version: int = 2
 
     def __post_init__(self) -> None:
         for name in self.tasks:
-            if name not in task_names():
+            if name not in (ALL, *task_names()):
                 raise UserError(
-                    f"--tasks: no task is called {name!r}: use {', '.join(task_names())} or none."
+                    f"--tasks: no task is called {name!r}: use {', '.join(task_names())}, all or "
+                    f"none."
                 )
-        if self.questions < 1:
-            raise UserError(f"--questions must be at least 1, but got {self.questions}.")
+        if self.prompts < 1:
+            raise UserError(f"--questions must be at least 1, but got {self.prompts}.")
+
+    @property
+    def scored_tokens(self) -> int:
+        """At the end of a document, scored with more and more text before them."""
+        return min(1024, self.window // 2)
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """The tasks by name."""
+        return tuple(task_names()) if ALL in self.tasks else self.tasks
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The selected families of questions."""
+        return tuple(name for name in self.selected if name in families())
 
 
 @dataclass(eq=False)
@@ -56,9 +75,9 @@ class Session:
     tokenizer: Any
     documents: Sequence[Any]  # longitude.eval.documents.Document
     cache: dict[Any, Any] = field(default_factory=dict)  # what methods share: questions, losses
-    baseline: Callable[[], AbstractContextManager[None]] | None = (
-        None  # inside, no method is applied
-    )
+    baseline: Callable[[], AbstractContextManager[Any]] = nullcontext  # inside, no method applies
+    is_baseline: bool = False  # whether the model runs its own scheme
+    baseline_reaches: bool = True  # whether the baseline can read this length at all
 
     def document(self, key: ResultKey) -> Any:
         """The document that a row is about."""
@@ -75,7 +94,7 @@ class Metric:
 
     `measure` gets a session, whose model runs the method already, and the keys of some rows of one
     method and length; it returns the numbers of each row. `field` names the number that this metric
-    reads in a row; a list there holds one number per question.
+    reads in a row; a list there holds one number per question or document.
     """
 
     name: str
@@ -85,16 +104,17 @@ class Metric:
     measure: Callable[[Session, Sequence[ResultKey]], Sequence[Value]]
     help: str
     paper: str = ""
-    summarise: Callable[[Sequence[float]], Interval] = over_documents
-    difference: Callable[[Sequence[float], Sequence[float]], Interval] = paired
+    summarise: Callable[[Sequence[Any]], Interval] = over_documents
+    difference: Callable[[Sequence[Any], Sequence[Any]], Interval] = paired
     tie: float | None = None  # relative difference below which two are tied, instead of a test
     rows: str = ""  # the rows it reads, where several metrics read the same ones
     field: str = "value"
     per: Literal["document", "length"] = "length"  # what is measured at once
     selectable: bool = True  # by --tasks
+    repeated: bool = False  # measured on more documents in each further round
     covers_shorter: bool = False  # a row holds the numbers of every shorter length, too
     settings: Callable[[EvalProtocol], Value] = lambda protocol: {}  # part of the rows' keys
-    grid: Callable[[EvalProtocol], Sequence[Mapping[str, float]]] = lambda protocol: [{}]
+    grid: Callable[[EvalProtocol], Sequence[Mapping[str, Any]]] = lambda protocol: [{}]
     seeded: bool = True  # whether rows depend on the seed
     heading: str = ""  # of a column; without it, the name
     chart: str = ""  # how to read its chart; without it, the help
@@ -115,18 +135,51 @@ class Metric:
         return self.unit == "share"
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """What a family puts into a text, and asks at its end. Facts are scattered over a document, or
+    over the family's own sentences, which go on without end. Each question is a text and the answer
+    that has to follow it."""
+
+    questions: Sequence[tuple[str, str]]
+    facts: Sequence[str] = ()
+    sentences: Iterator[str] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Questions of one kind. `write(rng, small)` draws a prompt; a small one suits windows under
+    1,024 tokens."""
+
+    name: str
+    title: str
+    help: str
+    write: Callable[[random.Random, bool], Prompt]
+    paper: str = ""
+
+
 def metrics() -> dict[str, Metric]:
     """Every metric by its name, in the order of columns: the modules in this package's folders."""
-    return _metrics(tuple(__path__))
+    return _found(tuple(__path__))[0]
+
+
+def families() -> dict[str, Family]:
+    """Every family of questions by its name."""
+    return _found(tuple(__path__))[1]
 
 
 @cache
-def _metrics(folders: tuple[str, ...]) -> dict[str, Metric]:
-    found: list[Metric] = []
+def _found(folders: tuple[str, ...]) -> tuple[dict[str, Metric], dict[str, Family]]:
+    metrics: list[Metric] = []
+    families: dict[str, Family] = {}
     for module in pkgutil.iter_modules(folders, f"{__name__}."):
         loaded = importlib.import_module(module.name)
-        found += getattr(loaded, "METRICS", None) or [loaded.METRIC]
-    return {metric.name: metric for metric in sorted(found, key=lambda m: (m.order, m.name))}
+        if family := getattr(loaded, "FAMILY", None):
+            families[family.name] = family
+        else:
+            metrics += getattr(loaded, "METRICS", None) or [loaded.METRIC]
+    ordered = sorted(metrics, key=lambda m: (m.order, m.name))
+    return {metric.name: metric for metric in ordered}, families
 
 
 def measured_by(rows: str) -> Metric:
@@ -136,4 +189,4 @@ def measured_by(rows: str) -> Metric:
 
 def task_names() -> list[str]:
     """What --tasks may name."""
-    return [name for name, metric in metrics().items() if metric.selectable]
+    return [name for name, metric in metrics().items() if metric.selectable] + [*families()]

@@ -44,5 +44,5 @@ METRIC = Metric(
     seeded=False,
     heading="loss",
     chart="A useful method goes down: more context, lower loss of the very same tokens.",
-    order=20,
+    order=22,
 )

@@ -1,19 +1,25 @@
-"""Passkey retrieval: a number stated once in a lot of garbage, asked for at the end.
+"""Passkey retrieval: a number stated once in a lot of text, asked for at the end.
 
 Mohtashami & Jaggi 2023, "Landmark Attention", arXiv:2305.16300; the same prompt in PI and YaRN
-(arXiv:2306.15595, arXiv:2309.00071). Five lines: the task, garbage, the key, garbage, the question;
-each stretch of garbage starts afresh and ends wherever its last character falls.
+(arXiv:2306.15595, arXiv:2309.00071), and RULER's first needle. `passkey` writes the papers' own
+prompt, five lines: the task, garbage, the key, garbage, the question; brought to an exact number of
+tokens, where the papers count characters. The `short` form, for windows under 1,024 tokens, leaves
+out the line that explains the task.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
+from typing import Literal, get_args
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.haystack import Count, Form, byte_count, checked_form, fit, question_metric
 from longitude.eval.records import PASSKEY
+from longitude.eval.tasks import SMALL_WINDOW, Family, Prompt
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them."
@@ -22,6 +28,79 @@ TASK = (
 KEY = "The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = "What is the pass key? The pass key is"
 LARGEST_KEY = 50_000
+GARBAGE = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+)
+PERIOD = len(GARBAGE) + 1  # with the space behind it
+SAMPLE = 4 * len(GARBAGE)  # characters from which the rate of tokens per character is estimated
+CORRECTIONS = 4  # of the first estimate
+NEARBY = 32  # characters to either side of the last: cutting a word in two costs tokens
+
+Count = Callable[[str], int]
+Form = Literal["landmark", "short"]
+
+
+def byte_count(text: str) -> int:
+    """The count of a byte-level tokenizer."""
+    return len(text.encode())
+
+
+def form_for(length: int) -> Form:
+    """The form that fits a window of this many tokens."""
+    return "short" if length < SMALL_WINDOW else "landmark"
+
+
+def checked_form(form: Form | None, length: int) -> Form:
+    """The given form; without one, that which fits the length."""
+    if form is not None and form not in get_args(Form):
+        raise UserError(
+            f"a prompt's form is 'landmark' or 'short', but got {shown(form)}: use one of them."
+        )
+    return form or form_for(length)
+
+
+def filler(characters: int) -> str:
+    """The garbage, repeated."""
+    return (f"{GARBAGE} " * (characters // PERIOD + 1))[:characters]
+
+
+def fit(
+    write: Callable[[str], str], length: int, count: Count, what: str, *, least: int = 0
+) -> tuple[str, int]:
+    """The filler that brings a text to `length` tokens, or as close below as possible; and the
+    number of tokens that the text then has.
+
+    Args:
+        write: the text with this filler.
+        what: what the text is, for the error message.
+        least: the smallest length to accept, where that is more than this text needs.
+    """
+
+    @cache  # a real tokenizer is slow on a long text
+    def tokens(characters: int) -> int:
+        return count(write(filler(characters)))
+
+    least = max(least, tokens(0))
+    if least > length:
+        raise UserError(
+            f"{what} takes at least {least} tokens, but got a length of {length}: give {least} or "
+            f"more."
+        )
+    rate = (tokens(SAMPLE) - tokens(0)) / SAMPLE
+    if rate <= 0:
+        raise UserError(
+            f"the count of {what} must grow with its text, but {SAMPLE} characters more made no "
+            f"difference: turn the tokenizer's truncation off."
+        )
+    guess = 0
+    for _ in range(CORRECTIONS):
+        guess = max(0, guess + round((length - tokens(guess)) / rate))
+    around = range(max(0, guess - NEARBY), guess + NEARBY + 1)
+    near = sorted(around, key=lambda characters: abs(characters - guess))
+    exact = next((n for n in near if tokens(n) == length), None)
+    below = (n for n in [0, *near] if tokens(n) < length)
+    chosen = max(below, key=tokens) if exact is None else exact
+    return filler(chosen), tokens(chosen)
 
 
 @dataclass(frozen=True)
@@ -88,15 +167,17 @@ def _prompt(form: str, key: int, garbage: str, depth: float) -> str:
     return "\n".join([TASK, *lines] if form == "landmark" else lines)
 
 
-METRIC = question_metric(
+def write(rng: random.Random, small: bool) -> Prompt:
+    """One key and the question for it."""
+    key = rng.randint(10_000, LARGEST_KEY)
+    sentences = cycle(re.findall(r".*?\. ?", f"{GARBAGE} "))
+    return Prompt([(QUESTION, str(key))], [f"{KEY.format(key=key)}\n"], sentences)
+
+
+FAMILY = Family(
     PASSKEY,
-    passkey,
-    retrieved,
-    by_depth=True,
-    title="Passkeys retrieved",
-    paper="Mohtashami & Jaggi 2023, arXiv:2305.16300",
-    help="A number hidden at some depth of a filler text is asked for at its end.",
-    heading="passkeys",
-    chart="The share of hidden numbers that the model retrieves.",
-    order=30,
+    "Pass key",
+    "A number is stated once in the text, and asked for at its end.",
+    write,
+    "Mohtashami & Jaggi 2023, arXiv:2305.16300",
 )

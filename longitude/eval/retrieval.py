@@ -1,0 +1,152 @@
+"""Prompts with questions about a text, of an exact number of tokens, and their answers' losses.
+
+Families that hide facts in a document share one while there is room: facts stand between its lines,
+questions and their right answers follow at the end. Families that bring their own sentences (pass
+key, frequent words, many shots) have a text of their own. Texts are
+put together as tokens, piece by piece, so that "at 4,096" means 4,096 tokens, answers included.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longitude.core.validate import UserError
+from longitude.eval.prefill import input_device, lm_head, prefill
+from longitude.eval.records import ResultKey
+from longitude.eval.tasks import SMALL_WINDOW, Prompt, Session, families
+
+FACTS_SHARE = 4  # facts and questions of a shared text take at most 1/4 of it
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A prompt as tokens, and for each question its family and where its answer stands."""
+
+    ids: Int[Tensor, " n"]
+    answers: tuple[tuple[str, range], ...]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """The prompts of one text, by family, and the tokens of their questions and facts."""
+
+    parts: dict[str, Prompt]
+    facts: list[list[int]]
+    questions: list[tuple[str, list[int], list[int]]]  # family, question, answer
+
+    @property
+    def scattered(self) -> bool:
+        """Whether its facts stand in a document, which other families can share."""
+        return all(prompt.sentences is None for prompt in self.parts.values())
+
+    @property
+    def size(self) -> int:
+        asked = sum(len(q) + len(a) for _, q, a in self.questions)
+        return asked + sum(map(len, self.facts))
+
+
+def prompts(session: Session, key: ResultKey, names: Sequence[str]) -> list[Tokens]:
+    """The prompts of some families at the length of this key; the seed and the round draw them."""
+    found = []
+    for index in range(key.protocol["prompts"]):
+        rng = random.Random(f"{key.seed} {key.at['round']} {key.length} {index}")
+        shared: list[_Draft] = []
+        for name in names:
+            draft = _draft(session, name, rng, key.protocol["window"] < SMALL_WINDOW)
+            room = key.length // FACTS_SHARE
+            if draft.scattered and shared and shared[-1].size + draft.size <= room:
+                last = shared[-1]
+                both = last.parts | draft.parts
+                questions = [*last.questions, *draft.questions]
+                shared[-1] = _Draft(both, [*last.facts, *draft.facts], questions)
+            else:
+                # one that others can join stays the last
+                at = len(shared) if draft.scattered else 0
+                shared.insert(at, draft)
+        found += [_tokens(session, draft, key.length, index, rng) for draft in shared]
+    return found
+
+
+def _draft(session: Session, name: str, rng: random.Random, small: bool) -> _Draft:
+    prompt = families()[name].write(rng, small)
+    questions = [
+        (name, _ids(session, f"\n{q}"), _ids(session, f" {a}")) for q, a in prompt.questions
+    ]
+    return _Draft({name: prompt}, [_ids(session, f"\n{fact}") for fact in prompt.facts], questions)
+
+
+def _tokens(session: Session, draft: _Draft, length: int, index: int, rng: random.Random) -> Tokens:
+    """The text with its facts and questions, `length` tokens in all."""
+    before = session.documents[0].ids[: session.documents[0].special].tolist()
+    room = length - len(before) - draft.size
+    if room < 0:
+        raise UserError(
+            f"the questions of {', '.join(draft.parts)} take {draft.size + len(before)} tokens, "
+            f"more than the length of {length}."
+        )
+    body = _body(session, draft, room, index, rng)
+    ids, places = [*before, *body], []
+    rng.shuffle(draft.questions)
+    for family, question, answer in draft.questions:
+        ids += question
+        places.append((family, range(len(ids), len(ids) + len(answer))))
+        ids += answer
+    return Tokens(torch.tensor(ids), tuple(places))
+
+
+def _body(session: Session, draft: _Draft, room: int, index: int, rng: random.Random) -> list[int]:
+    """A family's own sentences, or a document, cut to size; with the facts, in their order, at the
+    ends of sentences or lines."""
+    own = next((p.sentences for p in draft.parts.values() if p.sentences), None)
+    if own:
+        filler, ends = [], []
+        while len(filler) < room:
+            filler += _ids(session, next(own))
+            ends.append(len(filler))
+        cut = len(filler) - room  # at its beginning, to the token
+        filler, ends = filler[cut:], [end - cut for end in ends]
+    else:
+        document = session.documents[index % len(session.documents)]
+        filler = document.ids[document.special :][:room].tolist()
+        ends = _line_ends(session, filler)
+    at = sorted(rng.choice(ends) for _ in draft.facts)
+    body = []
+    for start, end, fact in zip([0, *at], at, draft.facts, strict=False):
+        body += [*filler[start:end], *fact]
+    return [*body, *filler[at[-1] if at else 0 :]]
+
+
+def _line_ends(session: Session, filler: Sequence[int]) -> list[int]:
+    """Places before a line break; all places, where there is none."""
+    breaks: dict[int, bool] = session.cache.setdefault("line breaks", {})
+    for token in {*filler} - breaks.keys():
+        breaks[token] = "\n" in session.tokenizer.decode([token])
+    return [i for i, token in enumerate(filler) if breaks[token]] or [*range(len(filler) + 1)]
+
+
+def _ids(session: Session, text: str) -> list[int]:
+    return session.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+
+
+@torch.no_grad()
+def answers(model: nn.Module, prompt: Tokens) -> Iterator[tuple[str, bool, float]]:
+    """Family, exact match and loss of every answer, from one forward."""
+    head = lm_head(model)
+    first = min(at.start for _, at in prompt.answers) - 1
+    hidden = []
+    for out in prefill(model, prompt.ids[None, :-1], head=head):
+        hidden.append(out.hidden[0, max(0, first - out.first) :])
+    states = torch.cat(hidden)
+    targets = prompt.ids.to(input_device(model))
+    for family, at in prompt.answers:
+        logits = head(states[at.start - 1 - first : at.stop - 1 - first])
+        wanted = targets[at.start : at.stop].to(logits.device)
+        exact = bool((logits.argmax(-1) == wanted).all())
+        yield family, exact, float(F.cross_entropy(logits, wanted))
