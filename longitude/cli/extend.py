@@ -29,14 +29,21 @@ Lengths = Annotated[
 ]
 Tasks = Annotated[
     str,
-    typer.Option(help=f"Questions to ask, joined by commas: {', '.join(task_names())}; or none."),
+    typer.Option(help=f"What to measure, joined by commas: {', '.join(task_names())}; all; none."),
 ]
 Questions = Annotated[
     int | None,
-    typer.Option(help="For each length and depth. [default: 4, and 2 on a CPU]"),
+    typer.Option(help="Prompts of a family at each length in a round. [default: 2]"),
 ]
 Budget = Annotated[
-    str | None, typer.Option(help="Time to spend, as in 10m: plans what fits, and says so.")
+    str | None, typer.Option(help="Time to spend, as in 10m: measures what fits, and says so.")
+]
+Goal = Annotated[
+    str,
+    typer.Option(
+        help="What the advice is for: context (use a longer one), stream (read on without end in "
+        "constant memory) or short (make more of the window)."
+    ),
 ]
 Search = Annotated[
     bool, typer.Option("--search", help="Then search parameters around the best methods.")
@@ -63,7 +70,8 @@ def extend(
     text: o.Text = None,
     docs: Docs = 4,
     lengths: Lengths = None,
-    tasks: Tasks = "passkey",
+    goal: Goal = "context",
+    tasks: Tasks = "all",
     questions: Questions = None,
     budget: Budget = None,
     search: Search = False,
@@ -81,9 +89,10 @@ def extend(
 ) -> None:
     """Measure every way to a longer context on your model, and recommend one.
 
-    Every method reads the same documents and answers the same questions: loss by position, loss of
-    the same last tokens with more and more before them, passkeys by length and depth, what it costs
-    inside the trained window, speed and memory. Then one recommendation, and one for each runtime.
+    Every method reads the same documents and answers the same questions: how much of what far text
+    tells is still used (kept context), which facts are retrieved, the loss past the window and what
+    it costs inside, speed and memory. Methods that fall behind read fewer documents. Then one
+    recommendation for --goal, with the effective length of every method, and one for each runtime.
 
     All numbers go to results.sqlite in --out; the same command again resumes where one was stopped,
     and measures nothing twice. The report is one page, report.html.
@@ -98,6 +107,7 @@ def extend(
     with display() as progress:
         options = ExtendOptions(
             methods=methods, lengths=_numbers(lengths), text=tuple(text or ()), docs=docs,
+            goal=goal,
             tasks=() if names == ["none"] else tuple(names), questions=questions, budget=budget,
             search=search, lm_eval=tuple(judged), limit=limit or None, engine=engine,
             device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,

@@ -102,8 +102,8 @@ def tune(
     ] = True,
     docs: Annotated[int, Option(help="Documents to measure on.")] = 4,
     tasks: Annotated[
-        str, Option(help="Questions to ask: passkey, keys, variables; or none.")
-    ] = "passkey",
+        str, Option(help="What to measure, joined by commas, as `extend` has it; or none.")
+    ] = "kept_context,passkey",
     questions: Annotated[
         int | None, Option(help="In each cell of length and depth. [default: 4, and 2 on a CPU]")
     ] = None,

@@ -2,8 +2,9 @@
 
 Without `--text` they come from what every Python installation has, the sources of the standard
 library and the topics of its documentation; for the bundled checkpoints only from the tenth that
-they were not trained on. Texts that are too short for a document are joined with those after
-them. Which texts, and where in them, depends on the seed only.
+they were not trained on. Texts that are too short for a document are joined with others of the same
+source, the folder that they come from, and named so. Which texts, and where in them, depends on the
+seed only.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from longitude.core.validate import UserError
 from longitude.eval.records import Text
 
 SEPARATOR = "\n\n"
+JOINED = " and {} more"  # in the name of a document of several texts
 SAMPLE, SAMPLED_TEXTS = (
     1000,
     20,
@@ -104,20 +106,22 @@ def _pieces(long: Sequence[Named], need: int, rng: random.Random) -> list[Named]
 
 
 def _joined(short: Sequence[Named], need: int) -> list[Named]:
-    """Short texts one after another, as many as make a document."""
-    groups: list[list[Named]] = [[]]
+    """Short texts of one source one after another, as many as make a document."""
+    done: list[list[Named]] = []
+    begun: dict[str, list[Named]] = {}
     for one in short:
-        groups[-1].append(one)
-        if sum(len(text) for _, text in groups[-1]) >= need:
-            groups.append([])
+        source = one[0].partition("/")[0] if "/" in one[0] else ""
+        group = begun.setdefault(source, [])
+        group.append(one)
+        if sum(len(text) for _, text in group) >= need:
+            done.append(begun.pop(source))
     # the last group may be long enough all the same: `need` has a margin
     return [
         (
-            group[0][0] if len(group) == 1 else f"{group[0][0]} and {len(group) - 1} more",
+            group[0][0] if len(group) == 1 else f"{group[0][0]}{JOINED.format(len(group) - 1)}",
             SEPARATOR.join(text for _, text in group),
         )
-        for group in groups
-        if group
+        for group in [*done, *begun.values()]
     ]
 
 

@@ -67,9 +67,10 @@ class Measurement:
 
     Fields of the value by metric: loss has `means` ([n, mean loss of the first n tokens] …),
     `past` (the same from the window's end on) and `bins` ([first, past, mean loss] …); context has
-    `loss`, of the last tokens; kept_context has `share`, `stderr`, `keys` (how many key tokens) and `gains` ([nats, the
-    baseline's nats] by document); retrieval has `family`, `exact` (the share of right answers) and
-    `loss` (nats per token of the answers), with `exacts` and `losses` by question; cost has
+    `loss`, of the last tokens; kept_context has `share`, `stderr`, `keys` (how many key tokens) and
+    `gains` ([nats, the baseline's nats] by document); retrieval has `family`, `exact` (the share of
+    right answers) and `loss` (nats per token of the answers), with `exacts` and `losses` by
+    question; cost has
     `prefill` (tokens per second), `decode` (milliseconds per token), `peak` (bytes) and `speed`
     (median, least and greatest ratio to the baseline's prefill). All have `label`, `seconds`,
     `machine`, and `refused`: a sentence where there are no numbers, otherwise None.

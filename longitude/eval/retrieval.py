@@ -22,7 +22,7 @@ from longitude.eval.prefill import input_device, lm_head, prefill
 from longitude.eval.records import ResultKey
 from longitude.eval.tasks import SMALL_WINDOW, Prompt, Session, families
 
-FACTS_SHARE = 4  # facts and questions of a shared text take at most 1/4 of it
+FACTS_SHARE = 2  # facts and questions of a shared text take at most half of it
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ A share of a sum that differs from document to document (kept context): the rati
 the delta method's standard error.
 
 A share of right answers: Wilson's score interval (Wilson 1927). Two shares on the same questions:
-Agresti and Min 2005 (Biometrics 61), which adds half a question to each of the four outcomes of a pair, so that a
-few questions answered alike are not taken for certainty. One number has no interval but itself,
-and is never significant. Standard library only.
+Agresti and Min 2005 (Biometrics 61), which adds half a question to each of the four outcomes of a
+pair, so that a few questions answered alike are not taken for certainty. One number has no interval
+but itself, and is never significant. Standard library only.
 """
 
 from __future__ import annotations

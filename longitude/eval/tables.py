@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from longitude.eval.records import BASELINE, COST, LOSS, RETRIEVAL, Measurement, of
+from longitude.eval.records import BASELINE, CONTEXT, COST, LOSS, RETRIEVAL, Measurement, of
 from longitude.eval.stats import Interval, over_documents
 from longitude.eval.tasks import Metric, metrics
 
 Unit = tuple[str, ...]  # a document or a question: what two methods are paired by
 Place = tuple[str, int]  # a label and a length
+SANE = 0.5  # nats over the baseline's loss in its window
 
 
 @dataclass
@@ -224,6 +225,18 @@ def by_family(
         label: {cell: read.summarise([*values.values()]) for cell, values in sorted(cells.items())}
         for label, cells in found.items()
     }
+
+
+def insane(rows: Sequence[Measurement]) -> set[Place]:
+    """Where a method's loss is more than half a nat above the baseline's in its window: what it
+    keeps or gains there means nothing."""
+    table = result_table(rows, CONTEXT) or result_table(rows, LOSS)
+    own = next((names for names in table.labels[:1]), None) if table else None
+    window = table.cells.get((str(own), table.trained)) if table else None
+    if table is None or window is None or window.value is None:
+        return set()
+    most = window.value.mean + SANE
+    return {place for place, cell in table.cells.items() if cell.value and cell.value.mean > most}
 
 
 def in_window_cost(rows: Sequence[Measurement]) -> dict[str, Interval]:

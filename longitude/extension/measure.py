@@ -32,6 +32,7 @@ from longitude.eval.documents import Document
 from longitude.eval.perplexity import is_out_of_memory, losses
 from longitude.eval.prefill import text_config
 from longitude.eval.records import (
+    CONTEXT,
     KEPT,
     KIND,
     LOSS,
@@ -39,7 +40,9 @@ from longitude.eval.records import (
     Measurement,
     ResultKey,
     from_row,
+    of,
 )
+from longitude.eval.tables import SANE
 from longitude.eval.tasks import EvalProtocol, Session, Value, measured_by
 from longitude.extension.plan import Method, Plan, Prepared, TargetModel, Task
 from longitude.extension.rank import Ranking
@@ -51,6 +54,8 @@ COST_FORWARDS = 6  # of a method and of the baseline, in alternating rounds
 TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
 SPARE = 0.9  # of the budget that is measured in: the report takes its time, too
 CALIBRATION = 256  # tokens
+CLEARLY = 1.5  # times what is sane
+MEANINGLESS = "its loss there is so high that what it keeps or answers means nothing."
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +201,11 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
     """Every round, for the methods that are still in the race; why it ended."""
     race = plan.methods
     for round in range(plan.protocol.rounds):
-        run(missing(plan, plan.tasks(round, race), store))
+        tasks = plan.tasks(round, race)
+        first = [task for task in tasks if task.document == 0]  # its losses tell what to leave out
+        run(missing(plan, first, store))
+        leave_out(plan, tasks, store)
+        run(missing(plan, tasks, store))
         rows = measurements(plan, store)
         if not rows:
             break
@@ -209,6 +218,23 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
             return f"Ended after round {round + 1} of {plan.protocol.rounds}: {ended} (95 %)."
     left = ", ".join(m.label for m in race if m.patch is not None)
     return f"Ended with the last of {plan.protocol.rounds} rounds; still in the race: {left}."
+
+
+def leave_out(plan: Plan, tasks: Sequence[Task], store: Store) -> None:
+    """Refuse what would mean nothing: kept context and retrieval where a method's loss on the first
+    document is clearly insane."""
+    rows = [r for r in measurements(plan, store) if r.key.text == plan.texts[0]]
+    losses = {(r.key.scheme, r.key.length): r.value.get("loss") for r in of(rows, CONTEXT)}
+    window = losses.get((plan.subject.scheme, plan.subject.trained))
+    for task in tasks if window is not None else ():
+        loss = losses.get((task.method.scheme, task.length))
+        if loss is None or loss <= window + CLEARLY * SANE or task.document is not None:
+            continue
+        if measured_by(task.measure).repeated:
+            for key in plan.keys(task):
+                if store.get(key.to_json()) is None:
+                    refused = {"label": task.method.label, "refused": MEANINGLESS, "seconds": 0.0}
+                    store.put(key.to_json(), refused)
 
 
 def run_tasks(

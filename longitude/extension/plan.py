@@ -27,8 +27,7 @@ from longitude.hf.loading import digest, load
 from longitude.hf.patch import own_scheme, patched, scheme_of, trained_length
 from longitude.hf.source import TINY
 
-PROMPTS, PROMPTS_ON_CPU = 4, 2  # of each family, at each length in each round
-STRETCHES = 2  # documents of kept context in each round, for each of --docs
+PROMPTS = 2  # of each family, at each length in each round
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ class Plan:
         methods = self.methods if methods is None else methods
         trained, last = self.subject.trained, round == self.protocol.rounds - 1
         ends = [n for n in (self.target, trained) if n in self.lengths]
-        lengths = [*ends, *(n for n in self.lengths if n not in ends)]
+        lengths = [*ends, *(n for n in self.lengths if n not in ends and round == 0)]
         kinds: list[dict[str, Any]] = []
         if round == 0:
             kinds.append({"measure": LOSS, "document": 0})
@@ -176,7 +175,14 @@ class Plan:
         kinds += [{"measure": m, "length": n} for n in lengths for m in measures]
         if round == 0:
             kinds += [{"measure": LOSS, "document": d} for d in range(1, len(self.texts))]
-        tasks = [Task(method, **kind, round=round) for kind in kinds for method in methods]
+        tasks = [
+            Task(method, **kind, round=round)
+            for kind in kinds
+            # past its window the baseline is compared with once
+            for method in (
+                [m for m in methods if round == 0 or m.patch or kind["length"] <= trained]
+            )
+        ]
         if last and self.protocol.cost:
             tasks += [Task(m, COST, length=n) for n in ends for m in self.methods]
         return tasks
@@ -240,9 +246,7 @@ def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepa
     lengths = lengths_for(subject.name, subject.trained, to, options.lengths)
     if options.goal not in GOALS:
         raise UserError(f"--goal is {', '.join(GOALS)}, but got {shown(options.goal)}.")
-    protocol = protocol_for(
-        subject.trained, subject.device, options.tasks, options.questions, options.cost
-    )
+    protocol = protocol_for(subject.trained, options.tasks, options.questions, options.cost)
     methods, notes = _methods(options.methods, target, lengths[-1])
     wanted = options.docs * (3 if options.search else 1)
     texts = documents(
@@ -250,6 +254,9 @@ def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepa
     )
     if len(texts) < wanted:
         notes.append(f"the text has {len(texts)} documents of this length, not {wanted}")
+    joined = sum(" and " in document.text.name for document in texts)
+    if joined:
+        notes.append(f"{joined} documents are several short texts, joined within one source")
     read, held_out = texts[: options.docs], texts[options.docs :]
     protocol = replace(protocol, stretches=stretches(protocol, len(read), lengths[-1]))
     names = tuple(d.text for d in read)
@@ -258,20 +265,18 @@ def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepa
 
 
 def protocol_for(
-    trained: int, device: str, tasks: tuple[str, ...], questions: int | None, cost: bool
+    trained: int, tasks: tuple[str, ...], questions: int | None, cost: bool
 ) -> EvalProtocol:
-    """How a model with this window is measured on this kind of device."""
-    default = PROMPTS_ON_CPU if device == "cpu" else PROMPTS
-    prompts = default if questions is None else questions
-    return EvalProtocol(trained, tasks, prompts, cost=cost)
+    """How a model with this window is measured."""
+    return EvalProtocol(trained, tasks, PROMPTS if questions is None else questions, cost=cost)
 
 
 def stretches(protocol: EvalProtocol, documents: int, target: int) -> int:
-    """The documents of kept context in each round: two for each of --docs, or as many as the texts
+    """The documents of kept context in each round: as many as --docs, or as as the texts
     have room for."""
     sizes = metrics()[KEPT].settings(protocol)
     room = documents * (target // (sizes["evidence"] + sizes["target"]))
-    return max(1, min(STRETCHES * documents, room // protocol.rounds))
+    return max(1, min(documents, room // protocol.rounds))
 
 
 def lengths_for(

@@ -45,12 +45,11 @@ from longitude.eval.records import (
     of,
 )
 from longitude.eval.stats import Interval
-from longitude.eval.tables import Results, labels, prefill_speed, results
+from longitude.eval.tables import SANE, Results, labels, prefill_speed, results
 from longitude.eval.tasks import metrics
 from longitude.runtimes import recommended
 from longitude.runtimes.target import supporting
 
-SANE = 0.5  # nats over the baseline's loss in its window
 NEXT_TO_NOTHING = 0.02  # nats per token of in-window cost
 CONTEXT_GOAL, STREAM, SHORT = GOALS = ("context", "stream", "short")
 
@@ -149,11 +148,12 @@ class Ranking:
         least = self.value(KEPT, self.own, self.trained)
         if least is None or least.mean <= 0:
             return {}
-        reached: dict[str, int] = {}
-        for label in self.schemes:
-            kept = ((n, self.value(KEPT, label, n)) for n in self.results[KEPT].lengths)
-            good = (n for n, v in kept if v and v.mean >= least.mean and self.sane(label, n))
-            reached[label] = max(good, default=0)
+        window, kept = (str(self.own), self.trained), self.results[KEPT]
+        reached = dict.fromkeys(self.schemes, 0)
+        for label, length in kept.numbers:
+            more = kept.difference((label, length), window)  # on the same documents
+            if more is not None and more.mean >= 0 and self.sane(label, length):
+                reached[label] = max(reached[label], length)
         return reached
 
     def in_window_cost(self, label: str | None) -> Interval | None:
@@ -234,36 +234,35 @@ class Ranking:
 
         return sorted(left, key=place)
 
-    def compared(self, a: str, b: str, length: int) -> tuple[bool, bool]:
-        """Whether a is significantly better than b by some measure, and whether by some worse."""
-        better = worse = False
-        every = [self.results[n] for n in (KEPT, ANSWER_LOSS, PAST_WINDOW, CONTEXT)]
-        for one in every if length > self.trained else [*every[:2], self.results[LOSS]]:
-            gap = one.difference((a, length), (b, length))
+    def compared(self, a: str, b: str, length: int) -> tuple[set[str], set[str]]:
+        """By which measures a is significantly better than b, and by which worse."""
+        better, worse = set(), set()
+        inside = length <= self.trained
+        for name in (KEPT, ANSWER_LOSS, *((LOSS,) if inside else (PAST_WINDOW, CONTEXT))):
+            gap = self.results[name].difference((a, length), (b, length))
             if gap is not None and gap.clear:
-                ahead = (gap.mean < 0) == one.metric.lower_is_better
-                better, worse = better or ahead, worse or not ahead
+                ahead = (gap.mean < 0) == self.results[name].metric.lower_is_better
+                (better if ahead else worse).add(name)
         return better, worse
 
     def alike(self, label: str, goal: str) -> list[str]:
         """The other candidates that no measure shows to be worse or better."""
         at = self.trained if goal == SHORT else self.length
         others = (s for s in self.candidates(goal) if s != label)
-        return [s for s in others if self.compared(s, label, at) == (False, False)]
+        return [s for s in others if not any(self.compared(s, label, at))]
 
     def in_race(self, goal: str) -> list[str]:
-        """The methods that may still turn out to be the best: not those that are significantly
-        worse than the leader by one measure and better by none. The baseline stays."""
+        """The methods that may still turn out to be the best: not those that use the context
+        significantly less than the leader, by what is kept or answered, and are better by no
+        measure. The baseline stays."""
         first, at = self.ordered(goal)[:1], self.trained if goal == SHORT else self.length
-        left = [s for s in self.schemes if s == self.own or self._may_qualify(s, goal)]
-        return [
-            s
-            for s in left
-            if s == self.own
-            or not first
-            or s in first
-            or self.compared(s, first[0], at) != (False, True)
-        ]
+        left = []
+        for label in self.schemes:
+            better, worse = self.compared(label, first[0], at) if first else (set(), set())
+            beaten = worse & {KEPT, ANSWER_LOSS} and not better
+            if label == self.own or (self._may_qualify(label, goal) and not beaten):
+                left.append(label)
+        return left
 
     def _may_qualify(self, label: str, goal: str) -> bool:
         """Whether more documents could make a candidate of it."""

@@ -16,20 +16,20 @@ from rich.padding import Padding
 from rich.text import Text
 
 from longitude import __version__
-from longitude.eval.records import COST, LOSS, Measurement
+from longitude.eval.records import CONTEXT, COST, KEPT, LOSS, RETRIEVAL, Measurement
 from longitude.eval.tables import ResultTable
 from longitude.eval.tasks import metrics
 from longitude.viz import files
 from longitude.viz.plot import DIM, GAP
 from longitude.viz.result_charts import extend_charts, standalone
-from longitude.viz.section import DAGGER, NOT_RUN, OVER, Section, section
+from longitude.viz.section import INSANE, OVER, Section, section
 from longitude.viz.table import NEAR, rich_table
 from longitude.viz.terminal import render
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
 from longitude.viz.theme import DARK, LIGHT, dashes, method_config, stroke
 from longitude.viz.vega import Chart, Rows
 
-HEADS = {"label": "method", "depth": "depth", "x": "true distance"}
+HEADS = {"label": "method", "family": "questions", "x": "true distance"}
 MAX_LENGTHS = 5  # columns of lengths in the terminal
 COMPUTED = "Computed from the scheme, relative to the model’s own rotation; nothing is run."
 
@@ -109,8 +109,8 @@ def _legend(section: Section, shown: Collection[str]) -> Iterator[str]:
     """What the columns and signs of the table mean, and what is missing from it."""
     yield "; ".join(c.note for c in section.columns if c.name in shown and c.note)
     yield f"bold or *: the best; {NEAR}: not significantly different (95 %, paired by document)"
-    if section.any_assumed:
-        yield NOT_RUN
+    if section.any_insane:
+        yield INSANE
     for line in [*section.remarks(), *section.notes]:
         yield f"{NOTHING} {line}"
 
@@ -138,9 +138,9 @@ def markdown(section: Section, charts: Sequence[tuple[str, str]] = ()) -> str:
         f"## {escaped(section.title)} at {section.target:,} tokens\n",
         f"Trained on {section.subject.trained:,} tokens; its own scheme is {scheme}.\n",
         listed([f"**{escaped(what)}**: {escaped(text)}" for what, text in section.advice()]),
-        f"{markdown_table(heads, rows)}\n{signs}{f' {NOT_RUN}' if section.any_assumed else ''}\n",
+        f"{markdown_table(heads, rows)}\n{signs}{f' {INSANE}' if section.any_insane else ''}\n",
         listed([*map(escaped, [*section.remarks(), *section.notes])]),
-        *(_by_length(section, m) for m in ("context", "passkey") if m in section.tables),
+        *(_by_length(section, m) for m in (KEPT, RETRIEVAL, CONTEXT) if m in section.tables),
         listed(searches, "Search:\n\n"),
         scores,
         "".join(f"![{escaped(title)}]({file})\n" for title, file in charts),
@@ -211,7 +211,7 @@ def page(sections: Sequence[Section], title: str) -> str:
         ],
         charts={"charts": charts, "themes": themes},
         version=__version__,
-        not_run=NOT_RUN,
+        insane=INSANE,
         method=_method,
         style=Markup(files.asset("longitude.viz", "page.css") + style),
     )
@@ -253,7 +253,7 @@ def _tables(section: Section, chart: Chart) -> Iterator[dict[str, Any]]:
         yield _pivot("Effective distances", chart.rows, ("x",), "label", _distance)
     elif chart.label is not None:
         rows = [row for one in extend_charts(section) if one.label for row in one.rows]
-        yield _pivot("Passkeys by length and depth", rows, ("label", "depth"), "length", _share)
+        yield _pivot("Exact answers by length", rows, ("label", "family"), "length", _share)
     elif chart.name == "cost":
         costs = [name for name, m in metrics().items() if m.rows == COST]
         yield from (length_table(section, section.tables[n]) for n in costs if n in section.tables)
@@ -292,7 +292,7 @@ def _plain(value: Any) -> str:
 
 
 def _share(row: Mapping[str, Any]) -> str:
-    return f"{row['mean']:.0%} of {row['n']}{'' if row['asked'] else DAGGER}"
+    return f"{row['mean']:.0%} of {row['n']}"
 
 
 def _distance(row: Mapping[str, Any]) -> str:

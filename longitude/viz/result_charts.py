@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from longitude.eval.records import CONTEXT, LOSS
-from longitude.eval.tasks import metrics
+from longitude.eval.records import ANSWER_LOSS, CONTEXT, KEPT, LOSS, RETRIEVAL
+from longitude.eval.tasks import families, metrics
 from longitude.viz import vega as v
 from longitude.viz.theme import MONO, dashes, method_config
 from longitude.viz.vega import Chart, Rows, Spec
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 NARROW = 420  # pixels: charts without room for names
 STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)  # ticks of a log axis, times powers of ten
-NOT_RUN = "†: not run, since none was retrieved at a shorter length; counted as none."
-GRID = "Across: length in tokens; down: depth of the hidden number in the text."
+INSANE = "†: its loss is over half a nat above the baseline's in its window: a share means nothing."
+ANSWERS = "Across: length in tokens; down: families of questions; the darker, the more are right."
 DISTANCES = (
     "The distance that attention computes with, by true distance. A band lies between minimum and "
     "maximum where rotary pairs, heads or layers differ. What stays below the horizontal rule was "
@@ -33,12 +33,17 @@ DISTANCES = (
 
 def extend_charts(section: Section) -> list[Chart]:
     """Every chart that a model's measurements have numbers for."""
-    names = [name for name, m in metrics().items() if name == CONTEXT or m.selectable]
-    tables = [section.tables[name] for name in names if name in section.tables]
+    others = [n for n, m in metrics().items() if m.selectable and n != KEPT]
+    first, *later = (
+        [section.tables[n] for n in names if n in section.tables]
+        for names in ((KEPT,), (ANSWER_LOSS,), (CONTEXT, *others))
+    )
     return [
+        *(chart for table in first for chart in _by_length(section, table)),
+        *_answers(section),
+        *(chart for table in later[0] for chart in _by_length(section, table)),
         *_loss_by_position(section),
-        *(chart for table in tables for chart in _by_length(section, table)),
-        *_passkey_grids(section),
+        *(chart for table in later[1] for chart in _by_length(section, table)),
         *_distance_map(section),
         *_cost(section),
     ]
@@ -63,48 +68,52 @@ def _by_length(section: Section, table: ResultTable) -> Iterator[Chart]:
         for s in section.labels
         for n in table.lengths
         if (cell := table.cells.get((s, n))) and cell.value
+        if table.measure != KEPT or (s, n) not in section.insane
     ]
     if not rows:
         return
-    title, y = "length (tokens)", v.axis("mean", table.unit)
+    title, y, rules = "length (tokens)", v.axis("mean", table.unit), []
     if table.measure == CONTEXT:
         title, y = "context (tokens, the scored ones included)", loss_axis(rows)
+    elif table.measure == KEPT:
+        y = v.axis("mean", "share kept", labelExpr="format(datum.value, '.0%')")
+        own = table.cells.get((table.labels[0], table.trained))
+        rules = [v.layer("rule", [{"mean": own.value.mean}], y=y)] if own and own.value else []
     elif table.metric.is_share:
         percent = "format(datum.value, '.0%')"
         y = v.axis("mean", table.unit, ends={"domain": [0, 1]}, labelExpr=percent)
     x = v.axis("x", title, "log2", **length_ticks(rows))
-    layers = lines(rows, section.labels, section.subject.trained, x, y, size=46)
+    layers = [*lines(rows, section.labels, section.subject.trained, x, y, size=46), *rules]
     spec = v.document(layers, rows, 300)
     yield Chart(table.measure, table.title, table.metric.chart, spec, rows, table.measure)
 
 
-def _passkey_grids(section: Section) -> Iterator[Chart]:
-    """A heat map of depth by length for each method."""
-    reading = GRID + (f" {NOT_RUN}" if section.any_assumed else "")
-    for index, (label, cells) in enumerate(section.grids.items()):
+def _answers(section: Section) -> Iterator[Chart]:
+    """A heat map for each method: families of questions by length."""
+    for index, (label, cells) in enumerate(section.answers.items()):
         rows = [
-            {"label": label, "length": n, "depth": depth, **vars(value)}
-            | {"asked": not section.assumed("passkey", label, n)}
-            for (n, depth), value in sorted(cells.items())
+            {"label": label, "length": n, "family": families()[name].title, **vars(value)}
+            for (name, n), value in cells.items()
+            if name in families()
         ]
-        lengths, trained = section.tables["passkey"].lengths, section.subject.trained
+        if not rows:
+            continue
+        lengths, trained = section.tables[RETRIEVAL].lengths, section.subject.trained
         look: Spec = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
         band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
         x = v.channel("length:O", title=None, axis={"labelExpr": v.COUNT, **look})
         x["scale"] = {"domain": [*lengths], **band}  # lengths without a number stay empty
-        y = v.channel("depth:O", title=None, axis={"format": ".0%", **look}, scale=band)
+        y = v.channel("family:N", title=None, axis=look, scale=band)
         scale = {"domain": [0, 1], "range": "heatmap", "interpolate": "rgb"}
         shade = v.channel("mean:Q", scale=scale, legend=None)
         layers = [v.layer("rect", x=x, y=y, color=shade, tooltip=_tips(rows))]
-        if not all(r["asked"] for r in rows):
-            text = v.mark("text", opacity=0.55)
-            layers += [v.layer(text, where="!datum.asked", x=x, y=y, text={"value": "†"})]
         if min(lengths) <= trained < max(lengths):
             inside = [{"length": max(n for n in lengths if n <= trained)}]
             edge = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5, xOffset=1)
             layers += [v.layer(edge, inside, x={**x, "bandPosition": 1})]
-        spec = v.document(layers, rows, 22 * len({r["depth"] for r in rows}))
-        yield Chart(f"grid-{index}", "Passkeys by depth", reading, spec, rows, "passkey", label)
+        spec = v.document(layers, rows, 22 * len({r["family"] for r in rows}))
+        title = "Questions answered exactly"
+        yield Chart(f"answers-{index}", title, ANSWERS, spec, rows, RETRIEVAL, label)
 
 
 def _distance_map(section: Section) -> Iterator[Chart]:
@@ -189,8 +198,7 @@ def place_names(rows: Rows) -> dict[tuple[str, int], list[str]]:
 
 def standalone(section: Section, group: Sequence[Chart]) -> Spec:
     """One chart, or small ones side by side, as a file: on white, with title and key."""
-    note = [NOT_RUN] if any(r.get("asked") is False for c in group for r in c.rows) else []
-    head = {"text": group[0].title, "subtitle": [section.title, *note], "offset": 18}
+    head = {"text": group[0].title, "subtitle": [section.title], "offset": 18}
     look = method_config(len(section.labels)) | {"background": "white", "padding": 20}
     if group[0].label is None:
         body = {**v.keyed(group[0].spec), "width": 620}
@@ -264,5 +272,5 @@ def _shade(labels: Sequence[str], shade: float | None = None) -> Spec:
 
 
 def _tips(rows: Rows) -> list[Spec]:
-    names = [n for n in rows[0] if not (n == "x" and "length" in rows[0]) and n != "asked"]
+    names = [n for n in rows[0] if not (n == "x" and "length" in rows[0])]
     return v.tooltip(*(f"{n}:{'N' if n == 'label' else 'Q'}" for n in names))

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from longitude.core.validate import UserError
 from longitude.eval import tables as t
-from longitude.eval.records import CONTEXT, LOSS, PASSKEY, Measurement, Subject, of
+from longitude.eval.records import CONTEXT, KEPT, LOSS, PAST_WINDOW, Measurement, Subject, of
 from longitude.eval.stats import Interval
 from longitude.eval.tasks import metrics
-from longitude.viz.result_charts import NOT_RUN
+from longitude.viz.result_charts import INSANE
 from longitude.viz.table import BEST, TIED, Cell
 from longitude.viz.text import NOTHING, printable
 
 if TYPE_CHECKING:
     from longitude.extension.distance_map import MapPoint
 
-DAGGER = NOT_RUN[0]
+DAGGER = INSANE[0]
 OVER, LENGTH, COST = "over baseline", "effective length", "in-window cost"  # no metrics
 
 
@@ -80,16 +80,14 @@ class Section:
     def in_window_cost(self) -> dict[str, Interval]:
         return t.in_window_cost(self.rows)
 
-    @cached_property
-    def effective_length(self) -> dict[str, int | None]:
-        return t.effective_length(self.rows) if of(self.rows, PASSKEY) else {}
+    @property
+    def effective_length(self) -> Mapping[str, int]:
+        return self.recommendation.get("effective_length") or {}
 
     @cached_property
-    def grids(self) -> dict[str, dict[tuple[int, float], Interval]]:
-        """Passkeys by length and depth, of the methods that have some."""
-        names = self.tables[PASSKEY].labels if PASSKEY in self.tables else ()
-        grids = {label: t.grid(self.rows, label) for label in names}
-        return {label: cells for label, cells in grids.items() if cells}
+    def answers(self) -> dict[str, dict[tuple[str, int], Interval]]:
+        """By method: the share of exact answers to each family of questions, at each length."""
+        return t.by_family(self.rows)
 
     @cached_property
     def schemes(self) -> dict[str, str]:
@@ -102,19 +100,21 @@ class Section:
 
     @property
     def main(self) -> t.ResultTable | None:
-        """The table that ranks the methods: growing context, or the first of those there are."""
-        names = (CONTEXT, LOSS, *(name for name, m in metrics().items() if m.is_share))
+        """The table that ranks the methods: kept context, or the first of those there are."""
+        names = (KEPT, CONTEXT, LOSS, *(name for name, m in metrics().items() if m.is_share))
         return next((self.tables[m] for m in names if m in self.tables), None)
 
     @property
     def ranked(self) -> list[str]:
-        """Labels from the best at the target to the worst; those without a number last."""
+        """Labels: the recommended one, then by effective length, then by what they have at the
+        target; those without a number last."""
 
-        def key(label: str) -> float:
+        def key(label: str) -> tuple[bool, int, float]:
             cell = self._last(self.main, label) if self.main else None
-            if self.main is None or cell is None or cell.value is None:
-                return float("inf")
-            return cell.value.mean if self.main.lower_is_better else -cell.value.mean
+            place = float("inf")
+            if self.main is not None and cell is not None and cell.value is not None:
+                place = cell.value.mean if self.main.lower_is_better else -cell.value.mean
+            return label != self.best, -self.effective_length.get(label, 0), place
 
         return sorted(self.labels, key=key)
 
@@ -132,17 +132,18 @@ class Section:
     def columns(self) -> list[Column]:
         """The columns of the table of methods, the most important first."""
         at, context = f"at {self.target:,}", self.tables.get(CONTEXT)
-        length, cost = "tokens with 80 % of passkeys", "nats per token, inside the window"
+        length, cost = "tokens", "nats per token, inside the window"
         columns = []
         for name, m in metrics().items():
-            if name in self.tables and not (name == LOSS and context):
+            if name in self.tables and not (name in (LOSS, PAST_WINDOW) and context):
                 note = f"{m.heading}: {m.title[:1].lower()}{m.title[1:]} ({m.unit})"
                 columns.append(Column(name, m.heading, f"{m.unit}, {at}", note))
             if name == CONTEXT and context and any(c.over for c in context.cells.values()):
                 columns.append(Column(OVER, OVER, f"nats per token, {at}"))
-            if name == PASSKEY and self.effective_length:
-                columns.append(Column(LENGTH, LENGTH, length, f"{LENGTH}: most {length}"))
-            if name == PASSKEY and self.in_window_cost:
+            if name == KEPT and self.effective_length:
+                note = f"{LENGTH}: the most tokens of which as much is kept as the baseline keeps"
+                columns.append(Column(LENGTH, LENGTH, length, f"{note} at its window's end"))
+            if name == CONTEXT and self.in_window_cost:
                 note = f"{COST}: over the baseline's loss, {cost}"
                 columns.append(Column(COST, COST, cost, note))
         return columns
@@ -160,9 +161,9 @@ class Section:
         return self.cell(self.tables[column], label, self._length(self.tables[column]))
 
     def cell(self, table: t.ResultTable, label: str, length: int) -> Cell:
-        """A cell of a metric's table as printed, with a sign where nothing was run."""
+        """A cell of a metric's table as printed, with a sign where a share means nothing."""
         cell = table.cells.get((label, length))
-        sign = DAGGER if self.assumed(table.measure, label, length) else ""
+        sign = DAGGER if table.measure == KEPT and (label, length) in self.insane else ""
         if cell is None or cell.value is None:
             return Cell(NOTHING if cell else "", reason=cell.refused if cell else None, sign=sign)
         show = table.metric.format
@@ -170,19 +171,15 @@ class Section:
         interval = "" if cell.value.low == cell.value.high else f"{low.removesuffix(' %')} – {high}"
         return Cell(mean, interval, BEST if cell.best else TIED if cell.tied else "", sign=sign)
 
-    def assumed(self, measure: str, label: str, length: int) -> bool:
-        """Whether a method was not run at this length, and counts as having retrieved none."""
-        return (measure, label, length) in self._assumed
+    @cached_property
+    def insane(self) -> set[t.Place]:
+        """Where a method's loss is so high that what it keeps means nothing."""
+        return t.insane(self.rows)
 
     @property
-    def any_assumed(self) -> bool:
-        return bool(self._assumed)
-
-    @cached_property
-    def _assumed(self) -> set[tuple[str, str, int]]:
-        names = t.labels(self.rows)
-        keys = [row.key for row in self.rows if row.value.get("assumed")]
-        return {(key.measure, names[key.scheme], key.length) for key in keys}
+    def any_insane(self) -> bool:
+        """Whether a kept share has to be marked."""
+        return KEPT in self.tables and bool(self.insane & self.tables[KEPT].cells.keys())
 
     def remarks(self) -> list[str]:
         """Why numbers are missing, each reason once; and which methods forget."""
@@ -196,7 +193,7 @@ class Section:
             at = (f"{s} at {', '.join(f'{n:,}' for n in sorted(ns))}" for s, ns in who.items())
             reasons.append(f"{'; '.join(at)}: {why}")
         forget = [s for s in self.recommendation.get("forgets", ()) if s in self.schemes]
-        note = f"{', '.join(forget)}: forgets (hides everything beyond its window)"
+        note = f"{', '.join(forget)}: forgets (keeps nothing at {self.target:,} tokens)"
         return [*reasons, note] if forget else reasons
 
     def machines(self) -> list[str]:

@@ -23,7 +23,6 @@ from longitude.eval.tasks import EvalProtocol, Metric, Session, Value, percent
 if TYPE_CHECKING:
     from torch import Tensor
 
-MIN_KEYS = 8  # of a round: fewer say nothing
 MAX_TARGET, MIN_TARGET, MAX_EVIDENCE = 1024, 64, 8192  # tokens
 KEY_GAIN, KEY_GAIN_BYTES = 1.0, 0.7  # nats; a byte tells less than a token
 BYTES = 512  # a vocabulary this small is one of bytes
@@ -51,10 +50,10 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
             with session.baseline():
                 session.cache[known] = [_key_tokens(session, key, index) for index in chosen]
         key_tokens: list[tuple[Tensor, float]] = session.cache[known]
-        if (count := sum(int(mask.sum()) for mask, _ in key_tokens)) < MIN_KEYS:
+        if not (count := sum(int(mask.sum()) for mask, _ in key_tokens)):
             raise UserError(
-                f"the text has {count} key tokens in {len(chosen)} documents, too few to tell what "
-                f"is kept: give more or other text with --text."
+                f"no token of {len(chosen)} documents is told by the text before it, so nothing "
+                f"says what is kept: give other text with --text."
             )
         texts = [_texts(session, key, i, key.length) for i in chosen]
         with_evidence = tail_losses(session.model, torch.stack([e for e, _ in texts]), target)

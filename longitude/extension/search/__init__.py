@@ -3,15 +3,19 @@
 Schemes are texts and documents are numbers: a loss comes from `score`, which records what it
 measured and reads the record when a killed search is run again. The same seed asks for the same
 losses in the same order. The documents are others than those of the comparison, half of them to
-search on and half to judge on; what is scored is the loss of the last tokens at the target.
+search on and half to judge on. What is scored at the target is whether the context is used, as
+LongRoPE2's needle-driven perplexity does (Shang et al. 2025, arXiv:2502.20082): the loss of the
+answers to questions about the text, less what evidence gains at that distance (the stretch test),
+both in nats per token.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from longitude.core.progress import Event, Progress, silent
@@ -19,7 +23,8 @@ from longitude.core.scheme import Scheme
 from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.eval.records import CONTEXT, ResultKey
+from longitude.eval.records import ANSWER_LOSS, KEPT, ResultKey
+from longitude.eval.tasks import Metric, metrics
 from longitude.extension.candidates import by_length, label
 from longitude.extension.measure import Evaluator
 from longitude.extension.plan import Method
@@ -67,17 +72,34 @@ def search_parameters(
             raise ValueError(f"the search wrote {text!r}: {error}") from error
         return Method(label(scheme, own), text, text, by_length(scheme))
 
+    protocol = replace(evaluator.plan.protocol, prompts=1, stretches=1)
+    about = {"texts": " ".join(document.text.digest for document in documents)}
+
+    def recorded(text: str, metric: Metric, index: int) -> list[dict[str, Any]]:
+        """A metric's rows of one document, measured once."""
+        settings = {**metric.settings(protocol), **about}
+        cells = [{**at, "round": index} for at in metric.grid(protocol)]
+        seed = evaluator.plan.seed
+        keys = [
+            ResultKey(metric.rows, subject, text, target, at=at, protocol=settings, seed=seed)
+            for at in cells
+        ]
+        stored = [{**key.to_json(), "kind": KIND} for key in keys]
+        values = [store.get(key) for key in stored]
+        if None in values:
+            values = evaluator.values(method(text), keys)
+            for key, value in zip(stored, values, strict=True):
+                store.put(key, value)
+        return values
+
     def loss(text: str, index: int) -> float:
-        protocol = evaluator.plan.protocol
-        settings = {"version": protocol.version, "tail": protocol.scored_tokens}
-        about = documents[index].text
-        key = ResultKey(CONTEXT, subject, text, target, about, protocol=settings)
-        stored = {**key.to_json(), "kind": KIND}
-        value = store.get(stored)
-        if value is None:
-            (value,) = evaluator.values(method(text), [key])
-            store.put(stored, value)
-        return math.inf if value["refused"] else float(value["loss"])
+        """The answers' loss less the gain of a key token, in nats per token."""
+        answers = recorded(text, metrics()[ANSWER_LOSS], index)
+        (kept,) = recorded(text, metrics()[KEPT], index)
+        if kept["refused"] or answers[0]["refused"]:
+            return math.inf
+        gain = sum(gain for gain, _ in kept["gains"]) / kept["keys"]
+        return fmean(row["loss"] for row in answers) - gain
 
     roots = [scheme for scheme in leaders[:LEADERS] if scheme != subject.scheme]
     branches = len(roots) + 1

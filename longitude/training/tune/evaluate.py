@@ -20,7 +20,7 @@ from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.documents import Document, cut
-from longitude.eval.records import BASELINE, PASSKEY, Measurement
+from longitude.eval.records import BASELINE, Measurement
 from longitude.eval.tasks import EvalProtocol, metrics
 from longitude.hf.loading import load, without_weights
 from longitude.training.data import gather
@@ -126,7 +126,7 @@ def _measure(
     # a checkpoint of weights alone has its base's tokenizer
     target = TargetModel.of(model, tokenizer or test_set.tokenizer, name, revision)
     protocol = protocol_for(  # the same for all: by the base's window
-        test_set.lengths[0], target.subject.device, options.tasks, options.questions, False
+        test_set.lengths[0], options.tasks, options.questions, False
     )
     what = MeasureOptions(test_set.documents, test_set.lengths, protocol, options.seed)
     methods = [method]
@@ -152,7 +152,7 @@ def summarise(rows: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
     name = tuned.recipe.get("name", OWN)
     sentence = f"{tuned.steps:,} steps of {'training' if name == OWN else name} {effect}"
     if after["value"] is not None:
-        sentence += f". {describe(after, True)}{_compared(ranking, start)}"
+        sentence += f". {describe(after)}{_compared(ranking, start)}"
     best = {"what": "tuned", "label": AFTER, "scheme": tuned.scheme, "sentence": sentence}
     best |= {"numbers": after, "before": before}
     return {"best": best, "runtimes": [], "factor": None, "helps": effect == HELPED}
@@ -160,26 +160,29 @@ def summarise(rows: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
 
 def _effect(ranking: Ranking, start: str) -> str:
     """What training did at the target, as far as the numbers show."""
-    measure, at = ranking.measure, ranking.length
-    after, before = (ranking.value(measure, label, at) for label in (AFTER, start))
-    if after is None or before is None:
+    at = ranking.length
+    if not (ranking.loss(AFTER, at) and ranking.loss(start, at)):
         return f"can't be judged: before or after training has no number at {at:,} tokens"
-    if ranking.alike(measure, AFTER, start, at):
-        return "made no significant difference"
-    better = (after.mean < before.mean) == metrics()[measure].lower_is_better
-    return HELPED if better else "made it worse"
+    better, worse = ranking.compared(AFTER, start, at)
+    if better and worse:
+        return f"helped by {_listed(better)}, and made it worse by {_listed(worse)}"
+    return HELPED if better else "made it worse" if worse else "made no significant difference"
+
+
+def _listed(measures: Collection[str]) -> str:
+    return " and ".join(sorted(metrics()[name].title.lower() for name in measures))
 
 
 def _compared(ranking: Ranking, start: str) -> str:
-    """Before training: the loss with the paired difference, and the passkeys."""
-    measure, at, facts = ranking.measure, ranking.length, []
-    before = ranking.value(measure, start, at)
+    """Before training: what was kept, and the loss with the paired difference."""
+    at, facts = ranking.length, []
+    before, measure = ranking.loss(start, at), ranking.numbers(AFTER)["measure"]
     if before is not None and start != ranking.own:  # the baseline's number stands there already
         gap = ranking.results[measure].difference((AFTER, at), (start, at))
         paired = f" (change {gap.low:+.3f} to {gap.high:+.3f})" if gap and gap.n > 1 else ""
         facts.append(f"the loss was {before.mean:.3f}{paired}")
-    passkeys = ranking.value(PASSKEY, start, at) if measure != PASSKEY else None
-    facts += [f"it retrieved {100 * passkeys.mean:.0f} % of passkeys"] if passkeys else []
+    kept = ranking.value(KEPT, start, at)
+    facts += [f"it kept {100 * kept.mean:.0f} % of far context"] if kept else []
     return f" Before training {' and '.join(facts)}." if facts else ""
 
 

@@ -78,7 +78,7 @@ class TuneOptions:
     measure: bool = True
     test: tuple[str, ...] = ()  # texts to measure on; none: what training holds out
     docs: int = 4
-    tasks: tuple[str, ...] = ("passkey",)
+    tasks: tuple[str, ...] = ("kept_context", "passkey")
     questions: int | None = None
     lengths: tuple[int, ...] = ()
     report_to: str | None = None  # tensorboard, trackio or wandb
