@@ -226,15 +226,15 @@ def leave_out(plan: Plan, tasks: Sequence[Task], store: Store) -> None:
     rows = [r for r in measurements(plan, store) if r.key.text == plan.texts[0]]
     losses = {(r.key.scheme, r.key.length): r.value.get("loss") for r in of(rows, CONTEXT)}
     window = losses.get((plan.subject.scheme, plan.subject.trained))
-    for task in tasks if window is not None else ():
+    if window is None:
+        return
+    for task in (task for task in tasks if measured_by(task.measure).repeated):
         loss = losses.get((task.method.scheme, task.length))
-        if loss is None or loss <= window + CLEARLY * SANE or task.document is not None:
-            continue
-        if measured_by(task.measure).repeated:
-            for key in plan.keys(task):
-                if store.get(key.to_json()) is None:
-                    refused = {"label": task.method.label, "refused": MEANINGLESS, "seconds": 0.0}
-                    store.put(key.to_json(), refused)
+        if loss is not None and loss > window + CLEARLY * SANE:
+            refused = {"label": task.method.label, "refused": MEANINGLESS, "seconds": 0.0}
+            for key in (key.to_json() for key in plan.keys(task)):
+                if store.get(key) is None:
+                    store.put(key, refused)
 
 
 def run_tasks(

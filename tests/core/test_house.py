@@ -16,20 +16,20 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 40_500, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 39_000, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_450,
     "parts": 2_550,
-    "ops": 5_200,
-    "cache": 950,
+    "ops": 4_900,
+    "cache": 830,
     "hf": 5_050,
-    "eval": 2_000,
-    "inspection": 2_600,
-    "reading": 2_850,
+    "eval": 2_450,
+    "inspection": 2_500,
+    "reading": 2_550,
     "training": 3_800,
     "runtimes": 3_650,
-    "extension": 2_800,
+    "extension": 3_150,
     "viz": 3_000,
     "explorer": 1_270,
     "cli": 1_520,

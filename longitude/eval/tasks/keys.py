@@ -29,7 +29,7 @@ def numbers(rng: random.Random, count: int) -> list[str]:
 def write(rng: random.Random, small: bool) -> Prompt:
     """Objects with a number each; in a small window one of them is asked for."""
     count = SMALL_KEYS if small else KEYS
-    held = dict(zip(rng.sample(WORDS, count), numbers(rng, count), strict=True))
+    held: dict[str, str] = dict(zip(rng.sample(WORDS, count), numbers(rng, count), strict=True))
     asked = rng.sample([*held], 1 if small else count)
     return Prompt(
         [(QUESTION.format(word=word), held[word]) for word in asked],

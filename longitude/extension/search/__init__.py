@@ -85,11 +85,12 @@ def search_parameters(
             for at in cells
         ]
         stored = [{**key.to_json(), "kind": KIND} for key in keys]
-        values = [store.get(key) for key in stored]
-        if None in values:
-            values = evaluator.values(method(text), keys)
-            for key, value in zip(stored, values, strict=True):
-                store.put(key, value)
+        known = [value for key in stored if (value := store.get(key)) is not None]
+        if len(known) == len(keys):
+            return known
+        values = evaluator.values(method(text), keys)
+        for key, value in zip(stored, values, strict=True):
+            store.put(key, value)
         return values
 
     def loss(text: str, index: int) -> float:

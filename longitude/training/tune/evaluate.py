@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.documents import Document, cut
-from longitude.eval.records import BASELINE, Measurement
+from longitude.eval.records import BASELINE, KEPT, Measurement
 from longitude.eval.tasks import EvalProtocol, metrics
 from longitude.hf.loading import load, without_weights
 from longitude.training.data import gather
