@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from longitude.eval.haystack import GARBAGE
-from longitude.eval.tasks.passkey import KEY, QUESTION
+from longitude.eval.tasks.passkey import GARBAGE, KEY, QUESTION
 
 from ..reading.scripted import Scripted
 from .conftest import Ran

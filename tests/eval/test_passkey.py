@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude import UserError
-from longitude.eval.haystack import Form, form_for
-from longitude.eval.tasks.passkey import Passkey, passkey, retrieved
+from longitude.eval.tasks.passkey import Form, Passkey, form_for, passkey, retrieved
 
 many = settings(max_examples=60, deadline=None)
 forms = st.sampled_from(["short", "landmark"])

@@ -20,8 +20,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.haystack import Form, form_for
-from longitude.eval.tasks.passkey import passkey
+from longitude.eval.tasks.passkey import Form, form_for, passkey
 
 KEY_WEIGHT = 10  # of a key's digits in the loss: a few bytes among hundreds that hardly matter
 MODULUS = 5
