@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longitude.core.store import Store
 from longitude.eval.records import recorded
-from longitude.extension.rank import recommend
+from longitude.extension.advice import recommend
 from longitude.viz.extend import markdown, write_charts
 from longitude.viz.section import section
 

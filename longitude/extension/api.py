@@ -25,6 +25,7 @@ from longitude.core.store import Store
 from longitude.core.validate import UserError, shown
 from longitude.eval.records import Measurement
 from longitude.extension import lm_eval
+from longitude.extension.advice import Recommendation, recommend
 from longitude.extension.measure import (
     SPARE,
     Clock,
@@ -38,7 +39,6 @@ from longitude.extension.measure import (
     time_model,
 )
 from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
-from longitude.extension.rank import Recommendation, recommend
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
 from longitude.runtimes.target import supporting
 

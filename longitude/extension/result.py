@@ -19,7 +19,7 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.records import Measurement, Subject, recorded
 from longitude.eval.tables import in_window_cost, labels, result_tables
-from longitude.extension.rank import recommend
+from longitude.extension.advice import recommend
 
 STORE, ROWS, ADVICE, PAGE = "results.sqlite", "rows.jsonl", "recommendation.json", "report.html"
 SUMMARY, CHARTS = "summary.md", "charts"

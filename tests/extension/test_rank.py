@@ -9,7 +9,8 @@ import pytest
 from longitude import parse
 from longitude.core.validate import UserError
 from longitude.eval.records import BASELINE, CONTEXT, PASSKEY, Measurement
-from longitude.extension.rank import Advice, Recommendation, forgets, hidden_beyond, recommend
+from longitude.extension.advice import Advice, Recommendation, recommend
+from longitude.extension.rank import forgets, hidden_beyond
 from longitude.runtimes import recommended
 from longitude.runtimes.target import supporting
 from tests.measured import OWN, asked, context, cost, document, reading, row

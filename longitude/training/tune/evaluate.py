@@ -143,7 +143,8 @@ def _measure(
 
 def summarise(rows: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
     """What training changed, as recommendation.json has it."""
-    from longitude.extension.rank import Ranking, describe
+    from longitude.extension.advice import describe
+    from longitude.extension.rank import Ranking
 
     ranking = Ranking(rows, tuned.target)
     start = str(BEFORE if BEFORE in ranking.schemes else ranking.own)

@@ -1,0 +1,239 @@
+"""The recommendation in sentences: for the goal, for each runtime, and for the other goals.
+
+Every number stands with its 95 % interval, and what is not significantly different is named. What a
+runtime can serve is said with what is lost against the best of all; where nothing qualifies, with the
+effective length that was reached and what would help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from longitude.core.scheme import Scheme
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from longitude.eval.records import Measurement
+from longitude.extension.rank import CONTEXT_GOAL, GOALS, SHORT, STREAM, Ranking
+from longitude.runtimes import recommended
+from longitude.runtimes.target import supporting
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to use for what, in sentences, with the numbers behind them; no label: nothing."""
+
+    what: str
+    label: str | None
+    scheme: str | None
+    sentence: str
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What the measurements recommend for a goal; and for the other goals beside it."""
+
+    goal: str
+    best: Advice
+    runtimes: tuple[Advice, ...]
+    goals: tuple[Advice, ...]
+    factor: Advice | None
+    helps: bool
+    effective_length: Mapping[str, int]
+    forgets: tuple[str, ...] = ()  # methods that keep nothing at the target
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of recommendation.json."""
+        lists = ("runtimes", "goals", "forgets")
+        return asdict(self) | {name: [*asdict(self)[name]] for name in lists}
+
+
+def recommend(
+    rows: Sequence[Measurement],
+    target: int,
+    served: Mapping[str, Sequence[str]] | None = None,
+    goal: str = CONTEXT_GOAL,
+) -> Recommendation:
+    """The recommendation of one model's rows for a target; `served` names by label the runtimes
+    that can run a method unchanged (without it, as the schemes say)."""
+    if not rows:
+        raise UserError("There are no measurements to judge by: run some first.")
+    ranking = Ranking(rows, target)
+    if served is None:
+        own = parse(rows[0].key.subject.scheme)
+        served = {label: supporting(parse(text), own) for label, text in ranking.schemes.items()}
+    advice = {each: _advice(ranking, each) for each in GOALS}
+    best = advice[goal]
+    runtimes = []
+    for runtime in recommended():
+        names = [s for s in ranking.schemes if runtime.name in served.get(s, ())]
+        runtimes.append(_for_runtime(ranking, goal, runtime.name, runtime.title, names, best))
+    return Recommendation(
+        goal,
+        best,
+        tuple(runtimes),
+        tuple(advice[each] for each in GOALS if each != goal),
+        _smallest_factor(ranking) if goal == CONTEXT_GOAL else None,
+        best.label not in (None, ranking.own),
+        ranking.effective_length,
+        tuple(ranking.forgets),
+    )
+
+
+TITLES = {
+    CONTEXT_GOAL: "for a longer context",
+    STREAM: "to stream without end",
+    SHORT: "inside the window",
+}
+
+
+def _advice(ranking: Ranking, goal: str) -> Advice:
+    """What to use for a goal, of all methods."""
+    first = next(iter(ranking.ordered(goal)), None)
+    if first is None:
+        return _nothing(ranking, goal)
+    numbers = ranking.numbers(first, goal)
+    if first == ranking.own:
+        begin = f"Change nothing, the baseline uses {ranking.length:,} tokens already"
+    else:
+        far = ranking.length != ranking.target and goal != SHORT
+        begin = f"Use {first} {TITLES[goal]}"
+        begin += f", though nothing reached {ranking.target:,}" if far else ""
+    sentence = f"{begin}. {describe(numbers)}"
+    return Advice(goal, first, ranking.schemes[first], sentence, numbers)
+
+
+def _nothing(ranking: Ranking, goal: str) -> Advice:
+    """Why no method qualifies, what was reached, and what would help."""
+    own, numbers = ranking.own, ranking.numbers(ranking.own, goal)
+    at = f"{ranking.length:,} tokens"
+    if goal == STREAM:
+        sentence = "No method that was measured streams: name one with --methods streaming."
+        return Advice(goal, None, None, sentence, numbers)
+    if goal == SHORT:
+        sentence = "Change nothing inside the window: no method keeps significantly more there."
+        scheme = None if own is None else ranking.schemes[own]
+        return Advice(goal, own, scheme, sentence, numbers)
+    reached = ranking.effective_length
+    furthest = max(reached, key=lambda s: (reached[s], s == own), default=None)
+    if furthest is None:
+        why = f"No method is shown to use {at} of context"
+        return Advice(goal, None, None, f"{why}: kept context has no numbers there.", numbers)
+    sentence = (
+        f"No method uses {at} of context: none keeps a share above zero (95 % CI) at a sane loss. "
+        f"The longest effective length is {reached[furthest]:,} tokens, by {furthest}. Training "
+        f"helps (`longitude tune`), or read the text in windows (`longitude read --by nbce`)."
+    )
+    return Advice(goal, None, None, sentence, numbers)
+
+
+def _for_runtime(
+    ranking: Ranking, goal: str, name: str, title: str, names: Sequence[str], best: Advice
+) -> Advice:
+    """The best that a runtime can serve unchanged, and what is lost against the best of all."""
+    first = next((s for s in ranking.ordered(goal, names) if s != ranking.own), None)
+    if first is None:
+        numbers = ranking.numbers(ranking.own, goal)
+        sentence = f"Nothing that {title} can serve unchanged qualifies {TITLES[goal]}."
+        return Advice(name, ranking.own, None, sentence, numbers)
+    numbers = ranking.numbers(first, goal)
+    sentence = f"{title} can serve {first} unchanged. {describe(numbers, brief=True)}"
+    if best.label not in (first, None):
+        lost = [
+            f"{_percent(theirs['kept'])} of far context kept"
+            for theirs in (best.numbers,)
+            if theirs["kept"]
+        ]
+        lost += [f"effective length {n:,}" for n in (best.numbers["effective_length"],) if n]
+        sentence += f" The best of all, {best.label}: {', '.join(lost)}." if lost else ""
+    return Advice(name, first, ranking.schemes[first], sentence, numbers)
+
+
+# sentences
+
+
+def describe(numbers: Mapping[str, Any], *, brief: bool = False) -> str:
+    """The numbers in sentences: how much is kept, how far, what is answered, at which price."""
+    is_baseline, at = numbers["label"] == numbers["own"], f"{numbers['length']:,} tokens"
+    past, trained = numbers["length"] > numbers["trained"], f"{numbers['trained']:,}"
+
+    def said(name: str, text: str, show: Callable[[Any], str], when: bool = True) -> str:
+        return text.format(show(numbers[name])) if when and numbers[name] else ""
+
+    full, other = not brief, not brief and not is_baseline
+    loss = "Loss {}" if numbers["kept"] else f"At {at} the loss is {{}}"
+    sentences = (
+        said("kept", f"At {at} it keeps {{}} of far context", _share)
+        + said("window_kept", f"; the baseline {{}} at its window of {trained}", _percent, past)
+        + said("baseline_kept", "; the baseline {}", _share, not past and not is_baseline),
+        said("effective_length", "Effective length {} tokens", "{:,}".format),
+        said("retrieval", "It answers {} of the questions exactly", _share, full)
+        + said("passkey", " and retrieves {} of passkeys", _share, full),
+        said("value", loss, _loss)
+        + said("baseline", "; baseline {}", _loss, other)
+        + said("window", ", {} at its window", _loss, other and past),
+        said("in_window_cost", "In-window cost {}", _change, full),
+        said("speed", "Prefill {}× baseline speed", "{:.2f}".format, not is_baseline)
+        + said("speed_range", " ({})", _range, not is_baseline),
+        said("alike", "Not significantly different: {}", ", ".join, full),
+    )
+    return "".join(f"{sentence}. " for sentence in sentences if sentence).rstrip()
+
+
+def _range(ends: Sequence[float]) -> str:
+    return "–".join(f"{end:.2f}" for end in ends)
+
+
+def _percent(value: Mapping[str, float]) -> str:
+    return f"{100 * value['mean']:.0f} %"
+
+
+def _share(value: Mapping[str, float]) -> str:
+    low, high = f"{100 * value['low']:.0f}", f"{100 * value['high']:.0f}"
+    return _percent(value) + _interval(value, low, high, " to " if value["low"] < 0 else "–")
+
+
+def _loss(value: Mapping[str, float]) -> str:
+    return f"{value['mean']:.3f}" + _interval(value, f"{value['low']:.3f}", f"{value['high']:.3f}")
+
+
+def _change(value: Mapping[str, float]) -> str:
+    low, high = f"{value['low']:+z.3f}", f"{value['high']:+z.3f}"  # z: no -0.000
+    return f"{value['mean']:+z.3f} nats per token" + _interval(value, low, high, " to ")
+
+
+def _interval(value: Mapping[str, float], low: str, high: str, dash: str = "–") -> str:
+    return " (one document)" if value["n"] < 2 else f" (95 % CI {low}{dash}{high})"
+
+
+def _smallest_factor(ranking: Ranking) -> Advice | None:
+    """The smallest sufficient factor of the best kind of frequency scaling that was measured with
+    several: the least that is not significantly worse than the best of its kind. Only methods that
+    qualify count; None where no kind has several that do."""
+    kinds: dict[Scheme, dict[float, str]] = {}
+    for label in ranking.ordered(CONTEXT_GOAL):
+        scheme = parse(ranking.schemes[label])
+        if not isinstance(scheme, Scheme) or scheme.rotary is None:
+            continue
+        frequencies: Any = scheme.rotary.frequencies
+        factor = getattr(frequencies, "factor", None)
+        if factor is not None:
+            bare = replace(scheme.rotary, frequencies=replace(frequencies, factor=1))
+            kinds.setdefault(replace(scheme, rotary=bare), {})[float(factor)] = label
+    several = next((factors for factors in kinds.values() if len(factors) > 1), None)
+    if several is None:
+        return None
+    best, *others = several.values()  # in the order of their ranks
+    at = ranking.length
+    enough = [best, *(s for s in others if not ranking.compared(s, best, at)[1])]
+    least = min(factor for factor, label in several.items() if label in enough)
+    numbers = ranking.numbers(several[least])
+    answers = numbers["retrieval"]
+    if answers is not None and answers["mean"] == 0:
+        return None
+    tried = ", ".join(f"{factor:g}" for factor in sorted(several))
+    begin = f"A factor of {least:g} is enough ({several[least]}, of the factors {tried})"
+    sentence = f"{begin}. {describe(numbers, brief=True)}"
+    return Advice("factor", several[least], ranking.schemes[several[least]], sentence, numbers)
