@@ -1,8 +1,8 @@
 """The recommendation in sentences: for the goal, for each runtime, and for the other goals.
 
 Every number stands with its 95 % interval, and what is not significantly different is named. What a
-runtime can serve is said with what is lost against the best of all; where nothing qualifies, with the
-effective length that was reached and what would help.
+runtime can serve is said with what is lost against the best of all; where nothing qualifies, with
+the effective length that was reached and what would help.
 """
 
 from __future__ import annotations

@@ -55,6 +55,60 @@ LOSSES_PER_BRANCH = 48  # of schemes on documents; more where more documents nee
 GENERATIONS = 3
 
 
+class UseOfContext:
+    """Scores schemes by whether they use the context, on the evaluator's documents: recorded."""
+
+    def __init__(self, evaluator: Evaluator, store: Store) -> None:
+        self.evaluator, self.store = evaluator, store
+        self.own = own_scheme(evaluator.target.model)
+        self.protocol = replace(evaluator.plan.protocol, prompts=1, stretches=1)
+        documents = evaluator.session.documents
+        self.about = {"texts": " ".join(document.text.digest for document in documents)}
+
+    def __call__(self, text: str, chosen: Sequence[int]) -> list[float]:
+        return [self.loss(text, index) for index in chosen]
+
+    def loss(self, text: str, index: int) -> float:
+        """The answers' loss less the gain of a key token, in nats per token, on one document."""
+        answers = self.rows(text, metrics()[ANSWER_LOSS], index)
+        (kept,) = self.rows(text, metrics()[KEPT], index)
+        if kept["refused"] or answers[0]["refused"]:
+            return math.inf
+        gain = sum(gain for gain, _ in kept["gains"]) / kept["keys"]
+        return fmean(row["loss"] for row in answers) - gain
+
+    def rows(self, text: str, metric: Metric, index: int) -> list[dict[str, Any]]:
+        """A metric's rows of one document, measured once."""
+        plan, settings = self.evaluator.plan, {**metric.settings(self.protocol), **self.about}
+        keys = [
+            ResultKey(
+                metric.rows,
+                plan.subject,
+                text,
+                plan.target,
+                at={**at, "round": index},
+                protocol=settings,
+                seed=plan.seed,
+            )
+            for at in metric.grid(self.protocol)
+        ]
+        stored = [{**key.to_json(), "kind": KIND} for key in keys]
+        known = [value for key in stored if (value := self.store.get(key)) is not None]
+        if len(known) == len(keys):
+            return known
+        values = self.evaluator.values(self.method(text), keys)
+        for key, value in zip(stored, values, strict=True):
+            self.store.put(key, value)
+        return values
+
+    def method(self, text: str) -> Method:
+        try:
+            scheme = parse(text)
+        except UserError as error:  # the search's fault, not the user's
+            raise ValueError(f"the search wrote {text!r}: {error}") from error
+        return Method(label(scheme, self.own), text, text, by_length(scheme))
+
+
 def search_parameters(
     evaluator: Evaluator, leaders: Sequence[str], store: Store, progress: Progress = silent
 ) -> list[dict[str, Any]]:
@@ -63,68 +117,31 @@ def search_parameters(
     subject, target = evaluator.plan.subject, evaluator.plan.target
     config = evaluator.target.model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None)
-    documents, own = evaluator.session.documents, own_scheme(evaluator.target.model)
-
-    def method(text: str) -> Method:
-        try:
-            scheme = parse(text)
-        except UserError as error:  # the search's fault, not the user's
-            raise ValueError(f"the search wrote {text!r}: {error}") from error
-        return Method(label(scheme, own), text, text, by_length(scheme))
-
-    protocol = replace(evaluator.plan.protocol, prompts=1, stretches=1)
-    about = {"texts": " ".join(document.text.digest for document in documents)}
-
-    def recorded(text: str, metric: Metric, index: int) -> list[dict[str, Any]]:
-        """A metric's rows of one document, measured once."""
-        settings = {**metric.settings(protocol), **about}
-        cells = [{**at, "round": index} for at in metric.grid(protocol)]
-        seed = evaluator.plan.seed
-        keys = [
-            ResultKey(metric.rows, subject, text, target, at=at, protocol=settings, seed=seed)
-            for at in cells
-        ]
-        stored = [{**key.to_json(), "kind": KIND} for key in keys]
-        known = [value for key in stored if (value := store.get(key)) is not None]
-        if len(known) == len(keys):
-            return known
-        values = evaluator.values(method(text), keys)
-        for key, value in zip(stored, values, strict=True):
-            store.put(key, value)
-        return values
-
-    def loss(text: str, index: int) -> float:
-        """The answers' loss less the gain of a key token, in nats per token."""
-        answers = recorded(text, metrics()[ANSWER_LOSS], index)
-        (kept,) = recorded(text, metrics()[KEPT], index)
-        if kept["refused"] or answers[0]["refused"]:
-            return math.inf
-        gain = sum(gain for gain, _ in kept["gains"]) / kept["keys"]
-        return fmean(row["loss"] for row in answers) - gain
-
+    score, documents = UseOfContext(evaluator, store), len(evaluator.session.documents)
     roots = [scheme for scheme in leaders[:LEADERS] if scheme != subject.scheme]
     branches = len(roots) + 1
     found = search(
-        lambda text, chosen: [loss(text, index) for index in chosen],
+        score,
         roots,
         subject.trained,
         target,
         head_dim or config.hidden_size // config.num_attention_heads,
-        len(documents),
-        max(branches * LOSSES_PER_BRANCH, smallest_budget(branches, len(documents))),
+        documents,
+        max(branches * LOSSES_PER_BRANCH, smallest_budget(branches, documents)),
         evaluator.plan.seed,
         progress,
         own=subject.scheme,
     )
+    labels = {text: score.method(text).label for one in found for text in (one.start, one.winner)}
     return [
         {
-            "label": method(one.scheme).label,
+            "label": labels[one.scheme],
             "scheme": one.scheme,
             "start": one.start,
             "better": one.better,
             "gain": one.gain and asdict(one.gain),
             "tried": one.tried,
-            "sentence": _sentence(one, *(method(text).label for text in (one.start, one.winner))),
+            "sentence": _sentence(one, labels[one.start], labels[one.winner]),
         }
         for one in found
     ]
