@@ -9,7 +9,9 @@ from longitude.eval.records import (
     BASELINE,
     CONTEXT,
     COST,
+    KEPT,
     LOSS,
+    RETRIEVAL,
     Measurement,
     ResultKey,
     Subject,
@@ -49,11 +51,25 @@ def reading(scheme: str, length: int, means: Sequence[dict[int, float]]) -> list
     ]
 
 
-def asked(
-    measure: str, scheme: str, length: int, right: Sequence[bool], depth: float = 0.5
+def kept(scheme: str, length: int, shares: Sequence[float], round: int = 0) -> Measurement:
+    """Kept context of a round, one share a document, of 10 nats each."""
+    value = {"share": sum(shares) / len(shares), "stderr": 0.01, "keys": 10 * len(shares)}
+    gains = [[10 * share, 10.0] for share in shares]
+    return row(KEPT, scheme, length, {**value, "gains": gains}, at={"round": round})
+
+
+def answered(
+    scheme: str,
+    length: int,
+    losses: Sequence[float],
+    exacts: Sequence[bool] | None = None,
+    family: str = "passkey",
 ) -> Measurement:
-    """A cell of questions."""
-    return row(measure, scheme, length, {"right": [*right]}, at={"depth": depth})
+    """The answers to a family of questions; right where the loss is under 0.5, if not said."""
+    right = [loss < 0.5 for loss in losses] if exacts is None else [*exacts]
+    value = {"family": family, "exact": sum(right) / len(right), "exacts": right}
+    value |= {"loss": sum(losses) / len(losses), "losses": [*losses]}
+    return row(RETRIEVAL, scheme, length, value, at={"family": family, "round": 0})
 
 
 def cost(scheme: str, length: int, prefill: float) -> Measurement:
