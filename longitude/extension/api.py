@@ -82,9 +82,12 @@ def extend(
         ended = _run(prepared, store, clock)
         rows = measurements(plan, store)
         if not rows:
+            assert clock is not None, "without a budget every task has run"
+            one, every = clock.pace.forward(plan.target), clock.pace.plan(plan)
             raise UserError(
-                f"nothing could be measured within {options.budget}: give more with --budget, or a "
-                f"nearer --to."
+                f"nothing could be measured within {options.budget}: one forward of "
+                f"{plan.target:,} tokens takes about {one:,.0f} s here, and everything "
+                f"{every / 60:,.0f} min at most; give a greater --budget or a nearer --to."
             )
         recommendation = _recommend(prepared, rows)
         extra: dict[str, Any] = {}
