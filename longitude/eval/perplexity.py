@@ -104,6 +104,8 @@ def _losses(model: nn.Module, ids: Tensor, skipped: int, chunk: int | None) -> T
     parts: list[list[Tensor]] = [[] for _ in ids]
     for out in prefill(model, ids[:, :-1], chunk=chunk, head=head):
         first = max(0, skipped - out.first)
+        if first >= out.hidden.shape[1]:
+            continue
         for row, hidden in enumerate(out.hidden[:, first:]):
             wanted = targets[row, out.first + first : out.first + first + len(hidden)]
             for x, y in zip(hidden.split(at_once), wanted.split(at_once), strict=True):

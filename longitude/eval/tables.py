@@ -231,9 +231,11 @@ def insane(rows: Sequence[Measurement]) -> set[Place]:
     """Where a method's loss is more than half a nat above the baseline's in its window: what it
     keeps or gains there means nothing."""
     table = result_table(rows, CONTEXT) or result_table(rows, LOSS)
-    own = next((names for names in table.labels[:1]), None) if table else None
-    window = table.cells.get((str(own), table.trained)) if table else None
-    if table is None or window is None or window.value is None:
+    if table is None:
+        return set()
+    own = labels(rows).get(rows[0].key.subject.scheme)
+    window = table.cells.get((str(own), table.trained))
+    if window is None or window.value is None:
         return set()
     most = window.value.mean + SANE
     return {place for place, cell in table.cells.items() if cell.value and cell.value.mean > most}

@@ -55,6 +55,30 @@ def test_short_texts_are_joined(folder):
     assert any(d.text.name.endswith("more") for d in found)
 
 
+def test_texts_are_joined_within_one_source_and_named_so(tmp_path):
+    for source in ("a", "b", "c"):
+        (tmp_path / source).mkdir()
+        for n in range(4):
+            (tmp_path / source / f"{n}.txt").write_text(f"{source}{n} " * 25)  # 75 tokens
+    found = documents((str(tmp_path),), Bytes(), 100, 99, seed=0)
+    assert len(found) == 6  # two of every two texts of a source
+    for document in found:
+        text = "".join(chr(b - 3) for b in document.ids[1:].tolist())
+        source, _, rest = document.text.name.partition("/")
+        assert rest.endswith(".txt and 1 more") and text.startswith(source + rest[0])
+        assert {word[0] for word in text.split()} == {source}
+        assert len({word[:2] for word in text.split() if len(word) == 2}) == 2
+
+
+def test_a_text_without_a_partner_in_its_source_is_left_out(tmp_path):
+    for source, count in (("a", 2), ("b", 1)):
+        (tmp_path / source).mkdir()
+        for n in range(count):
+            (tmp_path / source / f"{n}.txt").write_text(f"{source}{n} " * 25)
+    (only,) = documents((str(tmp_path),), Bytes(), 100, 99, seed=0)
+    assert only.text.name.startswith("a/")
+
+
 def test_too_little_text_is_told(folder):
     with pytest.raises(UserError, match=r"about .* tokens, but one document takes 10,001"):
         documents((folder,), Bytes(), 10_000, 1, seed=0)

@@ -61,4 +61,7 @@ def test_a_metric_in_a_folder_is_measured_stored_and_shown(
 
 def test_an_unknown_metric_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["extend", "--tasks", "dummy", "--dry-run"]) == 2
-    assert "passkey, keys, variables" in capsys.readouterr().err
+    assert (
+        "kept_context, association, frequent_words, keys, many_shot, passkey"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,4 @@
-"""Boards, curves, grids, taxes and reaches, each against a computation by hand on made-up rows."""
+"""Boards, curves, families and taxes, each against a computation by hand on made-up rows."""
 
 import math
 import random
@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from longitude.eval.records import BASELINE, LOSS, PASSKEY
+from longitude.eval.records import ANSWER_LOSS, BASELINE, LOSS
 from longitude.eval.stats import Interval
 from longitude.eval.tables import (
+    by_family,
     curves,
-    effective_length,
-    grid,
     in_window_cost,
+    insane,
     labels,
+    prefill_speed,
     result_tables,
 )
-from tests.measured import OWN, asked, context, cost, document, reading, row
+from tests.measured import OWN, answered, context, cost, document, kept, reading, row
 
 
 def about(interval: Interval | None, values: list[float]) -> None:
@@ -101,10 +102,13 @@ def test_what_was_refused_says_why_and_a_shorter_reading_counts() -> None:
 
 
 def test_answers_are_paired_by_question() -> None:
-    a = [asked(PASSKEY, "a", 512, [True] * 4, depth=d / 4) for d in range(5)]
-    own = [asked(PASSKEY, OWN, 512, [True, False, False, False], depth=d / 4) for d in range(5)]
-    near = [asked(PASSKEY, "b", 512, [True] * (4 - (d == 0)), depth=d / 4) for d in range(4)]
-    board = result_tables([*a, *own, *near])["passkey"]
+    families = [f"family {n}" for n in range(5)]
+    few = [True, False, False, False]
+    a = [answered("a", 512, [0.1] * 4, [True] * 4, family) for family in families]
+    own = [answered(OWN, 512, [0.1, 3.0, 3.0, 3.0], few, family) for family in families]
+    near = [answered("b", 512, [0.2] * 4, [True] * 4, family) for family in families[1:]]
+    made = result_tables([*a, *own, *near])
+    board = made["retrieval"]
     best = board.cells["a", 512]
     assert best.value is not None and best.over is not None
     assert (best.value.mean, best.value.n, best.best) == (1.0, 20, True)
@@ -115,9 +119,27 @@ def test_answers_are_paired_by_question() -> None:
     assert best.over.low == pytest.approx(p12 - p21 - half, abs=1e-5)
     assert not board.cells[BASELINE, 512].tied
     other = board.cells["b", 512]
-    assert other.value is not None and other.value.n == 15
-    assert other.best and not other.tied  # 15 of 15: no one has a better share
-    assert other.over is not None and other.over.n == 15
+    assert other.value is not None and other.value.n == 16
+    assert other.best and not other.tied  # 16 of 16: no one has a better share
+    assert other.over is not None and other.over.n == 16
+    losses = made["answer_loss"].cells  # of the same rows; these tell a from b
+    assert losses["a", 512].best and not losses["b", 512].best
+    over = losses["b", 512].over
+    assert over is not None and over.mean == pytest.approx(0.1 - 2.9 * 3 / 4, abs=1e-9)
+
+
+def test_kept_context_is_a_ratio_of_sums_over_all_rounds() -> None:
+    rows = [kept("b", 512, [0.2, 0.4]), kept("b", 512, [0.6, 0.4], round=1), kept(OWN, 512, [0.1])]
+    rows[0].value["gains"][0][:] = [4.0, 20.0]  # of twice as many nats as the others
+    board = result_tables(rows)["kept_context"]
+    value = board.cells["b", 512].value
+    parts, wholes = [4.0, 4.0, 6.0, 4.0], [20.0, 10.0, 10.0, 10.0]
+    mean = sum(parts) / sum(wholes)
+    off = sum((p - mean * w) ** 2 for p, w in zip(parts, wholes, strict=True))
+    half = 3.182446 * math.sqrt(4 / 3 * off) / sum(wholes)
+    assert value is not None and value.n == 4
+    assert (value.mean, value.low, value.high) == pytest.approx((mean, mean - half, mean + half))
+    assert board.cells["b", 512].best and board.metric.is_share
 
 
 def test_costs_are_tied_within_what_timings_vary_by() -> None:
@@ -161,22 +183,43 @@ def test_curves_are_of_the_longest_text_that_was_read() -> None:
     about(second[2], [2.0, 4.0, 6.0])
 
 
-def test_a_grid_has_every_length_and_depth_of_one_method() -> None:
+def test_families_are_told_apart() -> None:
     rows = [
-        asked(PASSKEY, "b", 512, [True, True, True, False], depth=0.0),
-        asked(PASSKEY, "b", 512, [False] * 4, depth=1.0),
-        asked(PASSKEY, "b", 256, [True] * 4, depth=0.0),
-        asked(PASSKEY, "c", 256, [False] * 4, depth=0.5),
+        answered("b", 512, [0.1, 0.1, 0.1, 2.0]),
+        answered("b", 512, [2.0] * 4, family="keys"),
+        answered("b", 256, [0.2] * 4),
+        answered("c", 256, [3.0] * 4, family="values"),
     ]
-    found = grid(rows, "b")
-    assert {place: one.mean for place, one in found.items()} == {
-        (256, 0.0): 1.0,
-        (512, 0.0): 0.75,
-        (512, 1.0): 0.0,
+    found = by_family(rows)
+    assert {place: one.mean for place, one in found["b"].items()} == {
+        ("keys", 512): 0.0,
+        ("passkey", 256): 1.0,
+        ("passkey", 512): 0.75,
     }
-    assert [*found] == sorted(found)
-    assert (found[512, 0.0].low, found[512, 0.0].high) == pytest.approx((0.3006, 0.9544), abs=1e-4)
-    assert grid(rows, "no such") == {}
+    assert [*found["b"]] == sorted(found["b"]) and [*found["c"]] == [("values", 256)]
+    one = found["b"]["passkey", 512]
+    assert (one.low, one.high) == pytest.approx((0.3006, 0.9544), abs=1e-4)
+    losses = by_family(rows, ANSWER_LOSS)["b"]
+    assert losses["passkey", 512].mean == pytest.approx(0.575)
+
+
+def test_a_loss_far_over_the_windows_is_insane() -> None:
+    rows = [*context(OWN, 256, [2.0, 3.0]), *context(OWN, 512, [9.0, 9.0])]
+    rows += [*context("b", 256, [2.2, 3.2]), *context("b", 512, [2.9, 3.0])]
+    rows += [*context("c", 512, [4.0, 4.2])]
+    assert insane(rows) == {(BASELINE, 512), ("c", 512)}
+    assert insane(rows[4:]) == set()  # without the baseline in its window none is known
+    means = [{256: 2.0, 512: 9.0}] * 2  # where the last tokens were not scored
+    assert insane(reading(OWN, 512, means)) == {(BASELINE, 512)}
+
+
+def test_speed_is_that_of_alternating_rounds() -> None:
+    rows = [cost(OWN, 512, 1000.0), cost("b", 512, 500.0)]
+    alone = prefill_speed(rows, "b", 512)  # older rows: each on its own
+    assert alone == Interval(0.5, 0.5, 0.5, 1)
+    beside = replace(rows[1], value={**rows[1].value, "speed": [0.9, 0.8, 1.0], "rounds": 3})
+    assert prefill_speed([rows[0], beside], "b", 512) == Interval(0.9, 0.8, 1.0, 3)
+    assert prefill_speed(rows, "b", 256) is prefill_speed(rows[1:], "b", 512) is None
 
 
 def test_the_tax_is_paid_inside_the_window() -> None:
@@ -190,35 +233,9 @@ def test_the_tax_is_paid_inside_the_window() -> None:
     )  # without the untouched model none is known
 
 
-@pytest.mark.parametrize(
-    ("shares", "reached"),
-    [((1, 1, 1), 1024), ((1, 0.5, 1), 256), ((0.75, 1, 1), None), ((1, None, 1), 256)],
-)
-def test_a_reach_ends_where_a_length_fails(
-    shares: tuple[float | None, ...], reached: int | None
-) -> None:
-    rows = [
-        row(PASSKEY, "b", n, {"refused": "no"}, at={"depth": 0.5})
-        if share is None
-        else asked(PASSKEY, "b", n, [i < 4 * share for i in range(4)])
-        for n, share in zip((256, 512, 1024), shares, strict=True)
-    ]
-    assert effective_length(rows) == {"b": reached}
-
-
-def test_a_lower_share_reaches_further() -> None:
-    rows = [asked(PASSKEY, "b", n, [True, True, True, False]) for n in (256, 512)]
-    assert effective_length(rows) == {"b": None}
-    assert effective_length(rows, least=0.75) == {"b": 512}
-
-
 def test_nothing_measured_makes_no_boards() -> None:
-    assert (
-        result_tables([]) == {}
-        and curves([]) == {}
-        and in_window_cost([]) == {}
-        and effective_length([]) == {}
-    )
+    assert result_tables([]) == curves([]) == in_window_cost([]) == by_family([]) == {}
+    assert insane([]) == set() and prefill_speed([], "b", 512) is None
 
 
 def test_no_torch_is_needed() -> None:
