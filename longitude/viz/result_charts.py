@@ -149,7 +149,8 @@ def _cost(section: Section) -> Iterator[Chart]:
     at = max({*board.lengths} & {*speed.lengths}, default=0) if board and speed else 0
     if not board or not speed or not at:
         return
-    pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in speed.labels]
+    sane = [s for s in speed.labels if board.measure != KEPT or (s, at) not in section.insane]
+    pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in sane]
     rows = [{"label": s, "x": x.mean, **vars(value)} for s, value, x in pairs if value and x]
     if not rows:
         return
@@ -273,4 +274,4 @@ def _shade(labels: Sequence[str], shade: float | None = None) -> Spec:
 
 def _tips(rows: Rows) -> list[Spec]:
     names = [n for n in rows[0] if not (n == "x" and "length" in rows[0])]
-    return v.tooltip(*(f"{n}:{'N' if n == 'label' else 'Q'}" for n in names))
+    return v.tooltip(*(f"{n}:{'N' if isinstance(rows[0][n], str) else 'Q'}" for n in names))

@@ -22,7 +22,7 @@ QUICK = ["--methods", "rerope", "--to", "2x", "--docs", "1", "--tasks", "none"]
         (["--methods", "rope("], "never closed"),
         (["--methods", "alibi()"], "trained with rope()"),
         (["--methods", "rope(remap=rerope(512))"], "512"),
-        (["--tasks", "fish"], "passkey, keys, variables"),
+        (["--tasks", "fish"], "use kept_context, "),
         (["--docs", "0"], "--docs"),
         (["--questions", "-1"], "--questions"),
         (["--questions", "0"], "--questions"),

@@ -15,7 +15,18 @@ from typing import Any
 
 import pytest
 
-from longitude.eval.records import CONTEXT, COST, KEYS, LOSS, PASSKEY, VARIABLES, Measurement, of
+from longitude.eval.records import (
+    ANSWER_LOSS,
+    BASELINE,
+    CONTEXT,
+    COST,
+    KEPT,
+    LOSS,
+    RETRIEVAL,
+    Measurement,
+    of,
+)
+from longitude.eval.tasks import families
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -99,16 +110,18 @@ def same_as_rows(charts: Charts, found: Sequence[Measurement]) -> None:
     rows = [one for one in found if not one.refused]
     told: dict[str, Numbers] = {
         LOSS: _of(charts.get("loss", ()), "first", "past"),
-        **{m: _of(charts.get(m, ()), "length") for m in (CONTEXT, PASSKEY, KEYS, VARIABLES)},
-        "grid": {},
+        **{m: _of(charts.get(m, ()), "length") for m in (KEPT, ANSWER_LOSS, CONTEXT)},
+        "answers": {},
         COST: {(r["label"],): r["x"] for r in charts.get("cost", ())},
     }
     for name, drawn in charts.items():
-        told["grid"] |= _of(drawn, "length", "depth") if name.startswith("grid") else {}
+        told["answers"] |= _of(drawn, "length", "family") if name.startswith("answers") else {}
     expected = {
         LOSS: _bins(rows),
-        **{m: _means(rows, m) for m in (CONTEXT, PASSKEY, KEYS, VARIABLES)},
-        "grid": _means(rows, PASSKEY, "depth"),
+        KEPT: {p: share for p, share in _shares(rows).items() if _sane(rows, p)},
+        ANSWER_LOSS: _means(rows, RETRIEVAL, "losses"),
+        CONTEXT: _means(rows, CONTEXT, "loss"),
+        "answers": _means(rows, RETRIEVAL, "exacts", by_family=True),
         COST: _speeds(rows),
     }
     for name in expected:
@@ -120,13 +133,33 @@ def _of(drawn: Sequence[Mapping[str, Any]], *names: str) -> Numbers:
     return {(r["label"], *(r[name] for name in names)): r["mean"] for r in drawn}
 
 
-def _means(rows: Sequence[Measurement], measure: str, *at: str) -> Numbers:
-    """Mean loss over documents, or share of right answers over all that were asked."""
+def _means(
+    rows: Sequence[Measurement], measure: str, field: str, by_family: bool = False
+) -> Numbers:
+    """A mean over documents, or over all questions that were asked."""
     values: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for one in of(rows, measure):
-        place = (one.label, one.key.length, *(one.key.at[name] for name in at))
-        values[place] += [one.value["loss"]] if measure == CONTEXT else one.value["right"]
+        family = [families()[one.key.at["family"]].title] if by_family else []
+        value = one.value[field]
+        values[one.label, one.key.length, *family] += value if isinstance(value, list) else [value]
     return {place: fmean(found) for place, found in values.items()}
+
+
+def _shares(rows: Sequence[Measurement]) -> Numbers:
+    """What is kept of the baseline's gain without filler, over all documents."""
+    sums: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for one in of(rows, KEPT):
+        for nats, whole in one.value["gains"]:
+            sums[one.label, one.key.length][0] += nats
+            sums[one.label, one.key.length][1] += whole
+    return {place: nats / whole for place, (nats, whole) in sums.items()}
+
+
+def _sane(rows: Sequence[Measurement], place: tuple[Any, ...]) -> bool:
+    """Whether a loss is at most half a nat over the baseline's in its window."""
+    losses, subject = _means(rows, CONTEXT, "loss"), rows[0].key.subject
+    own = losses.get((BASELINE, subject.trained))
+    return own is None or place not in losses or losses[place] <= own + 0.5
 
 
 def _bins(rows: Sequence[Measurement]) -> Numbers:
@@ -143,12 +176,15 @@ def _bins(rows: Sequence[Measurement]) -> Numbers:
 
 
 def _speeds(rows: Sequence[Measurement]) -> Numbers:
-    """Prefill at the greatest length, of the methods whose loss is known there too."""
-    costs, context = of(rows, COST), of(rows, CONTEXT)
-    both = {one.key.length for one in costs} & {one.key.length for one in context}
-    known = {one.label for one in context if one.key.length == max(both, default=0)}
+    """Prefill at the greatest length, of the methods whose kept share (or, without any, whose loss)
+    is known there too, and means something."""
+    costs, board = of(rows, COST), of(rows, KEPT) or of(rows, CONTEXT)
+    at = max({one.key.length for one in costs} & {one.key.length for one in board}, default=0)
+    known = {one.label for one in board if one.key.length == at}
+    if of(rows, KEPT):
+        known = {label for label in known if _sane(rows, (label, at))}
     return {
         (one.label,): one.value["prefill"]
         for one in costs
-        if one.key.length == max(both, default=0) and one.label in known
+        if one.key.length == at and one.label in known
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,14 +16,15 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from longitude.core.validate import UserError
-from longitude.eval.records import BASELINE, CONTEXT, COST, KEYS, LOSS, PASSKEY, Measurement
+from longitude.eval.records import BASELINE, CONTEXT, COST, KEPT, LOSS, RETRIEVAL, Measurement
 from longitude.eval.stats import Interval
-from longitude.eval.tasks import metrics
+from longitude.eval.tasks import families, metrics
+from longitude.extension.advice import recommend
 from longitude.viz import extend as report
 from longitude.viz.extend import markdown, page
 from longitude.viz.result_charts import extend_charts as charts
 from longitude.viz.result_charts import place_names, standalone
-from longitude.viz.section import NOT_RUN, Section, signed
+from longitude.viz.section import INSANE, Section, signed
 from longitude.viz.section import section as make_section
 from longitude.viz.theme import dashes, stroke
 from tests.viz import rows
@@ -38,11 +38,12 @@ CASES: dict[str, list[Measurement]] = {
     "a whole run": rows.FOUND,
     "losses alone": only(LOSS),
     "context alone": only(CONTEXT),
-    "passkeys alone": only(PASSKEY),
+    "kept context alone": only(KEPT),
+    "questions alone": only(RETRIEVAL),
     "cost alone": only(COST),
     "one row": rows.FOUND[:1],
-    "the untouched model alone": [one for one in only(CONTEXT, KEYS) if one.is_baseline],
-    "one length": [one for one in only(CONTEXT, PASSKEY, COST) if one.key.length == 512],
+    "the baseline alone": [one for one in only(KEPT, CONTEXT, RETRIEVAL) if one.is_baseline],
+    "one length": [one for one in only(CONTEXT, KEPT, RETRIEVAL, COST) if one.key.length == 512],
     "all refused": [one for one in rows.FOUND if one.refused],
     "one document": [one for one in only(LOSS, CONTEXT) if one.key.text == rows.DOCUMENTS[0]],
 }
@@ -85,22 +86,37 @@ def test_the_table_has_the_means_of_the_documents() -> None:
     for label in ("baseline", "yarn", "leaky_rerope"):
         mean = fmean(rows.loss(label, 2048, n) for n in range(4))
         assert one.shown(label, "context").value == f"{mean:.3f}"
-        given = [a for d in rows.DEPTHS for a in rows.right(label, 2048, d)]
-        assert one.shown(label, "passkey").value == f"{100 * fmean(given):.0f} %"
+        given = [a for f in rows.HARDNESS for a in rows.exacts(label, 2048, f)]
+        assert one.shown(label, "retrieval").value == f"{100 * fmean(given):.0f} %"
+        nats = [x for f in rows.HARDNESS for x in rows.losses(label, 2048, f)]
+        assert one.shown(label, "answer_loss").value == f"{fmean(nats):.3f}"
+        told = rows.gains(label, 2048)
+        share = sum(nats for nats, _ in told) / sum(of for _, of in told)
+        assert one.shown(label, "kept_context").value == f"{100 * share:.0f} %"
     gap = fmean(rows.loss("yarn", 2048, n) - rows.loss("baseline", 2048, n) for n in range(4))
     assert one.shown("yarn", "over baseline").value == f"{gap:+.3f}"
     gap = fmean(rows.loss("yarn", 256, n) - rows.loss("baseline", 256, n) for n in range(4))
     assert one.shown("yarn", "in-window cost").value == f"{gap:+.3f}"
     assert one.shown("self_extend", "context").reason == rows.REFUSED
-    assert one.ranked[0] == "leaky_rerope" and one.ranked[-2:] == ["baseline", "self_extend"]
+    assert one.ranked == ["leaky_rerope", "yarn", "self_extend", "ntk", "linear", "baseline"]
+
+
+def test_effective_lengths_are_those_of_the_rows() -> None:
+    advice, one = recommend(rows.FOUND, 2048).to_json(), section()
+    assert {n: advice[n] for n in ("effective_length", "forgets")} == {
+        n: rows.ADVICE[n] for n in ("effective_length", "forgets")
+    }
+    assert [one.shown(s, "effective length").value for s in ("yarn", "ntk")] == ["2,048", "512"]
+    assert advice["best"]["label"] == rows.ADVICE["best"]["label"]
+    assert one.remarks()[-1] == "baseline, linear: forgets (keeps nothing at 2,048 tokens)"
 
 
 def test_what_can_not_be_told_apart_is_marked() -> None:
-    one = section()
-    assert one.shown("leaky_rerope", "keys").mark == "best"
-    assert one.shown("yarn", "keys").mark == "tied"  # eight questions tell little
-    assert one.shown("baseline", "keys").mark == ""
-    assert '<td class="tied">' in whole_page() and "≈75 %" in shown()
+    some = make_section([one for one in only(RETRIEVAL) if one.key.at["family"] == "passkey"])
+    assert some.shown("leaky_rerope", "retrieval").mark == "best"
+    assert some.shown("yarn", "retrieval").mark == "tied"  # eight questions tell little
+    assert some.shown("baseline", "retrieval").mark == ""
+    assert '<td class="tied">' in page([some], "") and "≈88 %" in report.table(some)
 
 
 def test_charts_hold_the_numbers_of_the_rows() -> None:
@@ -109,14 +125,70 @@ def test_charts_hold_the_numbers_of_the_rows() -> None:
     for (label, length), mean in means.items():
         assert mean == pytest.approx(fmean(rows.loss(label, length, n) for n in range(4)))
     assert len(means) == 6 * 4 - 1  # one was refused
-    grid = next(c for c in drawn.values() if c.label == "linear")
-    for r in grid.rows:
-        assert r["mean"] == fmean(rows.right("linear", r["length"], r["depth"]))
+    titles = {families()[name].title: name for name in rows.HARDNESS}
+    heat = next(c for c in drawn.values() if c.label == "linear")
+    for r in heat.rows:
+        assert r["mean"] == fmean(rows.exacts("linear", r["length"], titles[r["family"]]))
     assert {c.label for c in drawn.values() if c.label} == {*rows.METHODS}
     assert {r["label"]: r["x"] for r in drawn["cost"].rows}["yarn"] == pytest.approx(60_000)
     assert len(drawn["distance"].rows) == sum(map(len, rows.MAPS.values()))
     trained = [n for n, c in drawn.items() if '"trained window 256"' in json.dumps(c.spec)]
-    assert trained == ["loss", "context", "passkey", "keys", "distance"]
+    assert trained == ["kept_context", "answer_loss", "loss", "context", "distance"]
+
+
+def test_kept_context_is_the_first_chart() -> None:
+    one = section()
+    first, *others = charts(one)
+    assert first.name == KEPT and first.title == "Kept context"
+    assert KEPT not in {chart.name for chart in others}
+    drawn = {(r["label"], r["length"]): r["mean"] for r in first.rows}
+    every = {(s, n) for s in rows.METHODS for n in rows.LENGTHS}
+    insane = {("baseline", 512), ("baseline", 1024), ("baseline", 2048)}
+    insane |= {("linear", 1024), ("linear", 2048)}
+    assert one.insane == insane and {*drawn} == every - insane - {("self_extend", 2048)}
+    for (label, length), share in drawn.items():
+        told = rows.gains(label, length)
+        assert share == pytest.approx(sum(g for g, _ in told) / sum(w for _, w in told))
+    svg = vl_convert.vegalite_to_svg(json.dumps(standalone(one, [first])))
+    assert "trained window 256" in svg
+    rules = [x for x in first.spec["layer"] if "mean" in str(x.get("data", {}).get("values"))]
+    assert [x["data"]["values"] for x in rules] == [[{"mean": drawn["baseline", 256]}]]
+
+
+def test_a_heat_map_holds_families_by_lengths() -> None:
+    one = section()
+    maps = [chart for chart in charts(one) if chart.label]
+    assert [chart.name for chart in maps] == [f"answers-{n}" for n in range(len(rows.METHODS))]
+    titles = {families()[name].title for name in rows.HARDNESS}
+    for chart in maps:
+        lengths = rows.LENGTHS if chart.label != "self_extend" else rows.LENGTHS[:-1]
+        places = [(r["family"], r["length"]) for r in chart.rows]
+        assert len(places) == len({*places}) == len(titles) * len(lengths)
+        assert {*places} == {(family, n) for family in titles for n in lengths}
+    svg = vl_convert.vegalite_to_svg(json.dumps(standalone(one, maps)))
+    assert all(f">{title}</text>" in svg for title in titles) and "NaN" not in svg
+    shown = "".join(Read(whole_page()).shown)
+    assert "Exact answers by length" in shown and "50% of 8" in shown
+
+
+def test_every_view_tells_what_is_kept_and_how_far(tmp_path: Path) -> None:
+    told = recommend(rows.FOUND, 2048).to_json()
+    one = make_section(rows.FOUND, told)
+    report.write_summary([one], tmp_path / "summary.md")
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    tiles = " ".join(Read(page([one], "").split("<h2>All methods")[0]).shown)
+    for text in (report.table(one, width=120), summary, tiles):
+        words = " ".join(text.replace("\\", "").split())
+        assert "it keeps 28 % (95 % CI 28–28) of far context" in words
+        assert "Effective length 2,048 tokens" in words
+    assert "*28 % 2,048 *100 %" in " ".join(report.table(one, width=120).split())
+    assert "| `leaky_rerope` | **28 %** (28 – 28 %) | 2,048 | **100 %**" in summary
+    assert "Kept context, share:" in summary
+    assert "kept 28 % share, at 2,048 baseline -61 %†" in " ".join(tiles.split())
+    assert "effective length 2,048 tokens baseline 256" in " ".join(tiles.split())
+    numbers = json.loads(json.dumps(told))["best"]["numbers"]
+    assert numbers["kept"]["mean"] == pytest.approx(0.28, abs=0.001)
+    assert numbers["effective_length"] == told["effective_length"]["leaky_rerope"] == 2048
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -167,7 +239,7 @@ def test_markdown_shows_html_as_text(tmp_path: Path) -> None:
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert rows.HOSTILE not in text and r"\<img src=x onerror=alert(1)\>" in text
     assert "![loss](charts/loss.png)" in text
-    assert "| `leaky_rerope` | **1.443** (" in text and rows.REFUSED in text
+    assert "| **1.443** (1.357 – 1.529) |" in text and rows.REFUSED in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table[:8]}) == 1
     assert not list(tmp_path.glob(".*"))
@@ -179,10 +251,11 @@ def test_the_first_words_of_the_page_are_which_why_and_what_to_type() -> None:
     text = " ".join("".join(Read(whole_page().split("<h2>All methods")[0]).shown).split())
     wanted = (
         "Use leaky_rerope",
-        "1.443",
+        "28 %",
         "100 %",
+        "1.443",
         "import longitude.hf as lh",
-        "With 2,048 tokens",
+        "At 2,048 tokens it keeps",
     )
     places = [text.index(one) for one in (rows.MODEL.name, *wanted)]
     assert places == sorted(places)
@@ -196,23 +269,14 @@ def test_the_first_words_of_the_page_are_which_why_and_what_to_type() -> None:
     assert "lambada, perplexity,none" in below and "left out to fit into 10m" in below
 
 
-def test_what_was_not_asked_has_a_dagger_everywhere() -> None:
-    found = [
-        replace(one, value={**one.value, "right": [False] * 8, "assumed": "none told at 1024."})
-        if (one.label, one.key.measure, one.key.length) == ("linear", PASSKEY, 2048)
-        else one
-        for one in only(PASSKEY)
-        if one.label in (BASELINE, "linear")
-    ]
-    one = make_section(found)
-    (drawn,) = [c for c in charts(one) if c.label == "linear"]
-    assert {r["length"] for r in drawn.rows if not r["asked"]} == {2048}
-    svg = vl_convert.vegalite_to_svg(json.dumps(standalone(one, [drawn])))
-    assert svg.count(">†<") == len(rows.DEPTHS) and NOT_RUN in svg
-    card, written = markdown(one), page([one], "")
-    assert "| 0 %† (0 – 9 %)" in card and "0% of 8†" in written
-    assert NOT_RUN in card and NOT_RUN in written
-    assert "†" not in whole_page().split("<script")[0] and "†" not in markdown(section())
+def test_a_share_that_means_nothing_has_a_dagger_everywhere() -> None:
+    card, written = markdown(section()), whole_page().split("<script")[0]
+    assert "| -61 %† (-61 – -61 %)" in card and "-61 %†</span>" in written
+    assert INSANE in card and INSANE in " ".join("".join(Read(written).shown).split())
+    assert "28 %†" not in card + written
+    sane = make_section([one for one in rows.FOUND if one.label not in (BASELINE, "linear")])
+    assert not sane.any_insane and "†" not in markdown(sane)
+    assert "†" not in page([sane], "").split("<script")[0]
 
 
 def test_a_wide_interval_leaves_the_lines_in_view() -> None:
@@ -252,7 +316,7 @@ def test_control_characters_are_left_out() -> None:
 def test_pictures_are_written(tmp_path: Path) -> None:
     found = [one for one in rows.FOUND if one.label in (BASELINE, "yarn")]
     drawn = report.write_charts(make_section(found, maps=rows.MAPS), tmp_path)
-    named = ["loss", "context", "passkey", "keys", "grid", "distance", "cost"]
+    named = ["kept_context", "answers", "answer_loss", "loss", "context", "distance", "cost"]
     assert [p.stem for p in drawn] == named
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
 
@@ -270,8 +334,9 @@ def test_twenty_methods_have_strokes_of_their_own() -> None:
 
 def test_numbers_are_printed_in_their_metrics_format() -> None:
     printed = {name: metric.format for name, metric in metrics().items()}
-    assert printed["passkey"](0.755) == "76 %" and printed["memory"](3 * 2**29) == "1.50 GiB"
+    assert printed["retrieval"](0.755) == "76 %" and printed["memory"](3 * 2**29) == "1.50 GiB"
     assert printed["prefill"](37_200.4) == "37,200" and printed["decode"](2.4193) == "2.42"
+    assert printed["kept_context"](-0.001) == "0 %"
     assert printed["loss"](1.2345) in ("1.234", "1.235")
 
 

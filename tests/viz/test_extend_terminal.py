@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 from rich.console import Console
 
-from longitude.eval.records import COST, PASSKEY, Measurement
+from longitude.eval.records import COST
 from longitude.viz import extend as report
-from longitude.viz.section import NOT_RUN, Section, section
+from longitude.viz.section import INSANE, Section, section
 from tests.viz import rows
 
 
@@ -20,22 +19,22 @@ def shown(section: Section, width: int) -> str:
 
 
 def heads(width: int) -> list[str]:
-    lines = shown(section(rows.FOUND), width).splitlines()
+    lines = shown(section(rows.FOUND, rows.ADVICE), width).splitlines()
     below = next(n for n, line in enumerate(lines) if line.startswith("method"))
     return f"{lines[below - 1]} {lines[below]}".split()
 
 
 def test_a_hundred_columns_tell_all_that_matters() -> None:
-    wanted = "loss loss loss loss effective in-window"
-    below = "method 256 512 1,024 2,048 passkeys length cost multi-key prefill decode memory"
+    wanted = "kept kept kept kept effective answer in-window"
+    below = "method 256 512 1,024 2,048 length retrieval loss loss cost prefill decode memory"
     assert heads(120) == f"{wanted} {below}".split()
-    assert heads(46) == "loss loss loss loss method 256 512 1,024 2,048".split()
+    assert heads(46) == "kept kept kept kept method 256 512 1,024 2,048".split()
 
 
 def test_only_what_is_shown_is_explained() -> None:
-    one = section(rows.FOUND)
-    assert "effective length: most tokens" in " ".join(shown(one, 100).split())
-    assert "effective length: most tokens" not in " ".join(shown(one, 46).split())
+    one = section(rows.FOUND, rows.ADVICE)
+    assert "effective length: the most tokens" in " ".join(shown(one, 100).split())
+    assert "effective length: the most tokens" not in " ".join(shown(one, 46).split())
 
 
 def test_of_many_lengths_a_few_are_shown() -> None:
@@ -57,19 +56,13 @@ def test_search_scores_notes_and_commands_are_told() -> None:
     assert console.file.getvalue() == text  # type: ignore[attr-defined]
 
 
-def unasked(one: Measurement) -> Measurement:
-    if one.label != "linear" or one.key.measure != PASSKEY or one.key.length != 2048:
-        return one
-    value = {**one.value, "right": [False] * 8, "assumed": "none of 40 told at 1024."}
-    return replace(one, value=value)
-
-
-def test_what_was_not_asked_is_marked() -> None:
-    plain, marked = (section([*map(f, rows.FOUND)]) for f in (lambda one: one, unasked))
-    assert marked.shown("linear", "passkey").sign == "†"
-    assert marked.shown("linear", "keys").sign == marked.shown("yarn", "passkey").sign == ""
-    assert "0 %†" in shown(marked, 100) and NOT_RUN in shown(marked, 100)
-    assert "†" not in shown(plain, 100)
+def test_a_share_that_means_nothing_is_marked() -> None:
+    whole = section(rows.FOUND)
+    assert whole.shown("linear", "kept_context").sign == "†"
+    assert whole.shown("linear", "retrieval").sign == whole.shown("yarn", "kept_context").sign == ""
+    assert "-61 %†" in shown(whole, 100) and INSANE in shown(whole, 100)
+    sane = section([one for one in rows.FOUND if one.label not in ("baseline", "linear")])
+    assert "†" not in shown(sane, 100)
 
 
 def test_cost_alone_has_its_columns() -> None:

@@ -85,7 +85,7 @@ class Session:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
+    return f"{100 * value:z.0f} %"
 
 
 @dataclass(frozen=True, eq=False)

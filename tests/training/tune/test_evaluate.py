@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from longitude.eval.records import CONTEXT, PASSKEY, Measurement
+from longitude.eval.records import CONTEXT, Measurement
 from longitude.training.tune.evaluate import next_steps, numbers, summarise
 from longitude.training.tune.run import Tuned
-from tests.measured import OWN, asked, context, document, row
+from tests.measured import OWN, answered, context, document, kept, row
 
 TUNED = Tuned(
     "tiny-rope", "runs/a", "runs/a/model", "adapter", {"name": "pi", "family": "rope"},
@@ -32,7 +32,6 @@ def rows(after: Sequence[float], before: Sequence[float] = BEFORE) -> list[Measu
     [
         ((2.0, 2.1, 2.2), "helped", True),
         ((3.5, 3.6, 3.7), "made it worse", False),
-        ((3.01, 3.11, 3.21), "made no significant difference", False),  # less than 1 %
         ((1.0, 3.1, 5.0), "made no significant difference", False),  # the interval holds zero
     ],
 )
@@ -52,10 +51,23 @@ def test_a_model_under_its_own_scheme_is_judged_by_itself() -> None:
     assert "4.100" in sentence and "baseline" in sentence
 
 
-def test_passkeys_that_were_lost_are_told() -> None:
-    more = [asked(PASSKEY, "before", 1024, [True] * 4), asked(PASSKEY, "after", 1024, [False] * 4)]
-    sentence = summarise([*rows((2.0, 2.1, 2.2)), *more], TUNED)["best"]["sentence"]
-    assert "It retrieves 0 %" in sentence and "and it retrieved 100 % of passkeys" in sentence
+def test_what_was_kept_and_answered_is_told() -> None:
+    more = [kept(OWN, 256, (0.2, 0.21, 0.19)), kept("before", 1024, (0.1, 0.11, 0.12))]
+    more += [kept("after", 1024, (0.3, 0.31, 0.32)), answered("after", 1024, [0.1] * 4)]
+    best = summarise([*rows((1.2, 1.3, 1.4)), *more], TUNED)["best"]
+    sentence = best["sentence"]
+    assert "At 1,024 tokens it keeps 31 % (95 % CI 29–33) of far context" in sentence
+    assert "Effective length 1,024 tokens" in sentence and "100 % (95 % CI 51–100) of" in sentence
+    assert sentence.endswith("and it kept 11 % of far context.")
+    assert best["numbers"]["effective_length"] == 1024
+
+
+def test_more_loss_for_more_answers_is_told_as_both() -> None:
+    more = [answered("before", 1024, [2.0, 2.1, 2.2, 2.3]), answered("after", 1024, [0.1] * 4)]
+    summary = summarise([*rows((3.5, 3.6, 3.7)), *more], TUNED)
+    word = "helped by loss of the answers, and made it worse by loss of the same last tokens"
+    assert summary["best"]["sentence"].startswith(f"300 steps of pi {word}. ")
+    assert not summary["helps"]
 
 
 def test_without_a_number_nothing_is_judged() -> None:
