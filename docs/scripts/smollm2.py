@@ -1,42 +1,57 @@
 """The page of SmolLM2-135M past its window, read off the rows of `longitude extend`.
 
-python docs/scripts/smollm2.py            writes the table and the chart
-python docs/scripts/smollm2.py --check    fails when the page's table is stale
+python docs/scripts/smollm2.py            writes the tables and the charts
+python docs/scripts/smollm2.py --check    fails when the page's tables are stale
+
+Each kind of text has its rows in a file of its own, smollm2-TEXT.jsonl, and a section of the page.
 """
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from longitude.core.store import Store
 from longitude.eval.records import recorded
 from longitude.extension.advice import recommend
 from longitude.viz.extend import markdown, write_charts
-from longitude.viz.section import section
+from longitude.viz.section import Section, section
 
 PAGE = Path(__file__).parents[1] / "results" / "smollm2.md"
-ROWS, CHARTS = PAGE.with_suffix(".jsonl"), PAGE.parent / "smollm2"
-SHOWN = ("context", "passkey")  # of the charts
+TEXTS = ("prose", "code", "docs")
+SHOWN = ("kept_context", "answers")  # of the charts
 BETWEEN = re.compile(r"(?<=<!-- rows -->\n).*?(?=<!-- /rows -->)", re.DOTALL)
 
 
-def main(given: list[str]) -> None:
-    """Write table and charts, or fail if the table is stale."""
-    old = PAGE.read_text(encoding="utf-8")
-    with Store(":memory:") as store:
-        store.load(ROWS)
-        found = [*recorded(store)]
-    one = section(found, recommend(found, max(one.key.length for one in found)).to_json())
-    pictures = [(name, f"{CHARTS.name}/{name}.png") for name in SHOWN]
-    new = BETWEEN.sub(lambda _: f"\n{markdown(one, pictures)}\n", old)
+def main(given: Sequence[str], page: Path = PAGE) -> None:
+    """Write tables and charts, or fail if the tables are stale."""
+    old, charts = page.read_text(encoding="utf-8"), page.with_suffix("")
+    stores = {text: page.with_name(f"{page.stem}-{text}.jsonl") for text in TEXTS}
+    sections = {text: measured(file, text) for text, file in stores.items() if file.is_file()}
+    drawn = (
+        markdown(one, [(f"{name}, {text}", f"{charts.name}/{text}/{name}.png") for name in SHOWN])
+        for text, one in sections.items()
+    )
+    tables = "\n".join(drawn)
+    new = BETWEEN.sub(lambda _: f"\n{tables}\n", old)
     if "--check" in given:
         if new != old:
-            sys.exit(f"{PAGE.name}'s table is not that of its rows: run make docs-table.")
+            sys.exit(f"{page.name}'s tables are not those of its rows: run make docs-table.")
         return
-    PAGE.write_text(new, encoding="utf-8")
-    for path in write_charts(one, CHARTS):
-        if path.stem not in SHOWN:
-            path.unlink()
+    page.write_text(new, encoding="utf-8")
+    for text, one in sections.items():
+        for path in write_charts(one, charts / text):
+            if path.stem not in SHOWN:
+                path.unlink()
+
+
+def measured(file: Path, text: str) -> Section:
+    """What was measured on one text, and the recommendation for every goal."""
+    with Store(":memory:") as store:
+        store.load(file)
+        rows = [*recorded(store)]
+    advice = recommend(rows, max(row.key.length for row in rows)).to_json()
+    return section(rows, advice, run=text)
 
 
 if __name__ == "__main__":

@@ -73,17 +73,26 @@ def written(page: str, rows: Sequence[Row], file: str) -> str:
     return page
 
 
-def tuned_table(rows: Iterable[Row]) -> str:
-    """Each run: its losses and passkeys at the target as it is, before and after."""
+def tuned_table(rows: Sequence[Row]) -> str:
+    """Each run: baseline, before and after at the target. A column that no row has is left out:
+    older rows have no kept context."""
     heads = ["model", "to", "recipe", "scheme", "trained", "steps"]
-    heads += [f"{what}: as it is, before, after" for what in ("loss", "passkeys")]
-    heads += ["tax", "minutes", "machine"]
-    return markdown_table(heads, [_tuned(row) for row in rows])
+    cells = [[heads, *map(_tuned, rows)]]
+    for what, measures, show in (
+        ("loss", ("context",), lambda x: f"{x:.3f}"),
+        ("kept context", ("kept_context",), lambda x: f"{x:.0%}"),
+        ("answers", ("retrieval", "passkey"), lambda x: f"{x:.0%}"),
+    ):
+        told = [_three(row, measures, show) for row in rows]
+        if any(told):
+            cells.append([[f"{what}: baseline, before, after"], *([one] for one in told)])
+    cells.append([["in-window cost", "minutes", "machine"], *map(_price, rows)])
+    first, *others = ([text for part in line for text in part] for line in zip(*cells, strict=True))
+    return markdown_table(first, others)
 
 
 def _tuned(row: Row) -> list[str]:
-    recipe, n = row["recipe"], str(row["target"])
-    tax = ((row.get("verdict") or {}).get("numbers") or {}).get("tax")
+    recipe = row["recipe"]
     return [
         fenced(row["base"]),
         f"{row['target']:,}",
@@ -91,19 +100,26 @@ def _tuned(row: Row) -> list[str]:
         fenced(row["scheme"]),
         recipe["trained"],
         f"{row['steps']:,}",
-        _three(row, "context", n, lambda x: f"{x:.3f}"),
-        _three(row, "passkey", n, lambda x: f"{x:.0%}"),
-        f"{tax['mean']:+.3f}" if tax else "",
-        f"{row['seconds'] / 60:.1f}",
-        escaped(str(row.get("machine") or "")),
     ]
 
 
-def _three(row: Row, measure: str, length: str, show: Callable[[float], str]) -> str:
-    """A number of each of the three; a dash where there is none."""
-    found = row.get("measured") or {}
-    each = (found.get(s, {}).get(measure, {}).get(length) for s in ("as it is", "before", "after"))
-    return ", ".join(show(one["mean"]) if one else "–" for one in each)
+def _price(row: Row) -> list[str]:
+    """What it cost; older rows call the in-window cost a tax."""
+    numbers = (row.get("verdict") or {}).get("numbers") or {}
+    cost = numbers.get("in_window_cost") or numbers.get("tax")
+    change, minutes = f"{cost['mean']:+.3f}" if cost else "", f"{row['seconds'] / 60:.1f}"
+    return [change, minutes, escaped(str(row.get("machine") or ""))]
+
+
+def _three(row: Row, measures: Sequence[str], show: Callable[[float], str]) -> str:
+    """A number of each of the three at the target, a dash where there is none; nothing where all
+    three have none. Older rows have another name for the baseline."""
+    found, texts = row.get("measured") or {}, []
+    for names in (("baseline", "as it is"), ("before",), ("after",)):
+        told = next((found[name] for name in names if name in found), {})
+        at = [told[m][n] for m in measures if m in told and (n := str(row["target"])) in told[m]]
+        texts.append(show(at[0]["mean"]) if at else "–")
+    return ", ".join(texts) if {*texts} != {"–"} else ""
 
 
 def step_table(rows: Iterable[Row]) -> str:

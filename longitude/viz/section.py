@@ -223,10 +223,14 @@ class Section:
         return head, why
 
     def advice(self) -> Iterator[tuple[str, str]]:
-        """Each recommendation: what for, and the sentence; runtimes of one sentence share it."""
+        """Each recommendation: what for, and the sentence. Another goal is told of where a method
+        serves it; runtimes of one sentence share it."""
         told = self.recommendation
         if best := told.get("best"):
             yield printable(best["what"]), printable(best["sentence"])
+        for other in told.get("goals", ()):
+            if other["label"] not in (None, self.baseline):  # there is something to do for it
+                yield printable(other["what"]), printable(other["sentence"])
         groups: dict[str, list[str]] = {}  # names by sentence, with a null for the name
         for one in told.get("runtimes", ()) if told.get("helps", True) else ():
             numbers, sentence = one.get("numbers") or {}, one["sentence"]

@@ -55,6 +55,20 @@ def test_outcomes_become_rows_and_tables(tune: Any, tmp_path: Path) -> None:
     tune.main(["--check"], page)
 
 
+def test_old_and_new_rows_are_told_alike(tune: Any) -> None:
+    old, new = outcome("tiny-rope", 2.5), outcome("tiny-alibi", 1.5)
+    old["measured"] |= {"as it is": {"passkey": {"512": {"mean": 0.25}}}}
+    new["measured"] |= {"baseline": {"kept_context": {"512": {"mean": 0.18}}}}
+    new["measured"]["after"]["retrieval"] = {"512": {"mean": 0.5}}
+    new["verdict"] = {"numbers": {"in_window_cost": {"mean": -0.02}}}
+    heads, _, first, second = tune.tuned_table([old, new]).splitlines()
+    for what in ("loss", "kept context", "answers"):
+        assert f"| {what}: baseline, before, after |" in heads
+    assert "| –, 3.500, 2.500 |  | 25%, –, – | +0.013 |" in first
+    assert "| –, 2.500, 1.500 | 18%, –, – | –, –, 50% | -0.020 |" in second
+    assert "kept context" not in tune.tuned_table([old])
+
+
 def test_a_newer_outcome_takes_the_place_of_an_older(tune: Any) -> None:
     rows = tune.with_row([], outcome("tiny-rope", 2.5))
     rows = tune.with_row(rows, outcome("tiny-rope", 2.25))

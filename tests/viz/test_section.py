@@ -30,6 +30,17 @@ def test_runtimes_that_are_told_the_same_share_a_sentence() -> None:
     ]
 
 
+def test_other_goals_are_told_where_a_method_serves_them() -> None:
+    goals = [
+        {"what": "stream", "label": None, "sentence": "No method that was measured streams."},
+        {"what": "short", "label": "ntk", "sentence": "Use ntk inside the window. It keeps 24 %."},
+    ]
+    told = [*advised(goals=goals, runtimes=[], factor=None).advice()]
+    assert told[1:] == [("short", "Use ntk inside the window. It keeps 24 %.")]
+    same = [{"what": "short", "label": "baseline", "sentence": "Change nothing."}]
+    assert len([*advised(goals=same, runtimes=[], factor=None).advice()]) == 1
+
+
 def test_what_helps_no_runtime_is_said_once_and_without_numbers() -> None:
     nothing = "Nothing that {} can serve unchanged helps at 2,048 tokens. The loss is 4.6."
     given = [runtime(n.lower(), nothing.format(n), "baseline") for n in ("vLLM", "SGLang")]
