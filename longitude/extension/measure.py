@@ -33,6 +33,7 @@ from longitude.eval.perplexity import is_out_of_memory, losses
 from longitude.eval.prefill import text_config
 from longitude.eval.records import (
     CONTEXT,
+    COST,
     KEPT,
     KIND,
     LOSS,
@@ -206,7 +207,12 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
         run(missing(plan, first, store))
         leave_out(plan, tasks, store)
         run(missing(plan, tasks, store))
-        rows = measurements(plan, store)
+        # a run that is continued has rows of later rounds: it must decide as if it had not
+        rows = [
+            row
+            for row in measurements(plan, store)
+            if row.key.at.get("round", 0) <= round and row.key.measure != COST
+        ]
         if not rows:
             break
         names = Ranking(rows, plan.target).in_race(goal)
@@ -314,13 +320,16 @@ class Clock:
         room = int((self.deadline - time.monotonic()) / each) if each else len(group)
         if room >= len(group):
             return group
-        first = group[0]
-        if room < 2:  # one method alone is no comparison
-            what = str(first).partition(": ")[2]
-            self.skipped[f"{what}{f' (round {first.round + 1})' if first.round else ''}"] = None
-            return []
-        if first.round == 0:
-            self.dropped |= {task.method.label for task in group[room:]}
+        first, room = group[0], room if room > 1 else 0  # one method alone is no comparison
+        what = str(first).partition(": ")[2]
+        what += f" (round {first.round + 1})" if first.round else ""
+        left = [task.method.label for task in group[room:]]
+        if not room:
+            self.skipped[what] = None
+        elif first.round or first.measure == COST:
+            self.skipped[f"{what} of {', '.join(left)}"] = None
+        else:
+            self.dropped |= {*left}
         return group[:room]
 
     @contextmanager

@@ -17,14 +17,15 @@ from longitude.extension.ray import Group, Worker, WorkerSpec
 
 SMALL = ExtendOptions(
     methods="rope(frequencies=yarn(2, original=256))", lengths=(256, 512), docs=2,
-    text=(argparse.__file__,), questions=1, cost=False, device="cpu",
+    text=(argparse.__file__,), tasks=("kept_context", "passkey"), questions=1, cost=False,
+    device="cpu",
 )  # fmt: skip
 
 
 def small(target: TargetModel) -> Prepared:
-    """A plan that was cut, as a budget cuts: workers must not lay out one of their own."""
+    """A plan that was changed: workers must not lay out one of their own."""
     full = prepare(target, 512, SMALL)
-    protocol = replace(full.plan.protocol, depths=(0.0, 1.0))
+    protocol = replace(full.plan.protocol, stretches=1)
     return replace(full, plan=replace(full.plan, protocol=protocol))
 
 
@@ -61,7 +62,7 @@ class Played:
 
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
 
-    def ask(self, group: Group, known: Any = ()) -> Any:
+    def ask(self, group: Group) -> Any:
         self.requests[group] += 1
         return _Awaited(group)
 

@@ -17,7 +17,10 @@ def target() -> TargetModel:
 def small(target: TargetModel) -> Prepared:
     """A plan that runs in seconds: three methods, two documents, two lengths."""
     methods = "leaky_rerope; dynamic_ntk"
-    options = ExtendOptions(methods=methods, docs=2, search=True, questions=1, cost=False)
+    options = ExtendOptions(
+        methods=methods, docs=2, search=True, questions=1, cost=False,
+        tasks=("kept_context", "keys", "passkey"),
+    )  # fmt: skip
     return prepare(target, "2x", options)
 
 

@@ -2,7 +2,7 @@
 
 A process that has everything loaded forks each run, so that to begin again costs nothing, and kills
 it with SIGKILL. It takes a folder for the stores and a seed, and prints the addresses of the rows
-that the plan asks for.
+that the plan asks for in its first round, and at most.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from longitude.core.store import Store, address
-from longitude.extension.measure import Evaluator, missing, run_tasks
+from longitude.extension.measure import Evaluator, run_rounds, run_tasks
 from longitude.extension.plan import ExtendOptions, Prepared, TargetModel, prepare
 
-KILLS = 20
+KILLS = 12
 SPREAD = 2.5  # what is begun is lost: with 1 the kills would not get far into the run
 SMALL = ExtendOptions(
-    methods="rope(frequencies=yarn(2, original=256))", text=(argparse.__file__,), docs=2,
-    questions=1, device="cpu",
+    methods="rope(remap=rerope(128)); rope(remap=rerope(96))", text=(argparse.__file__,), docs=2,
+    tasks=("kept_context", "passkey"), questions=1, cost=False, device="cpu",
 )  # fmt: skip
 
 
 def run(prepared: Prepared, path: Path) -> None:
-    """What the command does: every task that the store lacks."""
+    """What the command does: in every round all tasks that the store lacks."""
     with Store(path) as store:
         evaluator = Evaluator(prepared.plan, prepared.target, prepared.documents)
-        run_tasks(evaluator, missing(prepared.plan, store), store)
+        run_rounds(
+            prepared.plan, store, "context", lambda tasks: run_tasks(evaluator, tasks, store)
+        )
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -66,6 +69,8 @@ def ended(child: int) -> None:
 def main(folder: Path, seed: int) -> None:
     torch.set_num_threads(1)
     prepared = prepare(TargetModel.load("tiny-rope", SMALL), 512, SMALL)
+    plan = prepared.plan
+    plan = prepared.plan = replace(plan, protocol=replace(plan.protocol, rounds=2))
     rng = random.Random(seed)
     start = time.monotonic()
     ended(forked(lambda: run(prepared, folder / "undisturbed.sqlite")))
@@ -76,8 +81,8 @@ def main(folder: Path, seed: int) -> None:
         hit = killed(forked(lambda: run(prepared, path)), rng.uniform(0, longest))  # noqa: B023
         hits, stores = hits + hit, stores + (not hit)
     ended(forked(lambda: run(prepared, path)))
-    plan = prepared.plan
-    print(json.dumps([address(a.to_json()) for task in plan.tasks() for a in plan.keys(task)]))
+    rounds = (plan.tasks(), plan.all_tasks())
+    print(json.dumps([[address(a.to_json()) for t in ts for a in plan.keys(t)] for ts in rounds]))
 
 
 if __name__ == "__main__":

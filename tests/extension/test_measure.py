@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from longitude.core.store import Store
 from longitude.eval import perplexity as reading
 from longitude.eval import prefill
-from longitude.eval.records import CONTEXT, COST, LOSS, PASSKEY
+from longitude.eval.records import CONTEXT, COST, LOSS
 from longitude.eval.tasks.cost import cost
-from longitude.extension.measure import Evaluator, measurements, missing, run_task, run_tasks
-from longitude.extension.plan import Task
+from longitude.extension.measure import Evaluator, measurements, missing, run_tasks
+from longitude.extension.plan import ExtendOptions, Task, prepare
 from longitude.hf import patched
 from longitude.hf.patch import own_scheme, scheme_of
 
@@ -24,7 +24,7 @@ from longitude.hf.patch import own_scheme, scheme_of
 @pytest.fixture(scope="module")
 def store(small, evaluator):
     with Store(":memory:") as store:
-        run_tasks(evaluator, missing(small.plan, store), store)
+        run_tasks(evaluator, small.plan.tasks(), store)
         yield store
 
 
@@ -70,25 +70,7 @@ def test_the_last_tokens_are_scored_with_more_and_more_before_them(small, store)
 
 
 def test_nothing_is_missing_and_nothing_computed_twice(small, store):
-    assert missing(small.plan, store) == []
-
-
-def test_a_method_that_retrieved_none_is_not_asked_further(small, evaluator, monkeypatch):
-    plan, method = small.plan, small.plan.methods[0]
-    near, far = plan.tasks_of(method, PASSKEY)
-    with Store(":memory:") as store:
-        for key in plan.keys(near):
-            store.put(key.to_json(), {"right": [False]})
-        run_task(evaluator, far, store)
-        rows = [store.get(key.to_json()) for key in plan.keys(far)]
-        assert all(row and row["right"] == [False] for row in rows)
-        assert {row["assumed"] for row in rows} == {f"none of 5 retrieved at {near.length}."}
-        ran = []
-        monkeypatch.setattr(evaluator, "run", lambda task, record: ran.append(task))
-        store.put(plan.keys(near)[0].to_json(), {"right": [True]})
-        run_task(evaluator, far, store)
-        run_task(evaluator, near, store)
-        assert ran == [far, near]
+    assert missing(small.plan, small.plan.tasks(), store) == []
 
 
 def test_costs_of_a_method_alternate_with_the_baseline(small, evaluator, monkeypatch):
@@ -105,7 +87,7 @@ def test_costs_of_a_method_alternate_with_the_baseline(small, evaluator, monkeyp
     monkeypatch.setattr(prefill, "prefill", watched)
     costs = Evaluator(plan, small.target, small.documents)
     with Store(":memory:") as store:
-        run_task(costs, Task(method, COST, length=256), store)
+        run_tasks(costs, [Task(method, COST, length=256)], store)
         (row,) = [store.get(k.to_json()) for k in plan.keys(Task(method, COST, length=256))]
     timed = [state for state, n in ran if n == 240]
     assert timed[:5] == ["patched", "own", "patched", "own", "patched"] and len(timed) <= 7
@@ -140,6 +122,29 @@ def test_one_cold_sample_of_the_baseline_does_not_count(target):
     assert found.speed is not None and found.speed[0] < 1.6 and found.rounds == 4
 
 
+def test_methods_on_the_kernels_of_the_baseline_have_its_speed(target):
+    """The machine may be busy with something else: so up to three attempts, whose ranges add up,
+    and 5 % are a tie as everywhere."""
+    methods = ("rope(frequencies=yarn(2, original=256))", "rope(frequencies=linear(2))")
+    options = ExtendOptions(methods="; ".join(methods), docs=1, tasks=())
+    prepared = prepare(target, "2x", options)
+    evaluator = Evaluator(prepared.plan, target, prepared.documents)
+    tasks = [task for task in prepared.plan.all_tasks() if task.measure == COST]
+    assert len(tasks) == 3 * 2
+    ranges = {}
+    for _ in range(3):
+        with Store(":memory:") as store:
+            run_tasks(evaluator, tasks, store)
+            for row in measurements(prepared.plan, store):
+                median, low, high = row.value["speed"]
+                assert low <= median <= high
+                ranges.setdefault((row.label, row.key.length), []).append((low, high))
+        ends = [(min(a for a, _ in all_), max(b for _, b in all_)) for all_ in ranges.values()]
+        if max(low for low, _ in ends) <= 1.05 * min(high for _, high in ends):
+            return
+    raise AssertionError(ranges)
+
+
 def test_out_of_memory_is_recorded_and_the_rest_goes_on(small, monkeypatch):
     real = reading.losses
 
@@ -153,7 +158,7 @@ def test_out_of_memory_is_recorded_and_the_rest_goes_on(small, monkeypatch):
     plan = replace(small.plan, methods=(static,))
     less = Evaluator(plan, small.target, small.documents)
     with Store(":memory:") as store:
-        run_task(less, Task(static, LOSS, document=0), store)
+        run_tasks(less, [Task(static, LOSS, document=0)], store)
         rows = [r for r in measurements(plan, store) if r.key.measure == LOSS]
     by_length = {r.key.length: r for r in rows}
     assert by_length[512].refused == "out of memory at 512 tokens."
@@ -166,7 +171,7 @@ def test_other_errors_are_not_swallowed(small, evaluator, monkeypatch):
 
     monkeypatch.setattr(reading, "losses", broken)
     with Store(":memory:") as store, pytest.raises(RuntimeError, match="illegal"):
-        run_task(evaluator, Task(small.plan.methods[0], LOSS, document=0), store)
+        run_tasks(evaluator, [Task(small.plan.methods[0], LOSS, document=0)], store)
 
 
 def test_the_model_is_as_it_was_afterwards(small, evaluator):
@@ -174,5 +179,5 @@ def test_the_model_is_as_it_was_afterwards(small, evaluator):
     with torch.no_grad():
         before = small.target.model(ids).logits
         with Store(":memory:") as other:
-            run_task(evaluator, Task(small.plan.methods[1], LOSS, document=0), other)
+            run_tasks(evaluator, [Task(small.plan.methods[1], LOSS, document=0)], other)
         assert torch.equal(before, small.target.model(ids).logits)
