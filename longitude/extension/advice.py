@@ -14,7 +14,7 @@ from typing import Any
 from longitude.core.scheme import Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.eval.records import Measurement
+from longitude.eval.records import ANSWER_LOSS, KEPT, Measurement
 from longitude.extension.rank import CONTEXT_GOAL, GOALS, SHORT, STREAM, Ranking
 from longitude.runtimes import recommended
 from longitude.runtimes.target import supporting
@@ -210,7 +210,7 @@ def _interval(value: Mapping[str, float], low: str, high: str, dash: str = "–"
 
 def _smallest_factor(ranking: Ranking) -> Advice | None:
     """The smallest sufficient factor of the best kind of frequency scaling that was measured with
-    several: the least that is not significantly worse than the best of its kind. Only methods that
+    several: the least of which no other keeps or answers significantly more. Only methods that
     qualify count; None where no kind has several that do."""
     kinds: dict[Scheme, dict[float, str]] = {}
     for label in ranking.ordered(CONTEXT_GOAL):
@@ -225,10 +225,16 @@ def _smallest_factor(ranking: Ranking) -> Advice | None:
     several = next((factors for factors in kinds.values() if len(factors) > 1), None)
     if several is None:
         return None
-    best, *others = several.values()  # in the order of their ranks
-    at = ranking.length
-    enough = [best, *(s for s in others if not ranking.compared(s, best, at)[1])]
-    least = min(factor for factor, label in several.items() if label in enough)
+    beaten = {  # another factor keeps or answers significantly more
+        label
+        for label in several.values()
+        for other in several.values()
+        if ranking.compared(other, label, ranking.length)[0] & {KEPT, ANSWER_LOSS}
+    }
+    enough = [factor for factor, label in several.items() if label not in beaten]
+    if not enough:
+        return None
+    least = min(enough)
     numbers = ranking.numbers(several[least])
     answers = numbers["retrieval"]
     if answers is not None and answers["mean"] == 0:

@@ -222,6 +222,13 @@ def test_the_smallest_sufficient_factor_of_the_best_kind() -> None:
     assert made.factor.sentence.startswith("A factor of 4 is enough")
 
 
+def test_a_factor_of_which_another_keeps_more_is_not_enough() -> None:
+    shares = {OWN: 0.0, YARN[4]: 0.05, YARN[8]: 0.2}
+    losses = {OWN: 9.0, YARN[4]: 2.0, YARN[8]: 2.3}
+    made = advised(measured(shares, losses, dict.fromkeys((YARN[4], YARN[8]), 0.1)))
+    assert made.factor is not None and made.factor.label == YARN[8]
+
+
 def test_nothing_is_enough_that_retrieves_nothing() -> None:
     shares = {OWN: 0.0, YARN[4]: 0.2, YARN[8]: 0.2}
     wrong = dict.fromkeys((YARN[4], YARN[8]), 4.0)
