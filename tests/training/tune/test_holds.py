@@ -33,7 +33,7 @@ def tail(name: str, length: int, scheme: str | None = None) -> float:
     with patched(model, scheme) if scheme else nullcontext():
         losses = []
         for document in documents((), tokenizer, length, DOCS, 0, unseen=True):
-            ids = document.begun(length)[None]
+            ids = document.first(length)[None]
             logits = model(ids[:, :-1], use_cache=False).logits[0, -LAST:]
             losses.append(cross_entropy(logits, ids[0, -LAST:]).item())
     return sum(losses) / len(losses)
