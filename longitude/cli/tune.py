@@ -105,7 +105,7 @@ def tune(
         str, Option(help="What to measure, joined by commas, as `extend` has it; or none.")
     ] = "kept_context,passkey",
     questions: Annotated[
-        int | None, Option(help="In each cell of length and depth. [default: 4, and 2 on a CPU]")
+        int | None, Option(help="Prompts of a family at each length. [default: 2]")
     ] = None,
     report_to: Annotated[
         str | None,

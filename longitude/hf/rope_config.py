@@ -364,14 +364,9 @@ def _max_length(config: Any) -> int:
 
 def _number(own: Entries, key: str, *default: Any) -> Any:
     """A number of a rope dictionary, or the default, if one is given."""
-    value = own.get(key)
-    if value is None and default:
+    if own.get(key) is None and default:
         return default[0]
-    if value is None:
-        raise UserError(
-            f"rope_parameters of type {_kind(own)!r} need {key}, but got only "
-            f"{shown(sorted(own))}: add it."
-        )
+    value = _required(own, key)
     if not is_number(value):
         raise UserError(
             f"{key} of rope_parameters is a number, but got {shown(value)}: correct it."
@@ -379,8 +374,17 @@ def _number(own: Entries, key: str, *default: Any) -> Any:
     return float(value)
 
 
+def _required(own: Entries, key: str) -> Any:
+    if own.get(key) is None:
+        raise UserError(
+            f"rope_parameters of type {_kind(own)!r} need {key}, but got only "
+            f"{shown(sorted(own))}: add it."
+        )
+    return own[key]
+
+
 def _numbers(own: Entries, key: str) -> tuple[float, ...]:
-    values = own.get(key)
+    values = _required(own, key)
     if not isinstance(values, list | tuple) or not all(map(is_number, values)):
         raise UserError(f"{key} of rope_parameters is a list, but got {shown(values)}: correct it.")
     return tuple(map(float, values))

@@ -100,10 +100,11 @@ class _Handler(BaseHTTPRequestHandler):
             s.paths.append(self.path)
             s.headers.append({name.lower(): value for name, value in self.headers.items()})
         try:
-            self._send(_wrapped(s.script(prompt)))
-        finally:
+            reply = _wrapped(s.script(prompt))
+        finally:  # before it is sent: whoever has the reply may ask again at once
             with s.lock:
                 s.busy -= 1
+        self._send(reply)
 
     def _send(self, reply: Bad) -> None:
         time.sleep(reply.wait)
