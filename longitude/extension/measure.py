@@ -215,10 +215,12 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
         ]
         if not rows:
             break
-        names = Ranking(rows, plan.target).in_race(goal)
+        ranking = Ranking(rows, plan.target)
+        names = ranking.in_race(goal)
         race = tuple(m for m in plan.methods if m.label in names)
         others = [m.label for m in race if m.patch is not None]
-        if len(others) < 2 and round < plan.protocol.rounds - 1:
+        decided = not others or (len(others) == 1 and others[0] in ranking.candidates(goal))
+        if decided and round < plan.protocol.rounds - 1:
             run(missing(plan, plan.tasks(plan.protocol.rounds - 1, ()), store))  # costs
             ended = f"{others[0]} stands out" if others else "no method is left in the race"
             return f"Ended after round {round + 1} of {plan.protocol.rounds}: {ended} (95 %)."

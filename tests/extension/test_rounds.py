@@ -10,6 +10,7 @@ import pytest
 from longitude.core.store import Store
 from longitude.eval.records import COST, KEPT, RETRIEVAL
 from longitude.extension.measure import MEANINGLESS, measurements, run_rounds, run_tasks
+from longitude.extension.rank import Ranking
 from tests.extension.planted import PROTOCOL, Planted, plan_of
 
 ALIKE = {"a": 0.3, "b": 0.3, "worse": 0.1}
@@ -37,6 +38,13 @@ def test_it_ends_when_one_stands_out() -> None:
     planted, _, said = ran(OUTSTANDING)
     assert all(planted.rounds_of(label) == {0} for label in OUTSTANDING)
     assert said == "Ended after round 1 of 3: a stands out (95 %)."
+
+
+def test_one_alone_is_measured_until_it_qualifies() -> None:
+    planted, rows, said = ran({"a": 0.005})  # too little for a few documents
+    assert not Ranking([r for r in rows if r.key.at.get("round", 0) == 0], 1024).keeps("a", 1024)
+    assert planted.rounds_of("a") == {0, 1, 2}
+    assert said == "Ended with the last of 3 rounds; still in the race: a."
 
 
 def test_it_ends_when_none_is_left() -> None:
