@@ -187,7 +187,7 @@ def _range(ends: Sequence[float]) -> str:
 
 
 def _percent(value: Mapping[str, float]) -> str:
-    return f"{100 * value['mean']:.0f} %"
+    return f"{100 * value['mean']:z.0f} %"  # z: no -0
 
 
 def _share(value: Mapping[str, float]) -> str:
