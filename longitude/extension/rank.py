@@ -131,14 +131,17 @@ class Ranking:
 
     @property
     def forgets(self) -> list[str]:
-        """The methods that keep nothing at the target, as far as was measured."""
-        measured = self.results[KEPT].numbers
-        return [
-            s
-            for s in self.schemes
-            if ((s, self.length) in measured and not self.keeps(s, self.length))
-            or ((s, self.length) not in measured and s in self.windowed)
-        ]
+        """The methods that keep nothing at the target: their interval holds zero, and lies below
+        half of what the baseline keeps at its window's end. A window that hides the rest is enough
+        where nothing else is known."""
+        at, own = self.length, self.value(KEPT, self.own, self.trained)
+        names = []
+        for label in self.schemes:
+            kept = self.value(KEPT, label, at)
+            nothing = kept is not None and own is not None and kept.high < own.mean / 2
+            if not self.keeps(label, at) and (nothing or label in self.windowed):
+                names.append(label)
+        return names
 
     @property
     def effective_length(self) -> dict[str, int]:
