@@ -90,7 +90,7 @@ def test_a_method_is_picked_and_a_command_copied(light: Seen) -> None:
     assert {*seen.page.evaluate(chosen)} == {"yarn"}
     seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     seen.page.locator(".copy").first.click()
-    seen.page.wait_for_function("document.querySelector('.copy').textContent === 'Copied'")
+    seen.page.wait_for_function("() => document.querySelector('.copy').textContent === 'Copied'")
     assert seen.page.evaluate("navigator.clipboard.readText()") == rows.NEXT[0][1]
 
 
@@ -100,6 +100,6 @@ def test_the_colours_follow_the_theme(light: Seen) -> None:
     stroke = "document.querySelector('#chart-context .mark-line path').getAttribute('stroke')"
     before = seen.page.evaluate(ink), seen.page.evaluate(stroke)
     seen.page.emulate_media(color_scheme="dark")
-    seen.page.wait_for_function(f"{stroke} !== {before[1]!r}")
+    seen.page.wait_for_function(f"() => {stroke} !== {before[1]!r}")
     seen.page.evaluate("window.longitude.ready")
     assert seen.page.evaluate(ink) != before[0] and seen.errors == []
