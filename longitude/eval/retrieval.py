@@ -2,8 +2,8 @@
 
 Families that hide facts in a document share one while there is room: facts stand between its lines,
 questions and their right answers follow at the end. Families that bring their own sentences (pass
-key, frequent words, many shots) have a text of their own. Texts are
-put together as tokens, piece by piece, so that "at 4,096" means 4,096 tokens, answers included.
+key, frequent words, many shots) have a text of their own. Texts are put together as tokens, piece
+by piece, so that "at 4,096" means 4,096 tokens, answers included.
 """
 
 from __future__ import annotations

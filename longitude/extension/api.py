@@ -83,11 +83,11 @@ def extend(
         rows = measurements(plan, store)
         if not rows:
             assert clock is not None, "without a budget every task has run"
-            one, every = clock.pace.forward(plan.target), clock.pace.plan(plan)
+            one, most = clock.pace.forward(plan.target), clock.pace.plan(plan)
             raise UserError(
                 f"nothing could be measured within {options.budget}: one forward of "
                 f"{plan.target:,} tokens takes about {one:,.0f} s here, and everything "
-                f"{every / 60:,.0f} min at most; give a greater --budget or a nearer --to."
+                f"{most / 60:,.0f} min at most; give a greater --budget or a nearer --to."
             )
         recommendation = _recommend(prepared, rows)
         extra: dict[str, Any] = {}
@@ -153,6 +153,10 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
     """What is to be measured."""
     if options.engine not in ENGINES:
         raise UserError(f"--engine is {' or '.join(ENGINES)}, but got {shown(options.engine)}.")
+    if options.engine == "ray" and options.budget:
+        raise UserError(
+            "--budget bounds a run of this process, but got --engine ray: leave one out."
+        )
     target = to or ("8x" if model == DEFAULT_MODEL else "4x")
     return prepare(TargetModel.load(model, options), target, options)
 

@@ -224,7 +224,7 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
             run(missing(plan, plan.tasks(plan.protocol.rounds - 1, ()), store))  # costs
             ended = f"{others[0]} stands out" if others else "no method is left in the race"
             return f"Ended after round {round + 1} of {plan.protocol.rounds}: {ended} (95 %)."
-    left = ", ".join(m.label for m in race if m.patch is not None)
+    left = ", ".join(m.label for m in race if m.patch is not None) or "none"
     return f"Ended with the last of {plan.protocol.rounds} rounds; still in the race: {left}."
 
 

@@ -126,7 +126,7 @@ class Ranking:
         whether the scheme can keep anything."""
         kept = self.value(KEPT, label, length)
         if kept is None:
-            return not self.results[KEPT].lengths and label not in self.windowed
+            return not self.results[KEPT].numbers and label not in self.windowed
         return kept.n > 1 and kept.low > 0
 
     @property

@@ -104,6 +104,9 @@ def test_a_length_without_room_and_texts_without_documents_are_refused(session: 
         METRIC.measure(session, [key(128)])
     with pytest.raises(UserError, match="no 13 documents"):
         METRIC.measure(session, [key(256, 6)])
+    alone = Session(session.model, session.tokenizer, session.documents[:1])
+    with pytest.raises(UserError, match="filler from another document"):
+        METRIC.measure(alone, [key(256)])  # its own end would hold the evidence
 
 
 def test_a_method_that_hides_the_evidence_keeps_nothing(session: Session) -> None:

@@ -85,14 +85,19 @@ def _texts(session: Session, key: ResultKey, index: int, length: int | None) -> 
     """E F T and O F T as tokens, of this length in all; without a length, E T and O T.
 
     Document `index` lies in the text's `index`-th piece: each text gives one, then a second, and so
-    on. F and O are of other texts (of other parts of the same, if there is but one): F the end of
-    one, O in the middle of another.
+    on. F and O are of other texts, in which neither E nor T stands: F the end of one, O in the
+    middle of another.
     """
     import torch
 
     evidence, target = key.protocol["evidence"], key.protocol["target"]
     bodies = [d.ids[d.special :] for d in session.documents]
     count, size = len(bodies), evidence + target
+    if count < 2:
+        raise UserError(
+            "kept context takes filler from another document, but the text has one: give more with "
+            "--text or --docs."
+        )
     body, slot = bodies[index % count], index // count
     if (slot + 1) * size > len(body):
         raise UserError(
@@ -107,8 +112,7 @@ def _texts(session: Session, key: ResultKey, index: int, length: int | None) -> 
     filler = bodies[(index + 1) % count]
     f = filler[len(filler) - room :]
     other = bodies[(index + 2) % count] if count > 2 else filler
-    # one text alone: the piece after E and T, around the end
-    start = (slot + (1 if count == 1 else 0)) * size % max(1, len(other) - evidence + 1)
+    start = slot * size % max(1, len(other) - evidence + 1)
     o = other[start : start + evidence]
     return tuple(torch.cat([before, first, f, t]) for first in (e, o))
 
