@@ -28,7 +28,7 @@ ACTIVATION_BYTES = 2**31  # of one forward
 MIN_CHUNK = 128  # tokens, however long the text is
 LOGITS_AT_ONCE = 2**25
 TOKENS_AT_ONCE = 2**11  # through the LM head
-BATCH_TOKENS = 2**15  # of a decoding batch, prompts and answers together
+BATCH_TOKENS = 2**15  # of a batch of prompts, answers included
 WINDOWS = ("sliding_window", "attention_chunk_size")  # layers with these take a mask on every call
 PROBE_TOKENS = 4  # on which the LM head is tried
 

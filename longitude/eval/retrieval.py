@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.core.validate import UserError
-from longitude.eval.prefill import input_device, lm_head, prefill
+from longitude.eval.prefill import BATCH_TOKENS, lm_head, prefill
 from longitude.eval.records import ResultKey
 from longitude.eval.tasks import SMALL_WINDOW, Prompt, Session, families
 
@@ -136,17 +136,18 @@ def _ids(session: Session, text: str) -> list[int]:
 
 
 @torch.no_grad()
-def answers(model: nn.Module, prompt: Tokens) -> Iterator[tuple[str, bool, float]]:
-    """Family, exact match and loss of every answer, from one forward."""
-    head = lm_head(model)
-    first = min(at.start for _, at in prompt.answers) - 1
-    hidden = []
-    for out in prefill(model, prompt.ids[None, :-1], head=head):
-        hidden.append(out.hidden[0, max(0, first - out.first) :])
-    states = torch.cat(hidden)
-    targets = prompt.ids.to(input_device(model))
-    for family, at in prompt.answers:
-        logits = head(states[at.start - 1 - first : at.stop - 1 - first])
-        wanted = targets[at.start : at.stop].to(logits.device)
-        exact = bool((logits.argmax(-1) == wanted).all())
-        yield family, exact, float(F.cross_entropy(logits, wanted))
+def answers(model: nn.Module, prompts: Sequence[Tokens]) -> Iterator[tuple[str, bool, float]]:
+    """Family, exact match and loss of every answer to prompts of one length: from one forward each,
+    as many together as fit."""
+    head, rows = lm_head(model), max(1, BATCH_TOKENS // len(prompts[0].ids))
+    for batch in (prompts[i : i + rows] for i in range(0, len(prompts), rows)):
+        first = min(at.start for prompt in batch for _, at in prompt.answers) - 1
+        hidden = []
+        for out in prefill(model, torch.stack([p.ids[:-1] for p in batch]), head=head):
+            hidden.append(out.hidden[:, max(0, first - out.first) :])
+        for states, prompt in zip(torch.cat(hidden, 1), batch, strict=True):
+            for family, at in prompt.answers:
+                logits = head(states[at.start - 1 - first : at.stop - 1 - first])
+                wanted = prompt.ids[at.start : at.stop].to(logits.device)
+                exact = bool((logits.argmax(-1) == wanted).all())
+                yield family, exact, float(F.cross_entropy(logits, wanted))

@@ -56,7 +56,7 @@ TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
 SPARE = 0.9  # of the budget that is measured in: the report takes its time, too
 CALIBRATION = 256  # tokens
 CLEARLY = 1.5  # times what is sane
-MEANINGLESS = "its loss there is so high that what it keeps or answers means nothing."
+MEANINGLESS = "its loss there is so high that nothing else about it matters."
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,14 +229,16 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
 
 
 def leave_out(plan: Plan, tasks: Sequence[Task], store: Store) -> None:
-    """Refuse what would mean nothing: kept context and retrieval where a method's loss on the first
-    document is clearly insane."""
+    """Refuse what nobody would act on: kept context, retrieval and cost where a method's loss on the
+    first document is clearly insane. The baseline's cost is what the others' are compared with."""
     rows = [r for r in measurements(plan, store) if r.key.text == plan.texts[0]]
     losses = {(r.key.scheme, r.key.length): r.value.get("loss") for r in of(rows, CONTEXT)}
     window = losses.get((plan.subject.scheme, plan.subject.trained))
     if window is None:
         return
-    for task in (task for task in tasks if measured_by(task.measure).repeated):
+    for task in tasks:
+        if not (measured_by(task.measure).repeated or (task.measure == COST and task.method.patch)):
+            continue
         loss = losses.get((task.method.scheme, task.length))
         if loss is not None and loss > window + CLEARLY * SANE:
             refused = {"label": task.method.label, "refused": MEANINGLESS, "seconds": 0.0}

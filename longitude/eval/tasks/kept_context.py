@@ -55,9 +55,9 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
                 f"no token of {len(chosen)} documents is told by the text before it, so nothing "
                 f"says what is kept: give other text with --text."
             )
-        texts = [_texts(session, key, i, key.length) for i in chosen]
-        with_evidence = tail_losses(session.model, torch.stack([e for e, _ in texts]), target)
-        without = tail_losses(session.model, torch.stack([o for _, o in texts]), target)
+        texts = [ids for i in chosen for ids in _texts(session, key, i, key.length)]
+        losses = tail_losses(session.model, torch.stack(texts), target)
+        with_evidence, without = losses[::2], losses[1::2]
         gains = [
             (float(gain[mask].double().sum()), base)
             for gain, (mask, base) in zip(without - with_evidence, key_tokens, strict=True)

@@ -33,10 +33,9 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
     known = (RETRIEVAL, first.seed, first.length, first.at["round"], *first.protocol.items())
     if (*known, *found) not in session.cache:  # the same for every method
         session.cache[*known, *found] = prompts(session, first, [*found])
-    for prompt in session.cache[*known, *found]:
-        for family, exact, loss in answers(session.model, prompt):
-            found[family][0].append(exact)
-            found[family][1].append(loss)
+    for family, exact, loss in answers(session.model, session.cache[*known, *found]):
+        found[family][0].append(exact)
+        found[family][1].append(loss)
     return [
         {"family": family, "exact": fmean(exacts), "loss": fmean(losses)}
         | {"exacts": exacts, "losses": losses}

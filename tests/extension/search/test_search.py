@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from random import Random
+from statistics import fmean
 
 import pytest
 import torch
 
+from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.extension.search import search, smallest_budget
+from longitude.eval.tasks import metrics
+from longitude.extension.measure import Evaluator
+from longitude.extension.search import UseOfContext, search, smallest_budget
 from longitude.extension.search.halving import judge, split_documents
 from longitude.extension.search.space import curve_of
 from longitude.parts import LongRope
@@ -145,6 +149,25 @@ def test_news_names_what_is_searched():
     search(Exam(), LEADERS, L, N, HEAD, 16, 300, progress=told.append, own="rope()")
     assert {event.stage.rsplit(": ", 1)[0] for event in told} == {*LEADERS, "factors"}
     assert all(0 <= event.done < event.total and event.job == "search" for event in told)
+
+
+def test_a_scheme_is_scored_by_the_use_of_its_context(small, monkeypatch):
+    evaluator = Evaluator(small.plan, small.target, small.held_out)
+    with Store(":memory:") as store:
+        score = UseOfContext(evaluator, store)
+        near, far = "rope(remap=streaming(4, 60))", "rope(remap=rerope(64))"
+        forgets, remembers = (
+            [score(scheme, (0, 1)), score(scheme, (1,))] for scheme in (near, far)
+        )
+        assert forgets[0][1:] == forgets[1] and remembers[0][1:] == remembers[1]
+        assert all(a > b for a, b in zip(forgets[0], remembers[0], strict=True))
+        (kept,), answers = (
+            score.rows(far, metrics()[n], 0) for n in ("kept_context", "answer_loss")
+        )
+        gain = sum(gain for gain, _ in kept["gains"]) / kept["keys"]
+        assert remembers[0][0] == pytest.approx(fmean(a["loss"] for a in answers) - gain)
+        monkeypatch.setattr(Evaluator, "values", None)  # what is recorded is not measured again
+        assert UseOfContext(evaluator, store)(far, (0, 1)) == remembers[0]
 
 
 @pytest.mark.slow
