@@ -164,7 +164,7 @@ def _probed(
     """The rotation under which the plain queries and keys become the rotated ones."""
     masks, eps = _masks(rotated.mask, module), rotated.eps
     pairs = ((plain.query, rotated.query), (plain.key, rotated.key))
-    if all(_close(a, b, eps) for a, b in pairs):
+    if all(nearly_equal(a, b, eps) for a, b in pairs):
         return ProbedLayer(module, owner, index, Scheme(mask=masks))
     config: Any = owner.module.config
     types = getattr(config, "layer_types", None) or []
@@ -177,7 +177,7 @@ def _probed(
         for layout in LAYOUTS:
             mine = replace(rope, pairs=layout)
             for start in dict.fromkeys((0, size - dim)):
-                if all(_close(_rotate(x, mine, start), y, eps) for x, y in pairs):
+                if all(nearly_equal(rotate_heads(x, mine, start), y, eps) for x, y in pairs):
                     scheme = Scheme(rotary=mine, mask=masks)
                     return ProbedLayer(module, owner, index, scheme, kind, start, dim)
     kind, rope = candidates[0]
@@ -189,18 +189,19 @@ def _probed(
     return ProbedLayer(module, owner, index, scheme, kind, unsupported_reason=reason)
 
 
-def _rotate(x: Tensor, rope: Rope, start: int) -> Tensor:
+def rotate_heads(x: Tensor, rope: Rope, start: int, length: int | None = None) -> Tensor:
     """Heads rotated as transformers does: queries and keys are each scaled by √gain."""
     n = x.shape[2]
-    gain = rope.frequencies.gain(n) ** 0.5
+    length = length or n
+    gain = rope.frequencies.gain(length) ** 0.5
     options = {"dtype": x.dtype, "device": x.device}
-    cos, sin = cos_sin(rope, Region(), "k", range(n), x.shape[-1], n, **options)
+    cos, sin = cos_sin(rope, Region(), "k", range(n), x.shape[-1], length, **options)
     end = start + 2 * cos.shape[-1]
     part = apply_rotary(x[..., start:end], cos * gain, sin * gain, rope.pairs)
     return torch.cat([x[..., :start], part, x[..., end:]], -1)
 
 
-def _close(a: Tensor, b: Tensor, eps: float) -> bool:
+def nearly_equal(a: Tensor, b: Tensor, eps: float) -> bool:
     """Equal up to rounding: in bfloat16 the angles, each product and their sum are rounded."""
     return bool((a - b).abs().max() <= max(1e-2, 8 * eps) * a.abs().max()) and bool(
         (a - b).norm() <= max(3e-3, eps) * a.norm() + 1e-30

@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 39_000, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 39_900, 236  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_450,
@@ -29,6 +29,7 @@ BUDGET = {
     "reading": 2_550,
     "training": 3_800,
     "runtimes": 3_650,
+    "serving": 800,  # the vLLM plugin
     "extension": 3_150,
     "viz": 3_000,
     "explorer": 1_270,
@@ -48,7 +49,7 @@ LAYERS = (
     ("hf",),
     ("eval",),
     ("inspection",),
-    ("reading", "training", "runtimes"),
+    ("reading", "training", "runtimes", "serving"),
     ("extension",),
     ("viz",),
     ("explorer", "cli"),

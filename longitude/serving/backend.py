@@ -1,0 +1,131 @@
+"""Attention over vLLM's paged cache, whose keys are pre-RoPE: they are rotated as they are read.
+
+vLLM's cache of a layer is (blocks, key heads, tokens of a block, 2 · d), in any order of strides:
+keys in the first half of the last dimension, values in the second. `paged_attention` runs on any
+device and chooses its kernel. Attention stays outside CUDA graphs (vLLM captures what is between).
+
+The classes that vLLM calls are made when it is there: `backend()`.
+"""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.core.scheme import Scheme
+from longitude.ops.paged import paged_attention
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the layers of one step share: the new tokens of each sequence, and its blocks."""
+
+    query_start: list[int]
+    seq_lens: list[int]
+    block_table: Tensor
+    slots: Tensor  # where each new token is written
+
+    @property
+    def tokens(self) -> int:
+        """New tokens, without those that pad a batch."""
+        return self.query_start[-1]
+
+
+def batch_of(common: Any) -> Batch:
+    """A step, from what vLLM tells every backend. Lengths are read on the host once per step."""
+    count = common.num_reqs
+    return Batch(
+        common.query_start_loc_cpu[: count + 1].tolist(),
+        common.seq_lens[:count].tolist(),
+        common.block_table_tensor[:count],
+        common.slot_mapping,
+    )
+
+
+class SchemeAttention:
+    """The attention of one layer under its scheme."""
+
+    def serve(self, scheme: Scheme, stock: Any, length: int) -> None:
+        """Take the sizes and options of the layer's stock implementation."""
+        names = ("num_heads", "num_kv_heads", "head_size", "scale", "kv_cache_dtype", "attn_type")
+        for name in names:
+            setattr(self, name, getattr(stock, name))
+        self.alibi_slopes, self.sliding_window = None, None  # in the scheme
+        self.kv_sharing_target_layer_name = None
+        self.scheme, self.length = scheme, length
+        self.softcap: float | None = getattr(stock, "logits_soft_cap", None) or None
+        self.sinks: Tensor | None = getattr(stock, "sinks", None)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Batch | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Write the new keys, then attend. vLLM measures memory without a batch."""
+        if attn_metadata is None:
+            return output.zero_()
+        batch, size = attn_metadata, query.shape[-1]
+        keys, values = (x.transpose(1, 2) for x in kv_cache.split(size, -1))
+        # block 0 is never a sequence's: what has no slot (-1) may be written there
+        slots = batch.slots[: batch.tokens].clamp(min=0)
+        block, place = slots // keys.shape[1], slots % keys.shape[1]
+        keys[block, place] = key[: batch.tokens].to(keys.dtype)
+        values[block, place] = value[: batch.tokens].to(values.dtype)
+        sinks = None if self.sinks is None else self.sinks.to(query.dtype)
+        paged_attention(
+            self.scheme,
+            query[: batch.tokens],
+            keys,
+            values,
+            batch.block_table,
+            batch.query_start,
+            batch.seq_lens,
+            scale=self.scale,  # type: ignore[attr-defined]
+            softcap=self.softcap,
+            sink_logits=sinks,
+            length=self.length,
+            out=output[: batch.tokens],
+        )
+        return output
+
+
+@cache
+def backend() -> Any:
+    """vLLM's AttentionBackend of ours."""
+    from vllm.v1.attention.backend import (
+        AttentionBackend,
+        AttentionImpl,
+        AttentionMetadataBuilder,
+    )
+
+    class Builder(AttentionMetadataBuilder):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+        def build(self, common_prefix_len: int, common_attn_metadata: Any, **more: Any) -> Batch:
+            return batch_of(common_attn_metadata)
+
+    class Impl(SchemeAttention, AttentionImpl):
+        def __init__(self, scheme: Scheme, stock: Any, length: int) -> None:
+            self.serve(scheme, stock, length)
+
+    class Backend(AttentionBackend):
+        supported_dtypes = (torch.float32, torch.float16, torch.bfloat16)
+        supports_sink = supports_sliding_window = classmethod(lambda cls: True)
+        get_name = staticmethod(lambda: "CUSTOM")  # vLLM's name for what is not its own
+        get_impl_cls = staticmethod(lambda: Impl)
+        get_builder_cls = staticmethod(lambda: Builder)
+
+    return Backend
