@@ -198,10 +198,9 @@ class Ranking:
             places.append({s: fmean(r[s] for r in ranks) for s in names})
         return {s: fmean(p[s] for p in places) if places else 0.0 for s in names}
 
-    def candidates(self, goal: str, names: Iterable[str] | None = None) -> list[str]:
+    def candidates(self, goal: str) -> list[str]:
         """The methods that qualify for a goal."""
-        names = [*(self.schemes if names is None else names)]
-        at = self.length
+        names, at = self.schemes, self.length
         if goal == STREAM:
             return [s for s in names if s in self.windowed and self.sane(s, at)]
         if goal == SHORT:
@@ -217,12 +216,13 @@ class Ranking:
         return more is not None and more.clear and more.mean > 0 and cheap
 
     def ordered(self, goal: str, names: Iterable[str] | None = None) -> list[str]:
-        """The methods that qualify for a goal, the best first."""
-        left, at = self.candidates(goal, names), self.trained if goal == SHORT else self.length
+        """The methods that qualify for a goal, the best first. Some of them keep the order that they
+        have among all."""
+        every, at = self.candidates(goal), self.trained if goal == SHORT else self.length
         groups = self.groups(at)
         if goal == STREAM:
             groups = {name: group for name, group in groups.items() if name == "loss"}
-        ranks = self.mean_ranks(left, at, groups)
+        ranks = self.mean_ranks(every, at, groups)
 
         def place(label: str) -> tuple[float, float, float, int]:
             cost, speed = self.in_window_cost(label), prefill_speed(self.rows, label, self.length)
@@ -233,7 +233,8 @@ class Ranking:
                 len(self.schemes[label]),
             )
 
-        return sorted(left, key=place)
+        chosen = {*(every if names is None else names)}
+        return sorted((label for label in every if label in chosen), key=place)
 
     def compared(self, a: str, b: str, length: int) -> tuple[set[str], set[str]]:
         """By which measures a is significantly better than b, and by which worse."""

@@ -119,6 +119,19 @@ def test_an_insane_loss_never_wins() -> None:
 # the rule
 
 
+def test_some_methods_keep_the_order_that_they_have_among_all() -> None:
+    """Alone, two methods that are each ahead in one group would tie."""
+    rows = measured(
+        {REROPE: 0.30, LEAKY: 0.25, YARN[8]: 0.22, YARN[4]: 0.03},
+        {REROPE: 2.1, LEAKY: 2.15, YARN[8]: 2.3, YARN[4]: 2.2},
+        {REROPE: 0.8, LEAKY: 0.9, YARN[8]: 1.1, YARN[4]: 1.1},
+    )
+    ranking = Ranking(rows, TARGET)
+    every = ranking.ordered("context")
+    for names in ([YARN[4], YARN[8]], [YARN[8], LEAKY], [YARN[4]]):
+        assert ranking.ordered("context", names) == [label for label in every if label in names]
+
+
 def test_each_runtime_gets_the_best_that_it_can_serve_and_what_is_lost() -> None:
     shares = {OWN: 0.0, REROPE: 0.3, YARN[4]: 0.1, YARN[8]: 0.15}
     losses = {OWN: 9.0, REROPE: 2.0, YARN[4]: 2.2, YARN[8]: 2.2}
