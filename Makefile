@@ -39,6 +39,7 @@ docs: $(READY)  ## build the documentation: build/docs/index.html
 docs-table: $(READY)  ## rewrite the tables of the results pages from their rows
 	$(BIN)/python docs/scripts/train_short_test_long.py
 	$(BIN)/python docs/scripts/smollm2.py
+	$(BIN)/python docs/scripts/ruler.py
 	$(BIN)/python docs/scripts/tune.py
 	$(BIN)/python docs/scripts/speed.py
 	$(BIN)/python docs/scripts/read.py

@@ -1,0 +1,347 @@
+"""The page of agreement with RULER: methods in the order of its tasks and of our own questions.
+
+python docs/scripts/ruler.py prompts MODEL FILE.jsonl.gz     writes lm-eval's prompts
+python docs/scripts/ruler.py measure MODEL FILE.jsonl.gz     measures on them and on our families
+python docs/scripts/ruler.py                                 writes the tables
+python docs/scripts/ruler.py --check                         fails when they are stale
+
+Only `prompts` needs lm-eval. RULER scores what is generated greedily by the share of answers in it;
+beside that score the loss of the right answers is measured, from the same prefill. Prompts run in
+batches: line breaks before a prompt bring it to the length of its batch. A cell that is recorded is
+not measured again.
+"""
+
+import argparse
+import gzip
+import hashlib
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import correlation, fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from longitude.core.store import Store
+from longitude.eval.records import RETRIEVAL, Measurement, ResultKey, from_row
+
+PAGE = Path(__file__).parents[1] / "results" / "ruler.md"
+BETWEEN = re.compile(r"(?<=<!-- rows -->\n).*?(?=<!-- /rows -->)", re.DOTALL)
+# the tasks of RULER whose texts lm-eval writes offline: the others download essays or questions
+TASKS = ("niah_single_1", "niah_multikey_2", "ruler_vt", "ruler_cwe", "ruler_fwe")
+RULER = "ruler"  # the kind of rows
+SEED = 1234
+CHECK_EVERY = 16  # new tokens: a batch ends when every prompt's score is certain
+RESAMPLED = 1000  # times, for the intervals
+Cells = dict[str, dict[str, list[float]]]  # numbers by cell (a task at a length) and by method
+
+
+def main(arguments: Sequence[str], page: Path = PAGE) -> None:
+    """Take the step that is named; without one, write the tables or fail if they are stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("step", nargs="?", choices=("prompts", "measure"))
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--lengths", default="16384,32768")
+    parser.add_argument("--samples", type=int, default=8, help="of each task at each length")
+    parser.add_argument("--methods", default="auto", help="as of `longitude extend`")
+    parser.add_argument("--to", type=int, default=32768, help="the target of the methods")
+    parser.add_argument("--text", nargs="*", default=[], help="documents of our families")
+    parser.add_argument("--questions", type=int, default=4, help="prompts of each of our families")
+    parser.add_argument("--batch", type=int, default=24, help="prompts that run together")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rows", type=Path, default=page.with_suffix(".jsonl"))
+    given = parser.parse_args(arguments)
+    given.lengths = tuple(map(int, given.lengths.split(",")))
+    if given.step == "prompts":
+        write_prompts(given)
+    elif given.step == "measure":
+        measure(given)
+    else:
+        old = page.read_text(encoding="utf-8")
+        new = BETWEEN.sub(lambda _: f"\n{tables(recorded(given.rows))}\n", old)
+        if given.check and new != old:
+            sys.exit(f"{page.name}'s tables are not those of its rows: run make docs-table.")
+        page.write_text(new, encoding="utf-8")
+
+
+# prompts
+
+
+def write_prompts(given: argparse.Namespace) -> None:
+    """The prompts of lm-eval's tasks for a model's tokenizer, with what has to be answered."""
+    from unittest.mock import patch
+
+    import datasets  # noqa: F401  # whose own progress bars must not be cut short
+    import numpy as np
+    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
+
+    import longitude.hf as lh
+
+    _, tokenizer = lh.load(given.model, device="cpu", quiet=True)
+    with (
+        TemporaryDirectory() as folder,
+        gzip.open(given.file, "wt", encoding="utf-8") as out,
+        # lm-eval writes 500 samples of each task whatever the limit, under a progress bar
+        patch("tqdm.tqdm", lambda items, **_: islice(items, given.samples)),
+    ):
+        tokenizer.save_pretrained(folder)
+        for length in given.lengths:
+            metadata = {"max_seq_lengths": [length], "tokenizer": folder}
+            for name in TASKS:
+                random.seed(SEED)
+                np.random.seed(SEED)
+                task = TaskManager(metadata=metadata).load(name)["tasks"][name]
+                task.build_all_requests(limit=given.samples, rank=0, world_size=1)
+                for index, instance in enumerate(task.instances):
+                    text, options = instance.args
+                    row = {"task": name, "length": length, "sample": index, "prompt": text}
+                    row |= {"answers": instance.doc["outputs"], "new": options["max_gen_toks"]}
+                    out.write(json.dumps(row) + "\n")
+
+
+def read_prompts(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The first so many prompts of each task at the lengths that are measured."""
+    with gzip.open(given.file, "rt", encoding="utf-8") as lines:
+        prompts = [*map(json.loads, lines)]
+    return [p for p in prompts if p["length"] in given.lengths and p["sample"] < given.samples]
+
+
+def answer_text(prompt: Mapping[str, Any]) -> str:
+    """The right answers as RULER's own examples write them."""
+    numbered = prompt["task"] == "ruler_cwe"
+    answers = [f"{n}. {a}" if numbered else a for n, a in enumerate(prompt["answers"], 1)]
+    return " " + " ".join(answers)
+
+
+# measuring
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Measure what is not recorded; rows are written after each method and length."""
+    from longitude.eval.tasks import families
+    from longitude.extension.measure import Evaluator, missing, run_tasks
+    from longitude.extension.plan import ExtendOptions, TargetModel, prepare
+
+    options = ExtendOptions(
+        methods=given.methods, lengths=given.lengths, text=tuple(given.text), device=given.device,
+        tasks=tuple(families()), questions=given.questions, cost=False,
+    )  # fmt: skip
+    prepared = prepare(TargetModel.load(given.model, options), given.to, options)
+    plan, prompts = prepared.plan, read_prompts(given)
+    evaluator = Evaluator(plan, prepared.target, prepared.documents)
+    with Store(":memory:") as store:
+        if given.rows.exists():
+            store.load(given.rows)
+        for task in plan.tasks():
+            if task.measure == RETRIEVAL and task.length in given.lengths:
+                run_tasks(evaluator, missing(plan, [task], store), store)
+        for length in given.lengths:
+            here = [p for p in prompts if p["length"] == length]
+            for method in plan.methods:
+                measure_ruler(evaluator, method, here, store, given.batch)
+                store.export(given.rows)
+                print(f"{length:,} tokens, {method.label}", flush=True)
+
+
+def measure_ruler(
+    evaluator: Any, method: Any, prompts: Sequence[Mapping[str, Any]], store: Store, batch: int
+) -> None:
+    """One method at one length: a row for each task."""
+    keys, length = {}, prompts[0]["length"]
+    for task in dict.fromkeys(p["task"] for p in prompts):
+        texts = "".join(p["prompt"] for p in prompts if p["task"] == task)
+        protocol = {"prompts": hashlib.sha256(texts.encode()).hexdigest()[:16]}
+        subject = evaluator.plan.subject
+        key = ResultKey(RULER, subject, method.scheme, length, at={"task": task}, protocol=protocol)
+        keys[task] = {**key.to_json(), "kind": RULER}
+    if all(store.get(key) for key in keys.values()):
+        return
+    results: dict[str, list[dict[str, Any]]] = {task: [] for task in keys}
+    ordered = sorted(prompts, key=lambda p: -p["new"])  # those that generate as much together
+    for first in range(0, len(ordered), batch):
+        rows = ordered[first : first + batch]
+        for prompt, result in zip(rows, run_batch(evaluator, method, rows), strict=True):
+            results[prompt["task"]].append(result)
+    for task, key in keys.items():
+        lists = {name: [one[name] for one in results[task]] for name in results[task][0]}
+        store.put(key, evaluator.row(method, lists))
+
+
+def run_batch(
+    evaluator: Any, method: Any, prompts: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The loss of each prompt's answers and the score of what greedy decoding says."""
+    from contextlib import nullcontext
+
+    import torch
+    from torch.nn import functional as F
+
+    from longitude.eval.prefill import decode_step, eos_tokens, forward, input_device, lm_head
+    from longitude.eval.prefill import prefill as prefill_model
+    from longitude.hf.patch import patched
+
+    model, tokenizer = evaluator.target.model, evaluator.target.tokenizer
+    ids = padded([tokenizer(p["prompt"], verbose=False).input_ids for p in prompts], tokenizer)
+    wanted = [
+        tokenizer(answer_text(p), add_special_tokens=False).input_ids[: p["new"]] for p in prompts
+    ]
+    most, new = max(map(len, wanted)), max(p["new"] for p in prompts)
+    right = torch.tensor([ids + [-100] * (most - len(ids)) for ids in wanted])
+    right = right.to(input_device(model))
+    # dynamic frequencies follow the length of the text, with what is generated
+    total = len(ids[0]) + new if method.by_length else None
+    change = patched(model, method.patch, length=total, check=False) if method.patch else None
+    with torch.no_grad(), change or nullcontext():
+        # in one forward: without a cache to read, no mask is built
+        *_, state = prefill_model(model, torch.tensor(ids), chunk=len(ids[0]), keep_cache=True)
+        read = forward(model, right[:, :-1].clamp(min=0), lm_head(model), cache=state.cache)
+        logits = torch.cat([state.logits[:, None].float(), lm_head(model)(read.hidden)], 1)
+        losses = F.cross_entropy(logits.mT, right, reduction="none").sum(1) / (right >= 0).sum(1)
+        state.cache.crop(-(most - 1))
+        tokens: list[list[int]] = []
+        while len(tokens) < new:
+            chosen = state.logits.argmax(-1)
+            tokens.append(chosen.tolist())
+            if len(tokens) % CHECK_EVERY == 0 or len(tokens) == new:
+                texts = spoken(tokens, prompts, tokenizer, eos_tokens(model))
+                if all(done for _, done in texts):
+                    break
+            state = decode_step(model, chosen, state)
+    return [
+        {"scores": score(text, p["answers"]), "losses": float(loss), "said": text[:200]}
+        for (text, _), p, loss in zip(texts, prompts, losses, strict=True)
+    ]
+
+
+def padded(prompts: Sequence[list[int]], tokenizer: Any) -> list[list[int]]:
+    """Prompts of one length, by line breaks before the shorter ones."""
+    (line_break,) = tokenizer("\n", add_special_tokens=False).input_ids
+    longest = max(map(len, prompts))
+    return [[line_break] * (longest - len(ids)) + ids for ids in prompts]
+
+
+def spoken(
+    tokens: Sequence[Sequence[int]],
+    prompts: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    ends: set[int],
+) -> list[tuple[str, bool]]:
+    """What each prompt was answered so far, and whether its score is certain."""
+    found = []
+    for prompt, said in zip(prompts, zip(*tokens, strict=True), strict=True):
+        said = [*said[: prompt["new"]]]
+        ended = len(said) == prompt["new"]
+        if stop := [n for n, token in enumerate(said) if token in ends]:
+            said, ended = said[: stop[0]], True
+        text = tokenizer.decode(said, skip_special_tokens=True)
+        found.append((text, ended or score(text, prompt["answers"]) == 1))
+    return found
+
+
+def score(text: str, answers: Sequence[str]) -> float:
+    """RULER's own: the share of the answers that the text has, in any case of letters."""
+    return fmean(answer.lower() in text.lower() for answer in answers)
+
+
+# the page
+
+
+def recorded(file: Path) -> list[Measurement]:
+    """All that was measured."""
+    with Store(":memory:") as store:
+        if file.exists():
+            store.load(file)
+        return [*map(from_row, store.rows())]
+
+
+def cells(rows: Sequence[Measurement], kind: str, field: str) -> Cells:
+    """The numbers of one kind; higher is better."""
+    found: Cells = {}
+    for row in rows:
+        if row.key.measure == kind and not row.refused:
+            name = f"{row.key.at.get('task') or row.key.at['family']} {row.key.length}"
+            sign = -1 if field == "losses" else 1
+            numbers = [sign * float(number) for number in row.value[field]]
+            found.setdefault(name, {})[row.label] = numbers
+    return found
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each number, 1 for the greatest; equal ones share theirs."""
+    return [1 + sum(b > a for b in values) + (values.count(a) - 1) / 2 for a in values]
+
+
+def mean_ranks(table: Cells, methods: Sequence[str], draw: random.Random | None = None) -> Any:
+    """Each method's rank, over all cells; with a generator, of questions that are drawn anew."""
+    by_cell = []
+    for numbers in table.values():
+        count = range(len(numbers[methods[0]]))
+        chosen = draw.choices(count, k=len(count)) if draw else count
+        by_cell.append(ranks([fmean(numbers[m][i] for i in chosen) for m in methods]))
+    return [fmean(column) for column in zip(*by_cell, strict=True)]
+
+
+def agreement(a: Cells, b: Cells, methods: Sequence[str]) -> tuple[float, float, float]:
+    """Spearman's correlation of the two orders of methods, with 95 % of the bootstrap's."""
+
+    def once(draw: random.Random | None = None) -> float:
+        orders = [ranks(mean_ranks(table, methods, draw)) for table in (a, b)]
+        return correlation(*orders) if all(len({*order}) > 1 for order in orders) else 0.0
+
+    draw = random.Random(0)
+    drawn = sorted(once(draw) for _ in range(RESAMPLED))
+    return once(), drawn[RESAMPLED // 40], drawn[-1 - RESAMPLED // 40]
+
+
+def at_lengths(table: Cells, lengths: Sequence[int]) -> Cells:
+    return {name: one for name, one in table.items() if int(name.split()[-1]) in lengths}
+
+
+def tables(rows: Sequence[Measurement]) -> str:
+    """Each method's scores, losses and mean ranks, and how far the orders agree."""
+    if not rows:
+        return "Not measured yet.\n"
+    lengths = sorted({row.key.length for row in rows if row.key.measure == RULER})
+    pairs = {
+        name: (cells(rows, RULER, theirs), at_lengths(cells(rows, RETRIEVAL, ours), lengths))
+        for name, theirs, ours in (("score", "scores", "exacts"), ("loss", "losses", "losses"))
+    }
+    methods = list(dict.fromkeys(row.label for row in rows if row.key.measure == RULER))
+    return "\n".join([*order_table(pairs, methods), "", *agreement_table(pairs, methods, lengths)])
+
+
+def order_table(pairs: Mapping[str, tuple[Cells, Cells]], methods: Sequence[str]) -> Iterator[str]:
+    """One line per method, the best by RULER's score first."""
+    (scores, exacts), (losses, own_losses) = pairs["score"], pairs["loss"]
+    tables = (scores, losses, exacts, own_losses)
+    orders = [mean_ranks(table, methods) for table in tables]
+    yield "| method | RULER score | RULER answer loss | our exact match | our answer loss |"
+    yield "| --- | --: | --: | --: | --: |"
+    for n in sorted(range(len(methods)), key=lambda n: orders[0][n]):
+        means = [fmean(fmean(cell[methods[n]]) for cell in table.values()) for table in tables]
+        shown = [f"{100 * means[i]:.0f} %" if i % 2 == 0 else f"{-means[i]:.2f}" for i in range(4)]
+        places = [f"{text} ({order[n]:.1f})" for text, order in zip(shown, orders, strict=True)]
+        yield f"| `{methods[n]}` | {' | '.join(places)} |"
+
+
+def agreement_table(
+    pairs: Mapping[str, tuple[Cells, Cells]], methods: Sequence[str], lengths: Sequence[int]
+) -> Iterator[str]:
+    """Rank correlations by what both sides are ordered by, and by length."""
+    yield "| tokens | by RULER's score and our exact match | by the loss of the answers |"
+    yield "| --: | --: | --: |"
+    for some in dict.fromkeys([*((n,) for n in lengths), tuple(lengths)]):
+        found = []
+        for theirs, ours in pairs.values():
+            rho, low, high = agreement(at_lengths(theirs, some), at_lengths(ours, some), methods)
+            found.append(f"{rho:.2f} (95 % CI {low:.2f} – {high:.2f})")
+        yield f"| {' and '.join(f'{n:,}' for n in some)} | {' | '.join(found)} |"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
