@@ -18,6 +18,7 @@ import json
 import random
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from longitude.core.store import Store
+from longitude.core.validate import UserError
 from longitude.eval.records import RETRIEVAL, Measurement, ResultKey, from_row
 
 PAGE = Path(__file__).parents[1] / "results" / "ruler.md"
@@ -77,8 +79,8 @@ def write_prompts(given: argparse.Namespace) -> None:
     from unittest.mock import patch
 
     import datasets  # noqa: F401  # whose own progress bars must not be cut short
+    import lm_eval.tasks  # type: ignore[import-not-found]
     import numpy as np
-    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
 
     import longitude.hf as lh
 
@@ -91,11 +93,15 @@ def write_prompts(given: argparse.Namespace) -> None:
     ):
         tokenizer.save_pretrained(folder)
         for length in given.lengths:
-            metadata = {"max_seq_lengths": [length], "tokenizer": folder}
+            manager = lm_eval.tasks.TaskManager(
+                include_path=str(Path(lm_eval.tasks.__file__).parent / RULER),
+                include_defaults=False,  # indexing all tasks takes minutes
+                metadata={"max_seq_lengths": [length], "tokenizer": folder},
+            )
             for name in TASKS:
                 random.seed(SEED)
                 np.random.seed(SEED)
-                task = TaskManager(metadata=metadata).load(name)["tasks"][name]
+                task = manager.load(name)["tasks"][name]
                 task.build_all_requests(limit=given.samples, rank=0, world_size=1)
                 for index, instance in enumerate(task.instances):
                     text, options = instance.args
@@ -105,10 +111,12 @@ def write_prompts(given: argparse.Namespace) -> None:
 
 
 def read_prompts(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """The first so many prompts of each task at the lengths that are measured."""
+    """The longest so many prompts of each task at the lengths that are measured."""
     with gzip.open(given.file, "rt", encoding="utf-8") as lines:
-        prompts = [*map(json.loads, lines)]
-    return [p for p in prompts if p["length"] in given.lengths and p["sample"] < given.samples]
+        prompts = sorted(map(json.loads, lines), key=lambda p: -len(p["prompt"]))
+    cells = [(length, task) for length in given.lengths for task in TASKS]
+    by_cell = ([p for p in prompts if (p["length"], p["task"]) == cell] for cell in cells)
+    return [p for cell in by_cell for p in cell[: given.samples]]
 
 
 def answer_text(prompt: Mapping[str, Any]) -> str:
@@ -143,9 +151,14 @@ def measure(given: argparse.Namespace) -> None:
         for length in given.lengths:
             here = [p for p in prompts if p["length"] == length]
             for method in plan.methods:
-                measure_ruler(evaluator, method, here, store, given.batch)
+                begun, failed = time.perf_counter(), ""
+                try:
+                    measure_ruler(evaluator, method, here, store, given.batch)
+                except (RuntimeError, UserError) as error:  # out of memory: the others go on
+                    failed = f" ({error})"
                 store.export(given.rows)
-                print(f"{length:,} tokens, {method.label}", flush=True)
+                seconds = time.perf_counter() - begun
+                print(f"{length:,} tokens, {method.label}: {seconds:.0f} s{failed}", flush=True)
 
 
 def measure_ruler(
@@ -162,7 +175,8 @@ def measure_ruler(
     if all(store.get(key) for key in keys.values()):
         return
     results: dict[str, list[dict[str, Any]]] = {task: [] for task in keys}
-    ordered = sorted(prompts, key=lambda p: -p["new"])  # those that generate as much together
+    count = evaluator.target.tokenizer
+    ordered = sorted(prompts, key=lambda p: -len(count(p["prompt"], verbose=False).input_ids))
     for first in range(0, len(ordered), batch):
         rows = ordered[first : first + batch]
         for prompt, result in zip(rows, run_batch(evaluator, method, rows), strict=True):
@@ -311,7 +325,8 @@ def tables(rows: Sequence[Measurement]) -> str:
         name: (cells(rows, RULER, theirs), at_lengths(cells(rows, RETRIEVAL, ours), lengths))
         for name, theirs, ours in (("score", "scores", "exacts"), ("loss", "losses", "losses"))
     }
-    methods = list(dict.fromkeys(row.label for row in rows if row.key.measure == RULER))
+    every = [cell for both in pairs.values() for table in both for cell in table.values()]
+    methods = [label for label in every[0] if all(label in cell for cell in every)]
     return "\n".join([*order_table(pairs, methods), "", *agreement_table(pairs, methods, lengths)])
 
 
