@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -46,6 +46,7 @@ class Settings:
     text: str = ""  # the command or the file's contents, if not the runtime's `start`
     config: Mapping[str, Any] | None = None  # config.json of a folder of its own
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)  # what else lies in that folder
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Runtime:
     no_settings: str = "it has no settings for these frequencies"
     write_any: Callable[[str, Scheme | Layers, Scheme | None, Checkpoint], Settings] | None = None
     # writes what has no settings, for our own attention inside the runtime
+    any_since: str = ""  # the first version that our plugin puts this attention into, if it has one
 
     @property
     def newest(self) -> str:

@@ -65,7 +65,8 @@ def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
         raise UserError("--verify runs a new GGUF file in llama.cpp: give a .gguf and --for gguf.")
     result = _exported(checkpoint, selected, scheme, options, run)
     out = options.out
-    if out is None and (len(selected) > 1 or selected[0][0].writes != "command"):
+    folder = any(one.config is not None for one in result.exports)
+    if out is None and (folder or len(selected) > 1 or selected[0][0].writes != "command"):
         out = Path(f"{slug(checkpoint.source.name)}-{result.target}")
     if out is None:
         return result

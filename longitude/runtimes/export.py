@@ -23,7 +23,7 @@ from longitude.eval.records import recorded
 from longitude.parts import Linear, LongRope, Ntk, Rope, Yarn
 from longitude.runtimes import Runtime, Settings, runtimes
 from longitude.runtimes.checkpoint import Checkpoint
-from longitude.runtimes.effective import TOLERANCE, difference, emulated
+from longitude.runtimes.effective import TOLERANCE, before, difference, emulated
 from longitude.runtimes.rope_dictionaries import base_of
 from longitude.runtimes.target import LONGER_TABLES, Target, make_target, nearest, required
 
@@ -129,7 +129,7 @@ def _check_format(checkpoint: Checkpoint, runtime: Runtime, selected: Sequence[R
     if given is None:
         return
     # whose export is a complete checkpoint, which others can be started on
-    complete = next(other for other in runtimes().values() if other.write_any)
+    complete = next(r for r in runtimes().values() if r.write_any and r.writes == "folder")
     if checkpoint.source.adapter is not None and reads_gguf:
         raise UserError(
             f"{runtime.title} reads a GGUF file, but got an adapter: write it --for "
@@ -152,7 +152,11 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
         lengths = ("max_position_embeddings", "n_positions", "n_ctx")  # GPT-2's names are the last
         config = {k: length if k in lengths else v for k, v in model.config.items()}
         settings = Settings(config, config=config)
-    elif runtime.write_any and (needs is None or "dynamic_ntk" in needs):
+    elif (
+        runtime.write_any
+        and (needs is None or "dynamic_ntk" in needs)
+        and not before(version, runtime.any_since or "0")
+    ):
         settings = runtime.write_any(request.requested, scheme, own, checkpoint)
     else:
         if others_change and runtime.layers != "all":
@@ -177,7 +181,9 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     if settings.config is None:
         start = start.replace("{folder}", shlex.quote(model.name))
     text = (settings.text or start).replace("{target}", str(length))
-    made = {"settings": replace(settings, text=text), "target": target}
+    files = {name: body.replace("{target}", str(length)) for name, body in settings.files.items()}
+    notes = tuple(note.replace("{target}", str(length)) for note in settings.notes)
+    made = {"settings": replace(settings, text=text, files=files, notes=notes), "target": target}
     return replace(request, version=version, scheme=dump(scheme), **made)
 
 
@@ -279,6 +285,8 @@ class PriorRun:
         return f"against {best['label']}, the best of all, its {what} at {at} is {more:+.3f}"
 
     def _advice(self, runtime: Runtime) -> Mapping[str, Any]:
+        if runtime.any_since:  # it serves all schemes, by our plugin
+            return self.best
         for name in (runtime.name, runtime.advice):
             if name in self.runtimes:
                 return self.runtimes[name]

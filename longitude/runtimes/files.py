@@ -73,11 +73,13 @@ def _located(result: ExportResult, out: Path) -> tuple[ExportResult, list[Path],
     gguf_file = out / f"{slug(result.checkpoint.name)}-{result.target}.gguf"
     folders = []
     for export in result.exports:
-        same = (e for e in result.exports if e.config is not None and e.config == export.config)
-        name = next(same, export).runtime.name
+        mine = export.settings and (export.config, export.settings.files)
+        same = (e for e in result.exports if e.settings and e.config is not None)
+        alike = (e for e in same if (e.config, e.settings.files) == mine)
+        name = next(alike, export).runtime.name
         folders.append(out if len(result.exports) == 1 else out / name)
     placed = list(zip(result.exports, folders, strict=True))
-    complete = next((folder for export, folder in placed if export.runtime.write_any), out)
+    complete = next((f for export, f in placed if export.runtime.writes == "folder"), out)
     done = [
         filled(export, complete if export.config is None else folder, gguf_file)
         for export, folder in placed
@@ -134,6 +136,7 @@ def _write_folder(
         what = "a file" if out.is_file() else "the model's own folder"
         raise UserError(f"--out {shown(str(out))} is {what}: name another folder.")
     texts = {export.runtime.file: export.text or "", "README.md": card_text}
+    texts |= export.settings.files if export.settings else {}
     with _place_errors(out, "name another folder or make room"), atomic_checkpoint(out) as part:
         home = _fill(result, export, part, weights)
         config = dict(export.config or {})

@@ -6,17 +6,23 @@ theta that is left out is 10,000, so an export states every entry. `linear` mult
 max_position_embeddings by its factor, other types do not. Before 0.32 YaRN read `attn_factor`, a
 multiple of 0.1 ln s + 1, instead of `attention_factor` and the mscales; longrope's factor has names
 of vLLM's own. A tokenizer with a shorter limit cuts the length.
+
+What vLLM has no settings for, our plugin serves inside it (longitude/serving/): the export is then
+a folder with longitude.json, which the plugin finds.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from longitude import __version__
+from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError
-from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict
+from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict, make_config
 from longitude.parts import Ntk, Unscaled
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes import Runtime, Settings
@@ -25,7 +31,13 @@ from longitude.runtimes.effective import DEFAULT_BASE, DoesNotStart, Effective, 
 from longitude.runtimes.rope_dictionaries import by_attn_factor, per_layer, started, unmultiplied
 from longitude.runtimes.target import Target
 from longitude.runtimes.transformers import version5
+from longitude.serving.schemes import check_schemes, dynamic_part
+from longitude.serving.settings import FILE, TESTED
 
+PLUGIN = (
+    f"vLLM serves this by longitude's plugin, which finds {FILE}: install it where vLLM runs, pip "
+    f'install "longitude[vllm]" (tested in vLLM {TESTED[0]} to {TESTED[-1]}).'
+)
 FACTOR_INCLUDED = ("longrope", "llama3", "yarn")  # the maximum is not multiplied by their factor
 
 
@@ -147,6 +159,22 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
         yield started(RUNTIME, target, model, entries)
 
 
+def write_any(
+    text: str, scheme: Scheme | Layers, own: Scheme | None, model: Checkpoint
+) -> Settings:
+    """The folder as it is, and longitude.json for our plugin."""
+    config = make_config(model.config).get_text_config()
+    check_schemes(config, text, model.trained or 1)
+    start, notes = "vllm serve {folder}", [PLUGIN]
+    if dynamic_part(config, text) is not None:
+        start += " --no-enable-prefix-caching"
+        notes.append("every request is served with the frequencies of {target} tokens.")
+    entry = {"scheme": text, "to": 0, "version": __version__}
+    content = json.dumps(entry, indent=2).replace('"to": 0', '"to": {target}')
+    files = {FILE: f"{content}\n"}
+    return Settings(model.config, f"{start}\n", model.config, tuple(notes), files)
+
+
 RUNTIME = Runtime(
     name="vllm",
     title="vLLM",
@@ -161,4 +189,6 @@ RUNTIME = Runtime(
     lints=("config.json",),
     overrides="--hf-overrides",
     lengths=("--max-model-len",),
+    write_any=write_any,
+    any_since=TESTED[0],
 )

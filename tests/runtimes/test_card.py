@@ -81,6 +81,7 @@ def test_what_a_run_advises_and_what_it_costs() -> None:
     one, known = advice(), runtimes()
     assert one.scheme(known["ollama"]) == one.scheme(known["mlx"]) == TEXT
     cost = "against rerope(128), the best of all, its loss at 1,024 tokens is +0.250"
-    assert one.cost(known["vllm"]) == cost
-    with pytest.raises(UserError, match=r"advises no scheme for vllm: vllm: as it is has 1\.5"):
-        advice("as it is").scheme(known["vllm"])
+    assert one.cost(known["sglang"]) == cost
+    assert one.cost(known["vllm"]) is None and one.scheme(known["vllm"]) == one.best["scheme"]
+    with pytest.raises(UserError, match=r"advises no scheme for sglang: sglang: as it is has 1\.5"):
+        advice("as it is").scheme(known["sglang"])

@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longitude import __version__
 from longitude.core.scheme import Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
@@ -188,5 +189,11 @@ def test_a_split_is_served_by_longitude_alone(runtime: str) -> None:
     (done,) = exports(open_checkpoint("tiny-rope"), [request(runtime, split)], 1024)
     if runtime == "transformers":
         assert done.config and done.config["longitude"]["scheme"] == split
+    elif runtime == "vllm":
+        assert done.settings and json.loads(done.settings.files["longitude.json"]) == {
+            "scheme": split,
+            "to": 1024,
+            "version": __version__,
+        }
     else:
         assert done.refused and "differ: export one scheme for all layers" in done.refused

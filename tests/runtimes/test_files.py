@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from longitude.core.validate import UserError
 from longitude.hf.faults import faults
 from longitude.parts import LongRope
 from longitude.runtimes import files
+from longitude.runtimes.api import ExportOptions, export
 from longitude.runtimes.checkpoint import open_checkpoint
 from longitude.runtimes.export import ExportResult, exports
 from tests.hf.gguf_files import write_gguf
@@ -192,3 +194,24 @@ def test_a_kill_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Killed):
         made(STATED[1], out)
     assert (out / "config.json").read_text() == before
+
+
+def test_vllm_gets_a_folder_for_what_it_has_no_settings_for(tmp_path: Path) -> None:
+    out, text = tmp_path / "out", "rope(remap=rerope(128))"
+    options = ExportOptions("vllm", text, to="8x", out=out)
+    result = export("tiny-rope", options=options)
+    assert json.loads((out / "longitude.json").read_text())["to"] == 2048
+    assert (out / "vllm.sh").read_text() == f"vllm serve {out}\n" == f"{result.table()}\n"
+    assert (out / "model.safetensors").is_symlink()
+    assert any('pip install "longitude[vllm]"' in note for note in result.notes)
+    old = replace(options, version="0.28", out=tmp_path / "old")
+    with pytest.raises(UserError, match="the nearest it can serve is"):
+        export("tiny-rope", options=old)
+
+
+def test_dynamic_frequencies_switch_prefix_caching_off(tmp_path: Path) -> None:
+    text = "rope(frequencies=dynamic_yarn(256))"
+    options = ExportOptions("vllm", text, to=1024, out=tmp_path / "out")
+    result = export("tiny-rope", options=options)
+    assert "--no-enable-prefix-caching" in result.table()
+    assert any("frequencies of 1024 tokens" in note for note in result.notes)

@@ -1,0 +1,103 @@
+"""Small models, engines of vLLM in this process, and the log-probabilities that they must give."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import longitude.hf as lh
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_LOGGING_LEVEL="WARNING",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+    TORCHDYNAMO_DISABLE="1",  # vLLM compiles its sampler, which takes longer than a test
+)
+
+NEW, TOP, TOLERANCE = 6, 5, 1e-3
+HEADS = {"hidden_size": 128, "head_dim": 32}  # of which vLLM's own CPU kernel has some sizes only
+
+
+@cache
+def small_model(kind: str) -> Any:
+    """A random model, or the bundled one; in float32."""
+    from tests.hf.tiny import decoder
+
+    if kind == "tiny-rope":
+        return lh.load(kind, quiet=True, device="cpu")[0].float()
+    return decoder(kind, **HEADS)
+
+
+def saved(kind: str, folder: Path) -> Path:
+    """The model's folder, written once."""
+    if not (folder / "config.json").is_file():
+        lh.save(small_model(kind), folder)
+    return folder
+
+
+@contextmanager
+def engine(
+    folder: Path | str, scheme: str | None = None, to: Any = None, **more: Any
+) -> Iterator[Any]:
+    """An engine in this process, gone afterwards."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    longitude = {"longitude": {"scheme": scheme, **({"to": to} if to else {})}} if scheme else {}
+    given = {"skip_tokenizer_init": True, "enforce_eager": True, "block_size": 16}
+    given |= {"dtype": "float32", "seed": 0, "additional_config": longitude}
+    llm = LLM(str(folder), **{**given, **more})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def tokens(count: int, seed: int = 0, vocabulary: int = 90) -> list[int]:
+    """A random prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, vocabulary, (count,), generator=generator).tolist()
+
+
+def generate(llm: Any, prompts: Sequence[list[int]], **more: Any) -> list[Any]:
+    """Greedy continuations with the log-probabilities of the likeliest tokens."""
+    from vllm import SamplingParams
+
+    given = {"temperature": 0, "max_tokens": NEW, "logprobs": TOP, "ignore_eos": True}
+    options = SamplingParams(detokenize=False, **{**given, **more})
+    return llm.generate([{"prompt_token_ids": p} for p in prompts], options, use_tqdm=False)
+
+
+def check(kind: str, scheme: str | None, outputs: Sequence[Any], **options: Any) -> None:
+    """Every token and its five likeliest equal those of `longitude.hf.patched`."""
+    model = small_model(kind)
+    with torch.no_grad(), lh.patched(model, scheme, **options) if scheme else nullcontext():
+        for one in outputs:
+            for continuation in one.outputs:
+                new = list(continuation.token_ids)
+                ids = torch.tensor([list(one.prompt_token_ids) + new])
+                logits = model(ids).logits[0, -len(new) - 1 : -1].float().log_softmax(-1)
+                assert new == logits.argmax(-1).tolist()
+                for ours, theirs in zip(logits, continuation.logprobs, strict=True):
+                    best = ours.topk(TOP).values[-1]
+                    for token, found in theirs.items():
+                        assert abs(float(ours[token]) - found.logprob) < TOLERANCE
+                        assert float(ours[token]) > best - TOLERANCE
+
+
+def preemptions(llm: Any) -> int:
+    """How often this engine took a running request's blocks away."""
+    found = [m for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+    return sum(int(metric.value) for metric in found)
