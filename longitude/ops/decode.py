@@ -16,24 +16,25 @@ import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib import import_module
-from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.core.part import Frequencies, Region, by_rows
+from longitude.core.part import Frequencies, Region
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
-from longitude.ops.passes import Latest, region_areas, tiles
+from longitude.ops.passes import Latest, region_areas
 from longitude.parts.rope import Rope
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
 MAX_QUERIES = 16  # of one sequence; more of them are a prefill
 MAX_POSITION = 2**30  # positions of the kernel are 32 bits wide
-FIELDS = 12  # integers of a segment, before the bounds of its queries
+FIELDS = 12  # integers of a segment, before the bounds of its queries; some of them:
+BEFORE, COUNT, FIRST, LEAD = 0, 1, 3, 8
 
 
 class Run(NamedTuple):
@@ -45,6 +46,7 @@ class Run(NamedTuple):
     frame: Region | None = None
 
 
+NO_RUN = Run(0, 0, 0)
 Line = tuple[Run, ...]  # one sequence; padding columns belong to no run
 QueryPositions = Sequence[tuple[int, ...]]  # one row per sequence, or one for all
 
@@ -58,11 +60,10 @@ class SegmentKey(NamedTuple):
     stretch: int
 
 
-Bounds = list[
-    tuple[int, int]
-]  # the positions that each query sees, from the first up to the second
-# of each segment, by sequence: what to add to a position for its column, and the queries' bounds
-Segments = dict[SegmentKey, dict[int, tuple[int, Bounds]]]
+# of each segment, by sequence: what to add to a position for its column (b), and the positions that
+# each query sees, from the first up to the second (b nq 2)
+Array = np.ndarray  # small: numpy is done before torch has begun
+Segments = dict[SegmentKey, tuple[Array, Array]]
 
 
 class TableSpec(NamedTuple):
@@ -106,25 +107,27 @@ class KeyRotation(NamedTuple):
         """Blocks of a chunk."""
         return -(-self.chunk // self.span)
 
-    def block(self, p: int) -> int:
+    # of positions and blocks below there may be one, or a tensor of them
+
+    def block(self, p: Any) -> Any:
         """The number of the block that holds a position."""
         return p // self.chunk * self.per_chunk + p % self.chunk // self.span
 
-    def lead(self, first: int) -> int:
+    def lead(self, first: Any) -> Any:
         """The row of a segment's first block in the table of blocks."""
         return first % self.per_chunk if self.chunk < MAX_POSITION else 0
 
     def start(self, number: Any) -> Any:
-        """The position where a block begins; one, or a tensor of them."""
+        """The position where a block begins."""
         return number // self.per_chunk * self.chunk + number % self.per_chunk * self.span
 
     def place(self, p: Any) -> Any:
-        """x of a position, or of a tensor of them."""
+        """x of a position."""
         return (p % self.modulo if self.modulo else p) // self.floor / self.divide
 
-    def base(self, first: int) -> float:
+    def base(self, first: Any) -> Any:
         """x at the first row of the table of blocks, for a segment with this first block."""
-        return 0.0 if self.modulo else self.place(self.start(first - self.lead(first)))
+        return first * 0.0 if self.modulo else self.place(self.start(first - self.lead(first)))
 
 
 class DecodePlan(NamedTuple):
@@ -139,6 +142,7 @@ class DecodePlan(NamedTuple):
     segments: int
     queries: int
     blocks: int  # of the sequence that has most
+    total: int  # blocks of all sequences, or of the one for all
     rotates: bool  # whether any keys are rotated as they are read
 
     def renew(self, later: DecodePlan) -> None:
@@ -180,7 +184,7 @@ def supports(scheme: Scheme) -> bool:
     rope = scheme.rotary
     if scheme.bias or (rope is not None and rope.decay is not None):
         return False
-    rows = (0,) if _frequencies_by_rows(scheme) else None
+    rows = rope and rope.query_rows(range(1))
     shifts = [region.k for region, _ in region_areas(scheme, rows) if region is not None]
     uneven = (k.floor and (k.modulo or k.divide != int(k.divide)) for k in shifts)
     return not any(uneven) and all(k.least is None for k in shifts)
@@ -201,11 +205,11 @@ def plan_for(
 
 def run_kernel(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, plan: DecodePlan, scale: float,
-    sinks: Tensor | None, padding: Tensor | None = None,
+    sinks: Tensor | None, padding: Tensor | None = None, **paged: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Attention by the kernel."""
+    """Attention by the kernel; `paged` are its block table and output."""
     pairs = "half" if scheme.rotary is None else scheme.rotary.pairs
-    return _kernel().decode(q, k, v, plan, pairs, scale, sinks, padding)
+    return _kernel().decode(q, k, v, plan, pairs, scale, sinks, padding, **paged)
 
 
 def run(p: AttentionInputs, plan: Any = None) -> Tensor:
@@ -231,59 +235,77 @@ def make_decode_plan(
     rotated for a different region, or positions are too large."""
     if any(run.pos < 0 or run.pos + run.n > MAX_POSITION for line in lines for run in line):
         return None
-    segments = _segments(scheme, lines, at)
+    nq = len(at[0])
+    positions = torch.tensor(at if nq else [(0,)], dtype=torch.int64)  # no queries read no plan
+    segments = _segments(scheme, lines, positions)
     if segments is None:
         return None
-    segments = segments or {SegmentKey(None, True, 0, 0): {}}  # a kernel reads at least one
-    rotations = {key: KeyRotation.of(key, block) for key in segments}
-    distinct = tuple(dict.fromkeys(rotations.values()))
-    rows, nq = max(len(lines), len(at)), len(at[0])
-    numbers: list[list[int]] = []
-    most = most_blocks = 0
-    for r in range(rows):
-        before = 0
-        for key, by_row in segments.items():
-            count, rest = _numbers(by_row.get(r), nq, rotations[key])
-            numbers.append([before, count, distinct.index(rotations[key]), *rest])
-            before += count
-            most_blocks = max(most_blocks, count + rotations[key].lead(rest[0]))
-        most = max(most, before)
-    ints = torch.tensor(numbers, dtype=torch.int32).view(rows, -1)
-    each = zip(numbers, [*segments] * rows, strict=True)
-    origins = torch.tensor([rotations[key].base(row[3]) for row, key in each], dtype=torch.float64)
-    origins = origins.view(rows, -1)
-    tables = _query_tables(scheme.rotary, spec, segments, at, origins).view(torch.int32)
-    # the tables begin at a multiple of 16 bytes, as the kernel's loads require
-    gap = ints.new_zeros(rows, -ints.shape[1] % 4)
-    packed = torch.cat([ints, gap, tables], 1).to(spec.device, non_blocking=True)
-    floats = packed.view(torch.float32)[:, ints.shape[1] + gap.shape[1] :]
-    rounded = max(64, 1 << (most_blocks - 1).bit_length())  # a longer cache seldom needs a new one
+    rotations = [KeyRotation.of(key, block) for key in segments]
+    distinct = tuple(dict.fromkeys(rotations))
+    numbers, where = (np.stack(each, 1) for each in zip(*(
+        _segment(key, rotation, distinct.index(rotation), positions, *own)
+        for (key, own), rotation in zip(segments.items(), rotations, strict=True)
+    ), strict=True))  # fmt: skip
+    rows, order = len(numbers), np.arange(len(segments))[None]
+    counts = numbers[..., COUNT]
+    if not counts.all():  # each sequence's own first: it need not step through those of all others
+        order = (counts == 0).argsort(1, kind="stable")[:, : max(1, (counts > 0).sum(1).max())]
+        numbers, where = (np.take_along_axis(x, order[..., None], 1) for x in (numbers, where))
+        counts = numbers[..., COUNT]
+    until = counts.cumsum(1)
+    numbers[..., BEFORE] = until - counts
+    own = scheme.rotary and scheme.rotary.frequencies
+    each = tuple(key.region and (key.region.frequencies or own) for key in segments)
+    inv, gain = _inv_freq(scheme.rotary, each, spec.size, spec.length)
+    angle = where[..., None] * inv[order]  # cos_sin would make the same in ten times the calls
+    tables = np.concatenate([np.cos(angle), np.sin(angle)], 3) * gain[order]
+    size = numbers[0].size
+    begin = size + -size % 4  # the kernel reads tables at a multiple of 16 bytes
+    packed = np.zeros((rows, begin + tables[0].size), np.int32)
+    packed[:, :size] = numbers.reshape(rows, -1)
+    packed.view(np.float32)[:, begin:] = tables.reshape(rows, -1)
+    ints = torch.from_numpy(packed).to(spec.device, non_blocking=True)
+    floats = ints.view(torch.float32)[:, begin:]
+    last = int((counts + numbers[..., LEAD]).max())
+    rounded = max(64, 1 << (last - 1).bit_length())  # a longer cache seldom needs a new one
     steps, starts = (_key_tables(scheme.rotary, distinct, block, spec, n) for n in (0, rounded))
     rotates = any(rotation.divide != math.inf for rotation in distinct)
-    return DecodePlan(packed, floats, steps, starts, len(segments), nq, most, rotates)
+    most, total = int(until[:, -1].max()), int(until[:, -1].sum())
+    return DecodePlan(
+        ints, floats, steps, starts, order.shape[1], nq, most, total, rotates
+    )  # fmt: skip
 
 
 _latest = Latest(make_decode_plan)
 
 
-def _segments(scheme: Scheme, lines: Sequence[Line], at: QueryPositions) -> Segments | None:
+def _segments(scheme: Scheme, lines: Sequence[Line], at: Tensor) -> Segments | None:
     """What the queries of each sequence see of its line; None where keys are rotated for another
     region."""
-    segments: Segments = {}
-    for r in range(max(len(lines), len(at))):
-        line, positions = lines[r % len(lines)], at[r % len(at)]
-        for n, i in enumerate(positions):
-            regions = region_areas(scheme, (i,) if _frequencies_by_rows(scheme) else None)
-            for (region, areas), (m, run) in product(regions, enumerate(line)):
-                here = tiles(areas, range(i, i + 1), range(run.pos, run.pos + run.n))
-                frame = run.frame and region and frame_of(region)
-                if here and run.frame != frame:
+    rows, segments = max(len(lines), len(at)), {}
+    regions = region_areas(scheme, scheme.rotary and scheme.rotary.query_rows(at))
+    for m, frame in dict.fromkeys((m, run.frame) for line in lines for m, run in enumerate(line)):
+        runs = [line[m] if m < len(line) else NO_RUN for line in lines]
+        own = [run[:3] if run.frame == frame else NO_RUN[:3] for run in runs]
+        col, pos, n = np.array(own).T[..., None]
+        for region, areas in regions:
+            for stretch, area in enumerate(areas):
+                low, high = (x.numpy() for x in area.interval(at))
+                low, high = np.maximum(low, pos), np.minimum(high, pos + n)
+                seen = low < high
+                if not seen.any():
+                    continue
+                if frame != (frame and region and frame_of(region)):
                     return None
-                for stretch, tile in enumerate(here):
-                    own = segments.setdefault(SegmentKey(region, frame is not None, m, stretch), {})
-                    _, bounds = own.setdefault(r, (run.col - run.pos, [(0, 0)] * len(positions)))
-                    bounds[n] = run.pos + tile.left, run.pos + tile.left + tile.width
-    return segments
+                bounds = np.where(seen, (low, high), 0).transpose(1, 2, 0)
+                key = SegmentKey(region, frame is not None, m, stretch)
+                segments[key] = (
+                    (col - pos)[:, 0],
+                    np.broadcast_to(bounds, (rows, *bounds.shape[1:])),
+                )
+    # a kernel reads at least one
+    none = np.zeros(rows, np.int64), np.zeros((rows, at.shape[1], 2), np.int64)
+    return segments or {SegmentKey(None, True, 0, 0): none}
 
 
 def frame_of(region: Region) -> Region:
@@ -291,59 +313,44 @@ def frame_of(region: Region) -> Region:
     return Region(k=region.k, frequencies=region.frequencies)
 
 
-def _frequencies_by_rows(scheme: Scheme) -> bool:
-    return scheme.rotary is not None and by_rows(scheme.rotary.frequencies)
-
-
-def _numbers(
-    keys: tuple[int, Bounds] | None, nq: int, rotation: KeyRotation
-) -> tuple[int, list[int]]:
-    """How many blocks a segment has, and where each lies, as the kernel reads it."""
-    if keys is None:
-        return 0, [0, 0, 1, 1, 1, 0, 1, 0, 0, *[0] * 2 * nq]
-    offset, bounds = keys
-    low, high = min(a for a, b in bounds if a < b), max(b for a, b in bounds if a < b)
-    first, last = rotation.block(low), rotation.block(high - 1)
+def _segment(
+    key: SegmentKey, rotation: KeyRotation, index: int, at: Tensor, offset: Array, bounds: Array
+) -> tuple[Array, Array]:
+    """Of a segment in every sequence how many blocks it has and where they lie, as the kernel reads
+    it (b FIELDS+2nq), and the positions of the queries from its first block on (b nq)."""
+    start, stop = bounds[..., 0], bounds[..., 1]
+    high = stop.max(1)
+    low = np.where(start < stop, start, high[:, None]).min(1)
+    first = rotation.block(low)
+    count = np.where(low < high, rotation.block(high - 1) - first + 1, 0)
     span, chunk, per_chunk = rotation.span, rotation.chunk, rotation.per_chunk
     wrap = per_chunk if rotation.modulo else MAX_POSITION
-    where = [first, offset, span, chunk, per_chunk, rotation.lead(first), wrap, low, high]
-    return last - first + 1, [*where, *(x for pair in bounds for x in pair)]
-
-
-def _query_tables(
-    rope: Rope | None, spec: TableSpec, segments: Segments, at: QueryPositions, origins: Tensor
-) -> Tensor:
-    """Tables (b, segments·queries·2·half) that rotate queries to their position in each region.
-
-    The same as `cos_sin` makes for each, in a tenth of its calls: they are made at every step.
-    """
-    positions = torch.tensor(at)
-    zero = torch.zeros(positions.shape, dtype=torch.float64)
-    # a constant shift of all keys moves to the query, unless cached keys already have it
-    where = [
-        zero if key.region is None
-        else key.region.q(positions) - (0 if key.rotated else key.region.k.add)
-        for key in segments
-    ]  # fmt: skip
-    own = rope and rope.frequencies
-    each = tuple(key.region and (key.region.frequencies or own) for key in segments)
-    inv, gain = _inv_freq(rope, each, spec.size, spec.length)
-    angle = (torch.stack(where, 1) - origins[..., None])[..., None] * inv
-    return (torch.stack([angle.cos(), angle.sin()], 3) * gain).float().flatten(1)
+    fields = (0, count, index, first, offset, span, chunk, per_chunk, rotation.lead(first), wrap,
+              low, high)  # fmt: skip
+    numbers = np.empty((len(bounds), FIELDS + bounds[0].size), np.int64)
+    numbers[:, FIELDS:] = bounds.reshape(len(bounds), -1)
+    for n, field in enumerate(fields):
+        numbers[:, n] = field
+    where = np.zeros(start.shape)
+    if key.region is not None:
+        # a constant shift of all keys moves to the query, unless cached keys already have it
+        where += key.region.q(at).numpy() - (0 if key.rotated else key.region.k.add)
+        where -= rotation.base(first.astype(np.float64))[:, None]
+    return numbers, where
 
 
 @lru_cache(maxsize=64)
 def _inv_freq(
     rope: Rope | None, each: tuple[Frequencies | None, ...], size: int, length: int
-) -> tuple[Tensor, Tensor]:
-    """Inverse frequencies (segments 1 half) and gains (segments 1 1 1)."""
-    if rope is None:
-        return torch.zeros(len(each), 1, 0), torch.ones(len(each), 1, 1, 1)
-    zero = torch.zeros(rope.dim(size) // 2, dtype=torch.float64)
-    with torch.inference_mode(False):
-        inv = [f.inv_freq(rope.dim(size), rope.base, length) if f else zero for f in each]
-        gain = torch.tensor([f.gain(length) if f else 1.0 for f in each], dtype=torch.float64)
-        return torch.stack(inv)[:, None], gain.view(-1, 1, 1, 1)
+) -> tuple[Array, Array]:
+    """Inverse frequencies (segments 1 half) and gains (segments 1 1)."""
+    half = 0 if rope is None else rope.dim(size) // 2
+    inv, gain = np.zeros((len(each), 1, half)), np.ones((len(each), 1, 1))
+    for n, frequencies in enumerate(each):
+        if rope is not None and frequencies is not None:
+            inv[n] = frequencies.inv_freq(rope.dim(size), rope.base, length).numpy()
+            gain[n] = frequencies.gain(length)
+    return inv, gain
 
 
 def _make_key_tables(

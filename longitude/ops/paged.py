@@ -3,25 +3,61 @@
 A batch holds the new tokens of several sequences one after another. Sequence r has the queries
 `query_start[r]` … `query_start[r + 1]` - 1, which are its last tokens, and token p of it lies in
 block `block_table[r, p // block_size]` of the cache at place p mod block_size (Kwon et al. 2023,
-"PagedAttention"). A sequence's keys and values are gathered and run as any other attention.
+"PagedAttention").
+
+Sequences of a few queries run by the decoding kernel, all of them in one launch, which reads keys
+in place and rotates them (`ops.decode`). The keys and values of any other sequence are gathered and
+run as any other attention. Which is which follows from scheme, shapes and numbers, once for all
+layers of a step (`PagedPlan`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from longitude.core.part import Weights
+from longitude.core.part import Dims, Weights
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
+from longitude.ops import decode
 from longitude.ops.attention import attention
+from longitude.ops.inputs import keys_by_position, scale_factors
 
 Ints = Sequence[int] | Int[Tensor, " _"]  # on the host: reading a device's would wait for it
+
+
+class Gathered(NamedTuple):
+    """A sequence whose keys are gathered: its queries, and the positions of these and of keys."""
+
+    sequence: int
+    tokens: slice
+    q_pos: range
+    k_pos: range
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """The sequences that the kernel runs; those with fewer queries repeat their last one."""
+
+    plan: decode.DecodePlan
+    sequences: Tensor | slice
+    tokens: Tensor | slice  # their queries, of every sequence as many
+    factors: Tensor | None  # of site ④ for each query
+
+
+@dataclass(frozen=True, eq=False)
+class PagedPlan:
+    """How a step of a batch runs, and why the kernel is passed over, if it is."""
+
+    gathered: tuple[Gathered, ...]
+    decoded: Decoded | None = None
+    declined: str | None = None
 
 
 def paged_attention(
@@ -38,6 +74,7 @@ def paged_attention(
     sink_logits: Float[Tensor, " h"] | None = None,
     weights: Weights | None = None,
     length: int | None = None,
+    plan: PagedPlan | None = None,
     out: Float[Tensor, "tokens h dv"] | None = None,
 ) -> Float[Tensor, "tokens h dv"]:
     """Attention of each sequence's last tokens over all of its cached ones. No gradients.
@@ -47,25 +84,116 @@ def paged_attention(
         seq_lens: tokens of each sequence, the new ones included.
         length: what length-dependent frequencies take for the total length; by default each
             sequence's own.
+        plan: `plan_paged` of the same arguments, where layers of one scheme share it.
         out: written to where given; tokens that belong to no sequence are left as they are.
     """
-    starts, lens = _host(query_start), _host(seq_lens)
-    _check(q, key_cache, value_cache, block_table, starts, lens)
+    caches = (key_cache, value_cache)
+    if plan is None:
+        plan = plan_paged(scheme, q, *caches, block_table, query_start, seq_lens,
+                          softcap=softcap, length=length)  # fmt: skip
     if out is None:
         out = q.new_zeros(*q.shape[:2], value_cache.shape[3])
+    scale = scheme.softmax_scale(q.shape[2]) if scale is None else scale
     options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "length": length}
     with torch.no_grad():
-        for r, seq_len in enumerate(lens):
-            rows = slice(starts[r], starts[r + 1])
-            n = rows.stop - rows.start
-            if n:
-                q_pos = range(seq_len - n, seq_len)
-                k_pos = range(_first_seen(scheme, q_pos[0]), seq_len)
-                k, v = (gather(x, block_table[r], k_pos) for x in (key_cache, value_cache))
-                one = q[rows].transpose(0, 1)[None]
-                own = attention(scheme, one, k, v, q_pos, k_pos, weights, **options)
-                out[rows] = own[0].transpose(0, 1)
+        if plan.decoded is not None:
+            _decode(scheme, q, caches, block_table, plan.decoded, scale, sink_logits, out)
+        for r, tokens, q_pos, k_pos in plan.gathered:
+            k, v = (gather(x, block_table[r], k_pos) for x in caches)
+            one = q[tokens].transpose(0, 1)[None]
+            own = attention(scheme, one, k, v, q_pos, k_pos, weights, **options)
+            out[tokens] = own[0].transpose(0, 1)
     return out
+
+
+def plan_paged(
+    scheme: Scheme, q: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor,
+    query_start: Ints, seq_lens: Ints, *, softcap: float | None = None, length: int | None = None,
+) -> PagedPlan:  # fmt: skip
+    """The plan of a batch; of the tensors only shapes, types and the device matter."""
+    starts, lens = _host(query_start), _host(seq_lens)
+    _check(q, key_cache, value_cache, block_table, starts, lens)
+    counts = [b - a for a, b in pairwise(starts)]
+    k, v = (x.transpose(1, 2) for x in (key_cache, value_cache))
+    why = _not_paged(scheme, q, (k, v), softcap, length)
+    few = [r for r, n in enumerate(counts) if 0 < n <= decode.MAX_QUERIES and why is None]
+    decoded = _plan_decode(scheme, q, k, v, starts, lens, few, length or 1) if few else None
+    gathered = []
+    for r, (start, stop) in enumerate(pairwise(starts)):
+        if start < stop and (decoded is None or r not in few):
+            q_pos = range(lens[r] - stop + start, lens[r])
+            k_pos = range(_first_seen(scheme, q_pos[0]), lens[r])
+            gathered.append(Gathered(r, slice(start, stop), q_pos, k_pos))
+    return PagedPlan(tuple(gathered), decoded, why)
+
+
+def _not_paged(
+    scheme: Scheme, q: Tensor, caches: tuple[Tensor, Tensor], softcap: float | None,
+    length: int | None,
+) -> str | None:  # fmt: skip
+    """Why the kernel can't decode from this cache, or None."""
+    rope, dims = scheme.rotary, Dims(q.shape[1] * q.shape[2], q.shape[1], q.shape[2])
+    if softcap is not None:
+        return "it has no soft-capping"
+    if rope is not None and rope.frequencies.by_length and length is None:
+        return "frequencies by length need one length for all sequences"
+    if scheme.scale and (not scheme.causal or any(part.init(dims, None) for part in scheme.scale)):
+        return "the factors of queries must follow from their positions"
+    if any(x.stride(-1) != 1 for x in caches):
+        return "the numbers of a head must lie side by side"
+    return decode.unsupported_reason(scheme, q[:1].transpose(0, 1)[None], *caches)
+
+
+def _plan_decode(
+    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, starts: list[int], lens: list[int],
+    few: list[int], length: int,
+) -> Decoded | None:  # fmt: skip
+    """The plan of these sequences by the kernel; None where positions are too large."""
+    counts = [starts[r + 1] - starts[r] for r in few]
+    nq = max(counts)
+    each = [[min(m, n - 1) for m in range(nq)] for n in counts]
+    at = [tuple(lens[r] - n + m for m in own) for r, n, own in zip(few, counts, each, strict=True)]
+    tokens = [starts[r] + m for r, own in zip(few, each, strict=True) for m in own]
+    queries = q[:1].transpose(0, 1).expand(len(few), -1, nq, -1)
+    plan = decode.plan_for(
+        scheme, queries, k, v, length, [(decode.Run(0, 0, lens[r]),) for r in few], at
+    )
+    if plan is None:
+        return None
+    factors = None
+    if scheme.scale:
+        rows = torch.tensor(at)
+        made = scale_factors(scheme, rows, keys_by_position(scheme, rows), {})
+        factors = made.expand(len(few), -1, nq).transpose(1, 2).reshape(len(tokens), -1, 1)
+        factors = factors.to(q.device, torch.promote_types(q.dtype, torch.float32))
+    return Decoded(plan, _index(few, q.device), _index(tokens, q.device), factors)
+
+
+def _index(numbers: list[int], device: torch.device) -> Tensor | slice:
+    """Rows to take: a slice, which copies nothing, where they follow each other."""
+    if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        return slice(numbers[0], numbers[-1] + 1)
+    return torch.tensor(numbers).to(device, non_blocking=True)
+
+
+def _decode(
+    scheme: Scheme, q: Tensor, caches: tuple[Tensor, Tensor], block_table: Tensor, own: Decoded,
+    scale: float, sink_logits: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
+    """The queries of `own` by the kernel, into `out`."""
+    nq, some = own.plan.queries, q[own.tokens]
+    if own.factors is not None:
+        some = (some.to(own.factors.dtype) * own.factors).to(q.dtype)
+    queries = some.unflatten(0, (-1, nq)).transpose(1, 2)
+    k, v = (x.transpose(1, 2) for x in caches)
+    in_place = nq == 1 and isinstance(own.tokens, slice) and out.is_contiguous()
+    where = {
+        "block_table": block_table[own.sequences],
+        "out": out[own.tokens][:, :, None] if in_place else None,
+    }
+    made = decode.run_kernel(scheme, queries, k, v, own.plan, scale, sink_logits, **where)
+    if not in_place:
+        out[own.tokens] = made.transpose(1, 2).flatten(0, 1)
 
 
 def gather(

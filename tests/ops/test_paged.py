@@ -30,20 +30,20 @@ class Paged:
         heads: tuple[int, int] = (HEADS, KV_HEADS), size: int = SIZE, device: str = "cpu",
         block: int = BLOCK,
     ) -> None:  # fmt: skip
-        rng = torch.Generator().manual_seed(0)
+        rng = torch.Generator(device).manual_seed(0)
         self.batch, self.starts = batch, [0]
         for n, _ in batch:
             self.starts.append(self.starts[-1] + n)
         self.lens = [seq_len for _, seq_len in batch]
 
         def drawn(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=rng).to(device, dtype)
+            return torch.randn(*shape, generator=rng, device=device).to(dtype)
 
         self.q = drawn(self.starts[-1], heads[0], size)
         self.k = [drawn(seq_len, heads[1], size) for seq_len in self.lens]
         self.v = [drawn(seq_len, heads[1], size) for seq_len in self.lens]
         counts = [-(-seq_len // block) for seq_len in self.lens]
-        order = torch.randperm(sum(counts) + 3, generator=rng).tolist()
+        order = torch.randperm(sum(counts) + 3, generator=rng, device=device).tolist()
         self.key_cache, self.value_cache = self.views(layout, len(order), block, heads[1], size)
         self.key_cache, self.value_cache = (
             x.to(device, dtype) for x in (self.key_cache, self.value_cache)

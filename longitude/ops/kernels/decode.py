@@ -4,7 +4,7 @@ The cache is read once, whatever the scheme: the keys of a block are rotated by 
 serves every block, the query by the block's own angle (see `ops.decode`), so nothing is read but
 keys and values. Keys are split over many programs, whose parts of the softmax a second small launch
 merges (Dao et al. 2023, "Flash-Decoding"); the queries of a group of heads that share their keys
-are the rows of one product.
+are the rows of one product. A paged cache is read in place, through its block table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from longitude.core.validate import UserError
@@ -31,20 +31,20 @@ MAX_ROWS = 64  # queries of one program; more of a group go to further programs
 PROGRAMS = 2  # that a multiprocessor holds at once
 # numbers that change as a cache grows: specializing on them would recompile in mid-generation
 VARYING = (
-    "plan_row", "hidden_b", "capacity", "kv_heads", "group", "tiles", "queries", "segments",
-    "splits", "total_rows", "per_head", "heads",
+    "plan_row", "hidden_b", "table_b", "capacity", "kv_heads", "group", "tiles", "queries",
+    "segments", "splits", "least", "total_rows", "per_head", "heads",
 )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=VARYING)
 @no_type_check
-def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_sin, hidden, capacity,
-            q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, hidden_b, plan_row, scale,
-            kv_heads, group, tiles, queries, segments, splits, total_rows,
+def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_sin, hidden, table,
+            capacity, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, hidden_b, table_b, plan_row,
+            scale, kv_heads, group, tiles, queries, segments, splits, least, total_rows,
             HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
             DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
             ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
-            HIDES: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+            HIDES: tl.constexpr, PAGE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """One share of one key head's blocks: the output and the log-sum-exp (base 2) of it."""
     tile, split = tl.program_id(0), tl.program_id(1)
     pair, tile = tile // tiles, tile % tiles
@@ -54,15 +54,20 @@ def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_si
     head = kv_head * group + row // queries
     q += batch * q_b + head * q_h + n * q_n
     qa, qb, qr = _split_query(q, live, HALF, HALF_PAD, REST, REST_PAD, ADJACENT)
-    k += batch * k_b + kv_head * k_h
-    v += batch * v_b + kv_head * v_h
+    k += kv_head * k_h
+    v += kv_head * v_h
+    if PAGE:
+        table += batch * table_b
+    else:
+        k += batch * k_b
+        v += batch * v_b
     hidden += batch * hidden_b
     ints += batch * plan_row
     floats += batch * plan_row
     each = COUNTS + 2 * queries
     last = ints + (segments - 1) * each
     total = tl.load(last) + tl.load(last + 1)
-    share = tl.cdiv(total, splits)
+    share = tl.maximum(tl.cdiv(total, splits), least)  # the same for short sequences as for long
     begin = split * share
     end = tl.minimum(begin + share, total)
     top = tl.full((R,), float("-inf"), tl.float32)
@@ -73,9 +78,10 @@ def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_si
         first, stop = tl.maximum(begin - before, 0), tl.minimum(end - before, count)
         if first < stop:
             top, norm, acc = _segment(
-                qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, hidden,
-                capacity, n, live, scale, first, stop, top, norm, acc, HALF, HALF_PAD, REST,
-                REST_PAD, DV, DV_PAD, R, N, ADJACENT, ROTATES, ALONE, HIDES, WIDE,
+                qa, qb, qr, k, v, k_b, k_n, v_b, v_n, ints, floats, cos, sin, start_cos, start_sin,
+                hidden, table, capacity, n, live, scale, first, stop, top, norm, acc, HALF,
+                HALF_PAD, REST, REST_PAD, DV, DV_PAD, R, N, ADJACENT, ROTATES, ALONE, HIDES, PAGE,
+                WIDE,
             )  # fmt: skip
         ints += each
         floats += queries * 2 * HALF
@@ -83,10 +89,13 @@ def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_si
     some = tl.where(norm > 0, norm, 1.0)
     tl.store(lse + at, top + tl.log2(some), mask=live)
     column = tl.arange(0, DV_PAD)
+    written = live & (norm > 0)
+    if splits == 1:
+        written = live
     tl.store(
         out + at[:, None] * DV + column[None, :],
         (acc / some[:, None]).to(out.dtype.element_ty),
-        mask=live[:, None] & (column < DV)[None, :],
+        mask=written[:, None] & (column < DV)[None, :],
     )
 
 
@@ -108,12 +117,12 @@ def _split_query(q, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.c
 
 @triton.jit
 @no_type_check
-def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, hidden,
-           capacity, n, live, scale, first, stop, top, norm, acc,
+def _segment(qa, qb, qr, k, v, k_b, k_n, v_b, v_n, ints, floats, cos, sin, start_cos, start_sin,
+           hidden, table, capacity, n, live, scale, first, stop, top, norm, acc,
            HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
            DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
            ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
-           HIDES: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+           HIDES: tl.constexpr, PAGE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Blocks first … stop-1 of a segment; the table of their keys stays in registers."""
     t, pair = tl.arange(0, N), tl.arange(0, HALF_PAD)
     frame, start, offset = tl.load(ints + 2), tl.load(ints + 3), tl.load(ints + 4)
@@ -131,12 +140,22 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
         at = (frame * N + t[:, None]) * HALF + pair[None, :]
         c, s = tl.load(cos + at, mask=known, other=0.0), tl.load(sin + at, mask=known, other=0.0)
     column, rest = tl.arange(0, DV_PAD), tl.arange(0, REST_PAD)
+    following = t.to(tl.int64)
+    if PAGE:
+        following = _pages(table, first + start, span, chunk, per_chunk, most, t, PAGE)
     for block in range(first + start, stop + start):
         within = block % per_chunk * span
         p = block // per_chunk * chunk + within
         until = tl.minimum(tl.minimum(span, chunk - within), most - p)
         inside = (t >= least - p) & (t < until)
-        keys = k + (p + offset).to(tl.int64) * k_n + t * k_n
+        if PAGE:
+            page = following
+            following = _pages(table, block + 1, span, chunk, per_chunk, most, t, PAGE)
+            keys = k + page * k_b + (p + t) % PAGE * k_n
+            values = v + page * v_b + (p + t) % PAGE * v_n
+        else:
+            keys = k + (p + offset).to(tl.int64) * k_n + t * k_n
+            values = v + (p + offset).to(tl.int64) * v_n + t * v_n
         product = tl.zeros((R, N), tl.float32)
         if HALF:
             ua, ub = qa, qb
@@ -158,10 +177,18 @@ def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, star
         if not ALONE:
             shown &= ((p + t)[None, :] >= low[:, None]) & ((p + t)[None, :] < high[:, None])
         product = tl.where(shown, product * scale, float("-inf"))
-        values = v + (p + offset).to(tl.int64) * v_n + t[:, None] * v_n + column[None, :]
         some = inside[:, None] & (column < DV)[None, :]
-        top, norm, acc = _join(product, tl.load(values, mask=some, other=0.0), top, norm, acc, WIDE)
+        value = tl.load(values[:, None] + column[None, :], mask=some, other=0.0)
+        top, norm, acc = _join(product, value, top, norm, acc, WIDE)
     return top, norm, acc
+
+
+@triton.jit
+@no_type_check
+def _pages(table, block, span, chunk, per_chunk, most, t, PAGE: tl.constexpr):
+    """The blocks of the cache that hold the keys of a block here."""
+    p = block // per_chunk * chunk + block % per_chunk * span + t
+    return tl.load(table + p // PAGE, mask=p < most, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -233,7 +260,7 @@ def merge_kernel(parts, lses, sinks, out, splits, total_rows, per_head, heads, S
         more = tl.maximum(top, tl.max(lse, 0))
         base = tl.where(more == float("-inf"), 0.0, more)
         weight, fade = tl.exp2(lse - base), tl.exp2(top - base)
-        here = real[:, None] & (column < DV)[None, :]
+        here = (lse > float("-inf"))[:, None] & (column < DV)[None, :]  # others were not written
         some = tl.load(parts + at[:, None] * DV + column[None, :], mask=here, other=0.0)
         acc = acc * fade + tl.sum(some * weight[:, None], 0)
         norm, top = norm * fade + tl.sum(weight, 0), more
@@ -261,49 +288,58 @@ def blocks_for(size: int, dtype: torch.dtype, rows: int = 1) -> Blocks:
 
 def decode(
     q: Float[Tensor, "b h nq d"],
-    k: Float[Tensor, "b hkv m d"],
-    v: Float[Tensor, "b hkv m dv"],
+    k: Float[Tensor, "_ hkv m d"],
+    v: Float[Tensor, "_ hkv m dv"],
     plan: DecodePlan,
     pairs: Pairs = "half",
     scale: float | None = None,
     sink_logits: Float[Tensor, " h"] | None = None,
     key_padding: Bool[Tensor, "b m"] | None = None,
     *,
+    block_table: Int[Tensor, "b _"] | None = None,
+    out: Float[Tensor, "b h nq dv"] | None = None,
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Float[Tensor, "b h nq dv"]:
-    """Attention of pre-RoPE queries over pre-RoPE keys under a plan. No gradients."""
+    """Attention of pre-RoPE queries over pre-RoPE keys under a plan. No gradients.
+
+    With a block table, k and v are (blocks, hkv, block size, d). `out` must be contiguous.
+    """
     if why := unsupported_tensors((q.dtype, k.dtype, v.dtype), max(q.shape[-1], v.shape[-1])):
         raise UserError(f"{why}, but got {q.dtype} and {tuple(q.shape)}: use backend='eager'.")
     if q.shape[2] != plan.queries:
         raise UserError(f"{q.shape[2]} queries came with a plan for {plan.queries}: plan anew.")
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
     hidden = plan.ints if key_padding is None else key_padding.view(torch.uint8)  # or any tensor
     hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
+    table, page = (plan.ints, 0) if block_table is None else (block_table, k.shape[2])
     shapes = (q.shape, q.stride(), k.shape[1], k.stride(), v.shape[3], v.stride())
     tables = (plan.steps[0].shape[1:], pairs == "adjacent", plan.rotates)
-    layout = _layout(shapes, q.dtype, q.device, tables, key_padding is not None, blocks)
-    splits = splits or _splits(layout.programs, plan.blocks, q.device)
+    layout = _layout(shapes, q.dtype, q.device, tables, key_padding is not None, page, blocks)
+    by_row = plan.ints.stride(0) if plan.ints.shape[0] > 1 else 0
+    # as many programs as there would be if the longest sequences had all blocks
+    full = -(-layout.programs * plan.total // max(1, plan.blocks * plan.ints.shape[0]))
+    splits = splits or _splits(max(1, full), plan.blocks, q.device)
+    least = -(-plan.blocks // splits)
     once, rows, dv = splits == 1 and sink_logits is None, layout.rows, v.shape[3]
     lse = out.new_empty(splits, rows, dtype=torch.float32)
     parts = out if once else lse.new_empty(splits, rows, dv)
     ints, starts = plan.ints, plan.starts
-    pointers = (q, k, v, parts, lse, ints, plan.floats, *plan.steps, *starts, hidden)
-    by_row = ints.stride(0) if ints.shape[0] > 1 else 0
+    pointers = (q, k, v, parts, lse, ints, plan.floats, *plan.steps, *starts, hidden, table)
     by = LOG2E.value * (q.shape[3] ** -0.5 if scale is None else scale)
-    numbers = (starts[0].shape[1], *layout.strides, hidden.stride(0), by_row, by, *layout.counts)
-    launch(decode_kernel, (layout.programs, splits, 1),
-           (*pointers, *numbers, plan.segments, splits, rows), (q, k, v, hidden), (layout, once),
-           lambda: layout.constants)  # fmt: skip
+    strides = (*layout.strides, hidden.stride(0), table.stride(0), by_row)
+    numbers = (starts[0].shape[1], *strides, by, *layout.counts, plan.segments, splits, least, rows)
+    key = (layout, once, table.dtype)
+    launch(decode_kernel, (layout.programs, splits, 1), (*pointers, *numbers),
+           (q, k, v, hidden, table), key, lambda: layout.constants)  # fmt: skip
     if not once:
         given = (parts, lse, sink_logits, out, splits, rows, q.shape[2], q.shape[1])
-        owned, key = (
-            ((parts,), None) if sink_logits is None else ((sink_logits,), sink_logits.dtype)
-        )
-        launch(merge_kernel, (rows, 1, 1), given, owned, (layout, key),
+        sinks, key = (parts, None) if sink_logits is None else (sink_logits, sink_logits.dtype)
+        launch(merge_kernel, (rows, 1, 1), given, (sinks, out), (layout, key),
                lambda: {"SINKS": key is not None, "DV": dv, "DV_PAD": _pad(dv), "S": 16,
                         "num_warps": 4})  # fmt: skip
     return out
@@ -323,7 +359,7 @@ class _Layout:
 @lru_cache(maxsize=1024)
 def _layout(
     shapes: tuple[Any, ...], dtype: torch.dtype, device: torch.device,
-    tables: tuple[tuple[int, int], bool, bool], hides: bool, blocks: Blocks | None,
+    tables: tuple[tuple[int, int], bool, bool], hides: bool, page: int, blocks: Blocks | None,
 ) -> _Layout:  # fmt: skip
     require(device)
     (b, h, nq, d), q, hkv, k, dv, v = shapes
@@ -335,7 +371,7 @@ def _layout(
     constants = {
         "HALF": half, "HALF_PAD": _pad(half), "REST": rest, "REST_PAD": _pad(rest), "DV": dv,
         "DV_PAD": _pad(dv), "R": rows, "N": n, "ADJACENT": adjacent, "ROTATES": rotates,
-        "ALONE": nq == 1, "HIDES": hides, "WIDE": device.type != "cuda",
+        "ALONE": nq == 1, "HIDES": hides, "PAGE": page, "WIDE": device.type != "cuda",
         "num_warps": blocks.warps, "num_stages": blocks.stages,
     }  # fmt: skip
     strides = (*q[:3], *k[:3], *v[:3])

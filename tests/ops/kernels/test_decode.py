@@ -307,7 +307,7 @@ def test_a_known_shape_goes_straight_to_its_kernel(monkeypatch: pytest.MonkeyPat
     )
     told_first = dict(zip(decode_kernel.arg_names, first, strict=True))
     numbers = [name for name, x in told.items() if not isinstance(x, Tensor)]
-    assert [name for name in numbers if told[name] != told_first[name]] == ["splits"]
+    assert [name for name in numbers if told[name] != told_first[name]] == ["splits", "least"]
 
 
 def test_nothing_to_see() -> None:
@@ -353,23 +353,25 @@ def test_schemes_that_do_not_fit() -> None:
     assert make_decode_plan(scheme("rope()"), head, far, [(2**30 + 8,)], 16) is None
 
 
-def shares(dtype: str, d: int, half: int, adjacent: bool, rows: int = 16) -> Spec:
+def shares(
+    dtype: str, d: int, half: int, adjacent: bool, rows: int = 16, page: int = 0
+) -> Spec:  # fmt: skip
     """The kernel as `decode` launches it over heads of d, with all strides multiples of 16."""
     blocks = blocks_for(d, torch.float32 if dtype == "fp32" else torch.bfloat16, rows)
     pointers = {"q": dtype, "k": dtype, "v": dtype, "out": "fp32", "lse": "fp32", "ints": "i32"}
     floats = ("floats", "cos", "sin", "start_cos", "start_sin")
-    strides = [*(f"{x}_{axis}" for x in "qkv" for axis in "bhn"), "hidden_b"]
-    counts = ("kv_heads", "group", "tiles", "queries", "segments", "splits", "total_rows")
+    strides = [*(f"{x}_{axis}" for x in "qkv" for axis in "bhn"), "hidden_b", "table_b"]
+    counts = ("kv_heads", "group", "tiles", "queries", "segments", "splits", "least", "total_rows")
     types = {
         **{name: f"*{one}" for name, one in (pointers | dict.fromkeys(floats, "fp32")).items()},
-        "hidden": "*u8", "capacity": "i32", **dict.fromkeys(strides, "i32"),
+        "hidden": "*u8", "table": "*i32", "capacity": "i32", **dict.fromkeys(strides, "i32"),
         "plan_row": "i32", "scale": "fp32", **dict.fromkeys(counts, "i32"),
     }  # fmt: skip
     constants = {
         "HALF": half, "HALF_PAD": padded(half), "REST": d - 2 * half,
         "REST_PAD": padded(d - 2 * half), "DV": d, "DV_PAD": padded(d), "R": rows,
         "N": blocks.keys, "ADJACENT": adjacent, "ROTATES": True, "ALONE": rows == 16,
-        "HIDES": rows > 16, "WIDE": False,
+        "HIDES": rows > 16, "PAGE": page, "WIDE": False,
     }  # fmt: skip
     divided = [*pointers, *floats, *strides]
     aligned = tuple((n,) for n, name in enumerate(types) if name in divided)
@@ -382,7 +384,7 @@ def padded(n: int) -> int:
     return max(16, 1 << max(n - 1, 0).bit_length())
 
 
-USUAL = together([shares("bf16", 128, 64, False)])
+USUAL = together([shares("bf16", 128, 64, False), shares("bf16", 128, 64, False, page=16)])
 OTHERS = [
     shares("bf16", 128, 64, True),
     shares("bf16", 64, 32, False),
