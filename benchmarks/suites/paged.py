@@ -19,7 +19,7 @@ from benchmarks.suites.decode import _fastest as fastest_sdpa
 from benchmarks.suites.peers import found, peer
 from benchmarks.suites.rope import in_graphs
 from benchmarks.suites.rows import BASELINE, OURS, PEER, Work
-from benchmarks.suites.setup import Setup, Sizes, machine, one_scheme, relative
+from benchmarks.suites.setup import SAMPLED, Setup, Sizes, machine, one_scheme, relative
 from benchmarks.suites.timing import Run
 from longitude.core.scheme import Scheme
 from longitude.ops.attention import attention
@@ -119,9 +119,10 @@ def _prefills(setup: Setup, s: Sizes) -> Iterator[Case]:
     for name, scheme in _schemes(s.tokens).items():
         base, goal = "attention over contiguous keys", setup.goal({"speed": PREFILL_GOAL})
         contiguous = partial(attention, scheme, q, k, v, q_pos, k_pos)
+        judge = partial(_error, step, scheme)
         ways = [
-            Way(base, contiguous, BASELINE),
-            Way("longitude", step.run(scheme), OURS, goal=goal),
+            Way(base, contiguous, BASELINE, lambda out, judge=judge: judge(out[0].transpose(0, 1))),
+            Way("longitude", step.run(scheme), OURS, judge, goal),
         ]
         yield _case(setup, s, f"the last quarter of a prompt, {name}", base, ways, step)
 
@@ -133,12 +134,16 @@ def _case(setup: Setup, s: Sizes, what: str, base: str, ways: list[Way], step: S
 
 
 def _error(step: Step, scheme: Scheme, out: Any) -> float:
-    """The first sequence's output against float64."""
-    one = step._replace(table=step.table[:1], starts=step.starts[:2], lens=step.lens[:1])
-    q, k, v = (x.double() for x in one._replace(q=step.q[: step.starts[1]]).contiguous())
-    n, new = k.shape[2], q.shape[2]
-    want = attention(scheme, q, k, v, range(n - new, n), range(n), backend="eager")
-    return relative(out[:new].transpose(0, 1)[None], want)
+    """The first sequence's last tokens against float64; `out` is (tokens h d)."""
+    stop, n = step.starts[1], step.lens[0]
+    some = range(max(0, stop - SAMPLED), stop)
+    q = step.q[some.start : stop].transpose(0, 1)[None]
+    k, v = (gather(x, step.table[0], range(n)) for x in (step.keys, step.values))
+    q_pos = range(n - len(some), n)
+    want = attention(
+        scheme, q.double(), k.double(), v.double(), q_pos, range(n), backend="eager"
+    )  # fmt: skip
+    return relative(out[some.start : stop].transpose(0, 1)[None], want)
 
 
 def _infer(step: Step) -> Run:

@@ -144,6 +144,7 @@ class DecodePlan(NamedTuple):
     blocks: int  # of the sequence that has most
     total: int  # blocks of all sequences, or of the one for all
     rotates: bool  # whether any keys are rotated as they are read
+    even: int  # every block begins at a multiple of it
 
     def renew(self, later: DecodePlan) -> None:
         """Become a later step, in place: for a captured graph, which reads this one's memory."""
@@ -270,9 +271,10 @@ def make_decode_plan(
     rounded = max(64, 1 << (last - 1).bit_length())  # a longer cache seldom needs a new one
     steps, starts = (_key_tables(scheme.rotary, distinct, block, spec, n) for n in (0, rounded))
     rotates = any(rotation.divide != math.inf for rotation in distinct)
+    even = math.gcd(*(size for rotation in distinct for size in (rotation.span, rotation.chunk)))
     most, total = int(until[:, -1].max()), int(until[:, -1].sum())
     return DecodePlan(
-        ints, floats, steps, starts, order.shape[1], nq, most, total, rotates
+        ints, floats, steps, starts, order.shape[1], nq, most, total, rotates, even
     )  # fmt: skip
 
 

@@ -44,7 +44,8 @@ def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_si
             HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
             DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
             ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
-            HIDES: tl.constexpr, PAGE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+            HIDES: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, K_PAGE: tl.constexpr,
+            V_PAGE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """One share of one key head's blocks: the output and the log-sum-exp (base 2) of it."""
     tile, split = tl.program_id(0), tl.program_id(1)
     pair, tile = tile // tiles, tile % tiles
@@ -78,10 +79,10 @@ def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_si
         first, stop = tl.maximum(begin - before, 0), tl.minimum(end - before, count)
         if first < stop:
             top, norm, acc = _segment(
-                qa, qb, qr, k, v, k_b, k_n, v_b, v_n, ints, floats, cos, sin, start_cos, start_sin,
+                qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin,
                 hidden, table, capacity, n, live, scale, first, stop, top, norm, acc, HALF,
                 HALF_PAD, REST, REST_PAD, DV, DV_PAD, R, N, ADJACENT, ROTATES, ALONE, HIDES, PAGE,
-                WIDE,
+                GROUP, K_PAGE, V_PAGE, WIDE,
             )  # fmt: skip
         ints += each
         floats += queries * 2 * HALF
@@ -117,12 +118,13 @@ def _split_query(q, live, HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.c
 
 @triton.jit
 @no_type_check
-def _segment(qa, qb, qr, k, v, k_b, k_n, v_b, v_n, ints, floats, cos, sin, start_cos, start_sin,
-           hidden, table, capacity, n, live, scale, first, stop, top, norm, acc,
+def _segment(qa, qb, qr, k, v, k_n, v_n, ints, floats, cos, sin, start_cos, start_sin, hidden,
+           table, capacity, n, live, scale, first, stop, top, norm, acc,
            HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
            DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
            ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
-           HIDES: tl.constexpr, PAGE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+           HIDES: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, K_PAGE: tl.constexpr,
+           V_PAGE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Blocks first … stop-1 of a segment; the table of their keys stays in registers."""
     t, pair = tl.arange(0, N), tl.arange(0, HALF_PAD)
     frame, start, offset = tl.load(ints + 2), tl.load(ints + 3), tl.load(ints + 4)
@@ -140,22 +142,15 @@ def _segment(qa, qb, qr, k, v, k_b, k_n, v_b, v_n, ints, floats, cos, sin, start
         at = (frame * N + t[:, None]) * HALF + pair[None, :]
         c, s = tl.load(cos + at, mask=known, other=0.0), tl.load(sin + at, mask=known, other=0.0)
     column, rest = tl.arange(0, DV_PAD), tl.arange(0, REST_PAD)
-    following = t.to(tl.int64)
-    if PAGE:
-        following = _pages(table, first + start, span, chunk, per_chunk, most, t, PAGE)
+    p, end = _bounds(first + start, span, chunk, per_chunk, most)
+    pages = _pages(table, p, end, N, PAGE, GROUP)
     for block in range(first + start, stop + start):
-        within = block % per_chunk * span
-        p = block // per_chunk * chunk + within
-        until = tl.minimum(tl.minimum(span, chunk - within), most - p)
-        inside = (t >= least - p) & (t < until)
-        if PAGE:
-            page = following
-            following = _pages(table, block + 1, span, chunk, per_chunk, most, t, PAGE)
-            keys = k + page * k_b + (p + t) % PAGE * k_n
-            values = v + page * v_b + (p + t) % PAGE * v_n
-        else:
-            keys = k + (p + offset).to(tl.int64) * k_n + t * k_n
-            values = v + (p + offset).to(tl.int64) * v_n + t * v_n
+        inside = (t >= least - p) & (t < end - p)
+        keys = _rows(k, k_n, pages, p + offset, t, PAGE, GROUP, K_PAGE)
+        values = _rows(v, v_n, pages, p + offset, t, PAGE, GROUP, V_PAGE)
+        # pages are on their way while the keys of those before are read
+        after, after_end = _bounds(block + 1, span, chunk, per_chunk, most)
+        pages = _pages(table, after, after_end, N, PAGE, GROUP)
         product = tl.zeros((R, N), tl.float32)
         if HALF:
             ua, ub = qa, qb
@@ -180,15 +175,44 @@ def _segment(qa, qb, qr, k, v, k_b, k_n, v_b, v_n, ints, floats, cos, sin, start
         some = inside[:, None] & (column < DV)[None, :]
         value = tl.load(values[:, None] + column[None, :], mask=some, other=0.0)
         top, norm, acc = _join(product, value, top, norm, acc, WIDE)
+        p, end = after, after_end
     return top, norm, acc
 
 
 @triton.jit
 @no_type_check
-def _pages(table, block, span, chunk, per_chunk, most, t, PAGE: tl.constexpr):
-    """The blocks of the cache that hold the keys of a block here."""
-    p = block // per_chunk * chunk + block % per_chunk * span + t
-    return tl.load(table + p // PAGE, mask=p < most, other=0).to(tl.int64)
+def _bounds(block, span, chunk, per_chunk, most):
+    """The positions of a block, from the first up to the second."""
+    begin = block // per_chunk * chunk
+    p = begin + block % per_chunk * span
+    return p, tl.minimum(tl.minimum(p + span, begin + chunk), most)
+
+
+@triton.jit
+@no_type_check
+def _pages(table, p, end, N: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr):
+    """The page of each key of a block; one is read for GROUP keys, which share it."""
+    each = tl.arange(0, N // GROUP)
+    if PAGE:
+        index = p // PAGE + each  # few operations: they are what limits the kernel
+        if GROUP == 1:
+            index = (p + each) // PAGE
+        each = tl.load(table + index, mask=each * GROUP < end - p, other=0)
+    return tl.reshape(tl.broadcast_to(each[:, None], (N // GROUP, GROUP)), (N,))
+
+
+@triton.jit
+@no_type_check
+def _rows(x, x_n, pages, p, t, PAGE: tl.constexpr, GROUP: tl.constexpr, X_PAGE: tl.constexpr):
+    """Where a block's keys or values lie, in their pages or one after another."""
+    if PAGE:
+        within = t % GROUP
+        if GROUP == 1:
+            within = (p + t) % PAGE
+        elif GROUP < PAGE:
+            within += p % PAGE
+        return x + within * x_n + pages.to(tl.int64) * X_PAGE
+    return x + p.to(tl.int64) * x_n + t * x_n
 
 
 @triton.jit
@@ -319,7 +343,8 @@ def decode(
     table, page = (plan.ints, 0) if block_table is None else (block_table, k.shape[2])
     shapes = (q.shape, q.stride(), k.shape[1], k.stride(), v.shape[3], v.stride())
     tables = (plan.steps[0].shape[1:], pairs == "adjacent", plan.rotates)
-    layout = _layout(shapes, q.dtype, q.device, tables, key_padding is not None, page, blocks)
+    paged = (page, _group(plan, page)) if page else (0, 1)
+    layout = _layout(shapes, q.dtype, q.device, tables, key_padding is not None, paged, blocks)
     by_row = plan.ints.stride(0) if plan.ints.shape[0] > 1 else 0
     # as many programs as there would be if the longest sequences had all blocks
     full = -(-layout.programs * plan.total // max(1, plan.blocks * plan.ints.shape[0]))
@@ -359,7 +384,8 @@ class _Layout:
 @lru_cache(maxsize=1024)
 def _layout(
     shapes: tuple[Any, ...], dtype: torch.dtype, device: torch.device,
-    tables: tuple[tuple[int, int], bool, bool], hides: bool, page: int, blocks: Blocks | None,
+    tables: tuple[tuple[int, int], bool, bool], hides: bool, paged: tuple[int, int],
+    blocks: Blocks | None,
 ) -> _Layout:  # fmt: skip
     require(device)
     (b, h, nq, d), q, hkv, k, dv, v = shapes
@@ -371,11 +397,20 @@ def _layout(
     constants = {
         "HALF": half, "HALF_PAD": _pad(half), "REST": rest, "REST_PAD": _pad(rest), "DV": dv,
         "DV_PAD": _pad(dv), "R": rows, "N": n, "ADJACENT": adjacent, "ROTATES": rotates,
-        "ALONE": nq == 1, "HIDES": hides, "PAGE": page, "WIDE": device.type != "cuda",
+        "ALONE": nq == 1, "HIDES": hides, "PAGE": paged[0], "GROUP": paged[1],
+        "K_PAGE": k[0] if paged[0] else 0, "V_PAGE": v[0] if paged[0] else 0,
+        "WIDE": device.type != "cuda",
         "num_warps": blocks.warps, "num_stages": blocks.stages,
     }  # fmt: skip
     strides = (*q[:3], *k[:3], *v[:3])
     return _Layout(strides, (hkv, h // hkv, tiles, nq), b * hkv * tiles, b * h * nq, constants)
+
+
+def _group(plan: DecodePlan, page: int) -> int:
+    """How many keys of a block share a page wherever the block begins."""
+    keys = plan.steps[0].shape[1]
+    group = min(keys, page)
+    return 1 if plan.even % group or max(keys, page) % group else group
 
 
 def _pad(n: int) -> int:

@@ -371,7 +371,8 @@ def shares(
         "HALF": half, "HALF_PAD": padded(half), "REST": d - 2 * half,
         "REST_PAD": padded(d - 2 * half), "DV": d, "DV_PAD": padded(d), "R": rows,
         "N": blocks.keys, "ADJACENT": adjacent, "ROTATES": True, "ALONE": rows == 16,
-        "HIDES": rows > 16, "PAGE": page, "WIDE": False,
+        "HIDES": rows > 16, "PAGE": page, "GROUP": page or 1,
+        "K_PAGE": page * 1024, "V_PAGE": page * 1024, "WIDE": False,
     }  # fmt: skip
     divided = [*pointers, *floats, *strides]
     aligned = tuple((n,) for n, name in enumerate(types) if name in divided)
