@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.core.validate import UserError, shown
-from longitude.eval.prefill import input_device, lm_head, logit_chunk, prefill
+from longitude.eval.prefill import batch_rows, input_device, lm_head, logit_chunk, prefill
 
 Logits = Callable[[Tensor], Tensor]  # tokens (b n) to logits (b n vocabulary)
 BATCH_TOKENS = 2**15  # of one forward
@@ -84,7 +84,7 @@ def tail_losses(
             f"1 token or more is scored, with one at least before it, but got {shown(scored)} of "
             f"{total} tokens: give more text, or score less of it."
         )
-    batches = rows.split(max(1, BATCH_TOKENS // total))
+    batches = rows.split(batch_rows(model, total))
     found = torch.cat([_losses(model, batch, total - 1 - scored, chunk) for batch in batches])
     return found.view(*ids.shape[:-1], scored)
 

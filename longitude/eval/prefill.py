@@ -28,7 +28,8 @@ ACTIVATION_BYTES = 2**31  # of one forward
 MIN_CHUNK = 128  # tokens, however long the text is
 LOGITS_AT_ONCE = 2**25
 TOKENS_AT_ONCE = 2**11  # through the LM head
-BATCH_TOKENS = 2**15  # of a batch of prompts, answers included
+BATCH_TOKENS = {"cpu": 2**12}  # of texts in one forward: what a CPU's allocator can reuse
+MORE_BATCH_TOKENS = 2**15  # elsewhere
 WINDOWS = ("sliding_window", "attention_chunk_size")  # layers with these take a mask on every call
 PROBE_TOKENS = 4  # on which the LM head is tried
 
@@ -152,7 +153,7 @@ def greedy_batch(
         by_length.setdefault(len(prompt), []).append(index)
     answers: dict[int, list[int]] = {}
     for length, indices in by_length.items():
-        rows = max(1, BATCH_TOKENS // (length + new))
+        rows = batch_rows(model, length + new)
         for first in range(0, len(indices), rows):
             batch = indices[first : first + rows]
             tokens = _decode(model, torch.stack([prompts[i] for i in batch]), new, ends)
@@ -237,6 +238,11 @@ def chunk_for(model: nn.Module, rows: int, total: int, head: Head) -> int:
     while chunk > MIN_CHUNK and _activation_bytes(model, rows, chunk, total) > ACTIVATION_BYTES:
         chunk = -(-chunk // 2)
     return chunk if head.module is not None else min(chunk, logit_chunk(model))
+
+
+def batch_rows(model: nn.Module, length: int) -> int:
+    """How many texts of this length go through one forward together."""
+    return max(1, BATCH_TOKENS.get(input_device(model).type, MORE_BATCH_TOKENS) // length)
 
 
 def logit_chunk(model: nn.Module) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.core.validate import UserError
-from longitude.eval.prefill import BATCH_TOKENS, lm_head, prefill
+from longitude.eval.prefill import batch_rows, lm_head, prefill
 from longitude.eval.records import ResultKey
 from longitude.eval.tasks import SMALL_WINDOW, Prompt, Session, families
 
@@ -139,7 +139,7 @@ def _ids(session: Session, text: str) -> list[int]:
 def answers(model: nn.Module, prompts: Sequence[Tokens]) -> Iterator[tuple[str, bool, float]]:
     """Family, exact match and loss of every answer to prompts of one length: from one forward each,
     as many together as fit."""
-    head, rows = lm_head(model), max(1, BATCH_TOKENS // len(prompts[0].ids))
+    head, rows = lm_head(model), batch_rows(model, len(prompts[0].ids))
     for batch in (prompts[i : i + rows] for i in range(0, len(prompts), rows)):
         first = min(at.start for prompt in batch for _, at in prompt.answers) - 1
         hidden = []

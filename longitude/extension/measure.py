@@ -229,8 +229,8 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
 
 
 def leave_out(plan: Plan, tasks: Sequence[Task], store: Store) -> None:
-    """Refuse what nobody would act on: kept context, retrieval and cost where a method's loss on the
-    first document is clearly insane. The baseline's cost is what the others' are compared with."""
+    """Refuse what nobody would act on: kept context, retrieval and cost where a method's loss on
+    the first document is clearly insane. The others' costs are compared with the baseline's."""
     rows = [r for r in measurements(plan, store) if r.key.text == plan.texts[0]]
     losses = {(r.key.scheme, r.key.length): r.value.get("loss") for r in of(rows, CONTEXT)}
     window = losses.get((plan.subject.scheme, plan.subject.trained))

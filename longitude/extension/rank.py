@@ -5,10 +5,10 @@ of context that the baseline keeps at the end of its own window, and its loss is
 nat of the baseline's in its window. With a loss beyond that, a share means nothing.
 
 **context** (the default goal): of the methods whose kept share at the target is above zero with
-95 % confidence and whose loss there is sane, the best mean rank over three groups: kept context;
-the answers' loss, family by family; the loss past the window. Ties go to the lower in-window cost,
-then to the faster prefill. A method that keeps nothing forgets, and is never recommended for a
-context.
+95 % confidence and whose loss there is sane, first those whose effective length is the target, then
+the best mean rank over three groups: kept context; the answers' loss, family by family; the loss
+past the window. Ties go to the lower in-window cost, then to the faster prefill. A method that
+keeps nothing forgets, and is never recommended for a context.
 
 **stream**: fluent without end in constant memory: of the methods that hide everything beyond a
 window, with a sane loss, the one with the lowest loss past the window.
@@ -216,17 +216,20 @@ class Ranking:
         return more is not None and more.clear and more.mean > 0 and cheap
 
     def ordered(self, goal: str, names: Iterable[str] | None = None) -> list[str]:
-        """The methods that qualify for a goal, the best first. Some of them keep the order that they
-        have among all."""
+        """The methods that qualify for a goal, the best first; those that are named, in the order
+        that they have among all."""
         every, at = self.candidates(goal), self.trained if goal == SHORT else self.length
         groups = self.groups(at)
         if goal == STREAM:
             groups = {name: group for name, group in groups.items() if name == "loss"}
         ranks = self.mean_ranks(every, at, groups)
 
-        def place(label: str) -> tuple[float, float, float, int]:
+        reached = self.effective_length if goal == CONTEXT_GOAL else {}
+
+        def place(label: str) -> tuple[bool, float, float, float, int]:
             cost, speed = self.in_window_cost(label), prefill_speed(self.rows, label, self.length)
             return (
+                reached.get(label, 0) < at,
                 round(ranks[label], 9),
                 cost.mean if cost else 0.0,
                 -speed.mean if speed else 0.0,

@@ -70,7 +70,7 @@ def test_a_batch_answers_as_each_prompt_alone(ruler: Any) -> None:
 def single(ruler: Any, target: TargetModel, p: dict[str, Any], ids: list[int]) -> tuple[str, float]:
     answer = target.tokenizer(ruler.answer_text(p), add_special_tokens=False).input_ids
     at = range(len(ids), len(ids) + len(answer))
-    ((_, _, loss),) = answers(target.model, Tokens(torch.tensor(ids + answer), (("", at),)))
+    ((_, _, loss),) = answers(target.model, [Tokens(torch.tensor(ids + answer), (("", at),))])
     return target.tokenizer.decode(greedy(target.model, torch.tensor(ids), p["new"])), loss
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import longitude.hf as lh
 from longitude import UserError
-from longitude.eval import perplexity, prefill
+from longitude.eval import prefill
 from longitude.eval.perplexity import is_out_of_memory, losses, tail_losses
 from longitude.eval.prefill import chunk_for, lm_head
 
@@ -82,7 +82,7 @@ def test_texts_of_one_length_are_scored_as_each_alone(
     ids = torch.stack([tokens(1200)[at : at + 200] for at in (0, 300, 500, 900, 1000)])
     want = torch.stack([tail_losses(m, row, 60) for row in ids])
     for at_once in (2**15, 2 * 200, 1):  # all rows in one forward, two, or one
-        monkeypatch.setattr(perplexity, "BATCH_TOKENS", at_once)
+        monkeypatch.setitem(prefill.BATCH_TOKENS, "cpu", at_once)
         with lengths_read(m) as read:
             found = tail_losses(m, ids, 60, chunk=chunk)
         assert read[0] == (min(5, max(1, at_once // 200)), chunk or 199)

@@ -143,6 +143,14 @@ def test_each_runtime_gets_the_best_that_it_can_serve_and_what_is_lost() -> None
     assert "effective length 1,024" in sentence
 
 
+def test_a_method_that_reaches_the_target_comes_before_one_that_does_not() -> None:
+    shares, losses = {REROPE: 0.22, LEAKY: 0.15}, {REROPE: 2.3, LEAKY: 2.1}
+    rows = measured(shares, losses, {REROPE: 0.9, LEAKY: 0.8})  # the baseline's window: 20 %
+    assert advised(rows).best.label == REROPE
+    shares[REROPE] = 0.19
+    assert advised(measured(shares, losses, {REROPE: 0.9, LEAKY: 0.8})).best.label == LEAKY
+
+
 def test_answers_and_loss_count_as_much_as_what_is_kept() -> None:
     shares = {OWN: 0.0, LEAKY: 0.20, REROPE: 0.25}
     losses, answers = {LEAKY: 2.0, REROPE: 2.1}, {LEAKY: 0.5, REROPE: 1.5}
