@@ -51,6 +51,11 @@ class Export:
         return self.settings.config if self.settings else None
 
     @property
+    def content(self) -> Any:
+        """What is in that folder besides the checkpoint's own files."""
+        return (self.settings.config, self.settings.files) if self.settings else None
+
+    @property
     def text(self) -> str | None:
         """The command to type, or what the file holds."""
         return self.settings.text if self.settings else None

@@ -73,10 +73,8 @@ def _located(result: ExportResult, out: Path) -> tuple[ExportResult, list[Path],
     gguf_file = out / f"{slug(result.checkpoint.name)}-{result.target}.gguf"
     folders = []
     for export in result.exports:
-        mine = export.settings and (export.config, export.settings.files)
-        same = (e for e in result.exports if e.settings and e.config is not None)
-        alike = (e for e in same if (e.config, e.settings.files) == mine)
-        name = next(alike, export).runtime.name
+        same = (e for e in result.exports if e.config is not None and e.content == export.content)
+        name = next(same, export).runtime.name
         folders.append(out if len(result.exports) == 1 else out / name)
     placed = list(zip(result.exports, folders, strict=True))
     complete = next((f for export, f in placed if export.runtime.writes == "folder"), out)

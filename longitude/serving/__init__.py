@@ -14,8 +14,11 @@ vLLM's own.
 from __future__ import annotations
 
 import sys
+from functools import wraps
 from pathlib import Path
 from typing import Any
+
+MARK = "_longitude"  # an attribute of the function that takes the place of vLLM's
 
 
 def register() -> None:
@@ -23,9 +26,10 @@ def register() -> None:
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
 
     stock = EngineArgs.create_engine_config
-    if hasattr(stock, "_longitude"):
+    if hasattr(stock, MARK):
         return
 
+    @wraps(stock)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         from longitude.serving.settings import requested
 
@@ -44,5 +48,5 @@ def register() -> None:
             raise
         return config
 
-    create_engine_config._longitude = True  # type: ignore[attr-defined]
+    setattr(create_engine_config, MARK, True)
     EngineArgs.create_engine_config = create_engine_config

@@ -43,7 +43,7 @@ def own_schemes(config: Any) -> dict[int, Scheme]:
         )
     one, count = found[0], entry(config, LAYERS) or 1
     if one.scheme is None and one.kind != "none":
-        why = "; ".join(one.notes) or "its rotation has no written form"
+        why = "; ".join(one.notes).rstrip(".") or "its rotation has no written form"
         raise UserError(f"{name} can't be served under another scheme: {why}.")
     if one.layers:
         rows = [(parse(text), numbers) for text, numbers in one.layers if "attention (" not in text]

@@ -136,11 +136,14 @@ def install(model: nn.Module, vllm_config: Any) -> None:
 def find_layers(model: nn.Module, vllm_config: Any) -> list[Layer]:
     """Every attention layer; raises for kinds that can't be served."""
     from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.layers.mamba.abstract import MambaBase
 
     context = vllm_config.compilation_config.static_forward_context
     for name, layer in context.items():
-        other = type(layer) is not Attention and not isinstance(layer, MambaBase)
+        if not isinstance(layer, AttentionLayerBase) or isinstance(layer, MambaBase):
+            continue  # experts, or layers that remember without attention
+        other = type(layer) is not Attention
         shares = getattr(layer, "kv_sharing_target_layer_name", None)
         if other or shares or getattr(layer, "use_alibi_sqrt", False):
             kind = "another layer's cache" if shares else type(layer).__name__
@@ -162,10 +165,11 @@ def check_layer(layer: Layer, own: Scheme, length: int, width: int) -> None:
     """Raise unless a layer's window and rotation are those that the configuration says."""
     kind = type(layer.parent).__name__
     window = next((mask.size for mask in own.mask if isinstance(mask, Window)), None)
-    if window != layer.attention.sliding_window:
+    theirs = layer.attention.sliding_window  # one more than transformers' for Cohere 2
+    if (window is None) != (theirs is None) or (window is not None and theirs < window):
         raise UserError(
-            f"layer {layer.index} ({kind}) has a window of {layer.attention.sliding_window} in "
-            f"vLLM, but {window} by the configuration: longitude can't serve it."
+            f"layer {layer.index} ({kind}) has a window of {theirs} in vLLM, but {window} by the "
+            f"configuration: longitude can't serve it."
         )
     rotated = recorded(layer, width)
     with layer.unrotated():
@@ -202,6 +206,10 @@ def recorded(layer: Layer, width: int) -> tuple[Tensor, Tensor]:
     kind = type(layer.parent).__name__
     with ExitStack() as stack:
         stack.enter_context(replaced(layer.attention, "forward", record))
+        for name, child in [*layer.parent.named_children()]:  # without adapters, which need a batch
+            if isinstance(bare := getattr(child, "base_layer", None), nn.Module):
+                stack.callback(setattr, layer.parent, name, child)
+                setattr(layer.parent, name, bare)
         try:
             layer.parent(**arguments)
         except Exception as error:  # of many kinds: each model has its own forward
@@ -242,7 +250,7 @@ def replace_attention(layer: Layer, scheme: Scheme, length: int) -> None:
     """Our attention in a layer, and no rotation before it."""
     attention, ours = layer.attention, backend()
     window = next((mask for mask in scheme.mask if isinstance(mask, Window)), None)
-    if window is None or window.size != attention.sliding_window or window.sinks:
+    if window is None or window.size > (attention.sliding_window or 0) or window.sinks:
         attention.sliding_window = None  # its old blocks are read: vLLM may not drop them
     attention.impl = ours.get_impl_cls()(scheme, attention.impl, length)
     attention.attn_backend = ours
