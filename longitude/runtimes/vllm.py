@@ -36,7 +36,7 @@ from longitude.serving.settings import FILE, TESTED
 
 PLUGIN = (
     f"vLLM serves this by longitude's plugin, which finds {FILE}: install it where vLLM runs, pip "
-    f'install "longitude[vllm]" (tested in vLLM {TESTED[0]} to {TESTED[-1]}).'
+    f'install "longitude[vllm]" (tested in vLLM {", ".join(TESTED)}).'
 )
 FACTOR_INCLUDED = ("longrope", "llama3", "yarn")  # the maximum is not multiplied by their factor
 

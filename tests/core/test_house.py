@@ -28,7 +28,7 @@ BUDGET = {
     "inspection": 2_500,
     "reading": 2_550,
     "training": 3_800,
-    "runtimes": 3_650,
+    "runtimes": 3_680,
     "serving": 800,  # the vLLM plugin
     "extension": 3_150,
     "viz": 3_000,
