@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from longitude.reading.api import read as read
     from longitude.runtimes.api import export as export
     from longitude.runtimes.api import lint as lint
+    from longitude.runtimes.api import verify as verify
     from longitude.training.api import lab as lab
     from longitude.training.api import train as train
     from longitude.training.api import tune as tune
@@ -48,7 +49,7 @@ _NAMES = {
     "ops.attention": ["attention"],
     "ops.explain": ["explain"],
     "reading.api": ["ReadOptions", "read"],
-    "runtimes.api": ["ExportOptions", "LintOptions", "export", "lint"],
+    "runtimes.api": ["ExportOptions", "LintOptions", "VerifyOptions", "export", "lint", "verify"],
     "training.api": ["LabOptions", "TrainOptions", "TuneOptions", "lab", "train", "tune"],
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

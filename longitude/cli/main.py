@@ -21,7 +21,7 @@ from longitude.cli.extend import extend
 from longitude.cli.inspect import inspect
 from longitude.cli.read import read
 from longitude.cli.report import report
-from longitude.cli.runtimes import export, lint
+from longitude.cli.runtimes import export, lint, verify
 from longitude.cli.schemes import check, schemes, show
 from longitude.cli.stream import stream
 from longitude.cli.train import lab, train
@@ -37,7 +37,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (  # in the order of the help
-    *(schemes, show, explore, check, train, extend, tune, export, lint, inspect, lab, report),
+    *(schemes, show, explore, check, train, extend, tune, export, lint, verify),
+    *(inspect, lab, report),
     *(read, stream, bench, env),
 ):
     app.command()(command)

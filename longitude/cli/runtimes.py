@@ -1,5 +1,5 @@
-"""`longitude export` and `lint`: a scheme as settings of the runtime that is to serve it, and what
-runtimes really compute from a model's settings."""
+"""`longitude export`, `lint` and `verify`: a scheme as settings of the runtime that is to serve it,
+what runtimes compute from a model's settings by their source, and what they compute when run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def export(
     ] = None,
     weights: Annotated[str, Option(help="In folders: link, copy or none.")] = "link",
     verify: Annotated[
-        bool, Option("--verify", help="Compare the new GGUF file in llama.cpp to Hugging Face.")
+        bool,
+        Option("--verify", help="Run what is written in the runtimes installed here."),
     ] = False,
     model: Annotated[
         str | None, Option(help="Where the model of a run is, if it was moved.")
@@ -123,4 +124,44 @@ def lint(
     result = api.lint(model, options=options)
     print_result(result, as_json)
     if not result.same:
+        raise Exit(1)
+
+
+def verify(
+    model: Annotated[
+        str,
+        Argument(metavar="MODEL", help="A folder, a name on the Hub, a .gguf file or tiny-rope."),
+    ],
+    runtimes: Annotated[
+        str,
+        Option(
+            "--in", help="transformers, vllm, llama.cpp, mlx; several joined by commas, or all."
+        ),
+    ] = "all",
+    scheme: Annotated[
+        str | None,
+        Option(
+            help="Is written for each runtime first. [default: what the model was saved with, or "
+            "else its own settings, as they are]"
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        Option(help="Tokens to serve: 32768, 32k, 4x. [default: by the scheme's factor]"),
+    ] = None,
+    revision: o.Revision = None,
+    as_json: o.Json = False,
+) -> None:
+    """Run a model in the runtimes that are installed, and compare them with Hugging Face.
+
+    The largest difference of a log-probability, inside the trained window and past it, between the
+    runtime and the scheme as Longitude runs it, both in float32. A runtime that is not installed is
+    named with the package to install. The exit code is 1 if any differs, with the cause if known.
+    """
+    from longitude.runtimes import api
+
+    options = api.VerifyOptions(runtimes=runtimes, scheme=scheme, to=to, revision=revision)
+    result = api.verify(model, options=options)
+    print_result(result, as_json)
+    if not result.holds:
         raise Exit(1)

@@ -9,8 +9,12 @@ it there: `runtimes()` looks through the folder, and nothing else names a runtim
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +37,8 @@ class Issue:
     """A known way in which a runtime computes something else than its settings suggest."""
 
     name: str
-    affects: str  # of "frequencies", "attention", "length" and "start", by spaces; "": a mere note
+    affects: str  # of "frequencies", "attention", "length", "remap" and "start", by spaces; "": a
+    # mere note
     sentence: str
     fix: str
 
@@ -47,6 +52,38 @@ class Settings:
     config: Mapping[str, Any] | None = None  # config.json of a folder of its own
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)  # what else lies in that folder
+
+
+Question = Mapping[str, Any]
+TopTokens = list[list[tuple[int, float]]]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How a runtime is run on this machine, so that what it computes can be compared.
+
+    `top_tokens` gets `path` (a folder, a name on the Hub or a GGUF file), `settings` (as `emulate`
+    reads them), `ids`, `lengths`, `top`, `threads` and `drawn` (a token to generate where one must
+    be), and returns for each length the `top` likeliest tokens after the first so many ids, with
+    their log-probabilities. Everything is computed in float32, so that only settings can make a
+    difference.
+    """
+
+    module: str  # which is there if the runtime is installed
+    install: str  # what pip is to install otherwise
+    top_tokens: Callable[[Question], TopTokens]
+
+
+def in_process(*command: str, question: Question) -> TopTokens:
+    """The answer of a Python program, which keeps a runtime's output and aborts outside: it reads
+    the question as JSON, and the last line that it prints is the answer."""
+    given = json.dumps(question)
+    ran = subprocess.run([sys.executable, *command], input=given, capture_output=True, text=True)
+    if ran.returncode == 0:
+        with suppress(ValueError, IndexError):
+            return json.loads(ran.stdout.splitlines()[-1])
+    lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
+    raise RuntimeError(next((line for line in lines if "error" in line.lower()), lines[-1]))
 
 
 @dataclass(frozen=True)
@@ -75,6 +112,10 @@ class Runtime:
     write_any: Callable[[str, Scheme | Layers, Scheme | None, Checkpoint], Settings] | None = None
     # writes what has no settings, for our own attention inside the runtime
     any_since: str = ""  # the first version that our plugin puts this attention into, if it has one
+    dual_chunk: Callable[[str | None], bool] = lambda version: False  # whether a version remaps
+    # positions as `dual_chunk_attention_config` says
+    runner: Runner | None = None  # how `verify` runs it
+    verified_as: str = ""  # the runtime whose export is run in its place
 
     @property
     def newest(self) -> str:

@@ -1,4 +1,5 @@
-"""`longitude.export` and `longitude.lint`: a scheme written for runtimes, and settings checked."""
+"""`longitude.export`, `lint` and `verify`: a scheme written for runtimes, settings checked, and
+runtimes run."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import Progress, silent
@@ -13,15 +15,24 @@ from longitude.core.scheme import Layers
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown, target_length
 from longitude.parts import DynamicNtk
-from longitude.runtimes import Runtime, select
+from longitude.runtimes import Runtime, runtimes, select
 from longitude.runtimes.card import card
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
-from longitude.runtimes.export import Export, ExportResult, PriorRun, exports, is_run, read_run
-from longitude.runtimes.files import slug, write_files, write_text
+from longitude.runtimes.export import (
+    Export,
+    ExportResult,
+    PriorRun,
+    complete,
+    exports,
+    is_run,
+    read_run,
+)
+from longitude.runtimes.files import slug, started_on, write_files, write_text
 from longitude.runtimes.lint import LintResult, adapter_scheme, lint_settings, read_settings
+from longitude.runtimes.target import make_target
 
 if TYPE_CHECKING:
-    from longitude.runtimes.verify import Verified
+    from longitude.runtimes.verify import Verified, VerifyResult
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class ExportOptions:
     to: str | int | None = None  # tokens: 32768, 32k, 4x; by default the scheme's factor decides
     out: Path | None = None  # folder; by default NAME-TARGET, none for a single command
     weights: str = "link"  # in folders: link, copy or none
-    verify: bool = False  # run the new GGUF file in llama.cpp
+    verify: bool = False  # run what is written in the runtimes that are installed
     source: str | None = None  # where the model of a run is, if it was moved
     revision: str | None = None
     progress: Progress = silent
@@ -60,19 +71,19 @@ def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
             f"with one: add --scheme, as in --scheme "
             f'"rope(frequencies=yarn(4, original=8192))".'
         )
-    writers = [runtime for runtime, _ in selected if runtime.writes == "gguf"]
-    if options.verify and (checkpoint.source.gguf is None or not writers):
-        raise UserError("--verify runs a new GGUF file in llama.cpp: give a .gguf and --for gguf.")
+    if options.verify and not any(runtime.runner for runtime, _ in selected):
+        able = ", ".join(runtime.name for runtime in runnable())
+        raise UserError(f"--verify runs {able}: name one of them in --for.")
     result = _exported(checkpoint, selected, scheme, options, run)
     out = options.out
     folder = any(one.config is not None for one in result.exports)
     if out is None and (folder or len(selected) > 1 or selected[0][0].writes != "command"):
         out = Path(f"{slug(checkpoint.source.name)}-{result.target}")
     if out is None:
-        return result
+        return replace(result, verified=_verified(result, Path())) if options.verify else result
     result = write_files(result, out, options.weights)
     if options.verify:
-        result = replace(result, verified=_verified(result))
+        result = replace(result, verified=_verified(result, out))
     if result.written == (out,):
         return result
     readme = write_text(out / "README.md", card(result))
@@ -153,16 +164,110 @@ def _with_cost(one: Export, run: PriorRun) -> Export:
     return replace(one, settings=replace(one.settings, notes=notes))
 
 
-def _verified(result: ExportResult) -> tuple[Verified, ...]:
-    """What llama.cpp itself computes from the new file; nothing if it was refused."""
-    from longitude.runtimes.verify import verify
+def _verified(result: ExportResult, out: Path) -> tuple[Verified, ...]:
+    """What runtimes themselves compute from what was written; raises if none can be run."""
+    from longitude.runtimes.verify import Reference, Verified, verify
 
-    source = result.checkpoint.source.gguf
-    files = [path for path in result.written if path.suffix == ".gguf"]
-    one = next((e for e in result.exports if e.runtime.writes == "gguf" and e.target), None)
-    if source is None or one is None or one.target is None:
-        return ()
-    return tuple(verify(source, file, one.requested, one.target) for file in files)
+    checkpoint, proofs = result.checkpoint, []
+    references: dict[str, Reference] = {}
+    for export, path in zip(result.exports, started_on(result, out), strict=True):
+        if export.runtime.runner is None:
+            continue
+        if export.settings is None:
+            proofs.append(Verified(export.runtime.title, skipped=str(export.refused)))
+            continue
+        if export.requested not in references:
+            original = export.target.original if export.target else checkpoint.trained or 1
+            source = checkpoint.source.gguf or checkpoint.source.name
+            references[export.requested] = Reference(
+                source, export.requested, original, result.target
+            )
+        reference, settings = references[export.requested], export.settings.entries
+        proofs.append(verify(export.runtime, path, settings, reference, export.target))
+    return _some_ran(proofs)
+
+
+def _some_ran(proofs: Sequence[Verified]) -> tuple[Verified, ...]:
+    if not any(proof.rows or proof.stopped for proof in proofs):
+        raise UserError(" ".join(map(str, proofs)))
+    return tuple(proofs)
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """In which runtimes a model is run, and what it is compared to."""
+
+    runtimes: str = "all"  # those that can be run: "transformers,llama.cpp"
+    scheme: str | None = None  # is written for each first; without: what the settings mean
+    to: str | int | None = None  # tokens: 32768, 32k, 4x; by default the scheme's factor decides
+    revision: str | None = None
+    progress: Progress = silent
+
+
+def verify(model: str, *, options: VerifyOptions | None = None) -> VerifyResult:
+    """Run a model in runtimes, and compare what they compute with what a scheme is.
+
+    Args:
+        model: a name on the Hub, a folder or a .gguf file. With a scheme it is exported into a
+            temporary folder first; without, it is run as it is.
+    """
+    from longitude.runtimes.verify import VerifyResult
+
+    options = options or VerifyOptions()
+    selected = _runnable(options.runtimes)
+    checkpoint = open_checkpoint(model, options.revision)
+    scheme = options.scheme or checkpoint.saved.get("scheme")
+    if scheme is None:
+        proofs = _as_it_is(model, checkpoint, selected, options)
+        return VerifyResult(None, proofs)
+    # a checkpoint without a folder gets one by the export that is a complete checkpoint
+    needed = [complete()] if checkpoint.needs_conversion else []
+    both = [(r, None) for r in dict.fromkeys([*needed, *selected])]
+    exported = _exported(checkpoint, both, scheme, ExportOptions(to=options.to), None)
+    with TemporaryDirectory() as folder:
+        result = write_files(exported, Path(folder), "link")
+        proofs = _verified(result, Path(folder))
+    titles = tuple(runtime.title for runtime in selected)
+    return VerifyResult(scheme, tuple(p for p in proofs if p.runtime.startswith(titles)))
+
+
+def runnable() -> list[Runtime]:
+    """The runtimes that can be run from Python."""
+    return [runtime for runtime in runtimes().values() if runtime.runner]
+
+
+def _runnable(names: str) -> list[Runtime]:
+    """The runtimes of a text, each as the one whose export is run."""
+    if names.strip() == "all":
+        return runnable()
+    chosen = [runtimes()[r.verified_as] if r.verified_as else r for r, _ in select(names)]
+    if unable := [r.name for r in chosen if r.runner is None]:
+        able = ", ".join(r.name for r in runnable())
+        raise UserError(f"{', '.join(unable)} can't be run from Python: use {able}.")
+    return list(dict.fromkeys(chosen))
+
+
+def _as_it_is(
+    model: str, checkpoint: Checkpoint, selected: Sequence[Runtime], options: VerifyOptions
+) -> tuple[Verified, ...]:
+    """What runtimes compute from a model's own settings, against what these mean."""
+    from longitude.runtimes.verify import Reference, Verified, verify
+
+    source, own, trained = checkpoint.source, checkpoint.own, checkpoint.trained or 1
+    target = make_target(own, checkpoint.config, trained) if own else None
+    reference = Reference(
+        source.gguf or source.name, None, target.original if target else trained, trained
+    )
+    settings, gguf = read_settings(model, options.revision), source.gguf is not None
+    proofs = []
+    for runtime in selected:
+        if gguf != (runtime.reads == "gguf") and not (gguf and "gguf" in runtime.lints):
+            reads = "a GGUF file" if runtime.reads == "gguf" else "a checkpoint's folder"
+            proofs.append(Verified(runtime.title, skipped=f"it reads {reads}."))
+        else:
+            path = str(source.gguf or source.folder or source.name)
+            proofs.append(verify(runtime, path, settings, reference, target))
+    return _some_ran(proofs)
 
 
 @dataclass(frozen=True)

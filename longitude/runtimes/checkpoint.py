@@ -26,6 +26,10 @@ from longitude.runtimes.target import text_config
 
 Entries = dict[str, Any]
 TOKENIZER = "tokenizer_config.json"  # also its key among the settings that `emulate` reads
+SLIDING = "sliding_attention"
+# llama.cpp's own numbers for files that leave them out (src/models of b11549): how often a layer
+# sees everything, and the base of all others
+PERIODS, LOCAL_BASE = {"gemma3": 6, "gemma3n": 5}, 1e4
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -143,6 +147,21 @@ def read_json(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def layer_bases(header: Header) -> tuple[tuple[str, ...], float] | None:
+    """The type of each layer of a GGUF file and the base of the windowed ones, if that is another:
+    scaling and `rope.freq_base` are of the layers that see everything. None if all are alike."""
+    arch, layers = header.architecture, header.own("block_count")
+    pattern = header.own("attention.sliding_window_pattern", PERIODS.get(arch))
+    base = header.own("rope.freq_base_swa", LOCAL_BASE if arch in PERIODS else None)
+    if not pattern or not layers or not header.own("attention.sliding_window"):
+        return None
+    if base is None or base == header.own("rope.freq_base", LOCAL_BASE):
+        return None
+    if not isinstance(pattern, list):  # the last of each period sees everything
+        pattern = [(n + 1) % pattern != 0 for n in range(layers)]
+    return tuple(SLIDING if windowed else FULL for windowed in pattern), float(base)
+
+
 def gguf_config(header: Header) -> dict[str, Any]:
     """A GGUF file's header as the config.json of a model with the same rotation."""
     heads, width = header.own("attention.head_count"), header.own("embedding_length")
@@ -162,6 +181,12 @@ def gguf_config(header: Header) -> dict[str, Any]:
         rope_parameters={"rope_type": "default", "rope_theta": header.own("rope.freq_base", 1e4)},
     )
     fix_config(config, header)
+    if found := layer_bases(header):
+        types, base = found
+        local = {"rope_type": "default", "rope_theta": base}
+        config.rope_parameters = {FULL: config.rope_parameters, SLIDING: local}
+        config.layer_types, config.num_hidden_layers = list(types), len(types)
+        return {"model_type": "gemma3_text", **vars(config)}  # whose layers may differ
     partial = "partial_rotary_factor" in config.rope_parameters
     # the plainest of transformers' models that rotates whole heads, or a share of them
     return {"model_type": "stablelm" if partial else "llama", **vars(config)}

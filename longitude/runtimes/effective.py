@@ -36,6 +36,7 @@ class Effective:
     attention: float  # factor on cosine and on sine each
     length: int  # the longest input
     issues: tuple[str, ...] = ()  # names, in the order they were met
+    remap: str = ""  # of positions, as a scheme writes it
 
     @property
     def starts(self) -> bool:
@@ -51,13 +52,15 @@ class Difference:
     attention: float = 0.0  # relative
     length: int = 0  # positions more, or less
     starts: bool = True
+    remap: bool = False  # whether positions are remapped otherwise
 
     @property
     def affects(self) -> set[str]:
         """The quantities that differ."""
         if not self.starts:
             return {"start"}
-        sizes = {name: getattr(self, name) for name in ("frequencies", "attention", "length")}
+        names = ("frequencies", "attention", "length", "remap")
+        sizes = {name: getattr(self, name) for name in names}
         return {name for name, size in sizes.items() if abs(size) > TOLERANCE}
 
 
@@ -70,7 +73,8 @@ def difference(meant: Effective | Target, found: Effective) -> Difference:
     if len(meant.inv_freq) == len(found.inv_freq):
         pairs = [(a, b) for a, b in zip(meant.inv_freq, found.inv_freq, strict=True) if a != b]
         largest = max((abs(b - a) / max(abs(a), 1e-300) for a, b in pairs), default=0.0)
-    return Difference(largest, gain, found.length - meant.length)
+    remapped = isinstance(meant, Effective) and meant.remap != found.remap
+    return Difference(largest, gain, found.length - meant.length, remap=remapped)
 
 
 def emulated(

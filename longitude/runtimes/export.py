@@ -25,7 +25,14 @@ from longitude.runtimes import Runtime, Settings, runtimes
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import TOLERANCE, before, difference, emulated
 from longitude.runtimes.rope_dictionaries import base_of
-from longitude.runtimes.target import LONGER_TABLES, Target, make_target, nearest, required
+from longitude.runtimes.target import (
+    LONGER_TABLES,
+    Target,
+    make_target,
+    nearest,
+    required,
+    unrotated,
+)
 
 if TYPE_CHECKING:
     from longitude.runtimes.verify import Verified
@@ -128,22 +135,25 @@ def exports(checkpoint: Checkpoint, requests: Sequence[Export], length: int) -> 
     return done
 
 
+def complete() -> Runtime:
+    """The runtime whose export is a complete checkpoint, which others can be started on."""
+    return next(r for r in runtimes().values() if r.write_any and r.writes == "folder")
+
+
 def _check_format(checkpoint: Checkpoint, runtime: Runtime, selected: Sequence[Runtime]) -> None:
     """Raise if the runtime can't read the model's format, and no other export converts it."""
     reads_gguf, given = runtime.reads == "gguf", checkpoint.needs_conversion
     if given is None:
         return
-    # whose export is a complete checkpoint, which others can be started on
-    complete = next(r for r in runtimes().values() if r.write_any and r.writes == "folder")
     if checkpoint.source.adapter is not None and reads_gguf:
         raise UserError(
             f"{runtime.title} reads a GGUF file, but got an adapter: write it --for "
-            f"{complete.name}, which merges it, and convert that folder."
+            f"{complete().name}, which merges it, and convert that folder."
         )
-    if not (reads_gguf or runtime.writes == "folder" or complete in selected):
+    if not (reads_gguf or runtime.writes == "folder" or complete() in selected):
         raise UserError(
-            f"{runtime.title} reads a checkpoint's folder, but got {given}: add {complete.name} to "
-            f"--for, which makes a folder of it."
+            f"{runtime.title} reads a checkpoint's folder, but got {given}: add "
+            f"{complete().name} to --for, which makes a folder of it."
         )
 
 
@@ -152,7 +162,8 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     runtime, target = request.runtime, None
     version = request.version or runtime.newest
     scheme, own, model, others_change = checkpoint.resolve(request.requested)
-    needs = required(scheme, own) if own and scheme.layer(0).rotary else None
+    rotation = scheme if model.others else unrotated(scheme, own, model.config, length) or scheme
+    needs = required(rotation, own) if own and rotation.layer(0).rotary else None
     if own is None and "learned_table" in runtime.supports and is_longer_table(scheme):
         lengths = ("max_position_embeddings", "n_positions", "n_ctx")  # GPT-2's names are the last
         config = {k: length if k in lengths else v for k, v in model.config.items()}
@@ -173,7 +184,7 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
         if checkpoint.needs_conversion and runtime.reads != "gguf":
             model = replace(model, name="{folder}")  # the one that is written for transformers
         try:
-            target = make_target(scheme, model.config, length)
+            target = make_target(rotation, model.config, length)
         except UserError:
             if isinstance(scheme, Layers) or scheme.rotary is None:
                 raise

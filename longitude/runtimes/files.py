@@ -29,7 +29,7 @@ from longitude.hf.source import SCHEME, Source, as_user_error
 from longitude.runtimes import recommended
 from longitude.runtimes.card import card
 from longitude.runtimes.checkpoint import TOKENIZER, read_json
-from longitude.runtimes.export import Export, ExportResult, exports, is_longer_table
+from longitude.runtimes.export import Export, ExportResult, complete, exports, is_longer_table
 from longitude.runtimes.gguf import export_gguf
 
 Weights = Literal["link", "copy", "none"]
@@ -83,6 +83,18 @@ def _located(result: ExportResult, out: Path) -> tuple[ExportResult, list[Path],
         for export, folder in placed
     ]
     return replace(result, exports=tuple(done)), folders, gguf_file
+
+
+def started_on(result: ExportResult, out: Path) -> list[str]:
+    """What each runtime is started on: its folder or file in `out`, or the model as it is."""
+    result, folders, gguf_file = _located(result, out)
+    whole = [f for e, f in zip(result.exports, folders, strict=True) if e.runtime == complete()]
+    model = result.checkpoint.source.folder or result.checkpoint.name
+    given = whole[0] if result.checkpoint.needs_conversion and whole else model
+    return [
+        str(folder if e.config is not None else gguf_file if e.runtime.writes == "gguf" else given)
+        for e, folder in zip(result.exports, folders, strict=True)
+    ]
 
 
 def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:

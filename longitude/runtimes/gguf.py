@@ -23,8 +23,16 @@ from longitude.hf.gguf_reader import Header, header_of, read_layout
 from longitude.hf.gguf_writer import Value, rewrite
 from longitude.parts import Yarn
 from longitude.parts.frequencies import magnitude
-from longitude.runtimes import Runtime, Settings, llama_cpp
-from longitude.runtimes.checkpoint import Checkpoint
+from longitude.runtimes import (
+    Question,
+    Runner,
+    Runtime,
+    Settings,
+    TopTokens,
+    in_process,
+    llama_cpp,
+)
+from longitude.runtimes.checkpoint import Checkpoint, layer_bases
 from longitude.runtimes.llama_cpp import DIVISORS, LOADS_DIVISORS, LOADS_LISTS, LONG, SHORT
 from longitude.runtimes.target import Target
 
@@ -63,6 +71,11 @@ def changes(header: Header, target: Target) -> Changes:
             "first, with llama-gguf-split --merge."
         )
     kind, scaling, tensors = _scaling(header, target)
+    if layer_bases(header) and (kind not in ("none", "linear") or "attn_factor" in scaling):
+        raise UserError(
+            f"{header.path} has windowed layers with a base of their own, which llama.cpp scales "
+            f"along in {shown(target.rope)}: export ntk(…), linear(…) or another base."
+        )
     prefix = f"{header.architecture}."
     keys: dict[str, Value | None] = {
         name: None
@@ -139,6 +152,11 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
     yield Settings({**changes(header, target).applied(header), "-c": target.length})
 
 
+def top_tokens(question: Question) -> TopTokens:
+    """llama.cpp's own, through xllamacpp, which is its server as a Python module."""
+    return in_process(str(Path(__file__).with_name("llama_cpp_process.py")), question=question)
+
+
 RUNTIME = Runtime(
     name="gguf",
     title="llama.cpp (GGUF)",
@@ -150,6 +168,8 @@ RUNTIME = Runtime(
     file="gguf.sh",
     reads="gguf",
     writes="gguf",
+    layers="full",
     advice="llama.cpp",
     lengths=llama_cpp.RUNTIME.lengths,
+    runner=Runner("xllamacpp", "longitude[verify]", top_tokens),
 )

@@ -22,10 +22,23 @@ from longitude.core.validate import UserError, short
 from longitude.hf.faults import Fault, faults
 from longitude.hf.gguf_reader import Header, read_header
 from longitude.hf.peft import ADAPTER_JSON, LONGITUDE_JSON
-from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict, read_config, rope_dicts
+from longitude.hf.rope_config import (
+    FULL,
+    ORIGINAL,
+    is_number,
+    main_rope_dict,
+    read_config,
+    rope_dicts,
+)
 from longitude.hf.source import find, raw_config
 from longitude.runtimes import Issue, Runtime, llama_cpp, runtimes, transformers
-from longitude.runtimes.checkpoint import TOKENIZER, open_checkpoint
+from longitude.runtimes.checkpoint import (
+    LOCAL_BASE,
+    SLIDING,
+    TOKENIZER,
+    layer_bases,
+    open_checkpoint,
+)
 from longitude.runtimes.effective import ISSUES, Difference, Effective, difference, emulated
 from longitude.runtimes.target import head_size, make_target, text_config
 
@@ -67,6 +80,8 @@ class LintResult:
     faults: tuple[Fault, ...]
     rows: tuple[Row, ...]
     notes: tuple[Issue, ...]
+    layers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # rotations of a GGUF file whose layers
+    # differ, with their layers; all else is about the first
 
     @property
     def same(self) -> bool:
@@ -88,12 +103,13 @@ class LintResult:
 
     def to_json(self) -> dict[str, Any]:
         """Frequencies, factor and length that are meant, and those of each runtime."""
-        meant = {"attention": self.meant.attention, "length": self.meant.length}
+        meant = {name: getattr(self.meant, name) for name in ("attention", "length", "remap")}
         return {
             "same": self.same,
             "meant": {**meant, "inv_freq": list(self.meant.inv_freq)},
             "faults": [vars(fault) for fault in self.faults],
             "notes": _issues_json(self.notes),
+            "layers": [{"rotation": what, "layers": list(n)} for what, n in self.layers],
             "runtimes": [
                 {
                     "runtime": row.runtime,
@@ -103,6 +119,7 @@ class LintResult:
                     "frequencies_off": off if math.isfinite(off) else None,
                     "attention": row.found.attention,
                     "length": row.found.length,
+                    "remap": row.found.remap,
                     "inv_freq": list(row.found.inv_freq),
                     "traps": _issues_json(row.issues),
                     "notes": _issues_json(row.notes),
@@ -132,10 +149,15 @@ def lint_settings(
         readers = [r for r in runtimes().values() if kind in r.lints]
         readers.sort(key=lambda r: gguf and r.reads != kind)  # native readers first
         selected = [(r, None) for r in readers]
-    intent = meant(settings, scheme)
+    chunks = "" if gguf else dual_chunk(text_config(settings))
+    intent = replace(meant(settings, scheme), remap=chunks)
     rows = []
     for runtime, version in selected:
         found = emulated(runtime.emulate, settings, version)
+        if chunks and runtime.dual_chunk(version):
+            found = replace(found, remap=chunks)
+        elif chunks:
+            found = replace(found, issues=(*found.issues, "dual chunk ignored"))
         if ADAPTER_JSON in settings:
             found = replace(found, issues=("adapter alone", *found.issues))
         away = difference(intent, found)
@@ -144,7 +166,24 @@ def lint_settings(
     wrong = () if gguf else tuple(faults(_config_only(settings)))
     scaled = intent.starts and _is_scaled(settings)
     notes = (ISSUES["short inputs"],) if scaled else ()
-    return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes)
+    layers = gguf_layers(settings) if gguf else ()
+    return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes, layers)
+
+
+def gguf_layers(keys: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Which layers rotate by which base, where they differ: those that see everything first."""
+    header = Header(Path(), dict(keys), {})
+    found = layer_bases(header)
+    if found is None:
+        return ()
+    types, local = found
+    bases = {FULL: header.own("rope.freq_base", LOCAL_BASE), SLIDING: local}
+    window = f", a window of {header.own('attention.sliding_window'):,} tokens"
+    windows = {FULL: "", SLIDING: window}
+    return tuple(
+        (f"base {base:,.10g}{windows[kind]}", tuple(n for n, t in enumerate(types) if t == kind))
+        for kind, base in bases.items()
+    )
 
 
 def explain(
@@ -223,6 +262,13 @@ def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effectiv
         return own
     target = make_target(scheme, sizes, own.length)
     return Effective(target.inv_freq, target.attention, target.length)
+
+
+def dual_chunk(config: Mapping[str, Any]) -> str:
+    """The remap that Qwen2.5-1M's configurations ask for, as a scheme writes it."""
+    given = config.get("dual_chunk_attention_config")
+    sizes = [given.get(k) for k in ("chunk_size", "local_size")] if isinstance(given, dict) else []
+    return f"dual_chunk({', '.join(map(str, sizes))})" if all(sizes) and sizes else ""
 
 
 def _check_rotation(settings: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from longitude.hf.rope_config import ORIGINAL, is_number
 from longitude.parts import LongRope
 from longitude.parts.frequencies import magnitude, powers
 from longitude.runtimes import Runtime, Settings
-from longitude.runtimes.checkpoint import Checkpoint
+from longitude.runtimes.checkpoint import Checkpoint, layer_bases
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
 from longitude.runtimes.rope_dictionaries import default_attention, named
 from longitude.runtimes.target import Target, text_config
@@ -239,6 +239,8 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
     kind = {"default": "none", "linear": "linear", "yarn": "yarn"}.get(entries.get("rope_type", ""))
     if kind is None or not entries.get("truncate", True) or header.divisors:
         return
+    if kind == "yarn" and layer_bases(header):  # its factor would reach windowed layers, too
+        return
     flags = {"-c": target.length, "--rope-freq-base": entries["rope_theta"]}
     flags |= {"--rope-scaling": kind}
     flags |= {FLAGS[key]: value for key, value in entries.items() if key in FLAGS}
@@ -261,7 +263,9 @@ RUNTIME = Runtime(
     rank=4,
     file="llama.cpp.sh",
     reads="gguf",
+    layers="full",
     lints=("config.json", "gguf"),
     lengths=CONTEXT[:2],
     no_settings="its flags can't express it, a file by --for gguf may",
+    verified_as="gguf",
 )

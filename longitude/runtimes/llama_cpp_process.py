@@ -1,6 +1,6 @@
 """llama.cpp's log-probabilities of the next token: a program of its own.
 
-    python llama_cpp_process.py < {"file": …, "ids": […], "lengths": […], "top": 20, "drawn": 64, …}
+    python llama_cpp_process.py < {"path": …, "ids": […], "lengths": […], "top": 20, "drawn": 64, …}
 
 A separate process keeps llama.cpp's output and its aborts outside. It imports nothing but
 xllamacpp, which is llama.cpp's server as a Python module. Keys and values are cached in float32, so
@@ -19,7 +19,7 @@ from typing import Any
 
 def answers(question: dict[str, Any]) -> list[list[tuple[int, float]]]:
     """The likeliest tokens after the first so many ids, for each length."""
-    server = _server(question["file"], max(question["lengths"]) + 8, question["threads"])
+    server = _server(question["path"], max(question["lengths"]) + 8, question["threads"])
     found = []
     for length in sorted(question["lengths"]):  # each continues the one before
         answer = server.handle_completions(

@@ -9,11 +9,13 @@ make that factor anything from 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
 from longitude.parts.frequencies import magnitude
-from longitude.runtimes import Runtime, Settings
+from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DEFAULT_BASE, Effective, RopeEntries, rotated_dims
 from longitude.runtimes.rope_dictionaries import both_spellings, by_mscale, listed
@@ -90,6 +92,20 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
         yield Settings(config, config=config)
 
 
+def top_tokens(question: Question) -> TopTokens:
+    """mlx-lm's own, on Apple's GPUs or on a CPU."""
+    mx, utils = import_module("mlx.core"), import_module("mlx_lm.utils")
+    model, _ = utils.load_model(Path(question["path"]))
+    model.set_dtype(mx.float32)
+    last = mx.array([length - 1 for length in question["lengths"]])
+    logits = model(mx.array([question["ids"]]))[0][last]
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    order = mx.argsort(-logprobs, axis=-1)[:, : question["top"]]
+    best = mx.take_along_axis(logprobs, order, axis=-1)
+    rows = zip(order.tolist(), best.tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in rows]
+
+
 RUNTIME = Runtime(
     name="mlx",
     title="mlx-lm",
@@ -103,4 +119,5 @@ RUNTIME = Runtime(
     advice="vllm",
     lints=("config.json",),
     overrides="model_config",
+    runner=Runner("mlx_lm", "mlx[cpu] mlx-lm", top_tokens),
 )

@@ -3,7 +3,8 @@
 sglang/srt/layers/rotary_embedding/ and sglang/srt/utils/hf_transformers/ of 0.5.23. The context is
 the maximum times the factor, unless an original length or llama3 says that it includes it.
 Dictionaries of `--json-model-override-args` are merged into the file's; before 0.5.23 they replaced
-them. It drops `attention_factor` and multiplies YaRN's own factor by `attn_factor`.
+them. It drops `attention_factor` and multiplies YaRN's own factor by `attn_factor`. It alone has
+dual chunk attention (dual_chunk_flashattention_backend.py), which left vLLM with 0.11.
 """
 
 from __future__ import annotations
@@ -84,4 +85,5 @@ RUNTIME = Runtime(
     lints=("config.json",),
     overrides="--json-model-override-args",
     lengths=("--context-length",),
+    dual_chunk=lambda version: True,
 )

@@ -43,6 +43,7 @@ from longitude.parts import (
 )
 from longitude.runtimes import recommended
 
+NO_ROTATION = 1e30  # a factor under which no position rotates a pair
 LONGER_TABLES = (Hierarchical, LearnedTiled, LearnedInterpolated)
 
 
@@ -96,6 +97,23 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
     dims, original = rope.dim(head_size(config)), trained_length(config, rope.frequencies)
     partial = rope.fraction != 1 and "qk_rope_head_dim" not in text
     return Target((), 1.0, original, length, float(rope.base), rope, dims, partial).under(rope)
+
+
+def unrotated(
+    scheme: Scheme | Layers, own: Scheme | None, config: Mapping[str, Any], length: int
+) -> Scheme | None:
+    """NoPE (and DroPE, which is trained to it) for settings that can't leave a rotation out: list
+    factors so large that cosines are 1 in float32, and sines too small to change a number. None of
+    another scheme."""
+    if isinstance(scheme, Layers) or own is None or own.rotary is None or scheme.rotary:
+        return None
+    if replace(scheme, rotary=own.rotary) != own:
+        return None
+    rope, original = own.rotary, trained_length(config, own.rotary.frequencies)
+    factors = (NO_ROTATION,) * (rope.dim(head_size(config)) // 2)
+    scale = {"factor": max(1.0, length / original), "attention_factor": 1.0}
+    frequencies = LongRope(factors, factors, original=original, **scale)
+    return replace(own, rotary=replace(rope, frequencies=frequencies))
 
 
 def nearest(scheme: Scheme, config: Mapping[str, Any], length: int) -> Scheme:

@@ -11,6 +11,8 @@ Keywords of `from_pretrained` are under that name among the settings.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from longitude import __version__
@@ -18,8 +20,8 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict, rope_parameters
 from longitude.hf.source import SCHEME
 from longitude.parts import DynamicNtk, Ntk, Yarn
-from longitude.runtimes import Runtime, Settings
-from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
+from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, read_json
 from longitude.runtimes.effective import (
     DEFAULT_BASE,
     DoesNotStart,
@@ -228,6 +230,33 @@ def write_any(
     return Settings(config, start, {**config, SCHEME: entry}, (note,))
 
 
+def top_tokens(question: Question) -> TopTokens:
+    """transformers' own; of a folder that holds a scheme, those of `longitude.hf.load`."""
+    import torch
+
+    from longitude.hf.device import quiet_transformers
+
+    path = Path(question["path"])
+    if SCHEME in read_json(path / "config.json"):
+        from longitude.hf.loading import load
+
+        model, _ = load(str(path), device="cpu", dtype="float32", quiet=True)
+    else:
+        auto = import_module("transformers").AutoModelForCausalLM
+        given = dict(question["settings"].get("from_pretrained") or {})
+        place = question["path"]
+        if path.suffix == ".gguf":
+            place, given = str(path.parent), {**given, "gguf_file": path.name}
+        with quiet_transformers(bars=False):
+            model = auto.from_pretrained(place, dtype=torch.float32, **given).eval()
+    last = torch.tensor(question["lengths"]) - 1
+    with torch.no_grad():
+        logits = model(torch.tensor([question["ids"]]), logits_to_keep=last).logits[0]
+    best, tokens = logits.log_softmax(-1).topk(min(question["top"], logits.shape[-1]))
+    rows = zip(tokens.tolist(), best.tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in rows]
+
+
 RUNTIME = Runtime(
     name="transformers",
     title="transformers",
@@ -243,4 +272,5 @@ RUNTIME = Runtime(
     lints=("config.json", "gguf"),
     overrides="from_pretrained",
     write_any=write_any,
+    runner=Runner("transformers", "transformers", top_tokens),
 )

@@ -1,35 +1,35 @@
-"""Whether llama.cpp itself, on an exported file, computes what Hugging Face does under the scheme.
+"""Whether a runtime itself, run on a model, computes what Hugging Face does under the scheme.
 
-Both read the same tokens. Compared are llama.cpp's 20 likeliest next tokens: the largest difference
-of a log-probability after each of the last tokens, at a length inside the trained window and at one
-past it. The two do not multiply quantised weights alike, and the difference grows with the text; so
-for those the same difference is measured on the file before the export, at the same length or where
-its window ends, and the export may show 1.5 times as much.
+Both read the same tokens. Compared are the runtime's 20 likeliest next tokens: the largest
+difference of a log-probability after each of the last tokens, at a length inside the trained window
+and at one past it. llama.cpp and Hugging Face do not multiply quantised weights alike, and the
+difference grows with the text; so for those the same difference is measured on the file before the
+export, at the same length or where its window ends, and the export may show 1.5 times as much.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from longitude.core.scheme import Layers, Scheme
-from longitude.core.validate import UserError, short
+from longitude.core.validate import short
 from longitude.eval.prefill import lm_head, prefill, text_config
 from longitude.hf.gguf_reader import FLOAT32, read_layout
 from longitude.hf.loading import load
 from longitude.hf.patch import patched
+from longitude.runtimes import Runtime, TopTokens
+from longitude.runtimes.effective import Effective, difference, emulated
+from longitude.runtimes.lint import explain
 from longitude.runtimes.target import Target
 
 BOUND = 0.05  # nats: SmolLM2 in float32 differs by 0.0002
@@ -37,17 +37,20 @@ SLACK = 1.5  # times what quantised weights make differ anyway: 0.4 nats for Smo
 TOP = 20
 TOKENS_COMPARED = 8  # consecutive tokens at each length
 INSIDE = 512  # tokens inside the window, and as many past it
-PROGRAM = Path(__file__).with_name("llama_cpp_process.py")
+LogProbs = dict[int, Float[Tensor, " vocabulary"]]  # of the next token, after so many tokens
 
 
 @dataclass(frozen=True)
 class Verified:
-    """The outcome: by length in tokens, the largest difference of a log-probability among the
-    likeliest tokens, in nats. `baseline` is the quantised file before the export."""
+    """The outcome in one runtime: by length in tokens, the largest difference of a log-probability
+    among the likeliest tokens, in nats. `baseline` is the quantised file before the export."""
 
     runtime: str
-    rows: Mapping[int, float]
+    rows: Mapping[int, float] = field(default_factory=dict)
     baseline: Mapping[int, float] = field(default_factory=dict)
+    skipped: str = ""  # why it was not run: it is not installed, or has no settings for the scheme
+    stopped: str = ""  # what it said where it could not run the model
+    causes: tuple[str, ...] = ()  # the known issues behind a difference
 
     def bound(self, length: int) -> float:
         """The largest difference at a length that the export does not cause."""
@@ -56,10 +59,14 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Whether llama.cpp computes the scheme."""
-        return all(size <= self.bound(length) for length, size in self.rows.items())
+        """Whether the runtime computes the scheme, as far as it was run."""
+        close = all(size <= self.bound(length) for length, size in self.rows.items())
+        return close and not self.stopped
 
     def __str__(self) -> str:
+        if self.skipped or self.stopped:
+            text = f"was not run: {self.skipped}" if self.skipped else f"stops: {self.stopped}"
+            return " ".join([f"{self.runtime} {text}", *self.causes])
         sizes = ", ".join(
             f"{size:.4f} nats at {length:,} tokens (allowed: {self.bound(length):.3f})"
             for length, size in self.rows.items()
@@ -67,32 +74,155 @@ class Verified:
         verdict = "the scheme" if self.holds else "another scheme"
         if self.baseline and not self.holds:  # a sharper softmax amplifies the same noise
             verdict += ", or quantisation differs more under this one (a float32 file tells)"
-        return (
+        sentence = (
             f"{self.runtime} computes {verdict}: its top {TOP} log-probabilities differ from "
             f"Hugging Face by {sizes}."
         )
+        return " ".join([sentence, *self.causes])
 
 
-def verify(source: Path, exported: Path, scheme: str | Scheme | Layers, target: Target) -> Verified:
-    """Run an exported GGUF file in llama.cpp, and its source under the scheme: at a length inside
-    the window and, if the target allows, at one past it."""
-    if find_spec("xllamacpp") is None:
-        raise UserError(
-            "--verify runs llama.cpp through the package xllamacpp: pip install longitude[verify]."
-        )
-    step = min(INSIDE, target.original // 2)
-    longest = target.length - 1  # a slot has to hold the next token, too
-    lengths = sorted({max(1, min(n, longest)) for n in (step, target.original + step)})
-    model, tokenizer = load(source, device="cpu", dtype="float32", quiet=True)
-    ids = tokens(model, tokenizer, lengths[-1])
-    drawn = int(ids[0]) if tokenizer is None else tokenizer("a")["input_ids"][-1]
-    with patched(model, scheme, length=target.length, check=False):
-        rows = _compared(model, exported, ids, lengths, drawn)
-    own = model.config.max_position_embeddings
-    inside = sorted({min(n, own - 1) for n in lengths})
-    quantised = any(t.kind != FLOAT32 for t in read_layout(source).tensors)
-    baseline = _compared(model, source, ids, inside, drawn) if quantised else {}
-    return Verified(f"llama.cpp (xllamacpp {version('xllamacpp')})", rows, baseline)
+@dataclass(frozen=True)
+class VerifyResult:
+    """What each runtime computes from a model, beside what the scheme is."""
+
+    scheme: str | None  # None: what the model's own settings mean
+    proofs: tuple[Verified, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every runtime that was run computes the scheme."""
+        return all(proof.holds for proof in self.proofs)
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """A row per runtime and length, then causes and what was not run."""
+        from longitude.viz.checkpoint import show_verified
+        from longitude.viz.terminal import render
+
+        return render(lambda console: show_verified(self, console), color=color, width=width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the table as a text file."""
+        Path(path).write_text(self.table() + "\n", encoding="utf-8")
+        return Path(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Differences by runtime and length."""
+        return {
+            "holds": self.holds,
+            "scheme": self.scheme,
+            "runtimes": [
+                {
+                    "runtime": proof.runtime,
+                    "holds": proof.holds if proof.rows or proof.stopped else None,
+                    "rows": [
+                        {"length": length, "difference": size, "allowed": proof.bound(length)}
+                        for length, size in proof.rows.items()
+                    ],
+                    **{name: getattr(proof, name) for name in ("skipped", "stopped")},
+                    "causes": list(proof.causes),
+                }
+                for proof in self.proofs
+            ],
+        }
+
+
+class Reference:
+    """A model under a scheme, in Hugging Face and float32: what runtimes are compared to."""
+
+    def __init__(self, source: str | Path, scheme: str | None, original: int, length: int) -> None:
+        self.source, self.scheme, self.length = Path(source), scheme, length
+        step, longest = min(INSIDE, original // 2), length - 1  # with room for the next token
+        self.lengths = sorted({max(1, min(n, longest)) for n in (step, original + step)})
+        self.model, tokenizer = load(source, device="cpu", dtype="float32", quiet=True)
+        self.ids = tokens(self.model, tokenizer, self.lengths[-1])
+        self.drawn = int(self.ids[0]) if tokenizer is None else tokenizer("a")["input_ids"][-1]
+
+    @cached_property
+    def logprobs(self) -> LogProbs:
+        """Under the scheme."""
+        change = nullcontext()
+        if self.scheme is not None:
+            change = patched(self.model, self.scheme, length=self.length, check=False)
+        with change:
+            return _logprobs(self.model, self.ids, ends(self.lengths))
+
+    @cached_property
+    def inside(self) -> list[int]:
+        """The same lengths, but inside the model's own window."""
+        own = text_config(self.model).max_position_embeddings
+        return sorted({min(n, own - 1) for n in self.lengths})
+
+    @cached_property
+    def own_logprobs(self) -> LogProbs:
+        """As the model is, inside its window."""
+        return _logprobs(self.model, self.ids, ends(self.inside))
+
+    @cached_property
+    def quantised(self) -> bool:
+        """Whether it is a GGUF file of other weights than float32."""
+        gguf = self.source.suffix == ".gguf"
+        return gguf and any(t.kind != FLOAT32 for t in read_layout(self.source).tensors)
+
+
+def verify(
+    runtime: Runtime,
+    path: str | Path,
+    settings: Mapping[str, Any],
+    reference: Reference,
+    meant: Target | Effective | None = None,
+) -> Verified:
+    """Run a model in a runtime, with the settings that it is started with; `meant` are the numbers
+    that a difference is explained by."""
+    runner = runtime.runner
+    assert runner is not None, runtime.name
+    if find_spec(runner.module) is None:
+        missing = f"it is not installed (pip install {runner.install})."
+        return Verified(runtime.title, skipped=missing)
+    package = packages_distributions()[runner.module][0]
+    called = f"{runtime.title} ({package} {version(package)})"
+    try:
+        theirs = top_tokens(runtime, path, settings, reference, reference.lengths)
+        found = Verified(called, _differences(reference.logprobs, theirs, reference.lengths))
+        if runtime.reads == "gguf" and reference.quantised and reference.scheme:
+            before = top_tokens(runtime, reference.source, {}, reference, reference.inside)
+            sizes = _differences(reference.own_logprobs, before, reference.inside)
+            found = replace(found, baseline=sizes)
+    except Exception as error:  # each runtime stops in its own ways
+        words = " ".join(str(error).split()) or type(error).__name__
+        found = Verified(called, stopped=f"{short(words.rstrip('.'), 160)}.")
+    if found.holds or meant is None:
+        return found
+    effective = emulated(runtime.emulate, settings)
+    causes, _ = explain(runtime, effective, difference(meant, effective))
+    sentences = [f"{issue.sentence} → {issue.fix}" for issue in causes]
+    return replace(found, causes=tuple(f"{issue[0].upper()}{issue[1:]}" for issue in sentences))
+
+
+def top_tokens(
+    runtime: Runtime,
+    path: str | Path,
+    settings: Mapping[str, Any],
+    reference: Reference,
+    lengths: Sequence[int],
+) -> TopTokens:
+    """A runtime's likeliest tokens, with log-probabilities, after the tokens that end the lengths;
+    raises what the runtime raises."""
+    question = {
+        "path": str(path),
+        "settings": dict(settings),
+        "ids": reference.ids.tolist()[: max(lengths)],
+        "lengths": ends(lengths),
+        "top": TOP,
+        "drawn": reference.drawn,
+        "threads": torch.get_num_threads(),
+    }
+    assert runtime.runner is not None, runtime.name
+    return runtime.runner.top_tokens(question)
+
+
+def ends(lengths: Sequence[int]) -> list[int]:
+    """The last tokens of each length, by how many stand before the next one."""
+    return sorted({n - back for n in lengths for back in range(TOKENS_COMPARED) if n > back})
 
 
 def tokens(model: nn.Module, tokenizer: Any, length: int) -> Int[Tensor, " n"]:
@@ -107,37 +237,22 @@ def tokens(model: nn.Module, tokenizer: Any, length: int) -> Int[Tensor, " n"]:
     return ids.repeat(-(-length // len(ids)))[:length]
 
 
-def _compared(
-    model: nn.Module, file: Path, ids: Int[Tensor, " n"], lengths: Sequence[int], drawn: int
-) -> dict[int, float]:
-    ends = sorted({n - back for n in lengths for back in range(TOKENS_COMPARED) if n > back})
-    theirs, head, sizes = llama_cpp(file, ids, ends, drawn), lm_head(model), {}
-    for read in prefill(model, ids[None, : max(ends)], head=head):
-        for n, top in zip(ends, theirs, strict=True):
+def _logprobs(model: nn.Module, ids: Int[Tensor, " n"], after: Sequence[int]) -> LogProbs:
+    head, found = lm_head(model), {}
+    for read in prefill(model, ids[None, : max(after)], head=head):
+        for n in after:
             if read.first < n <= read.first + read.hidden.shape[1]:
                 at = n - 1 - read.first
-                ours = head(read.hidden[:, at : at + 1])[0, 0].log_softmax(-1)
-                sizes[n] = max(abs(ours[token].item() - logprob) for token, logprob in top)
-    return {n: max(sizes[e] for e in ends if n - TOKENS_COMPARED < e <= n) for n in lengths}
+                found[n] = head(read.hidden[:, at : at + 1])[0, 0].log_softmax(-1)
+    return found
 
 
-def llama_cpp(
-    file: Path, ids: Int[Tensor, " n"], lengths: Sequence[int], drawn: int
-) -> list[list[tuple[int, float]]]:
-    """llama.cpp's likeliest tokens, with log-probabilities, after the first so many tokens."""
-    question = {
-        "file": str(file),
-        "ids": ids.tolist(),
-        "lengths": list(lengths),
-        "top": TOP,
-        "drawn": drawn,
-        "threads": torch.get_num_threads(),
+def _differences(
+    ours: LogProbs, theirs: Sequence[Sequence[tuple[int, float]]], lengths: Sequence[int]
+) -> dict[int, float]:
+    """The largest difference among the tokens that end each length."""
+    sizes = {
+        n: max(abs(ours[n][token].item() - logprob) for token, logprob in top)
+        for n, top in zip(ends(lengths), theirs, strict=True)
     }
-    command = [sys.executable, str(PROGRAM)]
-    ran = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True)
-    if ran.returncode == 0:
-        with suppress(ValueError, IndexError):
-            return json.loads(ran.stdout.splitlines()[-1])
-    lines = [line for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
-    cause = next((line for line in lines if "error" in line.lower()), lines[-1])
-    raise UserError(f"llama.cpp can't run {file} ({short(cause, 120)}): convert it again.")
+    return {n: max(sizes[e] for e in sizes if n - TOKENS_COMPARED < e <= n) for n in lengths}

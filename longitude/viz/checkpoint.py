@@ -1,5 +1,6 @@
-"""`longitude inspect` and `lint` in the terminal: what a configuration says about positions, what
-follows from it, what runtimes compute from it, and the attention scores that were measured."""
+"""`longitude inspect`, `lint` and `verify` in the terminal: what a configuration says about
+positions, what follows from it, what runtimes compute from it, and the attention scores that were
+measured."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from longitude.inspection.api import InspectResult
     from longitude.inspection.rope_limits import RopeLimits
     from longitude.runtimes.lint import LintResult, Row
+    from longitude.runtimes.verify import VerifyResult
 
 BLOCKS = "·▁▂▃▄▅▆▇█"
 LEGEND = (  # of the table of layers; the second and third where queries and keys can be moved
@@ -133,6 +135,11 @@ def show_lint(found: LintResult, console: Console) -> None:
             style = "" if row.same else "yellow"
             table.add_row(f"{row.runtime} {row.version}", *_lint_cells(row), style=style)
         console.print(table)
+        if meant.remap:
+            console.print(Text(f"positions are to be remapped by {meant.remap}"))
+    for n, (what, layers) in enumerate(found.layers):
+        about = "" if n else ", which the table is about"
+        console.print(Text(f"layers {spans(layers)}: {what}{about}"))
     for title, sentence in _lint_issues(found):
         console.print(Text(title, style="bold"))
         console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
@@ -158,6 +165,22 @@ def _lint_issues(found: LintResult) -> Iterator[tuple[str, str]]:
             yield f"{issue.name}: {names}{suffix}", f"{issue.sentence} → {issue.fix}"
     for issue in found.notes:
         yield f"{issue.name} (a note)", f"{issue.sentence} → {issue.fix}"
+
+
+def show_verified(result: VerifyResult, console: Console) -> None:
+    """Print each runtime's differences, their causes, and what was not run."""
+    table = rich_table(["runtime", "tokens", "largest difference", "allowed", ""], [])
+    for proof in result.proofs:
+        for n, (length, size) in enumerate(proof.rows.items()):
+            right = size <= proof.bound(length)
+            cells = (f"{length:,}", f"{size:.4f} nats", f"{proof.bound(length):.3f}")
+            verdict = Text("same") if right else Text("differs", style="bold red")
+            table.add_row("" if n else proof.runtime, *cells, verdict)
+    if table.row_count:
+        console.print(table)
+    for proof in result.proofs:
+        if not proof.rows or proof.causes:
+            console.print(Text(str(proof), style="" if proof.holds else "yellow"))
 
 
 def show_scores(measured: ScoreStatistics, console: Console) -> None:

@@ -73,7 +73,8 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
         capsys, "tiny-rope", "--scheme", YARN, "--for", "vllm", "--version", "new"
     )
     out = ("--verify", "--out", str(tmp_path / "out"))
-    assert "--for gguf" in refused(capsys, "tiny-rope", "--scheme", YARN, *out)
+    said = refused(capsys, "tiny-rope", "--scheme", YARN, "--for", "sglang", *out)
+    assert "--verify runs transformers, vllm" in said
     assert not (tmp_path / "out").exists()
     said = refused(capsys, "tiny-alibi", "--scheme", "ntk_alibi(4)", "--for", "vllm", "--to", "4x")
     assert "has none" in said

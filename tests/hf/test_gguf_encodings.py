@@ -83,3 +83,15 @@ def test_architectures_that_turn_nothing(
     header = header_of(tmp_path / "m.gguf", arch, **sizes, **keys)
     (found,) = gguf_encodings(header, None)
     assert not has_rotary(header) and found.scheme == scheme and found.window == 512
+
+
+def test_gemma_3s_windowed_layers_have_a_base_of_their_own(tmp_path: Path) -> None:
+    """Which no key need say: base and scaling are of the layers that see everything."""
+    sizes = {"context_length": 512, "embedding_length": 64, "attention__head_count": 4}
+    sizes |= {"block_count": 7, "attention__sliding_window": 32, "rope__freq_base": 1e6}
+    header = header_of(tmp_path / "m.gguf", "gemma3", **sizes, rope__scaling__factor=8.0)
+    (found,) = gguf_encodings(header, gguf_config(header))
+    assert found.layers == (
+        ("rope() + window(32)", (0, 1, 2, 3, 4, 6)),
+        ("rope(base=1000000, frequencies=linear(8))", (5,)),
+    )

@@ -134,6 +134,19 @@ def test_what_has_no_settings_is_refused(on: Header, text: str, told: str) -> No
         changes(on, asked(text))
 
 
+def test_of_gemma_3_only_the_layers_that_see_everything_are_changed() -> None:
+    """llama.cpp's windowed layers have a base and a scale of their own; YaRN's bounds and factor
+    are of all layers."""
+    keys = {"block_count": 6, "attention.sliding_window": 32, "rope.freq_base": 1e6}
+    on = header(keys, arch="gemma3")
+    for name in ("linear", "base"):
+        want = asked(SCHEMES[name])
+        agree(changes(on, want), on, want, "gemma3")
+    for name in ("yarn", "gain"):
+        with pytest.raises(UserError, match="windowed layers with a base of their own"):
+            changes(on, asked(SCHEMES[name]))
+
+
 def test_one_of_several_files_is_refused() -> None:
     on = header()
     on.keys["split.count"] = 3

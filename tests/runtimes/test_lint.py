@@ -32,6 +32,7 @@ from tests.runtimes.configs import (
 THETALESS = {k: v for k, v in YARN.items() if k != "rope_theta"}
 OWN_FACTOR = {**YARN, "attention_factor": 1.3}
 EQUAL = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}
+QUANTITIES = {"frequencies", "attention", "length", "remap", "start"}
 BASE = {"rope_type": "default", "rope_theta": 1e5}
 PLAIN = five(BASE, 8192)
 SCALED = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
@@ -105,6 +106,38 @@ def test_caught(name: str) -> None:
     found = lint(settings, [runtime])
     assert not found.same
     assert issue in [t.name for t in found.rows[0].issues]
+
+
+CHUNKED = {**PLAIN, "dual_chunk_attention_config": {"chunk_size": 4096, "local_size": 512}}
+
+
+def test_dual_chunk_attention_is_sglangs_and_was_vllms() -> None:
+    found = lint(CHUNKED, ["vllm==0.10", "sglang", "vllm==0.11", "vllm", "transformers", "mlx"])
+    assert found.meant.remap == "dual_chunk(4096, 512)"
+    assert [row.same for row in found.rows] == [True, True, False, False, False, False]
+    assert all("dual chunk ignored" in [i.name for i in row.issues] for row in found.rows[2:])
+    assert not lint(PLAIN, ["vllm"]).meant.remap
+
+
+GEMMA = {
+    "block_count": 12, "attention__sliding_window": 512, "attention__head_count": 4,
+    "attention__key_length": 64, "rope__freq_base": 1e6, "rope__scaling__factor": 8.0,
+    "rope__scaling__type": "linear",
+}  # fmt: skip
+
+
+def test_a_gguf_file_is_read_layer_by_layer() -> None:
+    """Gemma 3's: the base is of the layers that see everything, and so is the scaling."""
+    found = lint(gguf("gemma3", **GEMMA), ["llama.cpp"])
+    full, local = found.layers
+    assert full == ("base 1,000,000", (5, 11))
+    assert local == ("base 10,000, a window of 512 tokens", (0, 1, 2, 3, 4, 6, 7, 8, 9, 10))
+    table = found.table()
+    assert "layers 0–4, 6–10: base 10,000" in table and "layers 5, 11: base 1,000,000" in table
+    stated = gguf("gemma3", **GEMMA, rope__freq_base_swa=5e4)
+    assert lint(stated, ["llama.cpp"]).layers[1][0].startswith("base 50,000")
+    alike = gguf("gemma3", **{**GEMMA, "rope__freq_base": 1e4})
+    assert not lint(alike, ["llama.cpp"]).layers and not lint(gguf(), ["llama.cpp"]).layers
 
 
 NOTED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -181,7 +214,7 @@ def test_every_issue_has_a_sentence_and_a_fix() -> None:
     for runtime in runtimes().values():
         for issue in (*ISSUES.values(), *runtime.issues):
             assert issue.sentence.endswith(".") and issue.fix.endswith(".")
-            assert set(issue.affects.split()) <= {"frequencies", "attention", "length", "start"}
+            assert set(issue.affects.split()) <= QUANTITIES
 
 
 def test_settings_are_found(tmp_path: Path) -> None:

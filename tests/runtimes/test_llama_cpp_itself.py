@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from longitude.hf.gguf_reader import read_header
-from longitude.runtimes import llama_cpp, verify
+from longitude.runtimes import llama_cpp
 from tests.hf.gguf_files import write_gguf
 from tests.runtimes.configs import emulate
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTH = 200
+PROGRAM = Path(llama_cpp.__file__).with_name("llama_cpp_process.py")
 YARN: dict[str, Any] = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0} | {
     "rope.scaling.original_context_length": 64
 }
@@ -94,9 +95,9 @@ def test_a_tensor_that_is_not_asked_for_stops_it(model: Any, tmp_path: Path) -> 
 
 
 def _asked(file: Path, ids: list[int]) -> list[tuple[int, float]]:
-    asked = {"file": str(file), "ids": ids, "lengths": [LENGTH], "top": 20, "drawn": 64}
+    asked = {"path": str(file), "ids": ids, "lengths": [LENGTH], "top": 20, "drawn": 64}
     ran = subprocess.run(
-        [sys.executable, str(verify.PROGRAM)],
+        [sys.executable, str(PROGRAM)],
         input=json.dumps({**asked, "threads": 1}),
         capture_output=True,
         text=True,
