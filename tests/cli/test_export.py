@@ -62,7 +62,7 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "SGLang has no settings for rope(remap=rerope(128))" in said
     assert "nearest it can serve is rope(frequencies=yarn(4, original=256))" in said
     dynamic = "rope(frequencies=dynamic_ntk(256))"
-    said = refused(capsys, "tiny-rope", "--scheme", dynamic, "--for", "vllm", "--to", "1024")
+    said = refused(capsys, "tiny-rope", "--scheme", dynamic, "--for", "sglang", "--to", "1024")
     base = f"{10000 * 4 ** (32 / 30):.6g}"
     assert f"rope(frequencies=ntk(4)), which is a rope_theta of {base}." in said
     said = refused(capsys, "tiny-rope", "--scheme", YARN, "--for", "vlm")
@@ -76,5 +76,7 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
     said = refused(capsys, "tiny-rope", "--scheme", YARN, "--for", "sglang", *out)
     assert "--verify runs transformers, vllm" in said
     assert not (tmp_path / "out").exists()
-    said = refused(capsys, "tiny-alibi", "--scheme", "ntk_alibi(4)", "--for", "vllm", "--to", "4x")
+    said = refused(
+        capsys, "tiny-alibi", "--scheme", "ntk_alibi(4)", "--for", "sglang", "--to", "4x"
+    )
     assert "has none" in said
