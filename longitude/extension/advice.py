@@ -16,7 +16,7 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.records import ANSWER_LOSS, KEPT, Measurement
 from longitude.extension.rank import CONTEXT_GOAL, GOALS, SHORT, STREAM, Ranking
-from longitude.runtimes import recommended
+from longitude.runtimes import Runtime, recommended
 from longitude.runtimes.target import supporting
 
 
@@ -69,7 +69,7 @@ def recommend(
     runtimes = []
     for runtime in recommended():
         names = [s for s in ranking.schemes if runtime.name in served.get(s, ())]
-        runtimes.append(_for_runtime(ranking, goal, runtime.name, runtime.title, names, best))
+        runtimes.append(_for_runtime(ranking, goal, runtime, names, best))
     return Recommendation(
         goal,
         best,
@@ -130,13 +130,17 @@ def _nothing(ranking: Ranking, goal: str) -> Advice:
 
 
 def _for_runtime(
-    ranking: Ranking, goal: str, name: str, title: str, names: Sequence[str], best: Advice
+    ranking: Ranking, goal: str, runtime: Runtime, names: Sequence[str], best: Advice
 ) -> Advice:
-    """The best that a runtime can serve unchanged, and what is lost against the best of all."""
+    """The best that a runtime can serve unchanged, and what is lost against the best of all, unless
+    our plugin makes it serve that."""
+    name, title = runtime.name, runtime.title
     first = next((s for s in ranking.ordered(goal, names) if s != ranking.own), None)
     if first is None:
         numbers = ranking.numbers(ranking.own, goal)
-        sentence = f"Nothing that {title} can serve unchanged qualifies {TITLES[goal]}."
+        sentence = f"Nothing that {title} can serve unchanged qualifies {TITLES[goal]}"
+        plugin = runtime.any_since and best.label not in (ranking.own, None)
+        sentence += f"; with Longitude's plugin it serves {best.label}." if plugin else "."
         return Advice(name, ranking.own, None, sentence, numbers)
     numbers = ranking.numbers(first, goal)
     sentence = f"{title} can serve {first} unchanged. {describe(numbers, brief=True)}"
@@ -148,6 +152,8 @@ def _for_runtime(
         ]
         lost += [f"effective length {n:,}" for n in (best.numbers["effective_length"],) if n]
         sentence += f" The best of all, {best.label}: {', '.join(lost)}." if lost else ""
+        if runtime.any_since:
+            sentence += f" With Longitude's plugin {title} serves {best.label}."
     return Advice(name, first, ranking.schemes[first], sentence, numbers)
 
 

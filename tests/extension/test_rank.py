@@ -141,6 +141,15 @@ def test_each_runtime_gets_the_best_that_it_can_serve_and_what_is_lost() -> None
     sentence = made.runtimes[0].sentence
     assert "keeps 16 % (95 % CI " in sentence and "30 % of far context kept" in sentence
     assert "effective length 1,024" in sentence
+    told = {one.what: one.sentence for one in made.runtimes}
+    plugin = f"With Longitude's plugin vLLM serves {REROPE}."
+    assert told["vllm"].endswith(plugin) and "plugin" not in told["sglang"]
+    nothing = advised(measured({OWN: 0.0, REROPE: 0.3}, {OWN: 9.0, REROPE: 2.0}))
+    told = {one.what: one.sentence for one in nothing.runtimes}
+    assert told["vllm"].endswith(f"; with Longitude's plugin it serves {REROPE}.")
+    assert (
+        told["sglang"] == "Nothing that SGLang can serve unchanged qualifies for a longer context."
+    )
 
 
 def test_a_method_that_reaches_the_target_comes_before_one_that_does_not() -> None:
