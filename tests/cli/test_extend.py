@@ -55,7 +55,7 @@ def test_a_plan_is_told_and_nothing_runs(tmp_path, capsys):
     assert run(["extend", "--dry-run", "--json", "--out", str(out)]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["lengths"] == [256, 512, 1024, 2048] and plan["methods"][0] == "baseline"
-    assert len(plan["methods"]) == 12 and len(plan["documents"]) == 4 and plan["seconds"] > 0
+    assert len(plan["methods"]) == 13 and len(plan["documents"]) == 4 and plan["seconds"] > 0
     assert not out.exists()
 
 

@@ -43,7 +43,7 @@ def test_a_metric_in_a_folder_is_measured_stored_and_shown(
 ) -> None:
     assert "dummy" in tasks.task_names()
     out = tmp_path / "run"
-    small = ["--methods", "rerope", "--to", "2x", "--docs", "1", "--tasks", "dummy"]
+    small = ["--methods", "leaky_rerope", "--to", "2x", "--docs", "1", "--tasks", "dummy"]
     assert run(["extend", *small, "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tasks"] == 2 * (1 + 2 + 2)  # document, dummy, cost
     assert run(["extend", *small, "--out", str(out)]) == 0
@@ -52,7 +52,7 @@ def test_a_metric_in_a_folder_is_measured_stored_and_shown(
         rows = [*recorded(store)]
     found = of(rows, "dummy")
     assert {row.key.length: row.value["value"] for row in found} == {256: 256**2, 512: 256 * 512}
-    assert result_tables(rows)["dummy"].cells["rerope(128)", 512].value is not None
+    assert result_tables(rows)["dummy"].cells["leaky_rerope(128, 8)", 512].value is not None
     assert "dummies" in printed and f"{256 * 512} d" in printed
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "Dummy numbers" in page and f"{256 * 512} d" in page

@@ -58,7 +58,8 @@ def test_exports_compute_the_scheme() -> None:
 def test_what_no_settings_say_is_refused_by_name() -> None:
     by = {e["runtime"]: e for e in snippets(asked("leaky_rerope"), 0)["exports"]}
     assert "lh.load" in by["transformers"]["text"]
-    assert by["vLLM"]["text"] is None and "nearest" in by["vLLM"]["refused"]
+    assert by["SGLang"]["text"] is None and "nearest" in by["SGLang"]["refused"]
+    assert "vllm serve" in by["vLLM"]["text"] and "longitude's plugin" in by["vLLM"]["notes"][0]
 
 
 def test_a_model_is_exported_under_its_name() -> None:

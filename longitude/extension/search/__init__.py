@@ -69,13 +69,14 @@ class UseOfContext:
         return [self.loss(text, index) for index in chosen]
 
     def loss(self, text: str, index: int) -> float:
-        """The answers' loss less the gain of a key token, in nats per token, on one document."""
+        """The answers' loss, if questions are asked, less the gain of a key token, in nats per
+        token, on one document."""
         answers = self.rows(text, metrics()[ANSWER_LOSS], index)
         (kept,) = self.rows(text, metrics()[KEPT], index)
-        if kept["refused"] or answers[0]["refused"]:
+        if any(row["refused"] for row in (kept, *answers)):
             return math.inf
         gain = sum(gain for gain, _ in kept["gains"]) / kept["keys"]
-        return fmean(row["loss"] for row in answers) - gain
+        return (fmean(row["loss"] for row in answers) if answers else 0.0) - gain
 
     def rows(self, text: str, metric: Metric, index: int) -> list[dict[str, Any]]:
         """A metric's rows of one document, measured once."""
