@@ -28,8 +28,8 @@ ACTIVATION_BYTES = 2**31  # of one forward
 MIN_CHUNK = 128  # tokens, however long the text is
 LOGITS_AT_ONCE = 2**25
 TOKENS_AT_ONCE = 2**11  # through the LM head
-BATCH_TOKENS = {"cpu": 2**12}  # of texts in one forward: what a CPU's allocator can reuse
-MORE_BATCH_TOKENS = 2**15  # elsewhere
+BATCH_TOKENS = 2**15  # of texts in one forward
+CPU_BATCH_TOKENS = 2**12  # whose activations the allocator reuses: larger ones are mapped anew
 WINDOWS = ("sliding_window", "attention_chunk_size")  # layers with these take a mask on every call
 PROBE_TOKENS = 4  # on which the LM head is tried
 
@@ -242,7 +242,8 @@ def chunk_for(model: nn.Module, rows: int, total: int, head: Head) -> int:
 
 def batch_rows(model: nn.Module, length: int) -> int:
     """How many texts of this length go through one forward together."""
-    return max(1, BATCH_TOKENS.get(input_device(model).type, MORE_BATCH_TOKENS) // length)
+    tokens = CPU_BATCH_TOKENS if input_device(model).type == "cpu" else BATCH_TOKENS
+    return max(1, tokens // length)
 
 
 def logit_chunk(model: nn.Module) -> int:

@@ -10,7 +10,7 @@ The classes that vLLM calls are made when it is there: `backend()`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from longitude.core.scheme import Scheme
-from longitude.ops.paged import paged_attention
+from longitude.ops.paged import PagedPlan, paged_attention, plan_paged
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Batch:
     seq_lens: list[int]
     block_table: Tensor
     slots: Tensor  # where each new token is written
+    plans: dict[Any, PagedPlan] = field(default_factory=dict)  # layers of one scheme share theirs
 
     @property
     def tokens(self) -> int:
@@ -61,6 +62,16 @@ class SchemeAttention:
         self.softcap: float | None = getattr(stock, "logits_soft_cap", None) or None
         self.sinks: Tensor | None = getattr(stock, "sinks", None)
 
+    def declined(self, like: Tensor) -> str | None:
+        """Why our kernel can't decode this layer in a tensor's type and on its device, or None: the
+        plan of one token says."""
+        sizes: Any = self
+        q = like.new_zeros(1, sizes.num_heads, sizes.head_size)
+        cache = like.new_zeros(1, 16, sizes.num_kv_heads, sizes.head_size)
+        table = torch.zeros(1, 1, dtype=torch.int32, device=like.device)
+        options = {"softcap": self.softcap, "length": self.length}
+        return plan_paged(self.scheme, q, cache, cache, table, [0, 1], [1], **options).declined
+
     def forward(
         self,
         layer: Any,
@@ -84,19 +95,19 @@ class SchemeAttention:
         keys[block, place] = key[: batch.tokens].to(keys.dtype)
         values[block, place] = value[: batch.tokens].to(values.dtype)
         sinks = None if self.sinks is None else self.sinks.to(query.dtype)
+        step = (self.scheme, query[: batch.tokens], keys, values, batch.block_table,
+                batch.query_start, batch.seq_lens)  # fmt: skip
+        options = {"softcap": self.softcap, "length": self.length}
+        alike = (self.scheme, self.softcap, query.shape[1:], keys.shape[1:])
+        if alike not in batch.plans:
+            batch.plans[alike] = plan_paged(*step, **options)
         paged_attention(
-            self.scheme,
-            query[: batch.tokens],
-            keys,
-            values,
-            batch.block_table,
-            batch.query_start,
-            batch.seq_lens,
+            *step,
             scale=self.scale,  # type: ignore[attr-defined]
-            softcap=self.softcap,
             sink_logits=sinks,
-            length=self.length,
+            plan=batch.plans[alike],
             out=output[: batch.tokens],
+            **options,
         )
         return output
 

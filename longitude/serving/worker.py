@@ -124,12 +124,14 @@ def install(model: nn.Module, vllm_config: Any) -> None:
         scheme = on_heads(schemes[n], rank * heads, heads, ranks * heads, times[n])
         replace_attention(layer, scheme, settings.to)
     if rank == 0:
-        changed = sum(schemes[layer.index] != own[layer.index] for layer in layers)
-        device = next(model.parameters()).device.type
+        changed = [layer for layer in layers if schemes[layer.index] != own[layer.index]]
+        attention = (changed or layers)[0].attention
+        device = next(model.parameters()).device
+        declined = attention.impl.declined(torch.empty(0, dtype=attention.dtype, device=device))
         init_logger("vllm.longitude").info(
-            "longitude serves %s up to %d tokens: %d of %d layers changed, %s kernel",
-            *(settings.scheme, settings.to, changed, len(layers)),
-            "Triton" if device == "cuda" else "PyTorch",
+            "longitude serves %s up to %d tokens: %d of %d layers changed, decoding by %s",
+            *(settings.scheme, settings.to, len(changed), len(layers)),
+            "the Triton kernel" if declined is None else f"PyTorch (the kernel: {declined})",
         )
 
 

@@ -57,7 +57,7 @@ def test_it_is_what_generate_says(
 def test_rows_of_one_length_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     m = model("tiny-rope")
     asked = [tokens(60), tokens(50), tokens(60) // 2, tokens(50) // 2, tokens(60) // 3]
-    monkeypatch.setitem(prefill.BATCH_TOKENS, "cpu", 2 * 64 + 1)
+    monkeypatch.setattr(prefill, "CPU_BATCH_TOKENS", 2 * 64 + 1)
     shapes: list[tuple[int, ...]] = []
     hook = m.get_input_embeddings().register_forward_pre_hook(
         lambda module, given: shapes.append(tuple(given[0].shape))

@@ -82,7 +82,7 @@ def test_texts_of_one_length_are_scored_as_each_alone(
     ids = torch.stack([tokens(1200)[at : at + 200] for at in (0, 300, 500, 900, 1000)])
     want = torch.stack([tail_losses(m, row, 60) for row in ids])
     for at_once in (2**15, 2 * 200, 1):  # all rows in one forward, two, or one
-        monkeypatch.setitem(prefill.BATCH_TOKENS, "cpu", at_once)
+        monkeypatch.setattr(prefill, "CPU_BATCH_TOKENS", at_once)
         with lengths_read(m) as read:
             found = tail_losses(m, ids, 60, chunk=chunk)
         assert read[0] == (min(5, max(1, at_once // 200)), chunk or 199)

@@ -53,6 +53,7 @@ def test_every_situation_equals_patched(kind: str, scheme: str, folders: Path) -
         assert again[0].num_cached_tokens >= window
         check(kind, text, again)
         assert preemptions(llm) == 0
-        many = generate(llm, [tokens(window - 2, 20 + n) for n in range(4)])
+        # long enough that all four run at once and need a fifth and sixth block each
+        many = generate(llm, [tokens(window - 2, 20 + n) for n in range(4)], max_tokens=24)
         assert preemptions(llm) > 0 or groups > 1  # whose cache must hold one request of each
         check(kind, text, many)
