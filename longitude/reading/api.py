@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longitude.core.client import is_url
 from longitude.core.progress import Event, Progress, silent
 from longitude.core.result import TextResult
 from longitude.core.validate import UserError, shown
@@ -79,7 +80,7 @@ class ReadOptions:
     @property
     def server(self) -> bool:
         """Whether the model is behind a server."""
-        return self.name.startswith(("http://", "https://"))
+        return is_url(self.name)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from longitude.core.client import MAX_REPLY, Retry
 from longitude.core.validate import UserError
-from longitude.reading.llm import MAX_REPLY, Retry, Server, replies
+from longitude.reading.llm import Server, replies
 from longitude.reading.memwalker import read
 
 from .scripted import MODEL, Bad, Script, Scripted
