@@ -4,6 +4,7 @@ A preset is written like a part: `parse("streaming_llm(4, 1020)")`. Joined with 
 to them.
 """
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Literal, TypeVar
@@ -286,6 +287,19 @@ def self_extend_llama(group: int = 8, window: int = 1024, base: float = 10000) -
 def chunk_llama(train: int = 4096, base: float = 10000) -> Scheme:
     """Dual chunk attention with the sizes of the authors' code."""
     return Scheme.of(parts.Rope(base, remap=parts.DualChunk(3 * train // 4, train // 8)))
+
+
+@preset("An et al. 2024, arXiv:2410.18745")
+def string_llama(train: int = 8192, local: int = 128, base: float = 500_000) -> Scheme:
+    """STRING with a shift of a third of the trained length: the paper's formula."""
+    return Scheme.of(parts.Rope(base, remap=parts.String(train // 3, local)))
+
+
+@preset("An et al. 2024, github.com/HKUNLP/STRING")
+def string_released(train: int = 8192, local: int = 128, base: float = 500_000) -> Scheme:
+    """STRING as released: cosines and sines of q and k are 0.1 ln 2 + 1 times as large."""
+    cooled = parts.Temperature((0.1 * math.log(2) + 1) ** -2)
+    return Scheme.of(parts.Rope(base, remap=parts.String(train // 3, local)), cooled)
 
 
 @preset("Xiao et al. 2023, arXiv:2309.17453")

@@ -42,6 +42,8 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "su_inverse_leaky": (32,),
     "self_extend_llama": (3, 8),
     "chunk_llama": (16,),
+    "string_llama": (32, 3),
+    "string_released": (32, 3),
     "streaming_llm": (2, 8),
     "lm_infinite_llama": (12, 3),
     "entropy_invariant": (16,),

@@ -50,7 +50,7 @@ def merge_scheme(
         )
     for remap in [one.rotary.remap for one in merged if one.rotary and one.rotary.remap]:
         # a remap's window may not show distances beyond those the model was trained on
-        names = [n for n in ("window", "size", "local") if hasattr(remap, n)]
+        names = [n for n in ("window", "size", "local", "shift") if hasattr(remap, n)]
         widest = max((getattr(remap, n) for n in names), default=0)
         widest += getattr(remap, "sinks", 0)  # which are before the window
         if trained is not None and widest > trained and not force:

@@ -2,9 +2,9 @@
 
 Training-free extensions keep the relative positions RoPE meets within the trained range: ReRoPE and
 leaky ReRoPE (Su 2023), Self-Extend (Jin et al. 2024), dual chunk attention (An et al. 2024),
-StreamingLLM (Xiao et al. 2023), LM-Infinite (Han et al. 2023). `inverse_leaky` (Su 2023) is for
-training. Site ③, inside `rope(remap=…)`: each part returns disjoint regions for both signs of i -
-j; a pair in no region is hidden.
+STRING (An et al. 2024), StreamingLLM (Xiao et al. 2023), LM-Infinite (Han et al. 2023).
+`inverse_leaky` (Su 2023) is for training. Site ③, inside `rope(remap=…)`: each part returns
+disjoint regions for both signs of i - j; a pair in no region is hidden.
 """
 
 import math
@@ -222,6 +222,46 @@ class DualChunk(Remap):
         locals_ = [round(share * trained) for share in (1 / 16, 1 / 8, 3 / 16, 1 / 4)]
         fit = [size for size in (*sizes, self.size) if size <= trained]
         return combinations(size=fit, local=(*locals_, self.local))
+
+
+@part("string", site="remap", paper="An et al. 2024, arXiv:2410.18745")
+class String(Remap):
+    """STRING: distances of S or more start again from W, i - j - S + W.
+
+    An et al. 2024, "Why Does the Effective Context Length of LLMs Fall Short?". The longest
+    distances are rare in training, so they are replaced by shorter ones, inside the trained window;
+    the authors advise S of 1/4 to 2/5 of it and W of 128 to 512. The largest distance is L - 1 - S
+    + W: it is no extension by itself. Distances from W to S are taken by two keys each. The
+    authors' code counts the distance S twice at prefill and makes all scores 1.1434 times as large:
+    the preset `string_released` has the second.
+    """
+
+    shift: PositiveInt
+    local: PositiveInt = 128
+
+    def check(self) -> None:
+        if self.local >= self.shift:
+            raise UserError(
+                f"string: local must be below shift, but got {self.local} and {self.shift}: a "
+                f"third of the trained length and 128 are usual."
+            )
+
+    def regions(self) -> tuple[Region, ...]:
+        return near_and_far(self.shift, Shift(add=self.local - self.shift))
+
+    @classmethod
+    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
+        """A third of the trained length, where the largest distance then fits into it."""
+        shift = lengths.share(3)
+        local = min(128, shift // 4)
+        fits = local and lengths.target - shift + local <= lengths.trained
+        return [cls(shift, local)] if fits else []
+
+    def grid(self, lengths: Lengths) -> Iterator[Setting]:
+        shifts = [round(share * lengths.trained) for share in (1 / 4, 1 / 3, 2 / 5, 1 / 2)]
+        for shift in distinct((self.shift, *shifts)):
+            fit = [w for w in (128, 256, 512, self.local) if w < shift]
+            yield from combinations(shift=[shift], local=fit)
 
 
 @part("streaming", site="remap", paper="Xiao et al. 2023, arXiv:2309.17453")

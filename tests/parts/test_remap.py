@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from longitude import parse
 from longitude.parts import (
     DualChunk,
     InverseLeaky,
@@ -13,6 +14,7 @@ from longitude.parts import (
     Rerope,
     SelfExtend,
     Streaming,
+    String,
 )
 
 N = 61
@@ -31,6 +33,8 @@ COVERING = [
     DualChunk(12, 2),
     DualChunk(3, 1),
     DualChunk(24, 4),
+    String(20, 3),
+    String(2, 1),
 ]
 HIDING = [Streaming(3, 9), Streaming(12, 4), LmInfinite(7, 2), LmInfinite(3, 20)]
 
@@ -141,6 +145,25 @@ def test_dual_chunk_turns_queries_by_how_many_chunks_back_the_key_lies(c, local)
     assert float(causal.min()) == 0 and float(causal.max()) <= c
     distance = (i - j)[(i >= j) & (i - j <= local + 1)].double()
     assert torch.equal(got[(i >= j) & (i - j <= local + 1)], distance)
+
+
+@pytest.mark.parametrize(("shift", "local"), [(20, 3), (2, 1), (33, 32), (99, 4)])
+def test_string_starts_again_from_local(shift, local):
+    """The authors' decoding: r below S, r - S + W from there on; W of S comes back."""
+
+    def shifted(m, n):
+        return m - n if m - n < shift else m - n - shift + local
+
+    got = believed(String(shift, local))
+    same(got, by_pair(shifted))
+    if shift < N:
+        assert got[shift, 0] == local and got[shift - 1, 0] == shift - 1
+        assert float(got[-1].max()) == max(shift - 1, N - 1 - shift + local)
+
+
+def test_string_as_released_has_scores_1_1434_times_as_large():
+    assert 1 / parse("string_released()").scale[0].t == pytest.approx(1.143434, abs=1e-6)
+    assert parse("string_llama()").rotary == parse("string_released()").rotary
 
 
 @pytest.mark.parametrize(("sinks", "window"), [(3, 9), (4, 20), (1, 1), (12, 4)])
