@@ -93,6 +93,12 @@ def nope() -> Scheme:
     return Scheme.of()
 
 
+@preset("Gelberg et al. 2025, arXiv:2512.12167")
+def drope_llama(train: int = 4096, c: float = 0.103) -> Scheme:
+    """A model trained with RoPE, then without it, whose logits grow past its window."""
+    return Scheme.of(parts.Drope(train, c))
+
+
 @preset("Shaw et al. 2018, arXiv:1803.02155")
 def shaw_encoder(clip: int = 16, values: bool = True) -> Scheme:
     """Clipped relative vectors on keys and values, bidirectional."""

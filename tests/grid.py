@@ -26,6 +26,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "interpolated_bert": (16, 4),
     "tiled_bert": (16,),
     "multiplied": (64,),
+    "drope_llama": (8, 0.4),
     "shaw_encoder": (4,),
     "shaw_decoder": (4,),
     "dynamic_ntk_llama": (16, 2),

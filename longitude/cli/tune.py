@@ -17,6 +17,8 @@ RECIPES = (
     "abf: a larger base, all weights (Rozière et al. 2023, Code Llama, arXiv:2308.12950). "
     "pose: far positions on short sequences (Zhu et al. 2023, arXiv:2309.10400). "
     "longlora: attention in shifted groups while it trains (Chen et al. 2023, arXiv:2309.12307). "
+    "drope: the rotation dropped, all weights trained at the trained length (Gelberg et al. 2025, "
+    "arXiv:2512.12167). "
     "alibi: ALiBi on longer text, all weights (Press et al. 2021, arXiv:2108.12409; MPT-7B-"
     "StoryWriter). "
     "learned: a table of positions grown hierarchically, then trained (Su 2020, kexue.fm 7947). "

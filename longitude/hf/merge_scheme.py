@@ -2,10 +2,10 @@
 
 A text asks for what it names. `rope(remap=rerope(4096))` keeps the model's own base and layout, and
 each layer keeps its own window, and stays without rotation if it had none. A scheme that names no
-encoding at all, such as `nope()`, removes the rotation. What contradicts the checkpoint (another
-layout, another share of the head, a bias it was not trained with) is refused unless forced. A part
-at its default counts as left out; to have a default in place of the checkpoint's own value, write
-it out: rope(base=10000).
+encoding at all, such as `nope()`, removes the rotation, as `drope(…)` does. What contradicts the
+checkpoint (another layout, another share of the head, a bias it was not trained with) is refused
+unless forced. A part at its default counts as left out; to have a default in place of the
+checkpoint's own value, write it out: rope(base=10000).
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _merge_rotary(given: Scheme, fields: set[str], own: Rope | None, force: bool
     rope = given.rotary
     if rope is None:
         names_nothing = not (given.bias or given.scale or _local_masks(given))
-        return None if names_nothing else own
+        drops = any(getattr(part, "drops_rotation", False) for part in given.scale)
+        return None if names_nothing or drops else own
     if own is None:
         return rope if force else None  # a layer that was never rotated stays so
     default = Rope()

@@ -1,17 +1,26 @@
 """Scales: a factor on each query, so that attention stays as sharp over more keys.
 
 logn scales by the logarithm of the number of visible keys (Su 2021), scalable softmax by a learned
-multiple of it (Nakanishi 2025), Llama 4 by the logarithm of the position, `temperature` by a
-constant. Site ④: `scale(q_pos, seen, weights)`, where `seen` counts the keys each query may see.
+multiple of it (Nakanishi 2025), Llama 4 and DroPE by the logarithm of the position, `temperature`
+by a constant. Site ④: `scale(q_pos, seen, weights)`, where `seen` counts the keys each query may
+see.
 """
 
 import math
+from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 
-from longitude.core.lengths import Lengths
+from longitude.core.lengths import Lengths, Setting, combinations
 from longitude.core.part import Choice, Dims, Factors, Rows, Scale, Weights, part
-from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
+from longitude.core.validate import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UserError,
+)
 from longitude.parts.rope import Rope
 
 
@@ -107,3 +116,36 @@ class Llama4Temperature(Scale):
                 f"{float(q_pos.min()):g}: give positions from {-self.offset} on."
             )
         return (1 + self.scale_by * torch.log1p(steps))[:, None]
+
+
+@part("drope", site="scale", paper="Gelberg et al. 2025, arXiv:2512.12167")
+class Drope(Scale):
+    """DroPE: no rotation, and past the trained length L logits × β = 1 + c ln(n / L); 1 inside it.
+
+    Gelberg et al. 2025, "Extending the Context of Pretrained LLMs by Dropping Their Positional
+    Embeddings". A RoPE model loses its rotation and is trained a little more at its own length
+    (`longitude tune --recipe drope`). The paper takes one β for a call of n tokens: give that
+    number as `length`. Without it n counts the keys that each query may see, so that decoding
+    equals prefill and nothing changes inside the window. The paper fits c by perplexity at the
+    target length: 0.103 for SmolLM-360M, 0.412 for a model of 494M trained from scratch.
+    """
+
+    train: PositiveInt
+    c: NonNegativeFloat = 0.103
+    length: int | None = None
+    drops_rotation: ClassVar[bool] = True  # written for a model with RoPE it removes that
+
+    def check(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise UserError(f"drope: length must be at least 1, but got {self.length}: give more.")
+
+    def beta(self, length: int) -> float:
+        """The factor of a query that sees so many keys."""
+        return 1 + self.c * math.log(max(1.0, (self.length or length) / self.train))
+
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
+        n = torch.full_like(seen, self.length) if self.length else seen
+        return (1 + self.c * (n.to(torch.float64) / self.train).clamp(min=1).log())[:, None]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        return combinations(c=[0.0, 0.05, 0.103, 0.2, 0.412])

@@ -14,7 +14,7 @@ from longitude.core.progress import Progress, silent
 from longitude.core.scheme import Layers
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown, target_length
-from longitude.parts import DynamicNtk
+from longitude.parts import Drope, DynamicNtk
 from longitude.runtimes import Runtime, runtimes, select
 from longitude.runtimes.card import card
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
@@ -28,7 +28,7 @@ from longitude.runtimes.export import (
     read_run,
 )
 from longitude.runtimes.files import slug, started_on, write_files, write_text
-from longitude.runtimes.lint import LintResult, adapter_scheme, lint_settings, read_settings
+from longitude.runtimes.lint import LintResult, lint_settings, read_settings, saved_scheme
 from longitude.runtimes.target import make_target
 
 if TYPE_CHECKING:
@@ -135,6 +135,9 @@ def _length(
     if scheme == saved.get("scheme") and saved.get("target"):
         return saved["target"]
     resolved = checkpoint.resolve(scheme).scheme
+    for part in resolved.layer(0).scale:
+        if isinstance(part, Drope) and part.length:
+            return part.length
     rope, trained = resolved.layer(0).rotary, checkpoint.trained
     if rope is not None and checkpoint.own and rope == checkpoint.own.rotary and trained:
         return trained
@@ -302,5 +305,5 @@ def lint(model: str, *, options: LintOptions | None = None) -> LintResult:
         wrong = shown(options.settings)
         raise UserError(f"--with takes a JSON object, but got {wrong}: write one in braces.")
     settings = {**read_settings(model, options.revision), **given}
-    own, faults = (None, ()) if model.endswith(".json") else adapter_scheme(model, options.revision)
+    own, faults = (None, ()) if model.endswith(".json") else saved_scheme(model, options.revision)
     return lint_settings(settings, selected, scheme or own, faults)

@@ -30,7 +30,7 @@ from longitude.hf.rope_config import (
     read_config,
     rope_dicts,
 )
-from longitude.hf.source import find, raw_config
+from longitude.hf.source import SCHEME, find, raw_config
 from longitude.runtimes import Issue, Runtime, llama_cpp, runtimes, transformers
 from longitude.runtimes.checkpoint import (
     LOCAL_BASE,
@@ -217,21 +217,26 @@ def read_settings(name: str, revision: str | None = None) -> dict[str, Any]:
     return {**raw, **added}
 
 
-def adapter_scheme(
-    name: str, revision: str | None = None
-) -> tuple[Scheme | None, tuple[Fault, ...]]:
-    """The scheme that an adapter was trained under, or what is wrong; nothing of another model."""
-    adapter = find(name, revision).adapter
+def saved_scheme(name: str, revision: str | None = None) -> tuple[Scheme | None, tuple[Fault, ...]]:
+    """The scheme that an adapter or a checkpoint was trained or saved under, where its settings
+    do not express it, or what is wrong; nothing of another model."""
+    source = find(name, revision)
+    adapter = source.adapter
     if adapter is not None and not adapter.held:
         return None, (ADAPTER_WITHOUT_ROTATION,)
-    if adapter is None or adapter.entry is None:
+    entry = adapter.entry if adapter else None
+    if adapter is None and source.gguf is None:
+        entry = raw_config(source)[1].get(SCHEME)
+    expressed = adapter is None and isinstance(entry, dict) and "rope_parameters" in entry
+    if not isinstance(entry, dict) or not isinstance(entry.get("scheme"), str) or expressed:
         return None, ()
-    text, checkpoint = adapter.entry["scheme"], open_checkpoint(name, revision)
+    text, checkpoint = entry["scheme"], open_checkpoint(name, revision)
     try:
         scheme = checkpoint.resolve(text).scheme
         if not isinstance(scheme, Scheme):
             raise UserError("its layers differ")
-        length = adapter.held.get("target") or checkpoint.trained or 1
+        target = adapter.held.get("target") if adapter else entry.get("target")
+        length = target or checkpoint.trained or 1
         make_target(scheme, checkpoint.config, length)
     except UserError as error:
         why = str(error).rstrip(".")

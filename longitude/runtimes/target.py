@@ -25,6 +25,7 @@ from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import INSIDE, ORIGINAL, is_number, main_rope_dict
 from longitude.parts import (
     Causal,
+    Drope,
     DynamicLinear,
     DynamicNtk,
     DynamicYarn,
@@ -81,10 +82,7 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
     one, text = kinds.pop(), text_config(config)
     rope = one.rotary
     if rope is None:
-        raise UserError(
-            f"settings of a runtime describe a rotation, but {shown(one)} has none: export a "
-            f"scheme with rope(…)."
-        )
+        raise UserError(_without_rotation(one, length))
     fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, LongRope)
     windows = [m for m in one.mask if m != Causal() and not text.get("sliding_window")]
     parts = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *windows]
@@ -102,18 +100,44 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
 def unrotated(
     scheme: Scheme | Layers, own: Scheme | None, config: Mapping[str, Any], length: int
 ) -> Scheme | None:
-    """NoPE (and DroPE, which is trained to it) for settings that can't leave a rotation out: list
-    factors so large that cosines are 1 in float32, and sines too small to change a number. None of
-    another scheme."""
+    """NoPE and DroPE for settings that can't leave a rotation out: list factors so large that
+    cosines are 1 in float32, and sines too small to change a number. DroPE's β, where it is one
+    number for all queries and the rotation spans the head, is the square of the factor on cosine
+    and sine. None of another scheme."""
     if isinstance(scheme, Layers) or own is None or own.rotary is None or scheme.rotary:
         return None
-    if replace(scheme, rotary=own.rotary) != own:
+    beta, rest = 1.0, scheme
+    match scheme.scale:
+        case (Drope() as drope,):
+            beta, rest = drope.beta(length), replace(scheme, scale=())
+            if beta != 1 and (drope.length is None or own.rotary.fraction != 1):
+                return None
+    if replace(rest, rotary=own.rotary) != own:
         return None
     rope, original = own.rotary, trained_length(config, own.rotary.frequencies)
     factors = (NO_ROTATION,) * (rope.dim(head_size(config)) // 2)
-    scale = {"factor": max(1.0, length / original), "attention_factor": 1.0}
+    scale = {"factor": max(1.0, length / original), "attention_factor": math.sqrt(beta)}
     frequencies = LongRope(factors, factors, original=original, **scale)
     return replace(own, rotary=replace(rope, frequencies=frequencies))
+
+
+def _without_rotation(scheme: Scheme, length: int) -> str:
+    """Why settings can't describe a scheme without rotation; `unrotated` is what they can."""
+    for part in scheme.scale:
+        if isinstance(part, Drope) and part.length is None:
+            return (
+                f"settings of a runtime have one factor for all queries, but {part} has each "
+                f"query's own: the nearest they can is {replace(part, length=length)}."
+            )
+        if isinstance(part, Drope):
+            return (
+                f"settings of a runtime scale the rotated share of a head, but {part} scales "
+                f"all of it: the nearest they can is nope()."
+            )
+    return (
+        f"settings of a runtime describe a rotation, but {shown(scheme)} has none: export a "
+        f"scheme with rope(…)."
+    )
 
 
 def nearest(scheme: Scheme, config: Mapping[str, Any], length: int) -> Scheme:

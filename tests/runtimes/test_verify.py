@@ -175,9 +175,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SCHEMES = {name: f"rope(frequencies={text})" for name, text in FREQUENCIES.items()}
 SCHEMES |= {"NoPE": "nope()", "a remap": "rope(remap=rerope(32))"}
+SCHEMES |= {"DroPE": "drope(32, c=0.4, length=128)", "DroPE by query": "drope(32, c=0.4)"}
+WITHOUT_SETTINGS = ("a remap", "DroPE by query")
 
 
-@pytest.mark.parametrize("name", ["linear", "base", "gain", "longrope", "NoPE", "a remap"])
+@pytest.mark.parametrize(
+    "name", ["linear", "base", "gain", "longrope", "NoPE", "DroPE", *WITHOUT_SETTINGS]
+)
 def test_transformers_computes_each_scheme(folder: Path, name: str) -> None:
     """Those without settings by `longitude.hf.load`, as the export says."""
     found = verify_model(str(folder), options=VerifyOptions("transformers", SCHEMES[name], "4x"))
@@ -186,7 +190,9 @@ def test_transformers_computes_each_scheme(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["mlx", "vllm"])
-@pytest.mark.parametrize("name", ["linear", "base", "yarn", "gain", "longrope", "llama3", "NoPE"])
+@pytest.mark.parametrize(
+    "name", ["linear", "base", "yarn", "gain", "longrope", "llama3", "NoPE", "DroPE"]
+)
 def test_other_runtimes_compute_each_scheme(folder: Path, name: str, runtime: str) -> None:
     pytest.importorskip({"mlx": "mlx_lm", "vllm": "vllm"}[runtime])
     found = verify_model(str(folder), options=VerifyOptions(runtime, SCHEMES[name], "4x"))

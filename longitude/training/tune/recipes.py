@@ -34,7 +34,8 @@ Write = Callable[[Lengths, float], str | None]  # given the stretch and the mode
 @dataclass(frozen=True)
 class Recipe:
     """What is trained, on what, and how. `scheme` is what `write` gives for a model; `length` None
-    is the target, `groups` the share of a sequence that one of LongLoRA's groups has."""
+    is the target, or with `at_window` the trained length; `groups` is the share of a sequence that
+    one of LongLoRA's groups has."""
 
     name: str
     paper: str
@@ -49,6 +50,7 @@ class Recipe:
     trained: str = LORA
     rank: int = 16
     groups: float | None = None
+    at_window: bool = False
     write: Write = lambda lengths, base: None  # the scheme; None keeps the model's own
 
     def __post_init__(self) -> None:
@@ -85,6 +87,10 @@ def _linear(s: Lengths, base: float) -> str:
     return f"rope(frequencies=linear({s.factor():g}))"
 
 
+def _dropped(s: Lengths, base: float) -> str:
+    return f"drope({s.trained})"
+
+
 def _larger_base(s: Lengths, base: float) -> str:
     """The critical base of the target, rounded up to two digits: above it, the pairs that turned
     fully within L cover T as well."""
@@ -113,6 +119,10 @@ _RECIPES = (
     Recipe(
         "longlora", "Chen et al. 2023, LongLoRA, arXiv:2309.12307", "rope",
         steps=1000, groups=0.25, write=_linear,
+    ),
+    Recipe(
+        "drope", "Gelberg et al. 2025, DroPE, arXiv:2512.12167", "rope",
+        steps=1000, rate=1e-4, warmup=100, trained=FULL, at_window=True, write=_dropped,
     ),
     Recipe(
         "alibi", "Press et al. 2021, ALiBi, arXiv:2108.12409; MosaicML 2023, MPT-7B-StoryWriter",
@@ -164,7 +174,7 @@ def settle(
         recipe,
         scheme=text and full_layers(text, own),
         rate=recipe.rate * PAPERS_WIDTH / width * (LORA_RATE if lora else 1),
-        length=target if policies == {"order"} else model.trained,
+        length=target if policies == {"order"} and not recipe.at_window else model.trained,
         warmup=min(recipe.warmup, max(0, given.get("steps", recipe.steps)) // 10),
     )
     if name is None and "scheme" in given:  # trained as usual, but by no paper's scheme

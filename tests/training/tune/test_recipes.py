@@ -31,7 +31,7 @@ def test_each_settles_for_its_family_with_a_scheme_that_can_be_read(name):
     assert recipe.paper and recipe.steps > 0
     if recipe.scheme is not None:
         parse(recipe.scheme)
-    assert recipe.length == (256 if name == "pose" else 1024)
+    assert recipe.length == (256 if name in ("pose", "drope") else 1024)
 
 
 @pytest.mark.parametrize("family", OWN)
@@ -54,6 +54,12 @@ def test_the_papers_schemes():
     schemes = {name: settle(name, LLAMA, {}).scheme for name in ("yarn", "pi", "longlora", "pose")}
     yarn, linear = "rope(frequencies=yarn(4, original=4096))", "rope(frequencies=linear(4))"
     assert schemes == {"yarn": yarn, "pi": linear, "longlora": linear, "pose": yarn}
+
+
+def test_drope_drops_the_rotation_and_trains_all_weights_at_the_window():
+    recipe = settle("drope", LLAMA, {})
+    assert (recipe.scheme, recipe.length, recipe.trained) == ("drope(4096)", 4096, "full")
+    assert recipe.rate == pytest.approx(1e-4)
 
 
 def test_the_larger_base_is_the_critical_one_of_scaling_laws():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 from dataclasses import replace
@@ -168,6 +169,26 @@ def test_the_table_grows_and_learns(options):
     ids = torch.arange(20)[None]
     assert not torch.equal(model(ids).logits, base(ids).logits)
     assert model(torch.arange(400)[None] % 256).logits.shape[1] == 400
+
+
+def test_drope_learns_without_its_rotation_and_is_exported(options, tmp_path):
+    """The result opens without rotation; lint says that stock runtimes would rotate, and an export
+    with one β does not."""
+    from longitude.runtimes.api import ExportOptions, export, lint
+
+    tuned = run(replace(options, recipe="drope", steps=8))
+    assert sum(tuned.losses[-2:]) < sum(tuned.losses[:2]) and tuned.scheme == "drope(256)"
+    model, _ = load(tuned.folder, device="cpu", quiet=True)
+    assert scheme_of(model).layer(0).rotary is None
+    (fault, *_) = lint(tuned.folder).faults
+    assert fault.name == "scheme beyond settings" and "drope(256, length=512)" in fault.sentence
+    with pytest.raises(UserError, match="each query's own"):
+        export(tuned.folder, options=ExportOptions("sglang"))
+    fixed = ExportOptions("sglang,mlx", scheme="drope(256, length=512)", out=tmp_path / "served")
+    made = export(tuned.folder, options=fixed).exports
+    assert "long_factor" in str(made[0].text) and "1e+30" in str(made[0].text)
+    assert made[0].target is not None
+    assert made[0].target.attention ** 2 == pytest.approx(1 + 0.103 * math.log(2))
 
 
 def test_alibi_trains_on_longer_text_with_its_own_slopes(options):
