@@ -42,6 +42,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "su_leaky_rerope": (32, 4),
     "su_inverse_leaky": (32,),
     "self_extend_llama": (3, 8),
+    "dpe_llama3": ((2, 3, 1, 4, 5, 2, 8, 3), 8),
     "chunk_llama": (16,),
     "string_llama": (32, 3),
     "string_released": (32, 3),
@@ -71,6 +72,9 @@ def schemes() -> dict[str, Scheme]:
                 found[f"{name}/{n}"] = one
         else:
             found[name] = made
+    found["dimension-wise, exact pairs"] = scheme(
+        "rope(remap=dimension_wise((3, 5), window=6, exact=(0, 4))) + bidirectional()"
+    )
     found["kerple power"] = scheme("kerple_power()")
     found["leaky + window + logn"] = scheme(
         "rope(remap=leaky_rerope(6, 3)) + window(20, sinks=3) + logn(16)"

@@ -32,7 +32,7 @@ from jaxtyping import Float, Real
 from torch import Tensor, float64
 
 from longitude.core.lengths import Lengths, Setting
-from longitude.core.region import EVERYWHERE, SAME, Area, Shift
+from longitude.core.region import EVERYWHERE, SAME, Area, PairShifts, Shift
 from longitude.core.validate import check_field, literal
 
 Site = Literal[
@@ -180,8 +180,8 @@ class Region:
     """One area where q and k are rotated to shifted positions, perhaps at other frequencies."""
 
     where: Area = EVERYWHERE
-    q: Shift = SAME
-    k: Shift = SAME
+    q: Shift | PairShifts = SAME
+    k: Shift | PairShifts = SAME
     frequencies: Frequencies | None = None
 
 

@@ -13,6 +13,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from longitude.core.validate import UserError
+
 FAR = 2**62  # "no bound" in integer arithmetic; larger than any position
 
 
@@ -182,6 +184,36 @@ class Shift:
         p = p.floor() if self.floor else p
         p = p if self.add == 0 else p + self.add
         return p if self.least is None else p.clamp(max=self.least)
+
+    def by_pair(self, pos: Tensor, pairs: int) -> Tensor:
+        """The same with a last axis for the rotary pairs, which all see one position."""
+        return self(pos)[..., None]
+
+
+@dataclass(frozen=True)
+class PairShifts:
+    """A shift of its own for each of several equal bands of rotary pairs, the fastest first; the
+    pairs `exact` keep their positions."""
+
+    bands: tuple[Shift, ...]
+    exact: tuple[int, ...] = ()
+
+    def by_pair(self, pos: Tensor, pairs: int) -> Tensor:
+        """Positions after the shift, one for each rotary pair, in float64."""
+        if pairs < max(len(self.bands), *(i + 1 for i in self.exact), 0):
+            raise UserError(
+                f"{len(self.bands)} groups and the exact pairs {self.exact} don't fit a rotation "
+                f"of {pairs} pairs: give at most as many groups, and indices below {pairs}."
+            )
+        of_band = [shift(pos) for shift in self.bands]
+        own = [of_band[pair * len(of_band) // pairs] for pair in range(pairs)]
+        for pair in self.exact:
+            own[pair] = SAME(pos)
+        return torch.stack(own, -1)
+
+    def __call__(self, pos: Tensor) -> Tensor:
+        """The mean over bands: one number where a picture needs one."""
+        return torch.stack([shift(pos) for shift in self.bands]).mean(0)
 
 
 SAME = Shift()

@@ -42,7 +42,8 @@ def positions(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
 
 
 def remapped_distance(scheme: Scheme, i: Tensor, j: Tensor) -> Tensor:
-    """The distance that the rotation gets for query and key positions; nan where hidden."""
+    """The distance that the rotation gets for query and key positions (the mean, where that of
+    rotary pairs differs); nan where hidden."""
     remap = scheme.rotary.remap if scheme.rotary else None
     distance = torch.full(torch.broadcast_shapes(i.shape, j.shape), torch.nan, dtype=torch.float64)
     for region in remap.regions() if remap else (Region(),):
@@ -124,7 +125,7 @@ class ScoreModel:
         cos, sin = torch.full((2, *shape), torch.nan, dtype=torch.float64)
         for region in rope.regions(rope.query_rows(p)):
             frequencies = region.frequencies or rope.frequencies
-            distance = (region.q(p) - region.k(q))[..., None]
+            distance = region.q.by_pair(p, dim // 2) - region.k.by_pair(q, dim // 2)
             angle = distance * frequencies.inv_freq(dim, rope.base, self.length)
             size = torch.exp(distance * rope.decay.rate(dim)) if rope.decay else torch.ones(())
             size = size * frequencies.gain(self.length) if gain else size

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from longitude.core.part import Frequencies, Region
+from longitude.core.region import Shift
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops.inputs import AttentionInputs
@@ -91,9 +92,10 @@ class KeyRotation(NamedTuple):
 
     @classmethod
     def of(cls, key: SegmentKey, block: int) -> KeyRotation:
-        if key.region is None or key.rotated or key.region.k.divide == math.inf:
+        k, frequencies = (key.region or Region()).k, (key.region or Region()).frequencies
+        assert isinstance(k, Shift)  # as `supports` demands
+        if key.region is None or key.rotated or k.divide == math.inf:
             return cls(None, None, 1, math.inf, block, MAX_POSITION)
-        k, frequencies = key.region.k, key.region.frequencies
         if not k.floor:
             chunk = k.modulo or MAX_POSITION
             return cls(frequencies, k.modulo, 1, float(k.divide), block, chunk)
@@ -166,7 +168,7 @@ def unsupported_reason(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> str |
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return "it has no gradients"
     if not supports(scheme):
-        return "scores must be q·k alone, of keys that are rotated evenly"
+        return "scores must be q·k alone, of keys whose pairs are all rotated evenly"
     return unsupported_tensors((q.dtype, k.dtype, v.dtype), max(q.shape[-1], v.shape[-1]))
 
 
@@ -186,7 +188,10 @@ def supports(scheme: Scheme) -> bool:
     if scheme.bias or (rope is not None and rope.decay is not None):
         return False
     rows = rope and rope.query_rows(range(1))
-    shifts = [region.k for region, _ in region_areas(scheme, rows) if region is not None]
+    regions = [region for region, _ in region_areas(scheme, rows) if region is not None]
+    shifts = [k for region in regions if isinstance(k := region.k, Shift)]
+    if len(shifts) < len(regions) or not all(isinstance(r.q, Shift) for r in regions):
+        return False
     uneven = (k.floor and (k.modulo or k.divide != int(k.divide)) for k in shifts)
     return not any(uneven) and all(k.least is None for k in shifts)
 
@@ -336,7 +341,10 @@ def _segment(
     where = np.zeros(start.shape)
     if key.region is not None:
         # a constant shift of all keys moves to the query, unless cached keys already have it
-        where += key.region.q(at).numpy() - (0 if key.rotated else key.region.k.add)
+        k = key.region.k
+        where += key.region.q(at).numpy() - (
+            k.add if isinstance(k, Shift) and not key.rotated else 0
+        )
         where -= rotation.base(first.astype(np.float64))[:, None]
     return numbers, where
 

@@ -21,7 +21,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from longitude.core.part import Weights
-from longitude.core.region import SAME, Area, Shift
+from longitude.core.region import SAME, Area, PairShifts, Shift
 from longitude.core.scheme import Scheme
 from longitude.ops.inputs import prepare
 from longitude.ops.passes import Pass, batches, make_passes
@@ -111,7 +111,10 @@ def _pass(one: Pass) -> str:
     return ", ".join(words) + (f": {kinds}" if kinds else "")
 
 
-def _shift(shift: Shift, at: str) -> str:
+def _shift(shift: Shift | PairShifts, at: str) -> str:
+    if isinstance(shift, PairShifts):
+        exact = f"; true for pairs {', '.join(map(str, shift.exact))}" if shift.exact else ""
+        return f"({', '.join(_shift(band, at) for band in shift.bands)} by band of pairs{exact})"
     at = at if shift.modulo is None else f"({at} mod {shift.modulo})"
     if shift.divide == float("inf"):
         at = "0"

@@ -212,8 +212,10 @@ def _make_pair_tables(rope: Rope, regions: RegionAreas, q_pos: Pos, k_pos: Pos, 
     with torch.inference_mode(False), torch.no_grad():  # memoised: may serve training later
         q, k = (torch.atleast_2d(as_tensor(pos, device)) for pos in (q_pos, k_pos))
         cos, sin = (torch.zeros((), dtype=dtype, device=device) for _ in range(2))
+        pairs = rope.dim(size) // 2
         for region, areas in regions:
-            plain, away = Region(frequencies=region.frequencies), region.q(q) - region.k(k)
+            plain = Region(frequencies=region.frequencies)
+            away = region.q.by_pair(q, pairs) - region.k.by_pair(k, pairs)
             made = cos_sin(rope, plain, "pair", -away, size, length, dtype=dtype, device=device)
             here = visible(areas, q, k)[:, None, :, None]
             cos, sin = torch.where(here, made[0], cos), torch.where(here, made[1], sin)

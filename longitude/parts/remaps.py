@@ -12,13 +12,16 @@ from collections.abc import Iterable, Iterator
 
 from longitude.core.lengths import NEARBY, Lengths, Setting, combinations, distinct
 from longitude.core.part import Choice, Region, Remap, part
-from longitude.core.region import EVERYWHERE, SAME, Area, Chunks, Shift, at
+from longitude.core.region import EVERYWHERE, SAME, Area, Chunks, PairShifts, Shift, at
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 from longitude.parts.scales import LogN
 
 
 def near_and_far(
-    window: int, q: Shift, k: Shift = SAME, keys: Area = EVERYWHERE
+    window: int,
+    q: Shift | PairShifts,
+    k: Shift | PairShifts = SAME,
+    keys: Area = EVERYWHERE,
 ) -> tuple[Region, ...]:
     """True distances within the window; beyond it q and k shifted, for these keys. Mirrored for
     keys ahead."""

@@ -69,8 +69,9 @@ def cos_sin(
     """Tables (b|1, 1, n, pairs) that rotate one side of a region: "q", "k", or the full "pair".
 
     A query's tables carry the gain of the score. The tables of a pair rotate a key for a pre-RoPE
-    query: `pos` is then minus the distance, and they carry the gain too. `length` is one number, or
-    one for each sequence or token, (b, n|1). `centre` is where a decay's gain is 1.
+    query: `pos` is then minus the distance, (b|1, n) or (b|1, n, pairs), and they carry the gain
+    too. `length` is one number, or one for each sequence or token, (b, n|1). `centre` is where a
+    decay's gain is 1.
     """
     fixed = isinstance(pos, range) and not isinstance(length, Tensor)
     make = _cached_tables if fixed and not torch.compiler.is_compiling() else _make
@@ -91,13 +92,17 @@ def _make(
     frequencies, dim = region.frequencies or rope.frequencies, rope.dim(head_dim)
     # built outside inference mode, because a cached table may serve a training step later
     with torch.inference_mode(False), torch.no_grad():
-        where = (region.q if side == "q" else region.k)(torch.atleast_2d(as_tensor(pos, device)))
+        where = torch.atleast_2d(as_tensor(pos, device))
+        if side != "pair":
+            where = (region.q if side == "q" else region.k).by_pair(where, dim // 2)
+        elif where.dim() == 2:
+            where = where[..., None]
         inv, gain = _of_length(frequencies, dim, rope.base, length)
-        angle = where[..., None] * inv.to(device)
+        angle = where * inv.to(device)
         size = gain.to(device) if side != "k" else torch.ones_like(gain, device=device)
         if rope.decay:
             away = (where - centre) if side == "q" else (centre - where)
-            size = size * (rope.decay.rate(dim).to(device) * away[..., None]).exp()
+            size = size * (rope.decay.rate(dim).to(device) * away).exp()
         return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from longitude import parse
 from longitude.parts import (
+    DimensionWise,
     DualChunk,
     InverseLeaky,
     LeakyRerope,
@@ -30,6 +31,7 @@ COVERING = [
     SelfExtend(4, 8),
     SelfExtend(3, 8),
     SelfExtend(1, 5),
+    DimensionWise((4, 1, 7), 8, exact=(2,)),
     DualChunk(12, 2),
     DualChunk(3, 1),
     DualChunk(24, 4),

@@ -40,6 +40,7 @@ TABLE = [
     ("rope(base=500, remap=leaky_rerope(64, 16))", NONE),
     ("rope(base=500, remap=self_extend(8, 64))", NONE),
     ("rope(base=500, remap=dual_chunk(192, 32))", NONE),
+    ("rope(base=500, remap=dimension_wise((2, 4), window=64))", NONE),
     ("rope(base=500, remap=string(85, local=16))", NONE),
     ("rope(base=500, remap=streaming(4, 252))", NONE),
     ("rope(base=500, frequencies=yarn(4, original=256)) + logn(256)", NONE),

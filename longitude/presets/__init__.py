@@ -4,33 +4,13 @@ A preset is written like a part: `parse("streaming_llm(4, 1020)")`. Joined with 
 to them.
 """
 
-import math
-from collections.abc import Callable
-from functools import wraps
-from typing import Literal, TypeVar
+from typing import Literal
 
 from longitude import parts
 from longitude.core.scheme import Layers, Scheme, Split, scheme_of
-from longitude.core.validate import UserError, check_arguments
-
-F = TypeVar("F", bound=Callable[..., Scheme | Layers])
-PRESETS: dict[str, Callable[..., Scheme | Layers]] = {}
-PAPERS: dict[str, str] = {}
-
-
-def preset(paper: str) -> Callable[[F], F]:
-    """Register a function under its own name, its arguments validated like a part's."""
-
-    def register(make: F) -> F:
-        @wraps(make)
-        def checked(*args: object, **kwargs: object) -> Scheme | Layers:
-            check_arguments(make, args, kwargs)
-            return make(*args, **kwargs)
-
-        PRESETS[make.__name__], PAPERS[make.__name__] = checked, paper
-        return checked  # type: ignore[return-value]
-
-    return register
+from longitude.core.validate import UserError
+from longitude.presets.registry import PAPERS, PRESETS, preset
+from longitude.presets.remaps import *  # noqa: F403
 
 
 @preset("Vaswani et al. 2017, arXiv:1706.03762")
@@ -261,63 +241,6 @@ def equal_mean_rope(mean: int = 512) -> Scheme:
 def pose_linear(target: int = 16384, factor: float = 8, base: float = 10000) -> Scheme:
     """Interpolation fine-tuned on short sequences with skipped positions."""
     return Scheme.of(parts.Pose(target), parts.Rope(base, frequencies=parts.Linear(factor)))
-
-
-@preset("Su 2023, kexue.fm/archives/9708")
-def su_rerope(train: int = 4096, base: float = 10000) -> Scheme:
-    """ReRoPE with a window of a quarter of the trained length, and logn."""
-    return Scheme.of(parts.Rope(base, remap=parts.Rerope(train // 4)), parts.LogN(train))
-
-
-@preset("Su 2023, kexue.fm/archives/9708")
-def su_leaky_rerope(train: int = 4096, factor: float = 16, base: float = 10000) -> Scheme:
-    """Leaky ReRoPE with a window of a quarter of the trained length, and logn."""
-    return Scheme.of(
-        parts.Rope(base, remap=parts.LeakyRerope(train // 4, factor)), parts.LogN(train)
-    )
-
-
-@preset("Su 2023, kexue.fm/archives/9728")
-def su_inverse_leaky(train: int = 512, factor: float = 8) -> Scheme:
-    """Trained short with stretched distances; run long with plain RoPE."""
-    return Scheme.of(parts.Rope(remap=parts.InverseLeaky(train // 4, 2 * factor)))
-
-
-@preset("Jin et al. 2024, arXiv:2401.01325")
-def self_extend_llama(group: int = 8, window: int = 1024, base: float = 10000) -> Scheme:
-    """Grouped positions beyond a window."""
-    return Scheme.of(parts.Rope(base, remap=parts.SelfExtend(group, window)))
-
-
-@preset("An et al. 2024, arXiv:2402.17463")
-def chunk_llama(train: int = 4096, base: float = 10000) -> Scheme:
-    """Dual chunk attention with the sizes of the authors' code."""
-    return Scheme.of(parts.Rope(base, remap=parts.DualChunk(3 * train // 4, train // 8)))
-
-
-@preset("An et al. 2024, arXiv:2410.18745")
-def string_llama(train: int = 8192, local: int = 128, base: float = 500_000) -> Scheme:
-    """STRING with a shift of a third of the trained length: the paper's formula."""
-    return Scheme.of(parts.Rope(base, remap=parts.String(train // 3, local)))
-
-
-@preset("An et al. 2024, github.com/HKUNLP/STRING")
-def string_released(train: int = 8192, local: int = 128, base: float = 500_000) -> Scheme:
-    """STRING as released: cosines and sines of q and k are 0.1 ln 2 + 1 times as large."""
-    cooled = parts.Temperature((0.1 * math.log(2) + 1) ** -2)
-    return Scheme.of(parts.Rope(base, remap=parts.String(train // 3, local)), cooled)
-
-
-@preset("Xiao et al. 2023, arXiv:2309.17453")
-def streaming_llm(sinks: int = 4, window: int = 1020, base: float = 10000) -> Scheme:
-    """Attention sinks and a window, numbered inside the cache: endless, in constant memory."""
-    return Scheme.of(parts.Rope(base, remap=parts.Streaming(sinks, window)))
-
-
-@preset("Han et al. 2023, arXiv:2308.16137")
-def lm_infinite_llama(train: int = 4096, first: int = 10, base: float = 10000) -> Scheme:
-    """Λ-shaped attention with distances capped at the trained length."""
-    return Scheme.of(parts.Rope(base, remap=parts.LmInfinite(train, first)))
 
 
 @preset("Su et al. 2021, arXiv:2104.09864")
