@@ -15,6 +15,7 @@ from longitude.core.part import Dims, Pos, Weights, as_tensor
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.ops.attention import attention
+from longitude.ops.inputs import weights_of
 
 if TYPE_CHECKING:
     from longitude.cache import Cache
@@ -83,14 +84,20 @@ class PositionAttention(nn.Module):
         k_pos: Pos | None = None,
         *,
         cache: Cache | None = None,
+        x: Float[Tensor, "b n dim"] | None = None,
         **options: Any,
     ) -> Float[Tensor, "b h n dv"]:
-        """Attention; `options` are those of `longitude.attention`. `k_pos` defaults to `q_pos`."""
-        k_pos = q_pos if k_pos is None else k_pos
+        """Attention; `options` are those of `longitude.attention`. `k_pos` defaults to `q_pos`; `x`
+        is the layer's input, which forget gates read."""
+        k_pos, weights = q_pos if k_pos is None else k_pos, _named(self.weights)
+        gate = self.scheme.gated if x is not None else None
+        gates = gate and gate.log_gates(x, weights_of(gate.name, weights))
         if cache is not None:
-            cache.add(k, v, k_pos, options.pop("key_padding", None))
-            return cache.attend(q, q_pos, _named(self.weights), **options)
-        return attention(self.scheme, q, k, v, q_pos, k_pos, _named(self.weights), **options)
+            cache.add(k, v, k_pos, options.pop("key_padding", None), gates)
+            return cache.attend(q, q_pos, weights, **options)
+        if gates is not None:
+            options["forget_sums"] = gates.cumsum(-1)
+        return attention(self.scheme, q, k, v, q_pos, k_pos, weights, **options)
 
     def extra_repr(self) -> str:
         return str(self.scheme)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from longitude import Dims, Layers, Scheme, attention, parse
-from longitude.core.part import Pos, as_tensor
+from longitude.core.part import Pos, Weights, as_tensor
 from longitude.nn import PositionEmbedding
+from longitude.ops.inputs import weights_of
 from longitude.presets import PRESETS
 
 TOKENS, DIM, HEADS, HEAD_DIM = 40, 64, 4, 16
@@ -75,6 +76,8 @@ def schemes() -> dict[str, Scheme]:
     found["dimension-wise, exact pairs"] = scheme(
         "rope(remap=dimension_wise((3, 5), window=6, exact=(0, 4))) + bidirectional()"
     )
+    found["fox by a learned slope"] = scheme("fox('bias')")
+    found["fox, rotated, in a window"] = scheme("fox() + rope() + window(9)")
     found["kerple power"] = scheme("kerple_power()")
     found["leaky + window + logn"] = scheme(
         "rope(remap=leaky_rerope(6, 3)) + window(20, sinks=3) + logn(16)"
@@ -120,9 +123,19 @@ class Layer:
         made = [x @ w.to(self.dtype) / DIM**0.5 for w in self.into]
         return [m.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for m in made]
 
+    def gates(self, x: Tensor, pos: Pos, weights: Weights | None = None) -> Tensor | None:
+        """The logarithms of forget gates, where the scheme has some."""
+        gate, weights = self.scheme.gated, self.weights if weights is None else weights
+        if gate is None:
+            return None
+        x = self.embedding(x.to(self.dtype), pos)
+        return gate.log_gates(x, weights_of(gate.name, weights))
+
     def dense(self, x: Tensor, pos: Pos, **options: Any) -> Tensor:
         """One call over all tokens."""
         q, k, v = self.qkv(x, pos)
+        if (gates := self.gates(x, pos)) is not None:
+            options["forget_sums"] = gates.cumsum(-1)
         return attention(self.scheme, q, k, v, pos, pos, self.weights, **options)
 
 

@@ -51,10 +51,16 @@ def in_pieces(scheme: Any, backend: str, sizes: list[int]) -> Iterator[tuple[Ten
     layer = Layer(scheme, 2, torch.float32)
     q, k, v = layer.qkv(x, pos)
     cache = Cache(scheme, length=TOKENS, slack=0) if scheme.causal else None
-    start = 0
+    gates, start = layer.gates(x, pos), 0
     for size in sizes:
         here = slice(start, start + size)
         keys, values, k_pos, now = k, v, pos, cut(pos, here)
+        start += size
+        if gates is not None and cache is not None:  # the cache adds them up itself
+            cache.add(k[:, :, here], v[:, :, here], now, None, gates[:, :, here])
+            got = cache.attend(q[:, :, here], now, layer.weights, backend=backend)
+            yield got, want[:, :, here]
+            continue
         if cache is not None:
             keys, values, k_pos, _ = cache.update(k[:, :, here], v[:, :, here], now)
         got = attention(
@@ -69,7 +75,6 @@ def in_pieces(scheme: Any, backend: str, sizes: list[int]) -> Iterator[tuple[Ten
             length=TOKENS,
         )
         yield got, want[:, :, here]
-        start += size
 
 
 def cut(pos: Pos, here: slice) -> Pos:
@@ -161,8 +166,10 @@ def test_gradients_agree_with_eager(name: str) -> None:
         q, k, v = (t.detach().requires_grad_() for t in layer.qkv(tokens(), positions(scheme, n)))
         weights = {key: w.detach().requires_grad_() for key, w in layer.weights.items()}
         pos = positions(scheme, n)
+        gates = layer.gates(tokens(), pos, weights)
+        sums = None if gates is None else gates.cumsum(-1)
         try:
-            out = attention(scheme, q, k, v, pos, pos, weights, backend=backend)  # type: ignore[arg-type]
+            out = attention(scheme, q, k, v, pos, pos, weights, backend=backend, forget_sums=sums)  # type: ignore[arg-type]
         except UserError:
             assert "dense" in recorded(name, backend)
             return

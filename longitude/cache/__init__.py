@@ -74,7 +74,7 @@ class Cache:
         self.seen = 0  # tokens ever added
         length = self.length if isinstance(self.length, int) else 1
         self.keys, self.values = RotatedKeys(self.scheme.rotary, length), Buffer(2)
-        self._padding = Buffer(1)
+        self._padding, self._sums = Buffer(1), Buffer(2)
         self._pos: Pos = range(0)
         self._order: Pos = range(0)  # index of each cached token among all ever added
         self._checked = 0  # tokens added when eviction was last considered
@@ -106,8 +106,10 @@ class Cache:
         v: Float[Tensor, "b h n dv"],
         pos: Pos,
         padding: Bool[Tensor, "b n"] | None = None,
+        log_gates: Float[Tensor, "b hq n"] | None = None,
     ) -> None:
-        """Add the keys and values of new tokens, whose queries may then `attend`."""
+        """Add the keys and values of new tokens, whose queries may then `attend`; the logarithms of
+        their forget gates where the scheme has some."""
         new = k.shape[2]
         if (len(pos) if isinstance(pos, range) else pos.shape[-1]) != new:
             raise UserError(f"{new} keys came with {pos} for positions: give one per key.")
@@ -122,6 +124,9 @@ class Cache:
         self._order = append_positions(self._order, range(self.seen, self.seen + new))
         self.keys.append(k, pos, padding)
         self.values.append(v)
+        if log_gates is not None:
+            sums = log_gates.cumsum(-1)
+            self._sums.append(sums + self._sums.view()[..., -1:] if len(self._sums) else sums)
         self.seen += new
 
     def attend(
@@ -136,6 +141,9 @@ class Cache:
         `options` are those of `longitude.attention`; padding and the length are the cache's own.
         """
         options |= {"length": self.length, "key_padding": self._hidden()}
+        if len(self._sums):
+            sums = self._sums.view()
+            options |= {"forget_sums": (sums[..., sums.shape[-1] - q.shape[2] :], sums)}
         scheme, keys, v = self.scheme, self.keys, self.values.view()
         if self._rotates and keys.lines is not None and q.shape[0] == v.shape[0]:
             k = keys.buffer.view()
@@ -222,7 +230,7 @@ class Cache:
 
     def _map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
         """Change the batch of everything that has one."""
-        for buffer in (self.keys, self.values, self._padding):
+        for buffer in (self.keys, self.values, self._padding, self._sums):
             buffer.map_batch(change)
         if isinstance(self._pos, Tensor) and self._pos.shape[0] > 1:
             self._pos = change(self._pos)
@@ -254,7 +262,7 @@ class Cache:
 
     def _select(self, index: Tensor) -> None:
         """Keep these columns."""
-        for buffer in (self.keys, self.values, self._padding):
+        for buffer in (self.keys, self.values, self._padding, self._sums):
             buffer.select(index)
         self._pos = select_positions(self._pos, index)
         self._order = select_positions(self._order, index)

@@ -101,6 +101,11 @@ class Scheme:
         """Whether no query sees a key ahead of it."""
         return Causal() in self.mask
 
+    @property
+    def gated(self) -> Any:
+        """The bias whose gates read each layer's input, None if there is none."""
+        return next((bias for bias in self.bias if getattr(bias, "gated", False)), None)
+
     def areas(self) -> tuple[Area, ...]:
         """The visible pairs, as disjoint areas: allowed by the masks, and inside some region of the
         remap."""

@@ -44,6 +44,9 @@ def attention(
     segments: Int[Tensor, "b nk"] | tuple[Int[Tensor, "b nq"], Int[Tensor, "b nk"]] | None = None,
     sink_logits: Float[Tensor, " h"] | None = None,
     length: int | Sequence[int] | Int[Tensor, " b"] | None = None,
+    forget_sums: Float[Tensor, "b h nk"]
+    | tuple[Float[Tensor, "b h nq"], Float[Tensor, "b h nk"]]
+    | None = None,
 ) -> Float[Tensor, "b h nq dv"]:
     """Attention under a scheme. Keys come pre-RoPE, with their positions; heads may be grouped.
 
@@ -57,10 +60,13 @@ def attention(
         sink_logits: one more logit per head in the softmax, whose value is zero.
         length: what length-dependent frequencies take for the total length, one number or one per
             sequence; by default each sequence's last position + 1. Fix it for the life of a cache.
+        forget_sums: of a scheme with forget gates the running sums of their logarithms, float32 or
+            wider. A pair where queries differ from keys.
     """
     options = {
         "scale": scale, "dropout": dropout, "softcap": softcap, "key_padding": key_padding,
         "segments": segments, "sink_logits": sink_logits, "length": length,
+        "forget_sums": forget_sums,
     }  # fmt: skip
     call = (scheme, q, k, v, q_pos, k_pos, weights)
     if not torch.compiler.is_compiling():

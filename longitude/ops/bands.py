@@ -193,6 +193,8 @@ def _window_backward(call: CallSpec, piece: BandPiece) -> Kernel:
 @lru_cache(maxsize=1024)
 def by_distance(part: HasWeights) -> bool:
     """Whether a bias is a function of the head and the distance: tried at its smallest."""
+    if getattr(part, "gated", False):
+        return False
     dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
     pos = torch.zeros(1, 1, dtype=torch.int64)
     weights = part.init(dims, torch.Generator().manual_seed(0))

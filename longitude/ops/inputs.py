@@ -52,6 +52,7 @@ class AttentionInputs:
     q_length: Length = 1
     k_length: Length = 1
     scale_in_tables: bool = False
+    forget_sums: tuple[Tensor, Tensor] | None = None  # of queries and of keys (b h n)
 
     @property
     def q_rows(self) -> Tensor:
@@ -78,7 +79,8 @@ class AttentionInputs:
         """Whether any gradient will be asked for."""
         if not torch.is_grad_enabled():
             return False
-        tensors = (self.q, self.k, self.v, self.sink_logits, *self.weights.values())
+        more = (*self.weights.values(), *(self.forget_sums or ()))
+        tensors = (self.q, self.k, self.v, self.sink_logits, *more)
         return any(x is not None and x.requires_grad for x in tensors)
 
     @property
@@ -105,8 +107,9 @@ class AttentionInputs:
         length = self.q_length
         if isinstance(length, Tensor) and length.shape[1] > 1:
             length = length[:, start:stop]
-        q = self.q[:, :, start:stop]
-        return replace(self, q=q, q_pos=pos, segments=segments, q_length=length)
+        q, sums = self.q[:, :, start:stop], self.forget_sums
+        sums = sums and (sums[0][:, :, start:stop], sums[1])
+        return replace(self, q=q, q_pos=pos, segments=segments, q_length=length, forget_sums=sums)
 
     def mask(
         self, areas: tuple[Area, ...] | None = None
@@ -136,8 +139,11 @@ class AttentionInputs:
         if not self.scheme.bias:
             return {}
         q, q_pos, k_pos = self.q * self.scale, self.q_rows, self.k_rows
+        sums = dict(zip(("sums_of_queries", "sums"), self.forget_sums or (), strict=False))
         return {
-            p.name: p.term(q, self.k, q_pos, k_pos, weights_of(p.name, self.weights), self.scale)
+            p.name: p.term(
+                q, self.k, q_pos, k_pos, weights_of(p.name, self.weights) | sums, self.scale
+            )
             for p in self.scheme.bias
         }
 
@@ -150,7 +156,7 @@ def weights_of(name: str, weights: Weights) -> Weights:
 def prepare(
     scheme: Any, q: Any, k: Any, v: Any, q_pos: Any, k_pos: Any, weights: Weights | None = None, *,
     scale: Any = None, dropout: Any = 0.0, softcap: Any = None, key_padding: Any = None,
-    segments: Any = None, sink_logits: Any = None, length: Any = None,
+    segments: Any = None, sink_logits: Any = None, length: Any = None, forget_sums: Any = None,
 ) -> AttentionInputs:  # fmt: skip
     """Check the arguments of `attention`, whatever they are, and multiply the scale of ④ into q or
     leave it to q's tables."""
@@ -166,6 +172,7 @@ def prepare(
         scheme, q, k, v, q_pos, k_pos, weights,
         _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale), dropout, softcap,
         None if key_padding is None else key_padding.to(q.device), pair, sink_logits,
+        forget_sums=_check_sums(scheme, q, k, forget_sums),
     )  # fmt: skip
     if p.empty:
         return p
@@ -281,6 +288,30 @@ def _check_hidden(
             f"segments must be one integer per token, ({batch}, {nq}) for queries and ({batch}, "
             f"{nk}) for keys, but got {' and '.join(map(_described, pair))}: give a pair where "
             f"they differ."
+        )
+    return pair[0].to(q.device), pair[1].to(q.device)
+
+
+def _check_sums(scheme: Scheme, q: Tensor, k: Tensor, sums: Any) -> tuple[Tensor, Tensor] | None:
+    """The sums of forget gates at queries and at keys, which gated schemes need and no other."""
+    gated = scheme.gated
+    if (gated is None) != (sums is None):
+        given = "none were" if sums is None else "some were"
+        takes = f"{scheme} takes {'no' if gated is None else 'the'} forget_sums of its gates"
+        raise UserError(
+            f"{takes}, but {given} given: longitude.nn.PositionAttention computes them from a "
+            f"layer's input x."
+        )
+    if sums is None:
+        return None
+    pair = sums if isinstance(sums, (tuple, list)) else (sums, sums)
+    shapes = [(*q.shape[:2], x.shape[2]) for x in (q, k)]
+    fits = len(pair) == 2 and all(isinstance(x, Tensor) and x.is_floating_point() for x in pair)
+    if not fits or [tuple(x.shape) for x in pair] != shapes:
+        raise UserError(
+            f"forget_sums must be one number per head and token, {shapes[0]} for queries and "
+            f"{shapes[1]} for keys, but got {' and '.join(map(_described, pair))}: give a pair "
+            f"where they differ."
         )
     return pair[0].to(q.device), pair[1].to(q.device)
 

@@ -127,6 +127,12 @@ def deberta_v3() -> Scheme:
     return Scheme.of(parts.Deberta(512, buckets=256), parts.Bidirectional())
 
 
+@preset("Lin et al. 2025, arXiv:2503.02130")
+def fox(gate: Literal["full", "bias", "fixed"] = "full") -> Scheme:
+    """The Forgetting Transformer: gates that read the layer's input, and no other positions."""
+    return Scheme.of(parts.Forget(gate))
+
+
 @preset("Press et al. 2021, arXiv:2108.12409")
 def alibi_lm() -> Scheme:
     """Linear biases, causal: BLOOM, MPT, Baichuan-13B, Falcon-RW."""

@@ -16,13 +16,13 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 40_880, 238  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 41_030, 239  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_780,  # the client of servers, too
-    "presets": 470,
-    "parts": 2_680,
-    "ops": 5_220,
+    "presets": 480,
+    "parts": 2_760,
+    "ops": 5_260,
     "cache": 830,
     "hf": 5_050,
     "eval": 2_450,

@@ -40,6 +40,7 @@ FIELDS = {  # where not every positive number will do
 TOGETHER = {  # fields that must fit each other
     "dual_chunk": lambda f: {**f, "size": f["size"] + 2 * f["local"]},
     "equal_mean": lambda f: {**f, "max": 2 * f["mean"]},
+    "forget": lambda f: {**f, "shortest": 3, "longest": 3 + f.get("longest", 4)},
     "string": lambda f: {**f, "shift": f["shift"] + f.get("local", 128)},
     "longrope": lambda f: {**f, "long": tuple(2 * x for x in f["short"])},
 }

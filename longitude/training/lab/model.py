@@ -161,7 +161,7 @@ class _Attend(nn.Module):
     def forward(self, x: Tensor, pos: Pos) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = heads.unbind(0)
-        return self.out(self.at(q, k, v, pos).transpose(1, 2).flatten(2))
+        return self.out(self.at(q, k, v, pos, x=x).transpose(1, 2).flatten(2))
 
 
 class _FeedForward(nn.Module):
