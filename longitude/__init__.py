@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from longitude.inspection.api import show as show
     from longitude.ops.attention import attention as attention
     from longitude.ops.explain import explain as explain
+    from longitude.probing.api import probe as probe
     from longitude.reading.api import read as read
     from longitude.runtimes.api import export as export
     from longitude.runtimes.api import lint as lint
@@ -48,6 +49,7 @@ _NAMES = {
     ],
     "ops.attention": ["attention"],
     "ops.explain": ["explain"],
+    "probing.api": ["ProbeOptions", "probe"],
     "reading.api": ["ReadOptions", "read"],
     "runtimes.api": ["ExportOptions", "LintOptions", "VerifyOptions", "export", "lint", "verify"],
     "training.api": ["LabOptions", "TrainOptions", "TuneOptions", "lab", "train", "tune"],

@@ -19,6 +19,7 @@ from longitude.cli.bench import bench, env
 from longitude.cli.explore import explore
 from longitude.cli.extend import extend
 from longitude.cli.inspect import inspect
+from longitude.cli.probe import probe
 from longitude.cli.read import read
 from longitude.cli.report import report
 from longitude.cli.runtimes import export, lint, verify
@@ -37,7 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (  # in the order of the help
-    *(schemes, show, explore, check, train, extend, tune, export, lint, verify),
+    *(schemes, show, explore, check, train, extend, tune, export, lint, verify, probe),
     *(inspect, lab, report),
     *(read, stream, bench, env),
 ):

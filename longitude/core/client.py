@@ -33,7 +33,8 @@ CHUNK = 2**16  # bytes read at once
 SCHEMES = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 Reply = dict[str, Any]
 Event = tuple[float, Reply]  # seconds since the request was sent, and what came
-Job, Result = TypeVar("Job"), TypeVar("Result")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 41_030, 239  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 43_380, 252  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_780,  # the client of servers, too
@@ -32,9 +32,10 @@ BUDGET = {
     "runtimes": 4_170,
     "serving": 800,  # the vLLM plugin
     "extension": 3_150,
-    "viz": 3_000,
+    "probing": 1_990,  # what a live server does
+    "viz": 3_220,
     "explorer": 1_270,
-    "cli": 1_520,
+    "cli": 1_640,
     "assets": 100,
 }
 FILE_LINES, FUNCTION_LINES = 450, 60
@@ -53,6 +54,7 @@ LAYERS = (
     ("inspection",),
     ("reading", "training", "runtimes"),
     ("extension",),
+    ("probing",),
     ("viz",),
     ("explorer", "cli"),
 )

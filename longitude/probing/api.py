@@ -1,0 +1,357 @@
+"""`longitude.probe`: what does this server really do with a long prompt?
+
+    result = longitude.probe("http://127.0.0.1:8000/v1", options=longitude.ProbeOptions(to="32k"))
+    print(result.table())         # the verdict, and the numbers behind it
+    result.report("report.html")  # the page
+    result.faults                 # empty if nothing is wrong
+
+Answers go to results.sqlite in the run's folder: the same call resumes a probe that was stopped,
+and asks anew after one that ended. Only the address given is called.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from longitude.core.client import Client, Retry
+from longitude.core.progress import Event, Progress, silent
+from longitude.core.store import Store
+from longitude.core.validate import UserError, shown, target_length
+from longitude.eval.tasks import families
+from longitude.extension.api import writable
+from longitude.extension.measure import parse_seconds
+from longitude.extension.result import STORE
+from longitude.probing import verdict
+from longitude.probing.determinism import REQUESTS, Repeated, repeat
+from longitude.probing.drift import Drift, compare
+from longitude.probing.endpoint import CALIBRATION, KIND, Endpoint, OutOfTime
+from longitude.probing.input_end import InputEnd, find_end, most_requests
+from longitude.probing.reach import DEPTHS, LONGEST_ECHO, Reach, ladder, measure
+from longitude.probing.verdict import Finding, runtime_of
+
+DEFAULT_TO = 32768  # tokens, where the server says nothing
+LEAST_TO = 64  # a prompt with a key, filler and a question
+PAGE, JSON = "report.html", "probe.json"
+STATED = ("max_model_len", "n_ctx", "context_length", "n_ctx_train")  # in the list of models
+MAX_TEXT = 2**24  # characters of --text
+RETRY = Retry(tries=4, patience=20.0)
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """How far a server is probed, by what, and at which cost."""
+
+    to: int | str | None = None  # tokens; without: what the server says
+    model: str | None = None  # for a server of several
+    reference: str | None = None  # a checkpoint, or the folder of a run of `extend`
+    tasks: tuple[str, ...] = ("all",)  # families of questions
+    questions: int = 2  # of each family (and depth) at each length
+    budget: str | None = None  # time to spend, as in "5m"
+    concurrency: int = 4  # requests at the same time
+    runtime: str | None = None  # what the server runs, where it does not say
+    text: tuple[str, ...] = ()  # files to fill prompts with: they leave the machine
+    key: str | None = field(default=None, repr=False)  # never stored
+    seed: int = 0
+    device: str = "auto"  # of the reference
+    out: Path | None = None  # without: runs/probe
+    retry: Retry = RETRY
+    timeout: float = 600.0  # seconds without a byte
+    progress: Progress = silent
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return tuple(families()) if "all" in self.tasks else self.tasks
+
+
+@dataclass(frozen=True)
+class ProbeEstimate:
+    """What a probe sends at most."""
+
+    url: str
+    model: str
+    to: int
+    lengths: tuple[int, ...]
+    requests: int
+    tokens: int
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        return (
+            f"at most {self.requests:,} requests and {self.tokens:,} tokens of prompts to "
+            f"{self.url} ({self.model}), up to {self.to:,} tokens each; no other address is called."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeResult:
+    """What a server does with long prompts, and what is wrong with it."""
+
+    url: str
+    model: str
+    runtime: str  # empty where it is not known
+    to: int
+    input: InputEnd
+    reach: Reach
+    repeated: tuple[Repeated, ...]
+    findings: tuple[Finding, ...]
+    settings: Mapping[str, Any]  # what makes the same prompts again
+    cost: Mapping[str, Any]  # requests, tokens and seconds
+    in_force: Any = None  # longitude.probing.in_force.InForce
+    drift: Drift | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> list[Finding]:
+        """What is wrong."""
+        return [one for one in self.findings if one.kind == "fault"]
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """The verdict and the numbers behind it."""
+        from longitude.viz.probe import show
+        from longitude.viz.terminal import render
+
+        return render(lambda console: show(self, console), color=color, width=width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write a page (.html), or what the terminal shows as Markdown (.md)."""
+        from longitude.viz.probe import write
+
+        return write(self, Path(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything; what --save writes and --against reads."""
+        return {
+            "url": self.url,
+            "model": self.model,
+            "runtime": self.runtime,
+            "to": self.to,
+            "faults": len(self.faults),
+            "findings": [asdict(one) for one in self.findings],
+            "input": self.input.to_json(),
+            "in_force": self.in_force and self.in_force.to_json(),
+            "reach": self.reach.to_json(),
+            "repeated": [one.to_json() for one in self.repeated],
+            "drift": self.drift and self.drift.to_json(),
+            "settings": dict(self.settings),
+            "cost": dict(self.cost),
+            "notes": list(self.notes),
+        }
+
+
+def probe(
+    url: str,
+    against: str | Path | None = None,
+    *,
+    options: ProbeOptions = ProbeOptions(),  # noqa: B008 (frozen)
+) -> ProbeResult:
+    """Find out what a server does with long prompts.
+
+    Args:
+        url: of its API, as http://127.0.0.1:8000/v1.
+        against: what it should equal: the URL of a second server, or a probe that was saved.
+    """
+    if against is None:
+        return _probe(url, options, {})
+    if str(against).startswith(("http://", "https://")):
+        folder = options.out or Path("runs/probe")
+        first = _probe(str(against), replace(options, out=folder / "other"), {})
+        saved, name = first.to_json(), first.url
+    else:
+        saved, name = read_saved(Path(against)), str(against)
+    result = _probe(url, options, saved["settings"])
+    drift = compare(saved, result.to_json(), name)
+    findings = (*verdict.on_drift(drift), *result.findings)
+    result = replace(result, drift=drift, findings=findings)
+    _write(result, options.out or Path("runs/probe"))
+    return result
+
+
+def estimate(url: str, *, options: ProbeOptions = ProbeOptions()) -> ProbeEstimate:  # noqa: B008
+    """What a probe would send at most; nothing but the list of models is asked for."""
+    return _bound(_client(url, options), options, {})
+
+
+def _client(url: str, options: ProbeOptions) -> Client:
+    if options.concurrency < 1 or options.questions < 1:
+        raise UserError(
+            f"--concurrency and --questions are 1 or more, but got {options.concurrency} and "
+            f"{options.questions}."
+        )
+    named = f"{url.partition('#')[0]}#{options.model}" if options.model else url
+    return Client(named, timeout=options.timeout, key=options.key, retry=options.retry)
+
+
+def _bound(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeEstimate:
+    """The plan, and what it sends at most."""
+    from longitude.probing.in_force import requests_for
+
+    to = _target(client, options, saved)
+    lengths = saved.get("lengths") or ladder(to)
+    names = options.families
+    each = options.questions * sum(len(DEPTHS) if n == "passkey" else 1 for n in names) + 1
+    asked = [each * (2 if n <= LONGEST_ECHO else 1) for n in lengths]
+    scheme = requests_for(to) if options.reference else []
+    search, repeats = most_requests(to), REQUESTS * min(2, len(lengths))
+    requests = len(CALIBRATION) + 4 + len(names) + search + sum(asked) + repeats + len(scheme)
+    tokens = sum(n * count for n, count in zip(lengths, asked, strict=True))
+    tokens += search * to + repeats * to + sum(scheme) + 2000
+    return ProbeEstimate(client.url, client.name, to, tuple(lengths), requests, tokens)
+
+
+def _target(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> int:
+    meta = client.facts.get("meta")
+    said = {**(meta if isinstance(meta, dict) else {}), **client.facts}
+    stated = [said[name] for name in STATED if type(said.get(name)) is int and said[name] > 0]
+    window = stated[0] if stated else DEFAULT_TO
+    to = target_length(saved.get("to") or options.to or window, window)
+    if to < LEAST_TO:
+        raise UserError(f"--to is {LEAST_TO} tokens or more, but got {to}.")
+    return to
+
+
+def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeResult:
+    began = time.monotonic()
+    seconds = options.budget and parse_seconds(options.budget)
+    if saved:  # the same questions
+        tasks = tuple(map(str, saved["tasks"]))
+        options = replace(options, tasks=tasks, questions=saved["questions"], seed=saved["seed"])
+    client = _client(url, options)
+    bound = _bound(client, options, saved)
+    options.progress(Event(bound.table(), 0, 0))
+    if options.text:
+        options.progress(Event("--text: your files are sent to the server.", 0, 0))
+    folder = writable(options.out or Path("runs/probe"))
+    with Store(folder / STORE) as store:
+        session = _session(store, client, bound, options)
+        endpoint = Endpoint(
+            client, store, session["id"], options.concurrency, options.progress,
+            began + seconds if seconds else None, bound.requests, text=_filling(options.text),
+        )  # fmt: skip
+        result = _stages(endpoint, bound, options, saved)
+        spent = {"requests": len(endpoint.known), "tokens": round(endpoint.sent_tokens)}
+        seconds_spent = round(time.monotonic() - began, 1)
+        cost = {**spent, "seconds": seconds_spent, "at_most": asdict(bound)}
+        result = replace(result, cost=cost)
+        store.put(session["key"], {"id": session["id"], "done": True})
+    _write(result, folder)
+    return result
+
+
+def _stages(
+    endpoint: Endpoint, bound: ProbeEstimate, options: ProbeOptions, saved: Mapping[str, Any]
+) -> ProbeResult:
+    """One measurement after another, as far as the budget goes."""
+    endpoint.connect()
+    if saved:  # the same prompts, whatever this server counts
+        endpoint.tokens_per_character = saved["tokens_per_character"]
+        endpoint.overhead = saved["overhead"]
+        endpoint.densities = dict(saved["densities"])
+    runtime = options.runtime or runtime_of(endpoint.client.facts, endpoint.client.software)
+    to, notes = bound.to, [*_notes(endpoint)]
+    end, reach, repeated, in_force = InputEnd("unknown", None, to), Reach(), [], None
+    lengths: Sequence[int] = bound.lengths
+    try:
+        end = find_end(endpoint, to)
+        taken = min(to, end.limit or to)
+        lengths = saved.get("lengths") or ladder(max(taken, LEAST_TO))
+        if options.reference:
+            from longitude.probing.in_force import identify
+
+            in_force = identify(endpoint, options.reference, taken, options.device)
+        reach = measure(endpoint, lengths, options.families, options.questions, options.seed)
+        repeated = repeat(endpoint, [*dict.fromkeys((lengths[0], lengths[-1]))], options.seed)
+    except OutOfTime:
+        notes.append(f"The budget of {options.budget} ended the probe before it was through.")
+    findings = [
+        *verdict.on_input(end, to, runtime),
+        *(verdict.on_scheme(in_force, runtime, str(options.reference)) if in_force else ()),
+        *verdict.on_reach(reach, to),
+        *verdict.on_repeats(repeated),
+    ]
+    settings = {
+        "to": to, "lengths": list(lengths), "seed": options.seed, "tasks": list(options.families),
+        "questions": options.questions, "overhead": endpoint.overhead,
+        "densities": dict(endpoint.densities),
+        "tokens_per_character": endpoint.tokens_per_character,
+    }  # fmt: skip
+    return ProbeResult(
+        endpoint.client.url, endpoint.client.name, runtime, to, end, reach, tuple(repeated),
+        tuple(findings), settings, {}, in_force, None, tuple(notes),
+    )  # fmt: skip
+
+
+def _notes(endpoint: Endpoint) -> Iterator[str]:
+    yield f"Asked through {endpoint.api}."
+    if not endpoint.with_logprobs:
+        yield "The server gives no log-probabilities: texts alone were compared."
+    if not endpoint.counted:
+        rate = 1 / endpoint.tokens_per_character
+        yield f"The server does not count tokens: lengths are {rate:g} characters per token."
+
+
+def _session(
+    store: Store, client: Client, bound: ProbeEstimate, options: ProbeOptions
+) -> dict[str, Any]:
+    """The probe that was stopped, or a new one."""
+    asked = {
+        "to": bound.to, "lengths": list(bound.lengths), "tasks": list(options.families),
+        "questions": options.questions, "seed": options.seed, "text": list(options.text),
+        "reference": options.reference,
+    }  # fmt: skip
+    key = {"kind": f"{KIND}-session", "url": client.url, "model": client.name, **asked}
+    last = store.get(key)
+    if last and not last["done"]:
+        options.progress(Event("going on with the probe that was stopped", 0, 0))
+        return {"key": key, "id": last["id"]}
+    fresh = uuid.uuid4().hex
+    store.put(key, {"id": fresh, "done": False})
+    return {"key": key, "id": fresh}
+
+
+def _filling(names: Sequence[str]) -> str:
+    """The text of files, joined."""
+    if not names:
+        return ""
+    from longitude.training.data import read_documents
+
+    texts = [one.text.decode(errors="replace") for one in sorted(read_documents(names))]
+    return " ".join(" ".join(texts).split())[:MAX_TEXT]
+
+
+def read_saved(path: Path) -> dict[str, Any]:
+    """A probe that was saved."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        settings, rows = saved["settings"], saved["reach"]["questions"]
+        right = isinstance(rows, list) and isinstance(settings["tasks"], list)
+        numbers = [settings[n] for n in ("tokens_per_character", "overhead", "questions", "to")]
+        numbers += [*settings["lengths"], *settings["densities"].values(), abs(settings["seed"])]
+        right = right and all(type(n) in (int, float) and 0 <= n < 1e8 for n in numbers)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        right, saved = False, {}
+    if not right:
+        raise UserError(
+            f"{shown(str(path))} is no saved probe: write one with longitude probe URL --save FILE."
+        )
+    return saved
+
+
+def save(result: ProbeResult, path: Path) -> None:
+    """Write a probe for a later --against."""
+    from longitude.viz.files import replace_file
+
+    text = json.dumps(result.to_json(), indent=1, ensure_ascii=True, allow_nan=False)
+    replace_file(path, f"{text}\n".encode())
+
+
+def _write(result: ProbeResult, folder: Path) -> None:
+    save(result, folder / JSON)
+    result.report(folder / PAGE)

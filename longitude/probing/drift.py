@@ -1,0 +1,119 @@
+"""Drift: what differs between two probes of the same prompts, by length, and whether by chance.
+
+Right answers are compared question by question with an exact sign test over all lengths (McNemar's,
+by the binomial distribution): one test, so that many lengths raise no false alarm. First tokens'
+log-probabilities are compared in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import comb
+from statistics import fmean
+from typing import Any
+
+from longitude.core.validate import UserError
+from longitude.eval.stats import matched
+
+SIGNIFICANT = 0.05
+LARGE_GAP = 0.1  # nats: kernels and batches make less
+KINDS = {"complete": "everything is seen", "refused": "longer input is refused"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One length: questions won and lost, and how far first tokens are apart."""
+
+    length: int
+    questions: int
+    won: int
+    lost: int
+    low: float  # of the difference of shares, at 95 %
+    high: float
+    gap: float | None  # nats, the mean over questions
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What changed from an earlier probe, or from the first server to the second."""
+
+    before: str  # what is compared with
+    changes: tuple[Change, ...]
+    p: float  # of the sign test over all lengths
+    ends: tuple[Any, Any]  # kind and limit of the input, before and now
+    gap: float | None  # nats
+
+    @property
+    def significant(self) -> bool:
+        return self.p < SIGNIFICANT
+
+    @property
+    def other_end(self) -> bool:
+        """Whether input ends elsewhere, by more than the resolution of the search."""
+        (kind, limit), (new_kind, new_limit) = self.ends
+        far = bool(limit and new_limit and abs(limit - new_limit) > 0.05 * max(limit, new_limit))
+        return kind != new_kind or far
+
+    @property
+    def changed(self) -> bool:
+        """Whether the two are not the same."""
+        return self.significant or self.other_end or (self.gap or 0.0) > LARGE_GAP
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "significant": self.significant, "changed": self.changed}
+
+
+def sign_test(won: int, lost: int) -> float:
+    """The probability that a fair coin falls as unevenly (two-sided)."""
+    n, least = won + lost, min(won, lost)
+    tail = sum(comb(n, k) for k in range(least + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> Drift:
+    """Two probes as JSON, of the same prompts."""
+    old, new = (_by_place(one) for one in (before, now))
+    shared = [place for place in new if place in old]
+    if not shared:
+        raise UserError(
+            f"{name} has no question that was asked again: probe with the same --to, --tasks and "
+            f"--seed, or save it anew."
+        )
+    changes, gaps = [], []
+    for length in sorted({place[1] for place in shared}):
+        pairs = [(old[place], new[place]) for place in shared if place[1] == length]
+        was, now_is = ([float(one["exact"]) for one in side] for side in zip(*pairs, strict=True))
+        won = sum(b > a for a, b in zip(was, now_is, strict=True))
+        lost = sum(b < a for a, b in zip(was, now_is, strict=True))
+        known = [gap for a, b in pairs if (gap := _gap(a["top"], b["top"])) is not None]
+        gaps += known
+        interval = matched(now_is, was)
+        mean = fmean(known) if known else None
+        changes.append(Change(length, len(pairs), won, lost, interval.low, interval.high, mean))
+    won, lost = sum(c.won for c in changes), sum(c.lost for c in changes)
+    ends = tuple((one["input"]["kind"], one["input"]["limit"]) for one in (before, now))
+    return Drift(
+        name,
+        tuple(changes),
+        sign_test(won, lost),
+        (ends[0], ends[1]),
+        fmean(gaps) if gaps else None,
+    )
+
+
+def _by_place(probe: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
+    try:
+        rows = probe["reach"]["questions"]
+        probe["input"]["kind"], probe["input"]["limit"]
+        return {(r["family"], r["length"], r["depth"], r["index"]): r for r in rows}
+    except (KeyError, TypeError):
+        raise UserError("this is no saved probe: write one with longitude probe --save.") from None
+
+
+def _gap(a: Mapping[str, float], b: Mapping[str, float]) -> float | None:
+    """The largest difference of a shared token's log-probability; the cap where none is shared."""
+    if not a or not b:
+        return None
+    shared = a.keys() & b.keys()
+    return max((abs(a[t] - b[t]) for t in shared), default=10.0)

@@ -1,0 +1,307 @@
+"""A server's API as the probe uses it: prompts in, answers out, every answer recorded.
+
+The probe prefers /completions, whose prompts are plain text, and takes /chat/completions where that
+is all there is. Log-probabilities are asked for where the server gives them. An answer is recorded
+under what was asked, so that a probe that was stopped goes on where it ended; keys are in no row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from longitude.core.client import Client, NoReplyError, RefusedError, Reply, gather
+from longitude.core.progress import Event, Progress, silent
+from longitude.core.store import Store, address
+from longitude.core.validate import UserError, short
+from longitude.eval.tasks.passkey import filler
+
+KIND = "probe"
+COMPLETIONS, CHAT = "/completions", "/chat/completions"
+TOP = 5  # log-probabilities of each token: what OpenAI's own API allows
+CALIBRATION = (45, 90, 900)  # characters: even a window of 128 bytes takes the first two
+GUESS = 0.25  # tokens per character, where the server does not count
+LINEAR = 0.25  # how far a count may be from its prediction, relatively
+Top = Mapping[str, float]  # tokens and their log-probabilities
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt: `repeat` tells equal ones apart, and `echo` asks for the prompt's own
+    log-probabilities, `stream` for the times at which tokens come."""
+
+    prompt: str
+    new: int = 16
+    repeat: int = 0
+    stream: bool = False
+    echo: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back; `refused` is the server's sentence where it gave an error."""
+
+    text: str = ""
+    tokens: tuple[str, ...] = ()  # generated; with `echo`, those of the prompt before them
+    logprobs: tuple[float | None, ...] = ()
+    top: tuple[Top, ...] = ()  # the likeliest tokens in the place of each
+    prompt_tokens: int | None = None  # as the server counts
+    refused: str = ""
+    status: int = 200
+    seconds: float = 0.0
+    first: float | None = None  # seconds to the first token of a stream
+    chunks: int = 0  # of a stream, in which text came
+
+    @property
+    def decode(self) -> float | None:
+        """Tokens per second after the first, where they came one by one."""
+        spent = self.seconds - (self.first or 0.0)
+        return (self.chunks - 1) / spent if self.first and self.chunks > 2 and spent > 0 else None
+
+
+class OutOfTime(Exception):
+    """The budget is spent."""
+
+
+@dataclass
+class Endpoint:
+    """A server, the rows of its answers, and what it can do."""
+
+    client: Client
+    store: Store
+    session: str = ""  # of one probe: another one asks again
+    at_once: int = 1
+    progress: Progress = silent
+    deadline: float | None = None  # by time.monotonic()
+    planned: int = 1  # requests, at most
+    text: str = ""  # of --text: what prompts are filled with, instead of generated sentences
+    api: str = COMPLETIONS
+    with_logprobs: bool = True
+    with_usage: bool = True
+    tokens_per_character: float = GUESS
+    overhead: float = 0.0  # tokens that a template puts around a prompt
+    counted: bool = False  # whether the server's own count gave the rate
+    densities: dict[str, float] = field(default_factory=dict)  # of other text, beside the filler's
+    known: set[str] = field(default_factory=set, init=False)  # addresses of what was asked
+    sent_tokens: float = field(default=0.0, init=False)
+
+    def connect(self) -> None:
+        """Find out which API there is, and how many tokens a character makes."""
+        first = self.ask(Request(self.fill(CALIBRATION[0]), 1))
+        if first.status in (404, 405, 501):
+            self.api = CHAT
+            first = self.ask(Request(self.fill(CALIBRATION[0]), 1))
+        if first.refused:
+            self.with_logprobs = False
+            first = self.ask(Request(self.fill(CALIBRATION[0]), 1))
+        if first.refused:
+            raise UserError(
+                f"{self.client.url} refuses a prompt of {CALIBRATION[0]} characters (status "
+                f"{first.status}, {short(first.refused, 120)}): check its log."
+            )
+        self.with_logprobs = bool(first.top)
+        self._calibrate(first)
+
+    def _calibrate(self, first: Answer) -> None:
+        """Tokens per character of the filler, from the server's counts of two or three prompts."""
+        counts = [(CALIBRATION[0], first.prompt_tokens)]
+        for size in CALIBRATION[1:]:
+            counts.append((size, self.ask(Request(self.fill(size), 1)).prompt_tokens))
+        known = [(size, n) for size, n in counts if n]
+        self.with_usage = len(known) > 1
+        if not self.with_usage:
+            return
+        (a, m), (b, n) = known[:2]
+        rate = (n - m) / (b - a)
+        if not 0.02 < rate <= 4:
+            self.with_usage = False
+            return
+        if len(known) > 2:  # a longer one is more exact, unless it was cut
+            size, count = known[2]
+            far = (count - m) / (size - a)
+            rate = far if abs(far / rate - 1) < LINEAR else rate
+        self.tokens_per_character, self.counted = rate, True
+        self.overhead = max(0.0, m - rate * a)
+
+    def fill(self, characters: int) -> str:
+        """Text of so many characters."""
+        text = self.text
+        return text[:characters] if len(text) >= characters > 0 else filler(max(0, characters))
+
+    def density(self, name: str, sample: str) -> float:
+        """How many times the tokens of the filler another kind of text has, by the server's count
+        of a sample; 1 where it does not count."""
+        if self.counted and name not in self.densities:
+            count = self.ask(Request(sample, 1)).prompt_tokens or self.tokens(sample)
+            rate = (count - self.overhead) / len(sample)
+            self.densities[name] = max(0.5, rate / self.tokens_per_character)
+        return self.densities.get(name, 1.0)
+
+    def characters(self, tokens: float) -> int:
+        """The characters of filler that make a prompt of so many tokens."""
+        return max(0, int((tokens - self.overhead) / self.tokens_per_character))
+
+    def tokens(self, text: str) -> int:
+        """About how many tokens a prompt has."""
+        return round(len(text) * self.tokens_per_character + self.overhead)
+
+    def ask(self, request: Request) -> Answer:
+        """One answer."""
+        return self.ask_all([request])[0]
+
+    def ask_all(
+        self, requests: Sequence[Request], what: str = "", at_once: int | None = None
+    ) -> list[Answer]:
+        """The answers in the order of the requests; those that are recorded are not asked again."""
+        keys = [self._key(request) for request in requests]
+        rows = [self.store.get(key) for key in keys]
+        todo = [n for n, row in enumerate(rows) if row is None]
+        answers = [_answer(row) if row else Answer() for row in rows]
+        if todo and self.deadline is not None and time.monotonic() > self.deadline:
+            raise OutOfTime
+        self.known |= {address(key) for key in keys}
+        jobs, before = [requests[n] for n in todo], len(self.known) - len(todo)
+        answered = gather(self._send, jobs, self.at_once if at_once is None else at_once)
+        for done, (index, answer) in enumerate(answered, before + 1):
+            self.store.put(keys[todo[index]], asdict(answer))
+            answers[todo[index]] = answer
+            self.sent_tokens += self.tokens(jobs[index].prompt)
+            self.progress(Event(what, min(done, self.planned), self.planned, "probe"))
+        return answers
+
+    def _key(self, request: Request) -> dict[str, Any]:
+        prompt = hashlib.sha256(request.prompt.encode()).hexdigest()
+        asked = {**asdict(request), "prompt": prompt}
+        server = {"url": self.client.url, "model": self.client.name, "session": self.session}
+        how = {"api": self.api, "logprobs": self.with_logprobs}
+        return {"kind": KIND, **server, **how, **asked}
+
+    def body(self, request: Request) -> Reply:
+        """What is sent."""
+        body: Reply = {"model": self.client.name, "max_tokens": request.new, "temperature": 0}
+        if self.api == CHAT:
+            body["messages"] = [{"role": "user", "content": request.prompt}]
+            logprobs: Reply = {"logprobs": True, "top_logprobs": TOP}
+        else:
+            body["prompt"] = request.prompt
+            logprobs = {"logprobs": TOP}
+        if request.stream:
+            return body | {"stream_options": {"include_usage": True}}
+        echo = {"echo": True} if request.echo else {}
+        return body | (logprobs if self.with_logprobs else {}) | echo
+
+    def _send(self, request: Request) -> Answer:
+        started, body = time.monotonic(), self.body(request)
+        try:
+            if request.stream:
+                return _streamed(self.client.stream(self.api, body))
+            answer = parse(self.client.post(self.api, body))
+        except RefusedError as error:
+            return Answer(refused=error.text, status=error.status)
+        except NoReplyError as error:
+            if not error.status:
+                raise
+            return Answer(refused=str(error), status=error.status)
+        return replace(answer, seconds=round(time.monotonic() - started, 4))
+
+
+def parse(reply: Reply) -> Answer:
+    """A reply of either API; what is missing or malformed stays empty."""
+    choice = _first(reply.get("choices"))
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    given = choice.get("logprobs")
+    tokens, logprobs, top = _logprobs(given if isinstance(given, dict) else {})
+    usage = reply.get("usage")
+    count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    error = reply.get("error")
+    return Answer(
+        text if isinstance(text, str) else "",
+        tokens,
+        logprobs,
+        top,
+        count if type(count) is int and count > 0 else None,
+        refused=short(str(error), 400) if error and not choice else "",
+    )
+
+
+def _logprobs(
+    given: Reply,
+) -> tuple[tuple[str, ...], tuple[float | None, ...], tuple[Top, ...]]:
+    """Tokens, log-probabilities and alternatives, of the older form and of the newer one."""
+    rows = given.get("content")
+    if isinstance(rows, list):
+        rows = [row for row in rows if isinstance(row, dict)]
+        tops = [row.get("top_logprobs") for row in rows]
+        listed = [
+            {str(t.get("token")): t.get("logprob") for t in top if isinstance(t, dict)}
+            for top in (top if isinstance(top, list) else [] for top in tops)
+        ]
+        names, values = [r.get("token") for r in rows], [r.get("logprob") for r in rows]
+    else:
+        names, values = given.get("tokens"), given.get("token_logprobs")
+        listed = given.get("top_logprobs")
+    names = names if isinstance(names, list) else []
+    values = values if isinstance(values, list) else []
+    listed = listed if isinstance(listed, list) else []
+    maps = [one if isinstance(one, dict) else {} for one in listed]
+    top = [{str(k): n for k, v in one.items() if (n := _number(v)) is not None} for one in maps]
+    return tuple(map(str, names)), tuple(map(_number, values)), tuple(top)
+
+
+def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
+    """The times of a stream, and its text."""
+    texts, first, count, last = [], None, None, 0.0
+    for when, event in events:
+        choice = _first(event.get("choices"))
+        delta, usage = choice.get("delta"), event.get("usage")
+        message = choice.get("message")
+        held = delta if isinstance(delta, dict) else message if isinstance(message, dict) else {}
+        text = choice.get("text") or held.get("content")
+        if isinstance(text, str) and text:
+            first, last = when if first is None else first, when
+            texts.append(text)
+        if isinstance(usage, dict) and type(usage.get("prompt_tokens")) is int:
+            count = usage["prompt_tokens"]
+    whole = len(events) == 1  # not streamed: only the whole time is known
+    return Answer(
+        "".join(texts),
+        prompt_tokens=count,
+        seconds=round(last or events[-1][0], 4),
+        first=None if whole or first is None else round(first, 4),
+        chunks=len(texts),
+    )
+
+
+def _first(choices: Any) -> Reply:
+    one = choices[0] if isinstance(choices, list) and choices else {}
+    return one if isinstance(one, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and abs(value) < 1e9 else None
+
+
+def _answer(row: Mapping[str, Any]) -> Answer:
+    """A recorded answer."""
+    fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
+    return Answer(**fields)
+
+
+def apart(a: Answer, b: Answer) -> float:
+    """How far two answers are from each other, in nats: the largest difference of a shared token's
+    log-probability, up to the first token that differs. 0 or infinity without log-probabilities."""
+    if not a.top or not b.top:
+        return 0.0 if a.text == b.text else float("inf")
+    worst = 0.0
+    for n, (ours, theirs) in enumerate(zip(a.top, b.top, strict=False)):
+        shared = ours.keys() & theirs.keys()
+        if not shared:
+            return float("inf")
+        worst = max([worst, *(abs(ours[t] - theirs[t]) for t in shared)])
+        if a.tokens[n : n + 1] != b.tokens[n : n + 1]:
+            break
+    return worst

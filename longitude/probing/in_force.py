@@ -1,0 +1,373 @@
+"""What is in force: which scheme, beside a reference of the same weights, explains a server.
+
+Generated texts of several lengths are sent, and the likeliest tokens that come back are compared
+with those of the reference under each plausible scheme: as meant, the factor lost, another theta,
+YaRN's attention factor lost or squared, the remap or the window dropped, keys and values cached in
+8 bits. The fit is the mean absolute difference of log-probabilities in nats, over the tokens that a
+server lists at each generated position. Without log-probabilities it is the share of a greedy
+answer that differs. Another scheme is named only if it fits significantly better, text by text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longitude.core.scheme import Scheme
+from longitude.core.validate import UserError
+from longitude.eval.prefill import greedy, lm_head, prefill
+from longitude.eval.stats import Interval, paired
+from longitude.eval.tasks.keys import FACT, WORDS, numbers
+from longitude.extension.result import ADVICE, read_runs
+from longitude.hf.loading import load
+from longitude.hf.merge_scheme import as_layers, merge_scheme
+from longitude.hf.patch import (
+    applied,
+    attention_patched,
+    frequencies_replaced,
+    only_frequencies,
+    probed_layers,
+    trained_length,
+    undo,
+)
+from longitude.parts import Bidirectional, Causal, Unscaled
+from longitude.parts.rotary_tables import attention_scaling
+from longitude.probing.endpoint import CHAT, Answer, Endpoint, Request
+from longitude.probing.reach import ladder
+
+TEXTS = 3  # at each length
+NEW = 8  # tokens of each answer
+THETAS = (10_000.0, 500_000.0, 1_000_000.0)  # the first is what runtimes fall back to
+BETTER = 0.7  # of the meant scheme's misfit that another one must stay below
+NO_FIT = 1.0  # nats: other weights
+BLOCK = 32  # values that share a scale in q8_0
+EIGHT_BITS = "longitude_8_bit_cache"
+Change = Callable[[Scheme], Scheme]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What a server may be running: a scheme for each layer, and how its cache rounds."""
+
+    name: str
+    layers: tuple[Scheme, ...]
+    cache: str = ""  # "q8_0" or "fp8"
+    fix: str = ""
+
+    @property
+    def scheme(self) -> str:
+        return str(as_layers(self.layers))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a hypothesis explains a server."""
+
+    name: str
+    scheme: str
+    misfit: float  # nats, or the share that differs
+    lengths: Mapping[str, float]
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class InForce:
+    """Every hypothesis, the best first."""
+
+    fits: tuple[Fit, ...]
+    meant: Fit
+    gain: Interval  # of the best over the meant one, by text
+    unit: str
+
+    @property
+    def best(self) -> Fit:
+        return self.fits[0]
+
+    @property
+    def as_meant(self) -> bool:
+        """Whether nothing else fits significantly better."""
+        other = self.best.name != self.meant.name and self.gain.clear
+        return not (other and self.best.misfit < BETTER * self.meant.misfit)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing fits."""
+        return self.best.misfit > NO_FIT
+
+    @property
+    def sentence(self) -> str:
+        best, meant, unit = self.best, self.meant, self.unit
+        if self.undecided:
+            return (
+                f"No scheme tried fits the server: the closest, {best.name}, is {best.misfit:.2f} "
+                f"{unit} away. It may have other weights, a template or a quantisation of its own."
+            )
+        if self.as_meant:
+            rest = [fit for fit in self.fits if fit.name != meant.name]
+            after = f"; next, {rest[0].name}: {rest[0].misfit:.4f}" if rest else ""
+            return (
+                f"The scheme meant, {meant.scheme}, is in force: {meant.misfit:.4f} {unit} from "
+                f"the reference on average{after}."
+            )
+        return (
+            f"Not {meant.scheme} but {best.scheme} is in force ({best.name}): {best.misfit:.4f} "
+            f"{unit} from the server on average, against {meant.misfit:.4f} for the scheme meant "
+            f"(by {self.gain.mean:.3f}, 95 % {self.gain.low:.3f} to {self.gain.high:.3f})."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "in_force": self.best.name if not self.as_meant else self.meant.name,
+            "as_meant": self.as_meant,
+            "unit": self.unit,
+            "gain": asdict(self.gain),
+            "fits": [asdict(fit) for fit in self.fits],
+        }
+
+
+def requests_for(to: int) -> list[int]:
+    """The lengths of what is sent."""
+    return [length for length in ladder(to) for _ in range(TEXTS)]
+
+
+def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") -> InForce:
+    """Fit every hypothesis to a server's answers."""
+    model, tokenizer, meant = _load(reference, device)
+    tried = hypotheses(meant, [layer.scheme for layer in probed_layers(model)])
+    texts = [
+        ledger(tokenizer, length - 2 * NEW, random.Random(f"ledger {length} {n}"))
+        for length in ladder(to)
+        for n in range(TEXTS)
+    ]
+    lengths = requests_for(to)
+    answers = endpoint.ask_all([Request(text, NEW) for text in texts], "which scheme is in force")
+    asked = [
+        (n, _prompt_ids(tokenizer, text, endpoint.api), answer)
+        for n, text, answer in zip(lengths, texts, answers, strict=True)
+        if not answer.refused
+    ]
+    if not asked:
+        raise UserError("every text for --reference was refused: see where input ends.")
+    misfit = _Misfit(model, tokenizer, endpoint.with_logprobs)
+    each = {one.name: [*misfit.by_text(one, asked)] for one in tried}
+    fits = [_fit(one, each[one.name], [n for n, _, _ in asked]) for one in tried]
+    ordered = sorted(fits, key=lambda fit: (fit.misfit, fit.name != tried[0].name))
+    gain = paired(each[tried[0].name], each[ordered[0].name])
+    unit = "nats" if endpoint.with_logprobs else "of the greedy answer"
+    return InForce(tuple(ordered), fits[0], gain, unit)
+
+
+def hypotheses(meant: Sequence[Scheme], own: Sequence[Scheme]) -> list[Hypothesis]:
+    """The scheme meant first, then each plausible other one once."""
+    changes: dict[str, Change] = {
+        "factor lost": lambda s: _rotary(s, frequencies=Unscaled()),
+        "remap lost": lambda s: _rotary(s, remap=None),
+        **{
+            f"theta lost ({base:,.0f})" if base == THETAS[0] else f"another theta ({base:,.0f})": (
+                lambda s, base=base: _rotary(s, base=base)
+            )
+            for base in THETAS
+        },
+        "attention factor lost": lambda s: _attention(s, 0),
+        "attention factor squared": lambda s: _attention(s, 2),
+        "window dropped": lambda s: replace(s, mask=_direction(s)),
+    }
+    found = {tuple(meant): Hypothesis("as meant", tuple(meant))}
+    for name, change in changes.items():
+        layers = tuple(map(change, meant))
+        found.setdefault(layers, Hypothesis(name, layers))
+    found.setdefault(tuple(own), Hypothesis("baseline", tuple(own)))
+    plain = tuple(_rotary(s, frequencies=Unscaled(), remap=None) for s in own)
+    found.setdefault(plain, Hypothesis("baseline without scaling", plain))
+    fix = "cache keys and values in 16 bits (--kv-cache-dtype auto, --cache-type-k f16)."
+    cached = [
+        Hypothesis(f"cache in 8 bits ({kind})", tuple(meant), kind, fix) for kind in ("q8_0", "fp8")
+    ]
+    return [*found.values(), *cached]
+
+
+def _rotary(scheme: Scheme, **fields: Any) -> Scheme:
+    rope = scheme.rotary
+    return scheme if rope is None else replace(scheme, rotary=replace(rope, **fields))
+
+
+def _attention(scheme: Scheme, power: int) -> Scheme:
+    """The same with another power of YaRN's or LongRoPE's attention factor."""
+    rope = scheme.rotary
+    if rope is None or not hasattr(rope.frequencies, "attention_factor"):
+        return scheme
+    factor = attention_scaling(rope.frequencies, 1) ** power
+    frequencies: Any = rope.frequencies
+    return _rotary(scheme, frequencies=replace(frequencies, attention_factor=factor))
+
+
+def _direction(scheme: Scheme) -> tuple[Any, ...]:
+    return tuple(m for m in scheme.mask if m in (Causal(), Bidirectional()))
+
+
+def _load(reference: str, device: str) -> tuple[Any, Any, list[Scheme]]:
+    """The reference, and the scheme meant for each layer."""
+    name, text = reference, None
+    if (Path(reference) / ADVICE).is_file():
+        run = read_runs([Path(reference)])[0]
+        name, scheme = run.subject.name, run.best.scheme
+        text = None if scheme is None else str(scheme)
+    model, tokenizer = load(name, device=device, dtype="float32", quiet=True)
+    if tokenizer is None:
+        raise UserError(f"--reference {name} has no tokenizer: add its files.")
+    text = text or applied(model)
+    undo(model)
+    own = [layer.scheme for layer in probed_layers(model)]
+    meant = own if text is None else merge_scheme(text, own, trained_length(model), force=True)
+    return model, tokenizer, meant
+
+
+def ledger(tokenizer: Any, tokens: int, rng: random.Random) -> str:
+    """Numbers of many objects, of at most so many tokens, and the question for one of them."""
+    lines, size = [], 0
+    while True:
+        word = rng.choice(WORDS)
+        line = FACT.format(word=word, number=numbers(rng, 1)[0])
+        size += len(tokenizer(f"{line}\n", add_special_tokens=False).input_ids)
+        if size > tokens - len(line) and lines:
+            break
+        lines.append(line)
+    asked = rng.choice(lines).rpartition(" ")[0]
+    return "\n".join([*lines, asked])
+
+
+def _prompt_ids(tokenizer: Any, text: str, api: str) -> list[int]:
+    if api == CHAT and getattr(tokenizer, "chat_template", None):
+        chat = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        return [int(token) for token in ids]
+    return tokenizer(text, verbose=False).input_ids
+
+
+class _Misfit:
+    """Compares a server's answers with the reference under a hypothesis."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, with_logprobs: bool) -> None:
+        self.model, self.tokenizer, self.with_logprobs = model, tokenizer, with_logprobs
+        self.ids = _token_ids(tokenizer)
+
+    def by_text(
+        self, one: Hypothesis, asked: Sequence[tuple[int, list[int], Answer]]
+    ) -> Iterator[float]:
+        """One number for each text."""
+        with under(self.model, one):
+            for _, ids, answer in asked:
+                yield (self._nats if self.with_logprobs else self._disagreement)(ids, answer)
+
+    def _nats(self, ids: list[int], answer: Answer) -> float:
+        """The mean absolute difference over listed tokens, as far as the tokens generated before
+        them are known by their text."""
+        known: list[int] = []
+        for token in answer.tokens[: len(answer.top) - 1]:
+            if token not in self.ids:
+                break
+            known.append(self.ids[token])
+        logprobs = self._last(ids + known, len(known) + 1)
+        gaps = [
+            abs(value - logprobs[n, self.ids[token]].item())
+            for n, top in enumerate(answer.top[: len(known) + 1])
+            for token, value in top.items()
+            if token in self.ids
+        ]
+        return fmean(gaps) if gaps else 0.0
+
+    def _last(self, ids: list[int], count: int) -> Tensor:
+        """Log-probabilities after each of the last tokens."""
+        head, states = lm_head(self.model), []
+        with torch.no_grad():
+            for read in prefill(self.model, torch.tensor([ids]), head=head):
+                states = [*states, read.hidden[0]][-2:]
+            return head(torch.cat(states)[-count:]).float().log_softmax(-1).cpu()
+
+    def _disagreement(self, ids: list[int], answer: Answer) -> float:
+        """The share of a greedy answer that the server does not give."""
+        tokens = greedy(self.model, torch.tensor(ids), NEW)
+        text = self.tokenizer.decode(tokens)
+        if not text:
+            return float(bool(answer.text))
+        same = next(
+            (n for n, (a, b) in enumerate(zip(text, answer.text, strict=False)) if a != b),
+            min(len(text), len(answer.text)),
+        )
+        return 1 - same / len(text)
+
+
+def _token_ids(tokenizer: Any) -> dict[str, int]:
+    """Tokens by their text, as servers write it; texts that two tokens share are left out."""
+    found: dict[str, int | None] = {}
+    for index in range(len(tokenizer)):
+        piece = str(tokenizer.convert_ids_to_tokens(index)).replace("▁", " ")
+        for text in {tokenizer.decode([index]), piece}:
+            found[text] = index if found.get(text, index) == index else None
+    return {text: index for text, index in found.items() if index is not None and text}
+
+
+def _fit(one: Hypothesis, misfits: Sequence[float], lengths: Sequence[int]) -> Fit:
+    by_length = {
+        str(n): fmean(m for m, at in zip(misfits, lengths, strict=True) if at == n)
+        for n in dict.fromkeys(lengths)
+    }
+    return Fit(one.name, one.scheme, fmean(misfits), by_length, one.fix)
+
+
+@contextmanager
+def under(model: nn.Module, one: Hypothesis) -> Iterator[None]:
+    """The reference under a hypothesis."""
+    layers, schemes = probed_layers(model), list(one.layers)
+    if only_frequencies(layers, schemes):
+        patch = frequencies_replaced(layers, schemes)
+    else:
+        patch = attention_patched(model, layers, schemes)
+    with patch, rounded_cache(model, one.cache):
+        yield
+
+
+@contextmanager
+def rounded_cache(model: nn.Module, kind: str) -> Iterator[None]:
+    """Keys and values rounded as a cache of 8 bits holds them: llama.cpp's q8_0, or fp8 (e4m3)."""
+    if not kind:
+        yield
+        return
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **more: Any
+    ):
+        return sdpa_attention_forward(
+            module, query, eight_bits(key, kind), eight_bits(value, kind), *args, **more
+        )
+
+    AttentionInterface.register(EIGHT_BITS, attend)
+    AttentionMaskInterface.register(EIGHT_BITS, sdpa_mask)
+    config: Any = model.config
+    before = config._attn_implementation
+    config._attn_implementation = EIGHT_BITS if before == "sdpa" else before
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def eight_bits(x: Tensor, kind: str) -> Tensor:
+    """A tensor as a cache of 8 bits gives it back."""
+    if kind == "fp8":
+        return x.to(torch.float8_e4m3fn).to(x.dtype)
+    size = BLOCK if x.shape[-1] % BLOCK == 0 else x.shape[-1]
+    blocks = x.unflatten(-1, (-1, size))
+    scale = (blocks.abs().amax(-1, keepdim=True) / 127).half().to(x.dtype).clamp(min=1e-30)
+    return (blocks / scale).round().mul(scale).flatten(-2)

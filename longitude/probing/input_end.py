@@ -1,0 +1,221 @@
+"""Where input ends: which stretch of a long prompt makes no difference to the answer.
+
+A prompt of filler ends in a question. In each variant one sentence, a pass key, takes the place of
+as much filler at some depth; in the last, the question is another one. Text that a server has cut
+makes no difference: the answer, with its log-probabilities, is that of the plain prompt, as when
+that is sent twice. So a stretch is unseen whether or not the model could have retrieved the key.
+Its two ends are found by bisection; the server takes the prompt's length less the stretch. Without
+log-probabilities a difference shows only in the text, and a cut is claimed only where other places
+of the same prompt are seen, or the server's own count of tokens is short.
+
+A server that refuses long prompts says so; its limit is bisected by length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from longitude.eval.tasks.passkey import QUESTION
+from longitude.probing.endpoint import Answer, Endpoint, Request, apart
+from longitude.probing.prompts import NEW, OTHER_QUESTION, haystack, with_marker
+
+Kind = Literal["complete", "refused", "front", "back", "middle", "all", "unknown"]
+DEPTHS = (0.0, 0.25, 0.5, 0.75)  # of the first look; the question is the end
+KEY = 40_961  # of the markers
+FLOOR = 1e-4  # nats: printed log-probabilities are rounded
+NOISE = 4.0  # times what the same prompt differs from itself
+FINEST = 256  # parts of a prompt to which the ends of a stretch are found
+LEAST = 16  # tokens
+SHORT = 0.9  # of the tokens sent: a count below means that some were cut
+HEAD, TAIL = 0.04, 0.96  # depths: a few first tokens that are kept make no middle
+STATUS_REFUSED = (400, 413, 414, 422, 500)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One prompt length: what was sent and counted, and which depths were seen."""
+
+    asked: int  # tokens that the prompt and its answer were to have
+    length: int  # tokens sent, about
+    counted: int | None  # by the server
+    seen: Mapping[float, bool] = field(default_factory=dict)  # by depth; the question is 1
+    retrieved: Mapping[float, bool] = field(default_factory=dict)
+    difference: Mapping[float, float | None] = field(default_factory=dict)  # nats
+    noise: float = 0.0
+    refused: str = ""
+    status: int = 200
+
+    @property
+    def short(self) -> bool:
+        """Whether the server counts fewer tokens than were sent."""
+        return self.counted is not None and self.counted < SHORT * self.length
+
+
+@dataclass(frozen=True)
+class InputEnd:
+    """Where input ends, how, and the evidence."""
+
+    kind: Kind
+    limit: int | None  # tokens that are taken
+    length: int  # tokens of the longest prompt
+    stretch: tuple[float, float] | None = None  # depths between which nothing is seen
+    looks: tuple[Look, ...] = ()
+    message: str = ""  # of a server that refuses
+    exact: bool = False  # the limit is the server's own count
+    honest: bool = True  # the server's count agrees with what is seen
+
+    def to_json(self) -> dict[str, Any]:
+        looks = [
+            asdict(look) | {n: _named(getattr(look, n)) for n in ("seen", "retrieved")}
+            | {"difference": _named(look.difference)} for look in self.looks
+        ]  # fmt: skip
+        return {**asdict(self), "looks": looks}
+
+
+def most_requests(length: int) -> int:
+    """The requests that the search takes at most."""
+    look, steps = len(DEPTHS) + 3, max(1, (FINEST - 1).bit_length())
+    return 2 * look + 2 * steps + 2 * max(1, length // LEAST).bit_length()
+
+
+def find_end(endpoint: Endpoint, to: int) -> InputEnd:
+    """Where the input of a server ends, up to `to` tokens."""
+    first = _look(endpoint, to)
+    if not first.refused:
+        return _silent_end(endpoint, first, [first])
+    limit = _accepted(endpoint, to, first)
+    looks = [first]
+    if limit:
+        looks.append(_look(endpoint, limit))
+        below = _silent_end(endpoint, looks[-1], looks)
+        if below.kind not in ("complete", "unknown"):  # refused when long, and cut when shorter
+            return below
+    message = " ".join(first.refused.split())[:400]
+    return InputEnd("refused", limit, to, None, tuple(looks), message)
+
+
+def _look(endpoint: Endpoint, length: int) -> Look:
+    """Which places of a prompt are seen."""
+    hay = haystack(endpoint, length)
+    plain = f"{hay}\n{QUESTION}"
+    base = endpoint.ask(Request(plain, NEW))
+    sent = endpoint.tokens(plain)
+    if base.refused:
+        return Look(length, sent, None, refused=base.refused or "no text", status=base.status)
+    variants = [with_marker(hay, d, KEY) for d in DEPTHS] + [f"{hay}\n{OTHER_QUESTION}"]
+    requests = [Request(plain, NEW, 1), *(Request(v, NEW) for v in variants)]
+    again, *answers = endpoint.ask_all(requests, f"where input ends, {length:,} tokens", 1)
+    noise = apart(base, again)
+    places = dict(zip((*DEPTHS, 1.0), answers, strict=True))
+    gaps = {depth: apart(base, one) for depth, one in places.items()}
+    found = {depth: str(KEY) in one.text for depth, one in places.items()}
+    seen = {d: found[d] or differs(gap, noise) for d, gap in gaps.items()}
+    return Look(length, sent, base.prompt_tokens, seen, found, _finite(gaps), min(noise, 1e9))
+
+
+def differs(gap: float, noise: float) -> bool:
+    """Whether two answers are further apart than those to one prompt sent twice."""
+    return gap > max(FLOOR, NOISE * noise) and not noise == float("inf")
+
+
+def _silent_end(endpoint: Endpoint, look: Look, looks: list[Look]) -> InputEnd:
+    """What a server takes of a prompt that it does not refuse."""
+    unseen = [depth for depth, seen in look.seen.items() if not seen]
+    end = tuple(looks)
+    if not unseen:
+        return InputEnd("complete", None, look.length, looks=end, honest=not look.short)
+    if len(unseen) == len(look.seen) and endpoint.with_logprobs:
+        return InputEnd("all", None, look.length, looks=end)
+    if len(unseen) == len(look.seen):  # not even the question changes the text
+        limit = look.counted if look.short else _question_end(endpoint, look.asked)
+        if limit is None:
+            return InputEnd("unknown", None, look.length, looks=end)
+        cut = (limit / look.length, 1.0)
+        honest = look.counted is None or look.short
+        return InputEnd("back", limit, look.length, cut, end, exact=look.short, honest=honest)
+    if not endpoint.with_logprobs and not look.short and not any(look.retrieved.values()):
+        # the text did not change, but nothing shows that it would have
+        return InputEnd("unknown", None, look.length, looks=end)
+    low, high = _stretch(endpoint, look, unseen)
+    limit, counted = round(look.length * (1 - (high - low))), look.counted
+    exact = counted is not None and abs(counted - limit) <= max(3 * LEAST, look.length / 50)
+    kind: Kind = "front" if low <= HEAD else "back" if high >= TAIL else "middle"
+    return InputEnd(
+        kind, counted if exact else limit, look.length, (low, high), end, exact=exact,
+        honest=counted is None or exact,
+    )  # fmt: skip
+
+
+def _stretch(endpoint: Endpoint, look: Look, unseen: list[float]) -> tuple[float, float]:
+    """The two ends of what is unseen, each between a depth that is seen and one that is not."""
+    hay, seen = haystack(endpoint, look.asked), [d for d, yes in look.seen.items() if yes]
+    base = endpoint.ask(Request(f"{hay}\n{QUESTION}", NEW))
+    finest = max(1 / FINEST, LEAST / look.length)
+
+    def visible(depth: float) -> bool:
+        answer = endpoint.ask(Request(with_marker(hay, depth, KEY), NEW))
+        return str(KEY) in answer.text or differs(apart(base, answer), look.noise)
+
+    def edge(dark: float, light: float) -> float:
+        while abs(light - dark) > finest:
+            middle = (dark + light) / 2
+            dark, light = (dark, middle) if visible(middle) else (middle, light)
+        return (dark + light) / 2
+
+    before = [d for d in seen if d < min(unseen)]
+    after = [d for d in seen if d > max(unseen)]
+    low = edge(min(unseen), max(before)) if before else 0.0
+    high = edge(max(unseen), min(after)) if after else 1.0
+    return low, high
+
+
+def _question_end(endpoint: Endpoint, length: int) -> int | None:
+    """The longest prompt whose text changes with its question; None where no length's does."""
+
+    def heard(length: int) -> bool:
+        hay = haystack(endpoint, length)
+        both = [Request(f"{hay}\n{asked}", NEW) for asked in (QUESTION, OTHER_QUESTION)]
+        one, other = endpoint.ask_all(both, "where the question ends", 1)
+        return one.text != other.text
+
+    low, high = 2 * LEAST + NEW, length
+    if not heard(low):
+        return None
+    while high - low > max(LEAST, length // FINEST):
+        middle = (low + high) // 2
+        low, high = (middle, high) if heard(middle) else (low, middle)
+    return low - NEW
+
+
+def _accepted(endpoint: Endpoint, to: int, refusal: Look) -> int | None:
+    """The longest prompt that is not refused, in tokens of prompt and answer: the number that the
+    server names if two requests confirm it, else by bisection."""
+
+    def takes(length: int) -> bool:
+        return not _plain(endpoint, length).refused
+
+    step = max(LEAST, to // FINEST)
+    for number in sorted({*map(int, re.findall(r"\d{2,9}", refusal.refused))} - {to}, reverse=True):
+        if 2 * step < number < to and takes(number - step) and not takes(number + step):
+            return number - step
+    low, high = 0, to
+    while high - low > step:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) else (low, middle)
+    return low or None
+
+
+def _plain(endpoint: Endpoint, length: int) -> Answer:
+    return endpoint.ask(Request(f"{haystack(endpoint, length)}\n{QUESTION}", NEW))
+
+
+def _finite(gaps: Mapping[float, float]) -> dict[float, float | None]:
+    return {depth: gap if gap < 1e9 else None for depth, gap in gaps.items()}
+
+
+def _named(places: Mapping[float, Any]) -> dict[str, Any]:
+    """Depths as JSON's keys."""
+    return {"question" if d == 1 else f"{d:g}": value for d, value in places.items()}

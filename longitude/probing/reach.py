@@ -1,0 +1,200 @@
+"""Reach: which questions are answered, by length and depth, and how fast.
+
+The families of `extend`, by their generators, each question in a prompt of its own; greedy text has
+to begin with the exact answer. The pass key is asked for at five depths. Where a server gives the
+log-probabilities of a prompt (`echo`), the answer's loss is taken as well. Times are those of one
+streamed request at each length, with nothing beside it.
+
+The effective length is the longest one up to which every length has at least 85.6 % of the share of
+right answers at the shortest; 85.6 % is the bound of RULER (Hsieh et al. 2024, arXiv:2404.06654),
+there an absolute one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from longitude.core.validate import UserError
+from longitude.eval.records import PASSKEY
+from longitude.eval.stats import Interval, share
+from longitude.eval.tasks import families
+from longitude.probing.endpoint import Answer, Endpoint, Request
+from longitude.probing.prompts import ANSWER, Question, haystack, is_exact, question
+
+BOUND = 0.856
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+LENGTHS = 4  # each twice the one before
+LONGEST_ECHO = 8192  # tokens: log-probabilities of a longer prompt make too large a reply
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question and what became of it; `top` are the likeliest first tokens."""
+
+    family: str
+    length: int
+    depth: float | None
+    index: int
+    exact: bool
+    text: str
+    top: dict[str, float]
+    loss: float | None = None  # nats per token of the right answer
+
+    @property
+    def place(self) -> tuple[str, int, float | None, int]:
+        return self.family, self.length, self.depth, self.index
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Times of one streamed request."""
+
+    length: int
+    first: float | None  # seconds to the first token
+    decode: float | None  # tokens per second after it
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Every question's outcome."""
+
+    answers: tuple[Answered, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({one.length for one in self.answers})
+
+    @property
+    def families(self) -> list[str]:
+        return [*dict.fromkeys(one.family for one in self.answers)]
+
+    def at(
+        self, length: int, family: str | None = None, depth: float | None = None
+    ) -> list[Answered]:
+        """The questions of a length, of one family or depth where that is given."""
+        return [
+            one
+            for one in self.answers
+            if one.length == length and family in (None, one.family) and depth in (None, one.depth)
+        ]
+
+    def share(self, length: int, family: str | None = None, depth: float | None = None) -> Interval:
+        """The share of right answers, with Wilson's interval; n is 0 where nothing was asked."""
+        right = [one.exact for one in self.at(length, family, depth)]
+        return share(right) if right else Interval(0.0, 0.0, 1.0, 0)
+
+    def loss(self, length: int) -> float | None:
+        """The mean loss of the right answers, where the server tells."""
+        known = [one.loss for one in self.at(length) if one.loss is not None]
+        return fmean(known) if known else None
+
+    @property
+    def effective_length(self) -> int | None:
+        """Tokens; None where nothing is answered at the shortest length either."""
+        lengths = self.lengths
+        if not lengths or not self.share(lengths[0]).mean:
+            return None
+        least, reached = BOUND * self.share(lengths[0]).mean, lengths[0]
+        for length in lengths:
+            if self.share(length).mean < least:
+                break
+            reached = length
+        return reached
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "effective_length": self.effective_length,
+            "lengths": [
+                {"length": n, "retrieval": asdict(self.share(n)), "answer_loss": self.loss(n)}
+                | {"families": {f: self.share(n, f).mean for f in self.families if self.at(n, f)}}
+                for n in self.lengths
+            ],
+            "speeds": [asdict(one) for one in self.speeds],
+            "questions": [asdict(one) for one in self.answers],
+        }
+
+
+def ladder(to: int) -> list[int]:
+    """The lengths that are measured."""
+    return [n for k in range(LENGTHS - 1, -1, -1) if (n := to >> k) >= 32]
+
+
+def questions(
+    endpoint: Endpoint, lengths: Sequence[int], tasks: Sequence[str], count: int, seed: int
+) -> Iterator[Question]:
+    """Every question that fits its length."""
+    for name in tasks:
+        if name not in families():
+            raise UserError(f"--tasks: no family is called {name!r}: use {', '.join(families())}.")
+    for length in lengths:
+        for name in tasks:
+            for index in range(count):
+                for depth in DEPTHS if name == PASSKEY else (None,):
+                    one = question(endpoint, name, length, index, seed=seed, depth=depth)
+                    if one is not None:
+                        yield one
+
+
+def measure(
+    endpoint: Endpoint, lengths: Sequence[int], tasks: Sequence[str], count: int, seed: int
+) -> Reach:
+    """Ask every question, and time a request at each length."""
+    asked = [*questions(endpoint, lengths, tasks, count, seed)]
+    echoes, answered, speeds = gives_prompt_logprobs(endpoint), [], []
+    for length in lengths:
+        here = [one for one in asked if one.length == length]
+        what = f"retrieval, {length:,} tokens"
+        answers = endpoint.ask_all([Request(one.prompt, ANSWER) for one in here], what)
+        losses: Sequence[float | None] = [None] * len(here)
+        if echoes and length <= LONGEST_ECHO:
+            losses = _losses(endpoint, here, what)
+        for one, answer, loss in zip(here, answers, losses, strict=True):
+            if answer.refused:  # longer than thought
+                continue
+            first = dict(answer.top[0]) if answer.top else {}
+            answered.append(
+                Answered(
+                    one.family, length, one.depth, one.index, is_exact(endpoint, one, answer.text),
+                    answer.text, first, loss,
+                )
+            )  # fmt: skip
+        timed = question(endpoint, PASSKEY, length, -1, seed=seed, depth=0.5)
+        prompt = timed.prompt if timed else haystack(endpoint, length)
+        stream = endpoint.ask(Request(prompt, ANSWER, stream=True))
+        if not stream.refused:
+            speeds.append(Speed(length, stream.first, stream.decode, stream.seconds))
+    return Reach(tuple(answered), tuple(speeds))
+
+
+def gives_prompt_logprobs(endpoint: Endpoint) -> bool:
+    """Whether `echo` returns the prompt with log-probabilities."""
+    if not endpoint.with_logprobs:
+        return False
+    text = "The sky is blue. The sky is"
+    answer = endpoint.ask(Request(text, 1, echo=True))
+    return not answer.refused and "".join(answer.tokens).startswith(text)
+
+
+def _losses(endpoint: Endpoint, asked: Sequence[Question], what: str) -> list[float | None]:
+    """Nats per token of the right answers, each sent with its prompt."""
+    requests = [Request(f"{one.prompt} {one.answer}", 1, echo=True) for one in asked]
+    answers = endpoint.ask_all(requests, what)
+    return [
+        answer_loss(answer, one.prompt, one.answer)
+        for answer, one in zip(answers, asked, strict=True)
+    ]
+
+
+def answer_loss(echoed: Answer, prompt: str, answer: str) -> float | None:
+    """The loss of the tokens between the prompt's end and the answer's."""
+    at, losses = 0, []
+    for token, logprob in zip(echoed.tokens, echoed.logprobs, strict=False):
+        if len(prompt) <= at < len(prompt) + len(answer) + 1 and logprob is not None:
+            losses.append(-logprob)
+        at += len(token)
+    return fmean(losses) if losses else None

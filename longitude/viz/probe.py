@@ -1,0 +1,193 @@
+"""The report of `longitude probe`: in the terminal, as Markdown, and as a page.
+
+Texts that a server sent become printable here, and jinja escapes them on the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from longitude import __version__
+from longitude.eval.tasks import families
+from longitude.viz import files
+from longitude.viz import vega as v
+from longitude.viz.plot import DIM
+from longitude.viz.table import rich_table
+from longitude.viz.terminal import write_rendered
+from longitude.viz.text import NOTHING, printable
+from longitude.viz.vega import Chart, Rows, Spec
+
+if TYPE_CHECKING:
+    from longitude.probing.api import ProbeResult
+
+Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
+MARKS = {"fault": ("✗", "bold red"), "note": ("✓", "green")}
+READING = {
+    "depth": "Pass keys retrieved: across, the length of the prompt in tokens; down, where the key "
+    "stands (0 % is the front). The darker, the more.",
+    "families": "Questions answered exactly, by family and length.",
+}
+
+
+def show(result: ProbeResult, console: Console) -> None:
+    """Print the verdict, then the numbers behind it."""
+    console.print(Text(f"{printable(result.model)} at {result.url}", style="bold"))
+    known = result.runtime or "a runtime that does not name itself"
+    spent = result.cost
+    sizes = f"{printable(known)}, probed up to {result.to:,} tokens"
+    if spent:
+        sizes += f", {spent['requests']:,} requests in {spent['seconds']:,.0f} s"
+    console.print(Text(sizes, style=DIM))
+    console.print()
+    for one in result.findings:
+        mark, style = MARKS[one.kind]
+        head = Text(f"{mark} ", style) + Text(printable(one.sentence))
+        console.print(Padding(head, (0, 0, 0, 0), expand=False))
+        if one.fix:
+            console.print(Padding(Text(f"→ {printable(one.fix)}", "cyan"), (0, 0, 0, 2)))
+    for title, heads, rows in tables(result):
+        console.print()
+        console.print(Text(title, style="bold"))
+        console.print(rich_table(heads, rows))
+    console.print()
+    for note in result.notes:
+        console.print(Text(printable(note), style=DIM))
+    faults = len(result.faults)
+    last = f"{faults} fault{'s' if faults > 1 else ''} found." if faults else "No fault found."
+    console.print(Text(last, style="bold"))
+
+
+def tables(result: ProbeResult) -> Iterator[Table]:
+    """The numbers: by length, by depth, by hypothesis, by change."""
+    reach = result.reach
+    speeds = {one.length: one for one in reach.speeds}
+    if reach.lengths:
+        rows = []
+        for n in reach.lengths:
+            share, loss, speed = reach.share(n), reach.loss(n), speeds.get(n)
+            rows.append(
+                [
+                    f"{n:,}", f"{share.mean:.0%}", f"{share.low:.0%} to {share.high:.0%}",
+                    _number(loss), _number(speed and speed.first), _number(speed and speed.decode),
+                ]
+            )  # fmt: skip
+        heads = ["tokens", "answered", "95 %", "answer loss", "first token, s", "tokens/s"]
+        yield "By length", heads, rows
+    depths = sorted({one.depth for one in reach.answers if one.depth is not None})
+    if depths:
+        shares = {(d, n): reach.share(n, depth=d) for d in depths for n in reach.lengths}
+        rows = [
+            [f"{d:.0%}", *(f"{one.mean:.0%}" if (one := shares[d, n]).n else NOTHING
+                           for n in reach.lengths)]
+            for d in depths
+        ]  # fmt: skip
+        yield "Pass keys retrieved by depth", ["depth", *(f"{n:,}" for n in reach.lengths)], rows
+    if result.in_force:
+        fits = result.in_force.fits
+        lengths = [*fits[0].lengths]
+        rows = [
+            [printable(fit.name), f"{fit.misfit:.4f}", *(f"{fit.lengths[n]:.4f}" for n in lengths)]
+            for fit in fits
+        ]
+        heads = ["hypothesis", f"misfit ({result.in_force.unit})"]
+        yield "Which scheme is in force", [*heads, *(f"{int(n):,}" for n in lengths)], rows
+    if result.drift:
+        rows = [
+            [f"{c.length:,}", str(c.questions), f"{c.won}", f"{c.lost}",
+             f"{c.low:+.0%} to {c.high:+.0%}", _number(c.gap)]
+            for c in result.drift.changes
+        ]  # fmt: skip
+        heads = ["tokens", "questions", "won", "lost", "95 %", "nats apart"]
+        yield f"Against {printable(result.drift.before)}", heads, rows
+    yield from _looks(result)
+
+
+def _looks(result: ProbeResult) -> Iterator[Table]:
+    """The evidence for where input ends."""
+    rows = []
+    for look in result.input.looks:
+        counted = "" if look.counted is None else f"{look.counted:,}"
+        seen = [("seen" if yes else "not seen") for yes in look.seen.values()]
+        outcome = seen or [f"status {look.status}", *[""] * 4]
+        rows.append([f"{look.length:,}", counted or NOTHING, *outcome])
+    if rows:
+        heads = ["tokens sent", "counted", "front", "25 %", "50 %", "75 %", "question"]
+        yield "Where input ends", heads, rows
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def charts(result: ProbeResult) -> list[Chart]:
+    """Retrieval by length and depth, and by family."""
+    reach = result.reach
+    by_depth = [
+        {"length": n, "place": f"{d:.0%}", "mean": value.mean, "low": value.low, "high": value.high}
+        for n in reach.lengths
+        for d in sorted({one.depth for one in reach.at(n) if one.depth is not None})
+        for value in [reach.share(n, depth=d)]
+    ]
+    by_family = [
+        {"length": n, "place": families()[f].title, "mean": value.mean}
+        | {"low": value.low, "high": value.high}
+        for n in reach.lengths
+        for f in reach.families
+        if f in families() and reach.at(n, f)
+        for value in [reach.share(n, f)]
+    ]
+    named = (("depth", "Retrieval by depth", by_depth), ("families", "Questions", by_family))
+    return [
+        Chart(name, title, READING[name], _heat(rows, reach.lengths), rows)
+        for name, title, rows in named
+        if rows
+    ]
+
+
+def _heat(rows: Rows, lengths: Sequence[int]) -> Spec:
+    look: Spec = {"labelAngle": 0, "ticks": False, "domain": False}
+    band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
+    x = v.channel("length:O", title=None, axis={"labelExpr": v.COUNT, **look})
+    x["scale"] = {"domain": [*lengths], **band}
+    order = [*dict.fromkeys(row["place"] for row in rows)]
+    y = v.channel("place:N", title=None, axis=look, scale=band, sort=order)
+    shades: Spec = {"domain": [0, 1], "range": "heatmap", "interpolate": "rgb"}
+    shade = v.channel("mean:Q", scale=shades, legend=None)
+    tips = v.tooltip("length:Q", "place:N", "mean:Q", "low:Q", "high:Q")
+    return v.document([v.layer("rect", x=x, y=y, color=shade, tooltip=tips)], rows, 26 * len(order))
+
+
+def write(result: ProbeResult, path: Path) -> Path:
+    """Write a page (.html), or what the terminal shows (.md)."""
+    if path.suffix.lower() != ".html":
+        return write_rendered(lambda console: show(result, console), path)
+    drawn = charts(result)
+    data: dict[str, Any] = {
+        "charts": {
+            one.name: {"section": 0, "spec": {**one.spec, "description": one.title}}
+            for one in drawn
+        },
+        "themes": [dict(zip(("light", "dark"), files.BOTH, strict=True))],
+    }
+    text = files.render(
+        "longitude.viz",
+        "probe.html",
+        ["page.js"],
+        title=f"{printable(result.model)} at {result.url}",
+        r=result,
+        drawn=drawn,
+        tables=[*tables(result)],
+        charts=data,
+        printable=printable,
+        version=__version__,
+        style=Markup(files.asset("longitude.viz", "page.css")),
+    )
+    files.replace_file(path, text.encode())
+    return path
