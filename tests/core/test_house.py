@@ -19,7 +19,7 @@ TREES = {file: ast.parse(file.read_text()) for file in FILES}
 LINES, FILE_COUNT = 43_380, 252  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_780,  # the client of servers, too
+    "core": 1_790,  # the client of servers, too
     "presets": 480,
     "parts": 2_760,
     "ops": 5_260,
