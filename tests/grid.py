@@ -44,6 +44,8 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "su_inverse_leaky": (32,),
     "self_extend_llama": (3, 8),
     "dpe_llama3": ((2, 3, 1, 4, 5, 2, 8, 3), 8),
+    "adagrope_llama": (16,),
+    "llama_cpp_groups": (3, 9),
     "chunk_llama": (16,),
     "string_llama": (32, 3),
     "string_released": (32, 3),
@@ -83,6 +85,9 @@ def schemes() -> dict[str, Scheme]:
         "rope(remap=leaky_rerope(6, 3)) + window(20, sinks=3) + logn(16)"
     )
     found["dual chunk, bidirectional"] = scheme("rope(remap=dual_chunk(12, 3)) + bidirectional()")
+    found["stepped adagrope"] = scheme(
+        "rope(frequencies=stepped('ntk', original=12), remap=adagrope(8))"
+    )
     found["stepped leaky"] = scheme(
         "rope(frequencies=stepped('ntk', original=12), remap=leaky_rerope(6, 3), fraction=0.5)"
     )

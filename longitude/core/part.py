@@ -187,10 +187,11 @@ class Region:
 
 @runtime_checkable
 class RowBands(Protocol):
-    """Frequencies that change with the query's own position, in bands of rows."""
+    """Frequencies or a remap that change with the query's own position, in bands of rows."""
 
-    def bands(self, rows: QueryRows) -> tuple[tuple[Area, Frequencies], ...]:
-        """The bands that hold some of these rows: where each lies, and its frequencies."""
+    def bands(self, rows: QueryRows) -> tuple[tuple[Area, Any], ...]:
+        """The bands that hold some of these rows: where each lies, and its frequencies or
+        regions."""
         ...
 
     def sample(self, pos: Pos) -> QueryRows:
@@ -199,10 +200,11 @@ class RowBands(Protocol):
         ...
 
 
-def by_rows(frequencies: object) -> TypeGuard[RowBands]:
-    """Whether frequencies are `RowBands`, decided once per class: a protocol's isinstance looks at
-    every method each time, which would dominate the time before a kernel's launch."""
-    return _has_bands(type(frequencies))
+def by_rows(part: object) -> TypeGuard[RowBands]:
+    """Whether frequencies or a remap are `RowBands`, decided once per class: a protocol's
+    isinstance looks at every method each time, which would dominate the time before a kernel's
+    launch."""
+    return _has_bands(type(part))
 
 
 @functools.cache
@@ -212,7 +214,8 @@ def _has_bands(kind: type) -> bool:
 
 @runtime_checkable
 class Remap(Protocol):
-    """③ Which positions q and k take, for both signs of i - j; a pair in no region is hidden."""
+    """③ Which positions q and k take, for both signs of i - j; a pair in no region is hidden. One
+    that is `RowBands` gives the regions of the first band here, and hides nothing."""
 
     def regions(self) -> tuple[Region, ...]: ...
 

@@ -44,9 +44,9 @@ def positions(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
 def remapped_distance(scheme: Scheme, i: Tensor, j: Tensor) -> Tensor:
     """The distance that the rotation gets for query and key positions (the mean, where that of
     rotary pairs differs); nan where hidden."""
-    remap = scheme.rotary.remap if scheme.rotary else None
+    rope = scheme.rotary
     distance = torch.full(torch.broadcast_shapes(i.shape, j.shape), torch.nan, dtype=torch.float64)
-    for region in remap.regions() if remap else (Region(),):
+    for region in rope.regions(rope.query_rows(i)) if rope else (Region(),):
         distance = torch.where(region.where.visible(i, j), region.q(i) - region.k(j), distance)
     return distance.where(visible(scheme.areas(), i, j), torch.nan)
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.core.part import Frequencies, Region
+from longitude.core.part import Frequencies, Region, by_rows
 from longitude.core.region import Shift
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
@@ -185,7 +185,7 @@ def unsupported_tensors(dtypes: tuple[torch.dtype, ...], size: int) -> str | Non
 def supports(scheme: Scheme) -> bool:
     """Whether a scheme's scores are q·k alone, of keys that are rotated evenly, block by block."""
     rope = scheme.rotary
-    if scheme.bias or (rope is not None and rope.decay is not None):
+    if scheme.bias or (rope is not None and (rope.decay is not None or by_rows(rope.remap))):
         return False
     rows = rope and rope.query_rows(range(1))
     regions = [region for region, _ in region_areas(scheme, rows) if region is not None]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from longitude.core.part import PARTS
 
 if TYPE_CHECKING:
+    from longitude.parts.adaptive import *
     from longitude.parts.alibi import *
     from longitude.parts.deberta import *
     from longitude.parts.dimension_wise import *

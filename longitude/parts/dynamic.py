@@ -16,8 +16,7 @@ import torch
 from torch import float64
 
 from longitude.core.lengths import Lengths, Setting, combinations
-from longitude.core.part import Choice, Frequencies, PerPair, Pos, QueryRows, RowBands, part
-from longitude.core.region import Area
+from longitude.core.part import Choice, Frequencies, PerPair, part
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 from longitude.parts.frequencies import (
     ByParts,
@@ -30,6 +29,7 @@ from longitude.parts.frequencies import (
     powers,
     stretched,
 )
+from longitude.parts.row_steps import RowSteps
 
 
 @part("dynamic_linear", site="frequencies", paper="Peng et al. 2023, arXiv:2309.00071")
@@ -111,7 +111,7 @@ class DynamicYarn(Frequencies):
 
 
 @part("stepped", site="frequencies", paper="Longitude")
-class Stepped(Frequencies, RowBands):
+class Stepped(Frequencies, RowSteps):
     """Stepped scaling: the factor grows with the query's own position, in steps. Longitude's own.
 
     Queries below `original` see the model's own frequencies; those of band b, from original·(1 +
@@ -141,39 +141,7 @@ class Stepped(Frequencies, RowBands):
         return {"linear": Linear, "ntk": Ntk, "ntk_mixed": NtkMixed}[self.kind](factor)
 
     def end(self, b: int) -> int:
-        """The first position past band b."""
         return math.ceil(self.original * (1 + b * self.step))
-
-    def number(self, position: int) -> int:
-        """The band that holds a position."""
-        b = max(0, math.floor((position / self.original - 1) / self.step) + 1)
-        while self.end(b) <= position:
-            b += 1
-        while b and self.end(b - 1) > position:
-            b -= 1
-        return b
-
-    def bands(self, rows: QueryRows) -> tuple[tuple[Area, Frequencies], ...]:
-        if isinstance(rows, range) and rows.step == 1 and rows:
-            numbers = range(self.number(rows[0]), self.number(rows[-1]) + 1)
-        else:
-            numbers = sorted({self.number(row) for row in rows})
-        return tuple(
-            (Area(top=self.end(b - 1) if b else None, bottom=self.end(b)), self.band(b))
-            for b in numbers
-        )
-
-    def sample(self, pos: Pos) -> QueryRows:
-        if isinstance(pos, range) or not pos.numel():
-            return pos if isinstance(pos, range) and pos else range(1)
-        rows = pos.flatten().floor().to(torch.int64)
-        group = ((rows.to(float64) / self.original - 1) / self.step).floor().clamp(min=-1)
-        numbers, index = group.unique(return_inverse=True)
-        ends = [
-            rows.new_zeros(len(numbers)).scatter_reduce(0, index, rows, how, include_self=False)
-            for how in ("amin", "amax")
-        ]
-        return tuple(torch.cat(ends).unique().tolist())
 
     def at(self, length: int) -> Frequencies:
         """What the last query of this length sees."""

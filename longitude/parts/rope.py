@@ -9,6 +9,7 @@ partial rotary. Site ③.
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -121,12 +122,19 @@ class Rope:
 
     def query_rows(self, pos: Pos) -> QueryRows | None:
         """The rows that `regions` needs for queries at these positions, None if it needs none."""
-        return self.frequencies.sample(pos) if by_rows(self.frequencies) else None
+        samples = [p.sample(pos) for p in (self.frequencies, self.remap) if by_rows(p)]
+        if len(samples) == 2 and not isinstance(pos, range):
+            return tuple(sorted({*samples[0], *samples[1]}))
+        return samples[0] if samples else None
 
     def regions(self, rows: QueryRows | None = None) -> tuple[Region, ...]:
         """Disjoint regions that hold queries at these positions: those of the remap, divided where
-        frequencies change with the query's position (None: its first band)."""
+        it or frequencies change with the query's position (None: its first band)."""
         regions = self.remap.regions() if self.remap else (Region(),)
+        if by_rows(self.remap):
+            bands = self.remap.bands(rows or range(1))
+            parts = [replace(r, where=r.where & band) for band, of_band in bands for r in of_band]
+            regions = tuple(r for r in parts if not r.where.empty)
         if not by_rows(self.frequencies):
             return regions
         parts = [

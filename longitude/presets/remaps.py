@@ -43,6 +43,18 @@ def dpe_llama3(
     return Scheme.of(parts.Rope(base, remap=parts.DimensionWise(groups, window)))
 
 
+@preset("Xu et al. 2025, ACL, aclanthology.org/2025.acl-long.28")
+def adagrope_llama(train: int = 4096, base: float = 10000) -> Scheme:
+    """Half of the trained positions, reused the more often the farther a key is."""
+    return Scheme.of(parts.Rope(base, remap=parts.AdaGroPE(train // 2)))
+
+
+@preset("ggerganov 2024, llama.cpp, PR 4815 and 4886")
+def llama_cpp_groups(group: int = 4, window: int = 512, base: float = 10000) -> Scheme:
+    """What llama-completion computes with --grp-attn-n and --grp-attn-w."""
+    return Scheme.of(parts.Rope(base, remap=parts.GroupAttention(group, window)))
+
+
 @preset("An et al. 2024, arXiv:2402.17463")
 def chunk_llama(train: int = 4096, base: float = 10000) -> Scheme:
     """Dual chunk attention with the sizes of the authors' code."""

@@ -109,6 +109,8 @@ class Runtime:
     overrides: str = ""  # the setting at the start that replaces entries of config.json
     lengths: tuple[str, ...] = ()  # the settings at the start that limit the context
     no_settings: str = "it has no settings for these frequencies"
+    other_tools: Callable[[Scheme, Scheme | None], str] = lambda scheme, own: ""
+    # which of its tools computes a scheme that it can't serve, and how
     write_any: Callable[[str, Scheme | Layers, Scheme | None, Checkpoint], Settings] | None = None
     # writes what has no settings, for our own attention inside the runtime
     any_since: str = ""  # the first version that our plugin puts this attention into, if it has one

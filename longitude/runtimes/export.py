@@ -190,7 +190,8 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
                 raise
             near = make_target(nearest(scheme, model.config, length), model.config, length)
             instead = nearest_served(runtime, near, model, version)
-            refusal = f"{runtime.title} has no settings for {dump(scheme)}: {instead}."
+            tools = runtime.other_tools(scheme, own)
+            refusal = f"{runtime.title} has no settings for {dump(scheme)}: {tools}{instead}."
             raise UserError(refusal) from None
         settings = write(runtime, target, model, version)
     start = runtime.start

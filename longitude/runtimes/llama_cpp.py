@@ -23,10 +23,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.gguf_reader import Header
 from longitude.hf.rope_config import ORIGINAL, is_number
-from longitude.parts import LongRope
+from longitude.parts import GroupAttention, LongRope
 from longitude.parts.frequencies import magnitude, powers
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint, layer_bases
@@ -254,6 +255,21 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
     yield Settings({**header.keys, **keys, **flags}, shlex.join(line) + "\n")
 
 
+def group_attention(scheme: Scheme, own: Scheme | None) -> str:
+    """The flags of llama-completion for the one remap that it has: llama-server lost them in
+    October 2024 (PR 9860)."""
+    remap = scheme.rotary.remap if scheme.rotary else None
+    if not isinstance(remap, GroupAttention) or scheme.rotary is None or own is None:
+        return ""
+    if replace(scheme, rotary=replace(scheme.rotary, remap=None)) != own:
+        return ""
+    flags = f"--grp-attn-n {remap.group} --grp-attn-w {remap.window}"
+    return (
+        f"llama-server can't group positions, llama-completion computes it with {flags} and a "
+        f"batch that divides {remap.window} (-b); otherwise "
+    )
+
+
 RUNTIME = Runtime(
     name="llama.cpp",
     title="llama.cpp",
@@ -268,4 +284,5 @@ RUNTIME = Runtime(
     lengths=CONTEXT[:2],
     no_settings="its flags can't express it, a file by --for gguf may",
     verified_as="gguf",
+    other_tools=group_attention,
 )

@@ -41,6 +41,8 @@ TOGETHER = {  # fields that must fit each other
     "dual_chunk": lambda f: {**f, "size": f["size"] + 2 * f["local"]},
     "equal_mean": lambda f: {**f, "max": 2 * f["mean"]},
     "forget": lambda f: {**f, "shortest": 3, "longest": 3 + f.get("longest", 4)},
+    "adagrope": lambda f: {**f, "positions": 1000 + f["positions"]},
+    "group_attention": lambda f: {**f, "window": f["window"] * f["group"]},
     "string": lambda f: {**f, "shift": f["shift"] + f.get("local", 128)},
     "longrope": lambda f: {**f, "long": tuple(2 * x for x in f["short"])},
 }

@@ -41,6 +41,8 @@ TABLE = [
     ("rope(base=500, remap=self_extend(8, 64))", NONE),
     ("rope(base=500, remap=dual_chunk(192, 32))", NONE),
     ("rope(base=500, remap=dimension_wise((2, 4), window=64))", NONE),
+    ("rope(base=500, remap=adagrope(128))", NONE),
+    ("rope(base=500, remap=group_attention(4, 64))", NONE),
     ("rope(base=500, remap=string(85, local=16))", NONE),
     ("rope(base=500, remap=streaming(4, 252))", NONE),
     ("rope(base=500, frequencies=yarn(4, original=256)) + logn(256)", NONE),
@@ -82,6 +84,17 @@ def test_what_is_said_to_be_served_can_be_exported(
         assert stock or dynamic if runtime in said else not stock, done.refused
     found = exports(file, [request("gguf", text)], 1024)
     assert (found[0].settings is not None) == ("llama.cpp" in said), found[0].refused
+
+
+def test_llama_cpps_own_groups_name_the_tool_that_has_them(
+    llamas: tuple[Checkpoint, Checkpoint],
+) -> None:
+    text = "rope(base=500, remap=group_attention(4, 64))"
+    (done,) = exports(llamas[1], [request("llama.cpp", text)], 1024)
+    assert "llama-completion computes it with --grp-attn-n 4 --grp-attn-w 64" in str(done.refused)
+    for other in (text.replace("500", "600"), "rope(base=500, remap=self_extend(4, 64))"):
+        (done,) = exports(llamas[1], [request("llama.cpp", other)], 1024)
+        assert done.refused and "llama-completion" not in done.refused
 
 
 @pytest.mark.parametrize("text", ["alibi_interpolated(4)", "ntk_alibi(4)", "alibi() + window(64)"])
