@@ -59,6 +59,9 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "randomized_rope": (128,),
     "equal_mean_rope": (40,),
     "pose_linear": (128,),
+    "e2_llm_rope": (16,),
+    "cream_linear": (128,),
+    "random_float_rope": (16,),
 }
 
 

@@ -16,6 +16,8 @@ RECIPES = (
     "pi: position interpolation, 1,000 steps (Chen et al. 2023, arXiv:2306.15595). "
     "abf: a larger base, all weights (Rozière et al. 2023, Code Llama, arXiv:2308.12950). "
     "pose: far positions on short sequences (Zhu et al. 2023, arXiv:2309.10400). "
+    "e2_llm: random factors and offsets of positions (Liu et al. 2024, arXiv:2401.06951). "
+    "cream: positions around the middle of the target (Wu et al. 2024, arXiv:2406.07138). "
     "longlora: attention in shifted groups while it trains (Chen et al. 2023, arXiv:2309.12307). "
     "drope: the rotation dropped, all weights trained at the trained length (Gelberg et al. 2025, "
     "arXiv:2512.12167). "
@@ -73,7 +75,8 @@ def tune(
     positions: Annotated[
         str | None,
         Option(
-            help="order, pose, pose(3) with three chunks, or randomized. [default: the recipe's]"
+            help="order, pose, pose(3) with three chunks, randomized, e2_llm, cream or "
+            "random_steps. [default: the recipe's]"
         ),
     ] = None,
     lora: Annotated[

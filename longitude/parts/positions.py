@@ -2,15 +2,19 @@
 
 Sequential ids are the default. The others draw ids during training, so that a model trained on
 short sequences sees large positions: randomized (Ruoss et al. 2023), equal-mean (Su 2023), PoSE
-(Zhu et al. 2023). Site ①: `ids(n, rng)`; without a generator, the form used at test time.
+(Zhu et al. 2023), E2-LLM (Liu et al. 2024), CREAM (Wu et al. 2024), random floats (Shimizu et al.
+2026) and random steps (Pal et al. 2023). Site ①: `ids(n, rng)`; without a generator, the form used
+at test time.
 """
 
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from longitude.core.part import Choice, Pos, Positions, part
-from longitude.core.validate import PositiveInt, UserError
+from longitude.core.validate import PositiveFloat, PositiveInt, UserError
+from longitude.parts.frequencies import Linear
 from longitude.parts.rope import Rope
 
 
@@ -129,3 +133,141 @@ class Pose(Positions):
     @classmethod
     def training(cls, length: int) -> list[Choice]:
         return [(cls(16 * length), Rope())]
+
+
+def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64)
+
+
+def _whole(rng: torch.Generator, low: int, high: int) -> int:
+    """A whole number from low to high, both included."""
+    return int(torch.randint(low, high + 1, (), generator=rng, device=rng.device))
+
+
+@part("e2_llm", site="positions", paper="Liu et al. 2024, arXiv:2401.06951")
+class E2Llm(Positions):
+    """E2-LLM: a random interpolation factor g and a random offset t for each training sequence.
+
+    Liu et al. 2024, "E2-LLM: Efficient and Extreme Length Extension of Large Language Models". g is
+    uniform over 1 … `max_factor`, t over 0 … g L - n, L the window: token m takes (m + t) / g, the
+    first four m / g. So a window's positions are met at every density. A text of n tokens is read
+    with g = n / L and t = 0 if it is longer than the window, which moves all ids as it grows: fix n
+    for the life of a cache, or read with rope(frequencies=linear(g)). `scale` multiplies the ids,
+    for training under linear(scale).
+    """
+
+    window: PositiveInt
+    max_factor: PositiveInt = 20
+    scale: PositiveFloat = 1
+
+    def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos:
+        if rng is None:
+            if n <= self.window and self.scale == 1:
+                return range(n)
+            shrunk = min(1.0, self.window / max(n, 1))
+            return torch.arange(n, dtype=torch.float64) * shrunk * self.scale
+        if n > self.window:
+            raise UserError(
+                f"e2_llm: {n} tokens do not fit into a window of {self.window}: train on at most "
+                f"{self.window}."
+            )
+        g = _whole(rng, 1, self.max_factor)
+        tokens = torch.arange(n, dtype=torch.float64, device=rng.device)
+        offset = _whole(rng, 0, g * self.window - n)
+        return (tokens + torch.where(tokens > 3, offset, 0)) / g * self.scale
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(cls(length), Rope())]
+
+
+@part("cream", site="positions", paper="Wu et al. 2024, arXiv:2406.07138")
+class Cream(Positions):
+    """CREAM: head, middle and tail of a short sequence at the start, in the middle and at the end
+    of the target.
+
+    Wu et al. 2024, "An Efficient Recipe for Long Context Extension via Middle-Focused Positional
+    Encoding". Of n tokens, s = target / n, head and tail have n/3 or 4 s tokens (a coin decides);
+    the tail takes the last ids below the target. The middle, m tokens in a row, ends at e, uniform
+    from head + (m - 1) α to α n - tail - 1, where 2 α lies in [2, 2 s] by a truncated normal
+    distribution around its middle. The published code fixes mean 9 and deviation 3 for s = 8; here
+    they are 1 + s and 3 (s - 1) / 7. Use it with rope(frequencies=linear(s)); plain ids at test
+    time.
+    """
+
+    target: PositiveInt
+
+    def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos:
+        if rng is None:
+            return range(n)
+        if n > self.target or n < 3:
+            raise UserError(
+                f"cream: {n} tokens do not make head, middle and tail below position "
+                f"{self.target}: train on 3 to {self.target} tokens."
+            )
+        s, device = self.target / n, rng.device
+        short = _whole(rng, 0, 1) and 4 * int(s) < n / 3
+        head = tail = 4 * int(s) if short else n // 3
+        middle, alpha = n - head - tail, _middle_factor(s, rng)
+        low, high = int(head + (middle - 1) * alpha), int(alpha * n) - tail - 1
+        end = _whole(rng, low, max(low, high))
+        starts = ((0, head), (end - middle + 1, middle), (self.target - tail, tail))
+        return torch.cat([torch.arange(at, at + size, device=device) for at, size in starts])
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(cls(8 * length), Rope(frequencies=Linear(8)))]
+
+
+def _middle_factor(s: float, rng: torch.Generator) -> float:
+    """α: half a normal variable between 2 and 2 s, by inverting its distribution function."""
+    if s <= 1:
+        return 1.0
+    normal = torch.distributions.Normal(1 + s, 3 * (s - 1) / 7)
+    low, high = normal.cdf(torch.tensor([2.0, 2 * s], dtype=torch.float64)).tolist()
+    drawn = normal.icdf(low + (high - low) * _uniform(rng).cpu())
+    return float(drawn.clamp(2.0, 2 * s)) / 2
+
+
+@part("random_float", site="positions", paper="Shimizu et al. 2026, arXiv:2602.14050")
+class RandomFloat(Positions):
+    """Random Float Sampling: n real positions drawn from [0, L) and sorted, L the trained length.
+
+    Shimizu et al. 2026. The paper draws from [0, 1); the multiple L is ours, so that distances keep
+    the size that RoPE and ALiBi are made for. A text of n tokens is read at (i - ½) L / max(L, n),
+    i = 1 … n: past the trained length the denominator moves all ids, so fix n for the life of a
+    cache.
+    """
+
+    train: PositiveInt
+
+    def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos:
+        if rng is not None:
+            return _uniform(rng, n).sort().values * self.train
+        return (torch.arange(n, dtype=torch.float64) + 0.5) * self.train / max(self.train, n)
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(cls(length), Rope())]
+
+
+@part("random_steps", site="positions", paper="Pal et al. 2023, arXiv:2308.10882")
+class RandomSteps(Positions):
+    """Random steps: each token stands a random step after the last, uniform on [0, 2), one on
+    average.
+
+    Pal et al. 2023, "Giraffe: Adventures in Expanding Context Lengths in LLMs". Ids that run past
+    `max` are all shrunk to end there. Plain ids at test time.
+    """
+
+    max: PositiveInt
+
+    def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos:
+        if rng is None:
+            return range(n)
+        ids = (2 * _uniform(rng, n)).cumsum(0)
+        return ids * min(1.0, self.max / float(ids[-1])) if n else ids
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [(cls(2 * length), Rope())]

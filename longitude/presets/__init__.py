@@ -249,6 +249,24 @@ def pose_linear(target: int = 16384, factor: float = 8, base: float = 10000) -> 
     return Scheme.of(parts.Pose(target), parts.Rope(base, frequencies=parts.Linear(factor)))
 
 
+@preset("Liu et al. 2024, arXiv:2401.06951")
+def e2_llm_rope(window: int = 4096) -> Scheme:
+    """RoPE tuned at random densities of positions, read by interpolation into the window."""
+    return Scheme.of(parts.E2Llm(window), parts.Rope())
+
+
+@preset("Wu et al. 2024, arXiv:2406.07138")
+def cream_linear(target: int = 32768, factor: float = 8, base: float = 10000) -> Scheme:
+    """Interpolation fine-tuned on short sequences around the middle of the target."""
+    return Scheme.of(parts.Cream(target), parts.Rope(base, frequencies=parts.Linear(factor)))
+
+
+@preset("Shimizu et al. 2026, arXiv:2602.14050")
+def random_float_rope(train: int = 512) -> Scheme:
+    """RoPE on sorted real positions, drawn in training and even at test time."""
+    return Scheme.of(parts.RandomFloat(train), parts.Rope())
+
+
 @preset("Su et al. 2021, arXiv:2104.09864")
 def roformer() -> Scheme:
     """RoPE as published: adjacent pairs, bidirectional."""

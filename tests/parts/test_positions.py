@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from longitude import UserError
-from longitude.parts import EqualMean, Pose, Randomized, Sequential
+from longitude.parts import (
+    Cream,
+    E2Llm,
+    EqualMean,
+    Pose,
+    RandomFloat,
+    Randomized,
+    RandomSteps,
+    Sequential,
+)
 
 
 def draws(part, n: int, times: int) -> list[torch.Tensor]:
@@ -108,3 +117,70 @@ def test_pose_without_room_stays_put():
     for n in (17, 1):
         with pytest.raises(UserError, match="2 to 16 tokens"):
             Pose(16).ids(n, rng=torch.Generator())
+
+
+def test_e2_llm_divides_by_a_factor_what_an_offset_moved():
+    """(m + t) / g for one whole g ≤ G and 0 ≤ t ≤ g L - n, the first four tokens m / g."""
+    window, n, most = 32, 24, 5
+    factors, offsets = set(), set()
+    for ids in draws(E2Llm(window, max_factor=most), n, 600):
+        g = round(1 / float(ids[1] - ids[0]))
+        t = round(float(ids[4]) * g) - 4
+        expected = [m / g if m <= 3 else (m + t) / g for m in range(n)]
+        assert ids.tolist() == pytest.approx(expected, rel=1e-13)
+        assert 0 <= t <= g * window - n and float(ids[-1]) < window
+        factors.add(g)
+        offsets.add((g, t))
+    assert factors == {1, 2, 3, 4, 5}
+    assert {t for g, t in offsets if g == 1} == set(range(window - n + 1))
+
+
+def test_e2_llm_reads_a_longer_text_by_interpolation():
+    part = E2Llm(16)
+    assert part.ids(16) == range(16)
+    assert part.ids(64).tolist() == [m / 4 for m in range(64)]
+    assert E2Llm(16, scale=4).ids(16).tolist() == [4 * m for m in range(16)]
+    with pytest.raises(UserError, match="17 tokens do not fit into a window of 16"):
+        part.ids(17, rng=torch.Generator())
+
+
+def test_cream_has_a_head_a_middle_and_a_tail():
+    """head = tail = n/3 or 4 s; the middle, in a row, ends between the bounds of some α ≤ s."""
+    n, s = 150, 8
+    heads, ends = set(), []
+    for ids in draws(Cream(n * s), n, 800):
+        cuts = [0, *((ids.diff() != 1).nonzero()[:, 0] + 1).tolist(), n]
+        head, tail = cuts[1] if len(cuts) > 2 else n, n - cuts[-2]
+        assert ids[0] == 0 and ids[-1] == n * s - 1 and bool((ids.diff() > 0).all())
+        if len(cuts) == 4:  # neither gap is closed
+            assert head == tail and head in (n // 3, 4 * s)
+            heads.add(head)
+            middle, end = n - 2 * head, int(ids[n - tail - 1])
+            assert head + middle - 1 <= end <= s * n - tail - 1
+            ends.append(end / n)
+    assert heads == {n // 3, 4 * s}
+    assert 0.35 * s < sum(ends) / len(ends) < 0.65 * s  # the middle of the target is the middle's
+    assert Cream(1200).ids(9) == range(9)
+    assert draws(Cream(30), 30, 1)[0].tolist() == [*range(30)]
+    with pytest.raises(UserError, match="train on 3 to 30 tokens"):
+        Cream(30).ids(31, rng=torch.Generator())
+
+
+def test_random_floats_are_sorted_uniform_numbers_and_read_evenly():
+    drawn = torch.stack(draws(RandomFloat(64), 16, 2000))
+    assert bool((drawn.diff(dim=1) >= 0).all())
+    assert 0 <= float(drawn.min()) and float(drawn.max()) < 64
+    expected = [64 * (i + 1) / 17 for i in range(16)]  # means of uniform order statistics
+    assert drawn.mean(0).tolist() == pytest.approx(expected, abs=1)
+    for n in (16, 64, 256):
+        got = RandomFloat(64).ids(n).tolist()
+        assert got == pytest.approx([64 * (2 * i - 1) / (2 * max(64, n)) for i in range(1, n + 1)])
+
+
+def test_random_steps_are_one_on_average_and_end_within_max():
+    drawn = torch.stack(draws(RandomSteps(1000), 40, 3000))
+    steps = drawn.diff(dim=1)
+    assert 0 <= float(steps.min()) and float(steps.max()) < 2
+    assert float(steps.mean()) == pytest.approx(1, abs=0.02)
+    assert max(float(ids[-1]) for ids in draws(RandomSteps(40), 40, 200)) == pytest.approx(40)
+    assert RandomSteps(40).ids(40) == range(40)

@@ -1,8 +1,10 @@
 """Training sequences of `tune`: tokenized documents, windows cut from them, and their positions.
 
 Positions are a part of the library: `sequential()`, `pose(target, chunks)` (Zhu et al. 2023,
-arXiv:2309.10400) or `randomized(target)` (Ruoss et al. 2023, arXiv:2305.16843). The last two train
-positions up to the target on short sequences; every row has a draw of its own.
+arXiv:2309.10400), `randomized(target)` (Ruoss et al. 2023, arXiv:2305.16843), `e2_llm(window)` (Liu
+et al. 2024, arXiv:2401.06951), `cream(target)` (Wu et al. 2024, arXiv:2406.07138) or `random_steps`
+(Pal et al. 2023, arXiv:2308.10882). All but the first train positions up to the target on short
+sequences; every row has a draw of its own.
 
 A window over several documents is packed: positions restart at 0 in each document, tokens see their
 own document only, and no loss is taken where one document would have to predict the next. If most
@@ -14,18 +16,17 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Real
 from torch import Tensor
 
 from longitude.core.part import Positions, as_tensor
 from longitude.core.validate import UserError, shown
-from longitude.parts import Pose, Randomized, Sequential
+from longitude.parts import Cream, E2Llm, Pose, Randomized, RandomSteps, Sequential
 from longitude.training.data import gather, windows
 from longitude.training.distributed import generator
 from longitude.training.loop import Batch
@@ -33,25 +34,29 @@ from longitude.training.loop import Batch
 CHUNKS = 2  # the paper's
 
 
-def position_policy(text: str, target: int, length: int) -> Positions:
-    """The part of a policy's name, checked to place `length` tokens below the target."""
-    match = re.fullmatch(r"(order|randomized|pose)(?:\((\d+)\))?", text.strip())
-    if match is None or (match[2] and match[1] != "pose"):
+def position_policy(text: str, target: int, length: int, trained: int | None = None) -> Positions:
+    """The part of a policy's name, checked to place `length` tokens below the target. `trained` is
+    the model's window; by default a sequence fills it."""
+    window = trained or length
+    policies: dict[str, Positions] = {
+        "order": Sequential(), "randomized": Randomized(target), "cream": Cream(target),
+        "e2_llm": E2Llm(window, scale=target / window), "random_steps": RandomSteps(target),
+        "pose": Pose(target, CHUNKS),
+    }  # fmt: skip
+    name, _, chunks = text.strip().removesuffix(")").partition("(")
+    if name not in policies or (chunks and not (name == "pose" and chunks.isdecimal())):
         raise UserError(
-            f"positions are taken in order, by pose or randomized, but got {shown(text)}: write "
-            f"order, pose, pose(4) for four chunks, or randomized."
+            f"positions are taken in order or drawn, but got {shown(text)}: write "
+            f"{', '.join(policies)}, or pose(4) for four chunks."
         )
-    if match[1] == "order":
-        return Sequential()
-    pose = match[1] == "pose"
-    drawn = Pose(target, int(match[2] or CHUNKS)) if pose else Randomized(target)
-    drawn.ids(length, rng=generator(0))  # raises if they do not fit
-    return drawn
+    policy = Pose(target, int(chunks)) if chunks else policies[name]
+    policy.ids(length, rng=generator(0))  # raises if they do not fit
+    return policy
 
 
 def positions(
     policy: Positions, documents: Int[Tensor, "rows n"], seed: int, step: int
-) -> Int[Tensor, "rows n"]:
+) -> Real[Tensor, "rows n"]:
     """The positions of a step's rows; `documents` says which one a token is of. In order they count
     from 0 in every document; drawn ones run over a full row."""
     rows, n = documents.shape

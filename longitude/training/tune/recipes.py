@@ -117,6 +117,14 @@ _RECIPES = (
         steps=1000, warmup=10, positions="pose", write=_yarn,
     ),
     Recipe(
+        "e2_llm", "Liu et al. 2024, E2-LLM, arXiv:2401.06951", "rope",
+        steps=1000, rate=1e-5, positions="e2_llm", write=_linear,
+    ),
+    Recipe(
+        "cream", "Wu et al. 2024, CREAM, arXiv:2406.07138", "rope",
+        steps=1000, warmup=10, positions="cream", write=_linear,
+    ),
+    Recipe(
         "longlora", "Chen et al. 2023, LongLoRA, arXiv:2309.12307", "rope",
         steps=1000, groups=0.25, write=_linear,
     ),

@@ -68,7 +68,7 @@ class TuneOptions:
     seq: int | None = None  # tokens of a sequence
     lr: float | None = None
     warmup: int | None = None
-    positions: str | None = None  # order, pose, pose(chunks), randomized
+    positions: str | None = None  # order, pose, pose(chunks), randomized, e2_llm, cream, …
     lora: bool | None = None
     rank: int | None = None  # of LoRA's matrices
     out: str | Path | None = None  # runs/NAME-RECIPE
@@ -220,7 +220,7 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
         )
     check_peft(recipe.trained)
     world.check_batch(recipe.rows)
-    policy = position_policy(recipe.positions, target, length)
+    policy = position_policy(recipe.positions, target, length, about.trained)
     scheme = about.scheme
     if recipe.scheme is not None:  # what the model can't have is raised here
         with patched(loaded, recipe.scheme, check=False):

@@ -110,9 +110,17 @@ def test_in_order_begins_at_0_in_every_document():
     assert found.tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("written", ["skips", "order(3)", "pose(two)", ""])
+def test_e2_llm_draws_within_the_window_in_the_targets_units():
+    """Under linear(8) its ids are (m + t) / g, below the trained window of 40."""
+    part = position_policy("e2_llm", 320, 40, 40)
+    rows = [r for step in range(20) for r in positions(part, ONE, seed=0, step=step).tolist()]
+    assert all(row == sorted(row) and row[-1] / 8 < 40 for row in rows)
+    assert max(row[-1] for row in rows) > 300 and len({row[1] for row in rows}) > 10
+
+
+@pytest.mark.parametrize("written", ["skips", "order(3)", "pose(two)", "cream(3)", ""])
 def test_unknown_policies_are_refused(written):
-    with pytest.raises(UserError, match=r"order, pose, pose\(4\)"):
+    with pytest.raises(UserError, match=r"order, randomized, cream, .* pose\(4\)"):
         position_policy(written, 320, 40)
 
 

@@ -31,7 +31,7 @@ def test_each_settles_for_its_family_with_a_scheme_that_can_be_read(name):
     assert recipe.paper and recipe.steps > 0
     if recipe.scheme is not None:
         parse(recipe.scheme)
-    assert recipe.length == (256 if name in ("pose", "drope") else 1024)
+    assert recipe.length == (256 if name in ("pose", "e2_llm", "cream", "drope") else 1024)
 
 
 @pytest.mark.parametrize("family", OWN)

@@ -171,6 +171,13 @@ def test_the_table_grows_and_learns(options):
     assert model(torch.arange(400)[None] % 256).logits.shape[1] == 400
 
 
+@pytest.mark.parametrize("recipe", ["e2_llm", "cream"])
+def test_drawn_positions_train_a_checkpoint_that_interpolates(options, recipe):
+    tuned = run(replace(options, recipe=recipe, steps=8, lr=1e-3))
+    assert sum(tuned.losses[-2:]) < sum(tuned.losses[:2])
+    assert tuned.scheme == "rope(frequencies=linear(2))"
+
+
 def test_drope_learns_without_its_rotation_and_is_exported(options, tmp_path):
     """The result opens without rotation; lint says that stock runtimes would rotate, and an export
     with one β does not."""
