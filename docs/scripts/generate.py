@@ -53,6 +53,7 @@ IN_EVERY_SCHEME = {"unscaled", "sequential", "causal"}
 TRAINING_FREE = {"hierarchical", "learned_tiled", "learned_interpolated", "alibi_interpolated"}
 TRAINING_FREE |= {"ntk_alibi"}
 TRAINED = {"unscaled", "proportional", "inverse_leaky"}
+TRAINED |= {"power_basis", "truncated_basis", "floor_to_zero"}
 
 
 @dataclass(frozen=True)

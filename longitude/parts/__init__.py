@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from longitude.parts.scales import *
     from longitude.parts.shaw import *
     from longitude.parts.sinusoidal import *
+    from longitude.parts.spectra import *
     from longitude.parts.t5 import *
     from longitude.parts.transformer_xl import *
 

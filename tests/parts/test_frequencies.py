@@ -12,13 +12,17 @@ from longitude.parts import (
     DynamicLinear,
     DynamicNtk,
     DynamicYarn,
+    FloorToZero,
     Linear,
     Llama3,
     LongRope,
     Ntk,
     NtkMixed,
+    PowerBasis,
     Proportional,
+    Resonance,
     Stepped,
+    TruncatedBasis,
     Unscaled,
     Yarn,
 )
@@ -321,6 +325,10 @@ EXAMPLES = {
     "longrope": LongRope((1.0,) * 8, (2.0,) * 8, original=64),
     "proportional": Proportional(0.5),
     "stepped": Stepped("linear", original=64),
+    "resonance": Resonance(Yarn(4, original=64)),
+    "power_basis": PowerBasis(),
+    "truncated_basis": TruncatedBasis(64),
+    "floor_to_zero": FloorToZero(64),
 }
 
 
