@@ -19,6 +19,8 @@ RECIPES = (
     "e2_llm: random factors and offsets of positions (Liu et al. 2024, arXiv:2401.06951). "
     "cream: positions around the middle of the target (Wu et al. 2024, arXiv:2406.07138). "
     "longlora: attention in shifted groups while it trains (Chen et al. 2023, arXiv:2309.12307). "
+    "longrope2: windows of both lengths, factors above the trained one, all weights (Shang et al. "
+    "2025, arXiv:2502.20082). "
     "drope: the rotation dropped, all weights trained at the trained length (Gelberg et al. 2025, "
     "arXiv:2512.12167). "
     "alibi: ALiBi on longer text, all weights (Press et al. 2021, arXiv:2108.12409; MPT-7B-"

@@ -10,6 +10,10 @@ A window over several documents is packed: positions restart at 0 in each docume
 own document only, and no loss is taken where one document would have to predict the next. If most
 text stands in documents shorter than a sequence, packing would leave nothing long to learn from;
 then documents are read one after another, as `extend` reads them. So they are with drawn positions.
+
+Mixed windows (Shang et al. 2025, LongRoPE2, arXiv:2502.20082): a share of the steps reads as many
+tokens in packed windows of the trained length, the others full sequences over all documents.
+Frequencies that follow the length then learn on both sides of the window.
 """
 
 from __future__ import annotations
@@ -79,12 +83,20 @@ class TokenStream:
     fingerprint: str
     policy: Positions
     packed: bool  # whether documents of one window are separated
+    short: tuple[float, int] | None = None  # the share of steps on shorter windows, and their size
 
     def batch(self, rows: int, length: int, seed: int, step: int) -> Batch:
-        """The windows of a step, `length` inputs each."""
+        """The windows of a step, `length` inputs each, or as many tokens in shorter ones."""
+        packed = self.packed
+        if self.short is not None:
+            share, size = self.short
+            drawn = torch.rand((), generator=generator(seed, step, "window"))
+            packed = packed and float(drawn) < share
+            if float(drawn) < share:
+                rows, length = rows * max(1, length // size), size
         window = windows(self.tokens, length, rows, seed, step)
         document = torch.zeros_like(window)
-        if self.packed:
+        if packed:
             document = windows(self.document, length, rows, seed, step)
         weights = (document[:, 1:] == document[:, :-1]).float()
         pos = positions(self.policy, document[:, :-1], seed, step)

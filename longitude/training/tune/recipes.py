@@ -19,6 +19,7 @@ from longitude.core.lengths import Lengths
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.eval.records import Subject
+from longitude.parts import LongRope, Rope
 from longitude.training.tune.model import FULL, LORA
 
 PAPERS_WIDTH = 4096  # of the models that the papers' learning rates are for
@@ -28,14 +29,16 @@ OPTIONS = {  # fields under the names of the command's options
     "scheme": "scheme", "steps": "steps", "rows": "batch", "length": "seq", "rate": "lr",
     "warmup": "warmup", "positions": "positions", "rank": "rank",
 }  # fmt: skip
-Write = Callable[[Lengths, float], str | None]  # given the stretch and the model's base
+Write = Callable[
+    [Lengths, Rope, int], str | None
+]  # of the stretch, for a rotation of so many pairs
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What is trained, on what, and how. `scheme` is what `write` gives for a model; `length` None
     is the target, or with `at_window` the trained length; `groups` is the share of a sequence that
-    one of LongLoRA's groups has."""
+    one of LongLoRA's groups has, `short` the share of steps on windows of the trained length."""
 
     name: str
     paper: str
@@ -51,7 +54,8 @@ class Recipe:
     rank: int = 16
     groups: float | None = None
     at_window: bool = False
-    write: Write = lambda lengths, base: None  # the scheme; None keeps the model's own
+    short: float = 0.0
+    write: Write = lambda lengths, rope, pairs: None  # the scheme; None keeps the model's own
 
     def __post_init__(self) -> None:
         for name in ("steps", "rows", "length", "rate", "rank"):
@@ -79,23 +83,36 @@ class Recipe:
         return self.rate * (1 - 0.9 * done)
 
 
-def _yarn(s: Lengths, base: float) -> str:
+def _yarn(s: Lengths, rope: Rope, pairs: int) -> str:
     return f"rope(frequencies=yarn({s.factor():g}, original={s.trained}))"
 
 
-def _linear(s: Lengths, base: float) -> str:
+def _linear(s: Lengths, rope: Rope, pairs: int) -> str:
     return f"rope(frequencies=linear({s.factor():g}))"
 
 
-def _dropped(s: Lengths, base: float) -> str:
+def _dropped(s: Lengths, rope: Rope, pairs: int) -> str:
     return f"drope({s.trained})"
 
 
-def _larger_base(s: Lengths, base: float) -> str:
+def _longrope2(s: Lengths, rope: Rope, pairs: int) -> str:
+    """Above the window pairs from the critical one on are divided by s, those before it as NTK
+    does, s^(i / critical); below it nothing changes. The critical pair is the first that did not
+    turn fully within L. The paper's search (`extend --search`) finds an earlier one, 25 instead of
+    31 for Phi-3-mini; it gives no attention factor, so this has none."""
+    turns = max(math.e, s.trained / (2 * math.pi))
+    critical = min(pairs, math.ceil(pairs * math.log(turns) / math.log(float(rope.base))))
+    long = tuple(round(s.factor() ** min(1.0, i / critical), 6) for i in range(pairs))
+    short = (1.0,) * pairs
+    frequencies = LongRope(short, long, original=s.trained, factor=s.factor(), attention_factor=1.0)
+    return f"rope(frequencies={frequencies})"
+
+
+def _larger_base(s: Lengths, rope: Rope, pairs: int) -> str:
     """The critical base of the target, rounded up to two digits: above it, the pairs that turned
     fully within L cover T as well."""
     turns = [max(math.e, n / (2 * math.pi)) for n in (s.trained, s.target)]
-    critical = base ** max(1.0, math.log(turns[1]) / math.log(turns[0]))
+    critical = float(rope.base) ** max(1.0, math.log(turns[1]) / math.log(turns[0]))
     digit = 10 ** (math.floor(math.log10(critical)) - 1)
     return f"rope(base={math.ceil(critical / digit) * digit})"
 
@@ -129,6 +146,10 @@ _RECIPES = (
         steps=1000, groups=0.25, write=_linear,
     ),
     Recipe(
+        "longrope2", "Shang et al. 2025, LongRoPE2, arXiv:2502.20082", "rope",
+        trained=FULL, short=0.3, write=_longrope2,
+    ),
+    Recipe(
         "drope", "Gelberg et al. 2025, DroPE, arXiv:2512.12167", "rope",
         steps=1000, rate=1e-4, warmup=100, trained=FULL, at_window=True, write=_dropped,
     ),
@@ -138,7 +159,7 @@ _RECIPES = (
     ),
     Recipe(
         "learned", "Su 2020, hierarchical decomposition, kexue.fm/archives/7947", "learned",
-        trained=FULL, write=lambda lengths, base: f"hierarchical({lengths.trained})",
+        trained=FULL, write=lambda s, rope, pairs: f"hierarchical({s.trained})",
     ),
 )  # fmt: skip
 RECIPES = {recipe.name: recipe for recipe in _RECIPES}
@@ -155,7 +176,12 @@ def named(name: str) -> Recipe:
 
 
 def settle(
-    name: str | None, model: Subject, width: int, target: int, given: Mapping[str, Any]
+    name: str | None,
+    model: Subject,
+    width: int,
+    target: int,
+    given: Mapping[str, Any],
+    head_dim: int = 128,
 ) -> Recipe:
     """A recipe for a model: its scheme written for the stretch, its rate scaled to the width, and
     then what is given in place of its own."""
@@ -174,8 +200,8 @@ def settle(
             f"reads that already; give more, for example --to {4 * model.trained}."
         )
     ropes = [own.layer(i, len(own)).rotary for i in range(len(own))]
-    base = next((float(rope.base) for rope in ropes if rope), 10000.0)
-    text = recipe.write(Lengths(model.trained, target), base)
+    rope = next(filter(None, ropes), Rope())
+    text = recipe.write(Lengths(model.trained, target), rope, rope.dim(head_dim) // 2)
     policies = {recipe.positions, given.get("positions", recipe.positions)}
     lora = given.get("trained", recipe.trained) == LORA
     settled = replace(

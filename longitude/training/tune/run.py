@@ -200,6 +200,7 @@ def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[Tune
 def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared:
     """Load the model, settle the recipe, read the text; every mistake is raised here."""
     from longitude.extension.plan import TargetModel
+    from longitude.runtimes.target import head_size
 
     if find(model, options.revision).adapter is not None and options.lora is not False:
         raise UserError(
@@ -211,7 +212,8 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
     about = TargetModel.of(loaded, tokenizer, model, options.revision).subject
     target = target_length(to, about.trained)
     width = loaded.config.get_text_config().hidden_size
-    recipe = settle(options.recipe, about, width, target, options.overrides)
+    sizes = {"head_dim": head_size(loaded.config.to_dict())} if about.family == "rope" else {}
+    recipe = settle(options.recipe, about, width, target, options.overrides, **sizes)
     length = recipe.length or target
     if length > target:
         raise UserError(
@@ -227,6 +229,8 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
             scheme = dump(scheme_of(loaded))
     visible = recipe.steps * recipe.rows * (length + 1)  # tokens that all steps together can see
     text = token_stream(options.text, tokenizer, policy, length, visible, options.seed)
+    if recipe.short:  # mixed windows: documents are separated in the short ones
+        text = replace(text, packed=True, short=(recipe.short, min(about.trained, length)))
     resized = (recipe.scheme or scheme, target) if about.family == "learned" else None
     prepared = Prepared(
         options, about, target, recipe, scheme, dtype, loaded, tokenizer, text, length, resized

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -116,6 +118,22 @@ def test_e2_llm_draws_within_the_window_in_the_targets_units():
     rows = [r for step in range(20) for r in positions(part, ONE, seed=0, step=step).tolist()]
     assert all(row == sorted(row) and row[-1] / 8 < 40 for row in rows)
     assert max(row[-1] for row in rows) > 300 and len({row[1] for row in rows}) > 10
+
+
+def test_mixed_windows_are_short_and_packed_or_long_and_whole(folder):
+    """Each step reads as many tokens; short windows restart positions in every document."""
+    found = replace(made(folder, 400), packed=True, short=(0.3, 100))
+    short = 0
+    for step in range(60):
+        batch = found.batch(2, 400, 0, step)
+        assert batch.tokens.shape in ((8, 100), (2, 400))
+        if batch.tokens.shape == (8, 100):
+            short += 1
+            assert int(batch.pos.max()) < 100
+            assert torch.equal(batch.pos[:, 1:] == 0, batch.weights[:, :-1] == 0)
+        else:
+            assert batch.pos.tolist() == [[*range(400)]] * 2 and bool((batch.weights == 1).all())
+    assert 8 <= short <= 28
 
 
 @pytest.mark.parametrize("written", ["skips", "order(3)", "pose(two)", "cream(3)", ""])

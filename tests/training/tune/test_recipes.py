@@ -62,6 +62,19 @@ def test_drope_drops_the_rotation_and_trains_all_weights_at_the_window():
     assert recipe.rate == pytest.approx(1e-4)
 
 
+def test_longrope2_divides_from_the_critical_pair_on():
+    """Phi-3-mini (96, 10000, 2048): pair 31; Llama-3-8B (128, 500000, 8192): pair 35. Before it
+    λ_i = s^(i / critical), and nothing below the window."""
+    for dims, base, trained, critical in ((96, 10000, 2048, 31), (128, 500000, 8192, 35)):
+        own = replace(LLAMA[0], scheme=f"rope(base={base})", trained=trained)
+        recipe = recipes.settle("longrope2", own, 4096, 8 * trained, {}, dims)
+        found = parse(recipe.scheme).layer(0).rotary.frequencies
+        assert found.short == (1.0,) * (dims // 2) and found.attention() == 1
+        expected = [8 ** (i / critical) if i < critical else 8 for i in range(dims // 2)]
+        assert found.long == pytest.approx(expected, rel=1e-5)
+        assert (recipe.length, recipe.short, recipe.trained) == (8 * trained, 0.3, "full")
+
+
 def test_the_larger_base_is_the_critical_one_of_scaling_laws():
     """10000^(log_(T/2π) (T'/2π)) = 7.17e4 from 4,096 to 16,384, in two digits 72,000."""
     critical = 10000 ** (math.log(16384 / 2 / math.pi) / math.log(4096 / 2 / math.pi))

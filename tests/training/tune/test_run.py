@@ -8,6 +8,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +177,15 @@ def test_drawn_positions_train_a_checkpoint_that_interpolates(options, recipe):
     tuned = run(replace(options, recipe=recipe, steps=8, lr=1e-3))
     assert sum(tuned.losses[-2:]) < sum(tuned.losses[:2])
     assert tuned.scheme == "rope(frequencies=linear(2))"
+
+
+def test_mixed_windows_learn_and_stock_transformers_reads_the_factors(options):
+    tuned = run(replace(options, recipe="longrope2", steps=8, lr=1e-3, seq=512, batch=1))
+    assert sum(tuned.losses[-2:]) < sum(tuned.losses[:2])
+    model, _ = load(tuned.folder, device="cpu", quiet=True)
+    assert dump(scheme_of(model)) == tuned.scheme and "longrope" in tuned.scheme
+    stated = json.loads((Path(tuned.folder) / "config.json").read_text())["rope_parameters"]
+    assert (stated["rope_type"], set(stated["short_factor"])) == ("longrope", {1.0})
 
 
 def test_drope_learns_without_its_rotation_and_is_exported(options, tmp_path):
