@@ -59,6 +59,8 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "mistral": (8,),
     "hwfa": (16, 3, 6),
     "llama4": (500_000, 8),
+    "rnope_swa": (6,),
+    "swan": (16, 6),
     "gemma3": (6, 8),
     "randomized_rope": (128,),
     "equal_mean_rope": (40,),

@@ -83,6 +83,36 @@ class SsMax(Scale):
         return [(Rope(), cls())]
 
 
+@part("log_position", site="scale", paper="Puvvada et al. 2025, arXiv:2504.08719")
+class LogPosition(Scale):
+    """SWAN's scale: queries × ln(a + p + 1) / ln(a + L), by their own position p.
+
+    Puvvada et al. 2025, "SWAN-GPT: An Efficient and Scalable Approach for Long-Context Language
+    Modeling", on its layers without positions: a logarithm of the position, fitted on longer
+    windows. The paper's constants are not public: a is 0 here by default, and the factor is 1 at
+    the last token of the trained length L. It differs from logn by counting positions, not visible
+    keys.
+    """
+
+    train: int
+    offset: float = 0
+
+    def check(self) -> None:
+        if self.offset < 0 or self.train + self.offset < 2:
+            raise UserError(
+                f"log_position: the trained length and the offset must give at least 2, but got "
+                f"{self.train} and {self.offset}: their logarithm divides."
+            )
+
+    def scale(self, q_pos: Rows, seen: Rows, weights: Weights) -> Factors:
+        where = (q_pos.to(torch.float64) + 1 + self.offset).clamp(min=1)
+        return (where.log() / math.log(self.train + self.offset))[:, None]
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [cls(length)]
+
+
 @part("temperature", site="scale", paper="Hinton et al. 2015, arXiv:1503.02531")
 class Temperature(Scale):
     """A constant temperature: logits divided by t.

@@ -203,9 +203,26 @@ def hwfa(train: int = 512, layers: int = 24, window: int = 16) -> Layers:
     return Layers((*[local] * (layers - 1), Scheme.of(parts.LogN(train, clip=False))))
 
 
+@preset("Yang et al. 2025, arXiv:2501.18795")
+def rnope_swa(window: int = 4096, base: float = 10000) -> Layers:
+    """Three rotary layers under a window, then one that sees all without positions: Command-A,
+    Command R7B and EXAONE 4."""
+    local = Scheme.of(parts.Rope(base), parts.Window(window))
+    return Layers((local, local, local, Scheme.of()))
+
+
+@preset("Puvvada et al. 2025, arXiv:2504.08719")
+def swan(train: int = 8192, window: int = 512, base: float = 10000) -> Layers:
+    """One layer that sees all without positions, scaled by the logarithm of the position, then
+    three rotary ones under a window."""
+    local = Scheme.of(parts.Rope(base), parts.Window(window))
+    return Layers((Scheme.of(parts.LogPosition(train)), local, local, local))
+
+
 @preset("Meta 2025, Llama 4")
 def llama4(base: float = 500_000, chunk: int = 8192) -> Layers:
-    """Three rotary layers that attend within chunks, then one with a temperature by position."""
+    """iRoPE: three rotary layers that attend within chunks, then one without positions, with a
+    temperature by position."""
     local = Scheme.of(parts.Rope(base, pairs="adjacent"), parts.Chunked(chunk))
     return Layers((local, local, local, Scheme.of(parts.Llama4Temperature(chunk))))
 

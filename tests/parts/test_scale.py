@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from longitude import Dims, UserError, attention
+from longitude import Dims, UserError, attention, parse
 from longitude.parts import Drope, Llama4Temperature, LogN, SsMax, Temperature
 
 POS = torch.tensor([[0, 1, 63, 511, 512, 4095, 8190, 8191, 8192, 16383, 10_000_000]])
@@ -107,3 +107,31 @@ def test_drope_is_attention_without_positions_and_sharper_logits():
     for backend in ("eager", "auto"):
         got = attention(f"drope({train}, c={c})", q, k, v, range(n), range(n), backend=backend)
         torch.testing.assert_close(got, scores.softmax(-1) @ v, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("offset", [0, 7.5])
+def test_log_position_is_a_logarithm_of_the_querys_place(offset):
+    n, train = 20, 8
+    q, k, v = torch.randn(3, 1, 2, n, 8, dtype=torch.float64)
+    logs = [math.log(offset + p + 1) / math.log(offset + train) for p in range(n)]
+    factor = torch.tensor(logs, dtype=torch.float64)
+    assert float(factor[train - 1]) == pytest.approx(1)
+    scores = q @ k.mT / 8**0.5 * factor[:, None]
+    hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    scheme = parse(f"log_position({train}, offset={offset})")
+    for backend in ("eager", "auto"):
+        out = attention(scheme, q, k, v, range(n), range(n), backend=backend)
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    with pytest.raises(UserError, match="logarithm divides"):
+        parse("log_position(1)")
+
+
+def test_where_layers_without_positions_begin():
+    """SWAN's period starts with one, those of RNoPE-SWA and iRoPE end with one."""
+    for name, layer in (("swan", 0), ("rnope_swa", 3), ("llama4", 3)):
+        made = parse(f"{name}()")
+        bare = [i for i in range(8) if made.layer(i).rotary is None]
+        assert bare == [layer, layer + 4]
+        assert all(made.layer(i).windowed for i in range(8) if i not in bare)
+    assert parse("swan(8192)").layer(0) == parse("log_position(8192)")
