@@ -4,7 +4,7 @@
 model's source: the row of a table's first position (OPT and BART leave two rows free, RoBERTa
 counts from its padding), how sines are spaced, the direction of attention, which layers don't
 rotate (SmolLM3, Llama 4, Cohere 2, EXAONE 4) or have a window. Rotations that no rope(…) expresses,
-by several positions at once (M-RoPE) or by rows and columns of an image, are noted.
+such as by rows and columns of an image, are noted; M-RoPE's scheme is that of a text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ ONLY_SLIDING = re.compile(
 UNLESS_FULL = re.compile(
     r"if self\.sliding_window is None or self\.is_sliding:\n(?:.*\n){0,3}?.*apply_rotary"
 )
-BY_PLACE = "it rotates by the rows and columns of an image, or by several positions at once"
+BY_PLACE = "it rotates by the rows and columns of an image"
+MROPE = "image and video tokens have three positions each (M-RoPE{}), equal ones in a text"
 REARRANGED = (
     "pairs are adjacent in its weights, and rearranged half a head apart before they rotate"
 )
@@ -212,10 +213,7 @@ def _inexpressible(parameters: Mapping[str, Any], why: str) -> Fields:
     """The fields of a rotation that no rope(…) expresses."""
     own = main_rope_dict(parameters)
     base, share = own.get("rope_theta"), own.get("partial_rotary_factor")
-    sections, kind = own.get("mrope_section"), own.get("rope_type") or own.get("type")
-    if sections or "M-RoPE" in why:
-        named = f", sections {sections}" if sections else ""
-        why = f"it rotates by several positions at once (M-RoPE{named})"
+    kind = own.get("rope_type") or own.get("type")
     return {
         "base": float(base) if is_number(base) else None,
         "fraction": float(share) if is_number(share) else None,
@@ -228,6 +226,11 @@ def _inexpressible(parameters: Mapping[str, Any], why: str) -> Fields:
 def _notes(config: Any, rope: Rope, source: Mapping[str, str]) -> Iterator[str]:
     """What else the model does with positions, which the scheme does not say."""
     own, rates = entry_of(config, "rope_parameters"), entry_of(config, "compress_rates")
+    if any("mrope_section" in text for text in source.values()):
+        sections = main_rope_dict(own or {}).get("mrope_section")
+        yield MROPE.format(f", sections {sections}" if sections else "")
+    if any("hybrid" in str(kind) for kind in entry_of(config, "layer_types") or ()):
+        yield "a state space runs beside attention in its hybrid layers, and is left alone"
     if rates:
         listed = " or ".join(str(rate) for rate in sorted(rates.values()))
         yield f"keys past the sliding window are compressed, {listed} to one (DeepSeek-V4)"
@@ -274,6 +277,12 @@ def _layer_schemes(config: Any, text: str, found: Ropes) -> Fields:
     return {"scheme": str(as_layers(schemes))} | (
         {"layers": tuple(rows.items())} if len(rows) > 1 else {}
     )
+
+
+def without_positions(config: Any) -> Fields:
+    """Which layers attend, of a model without an encoding, if others do not (Jamba)."""
+    fields = _layer_schemes(config, "", {None: None})
+    return fields if "layers" in fields else {}
 
 
 def _of_layer(kind: str | None, found: Ropes) -> Rope | None:

@@ -21,7 +21,14 @@ from typing import Any
 
 from longitude.core.validate import UserError
 from longitude.hf.device import quiet_transformers
-from longitude.hf.encoding_config import LAYERS, WIDTH, describe, entry, stated_window
+from longitude.hf.encoding_config import (
+    LAYERS,
+    WIDTH,
+    describe,
+    entry,
+    stated_window,
+    without_positions,
+)
 from longitude.hf.modeling_source import inner_configs, kinds, live_source, roots_of, source_of
 from longitude.hf.rope_config import make_config
 
@@ -106,8 +113,8 @@ def encodings(config: Any) -> tuple[Encoding, ...]:
     if found or own:
         return tuple(found or own)
     source, (window, key) = source_of(type(config)), stated_window(config)
-    where = source.file.name if source else ""
-    return (Encoding("none", window=window, window_from=key, where=where),)
+    stated = {"window": window, "window_from": key, "where": source.file.name if source else ""}
+    return (Encoding("none", **stated, **without_positions(config)),)
 
 
 def _own(config: Any) -> Iterator[Encoding]:

@@ -15,6 +15,7 @@ from typing import Any
 from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import (
     ORIGINAL,
+    SECTIONS,
     SHARE,
     THETAS,
     TYPES,
@@ -25,7 +26,7 @@ from longitude.hf.rope_config import (
 )
 
 KEYS = {kind: {*keys} - {SHARE} for kind, (_, keys) in TYPES.items()}
-EVERY = {"rope_type", "type", "rope_theta", SHARE, "mrope_section"}
+EVERY = {"rope_type", "type", "rope_theta", SHARE, *SECTIONS}
 IDLE = {"finetuned", *set().union(*KEYS.values())}  # harmless if they are not the type's own
 REQUIRED = {
     "linear": ("factor",),
@@ -34,7 +35,7 @@ REQUIRED = {
     "longrope": ("short_factor", "long_factor"),
 }
 LISTS = ("short_factor", "long_factor")
-NOT_NUMBERS = {"rope_type", "type", "truncate", "mrope_section", "finetuned", *LISTS}
+NOT_NUMBERS = {"rope_type", "type", "truncate", "finetuned", *SECTIONS, *LISTS}
 BOUNDS = {
     "llama3": (("low_freq_factor", 1), ("high_freq_factor", 4)),
     "yarn": (("beta_slow", 1), ("beta_fast", 32)),
@@ -103,24 +104,16 @@ def _plain(d: Mapping[str, Any], s: RopeDict) -> dict[str, Any]:
     return {key: value for key, value in full.items() if value is not None} if d else {}
 
 
-@rule(
-    "{at} rotates by several positions at once (M-RoPE, sections {got}), but a rope(…) by one: use "
-    "a model of text alone."
-)
-def several_positions(s: RopeDict) -> str | None:
-    sections = s.own.get("mrope_section")
-    return shown(sections) if sections or s.kind == "mrope" else None
-
-
 @rule("type and rope_type of {at} differ, {got}, and transformers goes by rope_type: keep one.")
 def two_types(s: RopeDict) -> str | None:
     both = [s.own.get(key) for key in ("type", "rope_type")]
-    return " and ".join(map(shown, both)) if None not in both and both[0] != both[1] else None
+    differ = None not in both and len({s.renamed(str(kind)) for kind in both}) > 1
+    return " and ".join(map(shown, both)) if differ else None
 
 
 @rule(f"transformers knows no rope_type {{got}}, as in {{at}}: it has {', '.join(KEYS)}.")
 def unknown_type(s: RopeDict) -> str | None:
-    return shown(s.kind) if s.kind not in (*KEYS, "mrope") else None
+    return shown(s.kind) if s.kind not in KEYS else None
 
 
 @rule("neither transformers nor its model reads {got} in {at}: remove it or correct its spelling.")
@@ -128,7 +121,7 @@ def unknown_key(s: RopeDict) -> str | None:
     odd = sorted(key for key in s.own if key not in EVERY | IDLE)
     homes = ("modeling", "configuration") if s.model else ()
     unread = [key for key in odd if not any(s.named(key, home) for home in homes)]
-    return unread[0] if unread and not s.own.get("mrope_section") else None
+    return unread[0] if unread else None
 
 
 @rule("{got} in {at}, but should be a number: write one.")

@@ -154,8 +154,7 @@ def _open(source: Source, trust: bool) -> _Checkpoint:
     file, raw = raw_config(source)
     _check_code(source, raw, trust)
     for fault in faults(raw):
-        # a model that rotates by several positions runs; it only can't be patched
-        if fault.serious and fault.name != "several positions":
+        if fault.serious:
             raise UserError(f"{source.name}: {fault.sentence}")
     with as_user_error(source, "config.json"):
         config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust, **source.where)

@@ -5,7 +5,8 @@ a head that rotates; if layers differ, each layer type has a dictionary of its o
 kept them in `rope_scaling` beside `rope_theta`.
 
 `rope_dicts` reads a config.json as it is written, before transformers fills in defaults (faults.py
-judges it). `ropes` says what transformers (5.17 to 5.22) computes from a configuration.
+judges it). `ropes` says what transformers (5.17 to 5.22) computes from a configuration. M-RoPE
+(`mrope_section`) gives each token three positions, which are equal in a text: there it is RoPE.
 `rope_parameters` writes the dictionary from which transformers computes a given rotation. The
 layout of pairs in a head is the model's own and in no configuration.
 """
@@ -17,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -39,6 +40,7 @@ from longitude.parts import (
 ORIGINAL = "original_max_position_embeddings"
 FULL = "full_attention"  # the layer type that sees everything, if layer types differ
 SHARE = "partial_rotary_factor"
+SECTIONS = ("mrope_section", "mrope_interleaved", "interleaved")  # M-RoPE's: which pair has which
 YARN_ATTENTION = ("attention_factor", "mscale", "mscale_all_dim")
 # transformers' rope types: the part, and the keys that transformers reads
 TYPES: dict[str, tuple[type, tuple[str, ...]]] = {
@@ -60,6 +62,8 @@ FIELDS = {  # of the part, if it has another name than the key
     "beta_fast": "fast",
     "beta_slow": "slow",
 }
+# names of the first Phi-3 and Qwen2-VL: what marks a class that reads them, and the present name
+OLDER = {"su": ("su", "longrope"), "yarn": ("su", "longrope"), "mrope": ("mrope", "default")}
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "local_rope_theta")
 THETAS += ("rope_local_base_freq",)
 MENTIONS = ("rope_parameters", "rope_scaling", SHARE, "rotary_pct", *THETAS)
@@ -87,15 +91,20 @@ class RopeDict:
     @cached_property
     def kind(self) -> str:
         """The rope type, as the model's configuration will call it."""
-        kind, model = _kind(self.own), self.model
-        old = kind in ("su", "yarn") and model and code_reads(model, "su", "configuration")
-        return "longrope" if old else kind  # Phi-3's first names for it
+        return self.renamed(_kind(self.own))
+
+    def renamed(self, kind: str) -> str:
+        """A rope type by its present name."""
+        mark, new = OLDER.get(kind, ("", kind))
+        known = mark and self.model and code_reads(self.model, mark, "configuration")
+        return new if known else kind
 
     @property
     def share(self) -> float:
         """The fraction of a head that is to rotate."""
         above = [self.raw.get(key) for key in (SHARE, "rotary_pct")]
-        return next(filter(is_number, [self.own.get(SHARE), *above]), 1.0)
+        stated = next(filter(is_number, [self.own.get(SHARE), *above]), None)
+        return (default_share(self.model) if self.model else 1.0) if stated is None else stated
 
     @property
     def most(self) -> float | None:
@@ -127,6 +136,15 @@ class RopeDict:
     def named(self, key: str, file: str = "modeling") -> bool:
         """Whether the model's own code names this key; assumed of an unknown model."""
         return self.model is None or code_reads(self.model, key, file)
+
+
+@cache
+def default_share(model: type) -> float:
+    """The rotated fraction of a head where a file states none: GLM's is 0.5, Qwen3.5's 0.25."""
+    if not code_reads(model, SHARE, "configuration"):
+        return 1.0
+    share = main_rope_dict(getattr(model(), "rope_parameters", None) or {}).get(SHARE)
+    return share if is_number(share) else 1.0
 
 
 def read_config(source: str | Path | Entries) -> dict[str, Any]:
@@ -170,6 +188,12 @@ def main_rope_dict(parameters: Entries) -> Entries:
     inside = [d for d in parameters.values() if isinstance(d, Mapping)]
     chosen = parameters.get(FULL) or (inside[0] if inside else None)
     return chosen if isinstance(chosen, Mapping) else parameters
+
+
+def sections_of(raw: Entries) -> dict[str, Any]:
+    """M-RoPE's entries of a configuration: by which of a token's positions each pair rotates."""
+    own = main_rope_dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    return {key: own[key] for key in SECTIONS if key in own}
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -276,12 +300,7 @@ def _kind(own: Entries) -> str:
 
 def _rope(config: Any, own: Entries, whole: Entries) -> Rope | None:
     """The rotation of one dictionary; `whole` is the one it is in, or itself."""
-    sections, kind = own.get("mrope_section"), _kind(own)
-    if sections or code_reads(type(config), "mrope_section"):
-        raise UserError(
-            f"a rope(…) rotates by one position, but this checkpoint by several at once (M-RoPE, "
-            f"sections {shown(sections) if sections else 'in its code'}): use a model of text."
-        )
+    kind = _kind(own)
     share = _number(own, SHARE, 1.0)
     if kind == "proportional" or (kind == "default" and not code_reads(type(config), SHARE)):
         share = 1.0  # inside the frequencies, or ignored

@@ -26,7 +26,7 @@ from longitude.core.validate import UserError, short
 from longitude.hf.device import quiet_transformers
 from longitude.hf.patch import own_scheme, patch_of, scheme_of, unpatched
 from longitude.hf.peft import LONGITUDE_JSON, about_base
-from longitude.hf.rope_config import rope_parameters, ropes
+from longitude.hf.rope_config import rope_parameters, ropes, sections_of
 from longitude.hf.source import SCHEME, find
 
 
@@ -96,7 +96,8 @@ def _as_rope_parameters(model: Any) -> dict[str, Any] | None:
     if not layout or replace(after, rotary=old) != before:
         return None
     try:
-        parameters = rope_parameters(rope)
+        sections = sections_of({"rope_parameters": config.rope_parameters})
+        parameters = rope_parameters(rope) | sections
         trial = copy.deepcopy(config)
         trial.rope_parameters = parameters
         read = ropes(trial).get(None)  # a length may come from elsewhere in the configuration

@@ -37,7 +37,7 @@ def named(target: Target) -> Entries | None:
         plain = replace(frequencies, attention_factor=gain, mscale=None, mscale_all_dim=None)
         rope = replace(rope, frequencies=plain)
     try:
-        return rope_parameters(rope)
+        return rope_parameters(rope) | dict(target.sections)
     except UserError:
         return None
 
@@ -56,7 +56,8 @@ def listed(target: Target, **more: float) -> Iterator[Entries]:
         factor=max(1.0, target.length / target.original),
         attention_factor=target.attention,
     )
-    yield rope_parameters(replace(_stated(target), frequencies=longrope)) | more
+    entries = rope_parameters(replace(_stated(target), frequencies=longrope))
+    yield {**entries, **target.sections, **more}
 
 
 def named_or_listed(target: Target) -> Iterator[Entries]:
@@ -134,7 +135,7 @@ def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int
     """A config.json that states one rotation to transformers 5 and 4 alike.
 
     Version 5 prefers `rope_scaling` and takes all of it, so the base stands inside and beside it.
-    Version 4 does without if nothing is scaled.
+    Version 4 does without if nothing is scaled and M-RoPE has no sections there.
     """
     config, text = model.config, dict(text_config(model.config))
     for old in ("rope_scaling", "rotary_emb_base"):
@@ -144,7 +145,7 @@ def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int
         "rope_parameters": per_layer(model, parameters),
         "rope_theta": parameters["rope_theta"],
     }
-    if parameters["rope_type"] != "default":
+    if parameters["rope_type"] != "default" or "mrope_section" in parameters:
         text["rope_scaling"] = dict(parameters)
     if local := model.others.get("sliding_attention"):  # Gemma 3's name for it in version 4
         text["rope_local_base_freq"] = local["rope_theta"]

@@ -20,7 +20,12 @@ from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, b
 from longitude.runtimes.rope_dictionaries import by_attn_factor, started, unmultiplied
 from longitude.runtimes.target import Target
 from longitude.runtimes.transformers import version5
-from longitude.runtimes.vllm import longrope_issues, refuse_integer_factor, without_theta
+from longitude.runtimes.vllm import (
+    longrope_issues,
+    refuse_integer_factor,
+    refuse_sections,
+    without_theta,
+)
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
@@ -33,6 +38,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
         raise DoesNotStart("length refused")
     length = int(requested or length)
     twice = rope.kind == "linear" and requested is None
+    refuse_sections(rope)
     rope = rope.noting("length counted twice" if twice else None)
     match rope.kind:
         case "linear":

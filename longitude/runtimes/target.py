@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longitude.core.part import Frequencies, by_rows
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.rope_config import INSIDE, ORIGINAL, is_number, main_rope_dict
+from longitude.hf.rope_config import INSIDE, ORIGINAL, is_number, main_rope_dict, sections_of
 from longitude.parts import (
     Causal,
     Drope,
@@ -63,6 +63,7 @@ class Target:
     rope: Rope
     dims: int  # rotated dimensions of a head
     partial: bool = False  # whether settings must state the rotated share of a head
+    sections: Mapping[str, Any] = field(default_factory=dict)  # M-RoPE's entries, to be kept
 
     def under(self, rope: Rope) -> Target:
         """The same model and length under another rotation."""
@@ -97,7 +98,8 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
         )
     dims, original = rope.dim(head_size(config)), trained_length(config, rope.frequencies)
     partial = rope.fraction != 1 and "qk_rope_head_dim" not in text
-    return Target((), 1.0, original, length, float(rope.base), rope, dims, partial).under(rope)
+    sizes = (original, length, float(rope.base), rope, dims, partial)
+    return Target((), 1.0, *sizes, sections_of(text)).under(rope)
 
 
 def unrotated(

@@ -17,7 +17,14 @@ from typing import Any
 
 from longitude import __version__
 from longitude.core.scheme import Layers, Scheme
-from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict, rope_parameters
+from longitude.hf.rope_config import (
+    ORIGINAL,
+    RopeDict,
+    is_number,
+    main_rope_dict,
+    rope_parameters,
+    sections_of,
+)
 from longitude.hf.source import SCHEME
 from longitude.parts import DynamicNtk, Ntk, Yarn
 from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens
@@ -220,8 +227,10 @@ def write_any(
     rope = scheme.layer(0).rotary
     if rope and own and own.rotary and isinstance(rope.frequencies, DynamicNtk):
         if required(scheme, own) is not None:
-            config = both_spellings(model, rope_parameters(rope), rope.frequencies.original)
-            entry["rope_parameters"] = rope_parameters(own.rotary)
+            sections = sections_of(text_config(model.config))
+            parameters = rope_parameters(rope) | sections
+            config = both_spellings(model, parameters, rope.frequencies.original)
+            entry["rope_parameters"] = rope_parameters(own.rotary) | sections
             note = (
                 "transformers rotates new keys by a larger base and keeps the old ones: decoding "
                 "differs from prefill; longitude.hf.load with the scheme does not."

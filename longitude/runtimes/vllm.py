@@ -51,6 +51,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     limit = limit if is_number(limit) else math.inf
     length = _length(rope, config, limit, version)
     twice = rope.kind == "linear" and config.get("--max-model-len") is None
+    refuse_sections(rope)
     rope = rope.noting(
         "length counted twice" if twice else None,
         "tokenizer's length" if limit < rope.max_length else None,
@@ -81,6 +82,12 @@ def refuse_integer_factor(rope: RopeEntries) -> None:
     """Linear scaling takes a list of factors or a float; an integer is neither."""
     if isinstance(rope.entries.get("factor"), int):
         raise DoesNotStart("whole number")
+
+
+def refuse_sections(rope: RopeEntries) -> None:
+    """M-RoPE's three positions are understood by two types of rotation only."""
+    if rope.entries.get("mrope_section") and rope.kind not in ("default", "mrope", "yarn"):
+        raise DoesNotStart("sections unread")
 
 
 def longrope_issues(rope: RopeEntries) -> list[str]:

@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 43_940, 254  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 44_050, 254  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_790,  # the client of servers, too
@@ -24,12 +24,12 @@ BUDGET = {
     "parts": 3_210,
     "ops": 5_260,
     "cache": 830,
-    "hf": 5_050,
+    "hf": 5_070,
     "eval": 2_450,
     "inspection": 2_500,
     "reading": 2_390,
     "training": 3_820,
-    "runtimes": 4_200,
+    "runtimes": 4_230,
     "serving": 800,  # the vLLM plugin
     "extension": 3_150,
     "probing": 1_990,  # what a live server does

@@ -47,6 +47,7 @@ def _layers(**theta: float) -> dict[str, Any]:
 ORIGINAL = "original_max_position_embeddings"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, ORIGINAL: 4096}
+INTERLEAVED = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 PHI = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
 SU = {"type": "su", "short_factor": SHORT, "long_factor": LONG}
 REAL: dict[str, Real] = {
@@ -59,6 +60,17 @@ REAL: dict[str, Real] = {
         _sizes("qwen2", 3584, 28, 32768),
         *_scaled(1000000.0, rope_type="yarn", factor=4.0, **{ORIGINAL: 32768}),
         {None: "rope(base=1000000, frequencies=yarn(4, original=32768))"},
+    ),
+    "Qwen3.5, its card's YaRN": Real(  # M-RoPE, which is RoPE for a text
+        _sizes("qwen3_5_text", 4096, 16, 1048576, head_dim=256, num_hidden_layers=4),
+        *_scaled(1e7, rope_type="yarn", factor=4.0, **{ORIGINAL: 262144}, **INTERLEAVED),
+        {None: "rope(base=10000000, fraction=0.25, frequencies=yarn(4, original=262144))"},
+    ),
+    "Qwen2.5-VL-7B-Instruct": Real(
+        _sizes("qwen2_5_vl_text", 3584, 28, 128000),
+        {"rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        {"rope_parameters": {"rope_theta": 1e6, "mrope_section": [16, 24, 24]}},
+        {None: "rope(base=1000000)"},
     ),
     "Phi-3-mini-128k-instruct": Real(
         _sizes("phi3", 3072, 32, 131072, **{ORIGINAL: 4096}, pad_token_id=0),

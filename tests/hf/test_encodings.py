@@ -214,7 +214,10 @@ def test_what_the_scheme_does_not_say_is_noted() -> None:
     told = " ".join(first(config).notes)
     assert "adjacent in its weights" in told and "multiplied by (0.1 · mscale_all_dim" in told
     assert "Llama 4's temperature" in " ".join(first(default("llama4_text")).notes)
-    assert "M-RoPE" in first(default("qwen2_vl", **MROPE)).notes[0]
+    found = first(default("qwen2_vl", **MROPE))
+    assert (
+        "M-RoPE, sections [16, 24, 24]" in found.notes[0] and found.scheme == "rope(base=1000000)"
+    )
 
 
 @pytest.mark.skipif(not known_models(["deepseek_v4"]), reason="of later versions of transformers")

@@ -14,8 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import UserError, parse
-from longitude.hf.rope_config import fraction_of, read, rope_parameters, ropes
-from longitude.parts import Proportional, Rope, Yarn
+from longitude.hf.rope_config import fraction_of, read, rope_dicts, rope_parameters, ropes
+from longitude.parts import Proportional, Rope, Unscaled, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
 
 DIM, LONGEST = 32, 256
@@ -71,7 +71,7 @@ def rotary(config: Any) -> Any:
     home = type(config).__module__
     modeling = importlib.import_module(home.replace("configuration_", "modeling_"))
     named = [name for name in vars(modeling) if name.endswith("RotaryEmbedding")]
-    return getattr(modeling, named[0])(config)
+    return getattr(modeling, next(name for name in named if "Vision" not in name))(config)
 
 
 @pytest.mark.parametrize("text", NAMED)
@@ -272,7 +272,6 @@ def test_phi_3_5_moe_scales_by_its_own_entries() -> None:
 
 REFUSED = {
     "rope_type 'wavelets'": {"rope_type": "wavelets", "rope_theta": 10000.0},
-    r"M-RoPE, sections \[4, 6, 6\]": {"rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
     "need rope_theta": {"rope_type": "default", "rope_theta": None},
     "need factor": {"rope_type": "linear", "rope_theta": 10000.0},
     "need high_freq_factor": {
@@ -308,9 +307,28 @@ def test_a_scaling_that_needs_the_maximum_says_so() -> None:
         ropes(config)
 
 
-def test_sections_in_a_models_code_count_too() -> None:
-    with pytest.raises(UserError, match="M-RoPE, sections in its code"):
-        ropes(AutoConfig.for_model("qwen3_vl"))
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
+def test_for_a_text_mrope_is_rope(kind: str) -> None:
+    """Three equal positions rotate as one does, whichever pair takes which."""
+    sections = {"rope_theta": 1e6, "mrope_section": [8, 12, 12], "rope_type": "default"}
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    config = AutoConfig.for_model(kind, text_config={**sizes, "rope_parameters": sections})
+    text = config.get_text_config()
+    assert text.rope_parameters["mrope_section"] == [8, 12, 12]
+    rope = ropes(config)[None]
+    assert rope and rope.base == 1e6 and rope.frequencies == Unscaled()
+    positions, x = torch.arange(9)[None], torch.zeros(1, 9, 1)
+    cos, _ = rotary(text)(x, positions.expand(3, 1, 9))
+    inv = rope.frequencies.inv_freq(rope.dim(64), rope.base, 1, dtype=torch.float32)
+    plain = (positions[..., None].float() * inv).cos()
+    assert torch.equal(cos, torch.cat([plain, plain], -1))
+
+
+def test_a_share_that_a_file_leaves_out_is_its_classs() -> None:
+    for kind, share in {"qwen3_5_text": 0.25, "glm": 0.5, "llama": 1.0}.items():
+        raw = {"model_type": kind, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+        (one,), rope = rope_dicts(raw), read(raw)[None]
+        assert rope and one.share == rope.fraction == share
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ zero, a wrong rotation would change nothing that a test could see.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,6 +39,15 @@ LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }  # fmt: skip
+MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16,
+    "mamba_expand": 2, "mamba_d_conv": 4, "mamba_chunk_size": 8,
+}  # fmt: skip
+MAMBA1 = {
+    "mamba_d_state": 8, "mamba_dt_rank": 8, "use_mamba_kernels": False, "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+}  # fmt: skip
+EVERY_OTHER = {"layer_types": ["linear_attention", "full_attention"] * 2}
 SLIDING = {"sliding_window": 12}
 MIXED = {**SLIDING, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
@@ -53,6 +62,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": SHARED,
     "qwen3_moe": SHARED,
     "qwen3_next": {**SHARED, **LINEAR},
+    "qwen3_5_text": LINEAR,  # M-RoPE, whose streams coincide in a text
+    "qwen3_5_moe_text": {**SHARED, **LINEAR},
     "gemma": {"num_key_value_heads": 1},
     "gemma2": {**SLIDING, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0},
     "gemma3_text": {**MIXED, "query_pre_attn_scalar": 16},
@@ -86,10 +97,78 @@ DECODERS: dict[str, dict[str, Any]] = {
     "apertus": {},
     "jetmoe": {"kv_channels": 16},
     "dots1": ROUTED,
-    "lfm2": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "minimax": EXPERTS,
     "deepseek_v2": {**MLA, "topk_method": "greedy"},
     "deepseek_v3": MLA,
+    "bailing_hybrid": {**MLA, **EVERY_OTHER},
+    "olmo_hybrid": LINEAR,
+    "lfm2_moe": {
+        **EXPERTS,
+        "moe_intermediate_size": 32,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention"] * 2,
+    },
+    "bamba": {**MAMBA, "attn_layer_indices": [1, 3]},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 128},  # attention and a state space side by side
+    "granitemoehybrid": {
+        **MAMBA,
+        **EXPERTS,
+        "shared_intermediate_size": 32,
+        "layer_types": ["mamba", "attention"] * 2,
+        "position_embedding_type": "rope",
+    },
+    "zamba2": {
+        **MAMBA,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 16,
+        "mamba_ngroups": 1,
+        "num_mem_blocks": 1,
+        "layer_types": ["mamba", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3],
+        "use_mem_rope": True,
+        "adapter_rank": 8,
+        "num_key_value_heads": 4,
+    },
+    # their attention has no positions
+    "jamba": {**MAMBA1, **EXPERTS, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "zamba": {
+        **MAMBA1,
+        "n_mamba_heads": 2,
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "layer_types": ["linear_attention", "hybrid"] * 2,
+    },
+    "nemotron_h": {
+        "hybrid_override_pattern": "M*-M",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 1,
+        "ssm_state_size": 16,
+        "chunk_size": 8,
+        "layers_block_type": None,
+    },
+    "afmoe": {**MIXED, **SHARED, "num_dense_layers": 1},
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2},
+    "axk1": MLA,
+    "cohere2_moe": {**MIXED, **SHARED},
+    "cwm": MIXED,
+    "ernie4_5_moe": {**SHARED, "moe_num_experts": 4, "moe_k": 2},
+    "exaone_moe": {**MIXED, **SHARED},
+    "flex_olmo": EXPERTS,
+    "glm4_moe": {**ROUTED, "partial_rotary_factor": 0.5},
+    "glm4_moe_lite": MLA,
+    "granitemoeshared": {**EXPERTS, "shared_intermediate_size": 32},
+    "hy_v3": SHARED,
+    "hyperclovax": {},
+    "jais2": {},
+    "laguna": {**MIXED, **SHARED},
+    "longcat_flash": MLA,
+    "minimax_m2": SHARED,
+    "ministral3": {},
+    "modernbert-decoder": SLIDING,
+    "phimoe": EXPERTS,
+    "solar_open": ROUTED,
     "llama4_text": {
         **EXPERTS,
         "intermediate_size_mlp": 96,
@@ -99,18 +178,40 @@ DECODERS: dict[str, dict[str, Any]] = {
     },
 }
 OLD = {"n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": WINDOW, "rotary_dim": 8}
-REFUSED: dict[str, dict[str, Any]] = {  # which of them can't be patched
-    "gptj": OLD,
-    "codegen": OLD,
-    "doge": {},
-    "hunyuan_v1_dense": {},
+
+
+class Refusal(NamedTuple):
+    """Why an architecture can't be patched, and what its refusal says."""
+
+    entries: dict[str, Any]
+    why: str
+    says: str
+
+
+OFF = ("attention in its own code, off transformers' interface", "can't be patched|can't patch")
+MORE = (
+    "it does more with queries than rotate them: schemes of other frequencies alone",
+    "only schemes of other frequencies",
+)
+SPARSE = (
+    "sparse attention, which chooses its keys itself: schemes of other frequencies alone",
+    "chooses or weighs keys itself",
+)
+REFUSED = {
+    "gptj": Refusal(OLD, *OFF),
+    "codegen": Refusal(OLD, *OFF),
+    "gpt_neox_japanese": Refusal({}, *OFF),
+    "doge": Refusal({}, *OFF),
+    "hunyuan_v1_dense": Refusal({}, *MORE),
+    "nanochat": Refusal({}, *MORE),
+    "deepseek_v32": Refusal(MLA, *SPARSE),
 }
 
 
 def config_of(kind: str, **more: Any) -> Any:
     from transformers import AutoConfig
 
-    own = {**DECODERS, **REFUSED}[kind]
+    own = DECODERS[kind] if kind in DECODERS else REFUSED[kind].entries
     return AutoConfig.for_model(kind, **{**SHAPE, **own, **more})
 
 
