@@ -3,8 +3,9 @@
 python docs/scripts/generate.py [--no-charts]    then: zensical build --strict
 
 Writes docs/methods and docs/presets (a page per part and preset, from the code, its docstring and
-docs/scripts/prose), commands.md (each command's own help), models.md (`longitude inspect --all`),
-errata.md, and charts. Prose about a name that no longer exists, or a part without prose, fails.
+docs/scripts/prose), commands.md (each command's own help), models.md (the grid of tests/hf and
+`longitude inspect --all`), errata.md, and charts. Prose about a name that no longer exists, or a
+part without prose, fails.
 """
 
 from __future__ import annotations
@@ -324,9 +325,20 @@ def commands() -> list[tuple[str, str]]:
 
 def models() -> list[Any]:
     """The rows of `longitude inspect --all`."""
-    from longitude.hf.encodings import known
+    from longitude.hf.encodings import known_models
 
-    return list(known())
+    return list(known_models())
+
+
+def supported() -> dict[str, Any]:
+    """The architectures that tests/hf patches, and those that it holds to be refused."""
+    from longitude.hf.device import quiet_transformers
+
+    sys.path.append(str(TESTS.parent))
+    from tests.hf import support
+
+    with quiet_transformers(bars=True):
+        return {"supported": support.rows(), "refused": support.refused()}
 
 
 def main(arguments: list[str]) -> None:
@@ -370,7 +382,7 @@ def main(arguments: list[str]) -> None:
     topics = [(topic, list(g)) for topic, g in groupby(errata, key=lambda e: e.topic)]
     write("errata.md", "errata.md", topics=topics)
     write("commands.md", "commands.md", commands=commands())
-    write("models.md", "models.md", models=models() if charts else [])
+    write("models.md", "models.md", models=models() if charts else [], **supported())
     print(f"{len(known) + 4} pages in docs/: run zensical build --strict")
 
 

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from longitude.hf.probe import ProbedLayer
 
 NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
+NOT_OURS = ("indices", "block_indices", "position_bias")  # arguments of sparse or biased attention
 LAYER_STATE = "_longitude"  # the attribute of an attention module that holds its LayerState
-# a probe that records calls instead: (module, query, key, value, mask) -> the attention output
+# a probe that records calls instead: (module, query, key, value, mask, the first argument of
+# NOT_OURS) -> the attention output
 RECORDER: ContextVar[Callable[..., Tensor] | None] = ContextVar("RECORDER", default=None)
 
 
@@ -153,7 +155,8 @@ def attend(
     """The registered attention function: heads come in as (b h n d) and go out as (b n h d)."""
     recorder, layer = RECORDER.get(), getattr(module, LAYER_STATE, None)
     if recorder is not None:
-        out = recorder(module, query, key, value, attention_mask)
+        extra = next((name for name in NOT_OURS if more.get(name) is not None), None)
+        out = recorder(module, query, key, value, attention_mask, extra)
     elif layer is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -107,7 +107,18 @@ class ModelState:
             args, kwargs = (), {**given, "past_key_values": cache}
         if cache is not None:
             self._adapt(getattr(cache, "self_attention_cache", cache))  # of an encoder-decoder
+        if not self.owner.rotaries:
+            self._on_positions(*self._counted(given))
         return args, kwargs
+
+    def _counted(self, given: dict[str, Any]) -> tuple[Tensor, int]:
+        """The positions and batch size of a forward that rotates nothing."""
+        tokens = given.get("input_ids")
+        tokens = given["inputs_embeds"] if tokens is None else tokens
+        ids, past = given.get("position_ids"), self.forward.past
+        if ids is None:
+            ids = torch.arange(past, past + tokens.shape[1], device=tokens.device)
+        return ids, tokens.shape[0]
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """After the forward, even a failed one: note the positions of a cache of the model's."""

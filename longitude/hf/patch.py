@@ -26,7 +26,14 @@ from longitude.hf.families import family_of
 from longitude.hf.layer import LAYER_STATE, LayerState, register
 from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.hf.model_state import ModelState
-from longitude.hf.probe import ProbedLayer, probe_forward, probe_layers, replaced, rotary_owners
+from longitude.hf.probe import (
+    ProbedLayer,
+    probe_forward,
+    probe_layers,
+    replaced,
+    rotary_owners,
+    unrotated_owners,
+)
 from longitude.parts import Rope
 from longitude.parts.rotary_tables import attention_scaling
 
@@ -168,7 +175,7 @@ def window(config: Any) -> int | None:
 def probed_layers(model: nn.Module) -> list[ProbedLayer]:
     """The model's attention modules with their own schemes; probed once per model."""
     if model not in _PROBED:
-        owners = rotary_owners(model)
+        owners = rotary_owners(model) or unrotated_owners(model)
         if not owners:
             raise UserError(
                 f"{type(model).__name__} has neither rotary embeddings that longitude knows nor a "
@@ -250,7 +257,7 @@ def only_frequencies(layers: list[ProbedLayer], wanted: list[Scheme]) -> bool:
             return False
         if by_type.setdefault((layer.owner, layer.rope_type), rope) != rope:
             return False  # layers that share a rotary embedding would need two
-    return all(len(layer.owner.rotaries) == 1 for layer in layers)
+    return all(len(layer.owner.rotaries) <= 1 for layer in layers)
 
 
 @contextmanager

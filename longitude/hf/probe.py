@@ -35,7 +35,8 @@ LAYOUTS = ("half", "adjacent")
 
 @dataclass(frozen=True, eq=False)
 class RotaryOwner:
-    """A module that owns rotary embeddings: it rotates by the same positions in all its layers."""
+    """A module that owns rotary embeddings: it rotates by the same positions in all its layers. Of
+    a model without any, the module that holds the layers."""
 
     module: nn.Module
     rotaries: tuple[nn.Module, ...]
@@ -65,6 +66,7 @@ class _Call:
     mask: Any
     from_cache: bool
     eps: float  # of the dtype they came in
+    extra: str | None  # an argument of sparse or biased attention
 
 
 def rotary_owners(model: nn.Module) -> list[RotaryOwner]:
@@ -76,6 +78,15 @@ def rotary_owners(model: nn.Module) -> list[RotaryOwner]:
 
     found = [(m, tuple(filter(is_rotary, m.children()))) for m in model.modules()]
     return [RotaryOwner(module, rotaries) for module, rotaries in found if rotaries]
+
+
+def unrotated_owners(model: nn.Module) -> list[RotaryOwner]:
+    """The base model, if its attention has no encoding at all (Jamba, Nemotron-H)."""
+    from longitude.hf.encodings import encodings
+
+    base = getattr(model, "base_model", model)
+    plain = hasattr(base, "config") and {e.kind for e in encodings(base.config)} == {"none"}
+    return [RotaryOwner(base, ())] if plain else []
 
 
 @torch.no_grad()
@@ -96,6 +107,9 @@ def probe_layers(model: nn.Module, owners: list[RotaryOwner]) -> list[ProbedLaye
         index = getattr(module, "layer_idx", None)
         index = position if index is None else int(index)
         one = _probed(module, owner_of[module], index, plain[module], call)
+        if call.extra:
+            reason = f"{type(module).__name__} chooses or weighs keys itself (by {call.extra})"
+            one = replace(one, unsupported_reason=reason)
         found.append(replace(one, plain_cache=module in cached and cached[module].from_cache))
     if not found:
         raise UserError(
@@ -119,11 +133,13 @@ def _record(
         returned.append(type(cache).update(cache, *args, **kwargs))
         return returned[-1]
 
-    def record(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    def record(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, extra: str | None
+    ) -> Tensor:
         wanted = None if mask is None else getattr(mask, "mask_request", (None, None))
         held = any(key is k and value is v for k, v in returned)
         eps = torch.finfo(query.dtype).eps
-        calls[module] = _Call(query.float(), key.float(), wanted, held, eps)
+        calls[module] = _Call(query.float(), key.float(), wanted, held, eps, extra)
         return query.new_zeros(*query.shape[:3], value.shape[-1])
 
     with ExitStack() as stack:

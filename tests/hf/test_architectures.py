@@ -13,13 +13,17 @@ import torch
 
 from longitude.core.validate import UserError
 from longitude.hf.patch import attention_patched, patched, probed_layers, scheme_of
+from tests.hf.support import LEFT_ALONE, refused, row, rows, words
 from tests.hf.tiny import DECODERS, REFUSED, decoder, ids, shared
 
 LEAKY = "rope(remap=leaky_rerope(10, 4))"
+NO_ROTATION = "window(10)"  # for models whose attention has no positions
 STEPS = (0, 7, 20, 21, 22, 32)  # a cache filled in chunks and token by token
+ONE_BY_ONE = ("jamba",)  # whose own state space takes one token after a prefill
+FROM_ZERO = ("bamba",)  # count from 0 in every forward, unless positions are given
 # one of each kind of attention: windows, no rotation, latent, chunks, linear, convolutions, sinks
 GENERATING = ("llama", "gemma3_text", "smollm3", "deepseek_v3", "llama4_text", "qwen3_next", "lfm2")
-GENERATING += ("gpt_oss", "jetmoe")
+GENERATING += ("gpt_oss", "jetmoe", "qwen3_5_text", "bamba")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +54,9 @@ def by_steps(model, tokens, bounds=STEPS):
     """Logits of a text fed to a cache piece by piece."""
     past, logits = None, []
     for a, b in pairwise(bounds):
-        out = model(tokens[:, a:b], past_key_values=past, use_cache=True)
+        counted = model.config.model_type not in FROM_ZERO
+        given = {} if counted else {"position_ids": torch.arange(a, b)[None]}
+        out = model(tokens[:, a:b], past_key_values=past, use_cache=True, **given)
         past = out.past_key_values
         logits.append(out.logits)
     return torch.cat(logits, 1)
@@ -70,11 +76,28 @@ def test_its_own_scheme_gives_its_own_logits(model):
 def test_decoding_equals_prefill_under_a_remap(model):
     text = ids(32, rows=2)
     stock = model(text).logits
-    with patched(model, LEAKY, check=False):
+    rotates = any(layer.scheme.rotary for layer in probed_layers(model))
+    steps = (0, *range(20, 33)) if model.config.model_type in ONE_BY_ONE else STEPS
+    with patched(model, LEAKY if rotates else NO_ROTATION, check=False):
         full = model(text, use_cache=False).logits
-        torch.testing.assert_close(by_steps(model, text), full, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(by_steps(model, text, steps), full, atol=2e-5, rtol=1e-5)
     assert not torch.allclose(full, stock, atol=1e-4)
     assert torch.equal(model(text).logits, stock)
+
+
+def test_the_table_of_the_docs_says_what_the_probe_finds(model):
+    """The table reads configurations; here is what the models do."""
+    kind = model.config.model_type
+    layers, told = probed_layers(model), row(kind)
+    assert {words(layer.scheme) for layer in layers} == set(told.attention)
+    alone = set(told.left_alone) - {LEFT_ALONE["hybrid"]}
+    assert bool(alone) == (len(layers) < model.config.num_hidden_layers)
+
+
+def test_sixty_architectures_and_a_row_for_each():
+    assert len(DECODERS) >= 60
+    assert [each.model_type for each in rows()] == sorted(DECODERS)
+    assert [kind for kind, _ in refused()] == sorted(REFUSED)
 
 
 @pytest.mark.parametrize("kind", GENERATING)
@@ -100,9 +123,7 @@ def test_what_is_off_the_interface_is_refused_by_name(kind):
     known(kind)
     model = decoder(kind)
     stock = model(ids(20)).logits
-    with pytest.raises(
-        UserError, match=r"can't be patched|can't patch|only schemes of other frequencies"
-    ):
+    with pytest.raises(UserError, match=REFUSED[kind].says):
         with patched(model, LEAKY):
             pass
     assert torch.equal(model(ids(20)).logits, stock)
