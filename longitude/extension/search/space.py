@@ -15,6 +15,13 @@ along the pairs, or two of them are blended; successive halving decides, and ste
 generation to generation. The temperature is searched, too. Short and long factors are the same, so
 nothing switches with the length. The paper also leaves the first few tokens uninterpolated; no
 runtime has a setting for that.
+
+LongRoPE2 (Shang et al. 2025, arXiv:2502.20082) holds that slow pairs are trained too little: those
+from a critical pair on are divided by the ratio s of the lengths up to 2s, never falling; before
+it, NTK: λ_i = λ_c^(i/c). In theory c is the first pair that finishes no turn in the trained length;
+the real one is searched between that and the first that finishes fewer than ten. The fourth start
+has c in the middle, which is where the paper found it for both of its models (25 of 19 to 31, 30 of
+24 to 35), and half of all children are brought into that form, with a c of their own.
 """
 
 from __future__ import annotations
@@ -39,9 +46,10 @@ from longitude.parts import Linear, LogN, LongRope, Ntk, Rope, Unscaled, Yarn
 TRIES = 10  # draws per neighbour; a small space runs out of new ones
 SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)  # of the layers, below a split
 KNOTS = 7
-STARTS = 3  # linear, NTK and YaRN
+STARTS = 4  # linear, NTK, YaRN and LongRoPE2
 GENERATIONS = 4
 SLIDES = 0.25  # the share of bends that move the whole curve along the pairs
+CRITICAL = 0.5  # the share of children in LongRoPE2's form
 WARM = 0.04  # the standard deviation of a step in the temperature
 
 
@@ -183,20 +191,24 @@ def search_factors(
     spent = losses.spent
     roots.sort(key=lambda root: losses.mean(root, documents))
     budget -= losses.spent - spent
-    most = math.log(2 * target / trained) + max(own_curve(rope, head_dim, trained).logs)
+    own, ratio = own_curve(rope, head_dim, trained), target / trained
+    most, ends = math.log(2 * ratio) + max(own.logs), critical_pairs(rope, head_dim, trained)
 
     def breed(parents: Sequence[str], count: int, generation: int) -> list[str]:
         step = math.log(target / trained) / 4 / 2**generation
         curves = [curve_of(parent) for parent in parents]
         drawn = [_child(curves, step, most, rng) for _ in range(count)]
+        for n, curve in enumerate(drawn):
+            if rng.random() < CRITICAL:
+                drawn[n] = around_critical(curve, own, rng.randint(*ends), ratio)
         return [written(rope, curve, trained, target) for curve in drawn]
 
     return evolve(losses, roots, breed, documents, budget, GENERATIONS, rng, report)
 
 
 def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[str, str]:
-    """Linear, NTK and YaRN on top of the model's own frequencies: as factors, and by their name
-    where the model's own frequencies are unscaled."""
+    """Linear, NTK, YaRN and LongRoPE2 on top of the model's own frequencies: as factors, and by
+    their name where the model's own frequencies are unscaled."""
     ratio, own = round(target / trained, 4), own_curve(rope, head_dim, trained)
     kinds = (Linear(ratio), Ntk(ratio), Yarn(ratio, original=trained))
     texts = {}
@@ -207,7 +219,30 @@ def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[
         text, plain = written(rope, curve, trained, target), rope.frequencies == Unscaled()
         named = dump(Scheme.of(replace(rope, frequencies=kind)))
         texts[text] = named if plain else text
-    return texts
+    middle = -(-sum(critical_pairs(rope, head_dim, trained)) // 2)
+    curve = around_critical(own, own, middle, ratio)
+    warm = own.attention * math.sqrt(1 + math.log(ratio) / math.log(trained))  # longrope's rule
+    text = written(rope, replace(curve, attention=warm), trained, target)
+    return texts | {text: text}
+
+
+def critical_pairs(rope: Rope, head_dim: int, trained: int) -> tuple[int, int]:
+    """The first pairs that finish fewer than ten turns in the trained length, and none."""
+    dim = rope.dim(head_dim)
+    turns = trained * rope.frequencies.inv_freq(dim, rope.base, trained) / (2 * math.pi)
+    ten, one = (min(max(1, int((turns > n).sum())), dim // 2 - 1) for n in (10, 1))
+    return ten, one
+
+
+def around_critical(curve: Curve, own: Curve, at: int, ratio: float) -> Curve:
+    """A curve in LongRoPE2's form, on top of the model's own: from the critical pair on factors
+    from the ratio to twice that, never falling; NTK before it."""
+    least, most = math.log(ratio), math.log(2 * ratio)
+    added = [log - base for log, base in zip(curve.logs, own.logs, strict=True)]
+    slow = [*accumulate((min(max(log, least), most) for log in added[at:]), max)]
+    fast = [slow[0] * pair / at for pair in range(at)]
+    logs = [base + log for base, log in zip(own.logs, [*fast, *slow], strict=True)]
+    return monotone(logs, curve.attention, math.inf)
 
 
 def scalable(rope: Rope, head_dim: int, length: int) -> bool:
