@@ -50,6 +50,8 @@ BETTER = 0.7  # of the meant scheme's misfit that another one must stay below
 NO_FIT = 1.0  # nats: other weights
 BLOCK = 32  # values that share a scale in q8_0
 EIGHT_BITS = "longitude_8_bit_cache"
+# which of query, key and value are rounded: llama.cpp rounds a query as the keys it multiplies with
+CACHES = {"q8_0": "qkv", "q8_0, keys alone": "qk", "fp8": "kv"}
 Change = Callable[[Scheme], Scheme]
 
 
@@ -59,7 +61,7 @@ class Hypothesis:
 
     name: str
     layers: tuple[Scheme, ...]
-    cache: str = ""  # "q8_0" or "fp8"
+    cache: str = ""  # of CACHES
     fix: str = ""
 
     @property
@@ -188,9 +190,7 @@ def hypotheses(meant: Sequence[Scheme], own: Sequence[Scheme]) -> list[Hypothesi
     plain = tuple(_rotary(s, frequencies=Unscaled(), remap=None) for s in own)
     found.setdefault(plain, Hypothesis("baseline without scaling", plain))
     fix = "cache keys and values in 16 bits (--kv-cache-dtype auto, --cache-type-k f16)."
-    cached = [
-        Hypothesis(f"cache in 8 bits ({kind})", tuple(meant), kind, fix) for kind in ("q8_0", "fp8")
-    ]
+    cached = [Hypothesis(f"cache in 8 bits ({kind})", tuple(meant), kind, fix) for kind in CACHES]
     return [*found.values(), *cached]
 
 
@@ -348,9 +348,9 @@ def rounded_cache(model: nn.Module, kind: str) -> Iterator[None]:
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **more: Any
     ):
-        return sdpa_attention_forward(
-            module, query, eight_bits(key, kind), eight_bits(value, kind), *args, **more
-        )
+        given = {"q": query, "k": key, "v": value}
+        q, k, v = (eight_bits(x, kind) if n in CACHES[kind] else x for n, x in given.items())
+        return sdpa_attention_forward(module, q, k, v, *args, **more)
 
     AttentionInterface.register(EIGHT_BITS, attend)
     AttentionMaskInterface.register(EIGHT_BITS, sdpa_mask)
@@ -369,5 +369,6 @@ def eight_bits(x: Tensor, kind: str) -> Tensor:
         return x.to(torch.float8_e4m3fn).to(x.dtype)
     size = BLOCK if x.shape[-1] % BLOCK == 0 else x.shape[-1]
     blocks = x.unflatten(-1, (-1, size))
-    scale = (blocks.abs().amax(-1, keepdim=True) / 127).half().to(x.dtype).clamp(min=1e-30)
-    return (blocks / scale).round().mul(scale).flatten(-2)
+    scale = (blocks.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
+    stored = scale.half().to(x.dtype)  # values are divided by the exact scale
+    return (blocks / scale).round().mul(stored).flatten(-2)

@@ -13,6 +13,7 @@ A server that refuses long prompts says so; its limit is bisected by length.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -93,8 +94,18 @@ def find_end(endpoint: Endpoint, to: int) -> InputEnd:
         below = _silent_end(endpoint, looks[-1], looks)
         if below.kind not in ("complete", "unknown"):  # refused when long, and cut when shorter
             return below
-    message = " ".join(first.refused.split())[:400]
-    return InputEnd("refused", limit, to, None, tuple(looks), message)
+    return InputEnd("refused", limit, to, None, tuple(looks), sentence_of(first.refused))
+
+
+def sentence_of(refused: str) -> str:
+    """The sentence in an error's JSON, or its text."""
+    try:
+        error: Any = json.loads(refused)
+        for name in ("error", "message", "detail"):
+            error = error.get(name, error) if isinstance(error, dict) else error
+    except ValueError:
+        error = refused
+    return " ".join(str(error).split())[:400]
 
 
 def _look(endpoint: Endpoint, length: int) -> Look:

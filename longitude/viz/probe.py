@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from longitude.probing.api import ProbeResult
 
 Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
-MARKS = {"fault": ("✗", "bold red"), "note": ("✓", "green")}
+MARKS = {"fault": ("✗", "bold red"), "note": ("·", DIM)}
 READING = {
     "depth": "Pass keys retrieved: across, the length of the prompt in tokens; down, where the key "
     "stands (0 % is the front). The darker, the more.",

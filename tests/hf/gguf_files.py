@@ -53,7 +53,8 @@ def write_gguf(
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
         add[type(value)](f"{arch}.{key}", value)
     if vocabulary:
-        _add_vocabulary(writer, config.vocab_size)
+        bytes_only = config.vocab_size == 256
+        _add_bytes(writer) if bytes_only else _add_vocabulary(writer, config.vocab_size)
     for name, weight in model.state_dict().items():
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
         for letter, count in heads.items():
@@ -71,6 +72,19 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_bytes(writer: Any) -> None:
+    """The vocabulary of the bundled checkpoints: a byte is its own token. llama.cpp writes a space
+    as ▁ before it looks tokens up."""
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"<0x{byte:02X}>" if byte != 32 else "▁" for byte in range(256)])
+    writer.add_token_scores([-float(n) for n in range(256)])
+    writer.add_token_types([6 if byte != 32 else 1 for byte in range(256)])
+    for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_unk_token_id):
+        add(0)
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(False)
 
 
 def _add_vocabulary(writer: Any, size: int) -> None:
