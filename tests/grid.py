@@ -89,6 +89,9 @@ def schemes() -> dict[str, Scheme]:
     )
     found["fox by a learned slope"] = scheme("fox('bias')")
     found["fox, rotated, in a window"] = scheme("fox() + rope() + window(9)")
+    found["pope, leaky, in a window"] = scheme(
+        "rope(pairs='polar', remap=leaky_rerope(6, 3)) + window(20) + logn(16)"
+    )
     found["kerple power"] = scheme("kerple_power()")
     found["leaky + window + logn"] = scheme(
         "rope(remap=leaky_rerope(6, 3)) + window(20, sinks=3) + logn(16)"

@@ -64,7 +64,9 @@ class Cache:
         self._evicts = scheme.forgets
         # the rotation of a key must not change with the call
         static = rope is not None and (not rope.frequencies.by_length or isinstance(length, int))
-        self._rotates = rope is not None and static and rope.decay is None and not scheme.bias
+        polar = rope is not None and rope.pairs == "polar"  # rotated in another form than cached
+        plain = rope is not None and rope.decay is None and not polar
+        self._rotates = static and plain and not scheme.bias
         # every key has one frame for good
         self._one_frame = rope is not None and not rope.remap and not by_rows(rope.frequencies)
         self.reset()

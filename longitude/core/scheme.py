@@ -77,6 +77,11 @@ class Scheme:
                 f"{self.rotary.decay} grows without bound towards keys ahead, but the scheme is "
                 f"bidirectional: make it causal or leave the decay out."
             )
+        if self.rotary and self.rotary.pairs == "polar" and any(map(_reads_heads, self.bias)):
+            raise UserError(
+                f"rope(pairs='polar') has other queries and keys than those that "
+                f"{shown(next(filter(_reads_heads, self.bias)))} multiplies: keep one of them."
+            )
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -219,6 +224,12 @@ class Split(Layers):
         """0 up to the border, then 1."""
         count = layers or len(self)
         return int(index >= min(max(1, round(self.share * count)), count - 1))
+
+
+def _reads_heads(bias: Bias) -> bool:
+    """Whether a bias has weights that q or k are multiplied with: their size is the head's."""
+    sizes = [{k: w.shape for k, w in bias.init(Dims(8, 2, d), None).items()} for d in (8, 16)]
+    return sizes[0] != sizes[1]
 
 
 _NOUN = {"positions": "position policy", "embed": "embedding of positions", "rotary": "rotation"}

@@ -23,6 +23,14 @@ from longitude.core.validate import UserError, short, shown
 from longitude.presets import PRESETS
 
 MAX_CHARS = 100_000
+REFUSED = {  # methods that the six sites can't express (CONTRIBUTING.md says why)
+    "fope": "FoPE (arXiv:2412.17739) mixes cosines of several frequencies in each pair, which is "
+    "no rotation, and rope(…) rotates: use proportional(…), which drops slow pairs as FoPE does.",
+    "path": "PaTH (arXiv:2505.16381) rewrites every key by each later token, so no key has a form "
+    "that a cache or a kernel could keep: use forget(), whose gates read the text too.",
+    "cope": "CoPE (arXiv:2405.18719) counts positions by the scores of a full row, which no kernel "
+    "keeps: use forget(), whose gates read the text too.",
+}
 
 
 def dump(scheme: Scheme | Layers) -> str:
@@ -112,6 +120,8 @@ def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
             raise UserError("layers(…) takes schemes only: write layers(a, a, b).")
         return Layers(tuple(scheme_of(tuple(_parts(a))) for a in args))
     make = PARTS.get(name) or PRESETS.get(name)
+    if make is None and name in REFUSED:
+        raise UserError(REFUSED[name])
     if make is None:
         near = difflib.get_close_matches(name, [*PARTS, *PRESETS, "layers"], n=3, cutoff=0.5)
         known = " or ".join(near) if near else "one of those that `longitude schemes` lists"

@@ -143,9 +143,10 @@ class ScoreModel:
         if rope is None:
             return size.expand(*torch.broadcast_shapes(i.shape, j.shape), 1)
         cos, sin = self.rotation(i, j, gain=factors)
-        unrotated = ((d - rope.dim(d)) / d) ** 0.5
+        width = max(d, rope.dim(d))  # polar pairs are twice as wide as a head
+        unrotated = ((width - rope.dim(d)) / width) ** 0.5
         rest = torch.full((*cos.shape[:-1], 1), unrotated, dtype=torch.float64)
-        return torch.cat([(2 / d) ** 0.5 * cos, (2 / d) ** 0.5 * sin, rest], -1) * size
+        return torch.cat([(2 / width) ** 0.5 * cos, (2 / width) ** 0.5 * sin, rest], -1) * size
 
     def bias(self, i: Tokens, j: Tokens, contents: int = 0) -> Float[Tensor, "... f"]:
         """What the biases add, for each drawn content and head; without contents for q = k = 0."""

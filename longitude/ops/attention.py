@@ -87,7 +87,8 @@ def attention(
 
 def _attention(call: tuple[Any, ...], backend: str, options: dict[str, Any]) -> Tensor:
     inputs = prepare(*call, **options)
-    return run(inputs, make_plan(inputs, backend))
+    out, width = run(inputs, make_plan(inputs, backend)), call[3].shape[-1]
+    return out if out.shape[-1] == width else out[..., :width]
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
@@ -130,7 +131,8 @@ def _traceable(
 ) -> Constants | None:
     """The constants of a call that is one pass over contiguous positions, or None."""
     given = [name for name, value in options.items() if value is not None and name != "dropout"]
-    if scheme.bias or scheme.scale or given or options["dropout"]:
+    polar = scheme.rotary is not None and scheme.rotary.pairs == "polar"
+    if scheme.bias or scheme.scale or polar or given or options["dropout"]:
         return None
     if not (isinstance(q_pos, range) and isinstance(k_pos, range)):
         return None

@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from longitude.core.part import Dims, HasWeights, Index, Pos, Term, Weights, as_tensor
 from longitude.core.region import Area, visible
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
 from longitude.parts.distance_bias import at
+from longitude.parts.rope import polar_pairs
 
 Length = int | Tensor  # one number, or one for each sequence (b, 1) or token (b, n)
 BLOCK_SCORES = 2**23  # pairs of one block of queries
@@ -168,9 +170,13 @@ def prepare(
     weights = weights or {}
     _check_weights(scheme, weights, q.shape[1], q.shape[3])
     lengths = _check_length(length, q)
+    scale = _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale)
+    if scheme.rotary is not None and scheme.rotary.pairs == "polar":
+        v = pad(v, (0, q.shape[-1]))  # kernels want values as wide; `attention` cuts them off
+        q, k = polar_pairs(q, k, weights["rope.delta"])
+        scheme = replace(scheme, rotary=replace(scheme.rotary, pairs="half"))
     p = AttentionInputs(
-        scheme, q, k, v, q_pos, k_pos, weights,
-        _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale), dropout, softcap,
+        scheme, q, k, v, q_pos, k_pos, weights, scale, dropout, softcap,
         None if key_padding is None else key_padding.to(q.device), pair, sink_logits,
         forget_sums=_check_sums(scheme, q, k, forget_sums),
     )  # fmt: skip
@@ -294,13 +300,11 @@ def _check_hidden(
 
 def _check_sums(scheme: Scheme, q: Tensor, k: Tensor, sums: Any) -> tuple[Tensor, Tensor] | None:
     """The sums of forget gates at queries and at keys, which gated schemes need and no other."""
-    gated = scheme.gated
-    if (gated is None) != (sums is None):
-        given = "none were" if sums is None else "some were"
-        takes = f"{scheme} takes {'no' if gated is None else 'the'} forget_sums of its gates"
+    if (scheme.gated is None) != (sums is None):
+        given, takes = ("none were", "the") if sums is None else ("some were", "no")
         raise UserError(
-            f"{takes}, but {given} given: longitude.nn.PositionAttention computes them from a "
-            f"layer's input x."
+            f"{scheme} takes {takes} forget_sums of its gates, but {given} given: "
+            f"longitude.nn.PositionAttention computes them from a layer's input x."
         )
     if sums is None:
         return None
@@ -355,7 +359,7 @@ def _weight_shapes(
 
 
 def _check_weights(scheme: Scheme, weights: Weights, heads: int, head_dim: int) -> None:
-    for part in (*scheme.bias, *scheme.scale):
+    for part in filter(None, (scheme.rotary, *scheme.bias, *scheme.scale)):
         shapes, given = _weight_shapes(part, heads, head_dim), weights_of(part.name, weights)
         if missing := sorted(set(shapes) - set(given)):
             names = ", ".join(f"{part.name}.{m}" for m in missing)

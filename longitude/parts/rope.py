@@ -4,7 +4,9 @@ Pair t of a vector at position m is rotated by the angle m θ_t, so q·k depends
 al. 2021, arXiv:2104.09864). Layout "half" pairs dimension i with i + d/2 (GPT-NeoX, Llama in
 transformers); "adjacent" pairs 2i with 2i + 1 (RoFormer, GPT-J, Meta's Llama weights). The two give
 equal scores only after permuting the weights' rows. Dimensions past the tables' pass through:
-partial rotary. Site ③.
+partial rotary. Layout "polar" is PoPE (Gopalakrishnan et al. 2025, arXiv:2509.10534): each channel
+is a pair of its own, of magnitude softplus(x) and a learned phase, so that content is in the
+magnitudes and position in the angles. Site ③.
 """
 
 import math
@@ -15,16 +17,20 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from longitude.core.lengths import Lengths, Setting, combinations, rounded
 from longitude.core.part import (
     Decay,
+    Dims,
     Frequencies,
+    HasWeights,
     PerPair,
     Pos,
     QueryRows,
     Region,
     Remap,
+    Weights,
     by_rows,
     part,
     train_defaults,
@@ -32,7 +38,7 @@ from longitude.core.part import (
 from longitude.core.validate import PositiveFloat, UserError
 from longitude.parts.frequencies import Unscaled
 
-Pairs = Literal["half", "adjacent"]
+Pairs = Literal["half", "adjacent", "polar"]
 
 
 def apply_rotary(
@@ -83,8 +89,22 @@ class _RotateHalf(torch.autograd.Function):
         return _RotateHalf.apply(grads[0], cos, -sin), None, None
 
 
+def polar_pairs(q: Tensor, k: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """PoPE's queries and keys, twice as wide, which a rotation of half pairs then turns.
+
+    score = Σ_c softplus(q_c) softplus(k_c) cos((m - n) θ_c - δ_c), θ_c = b^(-c/d), δ_c in [-2π, 0]:
+    the rotation of 2 d dimensions, whose pair c is (c, c + d). Queries carry the phase -δ, so that
+    heads may share keys.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    angle = delta.to(q.device, wide).clamp(-2 * math.pi, 0)[:, None]
+    size, other = softplus(q.to(wide)), softplus(k.to(wide))
+    q = torch.cat([size * angle.cos(), -size * angle.sin()], -1).to(q.dtype)
+    return q, torch.cat([other, torch.zeros_like(other)], -1).to(k.dtype)
+
+
 @part("rope", site="rotary", paper="Su et al. 2021, arXiv:2104.09864")
-class Rope:
+class Rope(HasWeights):
     """RoPE: pair t of a vector at position m is rotated by m θ_t, so q·k depends on m - n alone.
 
     Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding". `frequencies`
@@ -108,10 +128,20 @@ class Rope:
                 f"rope: fraction must lie in (0, 1], but got {self.fraction}: 0.25 rotates a "
                 f"quarter of each head."
             )
+        if self.pairs == "polar" and self.fraction != 1:
+            raise UserError(
+                f"rope: polar pairs take all channels of a head, but got fraction="
+                f"{self.fraction}: leave it out."
+            )
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        """The phase of each head and channel where pairs are polar; nothing else is learned."""
+        polar = self.pairs == "polar"
+        return {"delta": torch.zeros(dims.heads, dims.head_dim)} if polar else {}
 
     def dim(self, head_dim: int) -> int:
         """The rotary dimensions of a head."""
-        dim = int(head_dim * self.fraction)
+        dim = 2 * head_dim if self.pairs == "polar" else int(head_dim * self.fraction)
         if dim % 2 or not dim:
             raise UserError(
                 f"rope: {self.fraction} of a head of {head_dim} is {dim} rotary dimensions, "

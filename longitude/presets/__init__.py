@@ -309,6 +309,12 @@ def gpt_neox(fraction: float = 0.25) -> Scheme:
     return Scheme.of(parts.Rope(fraction=fraction))
 
 
+@preset("Gopalakrishnan et al. 2025, arXiv:2509.10534")
+def pope(base: float = 10000) -> Scheme:
+    """Polar positions: a magnitude and an angle for each channel, with learned phases."""
+    return Scheme.of(parts.Rope(base, pairs="polar"))
+
+
 @preset("Sun et al. 2022, arXiv:2212.10554")
 def xpos_lm() -> Scheme:
     """RoPE with decay."""

