@@ -21,6 +21,7 @@ from torch.nn.functional import softplus
 
 from longitude.core.lengths import Lengths, Setting, combinations, rounded
 from longitude.core.part import (
+    Choice,
     Decay,
     Dims,
     Frequencies,
@@ -174,7 +175,9 @@ class Rope(HasWeights):
         ]
         return tuple(r for r in parts if not r.where.empty)
 
-    training = train_defaults
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [cls(), cls(pairs="polar")]
 
     def grid(self, lengths: Lengths) -> Iterable[Setting]:
         """Another base, if nothing else of the rotation is changed."""

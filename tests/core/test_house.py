@@ -21,7 +21,7 @@ BUDGET = {
     "(top)": 650,
     "core": 1_810,  # the client of servers, too
     "presets": 580,
-    "parts": 3_240,
+    "parts": 3_250,
     "ops": 5_270,
     "cache": 830,
     "hf": 5_070,

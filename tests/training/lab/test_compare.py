@@ -24,6 +24,7 @@ from longitude.training.lab.compare import (
 )
 from longitude.training.lab.model import Decoder, DecoderConfig
 from longitude.training.lab.tasks import task
+from longitude.training.lab.trainable import every
 from tests.training.conftest import CPU, small
 
 
@@ -45,6 +46,18 @@ def test_rows_are_computed_once(corpus, tmp_path, monkeypatch):
     refused = {(s.label, s.length) for s in first if s.refused}
     assert refused == {("learned(32)", 64), ("learned(32)", 128)}
     assert all("outside the table of 32" in s.refused for s in first if s.refused)
+
+
+def test_gates_polar_pairs_and_drawn_positions_are_trained_and_read_on(corpus, tmp_path):
+    """As `--schemes all` has them."""
+    names = ("forget(", "polar", "e2_llm(", "cream(", "random_float(", "random_steps(")
+    schemes = [s for s in every(32, 2) if any(name in s for name in names)]
+    assert len(schemes) == len(names) + 1  # forget() and a learned slope
+    with Store(tmp_path / "rows.sqlite") as store:
+        rows = compare(of(corpus, tmp_path, *schemes), corpus, store, CPU)
+    assert len(rows) == len(schemes) * 2 * 3 and not [row for row in rows if row.refused]
+    losses = [row.value for row in rows if row.task == "text"]
+    assert all(loss is not None and 0 < loss < 8 for loss in losses)
 
 
 def test_a_missing_row_is_computed_from_the_model_that_is_there(corpus, tmp_path, monkeypatch):

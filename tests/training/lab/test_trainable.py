@@ -18,6 +18,7 @@ ELSEWHERE = {
     "llama4_temperature": "starts at 8,192 tokens",
     "temperature": "a constant, which training absorbs",
     "sequential": "what every scheme has without another policy",
+    "drope": "inside the trained length it is attention without positions: tune --recipe drope",
     "bidirectional": "sees what a decoder must predict",
     "chunked": "a window cut at fixed places",
 }
