@@ -87,6 +87,11 @@ class Cache:
         return len(self.values)
 
     @property
+    def positions(self) -> Pos:
+        """Of the cached tokens."""
+        return self._pos
+
+    @property
     def nbytes(self) -> int:
         """Memory allocated for keys and values, spare capacity included."""
         return self.keys.buffer.nbytes + self.values.nbytes

@@ -80,7 +80,7 @@ class CacheLayer(CacheLayerMixin):
                 f"without one: use generate(), or patched(model, scheme, length=…)."
             )
         assert self.store is not None
-        forward, keys = self.layer.model.forward, self.layer.rotary_first(key_states)
+        forward, keys = self.layer.model.forward, self.layer.new_tokens(key_states)
         self.store.add(keys, value_states, forward.pos, forward.new_padding)
         return key_states, value_states
 

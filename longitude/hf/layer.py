@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Real
 from torch import Tensor, nn
 
 from longitude.core.part import Pos
@@ -59,7 +59,7 @@ def as_range(ids: Int[Tensor, "b n"]) -> range | None:
     return range(first, first + n) if is_range else None
 
 
-def token_runs(pos: Int[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) -> list[TokenRun]:
+def token_runs(pos: Real[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) -> list[TokenRun]:
     """The runs of a batch: real tokens only, split where a position does not increase, since there
     another document begins."""
     rows_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
@@ -72,10 +72,12 @@ def token_runs(pos: Int[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) -> 
                 run = tuple(tokens[a:b])
                 rows_of.setdefault((run, tuple(at[i] for i in run)), []).append(row)
 
-    def compact(values: tuple[int, ...]) -> Pos:
+    def compact(values: tuple[Any, ...]) -> Pos:
         first, last = values[0], values[-1]
-        consecutive = last - first == len(values) - 1
-        return range(first, last + 1) if consecutive else torch.tensor(values).to(pos.device)
+        if isinstance(first, int) and last - first == len(values) - 1:
+            return range(first, last + 1)
+        dtype = torch.int64 if isinstance(first, int) else torch.float64
+        return torch.tensor(values, dtype=dtype).to(pos.device)
 
     runs = [(rows, compact(tokens), compact(at)) for (tokens, at), rows in rows_of.items()]
     return [
@@ -98,12 +100,16 @@ class LayerState:
         a, b = self.probed.rotary_start, self.probed.rotary_start + self.probed.rotary_dim
         return torch.cat([x[..., a:b], x[..., :a], x[..., b:]], -1) if a else x
 
+    def new_tokens(self, x: Tensor) -> Tensor:
+        """Queries or keys of this forward's tokens, as a scheme expects them."""
+        return self.model.rotated_left(self.rotary_first(x), self)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         """Attention over the tokens of this forward or of its cache."""
         forward, tokens = self.model.forward, q.shape[2]
-        q = self.rotary_first(q)
+        q = self.new_tokens(q)
         if forward.past == 0:  # a static cache returns its empty slots as well
-            k, v = self.rotary_first(k)[:, :, :tokens], v[:, :, :tokens]
+            k, v = self.new_tokens(k[:, :, :tokens]), v[:, :, :tokens]
             return _attend_runs(self.scheme, q, k, v, forward, options)
         store = self.model.store(self.probed.index)
         if store is not None:

