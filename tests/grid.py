@@ -50,6 +50,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "dpe_llama3": ((2, 3, 1, 4, 5, 2, 8, 3), 8),
     "adagrope_llama": (16,),
     "llama_cpp_groups": (3, 9),
+    "lampe_llama3": (4, 2, 13),
     "chunk_llama": (16,),
     "string_llama": (32, 3),
     "string_released": (32, 3),
@@ -97,6 +98,7 @@ def schemes() -> dict[str, Scheme]:
         "rope(remap=leaky_rerope(6, 3)) + window(20, sinks=3) + logn(16)"
     )
     found["dual chunk, bidirectional"] = scheme("rope(remap=dual_chunk(12, 3)) + bidirectional()")
+    found["lampe"] = scheme("rope(remap=lampe(20, 0.05, -1, 4, tail=3, step=13))")
     found["stepped adagrope"] = scheme(
         "rope(frequencies=stepped('ntk', original=12), remap=adagrope(8))"
     )

@@ -1,15 +1,16 @@
-"""Remaps that adapt to the length by the query's own position: AdaGroPE, llama.cpp's groups.
+"""Remaps that adapt to the length by the query's own position: AdaGroPE, LaMPE, llama.cpp's groups.
 
-Both map distances further together the longer the text is. The length is the query's own, in steps
+They map distances further together the longer the text is. The length is the query's own, in steps
 (`row_steps`): a cache stays valid, and decoding equals prefill. Site ③, inside `rope(remap=…)`.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 
 from longitude.core.lengths import Lengths, Setting, combinations
 from longitude.core.part import Choice, Region, Remap, part
 from longitude.core.region import Area, Shift
-from longitude.core.validate import PositiveInt, UserError
+from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
 from longitude.parts.row_steps import RowSteps
 
 
@@ -72,6 +73,60 @@ class AdaGroPE(Remap, RowSteps):
         positions = [round(share * lengths.trained) for share in (1 / 4, 1 / 2, 3 / 4, 1)]
         fit = [p for p in (*positions, self.positions) if p >= 8]
         return combinations(positions=fit, share=(1 / 8, 1 / 4, 3 / 8, self.share))
+
+
+@part("lampe", site="remap", paper="Zhang et al. 2025, arXiv:2508.02308")
+class Lampe(Remap, RowSteps):
+    """LaMPE: a text of l tokens is mapped to m = M / (1 + e^-(a l + b)) positions, the near and the
+    farthest as they are, those between squeezed.
+
+    Zhang et al. 2025, "LaMPE: Length-aware Multi-grained Positional Encoding". With r = i - j: r up
+    to `head` stays; from l - `tail` on it is m - l + r; between them head + c (r - head), c = (m -
+    head - tail) / (l - head - tail). The paper rounds that down and the authors' code rounds query
+    and key separately; here it keeps its fraction, so that a distance has one value. The length l
+    is the query's own position, rounded up to a multiple of `step`. a, b and M are fitted to a
+    model. As in the code, all distances are true below 2·head, and m is at least head + tail + 1.
+    """
+
+    reach: PositiveInt
+    rate: PositiveFloat
+    offset: float
+    head: PositiveInt
+    tail: NonNegativeInt = 8
+    step: PositiveInt = 4096
+
+    def mapped(self, length: int) -> int:
+        """The positions that a text of this length is mapped to."""
+        positions = self.reach / (1 + math.exp(min(700.0, -(self.rate * length + self.offset))))
+        return max(int(positions), self.head + self.tail + 1)
+
+    def end(self, b: int) -> int:
+        return (b + 1) * self.step
+
+    def band(self, b: int) -> tuple[Region, ...]:
+        length, head, tail = self.end(b), self.head, self.tail
+        mapped = self.mapped(length)
+        if length < 2 * head or mapped >= length:
+            return (Region(),)
+        far, divide = length - tail, (length - head - tail) / (mapped - head - tail)
+        near, middle = Area(lo=-head, hi=head + 1), Area(lo=head + 1, hi=far)
+        q, k = Shift(divide=divide, add=head - head / divide), Shift(divide=divide)
+        last = Shift(add=mapped - length)
+        return (
+            Region(near),
+            Region(middle, q, k),
+            Region(Area(lo=far), last),
+            Region(Area(lo=1 - far, hi=-head), k, q),
+            Region(Area(hi=1 - far), k=last),
+        )
+
+    def regions(self) -> tuple[Region, ...]:
+        return (Region(),)
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        heads = [lengths.share(n) for n in (16, 8, 4)]
+        reach = [round(share * lengths.trained) for share in (1 / 2, 5 / 8, 3 / 4, 1)]
+        return combinations(reach=(*reach, self.reach), head=(*heads, self.head))
 
 
 @part("group_attention", site="remap", paper="ggerganov 2024, llama.cpp, PR 4815 and 4886")

@@ -49,6 +49,13 @@ def adagrope_llama(train: int = 4096, base: float = 10000) -> Scheme:
     return Scheme.of(parts.Rope(base, remap=parts.AdaGroPE(train // 2)))
 
 
+@preset("Zhang et al. 2025, arXiv:2508.02308")
+def lampe_llama3(head: int = 512, tail: int = 8, step: int = 4096) -> Scheme:
+    """LaMPE with the authors' fit to Llama-3-8B."""
+    remap = parts.Lampe(6204, 1.0493e-4, -2.4666, head, tail, step)
+    return Scheme.of(parts.Rope(500_000, remap=remap))
+
+
 @preset("ggerganov 2024, llama.cpp, PR 4815 and 4886")
 def llama_cpp_groups(group: int = 4, window: int = 512, base: float = 10000) -> Scheme:
     """What llama-completion computes with --grp-attn-n and --grp-attn-w."""

@@ -45,6 +45,7 @@ TOGETHER = {  # fields that must fit each other
     "adagrope": lambda f: {**f, "positions": 1000 + f["positions"]},
     "group_attention": lambda f: {**f, "window": f["window"] * f["group"]},
     "resonance": lambda f: {},
+    "lampe": lambda f: {**f, "step": 64},
     "power_basis": lambda f: {name: 1 + abs(value) for name, value in f.items()},
     "string": lambda f: {**f, "shift": f["shift"] + f.get("local", 128)},
     "longrope": lambda f: {**f, "long": tuple(2 * x for x in f["short"])},

@@ -1,11 +1,13 @@
 """Remaps by the query's own position: AdaGroPE by counting, llama.cpp's groups by its cache."""
 
+import math
+
 import pytest
 import torch
 
 from longitude import UserError, parse
 from longitude.inspection.score_variance import remapped_distance
-from longitude.parts import AdaGroPE, GroupAttention, Rope
+from longitude.parts import AdaGroPE, GroupAttention, Lampe, Rope
 
 N = 70
 i, j = torch.arange(N)[:, None], torch.arange(N)[None, :]
@@ -83,13 +85,41 @@ def test_group_attention_is_what_llama_cpp_does_to_its_cache(group, window):
     torch.testing.assert_close(believed(GroupAttention(group, window)), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize(("head", "tail", "step"), [(5, 2, 10), (8, 0, 25), (30, 4, 7), (4, 3, 70)])
+def test_lampe_maps_three_ranges_of_distance(head, tail, step):
+    reach, rate, offset = 40, 0.05, -2.0
+    got = believed(Lampe(reach, rate, offset, head, tail, step))
+    for query in range(N):
+        length = step * math.ceil((query + 1) / step)
+        mapped = math.floor(reach / (1 + math.exp(-(rate * length + offset))))
+        mapped = max(mapped, head + tail + 1)
+        squeezed = length >= 2 * head and mapped < length
+        for key in range(query + 1):
+            r = query - key
+            want = r
+            if squeezed and r >= length - tail:
+                want = mapped - length + r
+            elif squeezed and r > head:
+                share = (mapped - head - tail) / (length - head - tail)
+                want = share * (r - head) + head
+            assert float(got[query, key]) == pytest.approx(want, abs=1e-9)
+
+
+def test_lampes_published_fits():
+    """m at 8k, 16k, 32k and 64k of Llama-3-8B's fit."""
+    fit = parse("lampe_llama3()").rotary.remap
+    mapped = [fit.mapped(n * 1024) for n in (8, 16, 32, 64)]
+    assert mapped == pytest.approx([1036, 1993, 4501, 6129], abs=1)
+
+
 def test_bands_meet_every_row_once():
     remap = AdaGroPE(16)
     rows = torch.tensor([[3, 61, 29], [3, 15, 16]])
     assert remap.sample(rows) == (3, 15, 16, 29, 61)
-    rope = Rope(remap=remap)
-    areas = [r.where for r in rope.regions(rope.query_rows(range(N)))]
-    assert (sum(a.visible(i, j).int() for a in areas) == 1).all()
+    for one in (remap, Lampe(40, 0.05, -2, 4, 3, 10)):
+        rope = Rope(remap=one)
+        areas = [r.where for r in rope.regions(rope.query_rows(range(N)))]
+        assert (sum(a.visible(i, j).int() for a in areas) == 1).all()
 
 
 @pytest.mark.parametrize(

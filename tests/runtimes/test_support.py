@@ -46,6 +46,7 @@ TABLE = [
     ("rope(base=500, remap=dual_chunk(192, 32))", NONE),
     ("rope(base=500, remap=dimension_wise((2, 4), window=64))", NONE),
     ("rope(base=500, remap=adagrope(128))", NONE),
+    ("rope(base=500, remap=lampe(192, 0.002, -1, 32, step=128))", NONE),
     ("rope(base=500, remap=group_attention(4, 64))", NONE),
     ("rope(base=500, remap=string(85, local=16))", NONE),
     ("rope(base=500, remap=streaming(4, 252))", NONE),
