@@ -102,6 +102,7 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
 RUNNERS = {
     Kernel.EAGER: "eager", Kernel.FLEX: "flex", Kernel.BANDED: "banded", Kernel.DECODE: "decode",
     Kernel.SDPA: "sdpa", Kernel.SDPA_MASKED: "sdpa", Kernel.SDPA_ALIBI: "sdpa",
+    Kernel.SDPA_DIAGONALS: "sdpa",
 }  # fmt: skip
 
 

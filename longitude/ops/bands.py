@@ -8,14 +8,12 @@ band: what stands so far is an output and its log-sum-exp, from which the next b
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from longitude.core.part import Dims, HasWeights
 from longitude.core.region import FAR, Area
 from longitude.ops.passes import accum_dtype
 from longitude.ops.plan import (
@@ -32,6 +30,7 @@ from longitude.ops.plan import (
     TableSpan,
     fastest_kernel,
     pairs_of,
+    term_type,
 )
 from longitude.parts.distance_bias import ByDistance
 
@@ -62,7 +61,7 @@ def plan_banded(call: CallSpec) -> Plan | str:
 
 def _no_bands(call: CallSpec) -> str | None:
     """Why a call is not a set of bands of distances."""
-    if not all(map(by_distance, call.scheme.bias)):
+    if any(term_type(part) is not ByDistance for part in call.scheme.bias):
         return "its table is of distances, and needs biases of the distance alone"
     if not call.contiguous or call.options & {"key_padding", "segments"}:
         return "it reads pairs off contiguous positions (ranges), with no padding or segments"
@@ -188,17 +187,6 @@ def _window_backward(call: CallSpec, piece: BandPiece) -> Kernel:
         return Kernel.BANDED
     blocks = FAR_TILE_ROWS <= hi < n and n % hi == 0
     return (blocks and fastest_kernel(call._replace(gradients=True), n * hi)) or Kernel.FLASH
-
-
-@lru_cache(maxsize=1024)
-def by_distance(part: HasWeights) -> bool:
-    """Whether a bias is a function of the head and the distance: tried at its smallest."""
-    if getattr(part, "gated", False):
-        return False
-    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
-    pos = torch.zeros(1, 1, dtype=torch.int64)
-    weights = part.init(dims, torch.Generator().manual_seed(0))
-    return isinstance(part.term(one, one, pos, pos, weights, 1.0), ByDistance)  # type: ignore[attr-defined]
 
 
 class Bias(NamedTuple):

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from longitude.core.part import Bias as BiasPart
-from longitude.core.part import QueryRows, Weights
+from longitude.core.part import Dims, HasWeights, QueryRows, Weights
 from longitude.core.region import FAR, Area
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
@@ -39,7 +39,7 @@ from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import Tile, batches, query_rows, region_areas, split, tiles
 from longitude.parts.alibi import Alibi, AlibiInterpolated, NtkAlibi
-from longitude.parts.distance_bias import ByDistance
+from longitude.parts.distance_bias import ByDistance, ByRow
 
 Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 HALF = (torch.float16, torch.bfloat16)
@@ -58,6 +58,7 @@ class Kernel(Enum):
     EAGER = "the full score matrix in blocks of queries"
     SDPA = "scaled_dot_product_attention"
     SDPA_MASKED = "scaled_dot_product_attention under a dense mask, in blocks of queries"
+    SDPA_DIAGONALS = "scaled_dot_product_attention under tables of distances, in blocks of queries"
     SDPA_ALIBI = "scaled_dot_product_attention, the bias in extra head dimensions"
     CPU_FLASH = "torch's CPU flash attention"
     FLASH = "FlashAttention 2"
@@ -303,7 +304,24 @@ def _native(call: CallSpec) -> Plan | str:
         return _merged_tiles(call)
     if call.queries > 1 and len(every) > 1:
         return "several regions need contiguous positions (ranges), no bias, padding or segments"
-    return Plan("native", (Step(Kernel.SDPA_MASKED, every),))
+    kernel = Kernel.SDPA_DIAGONALS if _by_diagonals(call) else Kernel.SDPA_MASKED
+    return Plan("native", (Step(kernel, every),))
+
+
+def _by_diagonals(call: CallSpec) -> bool:
+    """Whether tables of distances give the mask of every block as a view: on a CPU, whose kernel
+    takes any strides, for one band of distances in which each query sees a key."""
+    (area, *others), bias = call.scheme.areas(), call.scheme.bias
+    if others or area != Area(area.lo, area.hi) or not bias:
+        return False
+    if any(term_type(part) not in (ByDistance, ByRow) for part in bias):
+        return False
+    if call.device.type != "cpu" or call.options or call.gradients or call.queries < 2:
+        return False
+    if call.q_pos is None or call.k_pos is None:
+        return False
+    sees_first = area.lo is None or call.q_pos[0] - area.lo >= call.k_pos[0]
+    return sees_first and (area.hi is None or call.q_pos[-1] - area.hi < call.k_pos[-1])
 
 
 def _merged_tiles(call: CallSpec) -> Plan | str:
@@ -385,6 +403,17 @@ def _alibi(call: CallSpec) -> Plan | str:
     if not call.positive_scale or (call.dtype != torch.float64 and widest > MAX_ALIBI):
         return f"a bias of {widest:,.0f} leaves float32 too few bits for q·k"
     return Plan("alibi", (Step(Kernel.SDPA_ALIBI, (0,), (tile,)),))
+
+
+@lru_cache(maxsize=1024)
+def term_type(part: HasWeights) -> type | None:
+    """What kind of term a bias has, tried at its smallest; None if its gates are not known yet."""
+    if getattr(part, "gated", False):
+        return None
+    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
+    pos = torch.zeros(1, 1, dtype=torch.int64)
+    weights = part.init(dims, torch.Generator().manual_seed(0))
+    return type(part.term(one, one, pos, pos, weights, 1.0))  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)

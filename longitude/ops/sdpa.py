@@ -1,8 +1,9 @@
-"""One call of `scaled_dot_product_attention`: plain, under a dense mask, or with ALiBi in heads.
+"""One call of `scaled_dot_product_attention`: plain, under a mask, or with ALiBi in heads.
 
 A plain call is causal or full over contiguous positions. A mask takes what depends on more than
 positions (a bias, padding, packed segments, positions in a tensor), in blocks of queries; a single
-query has its regions rotated into the keys.
+query has its regions rotated into the keys. On a CPU a bias by distance needs no dense mask: with
+the keys in reverse order, the bias of every pair is a view of its table (`along_diagonals`).
 
 ALiBi needs no mask: under softmax a number that a full row shares does not count, so -m (i - j) is
 m (j - c) for any c, a product of something of the head and something of the key, as q·k is. Queries
@@ -14,19 +15,23 @@ q·k, so the plan declines calls with large biases.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from longitude.core.part import Term
+from longitude.core.region import Area
 from longitude.ops.eager import in_blocks
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
 from longitude.ops.passes import Pass, accum_dtype, make_passes, single_query_pass
 from longitude.ops.plan import Kernel, Plan, slopes_of
-from longitude.parts.distance_bias import ByDistance
+from longitude.parts.distance_bias import ByDistance, ByRow, along_diagonals
 
 CUDA_BLOCK_SCORES = 2**27  # where memory is plenty but every call costs
+CPU_BLOCK_QUERIES = 512  # few enough that little is computed beyond a causal mask
 ALIBI_DIMS = 16  # kernels take head sizes in multiples of it
 ALIBI_PARTS = 3
 ALIBI_UNIT = 256  # keys count in these: 131,072 would not fit into float16
@@ -37,6 +42,8 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     (step,) = plan.steps
     if step.kernel is Kernel.SDPA_MASKED:
         return in_blocks(p, _masked, CUDA_BLOCK_SCORES if p.q.is_cuda else BLOCK_SCORES)
+    if step.kernel is Kernel.SDPA_DIAGONALS:
+        return _by_diagonals(p)
     if step.kernel is Kernel.SDPA_ALIBI:
         return run_alibi(p)
     q, k = _one_pass(p).rotated()
@@ -65,6 +72,50 @@ def _masked(p: AttentionInputs) -> Tensor:
         mask = torch.cat([mask, sink], -1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
     return (_sdpa(q, k, v, mask, p) * some).to(p.v.dtype)
+
+
+def _by_diagonals(p: AttentionInputs) -> Tensor:
+    """Blocks of queries, each over the keys that it sees, the last key first."""
+    (area,), (n, heads) = p.scheme.areas(), (p.q.shape[2], p.q.shape[1])
+    q, k = make_passes(p)[0].rotated()
+    q, k, v = (x.to(accum_dtype(x)) for x in (q, k, p.v))
+    k, v = (x.flip(2).repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    q_pos, k_pos = p.q_pos, p.k_pos
+    assert isinstance(q_pos, range) and isinstance(k_pos, range)
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    for start in range(0, n, CPU_BLOCK_QUERIES):
+        rows = q_pos[start : start + CPU_BLOCK_QUERIES]
+        first = 0 if area.hi is None else max(0, rows[0] - area.hi + 1 - k_pos[0])
+        stop = len(k_pos) if area.lo is None else min(len(k_pos), rows[-1] - area.lo + 1 - k_pos[0])
+        keys, cut = k_pos[first:stop], slice(len(k_pos) - stop, len(k_pos) - first)
+        block = p.rows(start, start + len(rows))
+        block = replace(block, k=p.k[:, :, first:stop], v=p.v[:, :, first:stop], k_pos=keys)
+        some = slice(start, start + len(rows))
+        mask = _diagonal_mask(block, area, rows, keys, q.dtype).expand(q.shape[0], -1, -1, -1)
+        out[:, :, some] = _sdpa(q[:, :, some], k[:, :, cut], v[:, :, cut], mask, p)
+    return out.to(p.v.dtype)
+
+
+def _diagonal_mask(
+    p: AttentionInputs, area: Area, rows: range, keys: range, dtype: torch.dtype
+) -> Tensor:
+    """The biases of all pairs, the last key first; -inf at distances outside the area."""
+    least, mask = rows[0] - keys[-1], None
+    ahead = 0 if area.lo is None else max(0, area.lo - least)
+    for term in p.terms().values():
+        assert isinstance(term, (ByDistance, ByRow))  # as the plan found
+        table = term.table(p.q.shape[1], rows, keys).to(dtype)
+        if mask is None:
+            table[..., :ahead] = float("-inf")
+            if area.hi is not None:
+                table[..., max(0, area.hi - least) :] = float("-inf")
+            mask = along_diagonals(table, len(keys))
+        else:
+            mask = mask + along_diagonals(table, len(keys))
+        if isinstance(term, ByRow) and term.keys is not None:
+            mask = mask + term.keys.to(dtype).flip(-1)[:, :, None]
+    assert mask is not None
+    return mask
 
 
 def _dense(term: Term, p: AttentionInputs) -> Tensor:

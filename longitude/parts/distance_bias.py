@@ -1,8 +1,9 @@
-"""Biases that depend on the distance alone, which the learned and the costly ones share.
+"""Biases by distance: a number for each head, or for each head and query.
 
-Where positions are contiguous there are no more distances than tokens: the term is then a table
-with one row per head, computed once per call, and the bias of a pair is a lookup. Gradients flow
-into the table, and from there into the few weights behind it.
+Where positions are contiguous there are no more distances than tokens: the term is then a table,
+computed once per call, and the bias of a pair is a lookup. Gradients flow into the table, and from
+there into the few weights behind it. Along its diagonals a table is the bias of every pair, without
+a copy.
 """
 
 from collections.abc import Callable
@@ -45,6 +46,48 @@ class ByDistance:
 
 
 by_distance = ByDistance
+
+
+@dataclass(frozen=True, eq=False)
+class ByRow:
+    """The term queries[b, h, i]·vectors[h, entry(i - j)], and keys[b, h, j] if given.
+
+    The products of each query with all vectors are computed once; a pair looks its own up.
+    """
+
+    q_pos: Tensor
+    k_pos: Tensor
+    queries: Tensor
+    vectors: Tensor  # (h|1, r, d)
+    entry: Callable[[Tensor], Tensor]
+    keys: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", self.queries @ self.vectors.mT)
+
+    def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
+        r = self.entry(at(self.q_pos, b, i) - at(self.k_pos, b, j))
+        found = pick(self.rows, b, h, i, r)  # type: ignore[attr-defined]
+        return found if self.keys is None else found + self.keys[b, h, j]
+
+    def table(self, heads: int, q: range, k: range) -> Tensor:
+        """The products of every distance between two contiguous ranges, the least first:
+        (b, h, q, r). Where distances share a vector, multiplying again is faster than a gather."""
+        away = torch.arange(q[0] - k[-1], q[-1] - k[0] + 1, device=self.q_pos.device)
+        entries = self.entry(away)
+        if len(away) == self.vectors.shape[1] and bool((entries.diff() == 1).all()):
+            return self.rows  # type: ignore[attr-defined]
+        return self.queries @ self.vectors[:, entries].mT
+
+
+def along_diagonals(table: Tensor, keys: int) -> Tensor:
+    """The entry of every pair of a range of queries and one of keys, the last key first, as a view
+    (b|1, h, q, keys). A table holds all distances from the least, for each query or for all."""
+    if table.dim() == 2:
+        return table.unfold(1, keys, 1)[None]
+    b, h, n, distances = table.shape
+    each = n * distances
+    return table.contiguous().as_strided((b, h, n, keys), (h * each, each, distances + 1, 1))
 
 
 def pick(table: Tensor, b: Index, h: Index, i: Index, r: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Weights, part
+from longitude.core.part import Bias, Choice, Dims, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import PositiveInt
-from longitude.parts.distance_bias import at, pick
+from longitude.parts.distance_bias import ByRow
 
 
 @part("shaw", site="bias", paper="Shaw et al. 2018, arXiv:1803.02155")
@@ -37,12 +37,8 @@ class Shaw(Bias):
         return (j - i).round().clamp(-self.clip, self.clip).to(torch.int64) + self.clip
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        score = torch.einsum("bhid,rd->bhir", q, weights["keys"].to(q.dtype))
-
-        def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
-            return pick(score, b, h, i, self.offset(at(q_pos, b, i), at(k_pos, b, j)))
-
-        return term
+        vectors = weights["keys"].to(q.dtype)[None]
+        return ByRow(q_pos, k_pos, q, vectors, lambda r: self.offset(r, torch.zeros_like(r)))
 
     def value_term(
         self, attended: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights

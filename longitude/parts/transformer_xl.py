@@ -17,7 +17,6 @@ from torch import Tensor
 from longitude.core.part import (
     Bias,
     Dims,
-    Index,
     K,
     Q,
     Rows,
@@ -27,7 +26,7 @@ from longitude.core.part import (
     train_defaults,
 )
 from longitude.core.validate import NonNegativeInt, PositiveFloat, UserError
-from longitude.parts.distance_bias import at, pick
+from longitude.parts.distance_bias import ByRow
 from longitude.parts.sinusoidal import sinusoid
 
 
@@ -60,15 +59,11 @@ class TransformerXl(Bias):
         wave = sinusoid(distances, relative.shape[-1], self.base, "concatenated")
         keys = torch.einsum("hdm,rm->hrd", relative, wave.to(q.dtype))
         u, v = (weights[name].to(q.dtype) * scale for name in ("u", "v"))
-        position = torch.einsum("bhid,hrd->bhir", q + v[:, None], keys)
         group = q.shape[1] // k.shape[1]
         content = torch.einsum("hd,bhjd->bhj", u, k.repeat_interleave(group, 1))
 
-        def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
-            r = row(at(q_pos, b, i) - at(k_pos, b, j)).to(torch.int64)
-            return pick(position, b, h, i, r) + content[b, h, j]
-
-        return term
+        entry = lambda r: row(r).to(torch.int64)  # noqa: E731
+        return ByRow(q_pos, k_pos, q + v[:, None], keys, entry, content)
 
     def _distances(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The distances that the table must hold, and the row of each: all from the least to the

@@ -22,7 +22,7 @@ from longitude.core.validate import UserError, shown, target_length
 
 KEY, FILE = "longitude", "longitude.json"
 WORKER = "longitude.serving.worker.Worker"
-TESTED = ("0.32",)
+TESTED = ("0.30", "0.31", "0.32")
 DRAFTS = ("ngram", "ngram_gpu", "suffix")  # speculation without a second model
 
 

@@ -29,7 +29,9 @@ TEXTS = {
     "rope(remap=dual_chunk(96, 24))": Kernel.CPU_FLASH,
     "rope() + window(64, sinks=4)": Kernel.CPU_FLASH,
     "rope(frequencies=stepped('yarn', original=128))": Kernel.CPU_FLASH,
-    "alibi()": Kernel.SDPA_MASKED,
+    "alibi()": Kernel.SDPA_DIAGONALS,
+    "rope() + shaw(8) + window(64)": Kernel.SDPA_DIAGONALS,
+    "alibi() + window(64, sinks=4)": Kernel.SDPA_MASKED,
     "rope(remap=rerope(48)) + alibi()": Kernel.EAGER,
     "shaw(8, values=True)": Kernel.EAGER,
 }

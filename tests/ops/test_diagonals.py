@@ -1,0 +1,46 @@
+"""Biases by distance on a CPU: a mask that is a view of a table equals the full score matrix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from longitude.core.part import Dims
+from longitude.core.text import parse
+from longitude.ops.attention import attention
+from longitude.ops.inputs import prepare
+from longitude.ops.plan import Kernel, make_plan
+from longitude.ops.sdpa import CPU_BLOCK_QUERIES
+
+N = CPU_BLOCK_QUERIES + 90  # more than a block
+CALLS = {
+    "all": (range(N), range(N)),
+    "last": (range(N, 2 * N), range(2 * N)),
+    "ahead": (range(40, 40 + N), range(N)),  # the last keys are behind all of the last queries
+}
+SCHEMES = (
+    "alibi()", "kerple_log()", "kerple_power()", "t5()", "sandwich()", "shaw(16)",
+    "transformer_xl()", "transformer_xl(clamp=40)", "rope() + alibi() + window(200)",
+    "t5(bidirectional=True) + bidirectional()", "shaw(8) + alibi() + logn(64)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("text", SCHEMES)
+def test_it_equals_the_score_matrix(text: str, call: str) -> None:
+    scheme, (q_pos, k_pos) = parse(text), CALLS[call]
+    rng = torch.Generator().manual_seed(0)
+    own = {name: w.double() for name, w in scheme.init(Dims(32, 4, 8), rng).items()}
+    q = torch.randn(2, 4, len(q_pos), 8, generator=rng, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 2, len(k_pos), 8, generator=rng, dtype=torch.float64)
+    given = (scheme, q, k, v, q_pos, k_pos, own)
+    assert make_plan(prepare(*given)).steps[0].kernel is Kernel.SDPA_DIAGONALS
+    want = attention(*given, backend="eager")
+    torch.testing.assert_close(attention(*given), want, rtol=1e-11, atol=1e-11)
+
+
+def test_a_query_that_sees_nothing_is_left_to_a_dense_mask() -> None:
+    x = torch.randn(1, 2, 8, 8)
+    before = (parse("alibi()"), x, x, x, range(8), range(4, 12))
+    assert make_plan(prepare(*before)).steps[0].kernel is Kernel.SDPA_MASKED
+    assert not attention(*before)[:, :, :4].any()
