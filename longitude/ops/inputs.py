@@ -300,9 +300,7 @@ def _check_hidden(
 
 def _check_sums(scheme: Scheme, q: Tensor, k: Tensor, sums: Any) -> tuple[Tensor, Tensor] | None:
     """The sums of forget gates at queries and at keys, which gated schemes need and no other."""
-    if sums is None and not scheme.bias:
-        return None
-    if (scheme.gated is None) != (sums is None):
+    if bool(scheme.bias and scheme.gated) != (sums is not None):
         given, takes = ("none were", "the") if sums is None else ("some were", "no")
         raise UserError(
             f"{scheme} takes {takes} forget_sums of its gates, but {given} given: "

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-vllm = pytest.importorskip("vllm")
+pytest.importorskip("vllm")
 
 from tests.serving.engines import check, engine, generate, saved, tokens
 
@@ -18,6 +18,8 @@ REROPE = "rope(remap=rerope(32))"
 
 
 def test_drafts_from_the_prompt(tmp_path: Path) -> None:
+    import vllm
+
     if vllm.__version__.startswith("0.30."):
         pytest.skip("drafts of vLLM 0.30 itself need Triton, which its wheel for CPUs lacks")
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
