@@ -8,6 +8,7 @@ the effective length that was reached and what would help.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,8 +63,10 @@ def recommend(
         raise UserError("There are no measurements to judge by: run some first.")
     ranking = Ranking(rows, target)
     if served is None:
-        own = parse(rows[0].key.subject.scheme)
-        served = {label: supporting(parse(text), own) for label, text in ranking.schemes.items()}
+        served = {}
+        with suppress(UserError):  # a server's scheme is not known
+            own = parse(rows[0].key.subject.scheme)
+            served = {s: supporting(parse(text), own) for s, text in ranking.schemes.items()}
     advice = {each: _advice(ranking, each) for each in GOALS}
     best = advice[goal]
     runtimes = []

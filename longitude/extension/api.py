@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longitude.core.client import is_url
 from longitude.core.progress import Event
 from longitude.core.store import Store
 from longitude.core.validate import UserError, shown
@@ -62,11 +63,15 @@ def extend(
     """Measure every candidate on the model and rank them.
 
     Args:
-        model: a name on the Hub, a folder, a .gguf file, a bundled checkpoint, or a loaded model
-            (with `options.tokenizer`).
+        model: a name on the Hub, a folder, a .gguf file, a bundled checkpoint, a loaded model
+            (with `options.tokenizer`), or the URL of a server, whose one scheme is measured.
         to: the target length: 32768, "32k", or "4x" the trained window (the default; 8x for the
             bundled tiny-rope).
     """
+    if is_url(model):
+        from longitude.probing.extend import extend_server
+
+        return extend_server(str(model), to, options)
     if options.lm_eval:
         lm_eval.library()  # raise before anything takes its time
     began, seconds = time.monotonic(), options.budget and parse_seconds(options.budget)
@@ -134,6 +139,10 @@ def estimate(
     options: ExtendOptions = ExtendOptions(),  # noqa: B008 (frozen)
 ) -> ExtendEstimate:
     """The plan of `extend` and what it would cost; nothing runs and nothing is written."""
+    if is_url(model):
+        from longitude.probing.extend import estimate_server
+
+        return ExtendEstimate(estimate_server(str(model), to, options).to_json())
     prepared = _prepared(model, to, options)
     plan = prepared.plan
     return ExtendEstimate(

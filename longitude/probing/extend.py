@@ -1,0 +1,115 @@
+"""`longitude extend URL`: a server's one scheme, measured by the protocol of `extend` as far as a
+server can be (retrieval by family and length, the answers' loss where it gives log-probabilities,
+speed), as the same rows with the same report. What needs the weights (loss, kept context, other
+methods) is left to a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from longitude.core.store import Store, address
+from longitude.core.validate import UserError
+from longitude.eval.records import BASELINE, COST, RETRIEVAL, Measurement, ResultKey, Subject
+from longitude.eval.tasks import ALL, families
+from longitude.extension.advice import Advice, Recommendation
+from longitude.extension.plan import ExtendOptions
+from longitude.extension.result import STORE, ExtendResult
+from longitude.probing.api import ProbeEstimate, ProbeOptions, ProbeResult, estimate, probe
+
+SCHEME = "as served"  # what runs there is not known: `probe --reference` finds out
+FOLDER = "runs/served"
+KEY = "LONGITUDE_API_KEY"
+
+
+def extend_server(url: str, to: int | str | None, options: ExtendOptions) -> ExtendResult:
+    """Measure a server, and write the run's folder."""
+    folder = options.out or Path(FOLDER)
+    probed = probe(url, options=_options(to, options, folder))
+    subject = _subject(probed)
+    rows = [*_rows(probed, subject, options.seed)]
+    if not rows:
+        raise UserError(f"{url} answered no question that could be counted: see {folder}/probe.")
+    steps = [("See what it does with long prompts", f"longitude probe {probed.url}")]
+    result = ExtendResult(rows, _recommendation(probed), steps, folder)
+    with Store(folder / STORE) as store:
+        for row in rows:
+            store.put(row.key.to_json(), row.value)
+        result.write(folder, store)
+    return result
+
+
+def estimate_server(url: str, to: int | str | None, options: ExtendOptions) -> ProbeEstimate:
+    """What `extend_server` would send at most."""
+    return estimate(url, options=_options(to, options, Path(FOLDER)))
+
+
+def _options(to: int | str | None, options: ExtendOptions, folder: Path) -> ProbeOptions:
+    given = {
+        "--methods": options.methods != "auto", "--search": options.search,
+        "--lm-eval": bool(options.lm_eval), "--engine": options.engine != "local",
+        "--lengths": bool(options.lengths),
+    }  # fmt: skip
+    if wrong := [name for name, is_given in given.items() if is_given]:
+        raise UserError(
+            f"{', '.join(wrong)} needs a checkpoint, but a server runs one scheme: leave it out, "
+            f"or give the checkpoint."
+        )
+    names = tuple(name for name in options.tasks if name in families())
+    return ProbeOptions(
+        to=to, tasks=(ALL,) if ALL in options.tasks or not names else names,
+        questions=options.questions or 2, budget=options.budget, text=options.text,
+        key=os.environ.get(KEY) or None, seed=options.seed, out=folder / "probe",
+        progress=options.progress,
+    )  # fmt: skip
+
+
+def _subject(probed: ProbeResult) -> Subject:
+    facts = {"url": probed.url, "model": probed.model}
+    return Subject(
+        probed.model, address(facts), SCHEME, "served", probed.to, probed.runtime or "unknown",
+        probed.url,
+    )  # fmt: skip
+
+
+def _rows(probed: ProbeResult, subject: Subject, seed: int) -> Iterator[Measurement]:
+    """Retrieval by family and length, and the cost by length."""
+    reach = probed.reach
+    common = {"label": BASELINE, "refused": None, "machine": probed.url, "seconds": 0.0}
+    asked = {"served": True, "questions": probed.settings["questions"]}
+    for length in reach.lengths:
+        for family in reach.families:
+            here = reach.at(length, family)
+            if not here:
+                continue
+            losses = [one.loss for one in here if one.loss is not None]
+            value: dict[str, Any] = {"family": family, "exacts": [one.exact for one in here]}
+            value["exact"] = fmean(value["exacts"])
+            if len(losses) == len(here):
+                value |= {"losses": losses, "loss": fmean(losses)}
+            at = {"family": family, "round": 0}
+            key = ResultKey(RETRIEVAL, subject, SCHEME, length, None, at, asked, seed)
+            yield Measurement(key, {**common, **value})
+    for speed in reach.speeds:
+        if speed.first:
+            decode = {"decode": 1000 / speed.decode} if speed.decode else {}
+            value = {"prefill": speed.length / speed.first, "speed": (1.0, 1.0, 1.0), **decode}
+            key = ResultKey(COST, subject, SCHEME, speed.length, protocol={"served": True})
+            yield Measurement(key, {**common, **value})
+
+
+def _recommendation(probed: ProbeResult) -> dict[str, Any]:
+    """The verdict in the place of a recommendation: there is nothing to choose."""
+    faults = " ".join(one.sentence for one in probed.faults) or "No fault found."
+    reached = probed.reach.effective_length
+    numbers = {"label": BASELINE, "own": BASELINE, "effective_length": reached}
+    best = Advice("the server", BASELINE, None, faults, {**numbers, "in_window_cost": None})
+    lengths = {} if reached is None else {BASELINE: reached}
+    told = Recommendation("context", best, (), (), None, False, lengths)
+    notes = [one.sentence for one in probed.findings if one.kind == "note"]
+    by = "The effective length is by retrieval: kept context needs the weights."
+    return {**told.to_json(), "notes": [*notes, by, *probed.notes]}
