@@ -31,7 +31,7 @@ BUDGET = {
     "training": 3_820,
     "runtimes": 4_230,
     "serving": 800,  # the vLLM plugin
-    "extension": 3_180,
+    "extension": 3_190,
     "probing": 2_180,  # what a live server does
     "viz": 3_220,
     "explorer": 1_270,
