@@ -338,7 +338,8 @@ def supported() -> dict[str, Any]:
     from tests.hf import support
 
     with quiet_transformers(bars=True):
-        return {"supported": support.rows(), "refused": support.refused()}
+        names = {"refused": support.refused(), "multimodal": support.multimodal()}
+        return {"supported": support.rows(), **names}
 
 
 def main(arguments: list[str]) -> None:

@@ -21,7 +21,7 @@ from longitude.cli.main import app
 from longitude.core.part import PARTS
 from longitude.core.validate import UserError
 from longitude.presets import PAPERS, PRESETS
-from tests.hf.tiny import DECODERS, REFUSED
+from tests.hf.tiny import DECODERS, MULTIMODAL, REFUSED
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
@@ -84,6 +84,8 @@ def test_formulas_errata_results_and_help_are_there(docs: Path) -> None:
 def test_every_architecture_of_the_grid_has_its_row(docs: Path) -> None:
     page = (docs / "models.md").read_text(encoding="utf-8")
     patched, refused = page.split("## Which encoding")[0].split("Refused")
+    patched, images = patched.split("Multimodal models")
+    assert re.findall(r"^\| `(\S+)` \|", images, re.MULTILINE) == list(MULTIMODAL)
     assert re.findall(r"^\| `(\S+)` \|", patched, re.MULTILINE) == sorted(DECODERS)
     assert re.findall(r"^\| `(\S+)` \|", refused, re.MULTILINE) == sorted(REFUSED)
     assert "| `qwen3_5_text` | RoPE on part of a head | linear attention or state space |" in page

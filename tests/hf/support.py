@@ -13,7 +13,7 @@ from longitude.core.scheme import Scheme
 from longitude.core.text import parse
 from longitude.hf.encodings import encodings
 from longitude.parts import Chunked, Window
-from tests.hf.tiny import DECODERS, REFUSED, config_of
+from tests.hf.tiny import DECODERS, MULTIMODAL, REFUSED, config_of
 
 LEFT_ALONE = {  # by the names of layer types
     "linear_attention": "linear attention or state space",
@@ -68,6 +68,11 @@ def _each(scheme: Any) -> list[Scheme]:
 def rows() -> list[Row]:
     """Every architecture of the grid that can be patched, by name."""
     return [row(kind) for kind in sorted(DECODERS)]
+
+
+def multimodal() -> list[tuple[str, str]]:
+    """Every multimodal model that is patched with images, and how its sections lie."""
+    return [(kind, one.order) for kind, one in MULTIMODAL.items()]
 
 
 def refused() -> list[tuple[str, str]]:

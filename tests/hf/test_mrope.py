@@ -14,24 +14,17 @@ from longitude.core.validate import UserError
 from longitude.hf import mrope
 from longitude.hf.patch import attention_patched, patched, probed_layers, scheme_of
 from longitude.parts.rope import apply_rotary
-from tests.hf.tiny import LINEAR, SHAPE, sharp
+from tests.hf.tiny import LINEAR, MULTIMODAL, SHAPE, sharp
 
 IMAGE, START, END = 90, 91, 92
 GRID = torch.tensor([[1, 4, 8]])  # patches; two by two are merged: rows, columns and tokens
 TOKENS = (2, 4, 8)
 VISION = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
 VISION |= {"depth": 1, "num_heads": 2, "intermediate_size": 32, "deepstack_visual_indexes": [0]}
-WIDTHS: dict[str, dict[str, Any]] = {
-    "qwen2_vl": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
-    "qwen2_5_vl": {"hidden_size": 32, "out_hidden_size": 64, "fullatt_block_indexes": [0]},
-    "qwen3_vl": {"hidden_size": 32, "out_hidden_size": 64, "num_position_embeddings": 64},
-    "qwen3_5": {"hidden_size": 32, "out_hidden_size": 64, "num_position_embeddings": 64},
-}
 HEADS = {"qwen3_5": {"head_dim": 64, **LINEAR}}  # a quarter of each head rotates
-SECTIONS = {"qwen2_vl": [2, 3, 3], "qwen2_5_vl": [2, 3, 3]}  # plain; the others are interleaved
 LEAKY, REROPE = "rope(remap=leaky_rerope(6, 4))", "rope(remap=rerope(5))"
 YARN = "rope(frequencies=yarn(4, original=64)"
-KINDS = list(WIDTHS)
+KINDS = list(MULTIMODAL)
 ONE = torch.tensor(1.0, dtype=torch.float64)
 
 
@@ -48,11 +41,11 @@ def model(kind: str) -> Any:
     rope = {
         "rope_type": "default",
         "rope_theta": 1e4,
-        "mrope_section": SECTIONS.get(kind, [3, 3, 2]),
+        "mrope_section": MULTIMODAL[kind].sections,
     }
     text = {**SHAPE, **HEADS.get(kind, {}), "rope_parameters": rope}
     tokens = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END}
-    vision = {**VISION, **WIDTHS[kind]}
+    vision = {**VISION, **MULTIMODAL[kind].vision}
     config = AutoConfig.for_model(kind, text_config=text, vision_config=vision, **tokens)
     torch.manual_seed(0)
     return sharp(AutoModelForImageTextToText.from_config(config))
@@ -173,6 +166,8 @@ def test_one_position_follows_time_and_the_order_of_tokens() -> None:
     assert torch.equal(torch.cat(parts, 1), pos)  # an image that two forwards share
     padded = torch.tensor([[True] * 3 + [False] * 6])
     assert bool((mrope.one_position(ids, padded, None)[:, 3:].diff() > 0).all())
+    video = torch.tensor([[0, 1, 2, 2, 6, 6, 4, 5]])  # whose text may go on below its last frame
+    assert bool((mrope.one_position(video.expand(3, 1, -1), None, None).diff() > 0).all())
     with pytest.raises(UserError, match="several documents"):
         mrope.one_position(torch.cat([ids, ids], -1), None, None)
 

@@ -180,6 +180,25 @@ DECODERS: dict[str, dict[str, Any]] = {
 OLD = {"n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": WINDOW, "rotary_dim": 8}
 
 
+class Multimodal(NamedTuple):
+    """A model of texts and images: its vision tower, and M-RoPE's sections of eight pairs."""
+
+    vision: dict[str, Any]
+    sections: list[int]
+    order: str
+
+
+TOWER = {"hidden_size": 32, "out_hidden_size": 64}
+TABLE = {**TOWER, "num_position_embeddings": 64}
+PLAIN, INTERLEAVED = ([2, 3, 3], "plain"), ([3, 3, 2], "interleaved")
+MULTIMODAL = {
+    "qwen2_vl": Multimodal({"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}, *PLAIN),
+    "qwen2_5_vl": Multimodal({**TOWER, "fullatt_block_indexes": [0]}, *PLAIN),
+    "qwen3_vl": Multimodal(TABLE, *INTERLEAVED),
+    "qwen3_5": Multimodal(TABLE, *INTERLEAVED),
+}
+
+
 class Refusal(NamedTuple):
     """Why an architecture can't be patched, and what its refusal says."""
 
