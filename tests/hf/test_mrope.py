@@ -121,6 +121,21 @@ def test_generating_goes_on_after_the_image(kind: str) -> None:
     assert torch.equal(full.argmax(-1), tokens[:, n:])
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl"])
+def test_left_padding_changes_nothing(kind: str) -> None:
+    net, one, other = model(kind), prompt(8), prompt(12)
+    both: dict[str, torch.Tensor] = {}
+    for name in ("input_ids", "mm_token_type_ids", "attention_mask"):
+        padded = torch.nn.functional.pad(one[name], (4, 0))
+        both[name] = torch.cat([padded, other[name]])
+    for name in ("pixel_values", "image_grid_thw"):
+        both[name] = torch.cat([one[name], other[name]])
+    with patched(net, LEAKY):
+        logits = net(**both).logits
+        torch.testing.assert_close(logits[:1, 4:], net(**one).logits, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(logits[1:], net(**other).logits, atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_yarn_alone_keeps_the_models_own_attention(kind: str) -> None:
     net, given = model(kind), prompt()
