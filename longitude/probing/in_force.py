@@ -114,7 +114,8 @@ class InForce:
             )
         if self.as_meant:
             rest = [fit for fit in self.fits if fit.name != meant.name]
-            after = f"; next, {rest[0].name}: {rest[0].misfit:.4f}" if rest else ""
+            order = "next" if self.best.name == meant.name else "not significantly nearer"
+            after = f"; {order}, {rest[0].name}: {rest[0].misfit:.4f}" if rest else ""
             return (
                 f"The scheme meant, {meant.scheme}, is in force: {meant.misfit:.4f} {unit} from "
                 f"the reference on average{after}."

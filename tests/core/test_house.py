@@ -32,7 +32,7 @@ BUDGET = {
     "runtimes": 4_230,
     "serving": 800,  # the vLLM plugin
     "extension": 3_190,
-    "probing": 2_110,  # what a live server does
+    "probing": 2_115,  # what a live server does
     "viz": 3_220,
     "explorer": 1_270,
     "cli": 1_640,

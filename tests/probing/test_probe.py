@@ -16,6 +16,7 @@ from longitude.core.progress import Event
 from longitude.core.validate import UserError
 from longitude.probing.api import ProbeOptions, ProbeResult, estimate, probe, read_saved, save
 from longitude.probing.drift import sign_test
+from tests.viz.browser import opens_cleanly
 
 from .servers import Server, behaving, oracle
 
@@ -193,6 +194,7 @@ def test_what_a_server_says_is_escaped(options: ProbeOptions, tmp_path: Path) ->
     with Server(behaving(owner=evil), brain) as server:
         result = probe(server.url, options=options)
     page = result.report(tmp_path / "page.html").read_text()
+    opens_cleanly(tmp_path / "page.html")
     assert "<script>alert" not in page and "\x1b" not in result.table() + page
     assert "\x1b" not in json.dumps(result.to_json())
 
