@@ -37,6 +37,7 @@ from longitude.inspection.extrapolation import embedded_length, extrapolation, t
 from longitude.inspection.rows import Curve, Properties, Relativity, SchemeProperties, Uniqueness
 from longitude.inspection.score_variance import CONTENTS, MAX_TABLE, SEED, ScoreModel
 from longitude.parts import Multiplicative, Rerope, Streaming
+from longitude.parts.dimension_wise import LLAMA3
 from longitude.presets import PRESETS
 
 LENGTH, TRAINED, LAYERS = 4096, 1024, 4  # at which presets are compared
@@ -88,8 +89,9 @@ def compare(
             f"{length}: give --trained below --length."
         )
     for name, build in PRESETS.items():
-        scheme = preset_for(build, length, trained, dim)
+        scheme: Scheme | Layers | str = name  # where these lengths can't even make it
         try:
+            scheme = preset_for(build, length, trained, dim)
             properties = check(scheme, dim=dim, heads=heads, length=length, trained=trained)
             yield replace(properties, name=name)
         except UserError as error:
@@ -107,6 +109,8 @@ def preset_for(
         "max": 4 * length,
         "factor": factor,
         "window": max(2, trained // 4),
+        "local": max(1, trained // 64),
+        "groups": LLAMA3[: dim // 2],
         "layers": LAYERS,
         "near": scheme_of(Streaming(4, max(1, trained // 2 - 4))),
         "far": scheme_of(Rerope(max(1, trained // 8))),
