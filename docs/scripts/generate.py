@@ -160,7 +160,11 @@ class Method:
             return (
                 "from longitude import Dims\nfrom longitude.nn import PositionAttention\n\n"
                 f'attend = PositionAttention("{self.text}", Dims(dim=512, heads=8, head_dim=64))\n'
-                "out = attend(q, k, v, q_pos=range(n))"
+                + (
+                    "out = attend(q, k, v, q_pos=range(n), x=x)  # x: the layer's input"
+                    if self.scheme.gated
+                    else "out = attend(q, k, v, q_pos=range(n))"
+                )
             )
         return f"{head}out = attention(scheme, q, k, v, q_pos=range(n), k_pos=range(n))"
 
