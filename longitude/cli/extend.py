@@ -94,6 +94,9 @@ def extend(
     it costs inside, speed and memory. Methods that fall behind read fewer documents. Then one
     recommendation for --goal, with the effective length of every method, and one for each runtime.
 
+    MODEL may be the URL of a server, as http://127.0.0.1:8000/v1: its one scheme is measured as far
+    as a server allows.
+
     All numbers go to results.sqlite in --out; the same command again resumes where one was stopped,
     and measures nothing twice. The report is one page, report.html.
     """
