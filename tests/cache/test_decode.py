@@ -45,6 +45,7 @@ def in_pieces(
     padding: Tensor | None = None,
     weights: Any = None,
     slack: int = 4,
+    gates: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """The outputs of `attend`, piece after piece."""
@@ -52,7 +53,8 @@ def in_pieces(
     for size in sizes:
         q, k, v = (x[:, :, start : start + size] for x in qkv)
         now = cut(pos, start, start + size)
-        cache.add(k, v, now, None if padding is None else padding[:, start : start + size])
+        hidden = None if padding is None else padding[:, start : start + size]
+        cache.add(k, v, now, hidden, None if gates is None else gates[..., start : start + size])
         outs.append(cache.attend(q, now, weights, **options))
         start += size
     return torch.cat(outs, 2)
@@ -66,7 +68,8 @@ def test_every_preset_decodes_as_it_prefills(name: str, sizes: list[int]) -> Non
     pos = positions(s, TOKENS)
     want = Layer(s, 2).dense(x, pos, backend="eager", length=TOKENS)
     layer = Layer(s, 2, torch.float32)
-    got = in_pieces(s, layer.qkv(x, pos), pos, sizes, weights=layer.weights)
+    gates = layer.gates(x, pos)
+    got = in_pieces(s, layer.qkv(x, pos), pos, sizes, weights=layer.weights, gates=gates)
     assert torch.allclose(got.double(), want, atol=1e-5, rtol=1e-5)
 
 
