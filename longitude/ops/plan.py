@@ -39,7 +39,7 @@ from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import Tile, batches, query_rows, region_areas, split, tiles
 from longitude.parts.alibi import Alibi, AlibiInterpolated, NtkAlibi
-from longitude.parts.distance_bias import ByDistance, ByRow
+from longitude.parts.distance_bias import ByDistance
 
 Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 HALF = (torch.float16, torch.bfloat16)
@@ -314,7 +314,7 @@ def _by_diagonals(call: CallSpec) -> bool:
     (area, *others), bias = call.scheme.areas(), call.scheme.bias
     if others or area != Area(area.lo, area.hi) or not bias:
         return False
-    if any(term_type(part) not in (ByDistance, ByRow) for part in bias):
+    if not all(hasattr(term_type(part), "table") for part in bias):
         return False
     if call.device.type != "cpu" or call.options or call.gradients or call.queries < 2:
         return False

@@ -103,8 +103,7 @@ def _diagonal_mask(
     least, mask = rows[0] - keys[-1], None
     ahead = 0 if area.lo is None else max(0, area.lo - least)
     for term in p.terms().values():
-        assert isinstance(term, (ByDistance, ByRow))  # as the plan found
-        table = term.table(p.q.shape[1], rows, keys).to(dtype)
+        table = term.table(p.q.shape[1], rows, keys).to(dtype)  # type: ignore[attr-defined]
         if mask is None:
             table[..., :ahead] = float("-inf")
             if area.hi is not None:

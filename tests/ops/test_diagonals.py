@@ -20,7 +20,7 @@ CALLS = {
 }
 SCHEMES = (
     "alibi()", "kerple_log()", "kerple_power()", "t5()", "sandwich()", "shaw(16)",
-    "transformer_xl()", "transformer_xl(clamp=40)", "rope() + alibi() + window(200)",
+    "fire()", "transformer_xl()", "transformer_xl(clamp=40)", "rope() + alibi() + window(200)",
     "t5(bidirectional=True) + bidirectional()", "shaw(8) + alibi() + logn(64)",
 )  # fmt: skip
 
