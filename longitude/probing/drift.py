@@ -105,7 +105,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> Dri
 def _by_place(probe: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
     try:
         rows = probe["reach"]["questions"]
-        probe["input"]["kind"], probe["input"]["limit"]
+        _ = probe["input"]["kind"], probe["input"]["limit"]
         return {(r["family"], r["length"], r["depth"], r["index"]): r for r in rows}
     except (KeyError, TypeError):
         raise UserError("this is no saved probe: write one with longitude probe --save.") from None
