@@ -86,6 +86,7 @@ def extend(
     out: Out = None,
     dry_run: DryRun = False,
     as_json: o.Json = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Measure every way to a longer context on your model, and recommend one.
 
@@ -107,7 +108,7 @@ def extend(
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     judged = [name.strip() for name in (lm_eval or "").split(",") if name.strip()]
-    with display() as progress:
+    with display(quiet) as progress:
         options = ExtendOptions(
             methods=methods, lengths=_numbers(lengths), text=tuple(text or ()), docs=docs,
             goal=goal,
@@ -122,7 +123,7 @@ def extend(
             say("stopped: the same command resumes from here.")
             raise
     print_result(result, as_json)
-    if not dry_run:
+    if not dry_run and not quiet:
         folder = getattr(result, "folder", None)
         say(f"wrote {folder}/report.html, summary.md, recommendation.json and rows.jsonl.")
 

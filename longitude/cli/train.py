@@ -40,6 +40,7 @@ def train(
         str, Option(help="Type of the weights in hf/: float32 or bfloat16.")
     ] = "float32",
     as_json: o.Json = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Train one decoder with a scheme, on bytes.
 
@@ -47,10 +48,10 @@ def train(
     same, a checkpoint for it in hf/. Stop it at any moment: --resume continues from the last
     checkpoint, bit for bit. Under torchrun each process takes its share of a batch.
     """
-    given = {k: v for k, v in locals().items() if k not in ("scheme", "text", "as_json")}
+    given = {k: v for k, v in locals().items() if k not in ("scheme", "text", "as_json", "quiet")}
     from longitude.training import api
 
-    with display(quiet=not api.is_first_process()) as progress:
+    with display(quiet or not api.is_first_process()) as progress:
         options = api.TrainOptions(**given, text=tuple(text or ()), progress=progress)
         result = api.train(scheme, options=options)
     if api.is_first_process():
@@ -83,6 +84,7 @@ def lab(
     deterministic: o.Deterministic = False,
     compile: o.Compile = None,
     as_json: o.Json = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Train each scheme on the same data, order, seed and steps; test each at every length.
 
@@ -90,16 +92,17 @@ def lab(
     and the curves are printed and drawn into lab.html: loss of the last half window of the same
     text with more and more context before it, and exact answers on the tasks.
     """
-    given = {k: v for k, v in locals().items() if k not in ("schemes", "as_json")}
+    given = {k: v for k, v in locals().items() if k not in ("schemes", "as_json", "quiet")}
     from longitude.training import api
 
     given |= {"text": tuple(text or ())}
     given |= {name: _integers(name, given[name]) for name in ("test", "seeds")}
-    with display(quiet=not api.is_first_process()) as progress:
+    with display(quiet or not api.is_first_process()) as progress:
         result = api.lab(schemes, options=api.LabOptions(**given, progress=progress))
     if api.is_first_process():
         print_result(result, as_json)
-        say(f"wrote {out / 'rows.jsonl'} and {out / 'lab.html'}")
+        if not quiet:
+            say(f"wrote {out / 'rows.jsonl'} and {out / 'lab.html'}")
 
 
 def _integers(name: str, text: str | None) -> tuple[int, ...]:
