@@ -7,7 +7,7 @@ the effective length that was reached and what would help.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -56,9 +56,11 @@ def recommend(
     target: int,
     served: Mapping[str, Sequence[str]] | None = None,
     goal: str = CONTEXT_GOAL,
+    by_plugin: Collection[str] = (),
 ) -> Recommendation:
     """The recommendation of one model's rows for a target; `served` names by label the runtimes
-    that can run a method unchanged (without it, as the schemes say)."""
+    that can run a method unchanged (without it, as the schemes say), `by_plugin` the methods that
+    our plugin can make one serve."""
     if not rows:
         raise UserError("There are no measurements to judge by: run some first.")
     ranking = Ranking(rows, target)
@@ -72,7 +74,8 @@ def recommend(
     runtimes = []
     for runtime in recommended():
         names = [s for s in ranking.schemes if runtime.name in served.get(s, ())]
-        runtimes.append(_for_runtime(ranking, goal, runtime, names, best))
+        plugin = bool(runtime.any_since) and best.label in by_plugin
+        runtimes.append(_for_runtime(ranking, goal, runtime, names, best, plugin))
     return Recommendation(
         goal,
         best,
@@ -133,7 +136,7 @@ def _nothing(ranking: Ranking, goal: str) -> Advice:
 
 
 def _for_runtime(
-    ranking: Ranking, goal: str, runtime: Runtime, names: Sequence[str], best: Advice
+    ranking: Ranking, goal: str, runtime: Runtime, names: Sequence[str], best: Advice, plugin: bool
 ) -> Advice:
     """The best that a runtime can serve unchanged, and what is lost against the best of all, unless
     our plugin makes it serve that."""
@@ -142,7 +145,6 @@ def _for_runtime(
     if first is None:
         numbers = ranking.numbers(ranking.own, goal)
         sentence = f"Nothing that {title} can serve unchanged qualifies {TITLES[goal]}"
-        plugin = runtime.any_since and best.label not in (ranking.own, None)
         sentence += f"; with Longitude's plugin it serves {best.label}." if plugin else "."
         return Advice(name, ranking.own, None, sentence, numbers)
     numbers = ranking.numbers(first, goal)
@@ -155,7 +157,7 @@ def _for_runtime(
         ]
         lost += [f"effective length {n:,}" for n in (best.numbers["effective_length"],) if n]
         sentence += f" The best of all, {best.label}: {', '.join(lost)}." if lost else ""
-        if runtime.any_since:
+        if plugin:
             sentence += f" With Longitude's plugin {title} serves {best.label}."
     return Advice(name, first, ranking.schemes[first], sentence, numbers)
 

@@ -16,6 +16,7 @@ import re
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ from longitude.extension.measure import (
 from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
 from longitude.runtimes.target import supporting
+from longitude.serving.schemes import check_schemes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -196,7 +198,12 @@ def _recommend(prepared: Prepared, rows: Sequence[Measurement]) -> Recommendatio
     plan = prepared.plan
     own = parse(plan.subject.scheme)
     served = {m.label: supporting(parse(m.scheme), own) for m in plan.methods}
-    return recommend(rows, plan.target, served, prepared.options.goal)
+    config, by_plugin = prepared.target.model.config.get_text_config(), []
+    for method in plan.methods:
+        with suppress(UserError):  # which the plugin would raise as well
+            check_schemes(config, method.scheme, plan.target)
+            by_plugin.append(method.label)
+    return recommend(rows, plan.target, served, prepared.options.goal, by_plugin)
 
 
 def _search(

@@ -52,12 +52,15 @@ def measured(
 
 
 def advised(
-    rows: Iterable[Measurement], target: int = TARGET, goal: str = "context"
+    rows: Iterable[Measurement],
+    target: int = TARGET,
+    goal: str = "context",
+    by_plugin: tuple[str, ...] = (),
 ) -> Recommendation:
     found = [*rows]
     schemes = {one.label: one.key.scheme for one in found}
     served = {label: supporting(parse(s), parse(OWN)) for label, s in schemes.items()}
-    made = recommend(found, target, served, goal)
+    made = recommend(found, target, served, goal, by_plugin)
     assert json.loads(json.dumps(made.to_json())) == made.to_json()
     for advice in (made.best, *made.runtimes, *made.goals, *([made.factor] if made.factor else [])):
         assert advice.sentence.endswith(".") and "None" not in advice.sentence
@@ -135,7 +138,8 @@ def test_some_methods_keep_the_order_that_they_have_among_all() -> None:
 def test_each_runtime_gets_the_best_that_it_can_serve_and_what_is_lost() -> None:
     shares = {OWN: 0.0, REROPE: 0.3, YARN[4]: 0.1, YARN[8]: 0.15}
     losses = {OWN: 9.0, REROPE: 2.0, YARN[4]: 2.2, YARN[8]: 2.2}
-    made = advised(measured(shares, losses, window=0.05))
+    rows = measured(shares, losses, window=0.05)
+    made = advised(rows, by_plugin=(REROPE,))
     assert made.best.label == REROPE
     assert set(runtimes(made).values()) == {YARN[8]}
     sentence = made.runtimes[0].sentence
@@ -144,7 +148,9 @@ def test_each_runtime_gets_the_best_that_it_can_serve_and_what_is_lost() -> None
     told = {one.what: one.sentence for one in made.runtimes}
     plugin = f"With Longitude's plugin vLLM serves {REROPE}."
     assert told["vllm"].endswith(plugin) and "plugin" not in told["sglang"]
-    nothing = advised(measured({OWN: 0.0, REROPE: 0.3}, {OWN: 9.0, REROPE: 2.0}))
+    assert not any("plugin" in one.sentence for one in advised(rows).runtimes)  # it refuses
+    few = measured({OWN: 0.0, REROPE: 0.3}, {OWN: 9.0, REROPE: 2.0})
+    nothing = advised(few, by_plugin=(REROPE,))
     told = {one.what: one.sentence for one in nothing.runtimes}
     assert told["vllm"].endswith(f"; with Longitude's plugin it serves {REROPE}.")
     assert (
