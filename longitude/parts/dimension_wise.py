@@ -17,16 +17,8 @@ from longitude.core.region import PairShifts, Shift
 from longitude.core.validate import PositiveInt, UserError
 from longitude.parts.remaps import SelfExtend, near_and_far
 
-LLAMA3 = (
-    2,
-    8,
-    2,
-    8,
-    32,
-    32,
-    32,
-    4,
-)  # detected by the authors for Llama-3-8B at 16 times its window
+# detected by the authors for Llama-3-8B at 16 times its window
+LLAMA3 = (2, 8, 2, 8, 32, 32, 32, 4)
 
 
 @part("dimension_wise", site="remap", paper="Lu et al. 2025, arXiv:2504.18857")
