@@ -50,7 +50,9 @@ def measured(file: Path, text: str) -> Section:
     with Store(":memory:") as store:
         store.load(file)
         rows = [*recorded(store)]
-    advice = recommend(rows, max(row.key.length for row in rows)).to_json()
+    target = max(row.key.length for row in rows)
+    by_plugin = {row.label for row in rows}  # a plain Llama: vLLM's plugin takes every method
+    advice = recommend(rows, target, by_plugin=by_plugin).to_json()
     return section(rows, advice, run=text)
 
 

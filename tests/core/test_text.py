@@ -37,6 +37,7 @@ FIELDS = {  # where not every positive number will do
     "original": st.integers(2, 10**6),
     "train": st.integers(2, 10**6),
 }
+READ_HEADS = {"deberta", "shaw", "transformer_xl"}  # polar pairs refuse them
 TOGETHER = {  # fields that must fit each other
     "dual_chunk": lambda f: {**f, "size": f["size"] + 2 * f["local"]},
     "equal_mean": lambda f: {**f, "max": 2 * f["mean"]},
@@ -88,6 +89,8 @@ def a_scheme(draw, shared: tuple = ()) -> Scheme:
     parts = [*shared, *draw(st.lists(a_part("rope"), max_size=1))]
     for site in ("bias", "scale"):
         parts += draw(st.lists(at_site(site), max_size=2, unique_by=lambda p: p.name))
+    if any(getattr(p, "pairs", None) == "polar" for p in parts):
+        parts = [p for p in parts if p.name not in READ_HEADS]
     masks = draw(st.lists(at_site("mask"), max_size=3, unique_by=lambda p: p.name))
     both = {"causal", "bidirectional"} <= {m.name for m in masks}
     decays = any(getattr(p, "decay", None) for p in parts)  # only a causal scheme may
