@@ -16,16 +16,7 @@ import functools
 import sys
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeGuard,
-    TypeVar,
-    dataclass_transform,
-    runtime_checkable,
-)
+from typing import Any, ClassVar, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Real
@@ -201,13 +192,11 @@ class RowBands(Protocol):
 
 
 def by_rows(part: object) -> TypeGuard[RowBands]:
-    """Whether frequencies or a remap are `RowBands`, decided once per class: a protocol's
-    isinstance looks at every method each time, which would dominate the time before a kernel's
-    launch."""
+    """Whether frequencies or a remap are `RowBands`."""
     return _has_bands(type(part))
 
 
-@functools.cache
+@functools.cache  # a protocol looks at every method each time, longer than a kernel's launch takes
 def _has_bands(kind: type) -> bool:
     return issubclass(kind, RowBands)
 
@@ -263,7 +252,7 @@ PARTS: dict[str, type] = {}
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
     """Register a class as a part: frozen, named in the text form, its fields validated.
 

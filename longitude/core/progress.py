@@ -1,11 +1,18 @@
-"""How far a long job is: the one value that every long-running function reports.
+"""What commands show: how far a long job is, and a result as a table or a page.
 
 A function takes `progress: Progress = silent` and calls it with an `Event` now and then; the
 command line passes its display (`cli/progress.py`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -26,3 +33,22 @@ Progress = Callable[[Event], None]
 
 def silent(event: Event) -> None:
     """Report nothing."""
+
+
+class TextResult:
+    """A result that `show` prints on a console of rich."""
+
+    def show(self, console: Console) -> None:
+        raise NotImplementedError
+
+    def table(self, *, color: bool = False, width: int = 100) -> str:
+        """What the terminal prints."""
+        from longitude.viz.terminal import render
+
+        return render(self.show, color=color, width=width)
+
+    def report(self, path: str | Path) -> Path:
+        """Write what the terminal prints as a page (.html) or as Markdown (.md)."""
+        from longitude.viz.terminal import write_rendered
+
+        return write_rendered(self.show, Path(path))

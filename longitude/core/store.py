@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from longitude.core.atomic_io import atomic_file
@@ -67,12 +66,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -86,9 +80,7 @@ class Store:
 
     def put(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Store a value, replacing an earlier one; on disk when this returns."""
-        self._run(
-            REPLACE, address(key), _key_text(key), _value_text(value), _stamp(datetime.now(UTC))
-        )
+        self._write(REPLACE, key, value, _stamp(datetime.now(UTC)))
 
     def rows(self, **match: Any) -> Iterator[Row]:
         """The rows whose keys have these fields, in an order that depends on content alone."""
@@ -120,9 +112,13 @@ class Store:
         rows = [_row(line, f"{path}, line {n},") for n, line in enumerate(lines, 1) if line.strip()]
         with self._transaction():
             for row in rows:
-                fields = address(row.key), _key_text(row.key), _value_text(row.value), row.made
-                self._run(MERGE, *fields)
+                self._write(MERGE, *row)
         return len(rows)
+
+    def _write(
+        self, statement: str, key: Mapping[str, Any], value: Mapping[str, Any], made: str
+    ) -> None:
+        self._run(statement, address(key), _key_text(key), _text(_json(value, "value")), made)
 
     def _prepare(self) -> None:
         """Create the table in a new file; refuse other databases and later versions."""
@@ -175,10 +171,6 @@ def address(key: Mapping[str, Any]) -> str:
 
 def _key_text(key: Mapping[str, Any]) -> str:
     return _text(_json(key, "key", canonical=True))
-
-
-def _value_text(value: Mapping[str, Any]) -> str:
-    return _text(_json(value, "value"))
 
 
 def _text(value: Any) -> str:

@@ -110,8 +110,8 @@ def _parts(value: Any) -> list[Any]:
 
 def _argument(value: Any) -> Any:
     """An argument of a preset: parts and sums of them are schemes."""
-    whole = isinstance(value, list) or hasattr(value, "site")
-    return scheme_of(tuple(_parts(value))) if whole else value
+    is_scheme = isinstance(value, list) or hasattr(value, "site")
+    return scheme_of(tuple(_parts(value))) if is_scheme else value
 
 
 def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:

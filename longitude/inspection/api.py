@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longitude.core.progress import Event, Progress, silent
-from longitude.core.result import TextResult
+from longitude.core.progress import Event, Progress, TextResult, silent
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError

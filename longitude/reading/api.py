@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longitude.core.client import is_url
-from longitude.core.progress import Event, Progress, silent
-from longitude.core.result import TextResult
+from longitude.core.progress import Event, Progress, TextResult, silent
 from longitude.core.validate import UserError, shown
 from longitude.reading.documents import (
     Document,

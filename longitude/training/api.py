@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longitude.core.progress import Event
-from longitude.core.result import TextResult
+from longitude.core.progress import Event, TextResult
 from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.training import loggers

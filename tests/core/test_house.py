@@ -16,20 +16,20 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 44_640, 257  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 44_180, 253  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_810,  # the client of servers, too
-    "presets": 580,
+    "core": 1_785,  # the client of servers, too
+    "presets": 145,
     "parts": 3_360,
     "ops": 5_360,
     "cache": 830,
     "hf": 5_205,
     "eval": 2_450,
-    "inspection": 2_500,
-    "reading": 2_390,
-    "training": 3_820,
-    "runtimes": 4_230,
+    "inspection": 2_480,
+    "reading": 2_325,
+    "training": 3_815,
+    "runtimes": 4_220,
     "serving": 800,  # the vLLM plugin
     "extension": 3_200,
     "probing": 2_115,  # what a live server does
