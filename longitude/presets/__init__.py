@@ -1,86 +1,394 @@
 """Presets: each named method of the literature as a function that returns its scheme.
 
 A preset is written like a part: `parse("streaming_llm(4, 1020)")`. Joined with parts by +, it adds
-to them. presets.toml lists them all, with their papers; most are a text with slots for their
-parameters, and those that compute something are the functions below.
+to them.
 """
 
-import inspect
 import math
-import tomllib
-from collections.abc import Callable
-from functools import wraps
-from inspect import Parameter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from longitude import parts
 from longitude.core.scheme import Layers, Scheme, Split, scheme_of
-from longitude.core.validate import UserError, check_arguments, literal
-
-Preset = Callable[..., Scheme | Layers]
-_ENTRIES = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
-PAPERS: dict[str, str] = {name: entry["paper"] for name, entry in _ENTRIES.items()}
+from longitude.core.validate import UserError
+from longitude.presets.registry import PAPERS, PRESETS, preset
+from longitude.presets.remaps import *  # noqa: F403
 
 
-def su_rerope(train: int = 4096, base: float = 10000) -> Scheme:
-    return Scheme.of(parts.Rope(base, remap=parts.Rerope(train // 4)), parts.LogN(train))
+@preset("Vaswani et al. 2017, arXiv:1706.03762")
+def vaswani() -> Scheme:
+    """Sinusoidal positions, decoder."""
+    return Scheme.of(parts.Sinusoidal())
 
 
-def su_leaky_rerope(train: int = 4096, factor: float = 16, base: float = 10000) -> Scheme:
-    remap = parts.LeakyRerope(train // 4, factor)
-    return Scheme.of(parts.Rope(base, remap=remap), parts.LogN(train))
+@preset("Devlin et al. 2018, arXiv:1810.04805")
+def bert(length: int = 512) -> Scheme:
+    """Learned positions, bidirectional: BERT; also ALBERT and ERNIE."""
+    return Scheme.of(parts.Learned(length), parts.Bidirectional())
 
 
-def su_inverse_leaky(train: int = 512, factor: float = 8) -> Scheme:
-    return Scheme.of(parts.Rope(remap=parts.InverseLeaky(train // 4, 2 * factor)))
+@preset("Radford et al. 2019; Brown et al. 2020, arXiv:2005.14165")
+def gpt2(length: int = 1024) -> Scheme:
+    """Learned positions, causal: GPT-2; GPT-3 with 2048."""
+    return Scheme.of(parts.Learned(length))
 
 
-def adagrope_llama(train: int = 4096, base: float = 10000) -> Scheme:
-    return Scheme.of(parts.Rope(base, remap=parts.AdaGroPE(train // 2)))
+@preset("Liu et al. 2019, arXiv:1907.11692")
+def roberta(length: int = 512) -> Scheme:
+    """Learned positions that start at row 2, bidirectional."""
+    return Scheme.of(parts.Learned(length, offset=2), parts.Bidirectional())
 
 
-def chunk_llama(train: int = 4096, base: float = 10000) -> Scheme:
-    return Scheme.of(parts.Rope(base, remap=parts.DualChunk(3 * train // 4, train // 8)))
+@preset("Su 2020, kexue.fm/archives/7947")
+def hierarchical_bert(length: int = 512, alpha: float = 0.4) -> Scheme:
+    """A BERT whose table of n rows reaches n² positions."""
+    return Scheme.of(parts.Hierarchical(length, alpha), parts.Bidirectional())
 
 
-def string_llama(train: int = 8192, local: int = 128, base: float = 500_000) -> Scheme:
-    return Scheme.of(parts.Rope(base, remap=parts.String(train // 3, local)))
+@preset("Zhu et al. 2024, arXiv:2404.12096")
+def interpolated_bert(length: int = 512, factor: float = 4) -> Scheme:
+    """A BERT whose table is interpolated between its rows."""
+    return Scheme.of(parts.LearnedInterpolated(length, factor), parts.Bidirectional())
 
 
-def string_released(train: int = 8192, local: int = 128, base: float = 500_000) -> Scheme:
-    cooled = parts.Temperature((0.1 * math.log(2) + 1) ** -2)
-    return Scheme.of(parts.Rope(base, remap=parts.String(train // 3, local)), cooled)
+@preset("Beltagy et al. 2020, arXiv:2004.05150")
+def tiled_bert(length: int = 512) -> Scheme:
+    """A BERT whose table repeats, as Longformer's initialisation."""
+    return Scheme.of(parts.LearnedTiled(length), parts.Bidirectional())
 
 
+@preset("Liu et al. 2020, arXiv:2003.09229")
+def floater_transformer() -> Scheme:
+    """Positions from a flow, at the input only."""
+    return Scheme.of(parts.Floater())
+
+
+@preset("Su 2021, kexue.fm/archives/8130")
+def multiplied(length: int = 512) -> Scheme:
+    """Learned positions multiplied into the embeddings."""
+    return Scheme.of(parts.Multiplicative(length))
+
+
+@preset("Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466")
+def nope() -> Scheme:
+    """No positions at all: the causal mask alone."""
+    return Scheme.of()
+
+
+@preset("Gelberg et al. 2025, arXiv:2512.12167")
+def drope_llama(train: int = 4096, c: float = 0.103) -> Scheme:
+    """A model trained with RoPE, then without it, whose logits grow past its window."""
+    return Scheme.of(parts.Drope(train, c))
+
+
+@preset("Shaw et al. 2018, arXiv:1803.02155")
+def shaw_encoder(clip: int = 16, values: bool = True) -> Scheme:
+    """Clipped relative vectors on keys and values, bidirectional."""
+    return Scheme.of(parts.Shaw(clip, values), parts.Bidirectional())
+
+
+@preset("Shaw et al. 2018, arXiv:1803.02155")
+def shaw_decoder(clip: int = 16) -> Scheme:
+    """Clipped relative vectors on keys, causal."""
+    return Scheme.of(parts.Shaw(clip))
+
+
+@preset("Dai et al. 2019, arXiv:1901.02860")
+def transformer_xl_lm() -> Scheme:
+    """Transformer-XL's relative attention, causal."""
+    return Scheme.of(parts.TransformerXl())
+
+
+@preset("Yang et al. 2019, arXiv:1906.08237")
+def xlnet() -> Scheme:
+    """Transformer-XL's relative attention in both directions."""
+    return Scheme.of(parts.TransformerXl(), parts.Bidirectional())
+
+
+@preset("Raffel et al. 2019, arXiv:1910.10683")
+def t5_encoder() -> Scheme:
+    """Bucketed biases, half for each side. T5's own scores have no 1/√d: scale=1.0."""
+    return Scheme.of(parts.T5(bidirectional=True), parts.Bidirectional())
+
+
+@preset("Raffel et al. 2019, arXiv:1910.10683")
+def t5_decoder() -> Scheme:
+    """Bucketed biases, causal."""
+    return Scheme.of(parts.T5())
+
+
+@preset("He et al. 2020, arXiv:2006.03654")
+def deberta_v1() -> Scheme:
+    """Disentangled attention with 512 distances a side."""
+    return Scheme.of(parts.Deberta(512), parts.Bidirectional())
+
+
+@preset("He et al. 2021, arXiv:2111.09543")
+def deberta_v3() -> Scheme:
+    """Disentangled attention with 256 log-spaced buckets."""
+    return Scheme.of(parts.Deberta(512, buckets=256), parts.Bidirectional())
+
+
+@preset("Lin et al. 2025, arXiv:2503.02130")
 def fox(gate: Literal["full", "bias", "fixed"] = "full") -> Scheme:
+    """The Forgetting Transformer: gates that read the layer's input, and no other positions."""
     return Scheme.of(parts.Forget(gate))
 
 
+@preset("Press et al. 2021, arXiv:2108.12409")
+def alibi_lm() -> Scheme:
+    """Linear biases, causal: BLOOM, MPT, Baichuan-13B, Falcon-RW."""
+    return Scheme.of(parts.Alibi())
+
+
+@preset("Press et al. 2021, arXiv:2108.12409 (bidirectional use)")
+def alibi_encoder(future: float = 1, offset: float = 0.5) -> Scheme:
+    """Linear biases in both directions, keys ahead half a step further away."""
+    return Scheme.of(parts.Alibi(future, offset), parts.Bidirectional())
+
+
+@preset("Al-Khateeb et al. 2023, arXiv:2310.13017")
+def alibi_pi(factor: float = 4) -> Scheme:
+    """An extended ALiBi model: slopes divided by the factor."""
+    return Scheme.of(parts.AlibiInterpolated(factor))
+
+
+@preset("keezen 2023, github.com/keezen/ntk_alibi")
+def alibi_ntk(factor: float = 4) -> Scheme:
+    """An extended ALiBi model: the shallow slopes divided most."""
+    return Scheme.of(parts.NtkAlibi(factor))
+
+
+@preset("Chi et al. 2022, arXiv:2205.09921")
 def kerple(kind: Literal["log", "power"] = "log") -> Scheme:
+    """Learned distance kernels, logarithmic or power."""
     return Scheme.of(parts.KerplePower() if kind == "power" else parts.KerpleLog())
 
 
+@preset("Li et al. 2023, arXiv:2310.04418")
+def fire_lm() -> Scheme:
+    """A learned function of relative distance over position."""
+    return Scheme.of(parts.Fire())
+
+
+@preset("Chi et al. 2022, arXiv:2212.10356")
+def sandwich_lm() -> Scheme:
+    """Inner products of sinusoidal positions as a bias."""
+    return Scheme.of(parts.Sandwich())
+
+
+@preset("Su 2021, kexue.fm/archives/8823")
+def entropy_invariant(train: int = 512) -> Scheme:
+    """RoPE with logn, for models trained with it."""
+    return Scheme.of(parts.Rope(), parts.LogN(train, clip=False))
+
+
+@preset("Nakanishi 2025, arXiv:2501.19399")
+def scalable_softmax() -> Scheme:
+    """RoPE with a learned factor on ln n."""
+    return Scheme.of(parts.Rope(), parts.SsMax())
+
+
+@preset("Jiang et al. 2023, arXiv:2310.06825; Beltagy et al. 2020, arXiv:2004.05150")
+def mistral(window: int = 4096) -> Scheme:
+    """RoPE under a sliding window."""
+    return Scheme.of(parts.Rope(), parts.Window(window))
+
+
+@preset("Su 2023, kexue.fm/archives/9603")
 def hwfa(train: int = 512, layers: int = 24, window: int = 16) -> Layers:
+    """Window layers with RoPE, then one full layer without positions, with logn."""
     if not 2 <= layers <= 1000:
         raise UserError(f"hwfa: layers must be 2 to 1000, but got {layers}: 24 is the post's.")
     local = Scheme.of(parts.Rope(), parts.Window(window))
     return Layers((*[local] * (layers - 1), Scheme.of(parts.LogN(train, clip=False))))
 
 
+@preset("Yang et al. 2025, arXiv:2501.18795")
+def rnope_swa(window: int = 4096, base: float = 10000) -> Layers:
+    """Three rotary layers under a window, then one that sees all without positions: Command-A,
+    Command R7B and EXAONE 4."""
+    local = Scheme.of(parts.Rope(base), parts.Window(window))
+    return Layers((local, local, local, Scheme.of()))
+
+
+@preset("Puvvada et al. 2025, arXiv:2504.08719")
+def swan(train: int = 8192, window: int = 512, base: float = 10000) -> Layers:
+    """One layer that sees all without positions, scaled by the logarithm of the position, then
+    three rotary ones under a window."""
+    local = Scheme.of(parts.Rope(base), parts.Window(window))
+    return Layers((Scheme.of(parts.LogPosition(train)), local, local, local))
+
+
+@preset("Meta 2025, Llama 4")
+def llama4(base: float = 500_000, chunk: int = 8192) -> Layers:
+    """iRoPE: three rotary layers that attend within chunks, then one without positions, with a
+    temperature by position."""
+    local = Scheme.of(parts.Rope(base, pairs="adjacent"), parts.Chunked(chunk))
+    return Layers((local, local, local, Scheme.of(parts.Llama4Temperature(chunk))))
+
+
+@preset("Gemma Team 2025, arXiv:2503.19786")
+def gemma3(window: int = 1024, factor: float = 8) -> Layers:
+    """Five local layers at base 10,000, then a global one at 1,000,000, interpolated."""
+    return Layers(
+        (
+            *[Scheme.of(parts.Rope(), parts.Window(window))] * 5,
+            Scheme.of(parts.Rope(1_000_000, frequencies=parts.Linear(factor))),
+        )
+    )
+
+
+@preset("Longitude")
 def split(
     near: Scheme = scheme_of(parts.Streaming(4, 2044)),  # noqa: B008 (a scheme is frozen)
     far: Scheme = scheme_of(parts.Rerope(512)),  # noqa: B008
     share: float = 0.5,
 ) -> Layers:
+    """The first share of a model's layers runs one scheme, the rest another: by default a window
+    with sinks, then a narrow ReRoPE."""
     return Split((near, far), share)
 
 
+@preset("Su et al. 2021, arXiv:2104.09864")
+def roformer() -> Scheme:
+    """RoPE as published: adjacent pairs, bidirectional."""
+    return Scheme.of(parts.Rope(pairs="adjacent"), parts.Bidirectional())
+
+
+@preset("Touvron et al. 2023, arXiv:2302.13971")
+def llama(base: float = 10000) -> Scheme:
+    """RoPE in half pairs: Llama 1 and 2, Qwen, Mistral, SmolLM2 and most others."""
+    return Scheme.of(parts.Rope(base))
+
+
+@preset("Rozière et al. 2023, arXiv:2308.12950; Liu et al. 2023, arXiv:2310.05209 (scaling laws)")
+def code_llama(base: float = 1_000_000) -> Scheme:
+    """Adjusted base frequency: a larger base, for models fine-tuned with it."""
+    return Scheme.of(parts.Rope(base))
+
+
+@preset("Black et al. 2022, arXiv:2204.06745")
+def gpt_neox(fraction: float = 0.25) -> Scheme:
+    """Partial rotary: a quarter of each head is rotated."""
+    return Scheme.of(parts.Rope(fraction=fraction))
+
+
+@preset("Gopalakrishnan et al. 2025, arXiv:2509.10534")
+def pope(base: float = 10000) -> Scheme:
+    """Polar positions: a magnitude and an angle for each channel, with learned phases."""
+    return Scheme.of(parts.Rope(base, pairs="polar"))
+
+
+@preset("Sun et al. 2022, arXiv:2212.10554")
+def xpos_lm() -> Scheme:
+    """RoPE with decay."""
+    return Scheme.of(parts.Rope(pairs="adjacent", decay=parts.Xpos()))
+
+
+@preset("Gemma Team 2026, transformers 5.22 'proportional'")
+def gemma4_global(base: float = 1_000_000, share: float = 0.25) -> Scheme:
+    """The fastest quarter of the pairs is rotated."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.Proportional(share)))
+
+
+@preset("Chen et al. 2023, arXiv:2306.15595")
+def position_interpolation(factor: float = 4, base: float = 10000) -> Scheme:
+    """All frequencies divided by the factor; LongChat condenses so, by 8."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.Linear(factor)))
+
+
+@preset("bloc97 2023; Peng et al. 2023, arXiv:2309.00071")
+def ntk_aware(factor: float = 4, base: float = 10000) -> Scheme:
+    """A larger base: the fastest pair stays, the slowest is interpolated."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.Ntk(factor)))
+
+
+@preset("Su 2023, kexue.fm/archives/9675")
 def su_ntk_old(factor: float = 4, base: float = 10000) -> Scheme:
+    """Su's first reading of NTK: the base times the factor."""
     return Scheme.of(parts.Rope(base * factor))
 
 
+@preset("Su 2023, kexue.fm/archives/9706")
+def su_ntk_fixed(factor: float = 4, base: float = 10000) -> Scheme:
+    """Su's NTK in a mixed base whose first digit is interpolated too."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.NtkMixed(factor, power=1)))
+
+
+@preset("Su 2023, kexue.fm/archives/9706")
+def su_ntk_mixed(factor: float = 4, train: int = 4096, base: float = 10000) -> Scheme:
+    """Su's best NTK, with logn clipped for models trained without it."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.NtkMixed(factor)), parts.LogN(train))
+
+
+@preset("emozilla 2023; Peng et al. 2023, arXiv:2309.00071")
+def dynamic_ntk_llama(original: int = 4096, factor: float = 1, base: float = 10000) -> Scheme:
+    """The base grows with the length of the call."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.DynamicNtk(original, factor)))
+
+
+@preset("Peng et al. 2023, arXiv:2309.00071")
+def dynamic_interpolation(original: int = 4096, base: float = 10000) -> Scheme:
+    """Interpolation by the factor of the call's length."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.DynamicLinear(original)))
+
+
+@preset("Peng et al. 2023, arXiv:2309.00071")
+def ntk_by_parts(factor: float = 4, original: int = 4096, base: float = 10000) -> Scheme:
+    """Slow pairs interpolated, fast ones unchanged; no temperature."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.ByParts(factor, original=original)))
+
+
+@preset("Peng et al. 2023, arXiv:2309.00071")
+def yarn_llama(factor: float = 16, original: int = 4096, base: float = 10000) -> Scheme:
+    """YaRN as released."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.Yarn(factor, original=original)))
+
+
+@preset("Peng et al. 2023, arXiv:2309.00071")
+def dynamic_yarn_llama(original: int = 4096, base: float = 10000) -> Scheme:
+    """YaRN with the factor of the call's length."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.DynamicYarn(original)))
+
+
+@preset("Longitude")
+def stepped_yarn(original: int = 4096, step: float = 1, base: float = 10000) -> Scheme:
+    """YaRN whose factor grows with the query's own position: decoding equals prefill at any
+    length."""
+    return Scheme.of(
+        parts.Rope(base, frequencies=parts.Stepped("yarn", original=original, step=step))
+    )
+
+
+@preset("Wang et al. 2024, arXiv:2403.00071")
+def resonance_yarn(factor: float = 16, original: int = 4096, base: float = 10000) -> Scheme:
+    """YaRN with wavelengths rounded to whole positions."""
+    yarn = parts.Yarn(factor, original=original)
+    return Scheme.of(parts.Rope(base, frequencies=parts.Resonance(yarn)))
+
+
+@preset("Pal et al. 2023, arXiv:2308.10882")
+def giraffe_power(power: float = 0.5, base: float = 10000) -> Scheme:
+    """Slow pairs slowed down by a power of their place."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.PowerBasis(power)))
+
+
+@preset("Pal et al. 2023, arXiv:2308.10882")
+def giraffe_truncated(train: int = 4096, base: float = 10000) -> Scheme:
+    """Slow pairs at one rate, the slowest not rotated."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.TruncatedBasis(train)))
+
+
+@preset("Chen et al. 2025, arXiv:2410.21216")
+def hope(train: int = 4096, base: float = 10000) -> Scheme:
+    """Pairs that finish no turn in the trained window are not rotated."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.FloorToZero(train)))
+
+
+@preset("Wertheimer et al. 2026, arXiv:2603.18017")
 def rope_id(train: int = 4096, head_dim: int = 128) -> Scheme:
+    """Half of a head rotated, so fast that every pair finishes a turn in the trained window; the
+    paper's lowest frequency and temperature are not public: this is the safe reading of both."""
     dims = head_dim // 2
     if dims <= 2 or train < 7:
         raise UserError(
@@ -91,53 +399,20 @@ def rope_id(train: int = 4096, head_dim: int = 128) -> Scheme:
     return Scheme.of(parts.Rope(base, fraction=0.5))
 
 
+@preset("Dubey et al. 2024, arXiv:2407.21783")
+def llama31(factor: float = 8, original: int = 8192, base: float = 500_000) -> Scheme:
+    """Llama 3.1's scaling."""
+    return Scheme.of(parts.Rope(base, frequencies=parts.Llama3(factor, original=original)))
+
+
+@preset("Ding et al. 2024, arXiv:2402.13753")
 def longrope_phi3(
     short: tuple[float, ...], long: tuple[float, ...], original: int = 4096, factor: float = 32
 ) -> Scheme:
-    frequencies = parts.LongRope(short, long, original=original, factor=factor)
-    return Scheme.of(parts.Rope(frequencies=frequencies))
+    """Searched factors, one for each pair."""
+    return Scheme.of(
+        parts.Rope(frequencies=parts.LongRope(short, long, original=original, factor=factor))
+    )
 
 
-def _from_text(text: str, parameters: dict[str, Any]) -> Preset:
-    """The preset whose scheme is a text with a slot for each parameter."""
-    given = []
-    for name, value in parameters.items():
-        kind = tuple[int, ...] if isinstance(value, list) else type(value)
-        value = tuple(value) if isinstance(value, list) else value
-        given.append(
-            Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value, annotation=kind)
-        )
-    signature = inspect.Signature(given)
-
-    def build(*args: object, **kwargs: object) -> Scheme | Layers:
-        from longitude.core.text import parse  # late: it knows presets
-
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return parse(text.format(**{name: literal(v) for name, v in bound.arguments.items()}))
-
-    build.__signature__ = signature  # type: ignore[attr-defined]
-    build.__annotations__ = {one.name: one.annotation for one in given}
-    return build
-
-
-def _preset(name: str, meaning: str, scheme: str = "", parameters: Any = None, **_: Any) -> Preset:
-    """An entry of presets.toml as a function that validates its arguments like a part's."""
-    build: Preset = _from_text(scheme, parameters or {}) if scheme else globals()[name]
-    build.__name__, build.__qualname__, build.__doc__ = name, name, meaning
-
-    @wraps(build)
-    def checked(*args: object, **kwargs: object) -> Scheme | Layers:
-        check_arguments(build, args, kwargs)
-        return build(*args, **kwargs)
-
-    return checked
-
-
-PRESETS: dict[str, Preset] = {name: _preset(name, **entry) for name, entry in _ENTRIES.items()}
-globals().update(PRESETS)
 __all__ = [*PRESETS, "PAPERS", "PRESETS"]  # pyright: ignore[reportUnsupportedDunderAll]
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Preset: ...

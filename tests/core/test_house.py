@@ -16,11 +16,11 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 44_180, 253  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 44_620, 255  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_785,  # the client of servers, too
-    "presets": 145,
+    "presets": 580,
     "parts": 3_360,
     "ops": 5_360,
     "cache": 830,
