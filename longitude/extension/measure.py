@@ -3,7 +3,10 @@
 Out of memory is a result, too: the row says so, and the rest goes on. Where one forward at the
 greatest length gives the numbers of every shorter one, a shorter forward is made only if that
 failed. `measure` is the measurement that `extend` and `tune` share: some methods on one loaded
-model.
+model. The operations of a small model are too short to be split over the cores of a CPU (threads
+would mostly wait for each other, on a busy machine for minutes): there each core takes a task of
+its own, on a copy of the model that shares its weights. Costs are measured one at a time, on all
+cores.
 
 Documents are spent where they decide (successive elimination): every method reads those of the
 first round, and in each further one only methods that may still turn out to be the best, until one
@@ -18,8 +21,11 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -47,7 +53,7 @@ from longitude.eval.tables import SANE
 from longitude.eval.tasks import EvalProtocol, Session, Value, measured_by
 from longitude.extension.plan import Method, Plan, Prepared, TargetModel, Task
 from longitude.extension.rank import Ranking
-from longitude.hf.patch import patched
+from longitude.hf.patch import patch_of, patched
 
 Record = Callable[[ResultKey, Value], None]
 OVERHEAD = 1.3  # of a scheme on our attention over the plain model
@@ -56,6 +62,8 @@ TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
 SPARE = 0.9  # of the budget that is measured in: the report takes its time, too
 CALIBRATION = 256  # tokens
 CLEARLY = 1.5  # times what is sane
+SMALL_MODEL = 2**26  # bytes of weights
+MAX_WORKERS = 4  # each has activations of its own
 MEANINGLESS = "its loss there is so high that nothing else about it matters."
 
 
@@ -97,6 +105,17 @@ class Evaluator:
         self.machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
         if device.type == "cuda":
             self.machine = torch.cuda.get_device_name(device)
+
+    @cached_property
+    def workers(self) -> list[Evaluator]:
+        """Evaluators that may run side by side: this one, and copies if a core each is faster."""
+        model, target = self.target.model, self.target
+        weights = {id(p): p for p in model.parameters()}
+        small = sum(p.nbytes for p in weights.values()) <= SMALL_MODEL and patch_of(model) is None
+        on_cpu = all(p.device.type == "cpu" for p in weights.values())
+        count = min(torch.get_num_threads(), MAX_WORKERS) if small and on_cpu else 1
+        copies = [replace(target, model=deepcopy(model, {**weights})) for _ in range(1, count)]
+        return [self, *(Evaluator(self.plan, one, self.session.documents) for one in copies)]
 
     def run(self, task: Task, record: Record) -> None:
         """Measure a task and hand over each row as soon as it is known: the longest first, and at
@@ -254,18 +273,66 @@ def run_tasks(
     progress: Progress = silent,
     clock: Clock | None = None,
 ) -> None:
-    """Run tasks one after another in this process; with a clock, those that fit."""
+    """Run tasks in this process; with a clock, those that fit."""
     work, start, done = {task: TYPICAL.task(evaluator.plan, task) for task in tasks}, None, 0.0
     total = sum(work.values())
-    for _, group in groupby(tasks, key=lambda t: (t.measure, t.document, t.length, t.round)):
-        every = [*group]
-        for task in every if clock is None else clock.admit(evaluator.plan, every):
-            start = time.monotonic() if start is None else start
-            seconds = (time.monotonic() - start) * (total - done) / done if done else None
-            progress(Event(str(task), done, total, "measure", seconds_left=seconds))
-            with clock.limit() if clock else nullcontext():
-                evaluator.run(task, lambda key, value: store.put(key.to_json(), value))
-            done += work[task]
+
+    def admitted(tasks: Iterator[Task]) -> Iterator[Task]:
+        nonlocal start
+        for _, group in groupby(tasks, key=lambda t: (t.measure, t.document, t.length, t.round)):
+            every = [*group]
+            for task in every if clock is None else clock.admit(evaluator.plan, every):
+                start = time.monotonic() if start is None else start
+                seconds = (time.monotonic() - start) * (total - done) / done if done else None
+                progress(Event(str(task), done, total, "measure", seconds_left=seconds))
+                yield task
+
+    def record(key: ResultKey, value: Value) -> None:
+        store.put(key.to_json(), value)
+
+    with clock.limit() if clock else nullcontext():
+        for timed, some in groupby(tasks, key=lambda task: task.measure == COST):
+            workers = [evaluator] if timed else evaluator.workers
+            for task in _run_each(workers, admitted(some), record):
+                done += work[task]
+
+
+def _run_each(
+    workers: Sequence[Evaluator], tasks: Iterator[Task], record: Record
+) -> Iterator[Task]:
+    """Each task by the next worker that is free; gives those that are done. Only this thread
+    records rows."""
+    if len(workers) == 1:
+        for task in tasks:
+            workers[0].run(task, record)
+            yield task
+        return
+
+    def run(worker: Evaluator, task: Task) -> list[tuple[ResultKey, Value]]:
+        rows: list[tuple[ResultKey, Value]] = []
+        worker.run(task, lambda key, value: rows.append((key, value)))
+        return rows
+
+    threads, free = torch.get_num_threads(), [*workers]
+    running: dict[Future[Any], tuple[Task, Evaluator]] = {}
+    try:
+        with ThreadPoolExecutor(
+            len(workers), initializer=torch.set_num_threads, initargs=(threads // len(workers),)
+        ) as pool:
+            while True:
+                while free and (task := next(tasks, None)) is not None:
+                    worker = free.pop()
+                    running[pool.submit(run, worker, task)] = task, worker
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    task, worker = running.pop(future)
+                    free.append(worker)
+                    for key, value in future.result():
+                        record(key, value)
+                    yield task
+    finally:
+        torch.set_num_threads(threads)
 
 
 # time

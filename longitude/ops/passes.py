@@ -47,8 +47,8 @@ class Latest(Generic[T]):
         if last is None or last[0] != arguments:
             self.results.pop(scheme.written, None)
             last = self.results[scheme.written] = arguments, self.make(*arguments)
-            if len(self.results) > self.limit:
-                self.results.pop(next(iter(self.results)))
+            for oldest in [*self.results][: -self.limit]:
+                self.results.pop(oldest, None)  # another thread may have been here
         return last[1]
 
 

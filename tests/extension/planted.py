@@ -33,6 +33,7 @@ class Planted:
 
     def __init__(self, plan: Plan, kept: Mapping[str, float], over: Mapping[str, float]) -> None:
         self.plan, self.kept, self.over = plan, kept, over
+        self.workers = [self]
         self.ran: list[Task] = []
         self.now, self.slower = 0.0, 1.0  # seconds; times what the pace says
 

@@ -181,3 +181,48 @@ def test_the_model_is_as_it_was_afterwards(small, evaluator):
         with Store(":memory:") as other:
             run_tasks(evaluator, [Task(small.plan.methods[1], LOSS, document=0)], other)
         assert torch.equal(before, small.target.model(ids).logits)
+
+
+@pytest.fixture
+def two_cores(small):
+    """An evaluator with a worker for each of two cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield Evaluator(small.plan, small.target, small.documents)
+    torch.set_num_threads(threads)
+
+
+def test_workers_side_by_side_measure_what_one_does(small, store, two_cores):
+    first, second = two_cores.workers
+    weights = [[p.data_ptr() for p in one.target.model.parameters()] for one in (first, second)]
+    assert weights[0] == weights[1] and first.target.model is not second.target.model
+    with Store(":memory:") as other:
+        run_tasks(two_cores, small.plan.tasks(), other)
+        rows = {str(r.key): r.value for r in measurements(small.plan, other)}
+    alone = {str(r.key): r.value for r in measurements(small.plan, store)}
+    assert rows.keys() == alone.keys() and torch.get_num_threads() == 2
+    for key, value in rows.items():
+        for name in ("means", "loss", "gains", "losses"):
+            if name in value:
+                got, want = torch.tensor(value[name]), torch.tensor(alone[key][name])
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
+def test_costs_are_measured_one_at_a_time(small, two_cores, monkeypatch):
+    ran = []
+    monkeypatch.setattr(Evaluator, "run", lambda self, task, record: ran.append(self))
+    with Store(":memory:") as other:
+        run_tasks(two_cores, [Task(m, COST, length=256) for m in small.plan.methods], other)
+        assert ran == [two_cores] * 3
+        run_tasks(two_cores, [Task(m, LOSS, document=0) for m in small.plan.methods], other)
+        assert {*ran[3:]} == {*two_cores.workers}
+
+
+def test_an_error_of_a_worker_is_raised(small, two_cores, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(reading, "losses", broken)
+    tasks = [Task(method, LOSS, document=0) for method in small.plan.methods]
+    with Store(":memory:") as other, pytest.raises(RuntimeError, match="illegal"):
+        run_tasks(two_cores, tasks, other)
