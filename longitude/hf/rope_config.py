@@ -91,7 +91,7 @@ class RopeDict:
     @cached_property
     def kind(self) -> str:
         """The rope type, as the model's configuration will call it."""
-        return self.renamed(_kind(self.own))
+        return self.renamed(rope_type(self.own))
 
     def renamed(self, kind: str) -> str:
         """A rope type by its present name."""
@@ -143,7 +143,7 @@ def default_share(model: type) -> float:
     """The rotated fraction of a head where a file states none: GLM's is 0.5, Qwen3.5's 0.25."""
     if not code_reads(model, SHARE, "configuration"):
         return 1.0
-    share = main_rope_dict(getattr(model(), "rope_parameters", None) or {}).get(SHARE)
+    share = main_rope_dict(getattr(model(), "rope_parameters", None)).get(SHARE)
     return share if is_number(share) else 1.0
 
 
@@ -183,8 +183,10 @@ def rope_dicts(raw: Entries, prefix: str = "") -> Iterator[RopeDict]:
             yield from rope_dicts(raw[name], f"{prefix}{name}.")
 
 
-def main_rope_dict(parameters: Entries) -> Entries:
-    """A rope dictionary; if layer types have one each, that of the layers that see everything."""
+def main_rope_dict(parameters: Any) -> Entries:
+    """A rope dictionary, if there is one; of several by layer type, that of full attention."""
+    if not isinstance(parameters, Mapping):
+        return {}
     inside = [d for d in parameters.values() if isinstance(d, Mapping)]
     chosen = parameters.get(FULL) or (inside[0] if inside else None)
     return chosen if isinstance(chosen, Mapping) else parameters
@@ -192,7 +194,7 @@ def main_rope_dict(parameters: Entries) -> Entries:
 
 def sections_of(raw: Entries) -> dict[str, Any]:
     """M-RoPE's entries of a configuration: by which of a token's positions each pair rotates."""
-    own = main_rope_dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    own = main_rope_dict(raw.get("rope_scaling") or raw.get("rope_parameters"))
     return {key: own[key] for key in SECTIONS if key in own}
 
 
@@ -294,13 +296,14 @@ def _text_config(config: Any) -> Any:
     return inside if getattr(inside, "rope_parameters", None) else config
 
 
-def _kind(own: Entries) -> str:
+def rope_type(own: Entries) -> str:
+    """The name of a rope dictionary's frequencies."""
     return str(own.get("rope_type") or own.get("type") or "default")
 
 
 def _rope(config: Any, own: Entries, whole: Entries) -> Rope | None:
     """The rotation of one dictionary; `whole` is the one it is in, or itself."""
-    kind = _kind(own)
+    kind = rope_type(own)
     share = _number(own, SHARE, 1.0)
     if kind == "proportional" or (kind == "default" and not code_reads(type(config), SHARE)):
         share = 1.0  # inside the frequencies, or ignored
@@ -321,7 +324,7 @@ def fraction_of(dim: int, head: int) -> float:
 
 
 def _frequencies(config: Any, own: Entries, whole: Entries) -> Frequencies:
-    match _kind(own):
+    match rope_type(own):
         case "default":
             return Unscaled()
         case "linear":
@@ -335,7 +338,7 @@ def _frequencies(config: Any, own: Entries, whole: Entries) -> Frequencies:
         case "llama3" | "yarn" | "longrope" as kind:
             return _by_original(kind, config, own, whole)
     raise UserError(
-        f"no rotation is known under rope_type {shown(_kind(own))}: "
+        f"no rotation is known under rope_type {shown(rope_type(own))}: "
         f"transformers has default, linear, dynamic, yarn, longrope, llama3 and proportional."
     )
 
@@ -396,7 +399,7 @@ def _number(own: Entries, key: str, *default: Any) -> Any:
 def _required(own: Entries, key: str) -> Any:
     if own.get(key) is None:
         raise UserError(
-            f"rope_parameters of type {_kind(own)!r} need {key}, but got only "
+            f"rope_parameters of type {rope_type(own)!r} need {key}, but got only "
             f"{shown(sorted(own))}: add it."
         )
     return own[key]

@@ -121,11 +121,9 @@ class Runtime:
 
     @property
     def newest(self) -> str:
-        """The newest version whose source was checked."""
         return self.versions[-1]
 
     def called(self, version: str | None) -> str:
-        """Its title with a version."""
         return f"{self.title} {version or ''}".strip()
 
 

@@ -16,7 +16,6 @@ from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown, target_length
 from longitude.parts import Drope, DynamicNtk
 from longitude.runtimes import Runtime, runtimes, select
-from longitude.runtimes.card import card
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
 from longitude.runtimes.export import (
     Export,
@@ -27,7 +26,7 @@ from longitude.runtimes.export import (
     is_run,
     read_run,
 )
-from longitude.runtimes.files import slug, started_on, write_files, write_text
+from longitude.runtimes.files import card, slug, started_on, write_files, write_text
 from longitude.runtimes.lint import LintResult, lint_settings, read_settings, saved_scheme
 from longitude.runtimes.target import make_target
 

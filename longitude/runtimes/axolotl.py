@@ -19,7 +19,6 @@ ADAPTER = "an adapter stores no rotation: serve it on a base model with this con
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What axolotl trains with."""
     if "rope_scaling" in config.get("axolotl", {}):
         raise DoesNotStart("unknown type")
     rope = version5(config, config.get("overrides_of_model_config") or {})

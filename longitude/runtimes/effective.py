@@ -15,7 +15,7 @@ from typing import Any
 
 from longitude.core.part import Frequencies
 from longitude.core.validate import UserError
-from longitude.hf.rope_config import ORIGINAL, is_number
+from longitude.hf.rope_config import ORIGINAL, is_number, rope_type
 from longitude.parts import DynamicNtk, Linear, Llama3, LongRope, Proportional, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes import Issue
@@ -40,7 +40,6 @@ class Effective:
 
     @property
     def starts(self) -> bool:
-        """Whether the runtime starts at all."""
         return bool(self.inv_freq)
 
 
@@ -56,7 +55,6 @@ class Difference:
 
     @property
     def affects(self) -> set[str]:
-        """The quantities that differ."""
         if not self.starts:
             return {"start"}
         names = ("frequencies", "attention", "length", "remap")
@@ -114,8 +112,7 @@ class RopeEntries:
 
     @property
     def kind(self) -> str:
-        """The name of its frequencies."""
-        return str(self.entries.get("rope_type") or self.entries.get("type") or "default")
+        return rope_type(self.entries)
 
     @property
     def max_length(self) -> int:
@@ -131,7 +128,6 @@ class RopeEntries:
         return float(value)
 
     def optional(self, key: str) -> float | None:
-        """A number among the entries, if it is there."""
         value = self.entries.get(key)
         return float(value) if is_number(value) else None
 

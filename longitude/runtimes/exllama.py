@@ -31,7 +31,6 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGIN
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What exllama computes."""
     old = before(version, "1")
     rope = _read(text_config(config), old)
     match rope.kind:
@@ -51,17 +50,17 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 def _read(text: Mapping[str, Any], old: bool) -> RopeEntries:
     parameters, scaling = text.get("rope_parameters"), text.get("rope_scaling")
-    other = main_rope_dict(parameters) if isinstance(parameters, Mapping) and not old else {}
-    own = dict(main_rope_dict(scaling)) if isinstance(scaling, Mapping) else dict(other)
+    other = {} if old else main_rope_dict(parameters)
+    own = main_rope_dict(scaling) if isinstance(scaling, Mapping) else other
     if old and own.get("type") and own.get("rope_type"):
         raise DoesNotStart("both types")
     bases = (text.get("rope_theta"), other.get("rope_theta"), DEFAULT_BASE)
     base = next(float(one) for one in bases if is_number(one))
     shares = (text.get("partial_rotary_factor"), other.get("partial_rotary_factor"), 1.0)
     share = next(float(one) for one in shares if is_number(one))
-    whole = RopeDict(text, own, own, "").kind == "proportional"
+    share = 1.0 if RopeDict(text, own, own, "").kind == "proportional" else share
     unread = old and isinstance(parameters, Mapping) and (not own or not text.get("rope_theta"))
-    return RopeEntries(text, own, base, rotated_dims(text, 1.0 if whole else share)).noting(
+    return RopeEntries(text, own, base, rotated_dims(text, share)).noting(
         "rope_parameters unread" if unread else None,
         "theta beside" if base != own.get("rope_theta", base) else None,
     )

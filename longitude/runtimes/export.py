@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from longitude.core.store import Store
 from longitude.core.text import dump
 from longitude.core.validate import UserError
 from longitude.eval.records import recorded
-from longitude.parts import Linear, LongRope, Ntk, Rope, Yarn
+from longitude.parts import Linear, LongRope, Ntk, Yarn
 from longitude.runtimes import Runtime, Settings, runtimes
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import TOLERANCE, before, difference, emulated
@@ -94,14 +94,14 @@ class ExportResult:
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
         """The commands, or the contents of the files, of each runtime."""
-        done = [e for e in self.exports if e.settings]
         if len(self.exports) == 1:
-            return "".join(str(e.text) for e in done).removesuffix("\n")
+            return (self.exports[0].text or "").removesuffix("\n")
+        done = [e for e in self.exports if e.settings]
         return "\n".join(f"# {e.runtime.called(e.version)}\n{e.text}" for e in done)
 
     def report(self, path: str | Path) -> Path:
         """Write the model card, in Markdown."""
-        from longitude.runtimes.card import card
+        from longitude.runtimes.files import card
 
         Path(path).write_text(card(self), encoding="utf-8")
         return Path(path)
@@ -198,10 +198,11 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     if settings.config is None:
         start = start.replace("{folder}", shlex.quote(model.name))
     text = (settings.text or start).replace("{target}", str(length))
-    files = {name: body.replace("{target}", str(length)) for name, body in settings.files.items()}
     notes = tuple(note.replace("{target}", str(length)) for note in settings.notes)
-    made = {"settings": replace(settings, text=text, files=files, notes=notes), "target": target}
-    return replace(request, version=version, scheme=dump(scheme), **made)
+    files = {name: body.replace("{target}", str(length)) for name, body in settings.files.items()}
+    settings = replace(settings, text=text, files=files, notes=notes)
+    made = {"settings": settings, "target": target, "scheme": dump(scheme)}
+    return replace(request, version=version, **made)
 
 
 def is_longer_table(scheme: Scheme | Layers) -> bool:
@@ -235,17 +236,17 @@ def _first(
     why = runtime.no_settings
     for settings in runtime.write(target, model, version):
         found = emulated(runtime.emulate, settings.entries, version)
-        apart, pairs = difference(target, found), len(target.inv_freq)
-        if not apart.starts:
+        off, pairs = difference(target, found), len(target.inv_freq)
+        if not off.starts:
             why = "it would not start"
         elif len(found.inv_freq) != pairs:
             why = f"it would rotate {len(found.inv_freq)} pairs and not {pairs}"
-        elif apart.frequencies > TOLERANCE:
-            why = f"a frequency would be off by {apart.frequencies:.1%}"
-        elif apart.attention > TOLERANCE:
+        elif off.frequencies > TOLERANCE:
+            why = f"a frequency would be off by {off.frequencies:.1%}"
+        elif off.attention > TOLERANCE:
             gains = f"{found.attention:.4f} and not {target.attention:.4f}"
             why = f"cosine and sine would be scaled by {gains}"
-        elif apart.length < 0:
+        elif off.length < 0:
             why = f"it would read {found.length:,} tokens and not {target.length:,}"
         else:
             return settings, ""
@@ -254,23 +255,19 @@ def _first(
 
 def nearest_served(runtime: Runtime, target: Target, model: Checkpoint, version: str) -> str:
     """The end of a refusal: the first of some simpler rotations that the runtime can serve."""
-    for rope in (target.rope, *_simpler(target)):
+    f, factor = target.rope.frequencies, max(1.0, target.length / target.original)
+    others = [f, Yarn(factor, original=target.original), Ntk(factor), Linear(factor)]
+    if isinstance(f, Yarn):
+        others[1:1] = [replace(f, attention_factor=gain, mscale=None) for gain in (None, 1.0)]
+    if isinstance(f, LongRope):
+        others.insert(1, replace(f, short=f.long, attention_factor=1.0))
+    for rope in (replace(target.rope, frequencies=other) for other in others):
         one = target.under(rope)
         if _first(runtime, one, model, version)[0] is not None:
             ntk = isinstance(rope.frequencies, Ntk)
             fixed = f", which is a rope_theta of {base_of(one):.6g}" if ntk else ""
             return f"the nearest it can serve is {rope}{fixed}"
     return "it can serve no other"
-
-
-def _simpler(target: Target) -> Iterator[Rope]:
-    f, factor = target.rope.frequencies, max(1.0, target.length / target.original)
-    others = [Yarn(factor, original=target.original), Ntk(factor), Linear(factor)]
-    if isinstance(f, Yarn):
-        others[:0] = [replace(f, attention_factor=gain, mscale=None) for gain in (None, 1.0)]
-    if isinstance(f, LongRope):
-        others.insert(0, replace(f, short=f.long, attention_factor=1.0))
-    return (replace(target.rope, frequencies=other) for other in others)
 
 
 @dataclass(frozen=True)
@@ -327,7 +324,7 @@ def read_run(path: str) -> PriorRun:
             f"an export is of one model, but {folder} has measurements of {len(subjects)}: export "
             f"from a run of one."
         )
-    subject, file, summary = subjects.pop(), folder / RECOMMENDATION, folder / SUMMARY
+    file, summary = folder / RECOMMENDATION, folder / SUMMARY
     try:
         advice = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -335,7 +332,7 @@ def read_run(path: str) -> PriorRun:
             f"{file} can't be read: run the same `longitude extend` again, and it is written."
         ) from None
     return PriorRun(
-        name=subject.name,
+        name=subjects.pop().name,
         target=int(advice["best"]["numbers"]["target"]),
         best=advice["best"],
         runtimes={one["what"]: one for one in advice["runtimes"]},

@@ -4,6 +4,9 @@ With one runtime everything lies in the folder itself; with several, each that n
 one inside, and folders with the same config.json are one. In a folder the small files are copied,
 the weights linked, copied or left out; the lengths that tokenizer and generation may reach are
 raised. Files appear complete, config.json last: a folder that has it has everything.
+
+The model card says what was changed, what was measured and how each runtime is started. Its header,
+in the Hub's form, carries over what the base model's card says of licence, language and use.
 """
 
 from __future__ import annotations
@@ -15,8 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
+from huggingface_hub import metadata_load
+from yaml import YAMLError
+
+from longitude import __version__
 from longitude.core.atomic_io import atomic_checkpoint, atomic_file
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
@@ -26,23 +33,31 @@ from longitude.hf.patch import undo
 from longitude.hf.rope_config import ORIGINAL
 from longitude.hf.saving import save
 from longitude.hf.source import SCHEME, Source, as_user_error
+from longitude.inspection.catalogue import all_parts, distinct_layers, part_row
 from longitude.runtimes import recommended
-from longitude.runtimes.card import card
-from longitude.runtimes.checkpoint import TOKENIZER, read_json
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, read_json
 from longitude.runtimes.export import Export, ExportResult, complete, exports, is_longer_table
 from longitude.runtimes.gguf import export_gguf
+from longitude.runtimes.rope_dictionaries import yaml
 
-Weights = Literal["link", "copy", "none"]
+WEIGHTS = ("link", "copy", "none")
 HEAVY = (".safetensors", ".bin")
 SMALL = (".json", ".txt", ".model", ".py", ".jinja", ".tiktoken", ".vocab", ".bpe")
 LEGAL = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
-LENGTH = "max_position_embeddings"
-ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", ORIGINAL, LENGTH, SCHEME)
+ROTATION = ("rope_parameters", "rope_scaling", "rope_theta", ORIGINAL, SCHEME)
+ROTATION += ("max_position_embeddings",)
 REWRITTEN = ("config.json", TOKENIZER, "generation_config.json", "README.md")
+CARRIED = ("license", "license_name", "license_link", "language", "library_name", "pipeline_tag")
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+TAGS = ("long-context", "longitude")
+FENCES = {".py": "python", ".sh": "sh", ".yaml": "yaml"}
+UNMEASURED = (
+    "Nothing was measured. `longitude extend` measures what a scheme does to a model, inside its "
+    "window and past it."
+)
 
 
 def slug(name: str) -> str:
-    """A model's name as a file's."""
     last = name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
     return re.sub(r"[^\w.-]+", "-", last).strip("-.") or "model"
 
@@ -88,12 +103,13 @@ def _located(result: ExportResult, out: Path) -> tuple[ExportResult, list[Path],
 def started_on(result: ExportResult, out: Path) -> list[str]:
     """What each runtime is started on: its folder or file in `out`, or the model as it is."""
     result, folders, gguf_file = _located(result, out)
-    whole = [f for e, f in zip(result.exports, folders, strict=True) if e.runtime == complete()]
-    model = result.checkpoint.source.folder or result.checkpoint.name
-    given = whole[0] if result.checkpoint.needs_conversion and whole else model
+    placed = list(zip(result.exports, folders, strict=True))
+    given: Path | str = result.checkpoint.source.folder or result.checkpoint.name
+    if result.checkpoint.needs_conversion:
+        given = next((folder for e, folder in placed if e.runtime == complete()), given)
     return [
         str(folder if e.config is not None else gguf_file if e.runtime.writes == "gguf" else given)
-        for e, folder in zip(result.exports, folders, strict=True)
+        for e, folder in placed
     ]
 
 
@@ -139,7 +155,7 @@ def _write_folder(
     result: ExportResult, export: Export, out: Path, weights: str, card_text: str
 ) -> None:
     """Write a checkpoint's folder again; its source is not changed."""
-    if weights not in get_args(Weights):
+    if weights not in WEIGHTS:
         raise UserError(f"--weights is link, copy or none, but got {shown(weights)}.")
     out = out.expanduser().resolve()
     if out.is_file() or out == result.checkpoint.home.resolve():
@@ -177,14 +193,13 @@ def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Pat
         return part
     home = _fetched(source, weights)
     for file in sorted(home.iterdir()):
-        index, to = file.name.endswith(".index.json"), part / file.name
-        heavy = file.suffix in HEAVY or index
         if not file.is_file() or file.name in REWRITTEN:
             continue
+        index, to = file.name.endswith(".index.json"), part / file.name
         small = file.suffix in SMALL or file.name.startswith(LEGAL)
-        if heavy and weights == "link" and not index:
+        if file.suffix in HEAVY and weights == "link":
             to.symlink_to(file.resolve())  # in a cache: to the target of its own link
-        elif weights != "none" if heavy else small:
+        elif weights != "none" if file.suffix in HEAVY or index else small:
             shutil.copyfile(file, to)
     return home
 
@@ -202,16 +217,87 @@ def _fetched(source: Source, weights: str) -> Path:
 
 
 def write_settings(
-    home: Path, part: Path, length: int, config: Mapping[str, Any], texts: Mapping[str, str]
+    home: Path, part: Path, length: int, config: dict[str, Any], texts: Mapping[str, str]
 ) -> None:
     """The files that limit an input's length, the texts, and config.json."""
-    contents: dict[str, Mapping[str, Any]] = {}
-    if tokenizer := read_json(home / TOKENIZER):
-        contents[TOKENIZER] = tokenizer | {"model_max_length": length}
-    if generation := read_json(home / "generation_config.json"):
-        limit = {"max_length": length} if "max_length" in generation else {}
-        contents["generation_config.json"] = generation | limit
-    contents["config.json"] = config
-    written = {k: json.dumps(dict(v), indent=2, ensure_ascii=False) for k, v in contents.items()}
+    tokenizer, generation = read_json(home / TOKENIZER), read_json(home / "generation_config.json")
+    if tokenizer:
+        tokenizer["model_max_length"] = length
+    if "max_length" in generation:
+        generation["max_length"] = length
+    contents = {TOKENIZER: tokenizer, "generation_config.json": generation, "config.json": config}
+    written = {k: json.dumps(v, indent=2, ensure_ascii=False) for k, v in contents.items() if v}
     for name, text in {**texts, **{k: f"{v}\n" for k, v in written.items()}}.items():
         (part / name).write_text(text, encoding="utf-8")
+
+
+# the model card
+
+
+def card(result: ExportResult) -> str:
+    """The text of README.md."""
+    source, folder = result.checkpoint.source, result.checkpoint.source.folder
+    name = source.gguf.stem if source.gguf else folder.resolve().name if folder else source.name
+    body = [f"# {name} at {result.target:,} tokens", *_changes(name, result)]
+    if result.run is None:
+        body.append(f"## Measured\n\n{UNMEASURED}")
+    elif result.run.summary:
+        lines = [line for line in result.run.summary.splitlines() if not line.startswith("![")]
+        body.append("## Measured\n\n#" + "\n".join(lines).strip().replace("\n## ", "\n### "))
+    body += ["## Use", *_commands(result), *map(str, result.verified)]
+    return f"---\n{yaml(_header(result.checkpoint))}---\n\n" + "\n\n".join(body) + "\n"
+
+
+def front_matter(file: Path) -> dict[str, Any]:
+    """The YAML header of a card; empty if there is none that can be read."""
+    try:
+        return metadata_load(file) or {}
+    except (OSError, ValueError, YAMLError):
+        return {}
+
+
+def _header(checkpoint: Checkpoint) -> dict[str, Any]:
+    header, source = checkpoint.header, checkpoint.source
+    own: Mapping[str, Any] = front_matter(checkpoint.home / "README.md")
+    if header is not None:
+        url = str(header.keys.get("general.base_model.0.repo_url", "")).rstrip("/")
+        own = {"license": header.keys.get("general.license")}
+        own["base_model"] = "/".join(url.split("/")[-2:])
+    carried = {key: own[key] for key in CARRIED if own.get(key)}
+    base = source.name if source.folder is None else own.get("base_model")
+    # the Hub takes names of its own alone
+    if isinstance(base, list) or REPOSITORY.fullmatch(str(base or "")):
+        carried["base_model"] = base
+    return {**carried, "tags": list(dict.fromkeys([*map(str, own.get("tags") or ()), *TAGS]))}
+
+
+def _changes(name: str, result: ExportResult) -> Iterator[str]:
+    """What became of the weights, the schemes, the model's own one, and what their parts are."""
+    checkpoint = result.checkpoint
+    schemes = {e.scheme: parse(e.scheme) for e in result.exports if e.settings}
+    weights = "unchanged; what changed is how it counts positions"
+    if any(map(is_longer_table, schemes.values())):
+        weights = "but for its table of positions, which is written out longer"
+    trained = f" where it was made for {checkpoint.trained:,}" if checkpoint.trained else ""
+    reads = f"so that it reads {result.target:,} tokens{trained}."
+    yield f"The weights are those of {name}, {weights}, {reads}"
+    yield from (f"```\n{text}\n```" for text in schemes)
+    if checkpoint.own is not None:
+        yield f"Its own scheme was `{checkpoint.own}`."
+    parts = [p for s in schemes.values() for layer in distinct_layers(s) for p in all_parts(layer)]
+    usual = ("causal", "unscaled", "sequential")
+    rows = dict.fromkeys(part_row(part) for part in parts if part.name not in usual)
+    if rows:
+        yield "\n".join(f"- `{one.name}`: {one.meaning} {one.paper}." for one in rows)
+
+
+def _commands(result: ExportResult) -> Iterator[str]:
+    for one in result.exports:
+        if one.settings is None:
+            yield f"**{one.runtime.title}**: {one.refused}"
+            continue
+        fence = FENCES.get(Path(one.runtime.file).suffix, "")
+        title = one.runtime.called(one.version)
+        yield f"**{title}**\n\n```{fence}\n{one.settings.text.rstrip()}\n```"
+        yield from one.settings.notes
+    yield f"Longitude {__version__} wrote this, and checked it against each runtime's formulas."

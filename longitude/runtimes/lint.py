@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from longitude.core.progress import TextResult
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, short
 from longitude.hf.faults import Fault, faults
@@ -29,6 +30,7 @@ from longitude.hf.rope_config import (
     main_rope_dict,
     read_config,
     rope_dicts,
+    rope_type,
 )
 from longitude.hf.source import SCHEME, find, raw_config
 from longitude.runtimes import Issue, Runtime, llama_cpp, runtimes, transformers
@@ -41,6 +43,9 @@ from longitude.runtimes.checkpoint import (
 )
 from longitude.runtimes.effective import ISSUES, Difference, Effective, difference, emulated
 from longitude.runtimes.target import head_size, make_target, text_config
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ARCHITECTURE = "general.architecture"  # which every GGUF file has, and no config.json
 ROPE = ("rope_parameters", "rope_scaling")
@@ -68,12 +73,11 @@ class Row:
 
     @property
     def same(self) -> bool:
-        """Whether the runtime computes what is meant."""
         return not self.difference.affects
 
 
 @dataclass(frozen=True)
-class LintResult:
+class LintResult(TextResult):
     """What a model's settings mean, and what runtimes make of them."""
 
     meant: Effective  # without frequencies if they mean nothing
@@ -85,16 +89,14 @@ class LintResult:
 
     @property
     def same(self) -> bool:
-        """Whether every runtime computes what is meant."""
         right = self.meant.starts and not any(fault.serious for fault in self.faults)
         return right and all(row.same for row in self.rows)
 
-    def table(self, *, color: bool = False, width: int = 100) -> str:
-        """A row per runtime, then the issues with their fixes."""
+    def show(self, console: Console) -> None:
+        """Print a row per runtime, then the issues with their fixes."""
         from longitude.viz.checkpoint import show_lint
-        from longitude.viz.terminal import render
 
-        return render(lambda console: show_lint(self, console), color=color, width=width)
+        show_lint(self, console)
 
     def report(self, path: str | Path) -> Path:
         """Write the table as a text file."""
@@ -103,12 +105,16 @@ class LintResult:
 
     def to_json(self) -> dict[str, Any]:
         """Frequencies, factor and length that are meant, and those of each runtime."""
+
+        def listed(issues: Sequence[Issue]) -> list[dict[str, str]]:
+            return [{"name": i.name, "sentence": i.sentence, "cure": i.fix} for i in issues]
+
         meant = {name: getattr(self.meant, name) for name in ("attention", "length", "remap")}
         return {
             "same": self.same,
             "meant": {**meant, "inv_freq": list(self.meant.inv_freq)},
             "faults": [vars(fault) for fault in self.faults],
-            "notes": _issues_json(self.notes),
+            "notes": listed(self.notes),
             "layers": [{"rotation": what, "layers": list(n)} for what, n in self.layers],
             "runtimes": [
                 {
@@ -121,17 +127,13 @@ class LintResult:
                     "length": row.found.length,
                     "remap": row.found.remap,
                     "inv_freq": list(row.found.inv_freq),
-                    "traps": _issues_json(row.issues),
-                    "notes": _issues_json(row.notes),
+                    "traps": listed(row.issues),
+                    "notes": listed(row.notes),
                 }
                 for row in self.rows
                 for off in [row.difference.frequencies]
             ],
         }
-
-
-def _issues_json(issues: Sequence[Issue]) -> list[dict[str, str]]:
-    return [{"name": i.name, "sentence": i.sentence, "cure": i.fix} for i in issues]
 
 
 def lint_settings(
@@ -304,7 +306,7 @@ def _merged(settings: Mapping[str, Any]) -> Mapping[str, Any]:
         given = dict(inner) if isinstance(inner, Mapping) else {}
         new = next((given[k] for k in ROPE if isinstance(given.get(k), Mapping)), None)
         text = text_config(config)
-        own = next(reversed(_rope_dicts(text)), {})
+        own = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
         base = next(filter(None, (one.get("rope_theta") for one in (given, text, own))), None)
         theta = {"rope_theta": base} if base else {}
         merged = {**theta, **new} if new else {**own, **theta}
@@ -317,9 +319,5 @@ def _is_scaled(settings: Mapping[str, Any]) -> bool:
     """Whether the frequencies are scaled for short inputs as for long ones."""
     if ARCHITECTURE in settings:
         return any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
-    own = _rope_dicts(text_config(settings))
-    return any(str(d.get("rope_type") or d.get("type")) in SCALED for d in own)
-
-
-def _rope_dicts(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [main_rope_dict(d) for key in ROPE if isinstance(d := text.get(key), Mapping)]
+    text = text_config(settings)
+    return any(rope_type(main_rope_dict(text.get(key))) in SCALED for key in ROPE)

@@ -28,12 +28,11 @@ READS_BOTH = frozenset(
     "ministral3 mistral4 muse_glimmer muse_spark olmo_hybrid qwen3 qwen3_5 spark2_5".split()
 )
 BASES = {"gemma3_text": 1e6}  # defaults of its own file there
-ROTATES_WHOLE_HEADS = frozenset("llama mistral qwen2 qwen3 gemma gemma2".split())
+ROTATES_FULL_HEADS = frozenset("llama mistral qwen2 qwen3 gemma gemma2".split())
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What mlx-lm computes."""
     rope = _read(overridden(config, config.get("model_config") or {}, "model_config"))
     length = rope.max_length
     match rope.kind:
@@ -70,12 +69,12 @@ def _read(config: Mapping[str, Any]) -> RopeEntries:
         scaling, theta = scaling or other, theta or main_rope_dict(other).get("rope_theta")
     elif isinstance(other, Mapping) and (not scaling or theta is None):
         issues = ("rope_parameters unread",)
-    own = dict(main_rope_dict(scaling)) if isinstance(scaling, Mapping) else {}
+    own = dict(main_rope_dict(scaling))
     own["rope_type"] = own.get("type") or own.get("rope_type") or "default"  # in this order
     if text.get(ORIGINAL) is not None:  # Phi-3's own file hands it over
         own.setdefault(ORIGINAL, text[ORIGINAL])
-    whole = model_type in ROTATES_WHOLE_HEADS or own["rope_type"] == "proportional"
-    dims = rotated_dims(text, 1.0 if whole else RopeDict(text, own, own, "").share)
+    full = model_type in ROTATES_FULL_HEADS or own["rope_type"] == "proportional"
+    dims = rotated_dims(text, 1.0 if full else RopeDict(text, own, own, "").share)
     base = float(theta) if is_number(theta) else BASES.get(model_type, DEFAULT_BASE)
     return RopeEntries(text, own, base, dims, issues)
 
@@ -93,7 +92,6 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
 
 
 def top_tokens(question: Question) -> TopTokens:
-    """mlx-lm's own, on Apple's GPUs or on a CPU."""
     mx, utils = import_module("mlx.core"), import_module("mlx_lm.utils")
     model, _ = utils.load_model(Path(question["path"]))
     model.set_dtype(mx.float32)

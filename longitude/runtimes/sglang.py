@@ -29,7 +29,6 @@ from longitude.runtimes.vllm import (
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What an SGLang server computes."""
     rope = _read(config, version)
     included = ORIGINAL in rope.entries or rope.kind == "llama3"
     length = int(rope.max_length * (1 if included else rope.number("factor", 1.0)))

@@ -19,36 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from longitude import parts
 from longitude.core.part import Frequencies, by_rows
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import INSIDE, ORIGINAL, is_number, main_rope_dict, sections_of
-from longitude.parts import (
-    Causal,
-    Drope,
-    DynamicLinear,
-    DynamicNtk,
-    DynamicYarn,
-    FloorToZero,
-    Hierarchical,
-    Learned,
-    LearnedInterpolated,
-    LearnedTiled,
-    Linear,
-    LongRope,
-    Ntk,
-    Proportional,
-    Resonance,
-    Rope,
-    Stepped,
-    TruncatedBasis,
-    Unscaled,
-    Yarn,
-)
 from longitude.runtimes import recommended
 
 NO_ROTATION = 1e30  # a factor under which no position rotates a pair
-LONGER_TABLES = (Hierarchical, LearnedTiled, LearnedInterpolated)
+LONGER_TABLES = (parts.Hierarchical, parts.LearnedTiled, parts.LearnedInterpolated)
 
 
 @dataclass(frozen=True)
@@ -60,12 +39,12 @@ class Target:
     original: int  # positions the model was trained on
     length: int  # positions it is to be served with
     base: float
-    rope: Rope
+    rope: parts.Rope
     dims: int  # rotated dimensions of a head
     partial: bool = False  # whether settings must state the rotated share of a head
     sections: Mapping[str, Any] = field(default_factory=dict)  # M-RoPE's entries, to be kept
 
-    def under(self, rope: Rope) -> Target:
+    def under(self, rope: parts.Rope) -> Target:
         """The same model and length under another rotation."""
         inv = rope.frequencies.inv_freq(self.dims, rope.base, self.length)
         gain = math.sqrt(rope.frequencies.gain(self.length))
@@ -87,11 +66,10 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
     rope = one.rotary
     if rope is None:
         raise UserError(_without_rotation(one, length))
-    fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, LongRope)
-    windows = [m for m in one.mask if m != Causal() and not text.get("sliding_window")]
-    parts = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *windows]
-    unsupported = next((p for p in [*parts, None if fixed else rope.frequencies] if p), None)
-    if unsupported is not None:
+    fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, parts.LongRope)
+    windows = [m for m in one.mask if m != parts.Causal() and not text.get("sliding_window")]
+    others = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *windows]
+    if unsupported := next(filter(None, [*others, None if fixed else rope.frequencies]), None):
         raise UserError(
             f"settings of a runtime describe fixed frequencies alone, but got "
             f"{shown(unsupported)}: the nearest they can is {nearest(one, config, length)}."
@@ -113,7 +91,7 @@ def unrotated(
         return None
     beta, rest = 1.0, scheme
     match scheme.scale:
-        case (Drope() as drope,):
+        case (parts.Drope() as drope,):
             beta, rest = drope.beta(length), replace(scheme, scale=())
             if beta != 1 and (drope.length is None or own.rotary.fraction != 1):
                 return None
@@ -122,19 +100,19 @@ def unrotated(
     rope, original = own.rotary, trained_length(config, own.rotary.frequencies)
     factors = (NO_ROTATION,) * (rope.dim(head_size(config)) // 2)
     scale = {"factor": max(1.0, length / original), "attention_factor": math.sqrt(beta)}
-    frequencies = LongRope(factors, factors, original=original, **scale)
+    frequencies = parts.LongRope(factors, factors, original=original, **scale)
     return replace(own, rotary=replace(rope, frequencies=frequencies))
 
 
 def _without_rotation(scheme: Scheme, length: int) -> str:
     """Why settings can't describe a scheme without rotation; `unrotated` is what they can."""
     for part in scheme.scale:
-        if isinstance(part, Drope) and part.length is None:
+        if isinstance(part, parts.Drope) and part.length is None:
             return (
                 f"settings of a runtime have one factor for all queries, but {part} has each "
                 f"query's own: the nearest they can is {replace(part, length=length)}."
             )
-        if isinstance(part, Drope):
+        if isinstance(part, parts.Drope):
             return (
                 f"settings of a runtime scale the rotated share of a head, but {part} scales "
                 f"all of it: the nearest they can is nope()."
@@ -148,18 +126,18 @@ def _without_rotation(scheme: Scheme, length: int) -> str:
 def nearest(scheme: Scheme, config: Mapping[str, Any], length: int) -> Scheme:
     """The nearest scheme that has settings: its frequencies at the length, or YaRN in place of
     whatever is not a matter of frequencies."""
-    rope = scheme.rotary or Rope()
+    rope = scheme.rotary or parts.Rope()
     frequencies, original = rope.frequencies, trained_length(config, rope.frequencies)
     if rope.remap or rope.decay or scheme.bias or scheme.scale or scheme.embed:
         longer = length > original
-        fixed = Yarn(length / original, original=original) if longer else Unscaled()
+        fixed = parts.Yarn(length / original, original=original) if longer else parts.Unscaled()
     else:
         match frequencies:
-            case DynamicNtk(original=start, factor=factor):
-                fixed = Ntk(factor * max(length, start) / start - (factor - 1))
-            case DynamicLinear(original=start):
-                fixed = Linear(max(1.0, length / start))
-            case DynamicYarn() | Stepped():
+            case parts.DynamicNtk(original=start, factor=factor):
+                fixed = parts.Ntk(factor * max(length, start) / start - (factor - 1))
+            case parts.DynamicLinear(original=start):
+                fixed = parts.Linear(max(1.0, length / start))
+            case parts.DynamicYarn() | parts.Stepped():
                 fixed = frequencies.at(length)
             case _:
                 fixed = frequencies
@@ -174,9 +152,8 @@ def supporting(scheme: Scheme | Layers, own: Scheme | Layers) -> tuple[str, ...]
     """The runtimes, of those that `extend` recommends for, that serve a model whose own scheme is
     `own` under this one by their own settings. Both schemes must be complete."""
     needs = required(scheme, own)
-    if needs is None:
-        return ()
-    return tuple(runtime.name for runtime in recommended() if needs <= runtime.supports)
+    able = [r.name for r in recommended() if needs is not None and needs <= r.supports]
+    return tuple(able)
 
 
 def required(scheme: Scheme | Layers, own: Scheme | Layers) -> frozenset[str] | None:
@@ -192,7 +169,7 @@ def required(scheme: Scheme | Layers, own: Scheme | Layers) -> frozenset[str] | 
 
 def _required(scheme: Scheme, own: Scheme) -> str | None:
     if replace(scheme, embed=own.embed) == own:
-        longer = isinstance(scheme.embed, LONGER_TABLES) and isinstance(own.embed, Learned)
+        longer = isinstance(scheme.embed, LONGER_TABLES) and isinstance(own.embed, parts.Learned)
         return "learned_table" if longer else None
     rope, before = scheme.rotary, own.rotary
     if rope is None or before is None or replace(scheme, rotary=before) != own:
@@ -200,15 +177,17 @@ def _required(scheme: Scheme, own: Scheme) -> str | None:
     if replace(rope, base=before.base, frequencies=before.frequencies) != before:
         return None
     match rope.frequencies:
-        case DynamicNtk():
+        case parts.DynamicNtk():
             return "dynamic_ntk"
-        case LongRope() | Unscaled():
+        case parts.LongRope() | parts.Unscaled():
             return "fixed"
-        case Proportional():  # pairs at frequency 0 have no finite factor
+        case parts.Proportional():  # pairs at frequency 0 have no finite factor
             return "proportional"
-        case FloorToZero() | TruncatedBasis() | Resonance(of=Proportional() | FloorToZero()):
+        case parts.FloorToZero() | parts.TruncatedBasis():
             return None
-    fixed = _is_fixed(rope.frequencies) and not isinstance(before.frequencies, Proportional)
+        case parts.Resonance(of=parts.Proportional() | parts.FloorToZero()):
+            return None
+    fixed = _is_fixed(rope.frequencies) and not isinstance(before.frequencies, parts.Proportional)
     return "fixed" if fixed else None
 
 
@@ -233,8 +212,8 @@ def head_size(config: Mapping[str, Any]) -> int:
 def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = None) -> int:
     """The positions a model was trained on, by its frequencies or else by its config.json."""
     text = text_config(config)
-    scaling = [text.get(key) for key in ("rope_parameters", "rope_scaling")]
-    inside = [main_rope_dict(d).get(ORIGINAL) for d in scaling if isinstance(d, Mapping)]
+    dictionaries = (main_rope_dict(text.get(key)) for key in ("rope_parameters", "rope_scaling"))
+    inside = [each.get(ORIGINAL) for each in dictionaries]
     own = getattr(frequencies, "original", None)
     stated = [own, *inside, text.get(ORIGINAL), text.get("max_position_embeddings")]
     length = next(filter(is_number, stated), None)

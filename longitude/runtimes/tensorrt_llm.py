@@ -26,7 +26,6 @@ FILE = "tensorrt-llm.yaml"
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What TensorRT-LLM computes."""
     given = config.get("model_kwargs") or {}
     rope, own = version5(overridden(config, given, "model_kwargs")), version5(config)
     given_base = any(isinstance(v, Mapping) and v.get("rope_theta") for v in given.values())

@@ -38,7 +38,6 @@ FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What torchtitan computes from the fields of its RoPE.Config."""
     if not {"dim", "max_seq_len"} <= config.keys():
         raise DoesNotStart("missing key")
     scaling = config.get("scaling", "none")

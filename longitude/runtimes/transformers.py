@@ -23,6 +23,7 @@ from longitude.hf.rope_config import (
     is_number,
     main_rope_dict,
     rope_parameters,
+    rope_type,
     sections_of,
 )
 from longitude.hf.source import SCHEME
@@ -55,7 +56,6 @@ lh.apply(model, "{scheme}")
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What transformers computes."""
     if "general.architecture" in config:
         return _from_gguf(config)
     given = config.get("from_pretrained") or {}
@@ -94,12 +94,11 @@ def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) 
     read, since the one inside comes first.
     """
     given, text = given or {}, text_config(config)
-    dictionary = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    own = main_rope_dict(dictionary) if isinstance(dictionary, Mapping) else {}
+    own = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
     rope = _standardized(text, own, _default_theta(text))
     if not given:
         return rope
-    new = main_rope_dict(given.get("rope_scaling") or given.get("rope_parameters") or {})
+    new = main_rope_dict(given.get("rope_scaling") or given.get("rope_parameters"))
     beside = not new and given.get("rope_theta") not in (None, rope.base)
     lost = bool(new) and new.get("rope_theta") is None
     base = None if lost else rope.base
@@ -121,31 +120,30 @@ def _standardized(
     """`standardize_rope_params`: the base and the original length filled in."""
     inside = own.get("rope_theta")
     base = float(inside) if is_number(inside) else theta
-    kind = str(own.get("rope_type") or own.get("type") or "default")
+    kind = rope_type(own)
     entries = {**own, "rope_type": kind}
     if kind in ("llama3", "yarn", "longrope"):
         longest = text.get("max_position_embeddings")
         entries[ORIGINAL] = text.get(ORIGINAL) or own.get(ORIGINAL) or longest
-    dims = rotated_dims(text, _share(text, own, kind))
+    dims = _rotated_dims(text, own, kind)
     return RopeEntries(text, {**entries, "rope_theta": base}, base, dims)
 
 
-def _share(text: Mapping[str, Any], own: Mapping[str, Any], kind: str) -> float:
-    """The rotated share of a head, which a model's own code may not read."""
+def _rotated_dims(text: Mapping[str, Any], own: Mapping[str, Any], kind: str) -> int:
+    """The rotated dimensions of a head; a model's own code may not read its share."""
     stated = RopeDict(text, own, own, "")
     unread = kind == "default" and not stated.named("partial_rotary_factor")
-    return 1.0 if unread or kind == "proportional" else stated.share
+    return rotated_dims(text, 1.0 if unread or kind == "proportional" else stated.share)
 
 
 def version4(config: Mapping[str, Any], version: str | None) -> RopeEntries:
     """The rotation as version 4 holds it: `rope_theta` and `rope_scaling` side by side."""
     text = text_config(config)
-    scaling = text.get("rope_scaling")
-    own = dict(main_rope_dict(scaling)) if isinstance(scaling, Mapping) else {}
+    own = main_rope_dict(text.get("rope_scaling"))
     unread = bool(text.get("rope_parameters")) and (not own or not text.get("rope_theta"))
-    kind = str(own.get("rope_type") or own.get("type") or "default")
-    dims = rotated_dims(text, _share(text, {}, kind))
-    rope = RopeEntries(text, {**own, "rope_type": kind}, _default_theta(text), dims)
+    kind = rope_type(own)
+    entries, dims = {**own, "rope_type": kind}, _rotated_dims(text, {}, kind)
+    rope = RopeEntries(text, entries, _default_theta(text), dims)
     rope = rope.noting("rope_parameters unread" if unread else None)
     if kind == "longrope":
         return _longrope4(rope, version)

@@ -16,21 +16,25 @@ from functools import cached_property
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from longitude.core.progress import TextResult
 from longitude.core.validate import short
 from longitude.eval.prefill import lm_head, prefill, text_config
 from longitude.hf.gguf_reader import FLOAT32, read_layout
 from longitude.hf.loading import load
 from longitude.hf.patch import patched
-from longitude.runtimes import Runtime, TopTokens
+from longitude.runtimes import Runner, Runtime, TopTokens
 from longitude.runtimes.effective import Effective, difference, emulated
 from longitude.runtimes.lint import explain
 from longitude.runtimes.target import Target
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BOUND = 0.05  # nats: SmolLM2 in float32 differs by 0.0002
 SLACK = 1.5  # times what quantised weights make differ anyway: 0.4 nats for SmolLM2 in Q4_1
@@ -59,7 +63,6 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Whether the runtime computes the scheme, as far as it was run."""
         close = all(size <= self.bound(length) for length, size in self.rows.items())
         return close and not self.stopped
 
@@ -82,7 +85,7 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class VerifyResult:
+class VerifyResult(TextResult):
     """What each runtime computes from a model, beside what the scheme is."""
 
     scheme: str | None  # None: what the model's own settings mean
@@ -90,15 +93,13 @@ class VerifyResult:
 
     @property
     def holds(self) -> bool:
-        """Whether every runtime that was run computes the scheme."""
         return all(proof.holds for proof in self.proofs)
 
-    def table(self, *, color: bool = False, width: int = 100) -> str:
-        """A row per runtime and length, then causes and what was not run."""
+    def show(self, console: Console) -> None:
+        """Print a row per runtime and length, then causes and what was not run."""
         from longitude.viz.checkpoint import show_verified
-        from longitude.viz.terminal import render
 
-        return render(lambda console: show_verified(self, console), color=color, width=width)
+        show_verified(self, console)
 
     def report(self, path: str | Path) -> Path:
         """Write the table as a text file."""
@@ -153,15 +154,26 @@ class Reference:
         return sorted({min(n, own - 1) for n in self.lengths})
 
     @cached_property
-    def own_logprobs(self) -> LogProbs:
-        """As the model is, inside its window."""
-        return _logprobs(self.model, self.ids, ends(self.inside))
-
-    @cached_property
     def quantised(self) -> bool:
         """Whether it is a GGUF file of other weights than float32."""
         gguf = self.source.suffix == ".gguf"
         return gguf and any(t.kind != FLOAT32 for t in read_layout(self.source).tensors)
+
+    def top_tokens(
+        self, runner: Runner, path: str | Path, settings: Mapping[str, Any], lengths: Sequence[int]
+    ) -> TopTokens:
+        """A runtime's likeliest tokens after the tokens that end the lengths; raises what the
+        runtime raises."""
+        question = {
+            "path": str(path),
+            "settings": dict(settings),
+            "ids": self.ids.tolist()[: max(lengths)],
+            "lengths": ends(lengths),
+            "top": TOP,
+            "drawn": self.drawn,
+            "threads": torch.get_num_threads(),
+        }
+        return runner.top_tokens(question)
 
 
 def verify(
@@ -181,12 +193,12 @@ def verify(
     package = packages_distributions()[runner.module][0]
     called = f"{runtime.title} ({package} {version(package)})"
     try:
-        theirs = top_tokens(runtime, path, settings, reference, reference.lengths)
+        theirs = reference.top_tokens(runner, path, settings, reference.lengths)
         found = Verified(called, _differences(reference.logprobs, theirs, reference.lengths))
         if runtime.reads == "gguf" and reference.quantised and reference.scheme:
-            before = top_tokens(runtime, reference.source, {}, reference, reference.inside)
-            sizes = _differences(reference.own_logprobs, before, reference.inside)
-            found = replace(found, baseline=sizes)
+            before = reference.top_tokens(runner, reference.source, {}, reference.inside)
+            own = _logprobs(reference.model, reference.ids, ends(reference.inside))
+            found = replace(found, baseline=_differences(own, before, reference.inside))
     except Exception as error:  # each runtime stops in its own ways
         words = " ".join(str(error).split()) or type(error).__name__
         found = Verified(called, stopped=f"{short(words.rstrip('.'), 160)}.")
@@ -196,28 +208,6 @@ def verify(
     causes, _ = explain(runtime, effective, difference(meant, effective))
     sentences = [f"{issue.sentence} → {issue.fix}" for issue in causes]
     return replace(found, causes=tuple(f"{issue[0].upper()}{issue[1:]}" for issue in sentences))
-
-
-def top_tokens(
-    runtime: Runtime,
-    path: str | Path,
-    settings: Mapping[str, Any],
-    reference: Reference,
-    lengths: Sequence[int],
-) -> TopTokens:
-    """A runtime's likeliest tokens, with log-probabilities, after the tokens that end the lengths;
-    raises what the runtime raises."""
-    question = {
-        "path": str(path),
-        "settings": dict(settings),
-        "ids": reference.ids.tolist()[: max(lengths)],
-        "lengths": ends(lengths),
-        "top": TOP,
-        "drawn": reference.drawn,
-        "threads": torch.get_num_threads(),
-    }
-    assert runtime.runner is not None, runtime.name
-    return runtime.runner.top_tokens(question)
 
 
 def ends(lengths: Sequence[int]) -> list[int]:

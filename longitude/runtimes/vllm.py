@@ -45,7 +45,6 @@ FACTOR_INCLUDED = ("longrope", "llama3", "yarn")  # the maximum is not multiplie
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What a vLLM server computes."""
     rope = _read(config)
     limit = (config.get(TOKENIZER) or {}).get("model_max_length")
     limit = limit if is_number(limit) else math.inf
@@ -100,7 +99,7 @@ def _read(config: Mapping[str, Any]) -> RopeEntries:
     """The configuration with the overrides in their places."""
     given = config.get("--hf-overrides") or {}
     given = given.get("text_config", given)
-    new = main_rope_dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
+    new = main_rope_dict(given.get("rope_parameters") or given.get("rope_scaling"))
     rope = version5(config, given)
     if not new or new.get("rope_theta") is not None:
         return rope
@@ -186,7 +185,6 @@ def write_any(
 
 
 def top_tokens(question: Question) -> TopTokens:
-    """vLLM's own."""
     return in_process("-m", __name__, question=question)
 
 

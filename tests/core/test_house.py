@@ -16,11 +16,11 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 44_682, 255  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 44_620, 254  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_785,  # the client of servers, too
-    "presets": 580,
+    "presets": 575,
     "parts": 3_360,
     "ops": 5_360,
     "cache": 830,
@@ -29,7 +29,7 @@ BUDGET = {
     "inspection": 2_480,
     "reading": 2_325,
     "training": 3_815,
-    "runtimes": 4_220,
+    "runtimes": 4_150,
     "serving": 800,  # the vLLM plugin
     "extension": 3_262,  # tasks side by side on a CPU, too
     "probing": 2_115,  # what a live server does

@@ -9,9 +9,9 @@ import yaml
 from longitude.core.validate import UserError
 from longitude.hf.source import ASSETS
 from longitude.runtimes import runtimes
-from longitude.runtimes.card import card, front_matter
 from longitude.runtimes.checkpoint import open_checkpoint
 from longitude.runtimes.export import ExportResult, PriorRun, exports
+from longitude.runtimes.files import card, front_matter
 from tests.runtimes.configs import request
 
 TEXT = "rope(frequencies=yarn(4, original=256))"
