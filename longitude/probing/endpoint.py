@@ -148,6 +148,15 @@ class Endpoint:
         """About how many tokens a prompt has."""
         return round(len(text) * self.tokens_per_character + self.overhead)
 
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the budget is spent."""
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    def tell(self, what: str) -> None:
+        """Show what is being done while nothing is sent."""
+        self.progress(Event(what, min(len(self.known), self.planned), self.planned, "probe"))
+
     def ask(self, request: Request) -> Answer:
         """One answer."""
         return self.ask_all([request])[0]
@@ -160,7 +169,7 @@ class Endpoint:
         rows = [self.store.get(key) for key in keys]
         todo = [n for n, row in enumerate(rows) if row is None]
         answers = [_answer(row) if row else Answer() for row in rows]
-        if todo and self.deadline is not None and time.monotonic() > self.deadline:
+        if todo and self.out_of_time:
             raise OutOfTime
         self.known |= {address(key) for key in keys}
         jobs, before = [requests[n] for n in todo], len(self.known) - len(todo)

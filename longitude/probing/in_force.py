@@ -40,7 +40,7 @@ from longitude.hf.patch import (
 )
 from longitude.parts import Bidirectional, Causal, Unscaled
 from longitude.parts.rotary_tables import attention_scaling
-from longitude.probing.endpoint import CHAT, Answer, Endpoint, Request
+from longitude.probing.endpoint import CHAT, Answer, Endpoint, OutOfTime, Request
 from longitude.probing.reach import ladder
 
 TEXTS = 3  # at each length
@@ -53,6 +53,7 @@ EIGHT_BITS = "longitude_8_bit_cache"
 # which of query, key and value are rounded: llama.cpp rounds a query as the keys it multiplies with
 CACHES = {"q8_0": "qkv", "q8_0, keys alone": "qk", "fp8": "kv"}
 Change = Callable[[Scheme], Scheme]
+Asked = tuple[int, list[int], Answer]  # a text's length, its tokens, what the server answered
 
 
 @dataclass(frozen=True)
@@ -159,13 +160,37 @@ def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") 
     ]
     if not asked:
         raise UserError("every text for --reference was refused: see where input ends.")
-    misfit = _Misfit(model, tokenizer, endpoint.with_logprobs)
-    each = {one.name: [*misfit.by_text(one, asked)] for one in tried}
+    each = _misfits(_Misfit(model, tokenizer, endpoint.with_logprobs), tried, asked, endpoint)
     fits = [_fit(one, each[one.name], [n for n, _, _ in asked]) for one in tried]
     ordered = sorted(fits, key=lambda fit: (fit.misfit, fit.name != tried[0].name))
-    gain = paired(each[tried[0].name], each[ordered[0].name])
+    nearest = each[ordered[0].name]
+    gain = paired(each[tried[0].name][: len(nearest)], nearest)
     unit = "nats" if endpoint.with_logprobs else "of the greedy answer"
     return InForce(tuple(ordered), fits[0], gain, unit)
+
+
+def _misfits(
+    misfit: _Misfit, tried: Sequence[Hypothesis], asked: Sequence[Asked], endpoint: Endpoint
+) -> dict[str, list[float]]:
+    """Each hypothesis's misfit by text, from short texts to long ones until the budget is spent.
+    What is hopeless on short texts is not tried on longer ones, which cost more."""
+    each: dict[str, list[float]] = {one.name: [] for one in tried}
+    left = list(tried)
+    for length in dict.fromkeys(n for n, _, _ in asked):
+        texts = [one for one in asked if one[0] == length]
+        found: dict[str, list[float]] = {}
+        for one in left:
+            if endpoint.out_of_time:
+                if each[one.name]:  # shorter texts have told something
+                    return each
+                raise OutOfTime
+            endpoint.tell(f"which scheme is in force: {one.name}, {length:,} tokens")
+            found[one.name] = [*misfit.by_text(one, texts)]
+        for name, values in found.items():
+            each[name] += values
+        best = min(fmean(each[one.name]) for one in left)
+        left = [one for one in left if one is tried[0] or fmean(each[one.name]) < best + NO_FIT]
+    return each
 
 
 def hypotheses(meant: Sequence[Scheme], own: Sequence[Scheme]) -> list[Hypothesis]:
@@ -260,9 +285,7 @@ class _Misfit:
         self.model, self.tokenizer, self.with_logprobs = model, tokenizer, with_logprobs
         self.ids = _token_ids(tokenizer)
 
-    def by_text(
-        self, one: Hypothesis, asked: Sequence[tuple[int, list[int], Answer]]
-    ) -> Iterator[float]:
+    def by_text(self, one: Hypothesis, asked: Sequence[Asked]) -> Iterator[float]:
         """One number for each text."""
         with under(self.model, one):
             for _, ids, answer in asked:
@@ -317,6 +340,7 @@ def _token_ids(tokenizer: Any) -> dict[str, int]:
 
 
 def _fit(one: Hypothesis, misfits: Sequence[float], lengths: Sequence[int]) -> Fit:
+    lengths = lengths[: len(misfits)]  # longer texts were left out
     by_length = {
         str(n): fmean(m for m, at in zip(misfits, lengths, strict=True) if at == n)
         for n in dict.fromkeys(lengths)

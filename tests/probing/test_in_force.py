@@ -18,6 +18,7 @@ from longitude.hf.patch import probed_layers
 from longitude.parts import Window
 from longitude.probing.endpoint import Endpoint
 from longitude.probing.in_force import Hypothesis, InForce, eight_bits, hypotheses, identify, under
+from longitude.probing.reach import ladder
 
 from .servers import Brain, Server, Token, behaving
 
@@ -92,6 +93,27 @@ def test_each_scheme_is_told_by_its_numbers(
     assert result.best.name == name
     if logprobs:
         assert result.best.misfit < 5e-3 and result.fits[1].misfit > 0.02
+
+
+def test_the_budget_ends_the_fit_after_the_shorter_texts(
+    tiny: Any, reference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Endpoint, "tell", lambda _, what: told.append(what))
+    shortest, longer, *_ = ladder(TO)
+    spent = property(lambda _: any(f" {longer:,} tokens" in what for what in told))
+    monkeypatch.setattr(Endpoint, "out_of_time", spent)
+    result = fitted(tiny[0], None, reference)
+    assert {*result.best.lengths} == {*result.meant.lengths} == {str(shortest)}
+    assert result.best.name == "factor lost" and sum(f" {longer:,} " in what for what in told) == 1
+
+
+def test_a_hopeless_hypothesis_is_not_tried_on_longer_texts(tiny: Any, reference: str) -> None:
+    result = fitted(tiny[0], None, reference)
+    lengths = {fit.name: len(fit.lengths) for fit in result.fits}
+    assert lengths["factor lost"] == lengths["as meant"] == len(ladder(TO))
+    dropped = [fit for fit in result.fits if lengths[fit.name] < len(ladder(TO))]
+    assert dropped and all(fit.misfit > 1 for fit in dropped)
 
 
 def test_a_dropped_window_is_told(tiny: Any) -> None:
