@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from longitude.inspection.api import show as show
     from longitude.ops.attention import attention as attention
     from longitude.ops.explain import explain as explain
+    from longitude.ops.shards import gather_shards as gather_shards
+    from longitude.ops.shards import shard as shard
+    from longitude.ops.shards import shard_positions as shard_positions
     from longitude.probing.api import probe as probe
     from longitude.reading.api import read as read
     from longitude.runtimes.api import export as export
@@ -49,6 +52,7 @@ _NAMES = {
     ],
     "ops.attention": ["attention"],
     "ops.explain": ["explain"],
+    "ops.shards": ["gather_shards", "shard", "shard_positions"],
     "probing.api": ["ProbeOptions", "probe"],
     "reading.api": ["ReadOptions", "read"],
     "runtimes.api": ["ExportOptions", "LintOptions", "VerifyOptions", "export", "lint", "verify"],

@@ -111,6 +111,20 @@ class Area:
             inside = inside & test
         return start, torch.where(inside, torch.maximum(start, stop), start)
 
+    def reaches(self, i: tuple[float, float], j: tuple[float, float]) -> bool:
+        """Whether queries from the first to the last of `i` may see keys of `j`; False is sure."""
+        bounds = [
+            (i[0] - j[1], i[1] - j[0], self.lo, self.hi),
+            (*i, self.top, self.bottom),
+            (*j, self.first, self.last),
+            *((i[0] // c.size - j[1] // c.size, i[1] // c.size - j[0] // c.size, c.lo, c.hi)
+              for c in self.chunks),
+        ]  # fmt: skip
+        return all(
+            (lo is None or greatest >= lo) and (hi is None or least < hi)
+            for least, greatest, lo, hi in bounds
+        )
+
     def ever(self, now: Tensor, j: Tensor) -> Tensor:
         """Whether a query at `now` or later can still see key j: what a cache must keep."""
         # for a key, too, an area is one interval, of query positions

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Real
@@ -25,6 +25,8 @@ from longitude.ops.passes import make_passes
 from longitude.ops.plan import Backend, Kernel, Plan, make_plan
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
+
+Split = Literal["tokens", "heads", "keys"]  # what the ranks of a group have of their own
 
 
 def attention(
@@ -47,6 +49,8 @@ def attention(
     forget_sums: Float[Tensor, "b h nk"]
     | tuple[Float[Tensor, "b h nq"], Float[Tensor, "b h nk"]]
     | None = None,
+    group: Any = None,
+    split: Split = "tokens",
 ) -> Float[Tensor, "b h nq dv"]:
     """Attention under a scheme. Keys come pre-RoPE, with their positions; heads may be grouped.
 
@@ -62,6 +66,10 @@ def attention(
             sequence; by default each sequence's last position + 1. Fix it for the life of a cache.
         forget_sums: of a scheme with forget gates the running sums of their logarithms, float32 or
             wider. A pair where queries differ from keys.
+        group: ranks that each call this with tokens of their own, in any order; queries see the
+            keys of all. The backward is a call of all ranks as well.
+        split: over a group, "tokens" sends keys and values around a ring, "heads" exchanges tokens
+            for heads, "keys" is for decoding: every rank has the same queries and its own keys.
     """
     options = {
         "scale": scale, "dropout": dropout, "softcap": softcap, "key_padding": key_padding,
@@ -69,15 +77,16 @@ def attention(
         "forget_sums": forget_sums,
     }  # fmt: skip
     call = (scheme, q, k, v, q_pos, k_pos, weights)
+    over = None if group is None else (group, split)
     if not torch.compiler.is_compiling():
-        return _attention(call, backend, options)
+        return _attention(call, backend, options, over)
     traced = None
-    if backend == "auto" and isinstance(scheme, Scheme):
+    if backend == "auto" and isinstance(scheme, Scheme) and over is None:
         traced = _traceable(scheme, q, k, q_pos, k_pos, options)
     if traced is None:
         from longitude.ops.flex import outside_graph  # brings the compiler, which is here already
 
-        return outside_graph(_attention, call, backend, options)  # type: ignore[call-issue]
+        return outside_graph(_attention, call, backend, options, over)  # type: ignore[call-issue]
     causal, scale, q_tables, k_tables, pairs = traced
     if q_tables is not None and k_tables is not None:
         q, k = apply_rotary(q, *q_tables, pairs), apply_rotary(k, *k_tables, pairs)
@@ -85,7 +94,13 @@ def attention(
     return sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
-def _attention(call: tuple[Any, ...], backend: str, options: dict[str, Any]) -> Tensor:
+def _attention(
+    call: tuple[Any, ...], backend: str, options: dict[str, Any], over: tuple[Any, Any] | None
+) -> Tensor:
+    if over is not None:
+        from longitude.ops.ring import attention_over  # late: few calls have a group
+
+        return attention_over(*over, call, backend, options)
     inputs = prepare(*call, **options)
     out, width = run(inputs, make_plan(inputs, backend)), call[3].shape[-1]
     return out if out.shape[-1] == width else out[..., :width]

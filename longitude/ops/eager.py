@@ -68,12 +68,17 @@ def _run(p: AttentionInputs) -> Tensor:
     s = scores(p)
     weights = softmax(s.total, s.visible, p.sink_logits)
     weights = torch.nn.functional.dropout(weights, p.dropout) if p.dropout else weights
-    out = weights @ p.v.repeat_interleave(p.q.shape[1] // p.k.shape[1], 1)
+    return values(p, weights).to(dtype)
+
+
+def values(p: AttentionInputs, weights: Tensor) -> Tensor:
+    """The sum of values under these weights (b h i j)."""
+    out = weights @ p.v.repeat_interleave(p.q.shape[1] // p.k.shape[1], 1).to(weights.dtype)
     for part in p.scheme.bias:
         if getattr(part, "values", False):  # Shaw's adds to the values as well
             own = weights_of(part.name, p.weights)
             out = out + part.value_term(weights, p.q_rows, p.k_rows, own)  # type: ignore[attr-defined]
-    return out.to(dtype)
+    return out
 
 
 def softmax(scores: Tensor, seen: Tensor, sink_logits: Tensor | None) -> Tensor:
@@ -92,16 +97,21 @@ def in_blocks(p: AttentionInputs, run: Callable[[AttentionInputs], Tensor], larg
 
     Where gradients are needed a block is recomputed in the backward pass.
     """
-    batch, heads, nq, _ = p.q.shape
-    size = max(1, largest // max(1, batch * heads * p.k.shape[2]))
-    rope = p.scheme.rotary
-    if rope and rope.decay:  # a block's gains must fit into float32
-        size = max(1, min(size, int(rope.decay.span(rope.dim(p.q.shape[-1])))))
-    if size >= nq:
+    blocks = [p.rows(rows.start, rows.stop) for rows in query_blocks(p, largest)]
+    if len(blocks) == 1:
         return run(p)
-    blocks = [p.rows(a, min(a + size, nq)) for a in range(0, nq, size)]
     if not torch.is_grad_enabled():
         return torch.cat([run(block) for block in blocks], 2)
     from torch.utils.checkpoint import checkpoint
 
     return torch.cat([checkpoint(run, block, use_reentrant=False) for block in blocks], 2)  # type: ignore[misc]
+
+
+def query_blocks(p: AttentionInputs, largest: int) -> list[slice]:
+    """The queries of a call in blocks of at most `largest` scores."""
+    batch, heads, nq, _ = p.q.shape
+    size = max(1, largest // max(1, batch * heads * p.k.shape[2]))
+    rope = p.scheme.rotary
+    if rope and rope.decay:  # a block's gains must fit into float32
+        size = max(1, min(size, int(rope.decay.span(rope.dim(p.q.shape[-1])))))
+    return [slice(a, min(a + size, nq)) for a in range(0, nq, size)]

@@ -171,10 +171,7 @@ def prepare(
     _check_weights(scheme, weights, q.shape[1], q.shape[3])
     lengths = _check_length(length, q)
     scale = _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale)
-    if scheme.rotary is not None and scheme.rotary.pairs == "polar":
-        v = pad(v, (0, q.shape[-1]))  # kernels want values as wide; `attention` cuts them off
-        q, k = polar_pairs(q, k, weights["rope.delta"])
-        scheme = replace(scheme, rotary=replace(scheme.rotary, pairs="half"))
+    scheme, q, k, v = as_half_pairs(scheme, q, k, v, weights)
     p = AttentionInputs(
         scheme, q, k, v, q_pos, k_pos, weights, scale, dropout, softcap,
         None if key_padding is None else key_padding.to(q.device), pair, sink_logits,
@@ -188,6 +185,18 @@ def prepare(
         q_length, k_length = _lengths(p) if lengths is None else (lengths, lengths)
         p = replace(p, q_length=q_length, k_length=k_length)
     return p
+
+
+def as_half_pairs(
+    scheme: Any, q: Tensor, k: Tensor, v: Tensor, weights: Weights
+) -> tuple[Scheme, Tensor, Tensor, Tensor]:
+    """A call of polar pairs as one of usual pairs, whose heads are twice as wide."""
+    scheme = _one_scheme(scheme)
+    if scheme.rotary is None or scheme.rotary.pairs != "polar":
+        return scheme, q, k, v
+    v = pad(v, (0, q.shape[-1]))  # kernels want values as wide; `attention` cuts them off
+    q, k = polar_pairs(q, k, weights["rope.delta"])
+    return replace(scheme, rotary=replace(scheme.rotary, pairs="half")), q, k, v
 
 
 _softmax_scale = lru_cache(maxsize=256)(Scheme.softmax_scale)

@@ -17,7 +17,7 @@ stacks windows and another merges several parts in one launch (`kernels.merge`);
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -324,6 +324,15 @@ class TileBatch(NamedTuple):
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
     """Attention over every tile of every step. Rows that no tile covers come out as zeros."""
+    parts, rotated = tile_batches(p, plan)
+    if not parts:
+        return p.zeros()
+    size = (p.q.shape[2], p.scale)
+    return _Merged.apply(parts, size, p.sink_logits, p.v, *rotated)  # type: ignore[no-any-return]
+
+
+def tile_batches(p: AttentionInputs, plan: Plan) -> tuple[list[TileBatch], list[Tensor]]:
+    """The tiles of a plan in batches, and the rotated q and k that each pass reads."""
     single = p.q.shape[2] == 1
     rotated: list[Tensor] = []
     parts: list[TileBatch] = []
@@ -342,29 +351,57 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
             for b in batches(s.tiles)
         ]  # fmt: skip
         rotated += one.rotated(rows, columns)
-    if not parts:
-        return p.zeros()
-    # kernels read the last dimension as contiguous
-    dense = [x if x.stride(-1) == 1 else x.contiguous() for x in (p.v, *rotated)]
-    size = (p.q.shape[2], p.scale)
-    return _Merged.apply(parts, size, p.sink_logits, *dense)  # type: ignore[no-any-return]
+    return parts, rotated
+
+
+Sums = tuple[Tensor, Tensor, list[tuple[Any, ...]]]  # output, log-sum-exp, what backwards need
+
+
+def merge_tiles(parts: list[TileBatch], size: tuple[int, float], sinks: Tensor | None, v: Tensor,
+                qk: Sequence[Tensor]) -> Sums:  # fmt: skip
+    """All tiles as one softmax over so many rows."""
+    (rows, scale), (v, *qk) = size, _dense(v, *qk)
+    merging = merging_for((qk[0].shape[0], qk[0].shape[1], rows), v)
+    extras = []
+    for part in parts:
+        arguments = part.arguments(qk[part.first], qk[part.first + 1], v, scale)
+        ran = in_groups(part.operator, *arguments)
+        out, lse = (x.unflatten(0, (len(part.rows), -1)) for x in (ran.out, ran.lse))
+        merging.add(TileOutput(out, lse, part.rows, part.flipped))
+        extras.append(ran.extra)
+    return *merging.result(sinks), extras
+
+
+def tile_gradients(parts: list[TileBatch], scale: float, grad: Tensor, sums: Sums, v: Tensor,
+                   qk: Sequence[Tensor]) -> list[Tensor]:  # fmt: skip
+    """Gradients of v and of each rotated q and k, where the softmax had this output and LSE."""
+    (out, lse, extras), (v, *qk) = sums, _dense(v, *qk)
+    totals = [torch.zeros_like(x, dtype=accum_dtype(x)) for x in (v, *qk)]
+    for part, extra in zip(parts, extras, strict=True):
+        first, height = part.first, part.shape.height
+        dout, o = stacked([Windows(x, part.rows, height) for x in (grad, out)], part.flipped)
+        (lses,) = stacked([Windows(lse[..., None], part.rows, height)], part.flipped)
+        q, k, values, *how = part.arguments(qk[first], qk[first + 1], v, scale)
+        made = backward(part.operator, dout, q, k, values, Forward(o, lses[..., 0], extra), *how)
+        made = [x.unflatten(0, (len(part.rows), -1)) for x in made]
+        dq, dk, dv = (x.flip(3) for x in made) if part.flipped else made
+        _add(totals[1 + first], dq, [row - part.top for row in part.rows])
+        _add(totals[2 + first], dk, [column - part.left for column in part.columns])
+        _add(totals[0], dv, part.columns)
+    return [g.to(x.dtype) for g, x in zip(totals, (v, *qk), strict=True)]
+
+
+def _dense(*tensors: Tensor) -> list[Tensor]:
+    """Kernels read the last dimension as contiguous."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: list[TileBatch], size: tuple[int, float], sinks: Tensor | None,
                 v: Tensor, *qk: Tensor) -> Tensor:  # fmt: skip
-        rows, scale = size
-        merging = merging_for((qk[0].shape[0], qk[0].shape[1], rows), v)
-        extras = []
-        for part in parts:
-            arguments = part.arguments(qk[part.first], qk[part.first + 1], v, scale)
-            ran = in_groups(part.operator, *arguments)
-            out, lse = (x.unflatten(0, (len(part.rows), -1)) for x in (ran.out, ran.lse))
-            merging.add(TileOutput(out, lse, part.rows, part.flipped))
-            extras.append(ran.extra)
-        out, lse = merging.result(sinks)
-        ctx.parts, ctx.scale, ctx.extras = parts, scale, extras
+        out, lse, ctx.extras = merge_tiles(parts, size, sinks, v, qk)
+        ctx.parts, ctx.scale = parts, size[1]
         ctx.save_for_backward(v, out, lse, sinks, *qk)
         return out
 
@@ -372,22 +409,8 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         grad = grad_outputs[0]
         v, out, lse, sinks, *qk = ctx.saved_tensors
-        totals = [torch.zeros_like(x, dtype=accum_dtype(x)) for x in (v, *qk)]
-        for part, extra in zip(ctx.parts, ctx.extras, strict=True):
-            first, height = part.first, part.shape.height
-            dout, o = stacked([Windows(x, part.rows, height) for x in (grad, out)], part.flipped)
-            (sums,) = stacked([Windows(lse[..., None], part.rows, height)], part.flipped)
-            q, k, values, *how = part.arguments(qk[first], qk[first + 1], v, ctx.scale)
-            made = backward(
-                part.operator, dout, q, k, values, Forward(o, sums[..., 0], extra), *how
-            )
-            made = [x.unflatten(0, (len(part.rows), -1)) for x in made]
-            dq, dk, dv = (x.flip(3) for x in made) if part.flipped else made
-            _add(totals[1 + first], dq, [row - part.top for row in part.rows])
-            _add(totals[2 + first], dk, [column - part.left for column in part.columns])
-            _add(totals[0], dv, part.columns)
+        grads = tile_gradients(ctx.parts, ctx.scale, grad, (out, lse, ctx.extras), v, qk)
         d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
-        grads = [g.to(x.dtype) for g, x in zip(totals, (v, *qk), strict=True)]
         return None, None, d_sinks, *grads
 
 

@@ -324,6 +324,13 @@ def _by_diagonals(call: CallSpec) -> bool:
     return sees_first and (area.hi is None or call.q_pos[-1] - area.hi < call.k_pos[-1])
 
 
+def plan_tiles(call: CallSpec) -> Plan | str:
+    """The tiles of a call whose output is merged with that of others, or why it has none."""
+    if not call.by_position or call.overflows:
+        return "tiles need contiguous positions, and scores that follow from q·k alone"
+    return _merged_tiles(call)
+
+
 def _merged_tiles(call: CallSpec) -> Plan | str:
     """The tiles of every pass, merged by their log-sum-exp."""
     if "dropout" in call.options:

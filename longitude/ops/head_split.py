@@ -1,0 +1,104 @@
+"""Tokens exchanged for heads (Ulysses, Jacobs et al. 2023, arXiv:2309.14509).
+
+Each rank runs plain attention, by any backend, over all tokens for its share of the heads. It sends
+less than the ring where heads are many, and needs numbers of heads that the ranks divide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longitude.core.part import Pos
+from longitude.core.validate import UserError
+from longitude.ops.inputs import AttentionInputs, weights_of
+from longitude.ops.shards import Shard, agree, hidden_keys, joined, transfer
+
+
+def check_heads(p: AttentionInputs, size: int) -> None:
+    heads = (p.q.shape[1], p.k.shape[1])
+    if any(n % size for n in heads):
+        raise UserError(
+            f"{heads[0]} query heads and {heads[1]} key heads can't be split over {size} ranks: "
+            f"use split='tokens', or a number of ranks that divides both."
+        )
+    learned = [part for part in p.scheme.scale if weights_of(part.name, p.weights)]
+    if p.scheme.bias or learned or "rope.delta" in p.weights:
+        raise UserError(
+            f"{p.scheme} has terms of its own for each head, which split='heads' would renumber: "
+            f"use split='tokens'."
+        )
+
+
+class _Exchange(torch.autograd.Function):
+    """Tokens for heads: (b h n d) of all heads becomes (b h/N n' d) of all tokens, or back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, counts: list[int], to_heads: bool) -> Tensor:
+        ctx.rest = (group, counts, to_heads)
+        rank, size = dist.get_rank(group), len(counts)
+        if to_heads:
+            pieces, shapes = x.chunk(size, 1), [(2, n) for n in counts]
+        else:
+            pieces, shapes = x.split(counts, 2), [(2, counts[rank])] * size
+        pieces = [piece.contiguous() for piece in pieces]
+        got = []
+        for r, (dim, n) in enumerate(shapes):
+            shape = list(pieces[rank].shape)
+            shape[dim] = n
+            got.append(pieces[rank] if r == rank else x.new_empty(shape))
+        others = [r for r in range(size) if r != rank]
+        sends = [(r, [pieces[r]], 0) for r in others]
+        transfer(group, sends, [(r, [got[r]], 0) for r in others])()
+        return torch.cat(got, 2 if to_heads else 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        group, counts, to_heads = ctx.rest
+        return _Exchange.apply(grads[0], group, counts, not to_heads), None, None, None
+
+
+def by_heads(
+    group: Any, shards: list[Shard], given: AttentionInputs, call: tuple[Any, ...], backend: str,
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """All tokens for this rank's share of heads, by plain attention."""
+    from longitude.ops.attention import attention  # late: it imports this module
+
+    scheme, q, k, v, _, _, weights = call
+    ids = None if given.segments is None else (given.segments[0],) * 2
+    as_keys = replace(
+        given, k=given.q, v=given.q, k_pos=given.q_pos, key_padding=None, segments=ids
+    )
+    queries = agree(as_keys, "queries", group, q.device)
+    options, own = options | hidden_keys(shards, given), q.shape[1] // len(shards)
+    if given.sink_logits is not None:
+        options["sink_logits"] = given.sink_logits.split(own)[dist.get_rank(group)]
+    if options["segments"] is not None:
+        of_queries = torch.cat([s.segments for s in queries], 1)  # type: ignore[misc]
+        options["segments"] = (of_queries, options["segments"][1])
+    hides = options["key_padding"] is not None or options["segments"] is not None
+    (q_order, q_pos), (k_order, k_pos) = (
+        _in_order(joined([s.pos for s in every], q.device), not hides)
+        for every in (queries, shards)
+    )
+    counts = [[s.keys for s in every] for every in (queries, shards, shards)]
+    q, k, v = (_Exchange.apply(x, group, n, True) for x, n in zip((q, k, v), counts, strict=True))
+    q, k, v = q[:, :, q_order], k[:, :, k_order], v[:, :, k_order]
+    out = attention(scheme, q, k, v, q_pos, k_pos, weights, backend=backend, **options)  # type: ignore[arg-type]
+    back = q_order if isinstance(q_order, slice) else q_order.argsort()
+    return _Exchange.apply(out[:, :, back], group, counts[0], False)  # type: ignore[return-value]
+
+
+def _in_order(pos: Tensor, may: bool) -> tuple[slice | Tensor, Pos]:
+    """Positions as a range if their order makes them one, and that order."""
+    if may and pos.shape[0] == 1 and pos.shape[1] and not pos.is_floating_point():
+        order = pos[0].argsort()
+        first = int(pos[0, order[0]])
+        if bool((pos[0, order] == first + torch.arange(len(order), device=pos.device)).all()):
+            return order, range(first, first + len(order))
+    return slice(None), pos

@@ -1,0 +1,306 @@
+"""Attention over the ranks of a process group, each with its own tokens, in any order.
+
+Ring (Liu et al. 2023, arXiv:2310.01889): keys travel pre-RoPE with their values from rank to rank,
+and each rank merges what its queries see of each block by log-sum-exp, as one process merges tiles.
+Positions are known beforehand, so rotations, windows, biases, padding and packed documents are
+those of the one process, and a block goes no further than the last rank that sees any of it: a
+window is a halo of one hop, a causal block never goes back to earlier tokens. The next block
+arrives while this one is worked on. Memory per rank is linear in its own tokens.
+
+The backward sends keys and values around once more. Each block's gradient is its own backward with
+the merged output and log-sum-exp; those of keys and values, in float32 at least, follow their block
+and come home from the last rank that saw it. Gradients of learned weights and sinks are this rank's
+share, which data-parallel training sums over ranks.
+
+split="heads" exchanges tokens for heads instead (`head_split`). split="keys" is decoding: every
+rank has the same queries and its own keys, and only outputs travel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longitude.core.part import Pos, Weights
+from longitude.core.region import Area
+from longitude.core.validate import UserError
+from longitude.ops.head_split import by_heads, check_heads
+from longitude.ops.inputs import AttentionInputs, as_half_pairs, prepare
+from longitude.ops.lse_merge import MergeOneByOne, TileOutput, sink_gradients
+from longitude.ops.passes import accum_dtype
+from longitude.ops.ring_blocks import Merged, backward_block, forward_block, zeros_for
+from longitude.ops.shards import Message, Shard, agree, all_gather, hidden_keys, joined, transfer
+
+BACKENDS = ("auto", "eager")
+KEYS, GRADIENTS, HOME = 0, 8, 16  # tags of messages
+
+
+def attention_over(
+    group: Any, split: str, call: tuple[Any, ...], backend: str, options: dict[str, Any]
+) -> Tensor:
+    """The call of `attention` on this rank, together with those of the group's other ranks."""
+    given = _checked(group, split, call, backend, options)
+    device = call[1].device if isinstance(call[1], Tensor) else torch.device("cpu")
+    shards = agree(given, f"{split} {options['length']}", group, device)
+    assert isinstance(given, AttentionInputs)
+    width = call[3].shape[-1]
+    if split == "heads":
+        return by_heads(group, shards, given, call, backend, options)[..., :width]
+    if not any(s.keys for s in shards):
+        return given.zeros()[..., :width]
+    ring = Ring.of(group, shards, given, call, backend, options)
+    k, v = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})[2:]
+    if split == "keys":
+        return _by_keys(ring, k, v, given.forget_sums)[..., :width]
+    p = ring.p
+    sums = (None, None) if given.forget_sums is None else given.forget_sums
+    tensors = (p.q, k, v, p.sink_logits, *sums, *p.weights.values())
+    return _Ring.apply(ring, *tensors)[..., :width]  # type: ignore[index]
+
+
+def _checked(
+    group: Any, split: Any, call: tuple[Any, ...], backend: str, options: dict[str, Any]
+) -> AttentionInputs | UserError:
+    """This rank's own part of a call, or what is wrong with it."""
+    try:
+        p, size = prepare(*call, **options), dist.get_world_size(group)
+        if split not in ("tokens", "heads", "keys"):
+            raise UserError(f"split is tokens, heads or keys, but got {split!r}: use one of them.")
+        if p.dropout:
+            raise UserError("dropout can't be merged across ranks: use dropout=0.")
+        if split != "heads" and backend not in BACKENDS:
+            raise UserError(
+                f"{backend} can't run over a group, since it returns no log-sum-exp to merge by: "
+                f"use backend='auto' or 'eager'."
+            )
+        if split == "keys" and p.needs_grad:
+            raise UserError("split='keys' serves decoding, without gradients: use torch.no_grad().")
+        if split == "heads":
+            check_heads(p, size)
+        return p
+    except UserError as error:
+        return error
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """This rank's call over the keys of all ranks, and how far each rank's block travels."""
+
+    p: AttentionInputs  # k and v are placeholders: no rank holds all keys
+    shards: list[Shard]
+    group: Any
+    backend: str
+    rank: int
+    hops: list[int]  # how many ranks on from its own each block goes
+
+    @classmethod
+    def of(
+        cls, group: Any, shards: list[Shard], given: AttentionInputs, call: tuple[Any, ...],
+        backend: str, options: dict[str, Any],
+    ) -> Ring:  # fmt: skip
+        """What holds for the call as a whole follows from all positions: lengths, and factors of ④
+        that count keys."""
+        scheme, q, k, v = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})
+        total, pos = sum(s.keys for s in shards), joined([s.pos for s in shards], q.device)
+        k, v = (x.new_zeros(()).expand(*x.shape[:2], total, x.shape[3]) for x in (k, v))
+        options = options | {"scale": given.scale} | hidden_keys(shards, given)
+        if given.forget_sums is not None:
+            own = given.forget_sums[0]
+            options["forget_sums"] = (own, own.new_zeros(()).expand(*own.shape[:2], total))
+        hides = options["key_padding"] is not None or options["segments"] is not None
+        if options["length"] is None and pos.shape[0] == 1 and not hides:
+            ends = [s.k_span[1] for s in shards if s.keys]
+            ends += [s.q_span[1] for s in shards if s.queries]
+            options["length"] = max(1, math.ceil(max(ends)) + 1)
+        p = prepare(scheme, q, k, v, call[4], pos, call[6], **options)
+        return cls(p, shards, group, backend, dist.get_rank(group), hops(shards, p.scheme.areas()))
+
+    def owner(self, step: int) -> int:
+        """Whose block is here at a step."""
+        return (self.rank - step) % len(self.shards)
+
+    def holds(self, step: int) -> bool:
+        """Whether a block is here at a step."""
+        return step < len(self.shards) and step <= self.hops[self.owner(step)]
+
+    def inputs(
+        self, step: int, q: Tensor, held: Sequence[Tensor], sums: Tensor | None, weights: Weights
+    ) -> AttentionInputs:
+        """This rank's queries over the block that is here at a step."""
+        owner = self.owner(step)
+        shard, first = self.shards[owner], sum(s.keys for s in self.shards[:owner])
+        length, segments = self.p.k_length, self.p.segments
+        if isinstance(length, Tensor) and length.shape[1] > 1:
+            length = length[:, first : first + shard.keys]
+        if segments is not None and shard.segments is not None:
+            segments = (segments[0], shard.segments)
+        return replace(
+            self.p, q=q, k=held[0], v=held[1], k_pos=_on(shard.pos, q.device), k_length=length,
+            key_padding=shard.padding, segments=segments, weights=weights, sink_logits=None,
+            forget_sums=None if sums is None else (sums, held[2]),
+        )  # fmt: skip
+
+    def empty_like(self, step: int, own: Sequence[Tensor], wide: bool = False) -> list[Tensor]:
+        """Room for the block of a step, or for its gradients."""
+        n = self.shards[self.owner(step)].keys
+        return [
+            x.new_zeros(*x.shape[:2], n, *x.shape[3:], dtype=accum_dtype(x) if wide else x.dtype)
+            for x in own
+        ]
+
+    def next_keys(
+        self, step: int, held: Sequence[Tensor], own: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Message], list[Message]]:
+        """Room for the next block, and what is sent and received for it."""
+        size = len(self.shards)
+        sends: list[Message] = []
+        receives: list[Message] = []
+        arriving: list[Tensor] = []
+        if self.holds(step) and step < self.hops[self.owner(step)]:
+            sends.append(((self.rank + 1) % size, held, KEYS))
+        if self.holds(step + 1):
+            arriving = self.empty_like(step + 1, own)
+            receives.append(((self.rank - 1) % size, arriving, KEYS))
+        return arriving, sends, receives
+
+    def gradients_on(
+        self, step: int, made: list[Tensor], own: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Message], list[Message]]:
+        """The gradients of the step before go on with their block, or home from its last rank;
+        those of this step's block arrive, or those of the own one from its last rank."""
+        size, before = len(self.shards), self.owner(step - 1)
+        sends: list[Message] = []
+        receives: list[Message] = []
+        arriving: list[Tensor] = []
+        if made:
+            last = step - 1 == self.hops[before]
+            to, tag = (before, HOME) if last else ((self.rank + 1) % size, GRADIENTS)
+            sends.append((to, made, tag))
+        if step > 1 and self.holds(step):
+            arriving = self.empty_like(step, own, wide=True)
+            receives.append(((self.rank - 1) % size, arriving, GRADIENTS))
+        return arriving, sends, receives
+
+    def home(self, step: int, own: Sequence[Tensor]) -> tuple[list[Tensor], list[Message]]:
+        """The gradients of the own block, at the step at which they come home."""
+        hops = self.hops[self.rank]
+        if not hops or step != hops + 1:
+            return [], []
+        arriving = self.empty_like(0, own, wide=True)
+        return arriving, [((self.rank + hops) % len(self.shards), arriving, HOME)]
+
+
+def hops(shards: list[Shard], areas: tuple[Area, ...]) -> list[int]:
+    """How many ranks on the keys of each rank go: as far as the last one that may see any."""
+
+    def sees(rank: int, owner: int) -> bool:
+        a, b = shards[rank], shards[owner]
+        both = bool(a.queries and b.keys)
+        return both and any(area.reaches(a.q_span, b.k_span) for area in areas)
+
+    size = len(shards)
+    return [
+        max((s for s in range(1, size) if sees((owner + s) % size, owner)), default=0)
+        for owner in range(size)
+    ]
+
+
+def _on(pos: Pos, device: torch.device) -> Pos:
+    return pos if isinstance(pos, range) else pos.to(device)
+
+
+def _add(totals: list[Tensor], more: list[Tensor]) -> None:
+    """Add to the first of the totals, in place."""
+    for total, x in zip(totals, more, strict=False):
+        total += x
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_(x.is_floating_point())
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ring: Ring, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None,
+                sums: Tensor | None, k_sums: Tensor | None,
+                *weights: Tensor) -> Tensor:  # fmt: skip
+        own = [x.contiguous() for x in (k, v, k_sums) if x is not None]
+        named = dict(zip(ring.p.weights, weights, strict=True))
+        merging, held = MergeOneByOne(q.shape[:3], v), own  # type: ignore[arg-type]
+        ctx.extras = {}
+        for step in range(len(ring.shards)):
+            arriving, *messages = ring.next_keys(step, held, own)
+            wait = transfer(ring.group, *messages)
+            if ring.holds(step):
+                block = ring.inputs(step, q, held, sums, named)
+                ctx.extras[step] = forward_block(block, ring.backend, merging)
+            wait()
+            held = arriving
+        out, lse = merging.result(sinks)
+        ctx.ring = ring
+        ctx.save_for_backward(q, k, v, sinks, sums, k_sums, out, lse, *weights)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        ring: Ring = ctx.ring
+        q, k, v, sinks, sums, k_sums, out, lse, *weights = ctx.saved_tensors
+        grad, size = grad_outputs[0].contiguous(), len(ring.shards)
+        own = [x.contiguous() for x in (k, v, k_sums) if x is not None]
+        fixed = [x for x in (q, sums, *weights) if x is not None]  # which stay on this rank
+        totals = [zeros_for(x) for x in (*fixed, *own)]
+        merged = Merged(grad, out, lse, (grad * out).sum(-1, dtype=lse.dtype))
+        held, made = own, []  # a block, and the gradients of the one before it
+        for step in range(size + 1):
+            arriving, sends, receives = ring.next_keys(step, held, own)
+            partial, *more = ring.gradients_on(step, made, own)
+            returned, last = ring.home(step, own)
+            wait = transfer(ring.group, [*sends, *more[0]], [*receives, *more[1], *last])
+            found: list[Tensor] = []
+            if ring.holds(step):
+                leaves = [_leaf(x) for x in (*fixed, *held)]
+                block = _rebuilt(ring, step, leaves, sums is not None)
+                found = backward_block(block, ring.backend, ctx.extras[step], merged, leaves)
+            wait()
+            made = found[len(fixed) :]
+            _add(made, partial)
+            _add(totals, found if step == 0 else found[: len(fixed)])
+            _add(totals[len(fixed) :], returned)
+            held, made = arriving, made if step else []
+        grads = [g.to(x.dtype) for g, x in zip(totals, (*fixed, *own), strict=True)]
+        d_sums = grads.pop(1) if sums is not None else None
+        dk_sums = grads.pop() if k_sums is not None else None
+        d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
+        dq, *d_weights, dk, dv = grads
+        d_weights = [
+            g if x.is_floating_point() else None for g, x in zip(d_weights, weights, strict=True)
+        ]
+        return None, dq, dk, dv, d_sinks, d_sums, dk_sums, *d_weights
+
+
+def _rebuilt(ring: Ring, step: int, leaves: list[Tensor], gated: bool) -> AttentionInputs:
+    """The call of a step with tensors of its own, to which gradients lead."""
+    first = 2 if gated else 1
+    count = len(ring.p.weights)
+    named = dict(zip(ring.p.weights, leaves[first : first + count], strict=True))
+    held = leaves[first + count :]
+    return ring.inputs(step, leaves[0], held, leaves[1] if gated else None, named)
+
+
+def _by_keys(ring: Ring, k: Tensor, v: Tensor, sums: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The same queries on every rank over the keys of all: each rank's output and log-sum-exp go to
+    all others, and are merged in the order of ranks, so that every rank has the same bits."""
+    p = ring.p
+    own, merged = MergeOneByOne(p.q.shape[:3], v), MergeOneByOne(p.q.shape[:3], v)  # type: ignore[arg-type]
+    of_q, of_k = (None, []) if sums is None else (sums[0], [sums[1]])
+    forward_block(ring.inputs(0, p.q, (k, v, *of_k), of_q, p.weights), ring.backend, own)
+    both = torch.cat([own.out, own.lse[..., None]], -1)
+    for part in all_gather(both, ring.group):
+        merged.add(TileOutput(part[None, :, :, None, :, :-1], part[None, :, :, None, :, -1], [0]))
+    return merged.result(p.sink_logits)[0]

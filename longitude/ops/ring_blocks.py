@@ -1,0 +1,142 @@
+"""One block of keys against one rank's queries: its share of a softmax, and its own backward.
+
+A block over a few runs of contiguous positions is tiles of plain kernels; any other is the score
+matrix in blocks of queries, whose gradient follows from
+    L = Σ dout·(W v) - Σ (dout·out) W,    W = exp(scores - LSE),
+differentiated with the merged out and LSE held fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longitude.ops import eager
+from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
+from longitude.ops.lse_merge import (
+    MergeOneByOne,
+    TileOutput,
+    merge_tiles,
+    tile_batches,
+    tile_gradients,
+)
+from longitude.ops.passes import accum_dtype
+from longitude.ops.plan import CallSpec, Plan, plan_tiles
+from longitude.ops.shards import runs
+
+
+class Merged(NamedTuple):
+    """What the backward of every block needs of the merged softmax."""
+
+    grad: Tensor
+    out: Tensor
+    lse: Tensor
+    delta: Tensor  # grad·out of each query
+
+
+class Piece(NamedTuple):
+    """Some queries over some keys: by tiles, or by the score matrix where there is no plan."""
+
+    rows: slice
+    inputs: AttentionInputs
+    plan: Plan | None
+
+
+def pieces(p: AttentionInputs, backend: str) -> list[Piece]:
+    """A block as tiles of plain kernels where positions are a few ranges, else in blocks of
+    queries."""
+    if p.empty:
+        return []
+    q_runs, k_runs = (None, None) if p.hides else (runs(p.q_pos), runs(p.k_pos))
+    if backend != "eager" and q_runs and k_runs:
+        cut = [_cut(p, q_run, k_run) for q_run in q_runs for k_run in k_runs]
+        plans = [plan_tiles(CallSpec.of(one.inputs)) for one in cut]
+        if all(isinstance(plan, Plan) for plan in plans):
+            return [
+                one._replace(plan=plan)  # type: ignore[arg-type]
+                for one, plan in zip(cut, plans, strict=True)
+            ]
+    return [
+        Piece(rows, p.rows(rows.start, rows.stop), None)
+        for rows in eager.query_blocks(p, BLOCK_SCORES)
+    ]
+
+
+def _cut(p: AttentionInputs, q_run: tuple[slice, range], k_run: tuple[slice, range]) -> Piece:
+    (rows, q_pos), (columns, k_pos) = q_run, k_run
+    k, v = (x[:, :, columns] for x in (p.k, p.v))
+    inputs = replace(p.rows(rows.start, rows.stop), q_pos=q_pos, k=k, v=v, k_pos=k_pos)
+    return Piece(rows, inputs, None)
+
+
+def forward_block(p: AttentionInputs, backend: str, merging: MergeOneByOne) -> list[Any]:
+    """Merge what a block gives; returns what the backward of each piece needs."""
+    extras = []
+    for rows, part, plan in pieces(p, backend):
+        if plan is None:
+            weights, lse = _weights(part, None)
+            out, extra = eager.values(part, weights), []
+        else:
+            parts, rotated = tile_batches(part, plan)
+            if not parts:
+                extras.append([])
+                continue
+            size = (part.q.shape[2], part.scale)
+            out, lse, extra = merge_tiles(parts, size, None, part.v, rotated)
+        merging.add(TileOutput(out[None, :, :, None], lse[None, :, :, None], [rows.start]))
+        extras.append(extra)
+    return extras
+
+
+def backward_block(
+    p: AttentionInputs, backend: str, extras: list[Any], merged: Merged, leaves: list[Tensor]
+) -> list[Tensor]:
+    """The gradients of a block for each of the tensors that it was built from."""
+    wanted = [n for n, x in enumerate(leaves) if x.requires_grad]
+    totals = [zeros_for(x) for x in leaves]
+    with torch.enable_grad():
+        parts = pieces(p, backend)
+    for (rows, part, plan), extra in zip(parts, extras, strict=True):
+        here = Merged(*(x[:, :, rows] for x in merged))
+        ends, of_ends = _score_loss(part, here) if plan is None else _tiles(part, plan, extra, here)
+        found = torch.autograd.grad(ends, [leaves[n] for n in wanted], of_ends, allow_unused=True)
+        for n, more in zip(wanted, found, strict=True):
+            if more is not None:
+                totals[n] += more
+    return totals
+
+
+def _tiles(p: AttentionInputs, plan: Plan, extra: list[Any], merged: Merged) -> Any:
+    """The values and the rotated queries and keys of a piece, with the gradients of each."""
+    with torch.enable_grad():
+        tiles, rotated = tile_batches(p, plan)
+    if not tiles:
+        return [p.v], [torch.zeros_like(p.v)]
+    grad, out, lse, _ = merged
+    made = tile_gradients(tiles, p.scale, grad, (out, lse, extra), p.v, rotated)
+    return [p.v, *rotated], made
+
+
+@torch.enable_grad()
+def _score_loss(p: AttentionInputs, merged: Merged) -> Any:
+    """The number whose gradient is that of the scores, the values and what they come from."""
+    grad, _, lse, delta = merged
+    weights, _ = _weights(p, lse)
+    loss = (grad * eager.values(p, weights)).sum() - (delta * weights.sum(-1)).sum()
+    return [loss], None
+
+
+def _weights(p: AttentionInputs, lse: Tensor | None) -> tuple[Tensor, Tensor]:
+    """exp(scores - LSE) of every pair, by their own log-sum-exp or a given one."""
+    s = eager.scores(p)
+    total = s.total.masked_fill(~s.visible, float("-inf"))
+    lse = total.logsumexp(-1) if lse is None else lse
+    return (total - lse.masked_fill(lse.isneginf(), 0.0)[..., None]).exp(), lse
+
+
+def zeros_for(x: Tensor) -> Tensor:
+    """Zeros to add gradients of x to, in float32 at least."""
+    return torch.zeros_like(x, dtype=accum_dtype(x) if x.is_floating_point() else x.dtype)
