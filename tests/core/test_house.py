@@ -16,13 +16,13 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 44_630, 254  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 45_550, 258  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_785,  # the client of servers, too
+    "core": 1_800,  # the client of servers, too
     "presets": 575,
     "parts": 3_360,
-    "ops": 5_360,
+    "ops": 6_240,  # over several ranks, too
     "cache": 830,
     "hf": 5_205,
     "eval": 2_450,
