@@ -31,6 +31,7 @@ from longitude.parts.rope import polar_pairs
 
 Length = int | Tensor  # one number, or one for each sequence (b, 1) or token (b, n)
 BLOCK_SCORES = 2**23  # pairs of one block of queries
+_softmax_scale = lru_cache(maxsize=256)(Scheme.softmax_scale)
 TABLE_QUERIES = 16  # up to so many queries q itself is scaled: a decoding step's tables serve once
 
 
@@ -91,10 +92,8 @@ class AttentionInputs:
         rope = self.scheme.rotary
         if rope is None or rope.decay is None or self.empty:
             return False
-        if isinstance(self.q_pos, range):
-            span = self.q_pos[-1] - self.q_pos[0]
-        else:
-            span = float(self.q_pos.max() - self.q_pos.min())
+        pos = self.q_pos
+        span = pos[-1] - pos[0] if isinstance(pos, range) else float(pos.max() - pos.min())
         return span > rope.decay.span(rope.dim(self.q.shape[-1]))
 
     def zeros(self) -> Tensor:
@@ -160,15 +159,13 @@ def prepare(
     scale: Any = None, dropout: Any = 0.0, softcap: Any = None, key_padding: Any = None,
     segments: Any = None, sink_logits: Any = None, length: Any = None, forget_sums: Any = None,
 ) -> AttentionInputs:  # fmt: skip
-    """Check the arguments of `attention`, whatever they are, and multiply the scale of ④ into q or
-    leave it to q's tables."""
+    """Check the arguments of `attention`; multiply the scale of ④ into q or leave it to tables."""
     scheme = _one_scheme(scheme)
     _check_tensors(q, k, v)
     q_pos, k_pos = _positions("q_pos", q_pos, q), _positions("k_pos", k_pos, k)
     _check_numbers(scale, dropout, softcap)
     pair = _check_hidden(q, k, key_padding, segments, sink_logits)
-    weights = weights or {}
-    _check_weights(scheme, weights, q.shape[1], q.shape[3])
+    _check_weights(scheme, weights := weights or {}, q.shape[1], q.shape[3])
     lengths = _check_length(length, q)
     scale = _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale)
     scheme, q, k, v = as_half_pairs(scheme, q, k, v, weights)
@@ -187,19 +184,14 @@ def prepare(
     return p
 
 
-def as_half_pairs(
-    scheme: Any, q: Tensor, k: Tensor, v: Tensor, weights: Weights
-) -> tuple[Scheme, Tensor, Tensor, Tensor]:
-    """A call of polar pairs as one of usual pairs, whose heads are twice as wide."""
+def as_half_pairs(scheme: Any, q: Tensor, k: Tensor, v: Tensor, weights: Weights) -> Any:
+    """Scheme, q, k and v; polar pairs as usual ones, whose heads are twice as wide."""
     scheme = _one_scheme(scheme)
     if scheme.rotary is None or scheme.rotary.pairs != "polar":
         return scheme, q, k, v
     v = pad(v, (0, q.shape[-1]))  # kernels want values as wide; `attention` cuts them off
     q, k = polar_pairs(q, k, weights["rope.delta"])
     return replace(scheme, rotary=replace(scheme.rotary, pairs="half")), q, k, v
-
-
-_softmax_scale = lru_cache(maxsize=256)(Scheme.softmax_scale)
 
 
 def _one_scheme(scheme: Any) -> Scheme:
@@ -408,9 +400,9 @@ def _factors_fit_tables(p: AttentionInputs) -> bool:
     scheme, rope = p.scheme, p.scheme.rotary
     if rope is None or scheme.bias or not scheme.causal or not isinstance(p.q_pos, range):
         return False
-    learned = any(weights_of(part.name, p.weights) for part in scheme.scale)
     full = rope.dim(p.q.shape[-1]) == p.q.shape[-1]
     many = p.q.shape[2] > TABLE_QUERIES and not torch.compiler.is_compiling()
+    learned = any(weights_of(part.name, p.weights) for part in scheme.scale)
     return full and many and not learned and p.segments is None
 
 
