@@ -327,26 +327,6 @@ def _above(hi: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
             yield Tile(start, size, left + size, k1 - left - size)
 
 
-def split(tile: Tile, finest: int) -> Iterator[Tile]:
-    """A triangle as rectangles and triangles no larger than `finest`.
-
-    Kernels that step through keys in large blocks compute much of a triangle in vain; rectangles
-    waste nothing. Cutting at powers of two gives few shapes, and tiles of one shape run as one
-    batch.
-    """
-    if tile.kind == "full" or tile.height <= finest:
-        yield tile
-        return
-    cut = 1 << ((tile.height - 1).bit_length() - 1)
-    rest = tile.height - cut
-    yield from split(Tile(tile.top, cut, tile.left, cut, tile.kind), finest)
-    yield from split(Tile(tile.top + cut, rest, tile.left + cut, rest, tile.kind), finest)
-    if tile.kind == "lower":
-        yield Tile(tile.top + cut, rest, tile.left, cut)
-    else:
-        yield Tile(tile.top, cut, tile.left + cut, rest)
-
-
 def batches(pieces: Sequence[Tile]) -> list[list[Tile]]:
     """Tiles of one shape together, in the order of their first."""
     same: dict[tuple[int, int, Kind], list[Tile]] = {}

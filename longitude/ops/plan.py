@@ -31,13 +31,13 @@ from torch import Tensor
 
 from longitude.core.part import Bias as BiasPart
 from longitude.core.part import Dims, HasWeights, QueryRows, Weights
-from longitude.core.region import FAR, Area
+from longitude.core.region import Area
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops import decode
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
-from longitude.ops.passes import Tile, batches, query_rows, region_areas, split, tiles
+from longitude.ops.passes import Tile, batches, query_rows, region_areas, tiles
 from longitude.parts.alibi import Alibi, AlibiInterpolated, NtkAlibi
 from longitude.parts.distance_bias import ByDistance
 
@@ -46,7 +46,6 @@ HALF = (torch.float16, torch.bfloat16)
 HOPPER = (9, 0)  # before it, FlashAttention is as fast as cuDNN
 CUDNN_OPERATIONS = 1e11  # of a tile's two products
 BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
-CPU_TRIANGLE = 256  # on CPU, triangles up to this size: its kernel steps through 512 keys at a time
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
 MAX_CUDNN_HEAD = 128  # forward and backward
 MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
@@ -340,11 +339,9 @@ def _merged_tiles(call: CallSpec) -> Plan | str:
     passes = [((n,), areas) for n, areas in enumerate(call.pass_areas)]
     if call.queries == 1:  # its regions are rotated as one pass
         passes = [(tuple(range(len(passes))), tuple(a for _, areas in passes for a in areas))]
-    finest = CPU_TRIANGLE if call.device.type == "cpu" else FAR
     by_kernel: dict[tuple[tuple[int, ...], Kernel], list[Tile]] = {}
     for n, areas in passes:
-        pieces = [piece for tile in call.tiles(areas) for piece in split(tile, finest)]
-        for batch in batches(pieces):  # tiles of one shape are one launch
+        for batch in batches(call.tiles(areas)):  # tiles of one shape are one launch
             kernel = fastest_kernel(call, len(batch) * pairs_of(batch[0]))
             assert kernel is not None
             by_kernel.setdefault((n, kernel), []).extend(batch)

@@ -75,14 +75,17 @@ def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _RotateHalf(torch.autograd.Function):
-    """Half pairs in three passes over full rows, where loops are long; backward rotates by -sin."""
+    """Half pairs in x's own layout, without a copy that swaps the halves; backward rotates by
+    -sin."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        a, b = x.chunk(2, -1)
-        rotated = torch.cat([b, a], -1).mul_(torch.cat([-sin, sin], -1))
-        return rotated.addcmul_(x, torch.cat([cos, cos], -1))
+        rotated = x * torch.cat([cos, cos], -1)
+        (a, b), (first, second) = x.chunk(2, -1), rotated.chunk(2, -1)
+        first.addcmul_(b, sin, value=-1)
+        second.addcmul_(a, sin)
+        return rotated
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

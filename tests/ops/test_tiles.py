@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longitude.core.region import Area, Chunks
-from longitude.ops.passes import Tile, batches, split, tiles
+from longitude.ops.passes import Tile, batches, tiles
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -47,8 +47,8 @@ def covered(found: list[Tile], nq: int, nk: int) -> torch.Tensor:
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
-@given(AREAS, RANGES, RANGES, st.integers(1, 8))
-def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range, finest: int) -> None:
+@given(AREAS, RANGES, RANGES)
+def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range) -> None:
     found = list(tiles((area,), q, k))
     i, j = (
         torch.tensor(list(q), dtype=torch.int64)[:, None],
@@ -56,11 +56,8 @@ def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range, finest: int
     )
     want = area.visible(i, j[None]).to(torch.int64)
     assert torch.equal(covered(found, len(q), len(k)), want)
-    pieces = [piece for t in found for piece in split(t, finest)]
-    assert torch.equal(covered(pieces, len(q), len(k)), want)
-    assert all(t.kind == "full" or t.height <= finest for t in pieces)
-    assert sorted(map(repr, (t for batch in batches(pieces) for t in batch))) == sorted(
-        map(repr, pieces)
+    assert sorted(map(repr, (t for batch in batches(found) for t in batch))) == sorted(
+        map(repr, found)
     )
 
 
