@@ -14,13 +14,16 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longitude.core.client import Client, Retry
+from longitude.core.atomic_io import atomic_file
+from longitude.core.client import Client, Retry, is_url
 from longitude.core.progress import Event, Progress, silent
+from longitude.core.result import TextResult
 from longitude.core.store import Store
 from longitude.core.validate import UserError, shown, target_length
 from longitude.eval.tasks import families
@@ -28,8 +31,7 @@ from longitude.extension.api import writable
 from longitude.extension.measure import parse_seconds
 from longitude.extension.result import STORE
 from longitude.probing import verdict
-from longitude.probing.determinism import REQUESTS, Repeated, repeat
-from longitude.probing.drift import Drift, compare
+from longitude.probing.agreement import REQUESTS, Drift, Repeated, compare, repeat
 from longitude.probing.endpoint import CALIBRATION, KIND, Endpoint, OutOfTime
 from longitude.probing.input_end import InputEnd, find_end, most_requests
 from longitude.probing.reach import DEPTHS, LONGEST_ECHO, Reach, ladder, measure
@@ -37,7 +39,7 @@ from longitude.probing.verdict import Finding, runtime_of
 
 DEFAULT_TO = 32768  # tokens, where the server says nothing
 LEAST_TO = 64  # a prompt with a key, filler and a question
-PAGE, JSON = "report.html", "probe.json"
+FOLDER, PAGE, JSON = Path("runs/probe"), "report.html", "probe.json"
 STATED = ("max_model_len", "n_ctx", "context_length", "n_ctx_train")  # in the list of models
 MAX_TEXT = 2**24  # characters of --text
 RETRY = Retry(tries=4, patience=20.0)
@@ -91,7 +93,7 @@ class ProbeEstimate:
 
 
 @dataclass(frozen=True, eq=False)
-class ProbeResult:
+class ProbeResult(TextResult):
     """What a server does with long prompts, and what is wrong with it."""
 
     url: str
@@ -110,39 +112,31 @@ class ProbeResult:
 
     @property
     def faults(self) -> list[Finding]:
-        """What is wrong."""
         return [one for one in self.findings if one.kind == "fault"]
 
-    def table(self, *, color: bool = False, width: int = 100) -> str:
-        """The verdict and the numbers behind it."""
+    def show(self, console: Any) -> None:
+        """Print the verdict and the numbers behind it."""
         from longitude.viz.probe import show
-        from longitude.viz.terminal import render
 
-        return render(lambda console: show(self, console), color=color, width=width)
+        show(self, console)
 
     def report(self, path: str | Path) -> Path:
         """Write a page (.html), or what the terminal shows as Markdown (.md)."""
         from longitude.viz.probe import write
 
-        return write(self, Path(path))
+        path = Path(path)
+        return write(self, path) if path.suffix.lower() == ".html" else super().report(path)
 
     def to_json(self) -> dict[str, Any]:
         """Everything; what --save writes and --against reads."""
+        plain = ("url", "model", "runtime", "to", "settings", "cost", "notes")
+        parts = {n: getattr(self, n) for n in ("input", "in_force", "reach", "drift")}
         return {
-            "url": self.url,
-            "model": self.model,
-            "runtime": self.runtime,
-            "to": self.to,
+            **{name: getattr(self, name) for name in plain},
+            **{name: part and part.to_json() for name, part in parts.items()},
             "faults": len(self.faults),
             "findings": [asdict(one) for one in self.findings],
-            "input": self.input.to_json(),
-            "in_force": self.in_force and self.in_force.to_json(),
-            "reach": self.reach.to_json(),
-            "repeated": [one.to_json() for one in self.repeated],
-            "drift": self.drift and self.drift.to_json(),
-            "settings": dict(self.settings),
-            "cost": dict(self.cost),
-            "notes": list(self.notes),
+            "repeated": [asdict(one) for one in self.repeated],
         }
 
 
@@ -160,8 +154,8 @@ def probe(
     """
     if against is None:
         return _probe(url, options, {})
-    if str(against).startswith(("http://", "https://")):
-        folder = options.out or Path("runs/probe")
+    folder = options.out or FOLDER
+    if is_url(against):
         first = _probe(str(against), replace(options, out=folder / "other"), {})
         saved, name = first.to_json(), first.url
     else:
@@ -170,7 +164,7 @@ def probe(
     drift = compare(saved, result.to_json(), name)
     findings = (*verdict.on_drift(drift), *result.findings)
     result = replace(result, drift=drift, findings=findings)
-    _write(result, options.out or Path("runs/probe"))
+    _write(result, folder)
     return result
 
 
@@ -197,19 +191,19 @@ def _bound(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> P
     lengths = saved.get("lengths") or ladder(to)
     names = options.families
     each = options.questions * sum(len(DEPTHS) if n == "passkey" else 1 for n in names) + 1
-    asked = [each * (2 if n <= LONGEST_ECHO else 1) for n in lengths]
+    counts = [each * (2 if n <= LONGEST_ECHO else 1) for n in lengths]
     scheme = requests_for(to) if options.reference else []
     search, repeats = most_requests(to), REQUESTS * min(2, len(lengths))
-    requests = len(CALIBRATION) + 4 + len(names) + search + sum(asked) + repeats + len(scheme)
-    tokens = sum(n * count for n, count in zip(lengths, asked, strict=True))
+    requests = len(CALIBRATION) + 4 + len(names) + search + sum(counts) + repeats + len(scheme)
+    tokens = sum(n * count for n, count in zip(lengths, counts, strict=True))
     tokens += search * to + repeats * to + sum(scheme) + 2000
     return ProbeEstimate(client.url, client.name, to, tuple(lengths), requests, tokens)
 
 
 def _target(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> int:
     meta = client.facts.get("meta")
-    said = {**(meta if isinstance(meta, dict) else {}), **client.facts}
-    stated = [said[name] for name in STATED if type(said.get(name)) is int and said[name] > 0]
+    facts = {**(meta if isinstance(meta, dict) else {}), **client.facts}
+    stated = [facts[name] for name in STATED if type(facts.get(name)) is int and facts[name] > 0]
     window = stated[0] if stated else DEFAULT_TO
     to = target_length(saved.get("to") or options.to or window, window)
     if to < LEAST_TO:
@@ -228,19 +222,18 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
     options.progress(Event(bound.table(), 0, 0))
     if options.text:
         options.progress(Event("--text: your files are sent to the server.", 0, 0))
-    folder = writable(options.out or Path("runs/probe"))
+    folder = writable(options.out or FOLDER)
     with Store(folder / STORE) as store:
-        session = _session(store, client, bound, options)
+        key, session = _session(store, client, bound, options)
         endpoint = Endpoint(
-            client, store, session["id"], options.concurrency, options.progress,
+            client, store, session, options.concurrency, options.progress,
             began + seconds if seconds else None, bound.requests, text=_filling(options.text),
         )  # fmt: skip
         result = _stages(endpoint, bound, options, saved)
-        spent = {"requests": len(endpoint.known), "tokens": round(endpoint.sent_tokens)}
-        seconds_spent = round(time.monotonic() - began, 1)
-        cost = {**spent, "seconds": seconds_spent, "at_most": asdict(bound)}
+        cost = {"requests": len(endpoint.known), "tokens": round(endpoint.sent_tokens)}
+        cost |= {"seconds": round(time.monotonic() - began, 1), "at_most": asdict(bound)}
         result = replace(result, cost=cost)
-        store.put(session["key"], {"id": session["id"], "done": True})
+        store.put(key, {"id": session, "done": True})
     _write(result, folder)
     return result
 
@@ -250,12 +243,16 @@ def _stages(
 ) -> ProbeResult:
     """One measurement after another, as far as the budget goes."""
     endpoint.connect()
-    if saved:  # the same prompts, whatever this server counts
-        endpoint.tokens_per_character = saved["tokens_per_character"]
-        endpoint.overhead = saved["overhead"]
-        endpoint.densities = dict(saved["densities"])
+    rates = ("tokens_per_character", "overhead", "densities")
+    for name in rates if saved else ():  # the same prompts, whatever this server counts
+        setattr(endpoint, name, copy(saved[name]))
     runtime = options.runtime or runtime_of(endpoint.client.facts, endpoint.client.software)
-    to, notes = bound.to, [*_notes(endpoint)]
+    to, notes = bound.to, [f"Asked through {endpoint.api}."]
+    if not endpoint.with_logprobs:
+        notes.append("The server gives no log-probabilities: texts alone were compared.")
+    if not endpoint.counted:
+        rate = f"{1 / endpoint.tokens_per_character:g} characters per token"
+        notes.append(f"The server does not count tokens: lengths are {rate}.")
     end, reach, repeated, in_force = InputEnd("unknown", None, to), Reach(), [], None
     lengths: Sequence[int] = bound.lengths
     try:
@@ -278,9 +275,7 @@ def _stages(
     ]
     settings = {
         "to": to, "lengths": list(lengths), "seed": options.seed, "tasks": list(options.families),
-        "questions": options.questions, "overhead": endpoint.overhead,
-        "densities": dict(endpoint.densities),
-        "tokens_per_character": endpoint.tokens_per_character,
+        "questions": options.questions, **{name: getattr(endpoint, name) for name in rates},
     }  # fmt: skip
     return ProbeResult(
         endpoint.client.url, endpoint.client.name, runtime, to, end, reach, tuple(repeated),
@@ -288,36 +283,26 @@ def _stages(
     )  # fmt: skip
 
 
-def _notes(endpoint: Endpoint) -> Iterator[str]:
-    yield f"Asked through {endpoint.api}."
-    if not endpoint.with_logprobs:
-        yield "The server gives no log-probabilities: texts alone were compared."
-    if not endpoint.counted:
-        rate = 1 / endpoint.tokens_per_character
-        yield f"The server does not count tokens: lengths are {rate:g} characters per token."
-
-
 def _session(
     store: Store, client: Client, bound: ProbeEstimate, options: ProbeOptions
-) -> dict[str, Any]:
-    """The probe that was stopped, or a new one."""
-    asked = {
+) -> tuple[dict[str, Any], str]:
+    """The key and name of the probe that was stopped, or of a new one."""
+    key = {
+        "kind": f"{KIND}-session", "url": client.url, "model": client.name,
         "to": bound.to, "lengths": list(bound.lengths), "tasks": list(options.families),
         "questions": options.questions, "seed": options.seed, "text": list(options.text),
         "reference": options.reference,
     }  # fmt: skip
-    key = {"kind": f"{KIND}-session", "url": client.url, "model": client.name, **asked}
     last = store.get(key)
     if last and not last["done"]:
         options.progress(Event("going on with the probe that was stopped", 0, 0))
-        return {"key": key, "id": last["id"]}
+        return key, last["id"]
     fresh = uuid.uuid4().hex
     store.put(key, {"id": fresh, "done": False})
-    return {"key": key, "id": fresh}
+    return key, fresh
 
 
 def _filling(names: Sequence[str]) -> str:
-    """The text of files, joined."""
     if not names:
         return ""
     from longitude.training.data import read_documents
@@ -327,7 +312,6 @@ def _filling(names: Sequence[str]) -> str:
 
 
 def read_saved(path: Path) -> dict[str, Any]:
-    """A probe that was saved."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         settings, rows = saved["settings"], saved["reach"]["questions"]
@@ -346,10 +330,9 @@ def read_saved(path: Path) -> dict[str, Any]:
 
 def save(result: ProbeResult, path: Path) -> None:
     """Write a probe for a later --against."""
-    from longitude.viz.files import replace_file
-
     text = json.dumps(result.to_json(), indent=1, ensure_ascii=True, allow_nan=False)
-    replace_file(path, f"{text}\n".encode())
+    with atomic_file(path) as part:
+        part.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _write(result: ProbeResult, folder: Path) -> None:

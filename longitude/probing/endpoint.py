@@ -17,12 +17,14 @@ from longitude.core.client import Client, NoReplyError, RefusedError, Reply, gat
 from longitude.core.progress import Event, Progress, silent
 from longitude.core.store import Store, address
 from longitude.core.validate import UserError, short
-from longitude.eval.tasks.passkey import filler
+from longitude.eval.tasks import SMALL_WINDOW
+from longitude.eval.tasks.passkey import KEY, QUESTION, TASK, filler
 
 KIND = "probe"
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
 TOP = 5  # log-probabilities of each token: what OpenAI's own API allows
 CALIBRATION = (45, 90, 900)  # characters: even a window of 128 bytes takes the first two
+NEW = 16  # tokens of an answer to a marker
 GUESS = 0.25  # tokens per character, where the server does not count
 LINEAR = 0.25  # how far a count may be from its prediction, relatively
 Top = Mapping[str, float]  # tokens and their log-probabilities
@@ -61,6 +63,11 @@ class Answer:
         spent = self.seconds - (self.first or 0.0)
         return (self.chunks - 1) / spent if self.first and self.chunks > 2 and spent > 0 else None
 
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Answer:
+        fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
+        return cls(**fields)
+
 
 class OutOfTime(Exception):
     """The budget is spent."""
@@ -80,7 +87,7 @@ class Endpoint:
     text: str = ""  # of --text: what prompts are filled with, instead of generated sentences
     api: str = COMPLETIONS
     with_logprobs: bool = True
-    with_usage: bool = True
+
     tokens_per_character: float = GUESS
     overhead: float = 0.0  # tokens that a template puts around a prompt
     counted: bool = False  # whether the server's own count gave the rate
@@ -90,13 +97,14 @@ class Endpoint:
 
     def connect(self) -> None:
         """Find out which API there is, and how many tokens a character makes."""
-        first = self.ask(Request(self.fill(CALIBRATION[0]), 1))
+        request = Request(self.fill(CALIBRATION[0]), 1)
+        first = self.ask(request)
         if first.status in (404, 405, 501):
             self.api = CHAT
-            first = self.ask(Request(self.fill(CALIBRATION[0]), 1))
+            first = self.ask(request)
         if first.refused:
             self.with_logprobs = False
-            first = self.ask(Request(self.fill(CALIBRATION[0]), 1))
+            first = self.ask(request)
         if first.refused:
             raise UserError(
                 f"{self.client.url} refuses a prompt of {CALIBRATION[0]} characters (status "
@@ -111,13 +119,11 @@ class Endpoint:
         for size in CALIBRATION[1:]:
             counts.append((size, self.ask(Request(self.fill(size), 1)).prompt_tokens))
         known = [(size, n) for size, n in counts if n]
-        self.with_usage = len(known) > 1
-        if not self.with_usage:
+        if len(known) < 2:
             return
         (a, m), (b, n) = known[:2]
         rate = (n - m) / (b - a)
         if not 0.02 < rate <= 4:
-            self.with_usage = False
             return
         if len(known) > 2:  # a longer one is more exact, unless it was cut
             size, count = known[2]
@@ -127,7 +133,6 @@ class Endpoint:
         self.overhead = max(0.0, m - rate * a)
 
     def fill(self, characters: int) -> str:
-        """Text of so many characters."""
         text = self.text
         return text[:characters] if len(text) >= characters > 0 else filler(max(0, characters))
 
@@ -158,7 +163,6 @@ class Endpoint:
         self.progress(Event(what, min(len(self.known), self.planned), self.planned, "probe"))
 
     def ask(self, request: Request) -> Answer:
-        """One answer."""
         return self.ask_all([request])[0]
 
     def ask_all(
@@ -168,7 +172,7 @@ class Endpoint:
         keys = [self._key(request) for request in requests]
         rows = [self.store.get(key) for key in keys]
         todo = [n for n, row in enumerate(rows) if row is None]
-        answers = [_answer(row) if row else Answer() for row in rows]
+        answers = [Answer.from_row(row) if row else Answer() for row in rows]
         if todo and self.out_of_time:
             raise OutOfTime
         self.known |= {address(key) for key in keys}
@@ -183,13 +187,11 @@ class Endpoint:
 
     def _key(self, request: Request) -> dict[str, Any]:
         prompt = hashlib.sha256(request.prompt.encode()).hexdigest()
-        asked = {**asdict(request), "prompt": prompt}
         server = {"url": self.client.url, "model": self.client.name, "session": self.session}
         how = {"api": self.api, "logprobs": self.with_logprobs}
-        return {"kind": KIND, **server, **how, **asked}
+        return {"kind": KIND, **server, **how, **asdict(request), "prompt": prompt}
 
     def body(self, request: Request) -> Reply:
-        """What is sent."""
         body: Reply = {"model": self.client.name, "max_tokens": request.new, "temperature": 0}
         if self.api == CHAT:
             body["messages"] = [{"role": "user", "content": request.prompt}]
@@ -241,24 +243,22 @@ def _logprobs(
     given: Reply,
 ) -> tuple[tuple[str, ...], tuple[float | None, ...], tuple[Top, ...]]:
     """Tokens, log-probabilities and alternatives, of the older form and of the newer one."""
-    rows = given.get("content")
-    if isinstance(rows, list):
-        rows = [row for row in rows if isinstance(row, dict)]
-        tops = [row.get("top_logprobs") for row in rows]
-        listed = [
-            {str(t.get("token")): t.get("logprob") for t in top if isinstance(t, dict)}
-            for top in (top if isinstance(top, list) else [] for top in tops)
-        ]
+    if isinstance(given.get("content"), list):
+        rows = [row for row in given["content"] if isinstance(row, dict)]
         names, values = [r.get("token") for r in rows], [r.get("logprob") for r in rows]
+        maps = [
+            {str(t.get("token")): t.get("logprob") for t in _list(row.get("top_logprobs"))
+             if isinstance(t, dict)} for row in rows
+        ]  # fmt: skip
     else:
-        names, values = given.get("tokens"), given.get("token_logprobs")
-        listed = given.get("top_logprobs")
-    names = names if isinstance(names, list) else []
-    values = values if isinstance(values, list) else []
-    listed = listed if isinstance(listed, list) else []
-    maps = [one if isinstance(one, dict) else {} for one in listed]
+        names, values = _list(given.get("tokens")), _list(given.get("token_logprobs"))
+        maps = [x if isinstance(x, dict) else {} for x in _list(given.get("top_logprobs"))]
     top = [{str(k): n for k, v in one.items() if (n := _number(v)) is not None} for one in maps]
     return tuple(map(str, names)), tuple(map(_number, values)), tuple(top)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
@@ -275,18 +275,18 @@ def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
             texts.append(text)
         if isinstance(usage, dict) and type(usage.get("prompt_tokens")) is int:
             count = usage["prompt_tokens"]
-    whole = len(events) == 1  # not streamed: only the whole time is known
+    streamed = len(events) > 1  # otherwise only the total time is known
     return Answer(
         "".join(texts),
         prompt_tokens=count,
         seconds=round(last or events[-1][0], 4),
-        first=None if whole or first is None else round(first, 4),
+        first=round(first, 4) if streamed and first is not None else None,
         chunks=len(texts),
     )
 
 
 def _first(choices: Any) -> Reply:
-    one = choices[0] if isinstance(choices, list) and choices else {}
+    one = next(iter(_list(choices)), None)
     return one if isinstance(one, dict) else {}
 
 
@@ -294,13 +294,7 @@ def _number(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) and abs(value) < 1e9 else None
 
 
-def _answer(row: Mapping[str, Any]) -> Answer:
-    """A recorded answer."""
-    fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
-    return Answer(**fields)
-
-
-def apart(a: Answer, b: Answer) -> float:
+def difference(a: Answer, b: Answer) -> float:
     """How far two answers are from each other, in nats: the largest difference of a shared token's
     log-probability, up to the first token that differs. 0 or infinity without log-probabilities."""
     if not a.top or not b.top:
@@ -314,3 +308,18 @@ def apart(a: Answer, b: Answer) -> float:
         if a.tokens[n : n + 1] != b.tokens[n : n + 1]:
             break
     return worst
+
+
+def haystack(endpoint: Endpoint, length: int) -> str:
+    """Text that fills a prompt of `length` tokens, without its question."""
+    task = f"{TASK}\n" if length >= SMALL_WINDOW else ""
+    size = endpoint.characters(length - NEW) - len(task) - len(QUESTION) - 1
+    return task + endpoint.fill(size)
+
+
+def with_marker(hay: str, depth: float, key: int, question: str = QUESTION) -> str:
+    """A prompt with a pass key at a depth; all else stands where it stood without the key."""
+    marker = f"\n{KEY.format(key=key)}\n"
+    start = hay.find("\n") + 1
+    at = start + int(depth * max(0, len(hay) - start - len(marker)))
+    return f"{hay[:at]}{marker}{hay[at + len(marker) :]}\n{question}"

@@ -30,8 +30,7 @@ def extend_server(url: str, to: int | str | None, options: ExtendOptions) -> Ext
     """Measure a server, and write the run's folder."""
     folder = options.out or Path(FOLDER)
     probed = probe(url, options=_options(to, options, folder))
-    subject = _subject(probed)
-    rows = [*_rows(probed, subject, options.seed)]
+    rows = [*_rows(probed, options.seed)]
     if not rows:
         raise UserError(f"{url} answered no question that could be counted: see {folder}/probe.")
     steps = [("See what it does with long prompts", f"longitude probe {probed.url}")]
@@ -68,19 +67,13 @@ def _options(to: int | str | None, options: ExtendOptions, folder: Path) -> Prob
     )  # fmt: skip
 
 
-def _subject(probed: ProbeResult) -> Subject:
-    facts = {"url": probed.url, "model": probed.model}
-    return Subject(
-        probed.model, address(facts), SCHEME, "served", probed.to, probed.runtime or "unknown",
-        probed.url,
-    )  # fmt: skip
-
-
-def _rows(probed: ProbeResult, subject: Subject, seed: int) -> Iterator[Measurement]:
+def _rows(probed: ProbeResult, seed: int) -> Iterator[Measurement]:
     """Retrieval by family and length, and the cost by length."""
-    reach = probed.reach
+    reach, weights = probed.reach, address({"url": probed.url, "model": probed.model})
+    dtype = probed.runtime or "unknown"
+    subject = Subject(probed.model, weights, SCHEME, "served", probed.to, dtype, probed.url)
     common = {"label": BASELINE, "refused": None, "machine": probed.url, "seconds": 0.0}
-    asked = {"served": True, "questions": probed.settings["questions"]}
+    protocol = {"served": True, "questions": probed.settings["questions"]}
     for length in reach.lengths:
         for family in reach.families:
             here = reach.at(length, family)
@@ -92,7 +85,7 @@ def _rows(probed: ProbeResult, subject: Subject, seed: int) -> Iterator[Measurem
             if len(losses) == len(here):
                 value |= {"losses": losses, "loss": fmean(losses)}
             at = {"family": family, "round": 0}
-            key = ResultKey(RETRIEVAL, subject, SCHEME, length, None, at, asked, seed)
+            key = ResultKey(RETRIEVAL, subject, SCHEME, length, None, at, protocol, seed)
             yield Measurement(key, {**common, **value})
     for speed in reach.speeds:
         if speed.first:
@@ -109,7 +102,7 @@ def _recommendation(probed: ProbeResult) -> dict[str, Any]:
     numbers = {"label": BASELINE, "own": BASELINE, "effective_length": reached}
     best = Advice("the server", BASELINE, None, faults, {**numbers, "in_window_cost": None})
     lengths = {} if reached is None else {BASELINE: reached}
-    told = Recommendation("context", best, (), (), None, False, lengths)
+    advice = Recommendation("context", best, (), (), None, False, lengths)
     notes = [one.sentence for one in probed.findings if one.kind == "note"]
     by = "The effective length is by retrieval: kept context needs the weights."
-    return {**told.to_json(), "notes": [*notes, by, *probed.notes]}
+    return {**advice.to_json(), "notes": [*notes, by, *probed.notes]}

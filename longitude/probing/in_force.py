@@ -53,7 +53,7 @@ EIGHT_BITS = "longitude_8_bit_cache"
 # which of query, key and value are rounded: llama.cpp rounds a query as the keys it multiplies with
 CACHES = {"q8_0": "qkv", "q8_0, keys alone": "qk", "fp8": "kv"}
 Change = Callable[[Scheme], Scheme]
-Asked = tuple[int, list[int], Answer]  # a text's length, its tokens, what the server answered
+Answered = tuple[int, list[int], Answer]  # a text's length, its tokens, what the server answered
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,6 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a hypothesis explains a server."""
-
     name: str
     scheme: str
     misfit: float  # nats, or the share that differs
@@ -102,7 +100,6 @@ class InForce:
 
     @property
     def undecided(self) -> bool:
-        """Whether nothing fits."""
         return self.best.misfit > NO_FIT
 
     @property
@@ -138,7 +135,6 @@ class InForce:
 
 
 def requests_for(to: int) -> list[int]:
-    """The lengths of what is sent."""
     return [length for length in ladder(to) for _ in range(TEXTS)]
 
 
@@ -151,17 +147,16 @@ def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") 
         for length in ladder(to)
         for n in range(TEXTS)
     ]
-    lengths = requests_for(to)
     answers = endpoint.ask_all([Request(text, NEW) for text in texts], "which scheme is in force")
-    asked = [
+    answered = [
         (n, _prompt_ids(tokenizer, text, endpoint.api), answer)
-        for n, text, answer in zip(lengths, texts, answers, strict=True)
+        for n, text, answer in zip(requests_for(to), texts, answers, strict=True)
         if not answer.refused
     ]
-    if not asked:
+    if not answered:
         raise UserError("every text for --reference was refused: see where input ends.")
-    each = _misfits(_Misfit(model, tokenizer, endpoint.with_logprobs), tried, asked, endpoint)
-    fits = [_fit(one, each[one.name], [n for n, _, _ in asked]) for one in tried]
+    each = _misfits(_Misfit(model, tokenizer, endpoint.with_logprobs), tried, answered, endpoint)
+    fits = [_fit(one, each[one.name], [n for n, _, _ in answered]) for one in tried]
     ordered = sorted(fits, key=lambda fit: (fit.misfit, fit.name != tried[0].name))
     nearest = each[ordered[0].name]
     gain = paired(each[tried[0].name][: len(nearest)], nearest)
@@ -170,7 +165,7 @@ def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") 
 
 
 def _misfits(
-    misfit: _Misfit, tried: Sequence[Hypothesis], asked: Sequence[Asked], endpoint: Endpoint
+    misfit: _Misfit, tried: Sequence[Hypothesis], asked: Sequence[Answered], endpoint: Endpoint
 ) -> dict[str, list[float]]:
     """Each hypothesis's misfit by text, from short texts to long ones until the budget is spent.
     What is hopeless on short texts is not tried on longer ones, which cost more."""
@@ -206,7 +201,9 @@ def hypotheses(meant: Sequence[Scheme], own: Sequence[Scheme]) -> list[Hypothesi
         },
         "attention factor lost": lambda s: _attention(s, 0),
         "attention factor squared": lambda s: _attention(s, 2),
-        "window dropped": lambda s: replace(s, mask=_direction(s)),
+        "window dropped": lambda s: replace(
+            s, mask=tuple(m for m in s.mask if m in (Causal(), Bidirectional()))
+        ),
     }
     found = {tuple(meant): Hypothesis("as meant", tuple(meant))}
     for name, change in changes.items():
@@ -233,10 +230,6 @@ def _attention(scheme: Scheme, power: int) -> Scheme:
     factor = attention_scaling(rope.frequencies, 1) ** power
     frequencies: Any = rope.frequencies
     return _rotary(scheme, frequencies=replace(frequencies, attention_factor=factor))
-
-
-def _direction(scheme: Scheme) -> tuple[Any, ...]:
-    return tuple(m for m in scheme.mask if m in (Causal(), Bidirectional()))
 
 
 def _load(reference: str, device: str) -> tuple[Any, Any, list[Scheme]]:
@@ -266,8 +259,7 @@ def ledger(tokenizer: Any, tokens: int, rng: random.Random) -> str:
         if size > tokens - len(line) and lines:
             break
         lines.append(line)
-    asked = rng.choice(lines).rpartition(" ")[0]
-    return "\n".join([*lines, asked])
+    return "\n".join([*lines, rng.choice(lines).rpartition(" ")[0]])
 
 
 def _prompt_ids(tokenizer: Any, text: str, api: str) -> list[int]:
@@ -285,10 +277,9 @@ class _Misfit:
         self.model, self.tokenizer, self.with_logprobs = model, tokenizer, with_logprobs
         self.ids = _token_ids(tokenizer)
 
-    def by_text(self, one: Hypothesis, asked: Sequence[Asked]) -> Iterator[float]:
-        """One number for each text."""
+    def by_text(self, one: Hypothesis, answered: Sequence[Answered]) -> Iterator[float]:
         with under(self.model, one):
-            for _, ids, answer in asked:
+            for _, ids, answer in answered:
                 yield (self._nats if self.with_logprobs else self._disagreement)(ids, answer)
 
     def _nats(self, ids: list[int], answer: Answer) -> float:
@@ -350,7 +341,6 @@ def _fit(one: Hypothesis, misfits: Sequence[float], lengths: Sequence[int]) -> F
 
 @contextmanager
 def under(model: nn.Module, one: Hypothesis) -> Iterator[None]:
-    """The reference under a hypothesis."""
     layers, schemes = probed_layers(model), list(one.layers)
     if only_frequencies(layers, schemes):
         patch = frequencies_replaced(layers, schemes)

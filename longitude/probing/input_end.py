@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from longitude.eval.tasks.passkey import QUESTION
-from longitude.probing.endpoint import Answer, Endpoint, Request, apart
-from longitude.probing.prompts import NEW, OTHER_QUESTION, haystack, with_marker
+from longitude.probing.endpoint import NEW, Endpoint, Request, difference, haystack, with_marker
 
 Kind = Literal["complete", "refused", "front", "back", "middle", "all", "unknown"]
 DEPTHS = (0.0, 0.25, 0.5, 0.75)  # of the first look; the question is the end
 KEY = 40_961  # of the markers
+OTHER_QUESTION = "What is the colour of the sky? The sky is"  # shorter by few characters
 FLOOR = 1e-4  # nats: printed log-probabilities are rounded
 NOISE = 4.0  # times what the same prompt differs from itself
 FINEST = 256  # parts of a prompt to which the ends of a stretch are found
@@ -69,15 +69,15 @@ class InputEnd:
     honest: bool = True  # the server's count agrees with what is seen
 
     def to_json(self) -> dict[str, Any]:
-        looks = [
-            asdict(look) | {n: _named(getattr(look, n)) for n in ("seen", "retrieved")}
-            | {"difference": _named(look.difference)} for look in self.looks
-        ]  # fmt: skip
+        def named(places: Mapping[float, Any]) -> dict[str, Any]:  # depths as JSON's keys
+            return {"question" if d == 1 else f"{d:g}": value for d, value in places.items()}
+
+        by_depth = ("seen", "retrieved", "difference")
+        looks = [asdict(x) | {n: named(getattr(x, n)) for n in by_depth} for x in self.looks]
         return {**asdict(self), "looks": looks}
 
 
 def most_requests(length: int) -> int:
-    """The requests that the search takes at most."""
     look, steps = len(DEPTHS) + 3, max(1, (FINEST - 1).bit_length())
     return 2 * look + 2 * steps + 2 * max(1, length // LEAST).bit_length()
 
@@ -115,16 +115,17 @@ def _look(endpoint: Endpoint, length: int) -> Look:
     base = endpoint.ask(Request(plain, NEW))
     sent = endpoint.tokens(plain)
     if base.refused:
-        return Look(length, sent, None, refused=base.refused or "no text", status=base.status)
+        return Look(length, sent, None, refused=base.refused, status=base.status)
     variants = [with_marker(hay, d, KEY) for d in DEPTHS] + [f"{hay}\n{OTHER_QUESTION}"]
     requests = [Request(plain, NEW, 1), *(Request(v, NEW) for v in variants)]
     again, *answers = endpoint.ask_all(requests, f"where input ends, {length:,} tokens", 1)
-    noise = apart(base, again)
+    noise = difference(base, again)
     places = dict(zip((*DEPTHS, 1.0), answers, strict=True))
-    gaps = {depth: apart(base, one) for depth, one in places.items()}
+    gaps = {depth: difference(base, one) for depth, one in places.items()}
     found = {depth: str(KEY) in one.text for depth, one in places.items()}
     seen = {d: found[d] or differs(gap, noise) for d, gap in gaps.items()}
-    return Look(length, sent, base.prompt_tokens, seen, found, _finite(gaps), min(noise, 1e9))
+    finite = {depth: gap if gap < 1e9 else None for depth, gap in gaps.items()}
+    return Look(length, sent, base.prompt_tokens, seen, found, finite, min(noise, 1e9))
 
 
 def differs(gap: float, noise: float) -> bool:
@@ -154,10 +155,8 @@ def _silent_end(endpoint: Endpoint, look: Look, looks: list[Look]) -> InputEnd:
     limit, counted = round(look.length * (1 - (high - low))), look.counted
     exact = counted is not None and abs(counted - limit) <= max(3 * LEAST, look.length / 50)
     kind: Kind = "front" if low <= HEAD else "back" if high >= TAIL else "middle"
-    return InputEnd(
-        kind, counted if exact else limit, look.length, (low, high), end, exact=exact,
-        honest=counted is None or exact,
-    )  # fmt: skip
+    taken, honest = counted if exact else limit, counted is None or exact
+    return InputEnd(kind, taken, look.length, (low, high), end, exact=exact, honest=honest)
 
 
 def _stretch(endpoint: Endpoint, look: Look, unseen: list[float]) -> tuple[float, float]:
@@ -168,7 +167,7 @@ def _stretch(endpoint: Endpoint, look: Look, unseen: list[float]) -> tuple[float
 
     def visible(depth: float) -> bool:
         answer = endpoint.ask(Request(with_marker(hay, depth, KEY), NEW))
-        return str(KEY) in answer.text or differs(apart(base, answer), look.noise)
+        return str(KEY) in answer.text or differs(difference(base, answer), look.noise)
 
     def edge(dark: float, light: float) -> float:
         while abs(light - dark) > finest:
@@ -186,18 +185,18 @@ def _stretch(endpoint: Endpoint, look: Look, unseen: list[float]) -> tuple[float
 def _question_end(endpoint: Endpoint, length: int) -> int | None:
     """The longest prompt whose text changes with its question; None where no length's does."""
 
-    def heard(length: int) -> bool:
+    def matters(length: int) -> bool:
         hay = haystack(endpoint, length)
-        both = [Request(f"{hay}\n{asked}", NEW) for asked in (QUESTION, OTHER_QUESTION)]
+        both = [Request(f"{hay}\n{question}", NEW) for question in (QUESTION, OTHER_QUESTION)]
         one, other = endpoint.ask_all(both, "where the question ends", 1)
         return one.text != other.text
 
     low, high = 2 * LEAST + NEW, length
-    if not heard(low):
+    if not matters(low):
         return None
     while high - low > max(LEAST, length // FINEST):
         middle = (low + high) // 2
-        low, high = (middle, high) if heard(middle) else (low, middle)
+        low, high = (middle, high) if matters(middle) else (low, middle)
     return low - NEW
 
 
@@ -206,7 +205,8 @@ def _accepted(endpoint: Endpoint, to: int, refusal: Look) -> int | None:
     server names if two requests confirm it, else by bisection."""
 
     def takes(length: int) -> bool:
-        return not _plain(endpoint, length).refused
+        plain = f"{haystack(endpoint, length)}\n{QUESTION}"
+        return not endpoint.ask(Request(plain, NEW)).refused
 
     step = max(LEAST, to // FINEST)
     for number in sorted({*map(int, re.findall(r"\d{2,9}", refusal.refused))} - {to}, reverse=True):
@@ -217,16 +217,3 @@ def _accepted(endpoint: Endpoint, to: int, refusal: Look) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if takes(middle) else (low, middle)
     return low or None
-
-
-def _plain(endpoint: Endpoint, length: int) -> Answer:
-    return endpoint.ask(Request(f"{haystack(endpoint, length)}\n{QUESTION}", NEW))
-
-
-def _finite(gaps: Mapping[float, float]) -> dict[float, float | None]:
-    return {depth: gap if gap < 1e9 else None for depth, gap in gaps.items()}
-
-
-def _named(places: Mapping[float, Any]) -> dict[str, Any]:
-    """Depths as JSON's keys."""
-    return {"question" if d == 1 else f"{d:g}": value for d, value in places.items()}

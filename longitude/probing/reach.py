@@ -12,6 +12,8 @@ there an absolute one.
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -20,14 +22,28 @@ from typing import Any
 from longitude.core.validate import UserError
 from longitude.eval.records import PASSKEY
 from longitude.eval.stats import Interval, share
-from longitude.eval.tasks import families
-from longitude.probing.endpoint import Answer, Endpoint, Request
-from longitude.probing.prompts import ANSWER, Question, haystack, is_exact, question
+from longitude.eval.tasks import SMALL_WINDOW, families
+from longitude.eval.tasks.passkey import TASK
+from longitude.probing.endpoint import CHAT, Answer, Endpoint, Request, haystack
 
 BOUND = 0.856
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 LENGTHS = 4  # each twice the one before
+ANSWER = 24  # tokens of an answer
+SAMPLE = 64  # characters that tell how dense a family's text is
 LONGEST_ECHO = 8192  # tokens: log-probabilities of a longer prompt make too large a reply
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt of about `length` tokens, answer included, and the answer that has to follow."""
+
+    family: str
+    length: int
+    depth: float | None  # of the fact, where it is one
+    index: int
+    prompt: str
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -43,15 +59,9 @@ class Answered:
     top: dict[str, float]
     loss: float | None = None  # nats per token of the right answer
 
-    @property
-    def place(self) -> tuple[str, int, float | None, int]:
-        return self.family, self.length, self.depth, self.index
-
 
 @dataclass(frozen=True)
 class Speed:
-    """Times of one streamed request."""
-
     length: int
     first: float | None  # seconds to the first token
     decode: float | None  # tokens per second after it
@@ -60,8 +70,6 @@ class Speed:
 
 @dataclass(frozen=True)
 class Reach:
-    """Every question's outcome."""
-
     answers: tuple[Answered, ...] = ()
     speeds: tuple[Speed, ...] = ()
 
@@ -120,14 +128,61 @@ class Reach:
 
 
 def ladder(to: int) -> list[int]:
-    """The lengths that are measured."""
     return [n for k in range(LENGTHS - 1, -1, -1) if (n := to >> k) >= 32]
+
+
+def question(
+    endpoint: Endpoint, family: str, length: int, index: int, *, seed: int, depth: float | None
+) -> Question | None:
+    """One question of a family, drawn by the seed: the same for every server. None where the length
+    has no room for it."""
+    rng = random.Random(f"{seed} {family} {length} {index} {depth}")
+    prompt = families()[family].write(rng, length < SMALL_WINDOW)
+    ending, answer = prompt.questions[0]
+    facts = [f"\n{fact.strip()}\n" for fact in prompt.facts]
+    task = f"{TASK}\n" if length >= SMALL_WINDOW and facts else ""
+    used = sum(map(len, [*facts, ending, task])) + 1
+    room = endpoint.characters(length - ANSWER) - used
+    if room < 0:
+        return None
+    if prompt.sentences is None or facts:
+        body = endpoint.fill(room)
+    else:
+        body = _written(prompt.sentences, SAMPLE)
+        room = int(room / endpoint.density(family, body))
+        body += _written(prompt.sentences, room - len(body))
+    places = [depth] if depth is not None else sorted(rng.random() for _ in facts)
+    pieces, at = [task], 0
+    for fact, place in zip(facts, places, strict=True):  # in their order, each at a word's end
+        cut = int(place * len(body))
+        cut = body.find(" ", cut) + 1 or len(body) if 0 < place < 1 else cut
+        pieces += [body[at : max(at, cut)], fact]
+        at = max(at, cut)
+    text = "".join([*pieces, body[at:]])
+    return Question(family, length, depth, index, f"{text}\n{ending}", answer)
+
+
+def _written(sentences: Iterator[str], characters: int) -> str:
+    """A family's own sentences, for at least so many characters."""
+    pieces, size = [], 0
+    while size < characters:
+        pieces.append(next(sentences))
+        size += len(pieces[-1])
+    return "".join(pieces)
+
+
+def is_exact(endpoint: Endpoint, question: Question, text: str) -> bool:
+    """Whether the answer follows at once, as greedy decoding is scored in `extend`; in a chat it
+    may stand in a sentence."""
+    answer = re.escape(question.answer)
+    if endpoint.api == CHAT:
+        return re.search(rf"(?<!\w){answer}(?!\w)", text) is not None
+    return re.match(rf"\s*{answer}(?!\w)", text) is not None
 
 
 def questions(
     endpoint: Endpoint, lengths: Sequence[int], tasks: Sequence[str], count: int, seed: int
 ) -> Iterator[Question]:
-    """Every question that fits its length."""
     for name in tasks:
         if name not in families():
             raise UserError(f"--tasks: no family is called {name!r}: use {', '.join(families())}.")
@@ -144,25 +199,23 @@ def measure(
     endpoint: Endpoint, lengths: Sequence[int], tasks: Sequence[str], count: int, seed: int
 ) -> Reach:
     """Ask every question, and time a request at each length."""
-    asked = [*questions(endpoint, lengths, tasks, count, seed)]
+    every = [*questions(endpoint, lengths, tasks, count, seed)]
     echoes, answered, speeds = gives_prompt_logprobs(endpoint), [], []
     for length in lengths:
-        here = [one for one in asked if one.length == length]
+        here = [one for one in every if one.length == length]
         what = f"retrieval, {length:,} tokens"
         answers = endpoint.ask_all([Request(one.prompt, ANSWER) for one in here], what)
-        losses: Sequence[float | None] = [None] * len(here)
+        losses: list[float | None] = [None] * len(here)
         if echoes and length <= LONGEST_ECHO:
-            losses = _losses(endpoint, here, what)
+            right = [Request(f"{one.prompt} {one.answer}", 1, echo=True) for one in here]
+            echoed = zip(endpoint.ask_all(right, what), here, strict=True)
+            losses = [answer_loss(echo, one.prompt, one.answer) for echo, one in echoed]
         for one, answer, loss in zip(here, answers, losses, strict=True):
             if answer.refused:  # longer than thought
                 continue
             first = dict(answer.top[0]) if answer.top else {}
-            answered.append(
-                Answered(
-                    one.family, length, one.depth, one.index, is_exact(endpoint, one, answer.text),
-                    answer.text, first, loss,
-                )
-            )  # fmt: skip
+            exact, place = is_exact(endpoint, one, answer.text), (one.depth, one.index)
+            answered.append(Answered(one.family, length, *place, exact, answer.text, first, loss))
         timed = question(endpoint, PASSKEY, length, -1, seed=seed, depth=0.5)
         prompt = timed.prompt if timed else haystack(endpoint, length)
         stream = endpoint.ask(Request(prompt, ANSWER, stream=True))
@@ -178,16 +231,6 @@ def gives_prompt_logprobs(endpoint: Endpoint) -> bool:
     text = "The sky is blue. The sky is"
     answer = endpoint.ask(Request(text, 1, echo=True))
     return not answer.refused and "".join(answer.tokens).startswith(text)
-
-
-def _losses(endpoint: Endpoint, asked: Sequence[Question], what: str) -> list[float | None]:
-    """Nats per token of the right answers, each sent with its prompt."""
-    requests = [Request(f"{one.prompt} {one.answer}", 1, echo=True) for one in asked]
-    answers = endpoint.ask_all(requests, what)
-    return [
-        answer_loss(answer, one.prompt, one.answer)
-        for answer, one in zip(answers, asked, strict=True)
-    ]
 
 
 def answer_loss(echoed: Answer, prompt: str, answer: str) -> float | None:

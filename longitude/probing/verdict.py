@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from longitude.core.validate import short
-from longitude.probing.drift import Drift, sign_test
+from longitude.probing.agreement import Drift, Repeated, sign_test
 from longitude.probing.input_end import InputEnd
 from longitude.runtimes import runtimes
 
 if TYPE_CHECKING:
-    from longitude.probing.determinism import Repeated
     from longitude.probing.in_force import InForce
     from longitude.probing.reach import Reach
 
@@ -42,8 +41,6 @@ CUTS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found."""
-
     name: str
     kind: Literal["fault", "note"]
     sentence: str
@@ -52,11 +49,8 @@ class Finding:
 
 def runtime_of(facts: Mapping[str, Any], software: str) -> str:
     """The runtime behind a server by what it says of itself; empty if that is not known."""
-    for said in (facts.get("owned_by"), software):
-        words = str(said or "").lower().split("/")[0].strip()
-        if words in OWNERS:
-            return OWNERS[words]
-    return ""
+    names = (str(name or "").lower().split("/")[0] for name in (facts.get("owned_by"), software))
+    return next((OWNERS[name.strip()] for name in names if name.strip() in OWNERS), "")
 
 
 def length_fix(runtime: str, tokens: int) -> str:
@@ -86,19 +80,14 @@ def scheme_fix(runtime: str, reference: str) -> str:
 
 
 def on_input(end: InputEnd, to: int, runtime: str) -> Iterator[Finding]:
-    """Where input ends."""
     seen = f"up to {end.length:,} tokens"
     if end.kind == "complete":
         yield Finding("input", "note", f"Every part of a prompt is seen, {seen}.")
     elif end.kind == "refused":
         limit = f"above about {end.limit:,}" if end.limit else "of any length tried"
-        said = f" It says: {short(end.message, 160)}" if end.message else ""
-        yield Finding(
-            "refused",
-            "fault",
-            f"Prompts {limit} tokens are refused.{said}",
-            length_fix(runtime, to),
-        )
+        message = f" It says: {short(end.message, 160)}" if end.message else ""
+        sentence = f"Prompts {limit} tokens are refused.{message}"
+        yield Finding("refused", "fault", sentence, length_fix(runtime, to))
     elif end.kind == "all":
         yield Finding(
             "deaf", "fault",
@@ -127,9 +116,8 @@ def _cut(end: InputEnd, to: int, runtime: str) -> Finding:
     (low, high), look = end.stretch or (0, 1), end.looks[-1]
     about = "" if end.exact else "about "
     places = f"between {low:.0%} and {high:.0%} of a prompt of {end.length:,} tokens"
-    counted = (
-        f", and the server counts {look.counted:,} tokens" if look.counted and end.honest else ""
-    )
+    known = look.counted if end.honest else None
+    counted = f", and the server counts {known:,} tokens" if known else ""
     sentence = (
         f"In silence (status 200) the server {CUTS[end.kind]}: it takes {about}{end.limit:,} "
         f"tokens. What stands {places} makes no difference to the answer{counted}."
@@ -138,7 +126,6 @@ def _cut(end: InputEnd, to: int, runtime: str) -> Finding:
 
 
 def on_reach(reach: Reach, to: int) -> Iterator[Finding]:
-    """How far retrieval holds."""
     lengths = reach.lengths
     if not lengths:
         return
@@ -151,14 +138,15 @@ def on_reach(reach: Reach, to: int) -> Iterator[Finding]:
         sentence = f"No question is answered, at {lengths[0]:,} tokens neither."
         return (yield Finding("reach", "note", sentence))
     answered = f"Questions answered exactly: {shares}. Effective length: {effective:,} tokens."
-    near, far = ({one.place[0::2] + one.place[3:]: one.exact for one in reach.at(n)}
-                 for n in (lengths[0], lengths[-1]))  # fmt: skip
+    near, far = (
+        {(one.family, one.depth, one.index): one.exact for one in reach.at(n)}
+        for n in (lengths[0], lengths[-1])
+    )
     shared = near.keys() & far.keys()
     won = sum(far[place] > near[place] for place in shared)
     lost = sum(far[place] < near[place] for place in shared)
-    worse = lost > won and sign_test(won, lost) < 0.05
-    if effective < lengths[-1] and worse:
-        p = sign_test(won, lost)
+    p = sign_test(won, lost)
+    if effective < lengths[-1] and lost > won and p < 0.05:
         yield Finding(
             "reach", "fault",
             f"{answered} The loss from the shortest length to the longest is no chance (p = "
@@ -171,7 +159,6 @@ def on_reach(reach: Reach, to: int) -> Iterator[Finding]:
 
 
 def on_repeats(repeated: Sequence[Repeated]) -> Iterator[Finding]:
-    """Whether the same prompt gets the same answer."""
     mixed = [one for one in repeated if one.mixed_up]
     if mixed:
         yield Finding(
@@ -200,7 +187,6 @@ def on_repeats(repeated: Sequence[Repeated]) -> Iterator[Finding]:
 
 
 def on_drift(drift: Drift) -> Iterator[Finding]:
-    """What changed."""
     won, lost = (sum(getattr(c, name) for c in drift.changes) for name in ("won", "lost"))
     total = sum(c.questions for c in drift.changes)
     gap = "" if drift.gap is None else f" First tokens are {drift.gap:.3f} nats apart on average."
@@ -218,11 +204,9 @@ def on_drift(drift: Drift) -> Iterator[Finding]:
 
 
 def on_scheme(in_force: InForce, runtime: str, reference: str) -> Iterator[Finding]:
-    """Which scheme is in force."""
-    if in_force.undecided:
-        yield Finding("scheme undecided", "note", in_force.sentence)
-    elif in_force.as_meant:
-        yield Finding("scheme", "note", in_force.sentence)
+    if in_force.undecided or in_force.as_meant:
+        name = "scheme undecided" if in_force.undecided else "scheme"
+        yield Finding(name, "note", in_force.sentence)
     else:
         fix = in_force.best.fix or scheme_fix(runtime, reference)
         yield Finding(in_force.best.name, "fault", in_force.sentence, fix)

@@ -20,7 +20,6 @@ from longitude.viz import files
 from longitude.viz import vega as v
 from longitude.viz.plot import DIM
 from longitude.viz.table import rich_table
-from longitude.viz.terminal import write_rendered
 from longitude.viz.text import NOTHING, printable
 from longitude.viz.vega import Chart, Rows, Spec
 
@@ -165,9 +164,7 @@ def _heat(rows: Rows, lengths: Sequence[int]) -> Spec:
 
 
 def write(result: ProbeResult, path: Path) -> Path:
-    """Write a page (.html), or what the terminal shows (.md)."""
-    if path.suffix.lower() != ".html":
-        return write_rendered(lambda console: show(result, console), path)
+    """Write the page."""
     drawn = charts(result)
     data: dict[str, Any] = {
         "charts": {

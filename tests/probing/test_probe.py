@@ -14,8 +14,8 @@ import longitude
 from longitude.core.client import Retry
 from longitude.core.progress import Event
 from longitude.core.validate import UserError
+from longitude.probing.agreement import sign_test
 from longitude.probing.api import ProbeOptions, ProbeResult, estimate, probe, read_saved, save
-from longitude.probing.drift import sign_test
 from tests.viz.browser import opens_cleanly
 
 from .servers import Server, behaving, oracle

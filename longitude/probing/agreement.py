@@ -1,13 +1,20 @@
-"""Drift: what differs between two probes of the same prompts, by length, and whether by chance.
+"""Whether answers agree: of one server with itself, and of two probes of the same prompts.
 
-Right answers are compared question by question with an exact sign test over all lengths (McNemar's,
-by the binomial distribution): one test, so that many lengths raise no false alarm. First tokens'
-log-probabilities are compared in nats.
+Determinism and isolation: a prompt that the server has not seen is sent, sent again (its prefix is
+cached now, if the server caches), and sent at the same time as others, each with a pass key of its
+own. Temperature is 0: answers and log-probabilities should agree, and no answer may hold the key of
+another prompt.
+
+Drift: right answers are compared question by question with an exact sign test over all lengths
+(McNemar's, by the binomial distribution): one test, so that many lengths raise no false alarm.
+First tokens' log-probabilities are compared in nats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from statistics import fmean
@@ -15,10 +22,52 @@ from typing import Any
 
 from longitude.core.validate import UserError
 from longitude.eval.stats import matched
+from longitude.probing.endpoint import NEW, Endpoint, Request, difference, haystack, with_marker
 
+BESIDE = 3  # other prompts at the same time
+REQUESTS = 3 + BESIDE  # at each length
+KEYS = range(10_000, 50_001)
 SIGNIFICANT = 0.05
 LARGE_GAP = 0.1  # nats: kernels and batches make less
-KINDS = {"complete": "everything is seen", "refused": "longer input is refused"}
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One length: how far the answers are apart, in nats; None where their texts have nothing to
+    compare."""
+
+    length: int
+    again: float | None
+    beside: float | None
+    texts_differ: bool
+    mixed_up: tuple[str, ...] = ()  # keys of other prompts in an answer
+
+
+def repeat(endpoint: Endpoint, lengths: Sequence[int], seed: int) -> list[Repeated]:
+    """Send one prompt three times at each length."""
+    found = []
+    for length in lengths:
+        rng = random.Random(f"repeat {seed} {length}")
+        hay = haystack(endpoint, length)
+        keys = rng.sample(KEYS, BESIDE + 1)
+        prompts = [with_marker(hay, rng.random(), key) for key in keys]
+        what = f"determinism, {length:,} tokens"
+        one, again = (endpoint.ask_all([Request(prompts[0], NEW, n)], what)[0] for n in (2, 3))
+        together = [Request(prompt, NEW, 4) for prompt in prompts]
+        beside, *others = endpoint.ask_all(together, what, at_once=len(together))
+        if any(answer.refused for answer in (one, again, beside, *others)):
+            continue
+        mixed = [
+            str(other)
+            for key, answer in zip(keys, (beside, *others), strict=True)
+            for other in keys
+            if other != key and str(other) in answer.text
+        ]
+        gaps = (difference(one, again), difference(one, beside))
+        in_nats, in_nats_beside = (gap if math.isfinite(gap) else None for gap in gaps)
+        differ = len({one.text, again.text, beside.text}) > 1
+        found.append(Repeated(length, in_nats, in_nats_beside, differ, tuple(mixed)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -91,15 +140,9 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> Dri
         interval = matched(now_is, was)
         mean = fmean(known) if known else None
         changes.append(Change(length, len(pairs), won, lost, interval.low, interval.high, mean))
-    won, lost = sum(c.won for c in changes), sum(c.lost for c in changes)
-    ends = tuple((one["input"]["kind"], one["input"]["limit"]) for one in (before, now))
-    return Drift(
-        name,
-        tuple(changes),
-        sign_test(won, lost),
-        (ends[0], ends[1]),
-        fmean(gaps) if gaps else None,
-    )
+    p = sign_test(sum(c.won for c in changes), sum(c.lost for c in changes))
+    was, is_now = ((one["input"]["kind"], one["input"]["limit"]) for one in (before, now))
+    return Drift(name, tuple(changes), p, (was, is_now), fmean(gaps) if gaps else None)
 
 
 def _by_place(probe: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
