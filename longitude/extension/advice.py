@@ -20,6 +20,12 @@ from longitude.extension.rank import CONTEXT_GOAL, GOALS, SHORT, STREAM, Ranking
 from longitude.runtimes import Runtime, recommended
 from longitude.runtimes.target import supporting
 
+TITLES = {
+    CONTEXT_GOAL: "for a longer context",
+    STREAM: "to stream without end",
+    SHORT: "inside the window",
+}
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -47,8 +53,8 @@ class Recommendation:
 
     def to_json(self) -> dict[str, Any]:
         """The content of recommendation.json."""
-        lists = ("runtimes", "goals", "forgets")
-        return asdict(self) | {name: [*asdict(self)[name]] for name in lists}
+        plain = asdict(self)
+        return {k: [*value] if isinstance(value, tuple) else value for k, value in plain.items()}
 
 
 def recommend(
@@ -70,7 +76,7 @@ def recommend(
             own = parse(rows[0].key.subject.scheme)
             served = {s: supporting(parse(text), own) for s, text in ranking.schemes.items()}
     advice = {each: _advice(ranking, each) for each in GOALS}
-    best = advice[goal]
+    best = advice.pop(goal)
     runtimes = []
     for runtime in recommended():
         names = [s for s in ranking.schemes if runtime.name in served.get(s, ())]
@@ -80,19 +86,12 @@ def recommend(
         goal,
         best,
         tuple(runtimes),
-        tuple(advice[each] for each in GOALS if each != goal),
-        _smallest_factor(ranking) if goal == CONTEXT_GOAL else None,
-        best.label not in (None, ranking.own),
-        ranking.effective_length,
-        tuple(ranking.forgets),
+        goals=tuple(advice.values()),
+        factor=_smallest_factor(ranking) if goal == CONTEXT_GOAL else None,
+        helps=best.label not in (None, ranking.own),
+        effective_length=ranking.effective_length,
+        forgets=tuple(ranking.forgets),
     )
-
-
-TITLES = {
-    CONTEXT_GOAL: "for a longer context",
-    STREAM: "to stream without end",
-    SHORT: "inside the window",
-}
 
 
 def _advice(ranking: Ranking, goal: str) -> Advice:
@@ -113,25 +112,24 @@ def _advice(ranking: Ranking, goal: str) -> Advice:
 
 def _nothing(ranking: Ranking, goal: str) -> Advice:
     """Why no method qualifies, what was reached, and what would help."""
-    own, numbers = ranking.own, ranking.numbers(ranking.own, goal)
-    at = f"{ranking.length:,} tokens"
-    if goal == STREAM:
-        sentence = "No method that was measured streams: name one with --methods streaming."
-        return Advice(goal, None, None, sentence, numbers)
+    own, reached = ranking.own, ranking.effective_length
+    numbers = ranking.numbers(own, goal)
     if goal == SHORT:
         sentence = "Change nothing inside the window: no method keeps significantly more there."
-        scheme = None if own is None else ranking.schemes[own]
-        return Advice(goal, own, scheme, sentence, numbers)
-    reached = ranking.effective_length
+        return Advice(goal, own, ranking.schemes.get(str(own)), sentence, numbers)
+    at = f"{ranking.length:,} tokens"
     furthest = max(reached, key=lambda s: (reached[s], s == own), default=None)
-    if furthest is None:
-        why = f"No method is shown to use {at} of context"
-        return Advice(goal, None, None, f"{why}: kept context has no numbers there.", numbers)
-    sentence = (
-        f"No method uses {at} of context: none keeps a share above zero (95 % CI) at a sane loss. "
-        f"The longest effective length is {reached[furthest]:,} tokens, by {furthest}. Training "
-        f"helps (`longitude tune`), or read the text in windows (`longitude read --by nbce`)."
-    )
+    if goal == STREAM:
+        sentence = "No method that was measured streams: name one with --methods streaming."
+    elif furthest is None:
+        sentence = f"No method is shown to use {at} of context: kept context has no numbers there."
+    else:
+        sentence = (
+            f"No method uses {at} of context: none keeps a share above zero (95 % CI) at a sane "
+            f"loss. The longest effective length is {reached[furthest]:,} tokens, by {furthest}. "
+            f"Training helps (`longitude tune`), or read the text in windows (`longitude read --by "
+            f"nbce`)."
+        )
     return Advice(goal, None, None, sentence, numbers)
 
 
@@ -150,19 +148,13 @@ def _for_runtime(
     numbers = ranking.numbers(first, goal)
     sentence = f"{title} can serve {first} unchanged. {describe(numbers, brief=True)}"
     if best.label not in (first, None):
-        lost = [
-            f"{_percent(theirs['kept'])} of far context kept"
-            for theirs in (best.numbers,)
-            if theirs["kept"]
-        ]
-        lost += [f"effective length {n:,}" for n in (best.numbers["effective_length"],) if n]
+        kept, reached = best.numbers["kept"], best.numbers["effective_length"]
+        lost = [f"{_percent(kept)} of far context kept"] if kept else []
+        lost += [f"effective length {reached:,}"] if reached else []
         sentence += f" The best of all, {best.label}: {', '.join(lost)}." if lost else ""
         if plugin:
             sentence += f" With Longitude's plugin {title} serves {best.label}."
     return Advice(name, first, ranking.schemes[first], sentence, numbers)
-
-
-# sentences
 
 
 def describe(numbers: Mapping[str, Any], *, brief: bool = False) -> str:
@@ -170,31 +162,27 @@ def describe(numbers: Mapping[str, Any], *, brief: bool = False) -> str:
     is_baseline, at = numbers["label"] == numbers["own"], f"{numbers['length']:,} tokens"
     past, trained = numbers["length"] > numbers["trained"], f"{numbers['trained']:,}"
 
-    def said(name: str, text: str, show: Callable[[Any], str], when: bool = True) -> str:
+    def part(name: str, text: str, show: Callable[[Any], Any], when: bool = True) -> str:
         return text.format(show(numbers[name])) if when and numbers[name] else ""
 
     full, other = not brief, not brief and not is_baseline
     loss = "Loss {}" if numbers["kept"] else f"At {at} the loss is {{}}"
     sentences = (
-        said("kept", f"At {at} it keeps {{}} of far context", _share)
-        + said("window_kept", f"; the baseline {{}} at its window of {trained}", _percent, past)
-        + said("baseline_kept", "; the baseline {}", _share, not past and not is_baseline),
-        said("effective_length", "Effective length {} tokens", "{:,}".format),
-        said("retrieval", "It answers {} of the questions exactly", _share, full)
-        + said("passkey", " and retrieves {} of passkeys", _share, full),
-        said("value", loss, _loss)
-        + said("baseline", "; baseline {}", _loss, other)
-        + said("window", ", {} at its window", _loss, other and past),
-        said("in_window_cost", "In-window cost {}", _change, full),
-        said("speed", "Prefill {}× baseline speed", "{:.2f}".format, not is_baseline)
-        + said("speed_range", " ({})", _range, not is_baseline),
-        said("alike", "Not significantly different: {}", ", ".join, full),
+        part("kept", f"At {at} it keeps {{}} of far context", _share)
+        + part("window_kept", f"; the baseline {{}} at its window of {trained}", _percent, past)
+        + part("baseline_kept", "; the baseline {}", _share, not past and not is_baseline),
+        part("effective_length", "Effective length {} tokens", "{:,}".format),
+        part("retrieval", "It answers {} of the questions exactly", _share, full)
+        + part("passkey", " and retrieves {} of passkeys", _share, full),
+        part("value", loss, _loss)
+        + part("baseline", "; baseline {}", _loss, other)
+        + part("window", ", {} at its window", _loss, other and past),
+        part("in_window_cost", "In-window cost {}", _change, full),
+        part("speed", "Prefill {}× baseline speed", "{:.2f}".format, not is_baseline)
+        + part("speed_range", " ({0[0]:.2f}–{0[1]:.2f})", list, not is_baseline),
+        part("alike", "Not significantly different: {}", ", ".join, full),
     )
     return "".join(f"{sentence}. " for sentence in sentences if sentence).rstrip()
-
-
-def _range(ends: Sequence[float]) -> str:
-    return "–".join(f"{end:.2f}" for end in ends)
 
 
 def _percent(value: Mapping[str, float]) -> str:
@@ -223,29 +211,25 @@ def _smallest_factor(ranking: Ranking) -> Advice | None:
     """The smallest sufficient factor of the best kind of frequency scaling that was measured with
     several: the least of which no other keeps or answers significantly more. Only methods that
     qualify count; None where no kind has several that do."""
-    kinds: dict[Scheme, dict[float, str]] = {}
+    kinds: dict[Any, dict[float, str]] = {}  # by the scheme with a factor of 1
     for label in ranking.ordered(CONTEXT_GOAL):
         scheme = parse(ranking.schemes[label])
-        if not isinstance(scheme, Scheme) or scheme.rotary is None:
-            continue
-        frequencies: Any = scheme.rotary.frequencies
-        factor = getattr(frequencies, "factor", None)
-        if factor is not None:
-            bare = replace(scheme.rotary, frequencies=replace(frequencies, factor=1))
-            kinds.setdefault(replace(scheme, rotary=bare), {})[float(factor)] = label
-    several = next((factors for factors in kinds.values() if len(factors) > 1), None)
-    if several is None:
-        return None
+        rope = scheme.rotary if isinstance(scheme, Scheme) else None
+        frequencies: Any = rope and rope.frequencies
+        if rope is not None and getattr(frequencies, "factor", None) is not None:
+            bare = replace(rope, frequencies=replace(frequencies, factor=1))
+            of_kind = kinds.setdefault(replace(scheme, rotary=bare), {})
+            of_kind[float(frequencies.factor)] = label
+    several = next((factors for factors in kinds.values() if len(factors) > 1), {})
     beaten = {  # another factor keeps or answers significantly more
         label
         for label in several.values()
         for other in several.values()
         if ranking.compared(other, label, ranking.length)[0] & {KEPT, ANSWER_LOSS}
     }
-    enough = [factor for factor, label in several.items() if label not in beaten]
-    if not enough:
+    least = min((factor for factor, label in several.items() if label not in beaten), default=None)
+    if least is None:
         return None
-    least = min(enough)
     numbers = ranking.numbers(several[least])
     answers = numbers["retrieval"]
     if answers is not None and answers["mean"] == 0:

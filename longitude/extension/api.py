@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from longitude.core.client import is_url
 from longitude.core.progress import Event
 from longitude.core.store import Store
+from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.eval.records import Measurement
 from longitude.extension import lm_eval
@@ -80,12 +81,19 @@ def extend(
     options.progress(Event(f"loading {model if isinstance(model, str) else 'the model'}", 0, 1))
     prepared = _prepared(model, to, options)
     plan = prepared.plan
-    folder = options.out or Path("runs") / f"{_slug(plan.subject.name)}-{plan.target}"
+    name = plan.subject.name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
+    folder = options.out or Path("runs") / f"{name}-{plan.target}"
     clock = Clock(began + SPARE * seconds, time_model(prepared)) if seconds else None
     with Store(writable(folder) / STORE) as store:
         every = plan.all_tasks()
         recorded = len(every) - len(missing(plan, every, store))
-        options.progress(Event(_summary(plan, folder, recorded), recorded, 0, "plan"))
+        summary = (
+            f"{plan.subject.name}, trained on {plan.subject.trained:,} tokens, to "
+            f"{plan.target:,}: {len(plan.methods)} methods, {len(plan.texts)} documents, into "
+            f"{folder}{f'; {recorded} tasks are recorded' if recorded else ''}"
+        )
+        options.progress(Event(summary, recorded, 0, "plan"))
         ended = _run(prepared, store, clock)
         rows = measurements(plan, store)
         if not rows:
@@ -97,17 +105,14 @@ def extend(
                 f"{most / 60:,.0f} min at most; give a greater --budget or a nearer --to."
             )
         recommendation = _recommend(prepared, rows)
-        extra: dict[str, Any] = {}
+        content = recommendation.to_json()
         if options.search:
-            extra["search"] = _search(prepared, recommendation, store)
+            content["search"] = _search(prepared, recommendation, store)
         if options.lm_eval:
-            extra["lm_eval"] = _judge(prepared, recommendation, store)
-        result = ExtendResult(
-            rows,
-            {**recommendation.to_json(), **extra, "notes": [*prepared.notes, *ended]},
-            _next_steps(plan, recommendation, folder),
-            folder,
-        )
+            content["lm_eval"] = _judge(prepared, recommendation, store)
+        content["notes"] = [*prepared.notes, *ended]
+        steps = _next_steps(plan, recommendation, folder)
+        result = ExtendResult(rows, content, steps, folder)
         result.write(folder, store)
     return result
 
@@ -161,7 +166,6 @@ def estimate(
 
 
 def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepared:
-    """What is to be measured."""
     if options.engine not in ENGINES:
         raise UserError(f"--engine is {' or '.join(ENGINES)}, but got {shown(options.engine)}.")
     if options.engine == "ray" and options.budget:
@@ -178,11 +182,11 @@ def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
     evaluator = Evaluator(plan, prepared.target, prepared.documents)
 
     def run(tasks: Sequence[Task]) -> None:
-        if options.engine == "ray":
-            from longitude.extension.ray import run_on_ray
+        if options.engine == "local":
+            return run_tasks(evaluator, tasks, store, options.progress, clock)
+        from longitude.extension.ray import run_on_ray
 
-            return run_on_ray(prepared, tasks, store, options.progress)
-        return run_tasks(evaluator, tasks, store, options.progress, clock)
+        return run_on_ray(prepared, tasks, store, options.progress)
 
     try:
         ended = run_rounds(plan, store, options.goal, run)
@@ -193,8 +197,6 @@ def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
 
 
 def _recommend(prepared: Prepared, rows: Sequence[Measurement]) -> Recommendation:
-    from longitude.core.text import parse
-
     plan = prepared.plan
     own = parse(plan.subject.scheme)
     served = {m.label: supporting(parse(m.scheme), own) for m in plan.methods}
@@ -228,31 +230,18 @@ def _judge(prepared: Prepared, recommendation: Recommendation, store: Store) -> 
     }
 
 
-def _summary(plan: Plan, folder: Path, recorded: int) -> str:
-    resumed = f"; {recorded} tasks are recorded" if recorded else ""
-    return (
-        f"{plan.subject.name}, trained on {plan.subject.trained:,} tokens, to {plan.target:,}: "
-        f"{len(plan.methods)} methods, {len(plan.texts)} documents, into {folder}{resumed}"
-    )
-
-
 def _next_steps(plan: Plan, recommendation: Recommendation, folder: Path) -> list[tuple[str, str]]:
-    """What to type next."""
     name, scheme = plan.subject.name, recommendation.best.scheme
     best = next((m for m in plan.methods if m.scheme == scheme), plan.methods[0])
-    python = f'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("{name}")'
+    python, more = f'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("{name}")', []
+    if best.patch is not None:
+        python += f'\nlh.apply(model, "{best.patch}")'
+        python += f'\nlh.save(model, "out/{Path(name).stem}-long", tokenizer)'
+        export = f"longitude export {shlex.quote(str(folder))} --for all"
+        more = [("Serve it, by each runtime's best", export)]
+        more += [("See what it does", f'longitude show "{best.scheme}"')]
     search = ("Search its parameters", f"longitude extend {name} --to {plan.target} --search")
-    if best.patch is None:
-        return [("Use it in Python", python), search]
-    python += f'\nlh.apply(model, "{best.patch}")'
-    python += f'\nlh.save(model, "out/{Path(name).stem}-long", tokenizer)'
-    export = f"longitude export {shlex.quote(str(folder))} --for all"
-    return [
-        ("Use it in Python", python),
-        ("Serve it, by each runtime's best", export),
-        ("See what it does", f'longitude show "{best.scheme}"'),
-        search,
-    ]
+    return [("Use it in Python", python), *more, search]
 
 
 def writable(folder: Path) -> Path:
@@ -268,9 +257,3 @@ def writable(folder: Path) -> Path:
             f"another folder."
         ) from None
     return folder
-
-
-def _slug(name: str) -> str:
-    """A model's name as a folder's."""
-    last = name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
-    return re.sub(r"[^\w.-]+", "-", last).strip("-.") or "model"

@@ -9,6 +9,7 @@ to the greatest over pairs, heads and layers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -32,12 +33,9 @@ def maps(
     """The map of each label whose scheme works by distance, up to a length."""
     drawn = {}
     for label, text in schemes.items():
-        try:
-            points = distance_map(text, own, length, head_dim)
-        except UserError:  # a scheme that can't be drawn at this length has no map
-            continue
-        drawn |= {label: points} if points else {}
-    return drawn
+        with suppress(UserError):  # a scheme that can't be drawn at this length has no map
+            drawn[label] = distance_map(text, own, length, head_dim)
+    return {label: points for label, points in drawn.items() if points}
 
 
 def by_size(schemes: Mapping[str, str], own: str, length: int) -> list[str]:

@@ -40,8 +40,7 @@ def judge(
     protocol = {"limit": limit, "version": getattr(library(), "__version__", None)}
     row = ResultKey(KIND, plan.subject, method.scheme, plan.target, protocol=protocol)
     key = {**row.to_json(), "kind": KIND, "tasks": list(tasks)}
-    known = store.get(key)
-    if known is not None:
+    if (known := store.get(key)) is not None:
         return known["scores"]
     model, length = evaluator.target.model, plan.target if method.by_length else None
     with nullcontext() if method.patch is None else patched(model, method.patch, length=length):
@@ -70,20 +69,13 @@ def _evaluate(
                 raise UserError(
                     f"--lm-eval: lm-eval has no task called {shown(task)}: see `lm-eval ls tasks`."
                 )
-        wrapped = library("models.huggingface").HFLM(
-            pretrained=model,
-            tokenizer=tokenizer,
-            max_length=length,
-            batch_size=1,
-            device=str(next(model.parameters()).device),
-        )
+        device = str(next(model.parameters()).device)
+        settings = {"max_length": length, "batch_size": 1, "device": device}
+        hflm = library("models.huggingface").HFLM
+        wrapped = hflm(pretrained=model, tokenizer=tokenizer, **settings)
         try:
             output = library().simple_evaluate(
-                model=wrapped,
-                tasks=list(tasks),
-                limit=limit,
-                metadata=metadata,
-                task_manager=manager,
+                model=wrapped, tasks=[*tasks], limit=limit, metadata=metadata, task_manager=manager
             )
         except (ImportError, OSError) as error:  # packages or datasets that are not there
             raise UserError(

@@ -56,6 +56,7 @@ from longitude.extension.rank import Ranking
 from longitude.hf.patch import patch_of, patched
 
 Record = Callable[[ResultKey, Value], None]
+Run = Callable[[Sequence[Task]], None]  # measures tasks and records their rows
 OVERHEAD = 1.3  # of a scheme on our attention over the plain model
 COST_FORWARDS = 6  # of a method and of the baseline, in alternating rounds
 TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
@@ -86,10 +87,8 @@ def measure(
 ) -> list[Measurement]:
     """Measure what the store lacks of these methods on a loaded model, without elimination; all
     their rows."""
-    texts = tuple(d.text for d in options.documents)
-    plan = Plan(
-        target.subject, tuple(methods), options.lengths, texts, options.protocol, options.seed
-    )
+    texts, o = tuple(d.text for d in options.documents), options
+    plan = Plan(target.subject, tuple(methods), o.lengths, texts, o.protocol, o.seed)
     evaluator = Evaluator(plan, target, options.documents)
     run_tasks(evaluator, missing(plan, plan.all_tasks(), store), store, progress)
     return measurements(plan, store)
@@ -120,9 +119,9 @@ class Evaluator:
     def run(self, task: Task, record: Record) -> None:
         """Measure a task and hand over each row as soon as it is known: the longest first, and at
         each length the loss before the context, which scores the same tokens."""
-        order = {key: measured_by(key).order for key in {k.measure for k in self.plan.keys(task)}}
-        keys = sorted(self.plan.keys(task), key=lambda k: (-k.length, order[k.measure]))
-        for _, group in groupby(keys, key=lambda k: (k.length, k.measure)):
+        every = self.plan.keys(task)
+        keys = sorted(every, key=lambda key: (-key.length, measured_by(key.measure).order))
+        for _, group in groupby(keys, key=lambda key: (key.length, key.measure)):
             together = [*group]
             values = self.values(task.method, together)
             if values[0]["refused"] and measured_by(together[0].measure).covers_shorter:
@@ -195,9 +194,7 @@ class Evaluator:
 
 def missing(plan: Plan, tasks: Sequence[Task], store: Store) -> list[Task]:
     """The tasks that the store lacks a row of."""
-    return [
-        task for task in tasks if any(store.get(key.to_json()) is None for key in plan.keys(task))
-    ]
+    return [t for t in tasks if any(store.get(key.to_json()) is None for key in plan.keys(t))]
 
 
 def measurements(plan: Plan, store: Store) -> list[Measurement]:
@@ -214,9 +211,6 @@ def measurements(plan: Plan, store: Store) -> list[Measurement]:
     return rows
 
 
-Run = Callable[[Sequence[Task]], None]  # measures tasks and records their rows
-
-
 def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
     """Every round, for the methods that are still in the race; why it ended."""
     race = plan.methods
@@ -227,11 +221,8 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
         leave_out(plan, tasks, store)
         run(missing(plan, tasks, store))
         # a run that is continued has rows of later rounds: it must decide as if it had not
-        rows = [
-            row
-            for row in measurements(plan, store)
-            if row.key.at.get("round", 0) <= round and row.key.measure != COST
-        ]
+        rows = [r for r in measurements(plan, store) if r.key.at.get("round", 0) <= round]
+        rows = [row for row in rows if row.key.measure != COST]
         if not rows:
             break
         ranking = Ranking(rows, plan.target)
@@ -349,7 +340,6 @@ class Pace:
         return self.linear * n + self.quadratic * n * n
 
     def task(self, plan: Plan, task: Task) -> float:
-        """Seconds of a task."""
         one, protocol = self.forward(task.length), plan.protocol
         if task.document is not None:
             lengths = sorted(key.length for key in plan.keys(task))
@@ -392,8 +382,8 @@ class Clock:
         if room >= len(group):
             return group
         first, room = group[0], room if room > 1 else 0  # one method alone is no comparison
-        what = str(first).partition(": ")[2]
-        what += f" (round {first.round + 1})" if first.round else ""
+        round = f" (round {first.round + 1})" if first.round else ""
+        what = str(first).partition(": ")[2] + round
         left = [task.method.label for task in group[room:]]
         if not room:
             self.skipped[what] = None
@@ -418,10 +408,9 @@ class Clock:
             hook.remove()
 
     def notes(self, plan: Plan) -> list[str]:
-        """What was left out."""
         dropped = [m.label for m in plan.methods if m.label in self.dropped]
-        notes = [f"without {', '.join(dropped)}"] if dropped else []
-        return notes + [f"no {what}" for what in self.skipped]
+        without = [f"without {', '.join(dropped)}"] if dropped else []
+        return without + [f"no {what}" for what in self.skipped]
 
 
 def parse_seconds(text: str) -> float:

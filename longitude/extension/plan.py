@@ -27,8 +27,6 @@ from longitude.hf.loading import digest, load
 from longitude.hf.patch import own_scheme, patched, scheme_of, trained_length
 from longitude.hf.source import TINY
 
-PROMPTS = 2  # of each family, at each length in each round
-
 
 @dataclass(frozen=True)
 class ExtendOptions:
@@ -67,18 +65,12 @@ class TargetModel:
 
     @classmethod
     def load(cls, model: Any, options: ExtendOptions) -> TargetModel:
-        """A model by its name or path, or one that is loaded."""
         if not isinstance(model, str):
             name = getattr(model.config, "_name_or_path", "") or type(model).__name__
             return cls.of(model, options.tokenizer, name, options.revision)
-        loaded, tokenizer = load(
-            model,
-            device=options.device,
-            dtype=options.dtype,
-            revision=options.revision,
-            trust_remote_code=options.trust_remote_code,
-            quiet=options.progress is silent,
-        )
+        names = ("device", "dtype", "revision", "trust_remote_code")
+        given = {name: getattr(options, name) for name in names}
+        loaded, tokenizer = load(model, **given, quiet=options.progress is silent)
         return cls.of(loaded, tokenizer, model, options.revision)
 
     @classmethod
@@ -168,20 +160,19 @@ class Plan:
         trained, last = self.subject.trained, round == self.protocol.rounds - 1
         ends = [n for n in (self.target, trained) if n in self.lengths]
         lengths = [*ends, *(n for n in self.lengths if n not in ends and round == 0)]
-        kinds: list[dict[str, Any]] = []
-        if round == 0:
-            kinds.append({"measure": LOSS, "document": 0})
         measures = [m for m in self.measures if round == 0 or measured_by(m).repeated]
-        kinds += [{"measure": m, "length": n} for n in lengths for m in measures]
+        kinds: list[dict[str, Any]] = [
+            {"measure": m, "length": n} for n in lengths for m in measures
+        ]
         if round == 0:
-            kinds += [{"measure": LOSS, "document": d} for d in range(1, len(self.texts))]
+            first, *others = ({"measure": LOSS, "document": d} for d in range(len(self.texts)))
+            kinds = [first, *kinds, *others]
         tasks = [
             Task(method, **kind, round=round)
             for kind in kinds
+            for method in methods
             # past its window the baseline is compared with once
-            for method in (
-                [m for m in methods if round == 0 or m.patch or kind["length"] <= trained]
-            )
+            if round == 0 or method.patch or kind["length"] <= trained
         ]
         if last and self.protocol.cost:
             tasks += [Task(m, COST, length=n) for n in ends for m in self.methods]
@@ -212,18 +203,12 @@ class Plan:
             if metric.repeated:  # it reads all documents
                 digests = " ".join(text.digest for text in self.texts)
                 protocol["texts"] = hashlib.sha256(digests.encode()).hexdigest()[:16]
+            about = (metric.rows, self.subject, method.scheme, length)
+            text = None if document is None else self.texts[document]
             cell = {"round": task.round} if metric.repeated else {}
+            seed = self.seed if metric.seeded else 0
             for at in metric.grid(self.protocol):
-                yield ResultKey(
-                    metric.rows,
-                    self.subject,
-                    method.scheme,
-                    length,
-                    text=None if document is None else self.texts[document],
-                    at={**at, **cell},
-                    protocol=protocol,
-                    seed=self.seed if metric.seeded else 0,
-                )
+                yield ResultKey(*about, text, {**at, **cell}, protocol, seed)
 
 
 @dataclass(eq=False)
@@ -239,7 +224,6 @@ class Prepared:
 
 
 def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepared:
-    """Lay out what is to be measured."""
     if options.docs < 1:
         raise UserError(f"--docs must be at least 1, but got {options.docs}.")
     subject = target.subject
@@ -258,7 +242,10 @@ def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepa
     if joined:
         notes.append(f"{joined} documents are several short texts, joined within one source")
     read, held_out = texts[: options.docs], texts[options.docs :]
-    protocol = replace(protocol, stretches=stretches(protocol, len(read), lengths[-1]))
+    # documents of kept context in each round: as many as --docs, or as the texts have room for
+    sizes = metrics()[KEPT].settings(protocol)
+    room = len(read) * (lengths[-1] // (sizes["evidence"] + sizes["target"]))
+    protocol = replace(protocol, stretches=max(1, min(len(read), room // protocol.rounds)))
     names = tuple(d.text for d in read)
     plan = Plan(subject, tuple(methods), lengths, names, protocol, options.seed)
     return Prepared(plan, target, read, held_out, options, notes)
@@ -268,15 +255,8 @@ def protocol_for(
     trained: int, tasks: tuple[str, ...], questions: int | None, cost: bool
 ) -> EvalProtocol:
     """How a model with this window is measured."""
-    return EvalProtocol(trained, tasks, PROMPTS if questions is None else questions, cost=cost)
-
-
-def stretches(protocol: EvalProtocol, documents: int, target: int) -> int:
-    """The documents of kept context in each round: as many as --docs, or as as the texts
-    have room for."""
-    sizes = metrics()[KEPT].settings(protocol)
-    room = documents * (target // (sizes["evidence"] + sizes["target"]))
-    return max(1, min(documents, room // protocol.rounds))
+    prompts = EvalProtocol.prompts if questions is None else questions
+    return EvalProtocol(trained, tasks, prompts, cost=cost)
 
 
 def lengths_for(

@@ -88,26 +88,25 @@ class Ranking:
         self.schemes = {label: scheme for scheme, label in named.items()}
         self.trained, self.own = subject.trained, named.get(subject.scheme)
         self.results = {name: results(rows, metric, named) for name, metric in every.items()}
-        asked = of(rows, RETRIEVAL)
-        self.families: dict[str, Results] = {
-            family: results(
-                [r for r in asked if r.key.at["family"] == family], every[ANSWER_LOSS], named
-            )
-            for family in sorted({str(r.key.at["family"]) for r in asked})
+        by_family: dict[str, list[Measurement]] = {}
+        for row in of(rows, RETRIEVAL):
+            by_family.setdefault(str(row.key.at["family"]), []).append(row)
+        self.families = {
+            family: results(of_family, every[ANSWER_LOSS], named)
+            for family, of_family in sorted(by_family.items())
         }
-        decisive = (KEPT, ANSWER_LOSS, CONTEXT, LOSS)
-        past = [
-            max(reached)
-            for name in decisive
-            if (reached := [n for n in self.results[name].lengths if self.trained < n <= target])
-        ]
-        self.length = max(past, default=target)
+        self.passkeys = results(by_family.get(PASSKEY, ()), every[RETRIEVAL], named)
+        measured = [n for m in (KEPT, ANSWER_LOSS, CONTEXT, LOSS) for n in self.results[m].lengths]
+        self.length = max((n for n in measured if self.trained < n <= target), default=target)
         self.windowed = [s for s, text in self.schemes.items() if windowed(text, target)]
+
+    def length_for(self, goal: str) -> int:
+        """At which length methods are compared."""
+        return self.trained if goal == SHORT else self.length
 
     # what is known
 
     def value(self, measure: str, label: str | None, length: int) -> Interval | None:
-        """A method's value, if there is one."""
         numbers = self.results[measure]
         known = label is not None and (label, length) in numbers.numbers
         return numbers.interval((str(label), length)) if known else None
@@ -134,14 +133,14 @@ class Ranking:
         """The methods that keep nothing at the target: their interval holds zero, and lies below
         half of what the baseline keeps at its window's end. A window that hides the rest is enough
         where nothing else is known."""
-        at, own = self.length, self.value(KEPT, self.own, self.trained)
-        names = []
-        for label in self.schemes:
-            kept = self.value(KEPT, label, at)
-            nothing = kept is not None and own is not None and kept.high < own.mean / 2
-            if not self.keeps(label, at) and (nothing or label in self.windowed):
-                names.append(label)
-        return names
+        own = self.value(KEPT, self.own, self.trained)
+
+        def nothing(label: str) -> bool:
+            kept = self.value(KEPT, label, self.length)
+            little = kept is not None and own is not None and kept.high < own.mean / 2
+            return little or label in self.windowed
+
+        return [s for s in self.schemes if not self.keeps(s, self.length) and nothing(s)]
 
     @property
     def effective_length(self) -> dict[str, int]:
@@ -169,14 +168,16 @@ class Ranking:
 
     def groups(self, length: int) -> dict[str, list[Results]]:
         """What methods are ranked by at a length."""
-        inside = length <= self.trained
         groups = {
             "kept context": [self.results[KEPT]],
             "answers": [*self.families.values()],
-            "loss": [self.results[n] for n in ((LOSS,) if inside else (PAST_WINDOW, CONTEXT))],
+            "loss": [self.results[n] for n in self._losses(length)],
         }
         measured = {name: [r for r in each if length in r.lengths] for name, each in groups.items()}
         return {name: each for name, each in measured.items() if each}
+
+    def _losses(self, length: int) -> tuple[str, ...]:
+        return (LOSS,) if length <= self.trained else (PAST_WINDOW, CONTEXT)
 
     def mean_ranks(
         self, names: Iterable[str], length: int, groups: Mapping[str, Sequence[Results]]
@@ -218,12 +219,11 @@ class Ranking:
     def ordered(self, goal: str, names: Iterable[str] | None = None) -> list[str]:
         """The methods that qualify for a goal, the best first; those that are named, in the order
         that they have among all."""
-        every, at = self.candidates(goal), self.trained if goal == SHORT else self.length
+        every, at = self.candidates(goal), self.length_for(goal)
         groups = self.groups(at)
         if goal == STREAM:
             groups = {name: group for name, group in groups.items() if name == "loss"}
         ranks = self.mean_ranks(every, at, groups)
-
         reached = self.effective_length if goal == CONTEXT_GOAL else {}
 
         def place(label: str) -> tuple[bool, float, float, float, int]:
@@ -242,8 +242,7 @@ class Ranking:
     def compared(self, a: str, b: str, length: int) -> tuple[set[str], set[str]]:
         """By which measures a is significantly better than b, and by which worse."""
         better, worse = set(), set()
-        inside = length <= self.trained
-        for name in (KEPT, ANSWER_LOSS, *((LOSS,) if inside else (PAST_WINDOW, CONTEXT))):
+        for name in (KEPT, ANSWER_LOSS, *self._losses(length)):
             gap = self.results[name].difference((a, length), (b, length))
             if gap is not None and gap.clear:
                 ahead = (gap.mean < 0) == self.results[name].metric.lower_is_better
@@ -252,16 +251,14 @@ class Ranking:
 
     def alike(self, label: str, goal: str) -> list[str]:
         """The other candidates that no measure shows to be worse or better."""
-        at = self.trained if goal == SHORT else self.length
         others = (s for s in self.candidates(goal) if s != label)
-        return [s for s in others if not any(self.compared(s, label, at))]
+        return [s for s in others if not any(self.compared(s, label, self.length_for(goal)))]
 
     def in_race(self, goal: str) -> list[str]:
         """The methods that may still turn out to be the best: not those that use the context
         significantly less than the leader, by what is kept or answered, and are better by no
         measure. The baseline stays."""
-        first, at = self.ordered(goal)[:1], self.trained if goal == SHORT else self.length
-        left = []
+        first, at, left = self.ordered(goal)[:1], self.length_for(goal), []
         for label in self.schemes:
             better, worse = self.compared(label, first[0], at) if first else (set(), set())
             beaten = worse & {KEPT, ANSWER_LOSS} and not better
@@ -281,17 +278,14 @@ class Ranking:
 
     def numbers(self, label: str | None, goal: str = CONTEXT_GOAL) -> dict[str, Any]:
         """Everything that is said of a method, in JSON's own types."""
-        at = self.trained if goal == SHORT else self.length
-        passkeys = [r for r in of(self.rows, RETRIEVAL) if r.key.at["family"] == PASSKEY]
-        names = {scheme: s for s, scheme in self.schemes.items()}
-        single = results(passkeys, metrics()[RETRIEVAL], names)
+        at = self.length_for(goal)
         place = (str(label), at)
         intervals = {
             "kept": self.value(KEPT, label, at),
             "window_kept": self.value(KEPT, self.own, self.trained),
             "retrieval": self.value(RETRIEVAL, label, at),
             "answer_loss": self.value(ANSWER_LOSS, label, at),
-            "passkey": single.interval(place) if place in single.numbers else None,
+            "passkey": self.passkeys.interval(place) if place in self.passkeys.numbers else None,
             "value": self.loss(label, at),
             "past_window": self.value(PAST_WINDOW, label, at),
             "baseline": self.loss(self.own, at),

@@ -96,11 +96,9 @@ class Worker:
         return Evaluator(spec.plan, TargetModel(model, tokenizer, subject), documents)
 
     def begin(self) -> list[Pair] | str:
-        """Load the model: no rows yet."""
         return self.measure(())
 
     def measure(self, group: Group) -> list[Pair] | str:
-        """The rows of some tasks."""
         rows: list[Pair] = []
         try:
             evaluator = self.evaluator
@@ -155,7 +153,6 @@ class _Run:
         self.spec = ray.put(WorkerSpec.of(prepared))
 
     def all(self) -> None:
-        """Every group, until it is done or lost."""
         self._report(self.waiting[0])
         for _ in range(self.size):
             self._start()

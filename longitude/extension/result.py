@@ -112,7 +112,6 @@ class ExtendResult:
         }
 
     def write(self, folder: Path, store: Store) -> None:
-        """Write all that a run leaves but its store."""
         from longitude.viz import extend as viz
         from longitude.viz.files import replace_file
 
@@ -157,22 +156,19 @@ def read_runs(paths: Iterable[Path]) -> list[ExtendResult]:
     the same documents by the same protocols, and distinguished by name otherwise."""
     groups: list[list[ExtendResult]] = []
     for run in (run for path in dict.fromkeys(paths) for run in _runs(path)):
-        alike = next((group for group in groups if _comparable(group[0], run)), None)
-        if alike:
-            alike.append(run)
-        else:
-            groups.append([run])
+        alike = next((group for group in groups if _comparable(group[0], run)), [])
+        alike.append(run)
+        groups += [alike] if len(alike) == 1 else []
     models = [group[0].subject.name for group in groups]
-    return [_joined(group, models.count(group[0].subject.name) > 1) for group in groups]
-
-
-def _joined(group: list[ExtendResult], named: bool) -> ExtendResult:
-    rows, first = [row for run in group for row in run.rows], group[0]
-    recommendation = first.recommendation if len(group) == 1 else {}
-    if not recommendation:
-        recommendation = recommend(rows, max(row.key.length for row in rows)).to_json()
-    name = ", ".join(run.run for run in group) if named else ""
-    return ExtendResult(rows, recommendation, first.next_steps, run=name)
+    joined = []
+    for group in groups:
+        rows, first = [row for run in group for row in run.rows], group[0]
+        recommendation = first.recommendation if len(group) == 1 else {}
+        if not recommendation:
+            recommendation = recommend(rows, max(row.key.length for row in rows)).to_json()
+        name = ", ".join(r.run for r in group) if models.count(first.subject.name) > 1 else ""
+        joined.append(ExtendResult(rows, recommendation, first.next_steps, run=name))
+    return joined
 
 
 def _runs(folder: Path) -> list[ExtendResult]:
@@ -198,16 +194,12 @@ def _runs(folder: Path) -> list[ExtendResult]:
                 f"{folder / ADVICE} is no JSON ({error}): delete it, and it is made anew."
             ) from error
     following = [(str(n["title"]), str(n["command"])) for n in written.pop("next", ())]
-    name = folder.resolve().name
-    return [
-        ExtendResult(_latest(rows), written, following, run=name) for rows in by_subject.values()
-    ]
-
-
-def _latest(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Of each metric the rows of its youngest protocol: a store may hold those of several."""
-    young = {r.key.measure: _protocol(r) for r in sorted(rows, key=lambda r: r.made)}
-    return [row for row in rows if _protocol(row) == young[row.key.measure]]
+    runs = []
+    for rows in by_subject.values():  # of each metric the rows of its youngest protocol
+        young = {r.key.measure: _protocol(r) for r in sorted(rows, key=lambda r: r.made)}
+        rows = [row for row in rows if _protocol(row) == young[row.key.measure]]
+        runs.append(ExtendResult(rows, written, following, run=folder.resolve().name))
+    return runs
 
 
 def _protocol(row: Measurement) -> str:
@@ -222,10 +214,13 @@ def _comparable(a: ExtendResult, b: ExtendResult) -> bool:
     same documents and protocol."""
     if a.subject != b.subject:
         return False
-    taken: list[dict[str, set[tuple[str, str]]]] = [{}, {}]
-    for run, by_measure in zip((a, b), taken, strict=True):
+
+    def taken(run: ExtendResult) -> dict[str, set[tuple[str, str]]]:
+        by_measure: dict[str, set[tuple[str, str]]] = {}
         for row in run.rows:
             text = row.key.text.digest if row.key.text else ""
             by_measure.setdefault(row.key.measure, set()).add((_protocol(row), text))
-    ours, theirs = taken
+        return by_measure
+
+    ours, theirs = taken(a), taken(b)
     return all(ours[m] == theirs[m] for m in ours.keys() & theirs.keys())

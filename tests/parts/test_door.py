@@ -14,7 +14,7 @@ from longitude.cli.main import run
 from longitude.core.part import PARTS
 from longitude.core.text import dump, parse
 from longitude.extension.candidates import candidates
-from longitude.extension.search.space import neighbours
+from longitude.extension.search_space import neighbours
 from longitude.ops.attention import attention
 from longitude.training.lab.trainable import at_test, check_trainable, every
 

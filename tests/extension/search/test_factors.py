@@ -11,15 +11,14 @@ import torch
 
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.extension.search.halving import Losses
-from longitude.extension.search.space import (
+from longitude.extension.search import Losses, search_factors
+from longitude.extension.search_space import (
     Curve,
     around_critical,
     critical_pairs,
     curve_of,
     factor_starts,
     own_curve,
-    search_factors,
 )
 from longitude.parts import LongRope, Rope
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from longitude.extension.search.halving import Losses, affordable, cost, evolve, halve, schedule
+from longitude.extension.search import Losses, affordable, cost, evolve, halve, schedule
 
 
 class Exam:

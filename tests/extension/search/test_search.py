@@ -15,9 +15,8 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.tasks import metrics
 from longitude.extension.measure import Evaluator
-from longitude.extension.search import UseOfContext, search, smallest_budget
-from longitude.extension.search.halving import judge, split_documents
-from longitude.extension.search.space import curve_of
+from longitude.extension.search import UseOfContext, judge, search, smallest_budget, split_documents
+from longitude.extension.search_space import curve_of
 from longitude.parts import LongRope
 
 L, N, HEAD = 256, 2048, 32

@@ -10,7 +10,7 @@ import pytest
 
 from longitude.core.scheme import Split
 from longitude.core.text import dump, parse
-from longitude.extension.search.space import neighbours, starts
+from longitude.extension.search_space import neighbours, starts
 from longitude.parts import LeakyRerope, SelfExtend
 
 L, N = 256, 2048

@@ -40,16 +40,13 @@ from longitude.core.part import optional
 from longitude.core.scheme import Layers, Scheme, Split
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.extension.search.halving import Losses, Report, Score, evolve, ignore
 from longitude.parts import Linear, LogN, LongRope, Ntk, Rope, Unscaled, Yarn
 
 TRIES = 10  # draws per neighbour; a small space runs out of new ones
 SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4)  # of the layers, below a split
 KNOTS = 7
 STARTS = 4  # linear, NTK, YaRN and LongRoPE2
-GENERATIONS = 4
-SLIDES = 0.25  # the share of bends that move the whole curve along the pairs
-CRITICAL = 0.5  # the share of children in LongRoPE2's form
+SLIDES = 0.25  # the share of bends that move the full curve along the pairs
 WARM = 0.04  # the standard deviation of a step in the temperature
 
 
@@ -104,11 +101,14 @@ def neighbours(scheme_text: str, trained: int, target: int, rng: Random, count: 
 def axes(scheme: Scheme | Layers, lengths: Lengths) -> list[Axis]:
     """What of a scheme can vary: parts with a grid, and logn if the scheme has no other scale."""
     wide = _wide(scheme)
-    parts = dict.fromkeys(part for one in wide for part in _parts(one))
-    axes = []
+    parts, axes = dict[Any, None](), []
+    for one in wide:
+        rope = one.rotary
+        parts |= dict.fromkeys([*one.parts, *((rope.frequencies, rope.remap) if rope else ())])
     for part in parts:
-        changes = [
-            (_changes(part, setting), setting) for setting in optional(part, "grid", lengths)
+        changes = [  # how many parameters of the part each setting changes
+            (sum(getattr(part, name) != value for name, value in setting.items()), setting)
+            for setting in optional(part, "grid", lengths)
         ]
         if settings := [setting for count, setting in changes if count]:
             axes.append(Axis(part, settings, [s for count, s in changes if count == 1]))
@@ -117,16 +117,6 @@ def axes(scheme: Scheme | Layers, lengths: Lengths) -> list[Axis]:
         axes.append(Axis(scheme, [{"share": share} for share in others]))
     scales = list(dict.fromkeys(part for one in wide for part in one.scale))
     return [*axes, *(Axis(p, ()) for p in scales or [None] if p is None or isinstance(p, LogN))]
-
-
-def _changes(part: Any, setting: Setting) -> int:
-    """How many parameters of the part a setting changes."""
-    return sum(getattr(part, name) != value for name, value in setting.items())
-
-
-def _parts(scheme: Scheme) -> list[Any]:
-    rope = scheme.rotary
-    return [*scheme.parts, *((rope.frequencies, rope.remap) if rope else ())]
 
 
 def _wide(scheme: Scheme | Layers) -> tuple[Scheme, ...]:
@@ -171,39 +161,6 @@ class Curve:
 
     logs: tuple[float, ...]
     attention: float
-
-
-def search_factors(
-    score: Score | Losses,
-    rope: Rope,
-    head_dim: int,
-    trained: int,
-    target: int,
-    documents: Sequence[int],
-    budget: int,
-    rng: Random,
-    report: Report = ignore,
-) -> str:
-    """The best scheme of per-dimension factors for the model's own rotation: never worse
-    than its starts on these documents, on all of which the starts are scored."""
-    losses = score if isinstance(score, Losses) else Losses(score)
-    roots = list(factor_starts(rope, head_dim, trained, target))
-    spent = losses.spent
-    roots.sort(key=lambda root: losses.mean(root, documents))
-    budget -= losses.spent - spent
-    own, ratio = own_curve(rope, head_dim, trained), target / trained
-    most, ends = math.log(2 * ratio) + max(own.logs), critical_pairs(rope, head_dim, trained)
-
-    def breed(parents: Sequence[str], count: int, generation: int) -> list[str]:
-        step = math.log(target / trained) / 4 / 2**generation
-        curves = [curve_of(parent) for parent in parents]
-        drawn = [_child(curves, step, most, rng) for _ in range(count)]
-        for n, curve in enumerate(drawn):
-            if rng.random() < CRITICAL:
-                drawn[n] = around_critical(curve, own, rng.randint(*ends), ratio)
-        return [written(rope, curve, trained, target) for curve in drawn]
-
-    return evolve(losses, roots, breed, documents, budget, GENERATIONS, rng, report)
 
 
 def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[str, str]:
@@ -267,14 +224,9 @@ def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
 def written(rope: Rope, curve: Curve, trained: int, target: int) -> str:
     """The scheme of a curve; four decimals keep its text short, and rounding keeps the order."""
     factors = tuple(round(math.exp(log), 4) for log in curve.logs)
-    frequencies = LongRope(
-        factors,
-        factors,
-        original=trained,
-        factor=round(target / trained, 4),
-        attention_factor=round(curve.attention, 4),
-    )
-    return dump(Scheme.of(replace(rope, frequencies=frequencies)))
+    ratio, attention = round(target / trained, 4), round(curve.attention, 4)
+    scaled = LongRope(factors, factors, original=trained, factor=ratio, attention_factor=attention)
+    return dump(Scheme.of(replace(rope, frequencies=scaled)))
 
 
 def curve_of(text: str) -> Curve:
@@ -291,20 +243,16 @@ def monotone(logs: Sequence[float], attention: float, most: float) -> Curve:
     return Curve(tuple(min(log, most) for log in accumulate((0.0, *logs), max))[1:], attention)
 
 
-def _child(parents: Sequence[Curve], step: float, most: float, rng: Random) -> Curve:
+def child(parents: Sequence[Curve], step: float, most: float, rng: Random) -> Curve:
     """A blend of two parents, or one of them bent, or both; the first parents have the most."""
     curve = parents[int(len(parents) * rng.random() ** 2)]
     if len(parents) > 1 and rng.random() < 0.3:
-        curve = _blend(*rng.sample(parents, 2), share=rng.random())
+        (a, b), share = rng.sample(parents, 2), rng.random()
+        mix = [share * x + (1 - share) * y for x, y in zip(a.logs, b.logs, strict=True)]
+        curve = Curve(tuple(mix), share * a.attention + (1 - share) * b.attention)
         if rng.random() < 0.5:
             return curve
     return _bent(curve, step, most, rng)
-
-
-def _blend(a: Curve, b: Curve, share: float) -> Curve:
-    """Between two curves that never fall: so it doesn't either."""
-    mix = [share * x + (1 - share) * y for x, y in zip(a.logs, b.logs, strict=True)]
-    return Curve(tuple(mix), share * a.attention + (1 - share) * b.attention)
 
 
 def _bent(curve: Curve, step: float, most: float, rng: Random) -> Curve:
