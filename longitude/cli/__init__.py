@@ -1,1 +1,1 @@
-"""The command line: one thin file a command, its heavy imports inside it."""
+"""The command line: thin commands, their heavy imports inside them."""

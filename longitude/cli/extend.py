@@ -1,65 +1,63 @@
-"""`longitude extend`: measure every way to a longer context on your model."""
+"""`longitude extend` and `report`: measure every method for a longer context on your model; runs
+joined into one report."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from longitude.cli import options as o
+from longitude.cli.output import display, print_json, print_result, say
 from longitude.eval.tasks import task_names
 
 To = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for tiny-rope]"
     ),
 ]
 Methods = Annotated[
     str,
-    typer.Option(
+    Option(
         help="auto, all, or names and schemes joined by ;, as in yarn; leaky_rerope; "
         "rope(remap=rerope(512))."
     ),
 ]
-Docs = Annotated[int, typer.Option(help="Documents to compare on.")]
+Docs = Annotated[int, Option(help="Documents to compare on.")]
 Lengths = Annotated[
-    str | None, typer.Option(help="Lengths to measure at; without, doubling to the target.")
+    str | None, Option(help="Lengths to measure at; without, doubling to the target.")
 ]
 Tasks = Annotated[
     str,
-    typer.Option(help=f"What to measure, joined by commas: {', '.join(task_names())}; all; none."),
+    Option(help=f"What to measure, joined by commas: {', '.join(task_names())}; all; none."),
 ]
 Questions = Annotated[
     int | None,
-    typer.Option(help="Prompts of a family at each length in a round. [default: 2]"),
+    Option(help="Prompts of a family at each length in a round. [default: 2]"),
 ]
 Budget = Annotated[
-    str | None, typer.Option(help="Time to spend, as in 10m: measures what fits, and says so.")
+    str | None, Option(help="Time to spend, as in 10m: measures what fits, and says so.")
 ]
 Goal = Annotated[
     str,
-    typer.Option(
+    Option(
         help="What the advice is for: context (use a longer one), stream (read on without end in "
         "constant memory) or short (make more of the window)."
     ),
 ]
-Search = Annotated[
-    bool, typer.Option("--search", help="Then search parameters around the best methods.")
-]
+Search = Annotated[bool, Option("--search", help="Then search parameters around the best methods.")]
 LmEval = Annotated[
-    str | None, typer.Option("--lm-eval", help="lm-eval tasks for the best method, as in a,b.")
+    str | None, Option("--lm-eval", help="lm-eval tasks for the best method, as in a,b.")
 ]
-Limit = Annotated[int | None, typer.Option(help="Samples of each lm-eval task; 0 for all of them.")]
-Engine = Annotated[str, typer.Option(help="local, or ray: an existing Ray cluster.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Seed = Annotated[int, typer.Option(help="Of documents and questions.")]
-Out = Annotated[
-    Path | None, typer.Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")
-]
+Limit = Annotated[int | None, Option(help="Samples of each lm-eval task; 0 for all of them.")]
+Engine = Annotated[str, Option(help="local, or ray: an existing Ray cluster.")]
+Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
+Seed = Annotated[int, Option(help="Of documents and questions.")]
+Out = Annotated[Path | None, Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the plan and what it would cost; run nothing.")
+    bool, Option("--dry-run", help="Print the plan and what it would cost; run nothing.")
 ]
 
 
@@ -101,39 +99,39 @@ def extend(
     All numbers go to results.sqlite in --out; the same command again resumes where one was stopped,
     and measures nothing twice. The report is one page, report.html.
     """
-    from longitude.cli.output import print_result, say
-    from longitude.cli.progress import display
     from longitude.extension.api import ExtendOptions, estimate
     from longitude.extension.api import extend as run
 
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    judged = [name.strip() for name in (lm_eval or "").split(",") if name.strip()]
-    with display(quiet) as progress:
+    with display(quiet, resumes=True) as progress:
         options = ExtendOptions(
-            methods=methods, lengths=_numbers(lengths), text=tuple(text or ()), docs=docs,
-            goal=goal,
-            tasks=() if names == ["none"] else tuple(names), questions=questions, budget=budget,
-            search=search, lm_eval=tuple(judged), limit=limit or None, engine=engine,
+            methods=methods, lengths=o.integers("lengths", lengths), text=tuple(text or ()),
+            docs=docs, goal=goal, tasks=o.names(tasks), questions=questions, budget=budget,
+            search=search, lm_eval=o.names(lm_eval or ""), limit=limit or None, engine=engine,
             device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             seed=seed, out=out, progress=progress,
         )  # fmt: skip
-        try:
-            result = (estimate if dry_run else run)(model, to=to, options=options)
-        except KeyboardInterrupt:
-            say("stopped: the same command resumes from here.")
-            raise
+        result = (estimate if dry_run else run)(model, to=to, options=options)
     print_result(result, as_json)
     if not dry_run and not quiet:
         folder = getattr(result, "folder", None)
         say(f"wrote {folder}/report.html, summary.md, recommendation.json and rows.jsonl.")
 
 
-def _numbers(text: str | None) -> tuple[int, ...]:
-    from longitude.core.validate import UserError
+def report(
+    runs: Annotated[list[Path], Argument(help="Folders that `longitude extend` wrote.")],
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
+    as_json: o.Json = False,
+) -> None:
+    """Join runs into one report: a section for each model, and one page for all of them.
 
-    try:
-        return tuple(int(item) for item in text.split(",")) if text else ()
-    except ValueError:
-        raise UserError(
-            f"--lengths takes whole numbers, but got {text!r}: write 512,2048."
-        ) from None
+    Runs of one model share a table where they read the same documents by the same protocols.
+    """
+    from longitude.extension.api import report as join
+
+    result = join(*runs)
+    result.report(out)
+    if as_json:
+        print_json({"report": str(out), **result.to_json()})
+    else:
+        print_result(result, as_json)
+    say(f"wrote {out}")

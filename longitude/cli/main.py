@@ -16,17 +16,13 @@ import typer
 
 from longitude import __version__
 from longitude.cli.bench import bench, env
-from longitude.cli.explore import explore
-from longitude.cli.extend import extend
-from longitude.cli.inspect import inspect
+from longitude.cli.extend import extend, report
 from longitude.cli.probe import probe
 from longitude.cli.read import read
-from longitude.cli.report import report
 from longitude.cli.runtimes import export, lint, verify
-from longitude.cli.schemes import check, schemes, show
+from longitude.cli.schemes import check, explore, inspect, schemes, show
 from longitude.cli.stream import stream
-from longitude.cli.train import lab, train
-from longitude.cli.tune import tune
+from longitude.cli.train import lab, train, tune
 from longitude.core.store import StoreError
 from longitude.core.validate import UserError
 
@@ -39,17 +35,16 @@ app = typer.Typer(
 )
 for command in (  # in the order of the help
     *(schemes, show, explore, check, train, extend, tune, export, lint, verify, probe),
-    *(inspect, lab, report),
-    *(read, stream, bench, env),
+    *(inspect, lab, report, read, stream, bench, env),
 ):
     app.command()(command)
 
 
-def _version(asked: bool) -> bool:
-    if asked:
+def _version(given: bool) -> bool:
+    if given:
         typer.echo(f"longitude {__version__}")
         raise typer.Exit
-    return asked
+    return given
 
 
 @app.callback()

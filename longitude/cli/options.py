@@ -4,6 +4,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from longitude.core.validate import UserError
+
 Text = Annotated[
     list[str] | None,
     Option(
@@ -49,3 +51,18 @@ Trust = Annotated[
 Json = Annotated[bool, Option("--json", help="Print data.")]
 Quiet = Annotated[bool, Option("--quiet", help="Print nothing but the result.")]
 SamplingSeed = Annotated[int | None, Option("--seed", help="Of the sampling.")]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names joined by commas; none of them where the text is none."""
+    items = (item.strip() for item in text.split(","))
+    return () if text.strip() == "none" else tuple(item for item in items if item)
+
+
+def integers(option: str, text: str | None) -> tuple[int, ...]:
+    """Integers, each once, in rising order."""
+    try:
+        return tuple(sorted({int(item) for item in text.split(",")})) if text else ()
+    except ValueError:
+        example = f"--{option} takes whole numbers, but got {text!r}: write 512,2048."
+        raise UserError(example) from None

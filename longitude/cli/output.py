@@ -1,15 +1,24 @@
-"""Where output goes: data to stdout, everything else to stderr, colours only on a terminal."""
+"""Where output goes: data to stdout, everything else to stderr, colours only on a terminal.
+
+The one progress display is a bar on a terminal, elsewhere a line every 15 seconds.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
+
+from longitude.core.progress import Event, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-
+LOG_INTERVAL = 15.0  # seconds between two lines of a log
 # JSON leaves C1 control characters as they are, and a terminal may obey them
 CONTROLS = {n: f"\\u{n:04x}" for n in range(0x7F, 0xA0)}
 
@@ -45,3 +54,51 @@ def print_json(value: Any) -> None:
 def say(message: str) -> None:
     """A line on stderr: for the person, not for the pipe."""
     print(message, file=sys.stderr)
+
+
+@contextmanager
+def display(quiet: bool = False, resumes: bool = False) -> Iterator[Progress]:
+    """Show events on stderr; after Ctrl-C, say how a run that `resumes` is continued."""
+    from rich import progress as p
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    drawn = console.is_terminal and not quiet
+    columns = (
+        p.TextColumn("{task.description}", markup=False),
+        p.BarColumn(),
+        p.TaskProgressColumn(),
+        p.TextColumn("{task.fields[figures]}", markup=False),
+        p.TextColumn("{task.fields[left]}", markup=False),
+    )
+    started, printed, job = time.monotonic(), float("-inf"), None
+    with p.Progress(*columns, console=console, disable=not drawn, transient=True) as bars:
+        bar = bars.add_task("", total=1.0, figures="", left="")
+
+        def show(event: Event) -> None:
+            nonlocal started, printed, job
+            if not event.total:  # a message
+                return None if quiet else say(event.stage)
+            now = time.monotonic()
+            if event.job != job:
+                job, started, printed = event.job, now, float("-inf")
+            name = ": ".join(filter(None, (event.job, event.stage)))
+            figures = ", ".join(f"{key} {value}" for key, value in event.figures.items())
+            seconds = event.seconds_left
+            if seconds is None and event.done > 0:
+                seconds = (now - started) * (event.total - event.done) / event.done
+            left = "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
+            if drawn:
+                fields = {"description": name, "figures": figures, "left": left}
+                bars.update(bar, total=event.total, completed=event.done, **fields)
+            elif not quiet and now - printed >= LOG_INTERVAL:
+                done = f"{name} {event.done:,.0f}/{event.total:,.0f}"
+                say(", ".join(filter(None, (done, figures, left))))
+                printed = now
+
+        try:
+            yield show
+        except KeyboardInterrupt as stop:
+            if stop.args or resumes:
+                say(str(stop) or "stopped: the same command resumes from here.")
+            raise

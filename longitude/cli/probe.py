@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Exit, Option
 
 from longitude.cli import options as o
+from longitude.cli.output import display, print_result, say
+from longitude.core.validate import UserError
 
 
 def probe(
@@ -78,12 +81,7 @@ def probe(
     The prompts are generated text. Only the address given is called. The same command resumes a
     probe that was stopped.
     """
-    import os
-
-    from longitude.cli.output import print_result, say
-    from longitude.cli.progress import display
     from longitude.core.client import read_key
-    from longitude.core.validate import UserError
     from longitude.probing import api
 
     if len(urls) > 2 or (len(urls) == 2 and against):
@@ -92,20 +90,15 @@ def probe(
             "out."
         )
     key = read_key(key_file) if key_file else os.environ.get("LONGITUDE_API_KEY") or None
-    names = tuple(name.strip() for name in tasks.split(",") if name.strip())
-    with display(quiet) as progress:
+    with display(quiet, resumes=True) as progress:
         options = api.ProbeOptions(
-            to=to, model=model, reference=reference, tasks=names, questions=questions,
+            to=to, model=model, reference=reference, tasks=o.names(tasks), questions=questions,
             budget=budget, concurrency=concurrency, runtime=runtime, text=tuple(text or ()),
             key=key, seed=seed, device=device, out=out, progress=progress,
         )  # fmt: skip
         if dry_run:
             return print_result(api.estimate(urls[0], options=options), as_json)
-        try:
-            result = api.probe(urls[0], urls[1] if len(urls) > 1 else against, options=options)
-        except KeyboardInterrupt:
-            say("stopped: the same command resumes from here.")
-            raise
+        result = api.probe(urls[0], urls[1] if len(urls) > 1 else against, options=options)
     if save:
         api.save(result, save)
     print_result(result, as_json)

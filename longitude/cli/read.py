@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from longitude.cli import options as o
-from longitude.cli.output import print_json, say
-from longitude.cli.progress import display
+from longitude.cli.output import display, print_json, say
 from longitude.core.validate import UserError
 from longitude.viz.text import safe_lines
 

@@ -1,16 +1,15 @@
-"""`longitude schemes`, `show` and `check`: every part and preset, pictures of a scheme, and its
-properties as numbers."""
+"""`longitude schemes`, `show`, `check`, `explore` and `inspect`: every part and preset, pictures of
+a scheme, its properties as numbers, schemes side by side, and the encoding of a checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from longitude.cli import options as o
-from longitude.cli.output import print_result, say
-from longitude.cli.progress import display
+from longitude.cli.output import display, print_json, print_result, say
 from longitude.core.validate import UserError
 
 EXAMPLE = "As in 'rope(frequencies=ntk(4)) + logn(4096)'."
@@ -92,3 +91,101 @@ def check(
         print(result.markdown(), end="")
     else:
         print_result(result, as_json)
+
+
+def explore(
+    model: Annotated[
+        str | None,
+        Argument(
+            metavar="MODEL",
+            help="To start from: a name on the Hub, a folder, a config.json, a .gguf file, "
+            "tiny-rope.",
+        ),
+    ] = None,
+    schemes: Annotated[
+        str | None,
+        Option(help='Up to three methods or schemes: "yarn; leaky_rerope; rope() + logn(4096)".'),
+    ] = None,
+    length: Annotated[
+        int | None, Option(help="Tokens drawn. [default: 4 times the window]")
+    ] = None,
+    port: Annotated[int, Option(help="Of the page on 127.0.0.1; 0 takes any that is free.")] = 8470,
+    export: Annotated[
+        Path | None,
+        Option(help="Write a static page into this file (.html) and serve nothing."),
+    ] = None,
+    no_browser: Annotated[bool, Option("--no-browser", help="Open no browser.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Open a page where base, window, factor and method move, and schemes stand side by side.
+
+    Effective distances, wavelengths, decay, biases, masks and what a cache keeps, drawn as you
+    move; the scheme's text, code and each runtime's settings to copy. The page is served on
+    127.0.0.1, loads nothing from elsewhere, and its link carries what it shows. Ctrl-C ends it.
+    --json prints the numbers of the state and serves nothing.
+    """
+    from longitude.explorer import api
+
+    if export is not None:
+        api.check_name(export)  # before any work is done
+    result = api.explore(model, options=api.ExploreOptions(schemes, length))
+    if export is not None:
+        say(f"wrote {result.report(export)}")
+    if as_json:
+        print_json(result.to_json())
+    if export is None and not as_json:
+        result.serve(port, browser=not no_browser)
+
+
+def inspect(
+    model: Annotated[
+        str | None,
+        Argument(
+            metavar="MODEL",
+            help="A name on the Hub, a folder, a config.json, a .gguf file, or tiny-rope.",
+        ),
+    ] = None,
+    every: Annotated[bool, Option("--all", help="Every known model type, in one table.")] = False,
+    to: Annotated[
+        str | None,
+        Option(metavar="LENGTH", help="A length to reach: 32768, 32k, or 4x the window."),
+    ] = None,
+    weights: Annotated[
+        bool,
+        Option(
+            "--weights", help="Load the weights, and measure scores by distance, heads and sinks."
+        ),
+    ] = False,
+    length: Annotated[
+        int | None, Option(help="Tokens for --weights. [default: twice the window]")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        Option(
+            help="A file or folder for --weights to read; can be repeated. [default: Python's help "
+            "topics]"
+        ),
+    ] = None,
+    revision: o.Revision = None,
+    as_json: o.Json = False,
+) -> None:
+    """Show which position encoding a model has, and what follows from it.
+
+    From its configuration alone: the encoding of each part and layer; the window, and the entry
+    that sets it; wavelengths against it; which dimensions completed a rotation in training, how far
+    that reaches, and the smallest base for the window; faults of the file with their fixes, and
+    what runtimes compute from it. The exit code is 1 if the file has a fault.
+    """
+    from longitude.inspection import api
+
+    if every == (model is not None):
+        raise UserError("inspect takes one model, or --all for every known type: give one.")
+    if every and (to or weights):
+        raise UserError("--to and --weights are about one model: give its name in place of --all.")
+    if model is None:
+        return print_result(api.known_models(), as_json)
+    options = api.InspectOptions(to, weights, length, tuple(text or ()), revision)
+    result = api.inspect(model, options=options)
+    print_result(result, as_json)
+    if result.faults:
+        raise Exit(1)

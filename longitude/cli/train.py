@@ -1,5 +1,5 @@
-"""`longitude train` and `lab`: one small decoder trained with one scheme; and schemes trained short
-on the same data, and tested long."""
+"""`longitude train`, `lab` and `tune`: one small decoder trained with one scheme; schemes trained
+short on the same data and tested long; and a short fine-tune that adapts a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,9 +9,25 @@ from typing import Annotated
 from typer import Option
 
 from longitude.cli import options as o
-from longitude.cli.output import print_result, say
-from longitude.cli.progress import display
-from longitude.core.validate import UserError
+from longitude.cli.output import display, print_result, say
+
+RECIPES = (
+    "yarn: YaRN's scaling, 400 steps (Peng et al. 2023, arXiv:2309.00071). "
+    "pi: position interpolation, 1,000 steps (Chen et al. 2023, arXiv:2306.15595). "
+    "abf: a larger base, all weights (Rozière et al. 2023, Code Llama, arXiv:2308.12950). "
+    "pose: far positions on short sequences (Zhu et al. 2023, arXiv:2309.10400). "
+    "e2_llm: random factors and offsets of positions (Liu et al. 2024, arXiv:2401.06951). "
+    "cream: positions around the middle of the target (Wu et al. 2024, arXiv:2406.07138). "
+    "longlora: attention in shifted groups while it trains (Chen et al. 2023, arXiv:2309.12307). "
+    "longrope2: windows of both lengths, factors above the trained one, all weights (Shang et al. "
+    "2025, arXiv:2502.20082). "
+    "drope: the rotation dropped, all weights trained at the trained length (Gelberg et al. 2025, "
+    "arXiv:2512.12167). "
+    "alibi: ALiBi on longer text, all weights (Press et al. 2021, arXiv:2108.12409; MPT-7B-"
+    "StoryWriter). "
+    "learned: a table of positions grown hierarchically, then trained (Su 2020, kexue.fm 7947). "
+    "[default: yarn, alibi or learned, as the model has positions]"
+)
 
 
 def train(
@@ -96,7 +112,7 @@ def lab(
     from longitude.training import api
 
     given |= {"text": tuple(text or ())}
-    given |= {name: _integers(name, given[name]) for name in ("test", "seeds")}
+    given |= {name: o.integers(name, given[name]) for name in ("test", "seeds")}
     with display(quiet or not api.is_first_process()) as progress:
         result = api.lab(schemes, options=api.LabOptions(**given, progress=progress))
     if api.is_first_process():
@@ -105,9 +121,122 @@ def lab(
             say(f"wrote {out / 'rows.jsonl'} and {out / 'lab.html'}")
 
 
-def _integers(name: str, text: str | None) -> tuple[int, ...]:
-    """Integers, each once, in rising order."""
-    try:
-        return tuple(sorted({int(item) for item in text.split(",")})) if text else ()
-    except ValueError:
-        raise UserError(f"--{name} takes whole numbers, but got {text!r}: write 256,512.") from None
+def tune(
+    model: o.Model = "tiny-rope",
+    to: Annotated[
+        str | None,
+        Option(
+            help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for "
+            "tiny-rope]"
+        ),
+    ] = None,
+    recipe: Annotated[str | None, Option(help=RECIPES)] = None,
+    scheme: Annotated[
+        str | None,
+        Option(
+            help='As in "rope(frequencies=yarn(4, original=8192))". [default: the recipe\'s own; '
+            "without --recipe what an earlier `longitude extend` of this model and target "
+            "recommends]"
+        ),
+    ] = None,
+    text: o.Text = None,
+    test: Annotated[
+        list[str] | None,
+        Option(
+            help="Texts to measure on, given as --text is. [default: the tenth of --text that "
+            "training never sees]"
+        ),
+    ] = None,
+    steps: Annotated[int | None, Option(help="[default: the recipe's]")] = None,
+    batch: Annotated[
+        int | None, Option(help="Sequences a step, over all processes. [default: the recipe's]")
+    ] = None,
+    seq: Annotated[
+        int | None,
+        Option(
+            help="Tokens of a training sequence. [default: the target, or with drawn positions the "
+            "trained window]"
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        Option(help="The highest learning rate. [default: the recipe's, for the width]"),
+    ] = None,
+    warmup: Annotated[
+        int | None, Option(help="Steps in which the rate rises. [default: the recipe's]")
+    ] = None,
+    positions: Annotated[
+        str | None,
+        Option(
+            help="order, pose, pose(3) with three chunks, randomized, e2_llm, cream or "
+            "random_steps. [default: the recipe's]"
+        ),
+    ] = None,
+    lora: Annotated[
+        bool | None,
+        Option(
+            "--lora/--full",
+            help="Train LoRA's matrices, embeddings and norms (an adapter comes out), or all "
+            "weights (a checkpoint). [default: the recipe's]",
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, Option(help="Of LoRA's matrices. [default: the recipe's, 16]")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder of the run. [default: runs/NAME-RECIPE, or NAME-tuned]")
+    ] = None,
+    resume: Annotated[bool, Option(help="Continue an interrupted run in --out.")] = True,
+    save_every: Annotated[int, Option(help="Steps between two checkpoints.")] = 50,
+    checkpointing: Annotated[
+        bool | None,
+        Option(
+            "--checkpointing/--no-checkpointing",
+            help="Compute activations twice to hold them once. [default: on an accelerator]",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, Option(help="Measure baseline, before and after, as `longitude extend` does.")
+    ] = True,
+    docs: Annotated[int, Option(help="Documents to measure on.")] = 4,
+    tasks: Annotated[
+        str, Option(help="What to measure, joined by commas, as `extend` has it; or none.")
+    ] = "kept_context,passkey",
+    questions: Annotated[
+        int | None, Option(help="Prompts of a family at each length. [default: 2]")
+    ] = None,
+    report_to: Annotated[
+        str | None,
+        Option(help="tensorboard, trackio or wandb, if it is installed. [default: none]"),
+    ] = None,
+    device: o.ModelDevice = "auto",
+    dtype: Annotated[
+        str, Option(help="auto (bfloat16 on CUDA, float32 on a CPU), float32 or bfloat16.")
+    ] = "auto",
+    revision: o.Revision = None,
+    trust_remote_code: o.Trust = False,
+    seed: Annotated[int, Option(help="Of data, positions, documents and questions.")] = 0,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Train a model a little on longer positions, and measure what that changed.
+
+    A recipe sets the scheme, the learning rate, the steps, the sequences, their positions and what
+    is trained; any of it can be overridden. Then the same measurements as `longitude extend` takes,
+    of the baseline, before and after training, in report/report.html. The result lies in model/:
+    longitude.hf.load opens it, longitude export writes it for a runtime; an adapter carries its
+    scheme with it.
+
+    Stop it at any moment: the same command continues from the last checkpoint. It runs under
+    `torchrun` and `accelerate launch` as well.
+    """
+    given = {k: v for k, v in locals().items() if k not in ("model", "to", "quiet", "as_json")}
+    from longitude.training import api
+
+    given |= {"text": tuple(text or ()), "test": tuple(test or ()), "tasks": o.names(tasks)}
+    with display(quiet or not api.is_first_process()) as progress:
+        result = api.tune(model, to=to, options=api.TuneOptions(**given, progress=progress))
+    if api.is_first_process():
+        print_result(result, as_json)
+        if not quiet:
+            say(f"wrote {', '.join(map(str, result.files))}.")
