@@ -15,7 +15,7 @@ from longitude.explorer.snippets import snippets
 from longitude.explorer.state import MAX_COLUMNS, PageState, make_state
 from longitude.viz import files
 from longitude.viz.scheme_charts import NAMES, explorer_specs
-from longitude.viz.theme import config
+from longitude.viz.vega import themes
 
 PACKAGE = __package__ or "longitude.explorer"
 SCRIPTS = ("charts.js", "page.js")
@@ -115,11 +115,10 @@ def live_page(link: str = "") -> str:
 
 
 def _values(link: str, answers: dict[str, Any] | None) -> dict[str, Any]:
-    themes = {"light": config(), "dark": config(dark=True)}
     return {
         "version": __version__,
         "columns": [(n, NAMES[n - 1]) for n in range(1, MAX_COLUMNS + 1)],
-        "data": {"link": link, "still": answers, "charts": explorer_specs(), "themes": themes},
+        "data": {"link": link, "still": answers, "charts": explorer_specs(), "themes": themes()},
         "still": answers is not None,
         "names": ["vega.js", *SCRIPTS],
     }

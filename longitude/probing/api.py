@@ -22,8 +22,7 @@ from typing import Any
 
 from longitude.core.atomic_io import atomic_file
 from longitude.core.client import Client, Retry, is_url
-from longitude.core.progress import Event, Progress, silent
-from longitude.core.progress import TextResult
+from longitude.core.progress import Event, Progress, TextResult, silent
 from longitude.core.store import Store
 from longitude.core.validate import UserError, shown, target_length
 from longitude.eval.tasks import families

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from longitude import __version__
 from longitude.eval.records import CONTEXT, COST, KEPT, LOSS, RETRIEVAL, Measurement
 from longitude.eval.tables import ResultTable
 from longitude.eval.tasks import metrics
@@ -26,8 +25,7 @@ from longitude.viz.section import INSANE, OVER, Section, section
 from longitude.viz.table import NEAR, rich_table
 from longitude.viz.terminal import render
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
-from longitude.viz.theme import DARK, LIGHT, dashes, method_config, stroke
-from longitude.viz.vega import Chart, Rows
+from longitude.viz.vega import DARK, LIGHT, Chart, Rows, dashes, method_themes, stroke
 
 HEADS = {"label": "method", "family": "questions", "x": "true distance"}
 MAX_LENGTHS = 5  # columns of lengths in the terminal
@@ -191,29 +189,22 @@ def page(sections: Sequence[Section], title: str) -> str:
         for n, (group, prefix) in enumerate(zip(drawn, prefixes, strict=True))
         for chart in group
     }
-    themes = [
-        {name: method_config(len(s.labels), dark=name == "dark") for name in ("light", "dark")}
-        for s in sections
-    ]
     rules = [
         "".join(f".c{n} {{ stroke: {colour}; }}" for n, colour in enumerate(palette))
         for palette in (LIGHT, DARK)
     ]
-    style = f"{rules[0]}@media (prefers-color-scheme: dark) {{ {rules[1]} }}"
-    return files.render(
-        "longitude.viz",
+    return files.page(
         "page.html",
-        ["page.js"],
+        charts,
+        [method_themes(len(s.labels)) for s in sections],
         title=title,
         sections=[
             {"s": s, "prefix": prefix, "figures": _figures(s, group, prefix)}
             for s, group, prefix in zip(sections, drawn, prefixes, strict=True)
         ],
-        charts={"charts": charts, "themes": themes},
-        version=__version__,
         insane=INSANE,
         method=_method,
-        style=Markup(files.asset("longitude.viz", "page.css") + style),
+        colours=Markup(f"{rules[0]}@media (prefers-color-scheme: dark) {{ {rules[1]} }}"),
     )
 
 

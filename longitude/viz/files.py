@@ -10,25 +10,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import vl_convert
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from longitude import __version__
 from longitude.core.atomic_io import atomic_file
 from longitude.core.validate import UserError
 from longitude.inspection.rows import Page
 from longitude.viz.scheme_charts import page_spec
-from longitude.viz.theme import config
-from longitude.viz.vega import Spec
+from longitude.viz.vega import Spec, themes
 
 KINDS = (".html", ".png", ".svg")
-BOTH = (config(), config(dark=True))
+THEMES = themes()
 
 
 def check_kind(path: Path) -> None:
@@ -39,26 +39,30 @@ def check_kind(path: Path) -> None:
         )
 
 
-def write(page: Page, path: Path) -> None:
+def write(drawn: Page, path: Path) -> None:
     """Draw the charts of `longitude show` into a file: .html, .png or .svg."""
-    write_spec(page_spec(page), page.written, path)
+    write_spec(page_spec(drawn), drawn.written, path)
 
 
-def write_spec(spec: Spec, title: str, path: Path, configs: Sequence[Spec] = BOTH) -> None:
+def write_spec(spec: Spec, title: str, path: Path, configs: Mapping[str, Spec] = THEMES) -> None:
     """Write a Vega-Lite document as HTML, PNG or SVG; `configs` are those of light and dark."""
     check_kind(path)
     if path.suffix.lower() == ".html":
-        light, dark = configs
-        data = {
-            "charts": {"figure": {"section": 0, "spec": spec, "actions": {"export": True}}},
-            "themes": [{"light": light, "dark": dark}],
-        }
-        text = render("longitude.viz", "figure.html", ["page.js"], title=title, charts=data)
+        charts = {"figure": {"section": 0, "spec": spec, "actions": {"export": True}}}
+        text = page("figure.html", charts, [configs], title=title)
         return replace_file(path, text.encode())
-    drawn = json.dumps({**spec, "config": {**configs[0], "background": "white", "padding": 24}})
+    look = {**configs["light"], "background": "white", "padding": 24}
+    drawn = json.dumps({**spec, "config": look})
     if path.suffix.lower() == ".png":
         return replace_file(path, vl_convert.vegalite_to_png(drawn, scale=2))
     return replace_file(path, vl_convert.vegalite_to_svg(drawn).encode())
+
+
+def page(template: str, charts: Spec, themes: Sequence[Mapping[str, Spec]], **values: Any) -> str:
+    """A page of this package with its charts; a chart's section is the index of its theme."""
+    values |= {"charts": {"charts": charts, "themes": themes}, "version": __version__}
+    css = Markup(asset("longitude.viz", "page.css"))
+    return render("longitude.viz", template, ["page.js"], css=css, **values)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -84,9 +88,10 @@ def render(package: str, template: str, scripts: Sequence[str], **values: Any) -
 @cache
 def load_template(package: str, name: str) -> Any:
     """A template that escapes what is put into it, and refuses numbers that JSON lacks."""
-    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    loader = FunctionLoader(partial(asset, package))
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    return made.from_string(asset(package, name))
+    return made.get_template(name)
 
 
 @cache

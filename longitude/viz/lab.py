@@ -24,7 +24,6 @@ from longitude.viz import result_charts as charts
 from longitude.viz import vega as v
 from longitude.viz.table import BEST, Cell, rich_table
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
-from longitude.viz.theme import method_config
 from longitude.viz.vega import Spec
 
 COLOURS = ("cyan", "yellow", "magenta", "blue", "red")  # green is the trained window's
@@ -238,8 +237,7 @@ def write(scores: Iterable[Score], path: Path, title: str) -> None:
     if not rows:
         raise UserError(f"There are no scores to draw into {path}: run some first.")
     count = len({(s.scheme, s.label) for s in rows})
-    themes = [method_config(count, first=1, dark=dark) for dark in (False, True)]
-    files.write_spec(spec(rows, title), title, path, themes)
+    files.write_spec(spec(rows, title), title, path, v.method_themes(count, first=1))
 
 
 def spec(scores: Iterable[Score], title: str) -> Spec:

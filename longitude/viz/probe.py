@@ -5,23 +5,21 @@ Texts that a server sent become printable here, and jinja escapes them on the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from markupsafe import Markup
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from longitude import __version__
 from longitude.eval.tasks import families
 from longitude.viz import files
-from longitude.viz import vega as v
 from longitude.viz.plot import DIM
+from longitude.viz.result_charts import heat_map
 from longitude.viz.table import rich_table
 from longitude.viz.text import NOTHING, printable
-from longitude.viz.vega import Chart, Rows, Spec
+from longitude.viz.vega import Chart, themes
 
 if TYPE_CHECKING:
     from longitude.probing.api import ProbeResult
@@ -129,62 +127,36 @@ def charts(result: ProbeResult) -> list[Chart]:
     """Retrieval by length and depth, and by family."""
     reach = result.reach
     by_depth = [
-        {"length": n, "place": f"{d:.0%}", "mean": value.mean, "low": value.low, "high": value.high}
+        {"length": n, "place": f"{d:.0%}", **vars(reach.share(n, depth=d))}
         for n in reach.lengths
         for d in sorted({one.depth for one in reach.at(n) if one.depth is not None})
-        for value in [reach.share(n, depth=d)]
     ]
     by_family = [
-        {"length": n, "place": families()[f].title, "mean": value.mean}
-        | {"low": value.low, "high": value.high}
+        {"length": n, "place": families()[f].title, **vars(reach.share(n, f))}
         for n in reach.lengths
         for f in reach.families
         if f in families() and reach.at(n, f)
-        for value in [reach.share(n, f)]
     ]
     named = (("depth", "Retrieval by depth", by_depth), ("families", "Questions", by_family))
     return [
-        Chart(name, title, READING[name], _heat(rows, reach.lengths), rows)
+        Chart(name, title, READING[name], heat_map(rows, "place", reach.lengths, 26), rows)
         for name, title, rows in named
         if rows
     ]
 
 
-def _heat(rows: Rows, lengths: Sequence[int]) -> Spec:
-    look: Spec = {"labelAngle": 0, "ticks": False, "domain": False}
-    band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
-    x = v.channel("length:O", title=None, axis={"labelExpr": v.COUNT, **look})
-    x["scale"] = {"domain": [*lengths], **band}
-    order = [*dict.fromkeys(row["place"] for row in rows)]
-    y = v.channel("place:N", title=None, axis=look, scale=band, sort=order)
-    shades: Spec = {"domain": [0, 1], "range": "heatmap", "interpolate": "rgb"}
-    shade = v.channel("mean:Q", scale=shades, legend=None)
-    tips = v.tooltip("length:Q", "place:N", "mean:Q", "low:Q", "high:Q")
-    return v.document([v.layer("rect", x=x, y=y, color=shade, tooltip=tips)], rows, 26 * len(order))
-
-
 def write(result: ProbeResult, path: Path) -> Path:
     """Write the page."""
     drawn = charts(result)
-    data: dict[str, Any] = {
-        "charts": {
-            one.name: {"section": 0, "spec": {**one.spec, "description": one.title}}
-            for one in drawn
-        },
-        "themes": [dict(zip(("light", "dark"), files.BOTH, strict=True))],
-    }
-    text = files.render(
-        "longitude.viz",
+    text = files.page(
         "probe.html",
-        ["page.js"],
+        {c.name: {"section": 0, "spec": {**c.spec, "description": c.title}} for c in drawn},
+        [themes()],
         title=f"{printable(result.model)} at {result.url}",
         r=result,
         drawn=drawn,
         tables=[*tables(result)],
-        charts=data,
         printable=printable,
-        version=__version__,
-        style=Markup(files.asset("longitude.viz", "page.css")),
     )
     files.replace_file(path, text.encode())
     return path

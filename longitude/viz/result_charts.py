@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from longitude.eval.records import ANSWER_LOSS, CONTEXT, KEPT, LOSS, RETRIEVAL
 from longitude.eval.tasks import families, metrics
 from longitude.viz import vega as v
-from longitude.viz.theme import MONO, dashes, method_config
 from longitude.viz.vega import Chart, Rows, Spec
 
 if TYPE_CHECKING:
@@ -99,21 +98,28 @@ def _answers(section: Section) -> Iterator[Chart]:
         if not rows:
             continue
         lengths, trained = section.tables[RETRIEVAL].lengths, section.subject.trained
-        look: Spec = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
-        band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
-        x = v.channel("length:O", title=None, axis={"labelExpr": v.COUNT, **look})
-        x["scale"] = {"domain": [*lengths], **band}  # lengths without a number stay empty
-        y = v.channel("family:N", title=None, axis=look, scale=band)
-        scale = {"domain": [0, 1], "range": "heatmap", "interpolate": "rgb"}
-        shade = v.channel("mean:Q", scale=scale, legend=None)
-        layers = [v.layer("rect", x=x, y=y, color=shade, tooltip=_tips(rows))]
+        spec = heat_map(rows, "family", lengths, 22)
         if min(lengths) <= trained < max(lengths):
             inside = [{"length": max(n for n in lengths if n <= trained)}]
             edge = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5, xOffset=1)
-            layers += [v.layer(edge, inside, x={**x, "bandPosition": 1})]
-        spec = v.document(layers, rows, 22 * len({r["family"] for r in rows}))
+            x = spec["layer"][0]["encoding"]["x"]
+            spec["layer"] += [v.layer(edge, inside, x={**x, "bandPosition": 1})]
         title = "Questions answered exactly"
         yield Chart(f"answers-{index}", title, ANSWERS, spec, rows, RETRIEVAL, label)
+
+
+def heat_map(rows: Rows, down: str, lengths: Sequence[int], height: int) -> Spec:
+    """Shares by length and the field `down`, whose rows are so high: the darker, the more."""
+    look: Spec = {"labelAngle": 0, "labelOverlap": True, "ticks": False, "domain": False}
+    band: Spec = {"paddingInner": 0.05, "paddingOuter": 0}
+    order = [*dict.fromkeys(row[down] for row in rows)]
+    x = v.channel("length:O", title=None, axis={"labelExpr": v.COUNT, **look})
+    x["scale"] = {"domain": [*lengths], **band}  # lengths without a number stay empty
+    y = v.channel(f"{down}:N", title=None, axis=look, scale=band, sort=order)
+    scale = {"domain": [0, 1], "range": "heatmap", "interpolate": "rgb"}
+    shade = v.channel("mean:Q", scale=scale, legend=None)
+    cells = v.layer("rect", x=x, y=y, color=shade, tooltip=_tips(rows))
+    return v.document([cells], rows, height * len(order))
 
 
 def _distance_map(section: Section) -> Iterator[Chart]:
@@ -169,7 +175,7 @@ def _cost(section: Section) -> Iterator[Chart]:
         {"name": "dots", **v.layer(v.mark("circle", size=90), **dot, color=colour(labels))},
     ]
     for (side, below), named in place_names(rows).items():
-        text = v.mark("text", align=side, dx=10 if side == "left" else -10, dy=below, font=MONO)
+        text = v.mark("text", align=side, dx=10 if side == "left" else -10, dy=below, font=v.MONO)
         layers.append(v.layer(text, where=f"indexof({named}, datum.label) >= 0", **name))
     spec = v.document(layers, rows, 300)
     yield Chart("cost", "Cost against quality", reading, spec, rows, "prefill")
@@ -200,7 +206,7 @@ def place_names(rows: Rows) -> dict[tuple[str, int], list[str]]:
 def standalone(section: Section, group: Sequence[Chart]) -> Spec:
     """One chart, or small ones side by side, as a file: on white, with title and key."""
     head = {"text": group[0].title, "subtitle": [section.title], "offset": 18}
-    look = method_config(len(section.labels)) | {"background": "white", "padding": 20}
+    look = v.method_themes(len(section.labels))["light"] | {"background": "white", "padding": 20}
     if group[0].label is None:
         body = {**v.keyed(group[0].spec), "width": 620}
     else:
@@ -261,7 +267,7 @@ def colour(labels: Sequence[str]) -> Spec:
 
 
 def dash(labels: Sequence[str], first: int = 0) -> Spec:
-    strokes = dashes(range(first, first + len(labels)))
+    strokes = v.dashes(range(first, first + len(labels)))
     return v.channel("label:N", scale={"domain": [*labels], "range": strokes}, legend=None)
 
 

@@ -13,7 +13,7 @@ import pytest
 from longitude.explorer.api import ExploreResult
 from longitude.explorer.data import draw
 from longitude.explorer.state import Column, PageState, read_link
-from longitude.viz.theme import DARK, LIGHT, SCHEMES
+from longitude.viz.vega import DARK, LIGHT, SCHEMES
 from tests.viz.browser import chromium
 
 from .served import served

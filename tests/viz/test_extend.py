@@ -26,7 +26,7 @@ from longitude.viz.result_charts import extend_charts as charts
 from longitude.viz.result_charts import place_names, standalone
 from longitude.viz.section import INSANE, Section, signed
 from longitude.viz.section import section as make_section
-from longitude.viz.theme import dashes, stroke
+from longitude.viz.vega import dashes, stroke
 from tests.viz import rows
 
 

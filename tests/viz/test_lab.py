@@ -20,7 +20,7 @@ from longitude.training.lab.rows import Score, curves
 from longitude.viz import files, lab
 from longitude.viz.lab import curve_points, lab_tables, position_ticks
 from longitude.viz.table import BEST
-from longitude.viz.theme import method_config
+from longitude.viz.vega import method_themes
 
 LENGTHS = (256, 512, 1024)
 LOSSES = {"rope()": (1.0, 2.0, 4.0), "alibi()": (1.1, 1.05, 1.05)}
@@ -197,7 +197,7 @@ def test_the_charts_show_what_the_tables_do() -> None:
 def test_schemes_differ_by_colour_and_dash() -> None:
     spec = lab.spec(CASES["thirteen schemes"], "title")
     line = next(v for v in spec["vconcat"][0]["hconcat"][0]["layer"] if v["mark"]["type"] == "line")
-    colours = method_config(15, first=1)["range"]["category"]
+    colours = method_themes(15, first=1)["light"]["range"]["category"]
     dashes = line["encoding"]["strokeDash"]["scale"]["range"]
     strokes = {(c, *d) for c, d in zip(colours, dashes, strict=True)}
     assert len(strokes) == len(line["encoding"]["color"]["scale"]["domain"]) == 15
