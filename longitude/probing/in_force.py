@@ -165,14 +165,14 @@ def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") 
 
 
 def _misfits(
-    misfit: _Misfit, tried: Sequence[Hypothesis], asked: Sequence[Answered], endpoint: Endpoint
+    misfit: _Misfit, tried: Sequence[Hypothesis], answered: Sequence[Answered], endpoint: Endpoint
 ) -> dict[str, list[float]]:
     """Each hypothesis's misfit by text, from short texts to long ones until the budget is spent.
     What is hopeless on short texts is not tried on longer ones, which cost more."""
     each: dict[str, list[float]] = {one.name: [] for one in tried}
     left = list(tried)
-    for length in dict.fromkeys(n for n, _, _ in asked):
-        texts = [one for one in asked if one[0] == length]
+    for length in dict.fromkeys(n for n, _, _ in answered):
+        texts = [one for one in answered if one[0] == length]
         found: dict[str, list[float]] = {}
         for one in left:
             if endpoint.out_of_time:
