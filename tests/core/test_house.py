@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 45_550, 258  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 45_130, 249  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_800,  # the client of servers, too
@@ -25,17 +25,17 @@ BUDGET = {
     "ops": 6_240,  # over several ranks, too
     "cache": 830,
     "hf": 5_205,
-    "eval": 2_450,
+    "eval": 2_400,
     "inspection": 2_480,
     "reading": 2_325,
     "training": 3_815,
     "runtimes": 4_150,
     "serving": 800,  # the vLLM plugin
-    "extension": 3_262,  # tasks side by side on a CPU, too
-    "probing": 2_140,  # what a live server does
-    "viz": 3_220,
-    "explorer": 1_270,
-    "cli": 1_650,
+    "extension": 3_110,  # tasks side by side on a CPU, too
+    "probing": 2_000,  # what a live server does
+    "viz": 3_100,
+    "explorer": 1_235,
+    "cli": 1_555,
     "assets": 100,
 }
 FILE_LINES, FUNCTION_LINES = 450, 60
