@@ -68,19 +68,9 @@ class Dims:
     head_dim: int
 
 
-class Part(Protocol):
-    """What every part has besides its fields."""
-
-    name: ClassVar[str]
-    site: ClassVar[Site]
-    paper: ClassVar[str]
-
-
 class OptionalMethods(Protocol):
-    """What a part may define for the commands; `optional` calls a method where it exists.
-
-    A choice is a part or several that go together; those of sites inside `rope(…)` are put there.
-    """
+    """What a part may define for the commands; `optional` calls a method where it exists. A choice
+    is a part or several that go together; those of sites inside `rope(…)` are put there."""
 
     integer_positions: ClassVar[bool]  # it has weights for integer positions or distances only
 
@@ -150,10 +140,8 @@ class Embed(HasWeights, Protocol):
 @runtime_checkable
 class Frequencies(Protocol):
     """③ The angle per position of each rotary pair, and a gain on the rotated part of the score.
-
     `inv_freq` keeps transformers' order of operations: in float32 it gives transformers' bits.
-    `by_length` says whether the total length matters, which is then an input of the call.
-    """
+    `by_length` says whether the total length matters, which is then an input of the call."""
 
     by_length: ClassVar[bool] = False
 
@@ -181,8 +169,7 @@ class RowBands(Protocol):
     """Frequencies or a remap that change with the query's own position, in bands of rows."""
 
     def bands(self, rows: QueryRows) -> tuple[tuple[Area, Any], ...]:
-        """The bands that hold some of these rows: where each lies, and its frequencies or
-        regions."""
+        """The bands that hold some of these rows: where each lies, its frequencies or regions."""
         ...
 
     def sample(self, pos: Pos) -> QueryRows:
@@ -227,10 +214,8 @@ class Scale(HasWeights, Protocol):
 
 @runtime_checkable
 class Bias(HasWeights, Protocol):
-    """⑤ A term for each score. `q` already carries ④ and the softmax scale.
-
-    `flat_beyond` is the distance from which the term is constant, None if it never is.
-    """
+    """⑤ A term for each score. `q` already carries ④ and the softmax scale. `flat_beyond` is the
+    distance from which the term is constant, None if it never is."""
 
     @property
     def flat_beyond(self) -> int | None:
@@ -254,11 +239,9 @@ T = TypeVar("T")
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
-    """Register a class as a part: frozen, named in the text form, its fields validated.
-
-    A class may define `check(self)`, which raises `UserError` for values that make no sense
-    together. The only part of a file may leave its docstring to the module.
-    """
+    """Register a class as a part: frozen, with `name`, `site` and `paper`, its fields validated. A
+    class may define `check(self)`, which raises `UserError` for values that make no sense together.
+    The only part of a file may leave its docstring to the module."""
 
     def wrap(cls: type[T]) -> type[T]:
         cls.name, cls.site, cls.paper = name, site, paper  # type: ignore[attr-defined]
@@ -272,8 +255,7 @@ def part(name: str, *, site: Site, paper: str) -> Callable[[type[T]], type[T]]:
 
 
 def written(part: Any) -> str:
-    """A part as the call that makes it: required fields by position, others by name where not
-    default."""
+    """A part as the call that makes it: required fields by position, others unless default."""
     shown = []
     for f in dataclasses.fields(part):
         value, text = getattr(part, f.name), literal(getattr(part, f.name))

@@ -38,10 +38,7 @@ class Chunks:
 @dataclass(frozen=True)
 class Area:
     """Pairs with `lo <= i-j < hi`, `first <= j < last` and `top <= i < bottom`, inside all
-    `chunks`.
-
-    None is no bound. For each query position an area is one interval of key positions.
-    """
+    `chunks`. None is no bound. For each query position an area is one interval of key positions."""
 
     lo: int | None = None
     hi: int | None = None
@@ -178,11 +175,9 @@ def _shape(i: Tensor, j: Tensor) -> torch.Size:
 
 @dataclass(frozen=True)
 class Shift:
-    """What a position becomes: min((p mod modulo) / divide [floored] + add, least).
-
-    `divide=inf` puts every position at `add`: the constant is the limit of ever larger steps, just
-    as ReRoPE is the limit of leaky ReRoPE.
-    """
+    """What a position becomes: min((p mod modulo) / divide [floored] + add, least). `divide=inf`
+    puts every position at `add`: the constant is the limit of ever larger steps, just as ReRoPE is
+    the limit of leaky ReRoPE."""
 
     modulo: int | None = None
     divide: float = 1

@@ -36,8 +36,7 @@ INSIDE_ROPE = ("frequencies", "remap", "decay")  # sites whose parts are argumen
 @hashed_once
 @dataclass(frozen=True, repr=False)
 class Scheme:
-    """Six slots of parts. `Scheme.of(*parts)` puts each part into its own; without a direction it
-    is causal."""
+    """Six slots of parts. `Scheme.of(*parts)` puts each into its own; causal by default."""
 
     positions: Positions = Sequential()  # noqa: RUF009 (a part is frozen)
     embed: Embed | None = None
@@ -112,8 +111,7 @@ class Scheme:
         return next((bias for bias in self.bias if getattr(bias, "gated", False)), None)
 
     def areas(self) -> tuple[Area, ...]:
-        """The visible pairs, as disjoint areas: allowed by the masks, and inside some region of the
-        remap."""
+        """The visible pairs, as disjoint areas: inside the masks and some region of the remap."""
         return _areas(self.mask, self.rotary)
 
     @property
@@ -123,8 +121,7 @@ class Scheme:
 
     @property
     def forgets(self) -> bool:
-        """Whether every key is hidden from some query on, by masks or remap: `window`,
-        `streaming`."""
+        """Whether masks or remap hide every key from some query on, as `streaming` does."""
         return all(area.bounded for area in self.areas())
 
     def softmax_scale(self, head_dim: int) -> float:

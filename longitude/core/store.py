@@ -99,10 +99,8 @@ class Store:
         return len(lines)
 
     def load(self, path: str | Path) -> int:
-        """Add the rows of an exported file, all or none; returns the number of rows in it.
-
-        Loading a file twice changes nothing; if a key is stored already, the newer row wins.
-        """
+        """Add the rows of an exported file, all or none; returns the number of rows in it. Loading
+        a file twice changes nothing; if a key is stored already, the newer row wins."""
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as e:

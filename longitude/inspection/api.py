@@ -111,7 +111,6 @@ class CheckResult(TextResult):
             properties.show(self.schemes[0], console)
 
     def markdown(self) -> str:
-        """The table as Markdown."""
         from longitude.viz import properties
 
         return properties.markdown(self.schemes)
@@ -220,7 +219,6 @@ class KnownModelsResult(TextResult):
 
 
 def known_models() -> KnownModelsResult:
-    """The encodings of every model type that transformers and this package know."""
     from longitude.hf import encodings
 
     return KnownModelsResult(tuple(encodings.known_models()))
@@ -280,19 +278,13 @@ def _read_encodings(name: str, revision: str | None) -> tuple[tuple[Encoding, ..
     from longitude.hf.encodings import Encoding, read_encodings
     from longitude.hf.faults import faults
     from longitude.hf.gguf_config import gguf_encodings, has_rotary
-    from longitude.hf.gguf_reader import read_header
-    from longitude.hf.rope_config import read_config
-    from longitude.hf.source import find, raw_config
+    from longitude.hf.gguf_reader import Header
     from longitude.runtimes.checkpoint import gguf_config
+    from longitude.runtimes.lint import read_file
 
-    if Path(name).is_file() and Path(name).suffix == ".json":
-        raw = read_config(name)
-    else:
-        source = find(name, revision)
-        if source.gguf is not None:
-            header = read_header(source.gguf)
-            return gguf_encodings(header, gguf_config(header) if has_rotary(header) else None), []
-        raw = raw_config(source)[1]
+    _, raw, _ = read_file(name, revision)
+    if isinstance(raw, Header):
+        return gguf_encodings(raw, gguf_config(raw) if has_rotary(raw) else None), []
     problems = faults(raw)
     with quiet_transformers(bars=True):
         try:

@@ -78,7 +78,6 @@ def meaning(cls: type) -> str:
 
 
 def first_paragraph(text: str | None) -> str:
-    """The first paragraph on one line."""
     return " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())
 
 
@@ -89,7 +88,6 @@ def nested_parts(part: Any) -> list[Any]:
 
 
 def all_parts(scheme: Scheme) -> list[Any]:
-    """The scheme's parts and those inside them."""
     return [p for outer in scheme.parts for p in nested_parts(outer)]
 
 
@@ -122,8 +120,7 @@ def named_trained_length(scheme: Scheme) -> int | None:
 
 
 def default_length(scheme: Scheme) -> int:
-    """A length that shows what the scheme does: twice the largest length that a part names, or its
-    trained length times its factor."""
+    """Twice the largest length that a part names, or its trained length times its factor."""
     if isinstance(scheme.positions, Randomized):
         return scheme.positions.max // 4  # n tokens drawn from n positions would show nothing
     longest: float = 0

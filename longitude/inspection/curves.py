@@ -124,8 +124,7 @@ def distances(scheme: Scheme, length: int) -> tuple[rows.DistanceRow, ...]:
 
 
 def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.DecayRow, ...]:
-    """The mean over rotary pairs of cos(distance × frequency), with xPos's decay, for the last
-    query."""
+    """The mean of cos(distance × frequency) over pairs, with xPos's decay, for the last query."""
     if scheme.rotary is None:
         return ()
     edges, r, cosine = mean_cosine(scheme, scheme.rotary, length, head_dim)

@@ -84,10 +84,8 @@ def extrapolation(
 
 def as_trained(scheme: Scheme, trained: int) -> tuple[Scheme, int]:
     """The scheme a model of this one was trained with, and the length that training covered.
-
     Frequencies are unscaled, distances true, slopes ALiBi's, rows the table's own; positions that
-    training draws from a longer range cover that range.
-    """
+    training draws from a longer range cover that range."""
     rope: Any = scheme.rotary
     embed: Any = scheme.embed
     if rope is not None:

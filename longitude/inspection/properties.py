@@ -60,12 +60,10 @@ def check(
     length: int | None = None,
     trained: int | None = None,
 ) -> SchemeProperties:
-    """The properties of a scheme, or of each of its distinct layers.
-
-    The default length is 4,096, or one that shows all lengths the scheme names; the default trained
-    length is the one that the scheme names, or a quarter of the length; the default head size is
-    64, or what a scheme's own list of factors needs.
-    """
+    """The properties of a scheme, or of each of its distinct layers. The default length is 4,096,
+    or one that shows all lengths the scheme names; the default trained length is the one that the
+    scheme names, or a quarter of the length; the default head size is 64, or what a scheme's own
+    list of factors needs."""
     layers = catalogue.distinct_layers(scheme)
     dim = max(map(catalogue.default_dim, layers)) if dim is None else dim
     if length is None:

@@ -214,8 +214,7 @@ def _forward_hooks(hooks: list[tuple[nn.Module, Any]]) -> Iterator[None]:
 
 
 def qk_terms(model: Any, ids: Int[Tensor, " n"], rows: Int[Tensor, " m"]) -> QKTerms | None:
-    """The terms of the first layer's scores for some queries; None if the model has no learned
-    position table."""
+    """The terms of the first layer's scores for some queries; None without a learned table."""
     if family_of(model) is not LEARNED:
         return None
     first, total, content = split_by_position(model, ids)

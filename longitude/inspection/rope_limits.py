@@ -146,11 +146,8 @@ def least_base(length: int, dim: int) -> float | None:
 def cosine_sums(
     theta: Float[Tensor, " pairs"], length: int, step: int = 1
 ) -> Float[Tensor, " distances"]:
-    """Σ_i cos(m θ_i) at m = 0, step, 2 step, … below the length.
-
-    With m = a w + b, cos(m θ) is the real part of a product of factors in a and in b: √length sines
-    and one matrix product.
-    """
+    """Σ_i cos(m θ_i) at m = 0, step, 2 step, … below the length. With m = a w + b, cos(m θ) is the
+    real part of a product of factors in a and in b: √length sines and one matrix product."""
     count = -(-length // step)
     width = math.isqrt(count - 1) + 1
     coarse, fine = (

@@ -178,7 +178,6 @@ class Relativity:
 
     @property
     def exact(self) -> bool:
-        """Whether position enters as i - j alone."""
         return self.spread == 0 and self.uneven == 0
 
 
@@ -209,7 +208,6 @@ class Properties:
     notes: tuple[str, ...]
 
     def curve(self, name: str) -> Curve | None:
-        """One curve, if the scheme has it."""
         return next((c for c in self.decay if c.name == name), None)
 
 
@@ -276,12 +274,10 @@ class HeadRow:
 
     @property
     def uses_position(self) -> bool:
-        """Whether distance explains a good part of its scores."""
         return self.position >= USES
 
     @property
     def is_sink(self) -> bool:
-        """Whether it leaves much of its attention on the first token."""
         return self.sink >= SINK
 
 

@@ -36,7 +36,6 @@ Tokens = Int[Tensor, "*#s"]
 
 
 def positions(scheme: Scheme, length: int, tokens: Tensor) -> Tensor:
-    """The positions of these tokens of a sequence at test time."""
     ids: Pos = scheme.positions.ids(length)
     return tokens * ids.step + ids.start if isinstance(ids, range) else ids[tokens]
 
@@ -81,7 +80,6 @@ class ScoreModel:
     dims: Dims
 
     def positions(self, tokens: Tensor) -> Tensor:
-        """The positions of these tokens."""
         return positions(self.scheme, self.length, tokens)
 
     def remapped_distance(self, i: Tokens, j: Tokens) -> Tensor:
@@ -89,7 +87,6 @@ class ScoreModel:
         return remapped_distance(self.scheme, self.positions(i), self.positions(j))
 
     def visible(self, i: Tokens, j: Tokens) -> Bool[Tensor, "*_"]:
-        """Whether query i sees key j."""
         return visible(self.scheme.areas(), self.positions(i), self.positions(j))
 
     def squared_distance(self, i: Tokens, j: Tokens, i2: Tokens, j2: Tokens) -> Tensor:
@@ -193,7 +190,6 @@ class ScoreModel:
 
     @cached_property
     def weights(self) -> dict[str, Weights]:
-        """Fresh weights of the parts that act on scores."""
         return fresh_weights(self.scheme, self.dims)
 
     @cached_property

@@ -47,13 +47,9 @@ def measure(
     queries: int = QUERIES,
     **load_options: Any,
 ) -> ScoreStatistics:
-    """Load a checkpoint and measure its scores.
-
-    Args:
-        length: tokens; by default twice the trained window, at most DEFAULT_LENGTH.
-        text: files and folders; by default the topics of Python's own documentation.
-        load_options: of `longitude.hf.load`: device, dtype, revision, trust_remote_code, quiet.
-    """
+    """Load a checkpoint, with `longitude.hf.load`'s options, and measure its scores on some files
+    and folders, by default the topics of Python's own documentation; the default length is twice
+    the trained window, at most DEFAULT_LENGTH."""
     model, tokenizer = load(name, **{"quiet": True, **load_options})
     if tokenizer is None:
         raise UserError(f"{shown(name)} has no tokenizer, so no text can be read: add its files.")

@@ -35,9 +35,7 @@ def self_extend_llama(group: int = 8, window: int = 1024, base: float = 10000) -
 
 @preset("Lu et al. 2025, arXiv:2504.18857")
 def dpe_llama3(
-    groups: tuple[int, ...] = (2, 8, 2, 8, 32, 32, 32, 4),
-    window: int = 1024,
-    base: float = 500_000,
+    groups: tuple[int, ...] = (2, 8, 2, 8, 32, 32, 32, 4), window: int = 1024, base: float = 500_000
 ) -> Scheme:
     """Groups for each band of pairs, as the authors detected them for Llama-3-8B at 128k."""
     return Scheme.of(parts.Rope(base, remap=parts.DimensionWise(groups, window)))

@@ -10,22 +10,8 @@ from typing import TYPE_CHECKING, Any
 from longitude.core.client import is_url
 from longitude.core.progress import Event, Progress, TextResult, silent
 from longitude.core.validate import UserError, shown
-from longitude.reading.documents import (
-    Document,
-    Piece,
-    documents,
-    excerpt,
-    most_relevant,
-    pieces,
-)
-from longitude.reading.select import (
-    AUTO,
-    METHODS,
-    Choice,
-    choose,
-    prior_runs,
-    required_extension,
-)
+from longitude.reading.documents import Document, Piece, documents, excerpt, most_relevant, pieces
+from longitude.reading.select import AUTO, METHODS, Choice, choose, prior_runs, required_extension
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,12 +59,10 @@ class ReadOptions:
 
     @property
     def name(self) -> str:
-        """The model's name or URL."""
         return DEFAULT_MODEL if self.model is None else self.model
 
     @property
     def server(self) -> bool:
-        """Whether the model is behind a server."""
         return is_url(self.name)
 
 

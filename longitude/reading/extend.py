@@ -6,14 +6,14 @@ unmodified model.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
 
 from longitude.hf.patch import patched
 from longitude.reading.forward import Rows
-from longitude.reading.generate import Answer, Tell, encode, generate_answer, prompt
+from longitude.reading.generate import Answer, Prompt, Source, answer_by
 
 
 def answer(
@@ -23,20 +23,20 @@ def answer(
     question: str,
     scheme: str | None = None,
     *,
-    chat: bool | None = None,
-    tell: Tell | None = None,
     max_new_tokens: int = 64,
     **options: Any,
 ) -> Answer:
-    """Answer from the full text, under another scheme if one is given; for the other options see
+    """Answer from the full text, under another scheme if one is given; other options are those of
     `generate.answer_by`."""
-    layout = prompt(tokenizer, question, chat=chat)
-    row = layout.row(encode(tokenizer, text))
-    options |= {"max_new_tokens": max_new_tokens}
-    # what depends on the length is fixed before the first token, as `generate` does
-    length = len(row) + max_new_tokens
-    with nullcontext() if scheme is None else patched(model, scheme, length=length):
+
+    def build(layout: Prompt, ids: list[list[int]]) -> Source:
+        row = layout.row(ids[0])
+        if scheme is not None:
+            # what depends on the length is fixed before the first token, as `generate` does
+            stack.enter_context(patched(model, scheme, length=len(row) + max_new_tokens))
         rows = Rows(model, [row])
-        return generate_answer(
-            "extend", model, tokenizer, layout, lambda t: (rows(t)[0], {}), 1, tell, options
-        )
+        return lambda token: (rows(token)[0], {})
+
+    options |= {"max_new_tokens": max_new_tokens, "inside_window": False}
+    with ExitStack() as stack:
+        return answer_by("extend", build, model, tokenizer, [text], question, **options)

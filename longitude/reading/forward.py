@@ -33,11 +33,7 @@ from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT, attentions
 from longitude.hf.patch import patch_of
 
 MAX_TOKENS = 2**14  # of rows that are read together
-ALIBI: dict[Any, str] = {
-    BLOOM: "BloomAttention",
-    FALCON_RW: "FalconAttention",
-    MPT: "MptAttention",
-}
+ALIBI: dict[Any, str] = {BLOOM: "BloomAttention", FALCON_RW: "FalconAttention", MPT: "MptAttention"}
 
 
 @torch.no_grad()
@@ -51,13 +47,9 @@ def forward(
     keys: Int[Tensor, "#b keys"] | None = None,
     head: bool = False,
 ) -> Float[Tensor, "b _"]:
-    """Read tokens at these positions into a cache: the last one's logits, or hidden state.
-
-    Args:
-        mask: 0 for padding, cache included; None if there is none.
-        keys: the positions of all keys, these tokens' included; None if they are 0, 1, 2, ….
-        head: run the LM head.
-    """
+    """Read tokens at these positions into a cache: the last one's logits, or without the LM `head`
+    its hidden state. `mask` is 0 for padding, cache included; `keys` are the positions of all keys,
+    these tokens' included, if they are not 0, 1, 2, …."""
     model = model if head else getattr(model, "base_model", model)
     names = inspect.signature(model.forward).parameters
     inputs = {"input_ids": ids, "past_key_values": cache, "use_cache": True}

@@ -47,7 +47,6 @@ class Prompt:
     tail: tuple[int, ...]
 
     def row(self, window: Sequence[int]) -> list[int]:
-        """All tokens of a prompt with this window."""
         return [*self.head, *window, *self.tail]
 
     @property
@@ -116,11 +115,9 @@ def encode_windows(
 
 @dataclass(frozen=True)
 class Step:
-    """One token of an answer; the texts of all steps joined are the answer.
-
-    `text` is empty while a character is incomplete, and holds what several tokens spell together
-    once the last of them is there.
-    """
+    """One token of an answer; the texts of all steps joined are the answer. `text` is empty while a
+    character is incomplete, and holds what several tokens spell together once the last of them is
+    there."""
 
     token: int | None  # None for text left over after the last token
     text: str
@@ -167,44 +164,33 @@ def answer_by(
     question: str,
     *,
     chat: bool | None = None,
-    tell: Tell | None = None,
+    tell: Tell = lambda step: None,
     max_new_tokens: int = 64,
+    inside_window: bool = True,
     **options: Any,
 ) -> Answer:
-    """Answer with the source that `build` makes of a layout and the tokens of the windows.
-
-    Args:
-        chat: use the tokenizer's chat template; by default if there is one.
-        tell: called with each step as it comes.
-        options: transformers' own for `generate`: do_sample, temperature, stopping_criteria, ….
-    """
+    """Answer with the source that `build` makes of a layout and the tokens of the windows, each of
+    which must fit the model's window if `inside_window`. `chat` uses the tokenizer's template (by
+    default if there is one), `tell` gets each step as it comes, options are transformers' own for
+    `generate`: do_sample, temperature, stopping_criteria, …."""
     layout = prompt(tokenizer, question, chat=chat)
-    ids = encode_windows(tokenizer, windows, layout, max_new_tokens, trained_length(model))
-    options |= {"max_new_tokens": max_new_tokens}
-    source = build(layout, ids)
-    return generate_answer(by, model, tokenizer, layout, source, len(ids), tell, options)
-
-
-def generate_answer(
-    by: str, model: Any, tokenizer: Any, layout: Prompt, source: Source, windows: int,
-    tell: Tell | None, options: dict[str, Any],
-) -> Answer:  # fmt: skip
-    """The answer that `generate` makes of a source."""
+    trained = trained_length(model) if inside_window else None
+    ids = encode_windows(tokenizer, windows, layout, max_new_tokens, trained)
+    source, detokenizer = build(layout, ids), Detokenizer(tokenizer, layout.tail[-1])
     steps: list[Step] = []
-    detokenizer = Detokenizer(tokenizer, layout.tail[-1])
 
     def add(step: Step) -> None:
         steps.append(step)
-        if tell is not None:
-            tell(step)
+        tell(step)
 
     def on_token(token: int, trace: dict[str, Any]) -> None:
         add(Step(token, detokenizer.add(token), **trace))
 
+    options |= {"max_new_tokens": max_new_tokens}
     generate_tokens(model, source, layout.tail, on_token, **options)
     if rest := detokenizer.rest():
         add(Step(None, rest))
-    return Answer("".join(step.text for step in steps), by, tuple(steps), windows)
+    return Answer("".join(step.text for step in steps), by, tuple(steps), len(ids))
 
 
 @torch.no_grad()
@@ -216,10 +202,8 @@ def generate_tokens(
     **options: Any,
 ) -> list[int]:
     """The tokens that `generate` makes of a source's logits; `on_token` gets each with its trace.
-
     `tail` are the last tokens the source has read: what processors see before the answer. By
-    default the likeliest token is taken.
-    """
+    default the likeliest token is taken."""
     from transformers.modeling_outputs import CausalLMOutput
 
     for name, off in ONE_ROW.items():

@@ -45,8 +45,6 @@ class LLM(Protocol):
 
 
 def replies(llm: LLM, prompts: Sequence[str], new: int) -> Iterator[tuple[int, str]]:
-    """The index and reply of every prompt as they come; the first error ends it."""
-
     return gather(lambda prompt: llm.say(prompt, new), prompts, llm.at_once)
 
 
@@ -89,12 +87,8 @@ class Local:
 
 
 class Server(Client):
-    """A model behind a server, by the URL of its API (`core/client.py`).
-
-    Args:
-        window: tokens of a prompt and its reply; by default what the server says, or 4,096.
-        at_once: concurrent requests.
-    """
+    """A model behind a server, by the URL of its API (`core/client.py`); `window` is in tokens of a
+    prompt and its reply, by default what the server says, or 4,096."""
 
     def __init__(
         self,
@@ -142,9 +136,9 @@ class Server(Client):
             message, content = {}, None
         if not isinstance(content, str):
             raise UserError(f"{self.url} replied with {shown(reply)}: give a server of chats.")
-        said = THINKING.sub("", content).strip()
+        text = THINKING.sub("", content).strip()
         thought = message.get("reasoning_content") or message.get("reasoning")
-        if said or self.thinks or not (thought or THINKING.search(content)):
-            return said
+        if text or self.thinks or not (thought or THINKING.search(content)):
+            return text
         self.thinks = True
         return self.say(prompt, new)

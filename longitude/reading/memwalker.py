@@ -230,11 +230,9 @@ def parse_reply(text: str, actions: Sequence[int]) -> tuple[int, str, str] | Non
 
 @dataclass(frozen=True)
 class Visit:
-    """One step of a walk: where it was taken, what was decided there, and why.
-
-    `start` and `stop` delimit the node's characters; `invalid` are replies that could not be
-    parsed. A step without a reply was taken without asking: nothing was left to choose.
-    """
+    """One step of a walk: where it was taken, what was decided there, and why. `start` and `stop`
+    delimit the node's characters; `invalid` are replies that could not be parsed. A step without a
+    reply was taken without asking: nothing was left to choose."""
 
     place: Place
     start: int
@@ -285,13 +283,8 @@ def read(
 ) -> Walk:
     """Answer a question about a text, and give the path to the answer.
 
-    Args:
-        llm: the model that summarises, chooses and answers.
-        folder: where summaries are stored for the next question; by default they are not.
-        tell: called with each step as it comes.
-        progress: called with the progress of the tree.
-        fanout: children of a node of the tree.
-        most: steps of the walk.
+    Summaries are stored in `folder` for the next question, if one is given; `tell` gets each step
+    as it comes, at most `most` of them; nodes of the tree have up to `fanout` children.
     """
     if not question.strip():
         raise UserError("the question is empty: ask one.")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,9 +46,8 @@ class Nbce:
         if self.eta < 0:
             raise UserError(f"eta is 0 or more, but got {shown(self.eta)}: use 0.1.")
         if not 0 < self.top_p <= 1:
-            raise UserError(
-                f"top_p is a share, but got {shown(self.top_p)}: use 0.95, or 1 for all."
-            )
+            given = shown(self.top_p)
+            raise UserError(f"top_p is a share, but got {given}: use 0.95, or 1 for all.")
         if self.pooling not in POOLINGS:
             raise UserError(
                 f"rows are pooled by 'entropy', 'mean' or 'max', but got {shown(self.pooling)}: "
@@ -62,11 +62,9 @@ def pool(
     last: int | None = None,
 ) -> tuple[Float[Tensor, " v"], Float[Tensor, " windows"], int]:
     """Pool the logits of all windows and of the row without context, if one is given: the logits,
-    each window's entropy, and the window of lowest entropy.
-
-    `last` is the window chosen for the token before. The mean is over whole rows: what one window
-    leaves out of its nucleus, another may know.
-    """
+    each window's entropy, and the window of lowest entropy. `last` is the window chosen for the
+    token before. The mean is over whole rows: what one window leaves out of its nucleus, another
+    may know."""
     logs = rows.log_softmax(-1)
     kept = nucleus(logs, how.top_p)
     # -Σ p log p in nats; p isn't normalised again, as in the paper's code
@@ -130,15 +128,8 @@ def answer(
     room: int | None = None,
     **options: Any,
 ) -> Answer:
-    """Answer with each window of the text in a row of its own.
-
-    Args:
-        at_once: tokens of rows that are read together.
-        room: bytes for caches; rows beyond it are read again for every token.
-        options: those of `generate.answer_by`.
-    """
-
-    def build(layout: Prompt, ids: list[list[int]]) -> NbceSource:
-        return NbceSource(model, layout, ids, how or Nbce(), at_once=at_once, room=room)
-
+    """Answer with each window of the text in a row of its own, `at_once` tokens of rows read
+    together; rows whose caches pass `room` bytes are read again for every token. Options are those
+    of `generate.answer_by`."""
+    build = partial(NbceSource, model, how=how or Nbce(), at_once=at_once, room=room)
     return answer_by("nbce", build, model, tokenizer, windows, question, **options)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -133,11 +134,9 @@ def check(model: nn.Module, windows: int, align: str) -> None:
 
 class AttentionRecorder(TorchFunctionMode):
     """Sums the attention weights of the last query of row 0 over `keys` keys, heads and layers.
-
     Sees every `softmax` and `scaled_dot_product_attention` that a model calls, and changes nothing:
     the first returns the weights, from the second's arguments they are computed once more. Kernels
-    that call neither (flash, flex) leave nothing to record.
-    """
+    that call neither (flash, flex) leave nothing to record."""
 
     def __init__(self, keys: int) -> None:
         super().__init__()
@@ -189,15 +188,8 @@ def answer(
     at_once: int = kv.MAX_TOKENS,
     **options: Any,
 ) -> Answer:
-    """Answer with the windows of the text side by side before the question.
-
-    Args:
-        align: where windows shorter than the longest align: at their beginnings or their ends.
-        at_once: tokens of windows that are read together.
-        options: those of `generate.answer_by`.
-    """
-
-    def build(layout: Prompt, ids: list[list[int]]) -> WindowsSource:
-        return WindowsSource(model, layout, ids, align=align, at_once=at_once)
-
+    """Answer with the windows of the text side by side before the question, shorter ones aligned at
+    their beginnings (left) or ends (right), `at_once` tokens of windows read together. Options are
+    those of `generate.answer_by`."""
+    build = partial(WindowsSource, model, align=align, at_once=at_once)
     return answer_by("windows", build, model, tokenizer, windows, question, **options)

@@ -78,12 +78,11 @@ def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
     folder = any(one.config is not None for one in result.exports)
     if out is None and (folder or len(selected) > 1 or selected[0][0].writes != "command"):
         out = Path(f"{slug(checkpoint.source.name)}-{result.target}")
-    if out is None:
-        return replace(result, verified=_verified(result, Path())) if options.verify else result
-    result = write_files(result, out, options.weights)
+    if out is not None:
+        result = write_files(result, out, options.weights)
     if options.verify:
-        result = replace(result, verified=_verified(result, out))
-    if result.written == (out,):
+        result = replace(result, verified=_verified(result, out or Path()))
+    if out is None or result.written == (out,):
         return result
     readme = write_text(out / "README.md", card(result))
     return replace(result, written=(*result.written, readme))
@@ -97,29 +96,26 @@ def _exported(
     run: PriorRun | None,
 ) -> ExportResult:
     """Settings or a refusal for each runtime, and the length; raises if all are refused."""
-    requests, refused = [], {}
+    requests, done = [], {}
     for runtime, version in selected:
         version = version or options.version
         try:
             text = scheme or (run.scheme(runtime) if run else "")
             requests.append(Export(runtime, text, version))
         except UserError as error:
-            refused[runtime.name] = Export(runtime, "", version, refused=str(error))
+            done[runtime.name] = Export(runtime, "", version, refused=str(error))
     target = _length(checkpoint, requests, options.to, run)
-    made = {e.runtime.name: e for e in exports(checkpoint, requests, target)}
-    done = [(refused | made)[runtime.name] for runtime, _ in selected]
-    if run is not None:
-        done = [_with_cost(one, run) for one in done]
-    if not any(one.settings for one in done):
-        raise UserError(" ".join(dict.fromkeys(str(one.refused) for one in done)))
-    return ExportResult(checkpoint, tuple(done), target, run)
+    done |= {e.runtime.name: e for e in exports(checkpoint, requests, target)}
+    every = [_with_cost(done[runtime.name], run) for runtime, _ in selected]
+    if not any(one.settings for one in every):
+        raise UserError(" ".join(dict.fromkeys(str(one.refused) for one in every)))
+    return ExportResult(checkpoint, tuple(every), target, run)
 
 
 def _length(
     checkpoint: Checkpoint, requests: Sequence[Export], to: str | int | None, run: PriorRun | None
 ) -> int:
-    """The length to serve: as given, of the run, saved with the scheme, or what the scheme itself
-    implies, its factor times what it was trained on."""
+    """The length to serve: as given, of the run, saved with the scheme, or by its factor."""
     if to is not None:
         to, trained = str(to), checkpoint.trained
         if trained is None and to.strip().lower().endswith("x"):
@@ -151,19 +147,19 @@ def _length(
     return round(factor * original)
 
 
-def _with_cost(one: Export, run: PriorRun) -> Export:
-    """What a runtime's scheme costs against the best of all, among its notes."""
-    cost = run.cost(one.runtime)
-    if cost is None:
+def _with_cost(one: Export, run: PriorRun | None) -> Export:
+    """What a runtime's scheme costs against the best of a run, among its notes."""
+    cost = run.cost(one.runtime) if run else None
+    if run is None or cost is None:
         return one
-    best = run.scheme(one.runtime)
-    if one.settings is None and best != one.requested:
+    best, settings = run.scheme(one.runtime), one.settings
+    if settings is None and best != one.requested:
         instead = f"of those measured it can serve {best}, and {cost}"
         return replace(one, refused=f"{str(one.refused).rstrip('.')}; {instead}.")
-    if one.settings is None or best != one.requested:
+    if settings is None or best != one.requested:
         return one
-    notes = (*one.settings.notes, f"{one.scheme}: {cost}.")
-    return replace(one, settings=replace(one.settings, notes=notes))
+    notes = (*settings.notes, f"{one.scheme}: {cost}.")
+    return replace(one, settings=replace(settings, notes=notes))
 
 
 def _verified(result: ExportResult, out: Path) -> tuple[Verified, ...]:
@@ -180,10 +176,8 @@ def _verified(result: ExportResult, out: Path) -> tuple[Verified, ...]:
             continue
         if export.requested not in references:
             original = export.target.original if export.target else checkpoint.trained or 1
-            source = checkpoint.source.gguf or checkpoint.source.name
-            references[export.requested] = Reference(
-                source, export.requested, original, result.target
-            )
+            what = (checkpoint.source.gguf or checkpoint.source.name, export.requested)
+            references[export.requested] = Reference(*what, original, result.target)
         reference, settings = references[export.requested], export.settings.entries
         proofs.append(verify(export.runtime, path, settings, reference, export.target))
     return _some_ran(proofs)
@@ -220,8 +214,7 @@ def verify(model: str, *, options: VerifyOptions | None = None) -> VerifyResult:
     checkpoint = open_checkpoint(model, options.revision)
     scheme = options.scheme or checkpoint.saved.get("scheme")
     if scheme is None:
-        proofs = _as_it_is(model, checkpoint, selected, options)
-        return VerifyResult(None, proofs)
+        return VerifyResult(None, _as_it_is(model, checkpoint, selected, options))
     # a checkpoint without a folder gets one by the export that is a complete checkpoint
     needed = [complete()] if checkpoint.needs_conversion else []
     both = [(r, None) for r in dict.fromkeys([*needed, *selected])]
@@ -257,9 +250,8 @@ def _as_it_is(
 
     source, own, trained = checkpoint.source, checkpoint.own, checkpoint.trained or 1
     target = make_target(own, checkpoint.config, trained) if own else None
-    reference = Reference(
-        source.gguf or source.name, None, target.original if target else trained, trained
-    )
+    original = target.original if target else trained
+    reference = Reference(source.gguf or source.name, None, original, trained)
     settings, gguf = read_settings(model, options.revision), source.gguf is not None
     proofs = []
     for runtime in selected:

@@ -75,15 +75,13 @@ class Checkpoint:
         return int(length) if isinstance(length, int | float) and length < 1e9 else None
 
     def resolve(self, text: str) -> Resolved:
-        """A scheme on this model; what the text leaves out is the model's own.
-
-        How pairs lie in a head and which keys are visible stands in no configuration: both are as
-        the text has them.
-        """
+        """A scheme on this model; what the text leaves out is the model's own. How pairs lie in a
+        head and which keys are visible stands in no configuration: both are as the text has
+        them."""
         scheme, typed = parse(text), FULL in self.ropes
-        if self.own is None or (isinstance(scheme, Layers) and not typed):
-            return Resolved(scheme, self.own, self)
         layered = isinstance(scheme, Layers)
+        if self.own is None or (layered and not typed):
+            return Resolved(scheme, self.own, self)
         types: Sequence[str | None] = layer_types(self.config) if layered else list(self.ropes)
         before = []
         for n, kind in enumerate(types):  # each layer's own rotation, with the text's pairs, masks
@@ -131,7 +129,7 @@ def open_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
     else:  # `save` wrote a scheme into it: as it was before
         config = {k: v for k, v in config.items() if k != SCHEME}
         config |= {k: v for k, v in entry.items() if k == "rope_parameters"}
-    name, home = name if source.folder is None else str(source.folder), file.parent
+    name, home = str(source.folder or name), file.parent
     tokenizer = read_json(home / TOKENIZER)
     return Checkpoint(name, config, tokenizer, None, source, home, read(config), entry)
 

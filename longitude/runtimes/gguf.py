@@ -23,15 +23,7 @@ from longitude.hf.gguf_reader import Header, header_of, read_layout
 from longitude.hf.gguf_writer import Value, rewrite
 from longitude.parts import Yarn
 from longitude.parts.frequencies import magnitude
-from longitude.runtimes import (
-    Question,
-    Runner,
-    Runtime,
-    Settings,
-    TopTokens,
-    in_process,
-    llama_cpp,
-)
+from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens, in_process, llama_cpp
 from longitude.runtimes.checkpoint import Checkpoint, layer_bases
 from longitude.runtimes.llama_cpp import DIVISORS, LOADS_DIVISORS, LOADS_LISTS, LONG, SHORT
 from longitude.runtimes.target import Target

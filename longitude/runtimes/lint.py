@@ -203,20 +203,26 @@ def explain(
 
 def read_settings(name: str, revision: str | None = None) -> dict[str, Any]:
     """A model's settings: of a config.json, a folder, a name on the Hub, or a GGUF file."""
+    file, raw, adapter = read_file(name, revision)
     added: dict[str, Any] = {}  # what an adapter adds to its base's settings
-    if Path(name).is_file() and Path(name).suffix == ".json":
-        file, raw = Path(name), read_config(name)
-    else:
-        source = find(name, revision)
-        if adapter := source.adapter:
-            added = {ADAPTER_JSON: {"base": adapter.base, "target": adapter.held.get("target")}}
-        if source.gguf is not None:
-            header = read_header(source.gguf)
-            return {**header.keys, **header.divisors, **added}
-        file, raw = raw_config(source)
+    if adapter:
+        added = {ADAPTER_JSON: {"base": adapter.base, "target": adapter.held.get("target")}}
+    if isinstance(raw, Header):
+        return {**raw.keys, **raw.divisors, **added}
     if (tokenizer := file.parent / TOKENIZER).is_file():
         added[TOKENIZER] = read_config(tokenizer)
     return {**raw, **added}
+
+
+def read_file(name: str, revision: str | None) -> tuple[Path, dict[str, Any] | Header, Any]:
+    """The file with a model's settings and its content, that of a config.json or the header of a
+    GGUF file; and the adapter that goes with it, if it is one's base."""
+    if Path(name).is_file() and Path(name).suffix == ".json":
+        return Path(name), read_config(name), None
+    source = find(name, revision)
+    if source.gguf is not None:
+        return source.gguf, read_header(source.gguf), source.adapter
+    return *raw_config(source), source.adapter
 
 
 def saved_scheme(name: str, revision: str | None = None) -> tuple[Scheme | None, tuple[Fault, ...]]:

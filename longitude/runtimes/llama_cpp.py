@@ -53,8 +53,7 @@ CONTEXT = ("-c", "--ctx-size", "num_ctx")
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    """What llama-server computes from a GGUF file's keys and flags, or from a config.json as the
-    converter writes it."""
+    """From a GGUF file's keys and flags, or from a config.json as the converter writes it."""
     if "general.architecture" in config:
         return from_keys(config, version)
     found, rope = from_keys(converted(config), version), version5(config)
@@ -152,8 +151,7 @@ class _File:
 def from_keys(
     keys: Mapping[str, Any], version: str | None = None, *, literal: bool = False
 ) -> Effective:
-    """What llama-server computes from a GGUF file and flags; or, if `literal`, what the file says
-    were every key of it read."""
+    """What llama-server computes from keys and flags; if `literal`, were every key of it read."""
     file = _File(keys, literal)
     entries, dead = _scaling(file)
     divisors, switch = _divisors(file)

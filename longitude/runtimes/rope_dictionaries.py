@@ -43,8 +43,7 @@ def named(target: Target) -> Entries | None:
 
 
 def listed(target: Target, **more: float) -> Iterator[Entries]:
-    """A longrope that is the same at every length; none if a pair has frequency 0. `more` is what a
-    runtime reads besides."""
+    """A longrope that is the same at every length, with `more`; none if a pair has frequency 0."""
     if not all(target.inv_freq):
         return
     plain = (target.base ** (-2 * i / target.dims) for i in range(target.dims // 2))
@@ -132,11 +131,9 @@ def per_layer(model: Checkpoint, parameters: Mapping[str, Any]) -> Entries:
 
 
 def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int) -> Entries:
-    """A config.json that states one rotation to transformers 5 and 4 alike.
-
-    Version 5 prefers `rope_scaling` and takes all of it, so the base stands inside and beside it.
-    Version 4 does without if nothing is scaled and M-RoPE has no sections there.
-    """
+    """A config.json that states one rotation to transformers 5 and 4 alike. Version 5 prefers
+    `rope_scaling` and takes all of it, so the base stands inside and beside it. Version 4 does
+    without if nothing is scaled and M-RoPE has no sections there."""
     config, text = model.config, dict(text_config(model.config))
     for old in ("rope_scaling", "rotary_emb_base"):
         text.pop(old, None)

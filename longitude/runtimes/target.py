@@ -52,10 +52,8 @@ class Target:
 
 
 def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int) -> Target:
-    """The numbers of a scheme on the model of this config.json, at a length.
-
-    Raises for a scheme that is more than one rotation of fixed frequencies, and names the nearest.
-    """
+    """The numbers of a scheme on the model of this config.json, at a length. Raises for a scheme
+    that is more than one rotation of fixed frequencies, and names the nearest."""
     kinds = {scheme.layer(i) for i in range(len(scheme))}
     if len(kinds) > 1:
         raise UserError(
@@ -124,8 +122,7 @@ def _without_rotation(scheme: Scheme, length: int) -> str:
 
 
 def nearest(scheme: Scheme, config: Mapping[str, Any], length: int) -> Scheme:
-    """The nearest scheme that has settings: its frequencies at the length, or YaRN in place of
-    whatever is not a matter of frequencies."""
+    """The nearest scheme with settings: its frequencies at the length, or YaRN for other parts."""
     rope = scheme.rotary or parts.Rope()
     frequencies, original = rope.frequencies, trained_length(config, rope.frequencies)
     if rope.remap or rope.decay or scheme.bias or scheme.scale or scheme.embed:

@@ -88,11 +88,9 @@ def overridden(
 
 
 def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> RopeEntries:
-    """The rotation as a configuration of version 5 holds it, after keywords are set on it.
-
-    A given dictionary replaces the one there and inherits no theta; a theta given beside it is not
-    read, since the one inside comes first.
-    """
+    """The rotation as a configuration of version 5 holds it, after keywords are set on it. A given
+    dictionary replaces the one there and inherits no theta; a theta given beside it is not read,
+    since the one inside comes first."""
     given, text = given or {}, text_config(config)
     own = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
     rope = _standardized(text, own, _default_theta(text))

@@ -162,8 +162,7 @@ class Reference:
     def top_tokens(
         self, runner: Runner, path: str | Path, settings: Mapping[str, Any], lengths: Sequence[int]
     ) -> TopTokens:
-        """A runtime's likeliest tokens after the tokens that end the lengths; raises what the
-        runtime raises."""
+        """A runtime's likeliest tokens after those that end the lengths; raises what it raises."""
         question = {
             "path": str(path),
             "settings": dict(settings),

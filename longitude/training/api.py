@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from longitude.core.progress import Event, TextResult
 from longitude.core.store import Store
 from longitude.core.text import parse
-from longitude.training import loggers
 from longitude.training.data import gather
 from longitude.training.distributed import is_first_process, process_group
 from longitude.training.lab.compare import LabOptions, compare, make_plan, slug
 from longitude.training.lab.rows import Score
 from longitude.training.lab.run import STOCK, RunOptions, lab_folder, make_run, train_run
-from longitude.training.loop import SMOOTHED, Step
+from longitude.training.loop import SMOOTHED, Step, logger
 from longitude.training.to_hf import check_dtype, stock_model
 from longitude.training.tune.run import Tuned, TuneOptions, fine_tune, with_recommendation
 
@@ -55,7 +54,6 @@ class TrainResult:
 
     @property
     def loss(self) -> float:
-        """The mean loss of the last steps."""
         last = self.losses[-SMOOTHED:]
         return sum(last) / len(last)
 
@@ -175,7 +173,6 @@ class TuneResult:
 
     @property
     def files(self) -> list[Path]:
-        """What there is to look at in the run's folder."""
         out = Path(self.tuned.out)
         pages = [out / "report" / name for name in ("report.html", "summary.md")]
         return [*(pages if self.measured else ()), out / CHART]
@@ -208,11 +205,9 @@ def tune(
     to: str | int | None = None,
     options: TuneOptions = TuneOptions(),  # noqa: B008
 ) -> TuneResult:
-    """Fine-tune a model a little on longer positions, and measure what that changed.
-
-    `to` is a length (32768, "32k") or a multiple of the trained window ("4x", the default; "8x" for
-    tiny-rope). The measurements are the first process's alone.
-    """
+    """Fine-tune a model a little on longer positions, and measure what that changed. `to` is a
+    length (32768, "32k") or a multiple of the trained window ("4x", the default; "8x" for
+    tiny-rope). The measurements are the first process's alone."""
     from longitude.training.tune.evaluate import evaluate, make_test_set
 
     to = str(to or ("8x" if model == "tiny-rope" else "4x"))
@@ -223,7 +218,7 @@ def tune(
     test_set = make_test_set(model, to, options) if options.measure and first else None
     settings = {"model": model, "to": to, **vars(options)}
     del settings["progress"]
-    with loggers.logger(options.report_to, out, settings) as record:
+    with logger(options.report_to, out, settings) as record:
 
         def report(step: Step) -> None:
             record(step)

@@ -44,13 +44,11 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_file(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are trained, by name."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
@@ -77,7 +75,6 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """Whether the run has ended."""
         ended = any((self.path / name).is_file() for name in self.results)
         return ended and (self.path / HISTORY).is_file()
 
@@ -101,7 +98,6 @@ class RunFolder:
             raise UserError(f"{file} describes no run ({e}): give another --out.") from None
 
     def history(self) -> dict[str, Any]:
-        """What training.json of a finished run says."""
         return json.loads((self.path / HISTORY).read_text(encoding="utf-8"))
 
     def claim(self, question: dict[str, Any], resume: bool) -> None:

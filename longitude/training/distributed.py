@@ -61,7 +61,6 @@ class World:
         return int(shared)
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
         if self.size > 1:
             dist.barrier()
 
@@ -75,7 +74,6 @@ class World:
         return auto if name == "auto" else name
 
     def check_batch(self, batch: int) -> None:
-        """Raise unless a batch divides evenly among the processes."""
         if batch % self.size:
             raise UserError(
                 f"a batch of {batch} sequences does not divide among {self.size} processes: "

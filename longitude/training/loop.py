@@ -5,6 +5,10 @@ to norm 1 and accumulated over parts of a batch, a state saved every so often. W
 follows from the job, the seed and the step alone, dropout included: a resumed run repeats one that
 was never stopped, bit for bit on CPU (on CUDA with `deterministic`). Several processes take each
 step together.
+
+An experiment tracker (TensorBoard, trackio, Weights & Biases) may follow a run. It is imported when
+it is chosen and opened at the first step, so that nothing is written or sent before a run is known
+to be good. TensorBoard and trackio stay on this machine.
 """
 
 from __future__ import annotations
@@ -14,9 +18,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -24,13 +32,15 @@ from torch import Tensor, nn
 
 from longitude.core.part import Pos
 from longitude.core.progress import Event
-from longitude.core.validate import UserError
+from longitude.core.validate import UserError, shown
 from longitude.training.checkpoint import RunFolder, trainable_parameters
 from longitude.training.distributed import World, generator
 
 BETAS = (0.9, 0.95)
 CLIP_NORM = 1.0
 SMOOTHED = 20  # steps whose mean loss is reported
+LOGGERS = ("tensorboard", "trackio", "wandb")
+Log = Callable[[dict[str, float], int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +93,6 @@ class Step:
     left: float  # seconds to go, estimated
 
     def event(self, job: str) -> Event:
-        """What a progress display shows of it."""
         figures = {"loss": f"{self.loss:.3f}", "tokens/s": f"{self.tokens_per_second:,.0f}"}
         return Event("", self.step, self.steps, job, figures, self.left)
 
@@ -239,3 +248,51 @@ def torch_settings(deterministic: bool, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0])
         torch.set_float32_matmul_precision(before[1])
         torch.set_num_threads(threads)
+
+
+def check_logger(name: str | None) -> None:
+    """Raise unless a logger is known and installed."""
+    if name is not None and name not in LOGGERS:
+        raise UserError(f"--report-to is {', '.join(LOGGERS)}, but got {shown(name)}: use one.")
+    if name is not None and find_spec(name) is None:
+        raise UserError(
+            f"--report-to {name} needs the package {name}: pip install {name}, or leave it out."
+        )
+
+
+@contextmanager
+def logger(
+    name: str | None, out: Path, settings: Mapping[str, Any]
+) -> Iterator[Callable[[Step], None]]:
+    """A function that records each step; it does nothing without a name."""
+    log: Log | None = None
+    with ExitStack() as stack:
+
+        def record(step: Step) -> None:
+            nonlocal log
+            if name is None:
+                return
+            log = log or _open(name, out, settings, stack)
+            figures = {"loss": step.loss, "learning_rate": step.rate}
+            log({**figures, "tokens_per_second": step.tokens_per_second}, step.step)
+
+        yield record
+
+
+def _open(name: str, out: Path, settings: Mapping[str, Any], stack: ExitStack) -> Log:
+    """Open a logger, to be closed by the stack."""
+    if name == "tensorboard":
+        writer = import_module("torch.utils.tensorboard").SummaryWriter(str(out / "tensorboard"))
+        stack.callback(writer.close)
+
+        def add_scalars(numbers: dict[str, float], step: int) -> None:
+            for key, value in numbers.items():
+                writer.add_scalar(key, value, step)
+
+        return add_scalars
+    module = import_module(name)
+    about = {"project": "longitude", "name": out.name, "config": dict(settings)}
+    opened = module.init(**about, **({"dir": str(out)} if name == "wandb" else {}))
+    run = opened if name == "wandb" else module  # trackio logs to the run that it opened last
+    stack.callback(run.finish)
+    return lambda numbers, step: run.log(numbers, step=step)

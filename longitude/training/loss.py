@@ -152,7 +152,6 @@ class LossModel(nn.Module):
         targets: Int[Tensor, "rows n"],
         weights: Float[Tensor, "rows n"],
     ) -> Float[Tensor, ""]:
-        """The sum of each target's weighted loss."""
         inputs = self._inputs(tokens, pos)
         if not self.plain_head:
             return plain_loss(self.model(**inputs).logits, targets, weights)

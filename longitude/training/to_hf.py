@@ -26,8 +26,7 @@ from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import rope_parameters
 from longitude.hf.tokenizer import byte_tokenizer
 from longitude.parts import Alibi, DynamicNtk, Learned, Rope, Sequential
-from longitude.training.lab.model import EPSILON, DecoderConfig
-from longitude.training.lab.trainable import at_test
+from longitude.training.lab.model import EPSILON, DecoderConfig, at_test
 
 Kind = Literal["llama", "gpt2", "bloom"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -125,7 +124,6 @@ def _llama(rope: Rope) -> tuple[Kind | None, str]:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raise unless a checkpoint can be written in this type."""
     if dtype not in DTYPES:
         raise UserError(f"--weights is {' or '.join(DTYPES)}, but got {dtype!r}: use one of them.")
 
@@ -133,10 +131,8 @@ def check_dtype(dtype: str) -> None:
 def write_checkpoint(
     folder: Path, config: DecoderConfig, weights: Mapping[str, Tensor], dtype: str = "float32"
 ) -> None:
-    """Write a lab model as a checkpoint that stock transformers loads, with its tokenizer.
-
-    Files appear atomically and config.json last: a folder that has it is complete.
-    """
+    """Write a lab model as a checkpoint that stock transformers loads, with its tokenizer. Files
+    appear atomically and config.json last: a folder that has it is complete."""
     from transformers import GenerationConfig
 
     check_dtype(dtype)
@@ -222,6 +218,5 @@ def _check_tensors(kind: Kind, config: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def update_json(file: Path, **entries: Any) -> None:
-    """Add entries to a JSON file."""
     data = json.loads(file.read_text(encoding="utf-8")) | entries
     file.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")

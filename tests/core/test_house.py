@@ -16,20 +16,20 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 45_130, 249  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 44_850, 246  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_800,  # the client of servers, too
+    "core": 1_770,  # the client of servers, too
     "presets": 575,
     "parts": 3_360,
     "ops": 6_240,  # over several ranks, too
     "cache": 830,
     "hf": 5_205,
     "eval": 2_400,
-    "inspection": 2_480,
-    "reading": 2_325,
-    "training": 3_815,
-    "runtimes": 4_150,
+    "inspection": 2_450,
+    "reading": 2_245,
+    "training": 3_705,
+    "runtimes": 4_125,
     "serving": 800,  # the vLLM plugin
     "extension": 3_110,  # tasks side by side on a CPU, too
     "probing": 2_000,  # what a live server does

@@ -16,7 +16,7 @@ from longitude.core.text import dump, parse
 from longitude.extension.candidates import candidates
 from longitude.extension.search_space import neighbours
 from longitude.ops.attention import attention
-from longitude.training.lab.trainable import at_test, check_trainable, every
+from longitude.training.lab.model import at_test, check_trainable, every
 
 CAPPED = '''
 """Capped RoPE: the relative position of query i and key j is min(i - j, c)."""

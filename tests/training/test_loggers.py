@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from longitude.core.validate import UserError
-from longitude.training import loggers
+from longitude.training import loop
 from longitude.training.loop import Step
 
 STEPS = [Step(n, 2, 3.0 - n, 1e-4 * n, 100.0, 1.0 * n, 2.0 - n) for n in (1, 2)]
@@ -30,8 +30,8 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> None:
 
 
 def follow(name: str | None, out: Path) -> None:
-    loggers.check(name)
-    with loggers.logger(name, out, {"model": "tiny-rope"}) as record:
+    loop.check_logger(name)
+    with loop.logger(name, out, {"model": "tiny-rope"}) as record:
         for step in STEPS:
             record(step)
 
@@ -83,13 +83,13 @@ def test_none_by_default(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", loggers.LOGGERS)
+@pytest.mark.parametrize("name", loop.LOGGERS)
 def test_one_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    monkeypatch.setattr(loop, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=f"needs the package {name}: pip install {name}"):
-        loggers.check(name)
+        loop.check_logger(name)
 
 
 def test_one_that_is_not_known() -> None:
     with pytest.raises(UserError, match="--report-to is tensorboard, trackio, wandb, but got"):
-        loggers.check("paper")
+        loop.check_logger("paper")

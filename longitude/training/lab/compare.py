@@ -31,7 +31,7 @@ from longitude.core.validate import UserError
 from longitude.eval.perplexity import by_position, tail, token_losses
 from longitude.training.data import Corpus, excerpts
 from longitude.training.distributed import World, generator
-from longitude.training.lab.model import SIZES, Decoder
+from longitude.training.lab.model import SIZES, Decoder, chosen
 from longitude.training.lab.rows import TEXT, Score
 from longitude.training.lab.run import (
     Run,
@@ -43,7 +43,6 @@ from longitude.training.lab.run import (
     train_run,
 )
 from longitude.training.lab.tasks import accuracy, task
-from longitude.training.lab.trainable import chosen
 
 TOKENS_AT_ONCE = 2**15
 SEED = 0  # of excerpts and problems
@@ -182,8 +181,7 @@ def _score(key: dict[str, Any], value: dict[str, Any]) -> Score:
 
 
 def label(scheme: str) -> str:
-    """A short name for tables: nope without positions, else the written form, with equal
-    neighbouring layers counted."""
+    """A short name for tables: nope, or the written form with equal neighbouring layers counted."""
     if scheme == "causal()":
         return "nope"
     parsed = parse(scheme)

@@ -4,26 +4,33 @@ One decoder with two blocks. `llama`: RMSNorm, SwiGLU, no biases (every comparis
 it). `gpt`: LayerNorm, GELU, biases, as GPT-2 and BLOOM have. Both are pre-norm and tie the output
 to the embedding. Position enters through a scheme at the six sites and nowhere else, and attention
 is `longitude.attention`.
+
+Which schemes it can be trained with, the parts say themselves (`core/part.py`): `training` lists
+what `--schemes all` trains with a part, `at_test` what replaces it once the model is trained.
+Position policies draw ids during training only. Remaps made for inference move distances that a
+model has learned already: they have no `training`, and are refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longitude.core.part import Dims, Pos
-from longitude.core.scheme import Layers, Scheme
-from longitude.core.text import parse
-from longitude.core.validate import UserError
+from longitude.core.part import PARTS, Dims, Pos, Site, as_tensor, optional
+from longitude.core.scheme import Layers, Scheme, scheme_of
+from longitude.core.text import dump, parse
+from longitude.core.validate import UserError, shown
 from longitude.nn import PositionAttention, PositionEmbedding
 
 BLOCKS = ("llama", "gpt")
 VOCABULARY = 256  # a token is a byte; byte 0 ends a document and pads
 EPSILON = 1e-5
+Either = Scheme | Layers
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class Size:
-    """Layers, width and heads, and the training that suits them: learning rate, steps, and
-    sequences a step."""
+    """Layers, width and heads, and the training that suits them; `batch` counts sequences."""
 
     layers: int
     dim: int
@@ -78,10 +84,8 @@ SIZES = {  # weights: 0.36M, for two CPU cores; 2.3M; 14M; 128M
 
 
 class Decoder(nn.Module):
-    """Tokens to logits, or straight to the loss where targets are given.
-
-    Weights are drawn from `seed` alone, on the CPU: the same on every machine and device.
-    """
+    """Tokens to logits, or straight to the loss where targets are given. Weights are drawn from
+    `seed` alone, on the CPU: the same on every machine and device."""
 
     def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
         super().__init__()
@@ -114,10 +118,8 @@ class Decoder(nn.Module):
         targets: Int[Tensor, "b n"] | None = None,
         weights: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n vocabulary"] | Float[Tensor, ""]:
-        """Logits; with `targets` the sum of their losses, each times its weight.
-
-        `pos` is what a training step drew; without it the scheme's test-time positions.
-        """
+        """Logits; with `targets` the sum of their losses, each times its weight. `pos` is what a
+        training step drew; without it the scheme's test-time positions."""
         pos = self.positions.positions(tokens.shape[1]) if pos is None else pos
         x = self.norm_in(self.positions(self.tokens(tokens) * self.size, pos))
         for block in self.blocks:
@@ -134,7 +136,7 @@ class _Block(nn.Module):
     """Attention, then a feed-forward, each behind its norm and added to what came in."""
 
     def __init__(
-        self, config: DecoderConfig, scheme: Scheme | Layers, index: int, rng: torch.Generator
+        self, config: DecoderConfig, scheme: Either, index: int, rng: torch.Generator
     ) -> None:
         super().__init__()
         self.norm1, self.norm2 = _norm(config), _norm(config)
@@ -148,7 +150,7 @@ class _Block(nn.Module):
 
 class _Attend(nn.Module):
     def __init__(
-        self, config: DecoderConfig, scheme: Scheme | Layers, index: int, rng: torch.Generator
+        self, config: DecoderConfig, scheme: Either, index: int, rng: torch.Generator
     ) -> None:
         super().__init__()
         bias = config.block == "gpt"
@@ -183,3 +185,76 @@ class _FeedForward(nn.Module):
 def _norm(config: DecoderConfig) -> nn.Module:
     kind = nn.RMSNorm if config.block == "llama" else nn.LayerNorm
     return kind(config.dim, eps=EPSILON)
+
+
+# which schemes can be trained
+
+
+def at_test(scheme: Either) -> Either:
+    """The scheme for a model trained with this one: without what is for training alone."""
+    if isinstance(scheme, Layers):
+        return replace(scheme, schemes=tuple(map(at_test, scheme.schemes)))
+    if scheme.rotary is None or not hasattr(scheme.rotary.remap, "at_test"):
+        return scheme
+    remap = optional(scheme.rotary.remap, "at_test")
+    return replace(scheme, rotary=replace(scheme.rotary, remap=remap))
+
+
+def check_trainable(scheme: Either, length: int, layers: int) -> None:
+    """Raise unless a decoder with so many layers and tokens can be trained with the scheme."""
+    for one in dict.fromkeys(scheme.layer(n, layers) for n in range(layers)):
+        if one.rotary and one.rotary.remap and not hasattr(one.rotary.remap, "training"):
+            raise UserError(
+                f"{shown(one.rotary.remap)} is made for reading with a trained model, so it can't "
+                f"be trained: train {shown(replace(one.rotary, remap=None))} and read with the "
+                f"remap."
+            )
+        if not one.causal:
+            raise UserError(
+                f"{one} lets tokens see those ahead, which a decoder must predict: "
+                f"leave bidirectional() out."
+            )
+        if any(getattr(b, "bidirectional", False) for b in one.bias):
+            raise UserError(f"{one} is made for encoders: give its bias one direction.")
+        _try_positions(one, length)
+
+
+def _try_positions(scheme: Scheme, length: int) -> None:
+    """Draw a batch's positions and pass them through every part that reads them, so that a table
+    that is too short, or positions that a part can't take, fail here and not in the first step."""
+    pos = as_tensor(scheme.positions.ids(length, rng=torch.Generator().manual_seed(0)))
+    dims = Dims(8, 2, 4)
+    if scheme.embed:
+        x = torch.zeros(1, length, dims.dim)
+        scheme.embed.embed(x, pos, scheme.embed.init(dims, None))
+    for bias in scheme.bias:
+        if pos.is_floating_point() and getattr(bias, "integer_positions", False):
+            raise UserError(
+                f"{scheme.positions} draws positions that are not whole, which {bias} has no entry "
+                f"for: use it with rope(), sinusoidal() or alibi()."
+            )
+
+
+def every(length: int, layers: int) -> tuple[str, ...]:
+    """One scheme for each encoding that can be trained on `length` tokens, by site; and HWFA."""
+    order = get_args(Site)
+    classes = sorted(PARTS.values(), key=lambda cls: order.index(cls.site))  # type: ignore[attr-defined]
+    schemes = [scheme_of(choice) for cls in classes for choice in optional(cls, "training", length)]
+    window = hwfa_window(length, layers)
+    return (*map(dump, schemes), dump(parse(f"hwfa({length}, layers={layers}, window={window})")))
+
+
+def hwfa_window(length: int, layers: int) -> int:
+    """The window of HWFA's local layers: (w - 1)(layers - 1) + 1 = 3/4 of the length (Su 2023)."""
+    return max(2, round((0.75 * length - 1) / max(1, layers - 1)) + 1)
+
+
+def chosen(text: str, length: int, layers: int) -> tuple[Either, ...]:
+    """The schemes of a `;`-separated list, or `all`; each parsed and found trainable."""
+    names = every(length, layers) if text.strip() == "all" else text.split(";")
+    schemes = tuple(dict.fromkeys(parse(name) for name in names if name.strip()))
+    if not schemes:
+        raise UserError('--schemes names none: give some, as in "rope(); alibi()", or all.')
+    for scheme in schemes:
+        check_trainable(scheme, length, layers)
+    return schemes

@@ -16,11 +16,9 @@ Stretch = tuple[int, int, float]  # first position, past the last, mean loss
 
 @dataclass(frozen=True)
 class Score:
-    """How one trained model did on one task at one length.
-
-    `value` is the mean loss of the last tokens (text, in nats a byte) or the share of exact
-    answers (other tasks), or None with the reason in `refused`. `curve` is the loss by position.
-    """
+    """How one trained model did on one task at one length. `value` is the mean loss of the last
+    tokens (text, in nats a byte) or the share of exact answers (other tasks), or None with the
+    reason in `refused`. `curve` is the loss by position."""
 
     scheme: str
     label: str
@@ -33,7 +31,6 @@ class Score:
     curve: tuple[Stretch, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The score in JSON's types."""
         return asdict(self) | {"curve": [[*stretch] for stretch in self.curve]}
 
 
@@ -100,10 +97,8 @@ def _spread(values: list[float]) -> Spread | None:
 
 
 def _labelled(scores: Iterable[Score]) -> Iterator[tuple[str, Score]]:
-    """Each score once (the last one of equals), with a label of its own.
-
-    Two schemes under one label would be taken for two seeds: they get their written forms.
-    """
+    """Each score once (the last one of equals), with a label of its own. Two schemes under one
+    label would be taken for two seeds: they get their written forms."""
     last = {(s.scheme, s.label, s.seed, s.task, s.trained, s.length): s for s in scores}
     schemes: dict[str, set[str]] = {}
     for s in last.values():

@@ -31,9 +31,8 @@ from longitude.core.validate import UserError
 from longitude.training.checkpoint import RunFolder, gather_weights, write_file
 from longitude.training.data import Corpus, join, windows
 from longitude.training.distributed import World, distribute, generator
-from longitude.training.lab.model import SIZES, Decoder, DecoderConfig
+from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, at_test, check_trainable
 from longitude.training.lab.tasks import task
-from longitude.training.lab.trainable import at_test, check_trainable
 from longitude.training.loop import Batch, Job, LoopOptions, adamw, train
 from longitude.training.to_hf import stock_model, write_checkpoint
 
@@ -71,20 +70,17 @@ class Run:
         return self.rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in config.json and in a row's key."""
         fields = asdict(self)
         return {"shape": fields.pop("config"), **fields, "tasks": [list(t) for t in self.tasks]}
 
 
 def read_run(data: dict[str, Any]) -> Run:
-    """A run from its JSON."""
     shape, fields = DecoderConfig(**data["shape"]), {k: v for k, v in data.items() if k != "shape"}
     tasks = tuple((name, float(share)) for name, share in data["tasks"])
     return Run(**{**fields, "config": shape, "tasks": tasks})
 
 
 def lab_folder(path: Path) -> RunFolder:
-    """The folder of a lab run."""
     return RunFolder(path, "config.json", "run", (MODEL,), lambda data: read_run(data).to_json())
 
 

@@ -13,6 +13,7 @@ import difflib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from string import ascii_lowercase
 
 import numpy as np
 import torch
@@ -114,13 +115,13 @@ def accuracy(predicted: Int64[Tensor, "size length"], rows: Rows) -> float:
 def copied(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`qwe=qwe`: the letters repeated. The paper's "duplicate string", with 26 letters for its two:
     a decoder then finds its place by what stands around it."""
-    letters = _drawn("abcdefghijklmnopqrstuvwxyz", rng, n, most)
+    letters = _drawn(ascii_lowercase, rng, n, most)
     return letters, letters
 
 
 def reversed_(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`qwe=ewq`: letters backwards; the paper's "reverse string", with 26 letters for its two."""
-    letters = _drawn("abcdefghijklmnopqrstuvwxyz", rng, n, most)
+    letters = _drawn(ascii_lowercase, rng, n, most)
     return letters, letters.flip(1)
 
 
@@ -133,8 +134,8 @@ def sorted_(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
 def parity(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     """`abbaa=y`: whether the number of b's is even, y or n; the paper's "parity check"."""
     letters = _drawn("ab", rng, n, most)
-    odd = (letters == ord("b")).sum(1, keepdim=True) % 2
-    return letters, _symbols("yn")[odd]
+    remainder = (letters == ord("b")).sum(1, keepdim=True) % 2
+    return letters, _symbols("yn")[remainder]
 
 
 def arithmetic(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
@@ -157,8 +158,8 @@ def recall(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes]:
     keys = torch.where(other & (keys == key), (keys + 1) % 26**2, keys)
     values = _drawn("0123456789", rng, n, most)
     pairs = torch.cat([_two_letters(keys), values[..., None]], -1) * (values > 0)[..., None]
-    asked = torch.full((len(n), 1), ord("?"))
-    problem = torch.cat([pairs.flatten(1), asked, _two_letters(key).flatten(1)], 1)
+    mark = torch.full((len(n), 1), ord("?"))
+    problem = torch.cat([pairs.flatten(1), mark, _two_letters(key).flatten(1)], 1)
     return problem, values.gather(1, queried)
 
 
@@ -195,10 +196,8 @@ def _modular(digits: Bytes, operators: Bytes) -> Int64[Tensor, " size"]:
 def _joined(
     before: list[Tensor], after: list[Tensor], length: int
 ) -> tuple[Int64[Tensor, "size {length}"], Bool[Tensor, "size {length}"]]:
-    """Rows without their gaps, filled up with NUL, and which tokens came `after`.
-
-    In numpy, whose one thread is done before several of torch's have woken up.
-    """
+    """Rows without their gaps, filled up with NUL, and which tokens came `after`. In numpy, whose
+    one thread is done before several of torch's have woken up."""
     tokens = torch.cat([*before, *after], 1).numpy()
     some = tokens > 0
     last = some[:, -sum(piece.shape[1] for piece in after) :].sum(1, keepdims=True)

@@ -39,7 +39,6 @@ ALPHA = 2  # times the rank
 
 
 def check_peft(trained: str) -> None:
-    """Raise if LoRA is wanted and peft is not installed."""
     if trained == LORA and find_spec("peft") is None:
         raise UserError(
             "LoRA needs the package peft: pip install longitude[tune], or train --full."
@@ -47,8 +46,7 @@ def check_peft(trained: str) -> None:
 
 
 def make_trainable(model: Any, trained: str, rank: int) -> Any:
-    """Ready a model for training in place; returns what is saved in the end, peft's model if it
-    has an adapter."""
+    """Ready a model for training in place; returns what is saved in the end: peft's, with LoRA."""
     saved = model
     if trained == LORA:
         from peft import LoraConfig, get_peft_model
@@ -113,8 +111,7 @@ def enable_checkpointing(model: Any) -> None:
 
 
 def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:
-    """A scheme with groups of this size; raises if shifted positions would change more than the
-    groups."""
+    """A scheme with groups of this size; raises if shifted positions would change more."""
     from longitude.extension.candidates import by_length
 
     layers = [scheme.layer(i, len(scheme)) for i in range(len(scheme))]

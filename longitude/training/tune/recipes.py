@@ -1,18 +1,20 @@
 """Recipes: how long-context checkpoints were trained, each a value that names its paper.
 
-A scheme for the stretch from the trained length L to the target T, and how it is trained. Learning
-rates are the papers', for models 4,096 wide; `settle` scales them to another width as 1/width (Yang
-et al. 2022, "Tensor Programs V", arXiv:2203.03466) and, for LoRA, by ten (Schulman et al. 2025,
-"LoRA Without Regret"). The papers' batches have 64 to 128 sequences; these fit one machine. Every
-field can be overridden.
+recipes.toml has them: a scheme for the stretch from the trained length L to the target T, and how
+it is trained. Learning rates are the papers', for models 4,096 wide; `settle` scales them to
+another width as 1/width (Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466) and, for LoRA, by
+ten (Schulman et al. 2025, "LoRA Without Regret"). The papers' batches have 64 to 128 sequences;
+these fit one machine. Every field can be overridden.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from longitude.core.lengths import Lengths
@@ -29,14 +31,14 @@ OPTIONS = {  # fields under the names of the command's options
     "scheme": "scheme", "steps": "steps", "rows": "batch", "length": "seq", "rate": "lr",
     "warmup": "warmup", "positions": "positions", "rank": "rank",
 }  # fmt: skip
-Write = Callable[[Lengths, Rope, int], str | None]  # given the stretch, the rotation, its pairs
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what, and how. `scheme` is what `write` gives for a model; `length` None
-    is the target, or with `at_window` the trained length; `groups` is the share of a sequence that
-    one of LongLoRA's groups has, `short` the share of steps on windows of the trained length."""
+    """What is trained, on what, and how. `scheme` has slots until it is settled for a model; None
+    keeps the model's own. `length` None is the target, or with `at_window` the trained length;
+    `groups` is the share of a sequence that one of LongLoRA's groups has, `short` the share of
+    steps on windows of the trained length."""
 
     name: str
     paper: str
@@ -53,7 +55,6 @@ class Recipe:
     groups: float | None = None
     at_window: bool = False
     short: float = 0.0
-    write: Write = lambda lengths, rope, pairs: None  # the scheme; None keeps the model's own
 
     def __post_init__(self) -> None:
         for name in ("steps", "rows", "length", "rate", "rank"):
@@ -70,8 +71,7 @@ class Recipe:
             raise UserError(f"what is trained is lora or full, but got {shown(self.trained)}.")
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in tune.json."""
-        return {name: value for name, value in vars(self).items() if name != "write"}
+        return dict(vars(self))
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step: linear from a tenth up, then linear down to a tenth."""
@@ -81,19 +81,7 @@ class Recipe:
         return self.rate * (1 - 0.9 * done)
 
 
-def _yarn(s: Lengths, rope: Rope, pairs: int) -> str:
-    return f"rope(frequencies=yarn({s.factor():g}, original={s.trained}))"
-
-
-def _linear(s: Lengths, rope: Rope, pairs: int) -> str:
-    return f"rope(frequencies=linear({s.factor():g}))"
-
-
-def _dropped(s: Lengths, rope: Rope, pairs: int) -> str:
-    return f"drope({s.trained})"
-
-
-def _longrope2(s: Lengths, rope: Rope, pairs: int) -> str:
+def _longrope2(s: Lengths, rope: Rope, pairs: int) -> LongRope:
     """Above the window pairs from the critical one on are divided by s, those before it as NTK
     does, s^(i / critical); below it nothing changes. The critical pair is the first that did not
     turn fully within L. The paper's search (`extend --search`) finds an earlier one, 25 instead of
@@ -102,65 +90,21 @@ def _longrope2(s: Lengths, rope: Rope, pairs: int) -> str:
     critical = min(pairs, math.ceil(pairs * math.log(turns) / math.log(float(rope.base))))
     long = tuple(round(s.factor() ** min(1.0, i / critical), 6) for i in range(pairs))
     short = (1.0,) * pairs
-    frequencies = LongRope(short, long, original=s.trained, factor=s.factor(), attention_factor=1.0)
-    return f"rope(frequencies={frequencies})"
+    return LongRope(short, long, original=s.trained, factor=s.factor(), attention_factor=1.0)
 
 
-def _larger_base(s: Lengths, rope: Rope, pairs: int) -> str:
+def _critical_base(s: Lengths, rope: Rope, pairs: int) -> int | float:
     """The critical base of the target, rounded up to two digits: above it, the pairs that turned
     fully within L cover T as well."""
     turns = [max(math.e, n / (2 * math.pi)) for n in (s.trained, s.target)]
     critical = float(rope.base) ** max(1.0, math.log(turns[1]) / math.log(turns[0]))
     digit = 10 ** (math.floor(math.log10(critical)) - 1)
-    return f"rope(base={math.ceil(critical / digit) * digit})"
+    return math.ceil(critical / digit) * digit
 
 
-_RECIPES = (
-    Recipe("yarn", "Peng et al. 2023, YaRN, arXiv:2309.00071", "rope", write=_yarn),
-    Recipe(
-        "pi", "Chen et al. 2023, Position Interpolation, arXiv:2306.15595", "rope",
-        steps=1000, write=_linear,
-    ),
-    Recipe(
-        "abf",
-        "Rozière et al. 2023, Code Llama, arXiv:2308.12950; Liu et al. 2023, Scaling Laws of "
-        "RoPE-based Extrapolation, arXiv:2310.05209", "rope",
-        steps=1000, trained=FULL, write=_larger_base,
-    ),
-    Recipe(
-        "pose", "Zhu et al. 2023, PoSE, arXiv:2309.10400", "rope",
-        steps=1000, warmup=10, positions="pose", write=_yarn,
-    ),
-    Recipe(
-        "e2_llm", "Liu et al. 2024, E2-LLM, arXiv:2401.06951", "rope",
-        steps=1000, rate=1e-5, positions="e2_llm", write=_linear,
-    ),
-    Recipe(
-        "cream", "Wu et al. 2024, CREAM, arXiv:2406.07138", "rope",
-        steps=1000, warmup=10, positions="cream", write=_linear,
-    ),
-    Recipe(
-        "longlora", "Chen et al. 2023, LongLoRA, arXiv:2309.12307", "rope",
-        steps=1000, groups=0.25, write=_linear,
-    ),
-    Recipe(
-        "longrope2", "Shang et al. 2025, LongRoPE2, arXiv:2502.20082", "rope",
-        trained=FULL, short=0.3, write=_longrope2,
-    ),
-    Recipe(
-        "drope", "Gelberg et al. 2025, DroPE, arXiv:2512.12167", "rope",
-        steps=1000, rate=1e-4, warmup=100, trained=FULL, at_window=True, write=_dropped,
-    ),
-    Recipe(
-        "alibi", "Press et al. 2021, ALiBi, arXiv:2108.12409; MosaicML 2023, MPT-7B-StoryWriter",
-        "alibi", trained=FULL,
-    ),
-    Recipe(
-        "learned", "Su 2020, hierarchical decomposition, kexue.fm/archives/7947", "learned",
-        trained=FULL, write=lambda s, rope, pairs: f"hierarchical({s.trained})",
-    ),
-)  # fmt: skip
-RECIPES = {recipe.name: recipe for recipe in _RECIPES}
+COMPUTED = {"longrope2": _longrope2, "critical_base": _critical_base}  # slots of a recipe's scheme
+_ENTRIES = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text(encoding="utf-8"))
+RECIPES = {name: Recipe(name, **entry) for name, entry in _ENTRIES.items()}
 USUAL = {"rope": "yarn", "alibi": "alibi", "learned": "learned"}
 
 
@@ -199,7 +143,13 @@ def settle(
         )
     ropes = [own.layer(i, len(own)).rotary for i in range(len(own))]
     rope = next(filter(None, ropes), Rope())
-    text = recipe.write(Lengths(model.trained, target), rope, rope.dim(head_dim) // 2)
+    stretch, text = Lengths(model.trained, target), recipe.scheme
+    if text is not None:
+        slots: dict[str, Any] = {"trained": model.trained, "factor": f"{stretch.factor():g}"}
+        for slot, compute in COMPUTED.items():
+            if f"{{{slot}}}" in text:
+                slots[slot] = compute(stretch, rope, rope.dim(head_dim) // 2)
+        text = text.format(**slots)
     policies = {recipe.positions, given.get("positions", recipe.positions)}
     lora = given.get("trained", recipe.trained) == LORA
     settled = replace(

@@ -33,10 +33,9 @@ from longitude.hf.patch import WINDOW, apply, patched, scheme_of, undo
 from longitude.hf.saving import name_target, save, save_adapter
 from longitude.hf.source import find
 from longitude.parts import Sequential
-from longitude.training import loggers
 from longitude.training.checkpoint import RunFolder, gather_weights, trainable_parameters
 from longitude.training.distributed import World, assign, distribute, process_group
-from longitude.training.loop import SMOOTHED, Job, LoopOptions, Step, adamw, train
+from longitude.training.loop import SMOOTHED, Job, LoopOptions, Step, adamw, check_logger, train
 from longitude.training.loss import LossModel
 from longitude.training.tune.data import TokenStream, position_policy, token_stream
 from longitude.training.tune.model import (
@@ -100,7 +99,7 @@ class TuneOptions:
             raise UserError(
                 f"--save-every counts steps from 1, but got {self.save_every}: give more."
             )
-        loggers.check(self.report_to)
+        check_logger(self.report_to)
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -110,7 +109,6 @@ class TuneOptions:
         return {name: value for name, value in given.items() if value is not None}
 
     def folder(self, model: str) -> Path:
-        """Where the run lies."""
         from longitude.runtimes.files import slug
 
         return Path(self.out or RUNS / f"{slug(model)}-{slug(self.recipe or 'tuned')}")

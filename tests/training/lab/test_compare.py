@@ -22,9 +22,8 @@ from longitude.training.lab.compare import (
     make_plan,
     slug,
 )
-from longitude.training.lab.model import Decoder, DecoderConfig
+from longitude.training.lab.model import Decoder, DecoderConfig, every
 from longitude.training.lab.tasks import task
-from longitude.training.lab.trainable import every
 from tests.training.conftest import CPU, small
 
 

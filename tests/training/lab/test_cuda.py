@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from longitude.training.distributed import World
+from longitude.training.lab.model import every
 from longitude.training.lab.run import lab_folder, make_job
-from longitude.training.lab.trainable import every
 from longitude.training.loop import LoopOptions, train
 from tests.training.conftest import CPU, small
 

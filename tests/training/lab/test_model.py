@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.training.lab.model import SIZES, Decoder, DecoderConfig
+from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, every
 from longitude.training.lab.run import decoder_config
-from longitude.training.lab.trainable import every
 
 SMALL = {"length": 32, "layers": 2, "dim": 16, "heads": 2, "hidden": 32}
 TOKENS = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(3))

@@ -7,7 +7,7 @@ import pytest
 from longitude.core.part import PARTS
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
-from longitude.training.lab.trainable import at_test, check_trainable, chosen, every, hwfa_window
+from longitude.training.lab.model import at_test, check_trainable, chosen, every, hwfa_window
 
 # what `all` leaves out, and why
 ELSEWHERE = {
