@@ -86,6 +86,7 @@ def _as_lookup(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
     over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
     q, k = p.q_pos, p.k_pos
+    getattr(term, "rows", None)  # products that a term keeps are computed here, in no score
     if not isinstance(term, ByDistance) or term.cheap:
         return term
     if not (isinstance(q, range) and isinstance(k, range)):

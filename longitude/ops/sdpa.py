@@ -15,8 +15,6 @@ q·k, so the plan declines calls with large biases.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -31,7 +29,7 @@ from longitude.ops.plan import Kernel, Plan, slopes_of
 from longitude.parts.distance_bias import ByDistance, ByRow, along_diagonals
 
 CUDA_BLOCK_SCORES = 2**27  # where memory is plenty but every call costs
-CPU_BLOCK_QUERIES = 512  # few enough that little is computed beyond a causal mask
+CPU_BLOCK_QUERIES = 256  # few enough that little is computed beyond a causal mask
 ALIBI_DIMS = 16  # kernels take head sizes in multiples of it
 ALIBI_PARTS = 3
 ALIBI_UNIT = 256  # keys count in these: 131,072 would not fit into float16
@@ -75,46 +73,43 @@ def _masked(p: AttentionInputs) -> Tensor:
 
 
 def _by_diagonals(p: AttentionInputs) -> Tensor:
-    """Blocks of queries, each over the keys that it sees, the last key first."""
+    """Blocks of queries, each over the keys that it sees, the last key first. The last block has
+    the largest tables: it comes first, and the others reuse its memory."""
     (area,), (n, heads) = p.scheme.areas(), (p.q.shape[2], p.q.shape[1])
     q, k = make_passes(p)[0].rotated()
     q, k, v = (x.to(accum_dtype(x)) for x in (q, k, p.v))
     k, v = (x.flip(2).repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
-    q_pos, k_pos = p.q_pos, p.k_pos
+    q_pos, k_pos, terms = p.q_pos, p.k_pos, [*p.terms().values()]
     assert isinstance(q_pos, range) and isinstance(k_pos, range)
     out = q.new_empty(*q.shape[:3], v.shape[-1])
-    for start in range(0, n, CPU_BLOCK_QUERIES):
+    for start in reversed(range(0, n, CPU_BLOCK_QUERIES)):
         rows = q_pos[start : start + CPU_BLOCK_QUERIES]
         first = 0 if area.hi is None else max(0, rows[0] - area.hi + 1 - k_pos[0])
         stop = len(k_pos) if area.lo is None else min(len(k_pos), rows[-1] - area.lo + 1 - k_pos[0])
-        keys, cut = k_pos[first:stop], slice(len(k_pos) - stop, len(k_pos) - first)
-        block = p.rows(start, start + len(rows))
-        block = replace(block, k=p.k[:, :, first:stop], v=p.v[:, :, first:stop], k_pos=keys)
-        some = slice(start, start + len(rows))
-        mask = _diagonal_mask(block, area, rows, keys, q.dtype).expand(q.shape[0], -1, -1, -1)
+        some, cut = slice(start, start + len(rows)), slice(len(k_pos) - stop, len(k_pos) - first)
+        mask = _diagonal_mask(terms, area, rows, k_pos[first:stop], q, first)
         out[:, :, some] = _sdpa(q[:, :, some], k[:, :, cut], v[:, :, cut], mask, p)
     return out.to(p.v.dtype)
 
 
 def _diagonal_mask(
-    p: AttentionInputs, area: Area, rows: range, keys: range, dtype: torch.dtype
+    terms: list[Term], area: Area, rows: range, keys: range, q: Tensor, first: int
 ) -> Tensor:
     """The biases of all pairs, the last key first; -inf at distances outside the area."""
     least, mask = rows[0] - keys[-1], None
     ahead = 0 if area.lo is None else max(0, area.lo - least)
-    for term in p.terms().values():
-        table = term.table(p.q.shape[1], rows, keys).to(dtype)  # type: ignore[attr-defined]
+    for term in terms:
+        table = term.table(q.shape[1], rows, keys).to(q.dtype)  # type: ignore[attr-defined]
         if mask is None:
             table[..., :ahead] = float("-inf")
             if area.hi is not None:
                 table[..., max(0, area.hi - least) :] = float("-inf")
-            mask = along_diagonals(table, len(keys))
-        else:
-            mask = mask + along_diagonals(table, len(keys))
+        bias = along_diagonals(table, len(keys))
         if isinstance(term, ByRow) and term.keys is not None:
-            mask = mask + term.keys.to(dtype).flip(-1)[:, :, None]
+            bias += term.keys[:, :, None, first : first + len(keys)].flip(-1).to(q.dtype)
+        mask = bias if mask is None else mask + bias
     assert mask is not None
-    return mask
+    return mask.expand(q.shape[0], -1, -1, -1)
 
 
 def _dense(term: Term, p: AttentionInputs) -> Tensor:

@@ -6,8 +6,10 @@ there into the few weights behind it. Along its diagonals a table is the bias of
 a copy.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,11 +50,25 @@ class ByDistance:
 by_distance = ByDistance
 
 
+@dataclass(eq=False)
+class Scratch:
+    """Memory that the tables of one block of queries after another are written into: a system maps
+    its pages once, which takes as long as the numbers themselves."""
+
+    memory: Tensor | None = None
+
+    def __call__(self, like: Tensor, *shape: int) -> Tensor:
+        size = math.prod(shape)
+        if self.memory is None or self.memory.numel() < size:
+            self.memory = like.new_empty(size)
+        return self.memory[:size].view(shape)
+
+
 @dataclass(frozen=True, eq=False)
 class ByRow:
     """The term queries[b, h, i]·vectors[h, entry(i - j)], and keys[b, h, j] if given.
 
-    The products of each query with all vectors are computed once; a pair looks its own up.
+    A pair looks its product up: in `rows`, or along the diagonals of a `table`.
     """
 
     q_pos: Tensor
@@ -61,23 +77,34 @@ class ByRow:
     vectors: Tensor  # (h|1, r, d)
     entry: Callable[[Tensor], Tensor]
     keys: Tensor | None = None
+    scratch: Scratch = field(default_factory=Scratch)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", self.queries @ self.vectors.mT)
+    @cached_property
+    def rows(self) -> Tensor:
+        """The products of each query with all vectors."""
+        return self.queries @ self.vectors.mT
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         r = self.entry(at(self.q_pos, b, i) - at(self.k_pos, b, j))
-        found = pick(self.rows, b, h, i, r)  # type: ignore[attr-defined]
+        found = pick(self.rows, b, h, i, r)
         return found if self.keys is None else found + self.keys[b, h, j]
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The products of every distance between two contiguous ranges, the least first:
-        (b, h, q, r). Where distances share a vector, multiplying again is faster than a gather."""
-        away = torch.arange(q[0] - k[-1], q[-1] - k[0] + 1, device=self.q_pos.device)
-        entries = self.entry(away)
-        if len(away) == self.vectors.shape[1] and bool((entries.diff() == 1).all()):
-            return self.rows  # type: ignore[attr-defined]
-        return self.queries @ self.vectors[:, entries].mT
+        (b, h, q, r). Distances before the first change of entries, or after the last, share one."""
+        entries = self.entry(torch.arange(q[0] - k[-1], q[-1] - k[0] + 1))
+        steps, first = entries.diff(), q[0] - int(self.q_pos[0, 0])
+        changes = steps.nonzero().flatten().tolist() or [0]
+        a, b = changes[0], min(changes[-1] + 2, len(entries))
+        rising = bool((steps[a : b - 1] == 1).all())
+        some = slice(int(entries[a]), int(entries[b - 1]) + 1) if rising else entries[a:b]
+        queries, vectors = self.queries[:, :, first : first + len(q)], self.vectors[:, some].mT
+        out = self.scratch(queries, *queries.shape[:3], len(entries))
+        if b - a == len(entries):
+            return torch.matmul(queries, vectors, out=out)
+        out[..., a:b] = queries @ vectors
+        out[..., :a], out[..., b:] = out[..., a : a + 1], out[..., b - 1 : b]
+        return out
 
 
 def along_diagonals(table: Tensor, keys: int) -> Tensor:

@@ -8,14 +8,16 @@ ReLU. Site ⑤. The normaliser depends on the query alone, never on the total le
 change as a cache grows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Weights, part
 from longitude.core.validate import PositiveFloat, PositiveInt
-from longitude.parts.distance_bias import at
+from longitude.parts.distance_bias import Scratch, at
+
+CACHED_UNITS = 2**19  # numbers
 
 
 @part("fire", site="bias", paper="Li et al. 2023, arXiv:2310.04418")
@@ -49,6 +51,7 @@ class FireTerm:
     k_pos: Tensor
     w: Weights
     threshold: Tensor
+    scratch: Scratch = field(default_factory=Scratch)
 
     def share(self, here: Tensor, away: Tensor) -> Tensor:
         """ψ(i - j) / ψ(max(L, i))."""
@@ -73,18 +76,27 @@ class FireTerm:
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The term of every distance between two contiguous ranges, the least first:
-        (1, h, q, r). Between the units' kinks f is linear: a lookup instead of all units."""
-        w = self.w
-        away = torch.arange(q[0] - k[-1], q[-1] - k[0] + 1)
+        (1, h, q, r).
+
+        With its kink at z, a unit relu(w x + b) is |w| (max(x, z) - z) where w > 0 and
+        |w| (max(x, z) - x) elsewhere; one without a kink among these x is a line, or zero. So f is
+        a product with 1, x and every max(x, z), for as many x as a core's cache holds.
+        """
+        w, away = self.w, torch.arange(q[0] - k[-1], q[-1] - k[0] + 1)
         share = self.share(torch.arange(q[0], q[-1] + 1)[:, None], away)
-        kinks = (-w["inward_bias"] / w["inward"]).sort().values
-        between = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
-        active = (between[:, None] * w["inward"] + w["inward_bias"] > 0).to(share.dtype)
-        slopes = ((active * w["inward"]) @ w["outward"]).mT.contiguous()
-        starts = ((active * w["inward_bias"]) @ w["outward"] + w["outward_bias"]).mT.contiguous()
-        piece = torch.bucketize(share.flatten(), kinks, out_int32=True)
-        out = share.new_empty(1, heads, *share.shape)
-        for h in range(heads):
-            at_zero, slope = (x[h].index_select(0, piece).view_as(share) for x in (starts, slopes))
-            torch.addcmul(at_zero, slope, share, out=out[0, h])
-        return out
+        ends = torch.stack(share.aminmax())[:, None] * w["inward"] + w["inward_bias"] > 0
+        bent, up, line = ends[0] != ends[1], w["inward"] > 0, ends.all(0).to(share.dtype)
+        kinks = -w["inward_bias"][bent] / w["inward"][bent]
+        steep = w["inward"][bent].abs()[:, None] * w["outward"][bent]
+        slope = (line * w["inward"]) @ w["outward"] - steep[~up[bent]].sum(0)
+        start = (line * w["inward_bias"]) @ w["outward"] - (kinks * up[bent]) @ steep
+        outward = torch.stack([start + w["outward_bias"], slope, *steep], 1)
+        size = CACHED_UNITS // outward.shape[1]
+        units = share.new_ones(outward.shape[1], size)
+        out = self.scratch(share, heads, share.numel())
+        for some, bias in zip(share.flatten().split(size), out.split(size, 1), strict=True):
+            seen = units[:, : len(some)]
+            seen[1] = some
+            torch.maximum(some, kinks[:, None], out=seen[2:])
+            torch.mm(outward, seen, out=bias)
+        return out.view(1, heads, *share.shape)

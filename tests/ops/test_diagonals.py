@@ -22,6 +22,7 @@ SCHEMES = (
     "alibi()", "kerple_log()", "kerple_power()", "t5()", "sandwich()", "shaw(16)",
     "fire()", "transformer_xl()", "transformer_xl(clamp=40)", "rope() + alibi() + window(200)",
     "t5(bidirectional=True) + bidirectional()", "shaw(8) + alibi() + logn(64)",
+    "shaw(8) + bidirectional()", "fire() + bidirectional()", "rope() + transformer_xl() + shaw(30)",
 )  # fmt: skip
 
 
@@ -37,6 +38,25 @@ def test_it_equals_the_score_matrix(text: str, call: str) -> None:
     assert make_plan(prepare(*given)).steps[0].kernel is Kernel.SDPA_DIAGONALS
     want = attention(*given, backend="eager")
     torch.testing.assert_close(attention(*given), want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("bias", [-3.0, 3.0, 0.0])
+def test_fire_whose_units_have_no_kink_or_all_at_zero(bias: float) -> None:
+    scheme, x = parse("fire()"), torch.randn(1, 2, N, 8, dtype=torch.float64)
+    own = {name: w.double() for name, w in scheme.init(Dims(16, 2, 8), None).items()}
+    own["fire.inward_bias"] = torch.full_like(own["fire.inward"], bias)
+    own["fire.inward"] = own["fire.inward"].clamp(-2, 2)  # shares are at most 1
+    given = (scheme, x, x, x, range(N), range(N), own)
+    torch.testing.assert_close(attention(*given), attention(*given, backend="eager"))
+
+
+def test_narrow_types_and_grouped_heads_are_as_exact_as_a_dense_mask() -> None:
+    scheme, x = parse("transformer_xl()"), torch.randn(1, 4, N, 8)
+    own = scheme.init(Dims(32, 4, 8), torch.Generator().manual_seed(0))
+    q, k = x.bfloat16(), x[:, :2].bfloat16()
+    want = attention(scheme, q.float(), k.float(), k.float(), range(N), range(N), own)
+    got = attention(scheme, q, k, k, range(N), range(N), own)
+    torch.testing.assert_close(got.float(), want, rtol=0.03, atol=0.03)
 
 
 def test_a_query_that_sees_nothing_is_left_to_a_dense_mask() -> None:
