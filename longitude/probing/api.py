@@ -265,6 +265,8 @@ def _stages(
         reach = measure(endpoint, lengths, options.families, options.questions, options.seed)
         repeated = repeat(endpoint, [*dict.fromkeys((lengths[0], lengths[-1]))], options.seed)
     except OutOfTime:
+        pass
+    if endpoint.stopped:
         notes.append(f"The budget of {options.budget} ended the probe before it was through.")
     findings = [
         *verdict.on_input(end, to, runtime),

@@ -94,6 +94,7 @@ class Endpoint:
     densities: dict[str, float] = field(default_factory=dict)  # of other text, beside the filler's
     known: set[str] = field(default_factory=set, init=False)  # addresses of what was asked
     sent_tokens: float = field(default=0.0, init=False)
+    stopped: bool = field(default=False, init=False)  # by the budget
 
     def connect(self) -> None:
         """Find out which API there is, and how many tokens a character makes."""
@@ -153,13 +154,14 @@ class Endpoint:
         """About how many tokens a prompt has."""
         return round(len(text) * self.tokens_per_character + self.overhead)
 
-    @property
-    def out_of_time(self) -> bool:
-        """Whether the budget is spent."""
-        return self.deadline is not None and time.monotonic() > self.deadline
+    def check_time(self) -> None:
+        """Raise once the budget is spent."""
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            self.stopped = True
+            raise OutOfTime
 
-    def tell(self, what: str) -> None:
-        """Show what is being done while nothing is sent."""
+    def show(self, what: str) -> None:
+        """How many requests are answered, of those planned."""
         self.progress(Event(what, min(len(self.known), self.planned), self.planned, "probe"))
 
     def ask(self, request: Request) -> Answer:
@@ -173,16 +175,20 @@ class Endpoint:
         rows = [self.store.get(key) for key in keys]
         todo = [n for n, row in enumerate(rows) if row is None]
         answers = [Answer.from_row(row) if row else Answer() for row in rows]
-        if todo and self.out_of_time:
-            raise OutOfTime
-        self.known |= {address(key) for key in keys}
-        jobs, before = [requests[n] for n in todo], len(self.known) - len(todo)
+        if todo:
+            self.check_time()
+        self.known |= {address(key) for key, row in zip(keys, rows, strict=True) if row}
+        jobs = [requests[n] for n in todo]
         answered = gather(self._send, jobs, self.at_once if at_once is None else at_once)
-        for done, (index, answer) in enumerate(answered, before + 1):
-            self.store.put(keys[todo[index]], asdict(answer))
+        for count, (index, answer) in enumerate(answered, 1):
+            key = keys[todo[index]]
+            self.store.put(key, asdict(answer))
+            self.known.add(address(key))
             answers[todo[index]] = answer
             self.sent_tokens += self.tokens(jobs[index].prompt)
-            self.progress(Event(what, min(done, self.planned), self.planned, "probe"))
+            self.show(what)
+            if count < len(todo):
+                self.check_time()
         return answers
 
     def _key(self, request: Request) -> dict[str, Any]:

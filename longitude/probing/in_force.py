@@ -53,7 +53,8 @@ EIGHT_BITS = "longitude_8_bit_cache"
 # which of query, key and value are rounded: llama.cpp rounds a query as the keys it multiplies with
 CACHES = {"q8_0": "qkv", "q8_0, keys alone": "qk", "fp8": "kv"}
 Change = Callable[[Scheme], Scheme]
-Answered = tuple[int, list[int], Answer]  # a text's length, its tokens, what the server answered
+Answered = tuple[list[int], Answer]  # a text's tokens, and what the server answered
+Misfits = dict[int, list[float]]  # by length, one for each text
 
 
 @dataclass(frozen=True)
@@ -139,53 +140,54 @@ def requests_for(to: int) -> list[int]:
 
 
 def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") -> InForce:
-    """Fit every hypothesis to a server's answers."""
+    """Fit every hypothesis to a server's answers, from short texts to long ones until the budget is
+    spent. What is hopeless on short texts is not tried on longer ones, which cost more."""
     model, tokenizer, meant = _load(reference, device)
     tried = hypotheses(meant, [layer.scheme for layer in probed_layers(model)])
-    texts = [
-        ledger(tokenizer, length - 2 * NEW, random.Random(f"ledger {length} {n}"))
-        for length in ladder(to)
-        for n in range(TEXTS)
-    ]
-    answers = endpoint.ask_all([Request(text, NEW) for text in texts], "which scheme is in force")
-    answered = [
-        (n, _prompt_ids(tokenizer, text, endpoint.api), answer)
-        for n, text, answer in zip(requests_for(to), texts, answers, strict=True)
-        if not answer.refused
-    ]
-    if not answered:
+    misfit = _Misfit(model, tokenizer, endpoint.with_logprobs)
+    each: dict[str, Misfits] = {one.name: {} for one in tried}
+    left = tried
+    try:
+        for length in ladder(to):
+            answered = _answers(endpoint, tokenizer, length)
+            found = {}
+            for one in left if answered else ():
+                endpoint.check_time()
+                endpoint.show(f"which scheme is in force: {one.name}, {length:,} tokens")
+                found[one.name] = [*misfit.by_text(one, answered)]
+            for name, values in found.items():
+                each[name][length] = values
+            means = {one.name: _mean(each[one.name]) for one in left}
+            least = min(means.values())
+            left = [one for one in left if one is tried[0] or means[one.name] < least + NO_FIT]
+    except OutOfTime:
+        if not each[tried[0].name]:
+            raise
+    if not each[tried[0].name]:
         raise UserError("every text for --reference was refused: see where input ends.")
-    each = _misfits(_Misfit(model, tokenizer, endpoint.with_logprobs), tried, answered, endpoint)
-    fits = [_fit(one, each[one.name], [n for n, _, _ in answered]) for one in tried]
+    fits = [_fit(one, each[one.name]) for one in tried]
     ordered = sorted(fits, key=lambda fit: (fit.misfit, fit.name != tried[0].name))
-    nearest = each[ordered[0].name]
-    gain = paired(each[tried[0].name][: len(nearest)], nearest)
+    nearest, own = each[ordered[0].name], each[tried[0].name]
+    gain = paired(
+        [value for n in nearest for value in own[n]], [v for n in nearest for v in nearest[n]]
+    )
     unit = "nats" if endpoint.with_logprobs else "of the greedy answer"
     return InForce(tuple(ordered), fits[0], gain, unit)
 
 
-def _misfits(
-    misfit: _Misfit, tried: Sequence[Hypothesis], answered: Sequence[Answered], endpoint: Endpoint
-) -> dict[str, list[float]]:
-    """Each hypothesis's misfit by text, from short texts to long ones until the budget is spent.
-    What is hopeless on short texts is not tried on longer ones, which cost more."""
-    each: dict[str, list[float]] = {one.name: [] for one in tried}
-    left = list(tried)
-    for length in dict.fromkeys(n for n, _, _ in answered):
-        texts = [one for one in answered if one[0] == length]
-        found: dict[str, list[float]] = {}
-        for one in left:
-            if endpoint.out_of_time:
-                if each[one.name]:  # shorter texts have told something
-                    return each
-                raise OutOfTime
-            endpoint.tell(f"which scheme is in force: {one.name}, {length:,} tokens")
-            found[one.name] = [*misfit.by_text(one, texts)]
-        for name, values in found.items():
-            each[name] += values
-        best = min(fmean(each[one.name]) for one in left)
-        left = [one for one in left if one is tried[0] or fmean(each[one.name]) < best + NO_FIT]
-    return each
+def _answers(endpoint: Endpoint, tokenizer: Any, length: int) -> list[Answered]:
+    """What a server answers to texts of one length, as far as it takes them."""
+    texts = [
+        ledger(tokenizer, length - 2 * NEW, random.Random(f"ledger {length} {n}"))
+        for n in range(TEXTS)
+    ]
+    what = f"which scheme is in force, {length:,} tokens"
+    answers = endpoint.ask_all([Request(text, NEW) for text in texts], what)
+    return [
+        (_prompt_ids(tokenizer, text, endpoint.api), answer)
+        for text, answer in zip(texts, answers, strict=True)
+        if not answer.refused
+    ]
 
 
 def hypotheses(meant: Sequence[Scheme], own: Sequence[Scheme]) -> list[Hypothesis]:
@@ -279,7 +281,7 @@ class _Misfit:
 
     def by_text(self, one: Hypothesis, answered: Sequence[Answered]) -> Iterator[float]:
         with under(self.model, one):
-            for _, ids, answer in answered:
+            for ids, answer in answered:
                 yield (self._nats if self.with_logprobs else self._disagreement)(ids, answer)
 
     def _nats(self, ids: list[int], answer: Answer) -> float:
@@ -330,13 +332,14 @@ def _token_ids(tokenizer: Any) -> dict[str, int]:
     return {text: index for text, index in found.items() if index is not None and text}
 
 
-def _fit(one: Hypothesis, misfits: Sequence[float], lengths: Sequence[int]) -> Fit:
-    lengths = lengths[: len(misfits)]  # longer texts were left out
-    by_length = {
-        str(n): fmean(m for m, at in zip(misfits, lengths, strict=True) if at == n)
-        for n in dict.fromkeys(lengths)
-    }
-    return Fit(one.name, one.scheme, fmean(misfits), by_length, one.fix)
+def _mean(misfits: Misfits) -> float:
+    every = [value for values in misfits.values() for value in values]
+    return fmean(every) if every else 0.0
+
+
+def _fit(one: Hypothesis, misfits: Misfits) -> Fit:
+    by_length = {str(n): fmean(values) for n, values in misfits.items()}
+    return Fit(one.name, one.scheme, _mean(misfits), by_length, one.fix)
 
 
 @contextmanager

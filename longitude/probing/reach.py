@@ -24,7 +24,7 @@ from longitude.eval.records import PASSKEY
 from longitude.eval.stats import Interval, share
 from longitude.eval.tasks import SMALL_WINDOW, families
 from longitude.eval.tasks.passkey import TASK
-from longitude.probing.endpoint import CHAT, Answer, Endpoint, Request, haystack
+from longitude.probing.endpoint import CHAT, Answer, Endpoint, OutOfTime, Request, haystack
 
 BOUND = 0.856
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -198,30 +198,40 @@ def questions(
 def measure(
     endpoint: Endpoint, lengths: Sequence[int], tasks: Sequence[str], count: int, seed: int
 ) -> Reach:
-    """Ask every question, and time a request at each length."""
+    """Ask every question, and time a request at each length, as far as the budget goes."""
     every = [*questions(endpoint, lengths, tasks, count, seed)]
     echoes, answered, speeds = gives_prompt_logprobs(endpoint), [], []
     for length in lengths:
-        here = [one for one in every if one.length == length]
-        what = f"retrieval, {length:,} tokens"
-        answers = endpoint.ask_all([Request(one.prompt, ANSWER) for one in here], what)
-        losses: list[float | None] = [None] * len(here)
-        if echoes and length <= LONGEST_ECHO:
-            right = [Request(f"{one.prompt} {one.answer}", 1, echo=True) for one in here]
-            echoed = zip(endpoint.ask_all(right, what), here, strict=True)
-            losses = [answer_loss(echo, one.prompt, one.answer) for echo, one in echoed]
-        for one, answer, loss in zip(here, answers, losses, strict=True):
-            if answer.refused:  # longer than thought
-                continue
-            first = dict(answer.top[0]) if answer.top else {}
-            exact, place = is_exact(endpoint, one, answer.text), (one.depth, one.index)
-            answered.append(Answered(one.family, length, *place, exact, answer.text, first, loss))
-        timed = question(endpoint, PASSKEY, length, -1, seed=seed, depth=0.5)
-        prompt = timed.prompt if timed else haystack(endpoint, length)
-        stream = endpoint.ask(Request(prompt, ANSWER, stream=True))
+        try:
+            here = [one for one in every if one.length == length]
+            answered += _answered(endpoint, here, echoes and length <= LONGEST_ECHO)
+            timed = question(endpoint, PASSKEY, length, -1, seed=seed, depth=0.5)
+            prompt = timed.prompt if timed else haystack(endpoint, length)
+            stream = endpoint.ask(Request(prompt, ANSWER, stream=True))
+        except OutOfTime:
+            break
         if not stream.refused:
             speeds.append(Speed(length, stream.first, stream.decode, stream.seconds))
     return Reach(tuple(answered), tuple(speeds))
+
+
+def _answered(endpoint: Endpoint, here: Sequence[Question], echoes: bool) -> list[Answered]:
+    """The questions of one length with the server's answers, and their losses where it tells."""
+    what = f"retrieval, {here[0].length:,} tokens" if here else ""
+    answers = endpoint.ask_all([Request(one.prompt, ANSWER) for one in here], what)
+    losses: list[float | None] = [None] * len(here)
+    if echoes:
+        right = [Request(f"{one.prompt} {one.answer}", 1, echo=True) for one in here]
+        echoed = zip(endpoint.ask_all(right, what), here, strict=True)
+        losses = [answer_loss(echo, one.prompt, one.answer) for echo, one in echoed]
+    found = []
+    for one, answer, loss in zip(here, answers, losses, strict=True):
+        if answer.refused:  # longer than thought
+            continue
+        first = dict(answer.top[0]) if answer.top else {}
+        exact, place = is_exact(endpoint, one, answer.text), (one.depth, one.index)
+        found.append(Answered(one.family, one.length, *place, exact, answer.text, first, loss))
+    return found
 
 
 def gives_prompt_logprobs(endpoint: Endpoint) -> bool:

@@ -32,7 +32,7 @@ BUDGET = {
     "runtimes": 4_125,
     "serving": 800,  # the vLLM plugin
     "extension": 3_110,  # tasks side by side on a CPU, too
-    "probing": 2_000,  # what a live server does
+    "probing": 2_020,  # what a live server does
     "viz": 3_100,
     "explorer": 1_235,
     "cli": 1_555,
