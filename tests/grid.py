@@ -28,6 +28,8 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "tiled_bert": (16,),
     "multiplied": (64,),
     "drope_llama": (8, 0.4),
+    "qwen2_vl": ((2, 3, 3),),
+    "qwen3_vl": ((4, 2, 2),),
     "shaw_encoder": (4,),
     "shaw_decoder": (4,),
     "dynamic_ntk_llama": (16, 2),

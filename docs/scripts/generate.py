@@ -39,6 +39,7 @@ SITES = {
     "frequencies": ("③ frequencies", "How fast each pair rotates: inside `rope(frequencies=…)`."),
     "remap": ("③ remap", "Which relative position the rotation sees: inside `rope(remap=…)`."),
     "decay": ("③ decay", "Rotary pairs that fade with distance: inside `rope(decay=…)`."),
+    "axes": ("③ axes", "Several positions per token, for images: inside `rope(axes=…)`."),
     "scale": ("④ scale", "A factor for each query."),
     "bias": ("⑤ bias", "A term added to each score."),
     "mask": ("⑥ mask", "Which keys a query may see, and so what a cache keeps."),

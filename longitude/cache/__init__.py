@@ -10,6 +10,9 @@ with `crop`, and dropping one key per step would copy all of them each time.
 A few queries run by one kernel where there is one (`ops.decode`), over pre-RoPE keys that are
 rotated as they are read. Elsewhere keys are rotated in place where that lasts (`rotated_keys`), and
 whatever else the scheme asks for runs as any attention over all keys would.
+
+Of several positions per token (`rope(axes=…)`) a key is rotated by what one position leaves, once
+and for all, and kept with that one (`ops.axes`): the rest is the cache of a text.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from torch import Tensor
 
 from longitude.cache.kv_buffer import Buffer, append_positions, select_positions, to_host
 from longitude.cache.rotated_keys import RotatedKeys, latest_step, one_if_equal, run_step
-from longitude.core.part import Pos, Region, Weights, as_tensor, by_rows
+from longitude.core.part import Dims, Pos, Region, Weights, as_tensor, by_rows
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
-from longitude.ops import decode
+from longitude.ops import axes, decode
 from longitude.ops.attention import attention
 from longitude.ops.inputs import prepare
 from longitude.ops.lse_merge import operator_for
-from longitude.parts.rope import apply_rotary
+from longitude.parts.rope import Rope, apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 
 MAX_SEPARATE = 8  # queries that run one by one, as when assisted decoding checks candidates
@@ -54,6 +57,9 @@ class Cache:
             raise UserError(
                 f"a cache serves decoding, but {scheme} is bidirectional: use a causal scheme."
             )
+        self._axes = None  # the rotation of several positions per token, if there is one
+        if scheme.rotary and scheme.rotary.axes:
+            self._axes, scheme = _fixed(scheme.rotary), axes.without_axes(scheme)
         rope = scheme.rotary
         if rope and rope.frequencies.by_length and length is None:
             raise UserError(
@@ -77,6 +83,7 @@ class Cache:
         length = self.length if isinstance(self.length, int) else 1
         self.keys, self.values = RotatedKeys(self.scheme.rotary, length), Buffer(2)
         self._padding, self._sums = Buffer(1), Buffer(2)
+        self._at = Buffer(2)  # positions on each axis (b axes n), where tokens have several
         self._pos: Pos = range(0)
         self._order: Pos = range(0)  # index of each cached token among all ever added
         self._checked = 0  # tokens added when eviction was last considered
@@ -105,7 +112,12 @@ class Cache:
     ) -> Cached:
         """Add the keys and values of new tokens; returns all that their queries may see."""
         self.add(k, v, pos, padding)
-        return Cached(self.keys.pre_rope(share=True), self.values.view(), self._pos, self._hidden())
+        keys, one = self.keys.pre_rope(share=True), self._pos
+        if self._axes is not None and len(self._at):
+            at = self._at.view().transpose(0, 1)
+            keys = axes.rotate_left(self._axes, keys, at, one, inverse=True)
+            one = torch.cat([torch.atleast_2d(as_tensor(one, k.device)).expand_as(at[0])[None], at])
+        return Cached(keys, self.values.view(), one, self._hidden())
 
     def add(
         self,
@@ -122,6 +134,8 @@ class Cache:
             raise UserError(f"{new} keys came with {pos} for positions: give one per key.")
         if self._evicts and self.seen - self._checked > self.slack:
             self._evict()
+        if self._axes is not None:
+            k, pos = self._one_position(self._axes, k, pos, padding)
         if padding is not None and not len(self._padding):
             self._padding.append(padding.new_zeros(k.shape[0], len(self)))
         if padding is not None or len(self._padding):
@@ -152,6 +166,8 @@ class Cache:
             sums = self._sums.view()
             options |= {"forget_sums": (sums[..., sums.shape[-1] - q.shape[2] :], sums)}
         scheme, keys, v = self.scheme, self.keys, self.values.view()
+        if self._axes is not None:
+            q, q_pos = self._one_query_position(self._axes, q, q_pos)
         if self._rotates and keys.lines is not None and q.shape[0] == v.shape[0]:
             k = keys.buffer.view()
             grads = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -180,6 +196,32 @@ class Cache:
                 k = keys.buffer.view()
                 return attention(scheme, q, k, v, q_pos, self._pos, weights, **options)
         return attention(scheme, q, keys.pre_rope(), v, q_pos, self._pos, weights, **options)
+
+    def _one_position(
+        self, rope: Rope, k: Tensor, pos: Pos, padding: Tensor | None
+    ) -> tuple[Tensor, Pos]:
+        """New keys rotated by what one position leaves of several, and that position."""
+        if rope.axes and rope.axes.temporal and not (axes.has_axes(pos) or len(self._at)):
+            return k, pos
+        at, one = axes.split(rope, "pos", pos, k)
+        if one is None:
+            last = torch.atleast_2d(as_tensor(self._pos, k.device))[:, -1:] if len(self) else None
+            whole = replace(self.scheme, rotary=rope)
+            one = axes.order(whole, at, padding, last, first=self.seen)
+        if len(self._at) < len(self):  # text before the first image
+            before = torch.atleast_2d(as_tensor(self._pos, k.device)).double()[:, None]
+            self._at.append(before.expand(k.shape[0], len(at), -1))
+        self._at.append(at.double().transpose(0, 1).expand(k.shape[0], -1, -1))
+        return axes.rotate_left(rope, k, at, one), one
+
+    def _one_query_position(self, rope: Rope, q: Tensor, pos: Pos) -> tuple[Tensor, Pos]:
+        """The same of the queries, which are the tokens just added."""
+        if not len(self._at):
+            return q, pos
+        (at, one), n, kept = axes.split(rope, "q_pos", pos, q), q.shape[2], self._pos
+        if one is None:
+            one = kept[-n:] if isinstance(kept, range) else kept[:, -n:]
+        return axes.rotate_left(rope, q, at, one, gain=True), one
 
     def _decode(
         self, q: Tensor, k: Tensor, v: Tensor, q_pos: Pos, at: decode.QueryPositions,
@@ -237,7 +279,7 @@ class Cache:
 
     def _map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
         """Change the batch of everything that has one."""
-        for buffer in (self.keys, self.values, self._padding, self._sums):
+        for buffer in (self.keys, self.values, self._padding, self._sums, self._at):
             buffer.map_batch(change)
         if isinstance(self._pos, Tensor) and self._pos.shape[0] > 1:
             self._pos = change(self._pos)
@@ -269,10 +311,21 @@ class Cache:
 
     def _select(self, index: Tensor) -> None:
         """Keep these columns."""
-        for buffer in (self.keys, self.values, self._padding, self._sums):
+        for buffer in (self.keys, self.values, self._padding, self._sums, self._at):
             buffer.select(index)
         self._pos = select_positions(self._pos, index)
         self._order = select_positions(self._order, index)
+
+
+def _fixed(rope: Rope) -> Rope:
+    """A rotation of several positions whose frequencies are not learned."""
+    assert rope.axes is not None
+    if rope.axes.init(Dims(8, 1, 8), 8, 10.0, torch.Generator()):
+        raise UserError(
+            f"a cache keeps rotated keys, and {rope.axes} is learned head by head: run it without "
+            f"a cache."
+        )
+    return rope
 
 
 def _query_positions(

@@ -27,7 +27,7 @@ from longitude.core.region import EVERYWHERE, SAME, Area, PairShifts, Shift
 from longitude.core.validate import check_field, literal
 
 Site = Literal[
-    "positions", "embed", "rotary", "frequencies", "remap", "decay", "scale", "bias", "mask"
+    "positions", "embed", "rotary", "frequencies", "remap", "decay", "axes", "scale", "bias", "mask"
 ]
 Pos = range | Tensor  # a range where positions are contiguous: readable without touching the device
 QueryRows = range | tuple[int, ...]  # positions of queries, in ascending order
@@ -203,6 +203,32 @@ class Decay(Protocol):
     def rate(self, dim: int) -> PerPair: ...
 
     def span(self, dim: int) -> float: ...
+
+
+@runtime_checkable
+class Axes(Protocol):
+    """③ Several positions per token (a row and a column; time, a row and a column), and the angle
+    of each pair per step along each of them.
+
+    Where the axes are `temporal`, the positions of a text are all equal and its rotation is that of
+    one position; a remap then acts on the first. Other axes have no such distance.
+    """
+
+    temporal: ClassVar[bool] = False
+
+    @property
+    def count(self) -> int: ...
+
+    def check_dim(self, dim: int) -> None:
+        """Raise unless the pairs of this rotary dimension can be shared out."""
+        ...
+
+    def init(self, dims: Dims, dim: int, base: float, rng: torch.Generator | None) -> Weights:
+        return {}
+
+    def inv_freq(
+        self, frequencies: Frequencies, dim: int, base: float, length: int, weights: Weights
+    ) -> Float[Tensor, "axes _ pairs"]: ...
 
 
 @runtime_checkable

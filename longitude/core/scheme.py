@@ -30,7 +30,12 @@ from longitude.core.validate import UserError, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 
 T = TypeVar("T")
-INSIDE_ROPE = ("frequencies", "remap", "decay")  # sites whose parts are arguments of rope(…)
+INSIDE_ROPE = (
+    "frequencies",
+    "remap",
+    "decay",
+    "axes",
+)  # sites whose parts are arguments of rope(…)
 
 
 @hashed_once

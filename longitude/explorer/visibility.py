@@ -54,8 +54,7 @@ def bound(scheme: Scheme, own: Scheme, window: int, length: int, head_dim: int) 
     """The largest distance that training has shown: infinite where it has shown all."""
     if scheme.rotary and own.rotary:
         new, old = (
-            rope.frequencies.inv_freq(rope.dim(head_dim), rope.base, length)
-            for rope in (scheme.rotary, own.rotary)
+            rope.inv_freq(rope.dim(head_dim), length) for rope in (scheme.rotary, own.rotary)
         )
         if new.shape != old.shape:
             return float(window)

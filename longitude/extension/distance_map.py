@@ -81,10 +81,7 @@ def _band(
     if scheme.rotary and own.rotary:
         size = max(default_dim(scheme), default_dim(own))  # lists of factors have a size
         size = head_dim if head_dim and size == HEAD_DIM else size
-        new, old = (
-            rope.frequencies.inv_freq(rope.dim(size), rope.base, length)
-            for rope in (scheme.rotary, own.rotary)
-        )
+        new, old = (rope.inv_freq(rope.dim(size), length) for rope in (scheme.rotary, own.rotary))
         ratio = new / old if new.shape == old.shape else torch.ones(1, dtype=new.dtype)
         ratio = ratio[ratio.isfinite()]
         ratio = ratio if len(ratio) else torch.ones(1, dtype=new.dtype)

@@ -186,7 +186,7 @@ def factor_starts(rope: Rope, head_dim: int, trained: int, target: int) -> dict[
 def critical_pairs(rope: Rope, head_dim: int, trained: int) -> tuple[int, int]:
     """The first pairs that finish fewer than ten turns in the trained length, and none."""
     dim = rope.dim(head_dim)
-    turns = trained * rope.frequencies.inv_freq(dim, rope.base, trained) / (2 * math.pi)
+    turns = trained * rope.inv_freq(dim, trained) / (2 * math.pi)
     ten, one = (min(max(1, int((turns > n).sum())), dim // 2 - 1) for n in (10, 1))
     return ten, one
 
@@ -205,7 +205,7 @@ def around_critical(curve: Curve, own: Curve, at: int, ratio: float) -> Curve:
 def scalable(rope: Rope, head_dim: int, length: int) -> bool:
     """Whether there are two pairs or more, as NTK needs, and every one of them rotates."""
     dim = rope.dim(head_dim)
-    return dim > 2 and bool((rope.frequencies.inv_freq(dim, rope.base, length) > 0).all())
+    return dim > 2 and bool((rope.inv_freq(dim, length) > 0).all())
 
 
 def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
@@ -216,7 +216,7 @@ def own_curve(rope: Rope, head_dim: int, length: int) -> Curve:
             f"that never rotate; search the parameters of other schemes."
         )
     dim = rope.dim(head_dim)
-    scaled = rope.frequencies.inv_freq(dim, rope.base, length)
+    scaled = rope.inv_freq(dim, length)
     logs = (Unscaled().inv_freq(dim, rope.base, length) / scaled).log().tolist()
     return Curve(tuple(logs), math.sqrt(rope.frequencies.gain(length)))
 

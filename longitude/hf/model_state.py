@@ -30,7 +30,7 @@ from longitude.hf.probe import (
     identity_rotation,
     replaced,
 )
-from longitude.parts.rope import apply_rotary
+from longitude.ops import axes
 
 
 @dataclass
@@ -190,12 +190,12 @@ class ModelState:
         """One position per token of an input with images, and what it leaves of the three."""
         forward, first = self.forward, min(self.layers)
         for layer in self.layers.values():
-            mrope.check(layer.scheme)
+            axes.check(layer.scheme)
         if forward.cache is not None and not self._ours(first):
             raise UserError("images need a cache that keeps positions: use a dynamic cache.")
         store = self.store(first)
         last = self._as_rows(store.positions)[:, -1:] if store is not None and len(store) else None
-        pos = mrope.one_position(ids, forward.new_padding_of(ids.shape[2]), last)
+        pos = axes.temporal_order(ids, forward.new_padding_of(ids.shape[2]), last)
         forward.left = ids.double() - pos
         return pos
 
@@ -207,7 +207,7 @@ class ModelState:
         dim = layer.probed.rotary_dim
         if self._axes is None:
             self._axes = mrope.axes_of(self.owner.rotaries[0], dim // 2)
-        return apply_rotary(x, *mrope.tables(rope, self._axes, left, dim, x), rope.pairs)
+        return mrope.rotate_left(rope, self._axes, left, dim, x)
 
     def _as_rows(self, pos: Pos) -> Tensor:
         return torch.atleast_2d(as_tensor(pos, next(self.owner.module.parameters()).device))

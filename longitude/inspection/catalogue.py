@@ -13,7 +13,7 @@ from longitude.core.part import PARTS, Site
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, literal
 from longitude.inspection.rows import PartRow, PresetRow
-from longitude.parts import LongRope, Randomized, Rope
+from longitude.parts import LongRope, Mrope, Randomized, Rope
 from longitude.presets import PAPERS, PRESETS
 
 SITES: tuple[str, ...] = get_args(Site)
@@ -133,10 +133,12 @@ def default_length(scheme: Scheme) -> int:
 
 
 def default_dim(scheme: Scheme) -> int:
-    """64, or the head size that a scheme's own list of factors needs."""
+    """64, or the head size that a scheme's own list of factors or sections needs."""
     rope = scheme.rotary
     if isinstance(rope, Rope) and isinstance(rope.frequencies, LongRope):
         return round(2 * len(rope.frequencies.short) / rope.fraction)
+    if isinstance(rope, Rope) and isinstance(rope.axes, Mrope):
+        return round(2 * sum(rope.axes.sections) / rope.fraction)
     return DEFAULT_DIM
 
 

@@ -128,8 +128,8 @@ def decay(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.DecayRow, ..
     if scheme.rotary is None:
         return ()
     edges, r, cosine = mean_cosine(scheme, scheme.rotary, length, head_dim)
-    dim, base = scheme.rotary.dim(head_dim), scheme.rotary.base
-    unscaled = _mean_cos(r, Unscaled().inv_freq(dim, base, length)).where(r >= 0, torch.nan)
+    plain = scheme.rotary.inv_freq(scheme.rotary.dim(head_dim), length, Unscaled())
+    unscaled = _mean_cos(r, plain).where(r >= 0, torch.nan)
     shown = (map(number, c.tolist()) for c in (cosine.nanmean(1), *extremes(cosine)))
     return tuple(map(rows.DecayRow, edges, *shown, unscaled.nanmean(1).tolist()))
 
@@ -144,7 +144,7 @@ def mean_cosine(
     dim = rope.dim(head_dim)
     distance = _from_last(scheme, length, r.clamp(min=0)).where(r >= 0, torch.nan)
     fade = rope.decay.rate(dim) if rope.decay else None
-    cosine = _mean_cos(distance, rope.frequencies.inv_freq(dim, rope.base, length), fade)
+    cosine = _mean_cos(distance, rope.inv_freq(dim, length), fade)
     return [line[0] for line in lines], r, cosine
 
 
@@ -171,8 +171,8 @@ def wavelengths(scheme: Scheme, length: int, head_dim: int) -> tuple[rows.Wavele
     if rope is None:
         return ()
     dim = rope.dim(head_dim)
-    plain = 2 * math.pi / Unscaled().inv_freq(dim, rope.base, length)
-    scaled = 2 * math.pi / rope.frequencies.inv_freq(dim, rope.base, length)
+    plain = 2 * math.pi / rope.inv_freq(dim, length, Unscaled())
+    scaled = 2 * math.pi / rope.inv_freq(dim, length)
     stretch = (scaled / plain).tolist()
     largest = max((s for s in stretch if math.isfinite(s)), default=1.0)
 

@@ -116,7 +116,7 @@ def _unseen_angles(
         largest.append(float(distance[~distance.isnan()].max()))
         dim = rope.dim(m.dims.head_dim)
         beyond = m is known  # the first angle that was not trained
-        theta = rope.frequencies.inv_freq(dim, rope.base, m.length)
+        theta = rope.inv_freq(dim, m.length)
         angles.append((largest[-1] + beyond) * theta)
     unseen = (angles[1] < 2 * torch.pi) & (angles[0] > angles[1] * (1 + ROUNDING))
     return largest[0], int(unseen.sum())

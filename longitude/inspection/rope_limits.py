@@ -72,7 +72,7 @@ def rope_limits(encoding: Encoding, target: int | None = None) -> RopeLimits | N
         return None
     try:
         dim = rope.dim(head)
-        inv_freq = rope.frequencies.inv_freq(dim, rope.base, window)
+        inv_freq = rope.inv_freq(dim, window)
     except UserError:  # a head size that differs by layer, or lists of another length
         return None
     trained = encoding.original or window

@@ -123,7 +123,7 @@ class ScoreModel:
         for region in rope.regions(rope.query_rows(p)):
             frequencies = region.frequencies or rope.frequencies
             distance = region.q.by_pair(p, dim // 2) - region.k.by_pair(q, dim // 2)
-            angle = distance * frequencies.inv_freq(dim, rope.base, self.length)
+            angle = distance * rope.inv_freq(dim, self.length, frequencies)
             size = torch.exp(distance * rope.decay.rate(dim)) if rope.decay else torch.ones(())
             size = size * frequencies.gain(self.length) if gain else size
             here = region.where.visible(p, q)[..., None]

@@ -189,7 +189,7 @@ def _moved(qk: LayerQK, trained: int) -> list[Moved] | None:
     i, j = torch.randint(n, (2, MOVED), generator=torch.Generator().manual_seed(SEED))
     k = k.repeat_interleave(len(q) // len(k), 0)
     pairs = q[:, i] * k[:, j].conj() * qk.scale * rope.frequencies.gain(n)  # (heads, moved, half)
-    theta = rope.frequencies.inv_freq(dim, rope.base, n).to(pairs.device)
+    theta = rope.inv_freq(dim, n).to(pairs.device)
     largest = []
     for low, high in ((0, trained), (trained, 2 * trained)):
         r = torch.linspace(low, high - 1, min(PLACES, high - low), dtype=torch.float64).round()

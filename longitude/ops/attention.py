@@ -34,8 +34,8 @@ def attention(
     q: Float[Tensor, "b h nq d"],
     k: Float[Tensor, "b hkv nk d"],
     v: Float[Tensor, "b hkv nk dv"],
-    q_pos: range | Real[Tensor, " nq"] | Real[Tensor, "#b nq"],
-    k_pos: range | Real[Tensor, " nk"] | Real[Tensor, "#b nk"],
+    q_pos: range | Real[Tensor, " nq"] | Real[Tensor, "#b nq"] | Real[Tensor, "_ _ nq"],
+    k_pos: range | Real[Tensor, " nk"] | Real[Tensor, "#b nk"] | Real[Tensor, "_ _ nk"],
     weights: Weights | None = None,
     *,
     backend: Backend = "auto",
@@ -55,7 +55,9 @@ def attention(
     """Attention under a scheme. Keys come pre-RoPE, with their positions; heads may be grouped.
 
     Args:
-        q_pos, k_pos: a `range` where positions are contiguous (fastest), a tensor otherwise.
+        q_pos, k_pos: a `range` where positions are contiguous (fastest), a tensor otherwise. Under
+            `rope(axes=…)` one row for each axis; masks and biases go by one row more, the order of
+            tokens, if it comes first.
         weights: the learned parts' weights, named part.weight, as `scheme.init` makes them.
         scale: on the logits; 1/√d by default.
         softcap: logits become softcap · tanh(logits / softcap).
@@ -147,8 +149,9 @@ def _traceable(
 ) -> Constants | None:
     """The constants of a call that is one pass over contiguous positions, or None."""
     given = [name for name, value in options.items() if value is not None and name != "dropout"]
-    polar = scheme.rotary is not None and scheme.rotary.pairs == "polar"
-    if scheme.bias or scheme.scale or polar or given or options["dropout"]:
+    rope = scheme.rotary
+    in_prepare = rope is not None and (rope.pairs == "polar" or rope.axes is not None)
+    if scheme.bias or scheme.scale or in_prepare or given or options["dropout"]:
         return None
     if not (isinstance(q_pos, range) and isinstance(k_pos, range)):
         return None

@@ -358,7 +358,7 @@ def _inv_freq(
     inv, gain = np.zeros((len(each), 1, half)), np.ones((len(each), 1, 1))
     for n, frequencies in enumerate(each):
         if rope is not None and frequencies is not None:
-            inv[n] = frequencies.inv_freq(rope.dim(size), rope.base, length).numpy()
+            inv[n] = rope.inv_freq(rope.dim(size), length, frequencies).numpy()
             gain[n] = frequencies.gain(length)
     return inv, gain
 

@@ -26,6 +26,7 @@ from longitude.core.part import Dims, HasWeights, Index, Pos, Term, Weights, as_
 from longitude.core.region import Area, visible
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
+from longitude.ops import axes
 from longitude.parts.distance_bias import at
 from longitude.parts.rope import polar_pairs
 
@@ -80,11 +81,9 @@ class AttentionInputs:
     @property
     def needs_grad(self) -> bool:
         """Whether any gradient will be asked for."""
-        if not torch.is_grad_enabled():
-            return False
-        more = (*self.weights.values(), *(self.forget_sums or ()))
-        tensors = (self.q, self.k, self.v, self.sink_logits, *more)
-        return any(x is not None and x.requires_grad for x in tensors)
+        more = (*self.weights.values(), *(self.forget_sums or ()), self.sink_logits)
+        tensors = (x for x in (self.q, self.k, self.v, *more) if x is not None)
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
     def overflows(self) -> bool:
@@ -162,10 +161,13 @@ def prepare(
     """Check the arguments of `attention`; multiply the scale of ④ into q or leave it to tables."""
     scheme = _one_scheme(scheme)
     _check_tensors(q, k, v)
-    q_pos, k_pos = _positions("q_pos", q_pos, q), _positions("k_pos", k_pos, k)
     _check_numbers(scale, dropout, softcap)
     pair = _check_hidden(q, k, key_padding, segments, sink_logits)
     _check_weights(scheme, weights := weights or {}, q.shape[1], q.shape[3])
+    if scheme.rotary is not None and scheme.rotary.axes is not None:
+        pos, more = (q_pos, k_pos), (weights, key_padding)
+        scheme, q, k, v, q_pos, k_pos = axes.one_position(scheme, (q, k, v), *pos, *more)
+    q_pos, k_pos = _positions("q_pos", q_pos, q), _positions("k_pos", k_pos, k)
     lengths = _check_length(length, q)
     scale = _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale)
     scheme, q, k, v = as_half_pairs(scheme, q, k, v, weights)

@@ -14,6 +14,7 @@ from longitude.core.part import PARTS
 if TYPE_CHECKING:
     from longitude.parts.adaptive import *
     from longitude.parts.alibi import *
+    from longitude.parts.axes import *
     from longitude.parts.deberta import *
     from longitude.parts.dimension_wise import *
     from longitude.parts.dynamic import *

@@ -21,6 +21,7 @@ from torch.nn.functional import softplus
 
 from longitude.core.lengths import Lengths, Setting, combinations, rounded
 from longitude.core.part import (
+    Axes,
     Choice,
     Decay,
     Dims,
@@ -44,8 +45,8 @@ Pairs = Literal["half", "adjacent", "polar"]
 
 def apply_rotary(
     x: Float[Tensor, "b h n d"],
-    cos: Float[Tensor, "#b 1 n pairs"],
-    sin: Float[Tensor, "#b 1 n pairs"],
+    cos: Float[Tensor, "#b #h n pairs"],
+    sin: Float[Tensor, "#b #h n pairs"],
     pairs: Pairs = "half",
 ) -> Float[Tensor, "b h n d"]:
     """x rotated by the tables, in float32 at least, rounded once to x's dtype."""
@@ -68,7 +69,7 @@ def _rotate_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or cos.requires_grad:  # learned frequencies have gradients
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
     return _RotateHalf.apply(x, cos, sin)  # type: ignore[return-value]
@@ -113,8 +114,8 @@ class Rope(HasWeights):
 
     Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding". `frequencies`
     gives each pair's angle per position, `remap` the positions used, `decay` whether pairs fade
-    with distance (xPos). `tables` makes the cosines and sines, exact far out; `hf_precision` gives
-    transformers' float32 bits instead, for parity tests.
+    with distance (xPos), `axes` which of several positions of a token each pair rotates by.
+    `rotary_tables` makes the cosines and sines, exact far out.
     """
 
     base: PositiveFloat = 10000
@@ -123,6 +124,7 @@ class Rope(HasWeights):
     frequencies: Frequencies = Unscaled()
     remap: Remap | None = None
     decay: Decay | None = None
+    axes: Axes | None = None
 
     def check(self) -> None:
         if self.base <= 1:
@@ -137,11 +139,35 @@ class Rope(HasWeights):
                 f"rope: polar pairs take all channels of a head, but got fraction="
                 f"{self.fraction}: leave it out."
             )
+        if self.axes is not None:
+            self._check_axes(self.axes)
+
+    def _check_axes(self, axes: Axes) -> None:
+        if self.pairs == "polar":
+            raise UserError(f"rope: polar pairs have one position, but got {axes}: keep one.")
+        rate = self.frequencies
+        odd = self.remap or self.decay or (rate if rate.by_length or by_rows(rate) else None)
+        if odd is not None and not axes.temporal:
+            raise UserError(
+                f"rope: {odd} goes by the length of a text, but {axes} has no order of tokens: "
+                f"leave it out, or use fixed frequencies such as linear(2)."
+            )
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
-        """The phase of each head and channel where pairs are polar; nothing else is learned."""
+        """The phase of each head and channel where pairs are polar, the frequencies of learned
+        axes; nothing else is learned."""
+        if self.axes is not None:
+            return self.axes.init(dims, self.dim(dims.head_dim), self.base, rng)
         polar = self.pairs == "polar"
         return {"delta": torch.zeros(dims.heads, dims.head_dim)} if polar else {}
+
+    def inv_freq(self, dim: int, length: int, frequencies: Frequencies | None = None) -> PerPair:
+        """The angle of each pair per step of a position that all axes share. Of learned axes: as
+        they are before training."""
+        frequencies = frequencies or self.frequencies
+        if self.axes is None or self.axes.temporal:
+            return frequencies.inv_freq(dim, self.base, length)
+        return self.axes.inv_freq(frequencies, dim, self.base, length, {}).sum(0)[0]
 
     def dim(self, head_dim: int) -> int:
         """The rotary dimensions of a head."""
@@ -152,6 +178,8 @@ class Rope(HasWeights):
                 f"which can't be paired: "
                 f"choose a fraction or a head size that makes an even number."
             )
+        if self.axes is not None:
+            self.axes.check_dim(dim)
         return dim
 
     def query_rows(self, pos: Pos) -> QueryRows | None:

@@ -97,7 +97,7 @@ def _make(
             where = (region.q if side == "q" else region.k).by_pair(where, dim // 2)
         elif where.dim() == 2:
             where = where[..., None]
-        inv, gain = _of_length(frequencies, dim, rope.base, length)
+        inv, gain = _of_length(rope, frequencies, dim, length)
         angle = where * inv.to(device)
         size = gain.to(device) if side != "k" else torch.ones_like(gain, device=device)
         if rope.decay:
@@ -110,14 +110,14 @@ _cached_tables = Memo(_make, limit=2**26)
 
 
 def _of_length(
-    frequencies: Frequencies, dim: int, base: float, length: int | Tensor
+    rope: Rope, frequencies: Frequencies, dim: int, length: int | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Inverse frequencies (pairs) or (b, n|1, pairs), and gains that broadcast with them."""
     if not isinstance(length, Tensor):
         gain = torch.tensor(frequencies.gain(length), dtype=torch.float64)
-        return frequencies.inv_freq(dim, base, length), gain
+        return rope.inv_freq(dim, length, frequencies), gain
     each, which = length.unique(return_inverse=True)
-    inv = torch.stack([frequencies.inv_freq(dim, base, n) for n in each.tolist()])
+    inv = torch.stack([rope.inv_freq(dim, n, frequencies) for n in each.tolist()])
     gain = torch.tensor([[frequencies.gain(n)] for n in each.tolist()], dtype=torch.float64)
     return inv.to(which.device)[which], gain.to(which.device)[which]
 

@@ -279,6 +279,32 @@ def pope(base: float = 10000) -> Scheme:
     return Scheme.of(parts.Rope(base, pairs="polar"))
 
 
+@preset("Heo et al. 2024, arXiv:2403.13298")
+def rope_axial(base: float = 100) -> Scheme:
+    """RoPE-ViT, fixed: half of the pairs rotate by a patch's column, half by its row."""
+    rope = parts.Rope(base, pairs="adjacent", axes=parts.Axial())
+    return Scheme.of(rope, parts.Bidirectional())
+
+
+@preset("Heo et al. 2024, arXiv:2403.13298")
+def rope_mixed(base: float = 10) -> Scheme:
+    """RoPE-ViT, mixed: each pair of each head rotates along a learned direction."""
+    rope = parts.Rope(base, pairs="adjacent", axes=parts.Mixed())
+    return Scheme.of(rope, parts.Bidirectional())
+
+
+@preset("Wang et al. 2024, arXiv:2409.12191")
+def qwen2_vl(sections: tuple[int, ...] = (16, 24, 24), base: float = 1_000_000) -> Scheme:
+    """M-RoPE in sections: the fastest pairs rotate by time, the others by row or column."""
+    return Scheme.of(parts.Rope(base, axes=parts.Mrope(sections)))
+
+
+@preset("Qwen Team 2025, transformers 5.22 'qwen3_vl'")
+def qwen3_vl(sections: tuple[int, ...] = (24, 20, 20), base: float = 5_000_000) -> Scheme:
+    """M-RoPE interleaved: time, row and column each have pairs of all frequencies."""
+    return Scheme.of(parts.Rope(base, axes=parts.Mrope(sections, interleaved=True)))
+
+
 @preset("Sun et al. 2022, arXiv:2212.10554")
 def xpos_lm() -> Scheme:
     """RoPE with decay."""

@@ -46,7 +46,7 @@ class Target:
 
     def under(self, rope: parts.Rope) -> Target:
         """The same model and length under another rotation."""
-        inv = rope.frequencies.inv_freq(self.dims, rope.base, self.length)
+        inv = rope.inv_freq(self.dims, self.length)
         gain = math.sqrt(rope.frequencies.gain(self.length))
         return replace(self, rope=rope, inv_freq=tuple(inv.tolist()), attention=gain)
 

@@ -20,7 +20,7 @@ from longitude.viz.plot import DIM, Line, Plot, Point
 from longitude.viz.table import facts
 from longitude.viz.text import cut, short, spans
 
-INSIDE = ("frequencies", "remap", "decay")  # written inside a rotation
+INSIDE = ("frequencies", "remap", "decay", "axes")  # written inside a rotation
 STROKES = (("cyan", p.SOLID), ("yellow", p.DASHED), ("magenta", p.SPARSE), ("green", p.DOTTED))
 
 

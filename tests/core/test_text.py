@@ -18,7 +18,7 @@ from longitude.presets import PRESETS
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
-INSIDE = ("frequencies", "remap", "decay")  # parts that live inside rope(…)
+INSIDE = ("frequencies", "remap", "decay", "axes")  # parts that live inside rope(…)
 many = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
 sizes = st.integers(1, 40) | st.integers(1, 10**9)
@@ -37,11 +37,23 @@ FIELDS = {  # where not every positive number will do
     "original": st.integers(2, 10**6),
     "train": st.integers(2, 10**6),
 }
+
+
+def rope_fields(f: dict[str, Any]) -> dict[str, Any]:
+    """Polar pairs take whole heads and one position; axes of images have no order of tokens."""
+    polar, axes = f.get("pairs") == "polar", f.get("axes")
+    gone = {"axes", "fraction"} if polar else set()
+    if axes is not None and not axes.temporal:
+        gone |= {"remap", "decay", "frequencies"}
+    return {name: value for name, value in f.items() if name not in gone}
+
+
 READ_HEADS = {"deberta", "shaw", "transformer_xl"}  # polar pairs refuse them
 TOGETHER = {  # fields that must fit each other
     "dual_chunk": lambda f: {**f, "size": f["size"] + 2 * f["local"]},
     "equal_mean": lambda f: {**f, "max": 2 * f["mean"]},
-    "rope": lambda f: {**f, "fraction": 1} if f.get("pairs") == "polar" else f,
+    "rope": rope_fields,
+    "mrope": lambda f: {**f, "sections": 2 * f["sections"]},
     "forget": lambda f: {**f, "shortest": 3, "longest": 3 + f.get("longest", 4)},
     "adagrope": lambda f: {**f, "positions": 1000 + f["positions"]},
     "group_attention": lambda f: {**f, "window": f["window"] * f["group"]},

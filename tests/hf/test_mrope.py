@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from longitude import attention, parse
 from longitude.core.validate import UserError
 from longitude.hf import mrope
 from longitude.hf.patch import attention_patched, patched, probed_layers, scheme_of
-from longitude.parts.rope import apply_rotary
+from longitude.ops.axes import temporal_order
 from tests.hf.tiny import LINEAR, MULTIMODAL, SHAPE, sharp
 
 IMAGE, START, END = 90, 91, 92
@@ -25,7 +24,6 @@ HEADS = {"qwen3_5": {"head_dim": 64, **LINEAR}}  # a quarter of each head rotate
 LEAKY, REROPE = "rope(remap=leaky_rerope(6, 4))", "rope(remap=rerope(5))"
 YARN = "rope(frequencies=yarn(4, original=64)"
 KINDS = list(MULTIMODAL)
-ONE = torch.tensor(1.0, dtype=torch.float64)
 
 
 @pytest.fixture(autouse=True)
@@ -173,44 +171,18 @@ def test_one_position_follows_time_and_the_order_of_tokens() -> None:
     time = torch.tensor([[0, 1, 2, 3, 3, 3, 3, 5, 6]])
     ids = time.expand(3, 1, -1).clone()
     ids[1, 0, 3:7], ids[2, 0, 3:7] = torch.tensor([[3, 3, 4, 4], [3, 4, 3, 4]])
-    pos = mrope.one_position(ids, None, None)
+    pos = temporal_order(ids, None, None)
     assert bool((pos.diff() > 0).all()) and float((pos - time).abs().max()) < 1e-5
     assert pos[0, 7] == 5 and pos[0, 8] == 6
-    parts = [mrope.one_position(ids[..., :5], None, None)]
-    parts.append(mrope.one_position(ids[..., 5:], None, parts[0][:, -1:]))
+    parts = [temporal_order(ids[..., :5], None, None)]
+    parts.append(temporal_order(ids[..., 5:], None, parts[0][:, -1:]))
     assert torch.equal(torch.cat(parts, 1), pos)  # an image that two forwards share
     padded = torch.tensor([[True] * 3 + [False] * 6])
-    assert bool((mrope.one_position(ids, padded, None)[:, 3:].diff() > 0).all())
+    assert bool((temporal_order(ids, padded, None)[:, 3:].diff() > 0).all())
     video = torch.tensor([[0, 1, 2, 2, 6, 6, 4, 5]])  # whose text may go on below its last frame
-    assert bool((mrope.one_position(video.expand(3, 1, -1), None, None).diff() > 0).all())
+    assert bool((temporal_order(video.expand(3, 1, -1), None, None).diff() > 0).all())
     with pytest.raises(UserError, match="several documents"):
-        mrope.one_position(torch.cat([ids, ids], -1), None, None)
-
-
-@pytest.mark.parametrize("window", [2, 5])
-def test_rerope_acts_on_time_alone(window: int) -> None:
-    """The formula again, in float64: pair i sees min(Δt, w) and the offsets of its own axis."""
-    d, axes = 12, (0, 1, 2, 0, 1, 2)
-    t = torch.tensor([0, 1, 2, 3, 3, 3, 3, 5, 6, 7])
-    ids = t.expand(3, 1, -1).clone()
-    ids[1, 0, 3:7], ids[2, 0, 3:7] = torch.tensor([[3, 3, 4, 4], [3, 4, 3, 4]])
-    q, k, v = torch.randn(3, 1, 2, len(t), d, dtype=torch.float64)
-    scheme = parse(f"rope(remap=rerope({window}))").layer(0)
-    assert scheme.rotary
-    pos = mrope.one_position(ids, None, None)
-    tables = mrope.tables(scheme.rotary, axes, ids.double() - pos, d, q)
-    turned = [apply_rotary(x, *tables) for x in (q, k)]
-    found = attention(scheme, *turned, v, pos, pos, backend="eager")
-
-    time = (t[:, None] - t).clamp(max=window)
-    scores = torch.zeros(1, 2, len(t), len(t), dtype=torch.float64)
-    for pair, axis in enumerate(axes):
-        beside = ids[axis, 0] - t
-        angle = (time + beside[:, None] - beside) * 10000 ** (-2 * pair / d)
-        a, b = (torch.complex(x[..., pair], x[..., pair + d // 2]) for x in (q, k))
-        scores += (a[..., :, None] * b[..., None, :].conj() * torch.polar(ONE, angle.double())).real
-    scores = scores.masked_fill(torch.ones_like(time).triu(1).bool(), -torch.inf) / d**0.5
-    torch.testing.assert_close(found, scores.softmax(-1) @ v, atol=1e-4, rtol=1e-4)
+        temporal_order(torch.cat([ids, ids], -1), None, None)
 
 
 @pytest.mark.parametrize(
@@ -220,5 +192,5 @@ def test_what_goes_by_one_position_reads_text_only(scheme: str) -> None:
     net, given = model("qwen3_vl"), prompt()
     with patched(net, scheme, check=False):
         net(given["input_ids"].clamp(max=80))
-        with pytest.raises(UserError, match="images have three positions per token"):
+        with pytest.raises(UserError, match="images have several positions per token"):
             net(**given)
