@@ -320,7 +320,7 @@ class Cache:
 def _fixed(rope: Rope) -> Rope:
     """A rotation of several positions whose frequencies are not learned."""
     assert rope.axes is not None
-    if rope.axes.init(Dims(8, 1, 8), 8, 10.0, torch.Generator()):
+    if rope.axes.weights(Dims(8, 1, 8), 8, 10.0, torch.Generator()):
         raise UserError(
             f"a cache keeps rotated keys, and {rope.axes} is learned head by head: run it without "
             f"a cache."

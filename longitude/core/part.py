@@ -223,7 +223,7 @@ class Axes(Protocol):
         """Raise unless the pairs of this rotary dimension can be shared out."""
         ...
 
-    def init(self, dims: Dims, dim: int, base: float, rng: torch.Generator | None) -> Weights:
+    def weights(self, dims: Dims, dim: int, base: float, rng: torch.Generator | None) -> Weights:
         return {}
 
     def inv_freq(

@@ -127,7 +127,7 @@ class Mixed(Axes):
     def check_dim(self, dim: int) -> None:
         check_quarters(self.name, dim)  # type: ignore[attr-defined]
 
-    def init(self, dims: Dims, dim: int, base: float, rng: torch.Generator | None) -> Weights:
+    def weights(self, dims: Dims, dim: int, base: float, rng: torch.Generator | None) -> Weights:
         angle = 2 * math.pi * torch.rand(dims.heads, 1, generator=rng, dtype=torch.float64)
         size = 1 / powers(dim // 2, base)
         turned = torch.cat(

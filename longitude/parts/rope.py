@@ -156,8 +156,8 @@ class Rope(HasWeights):
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         """The phase of each head and channel where pairs are polar, the frequencies of learned
         axes; nothing else is learned."""
-        if self.axes is not None:
-            return self.axes.init(dims, self.dim(dims.head_dim), self.base, rng)
+        if self.axes is not None and not self.axes.temporal:  # those are never learned
+            return self.axes.weights(dims, self.dim(dims.head_dim), self.base, rng)
         polar = self.pairs == "polar"
         return {"delta": torch.zeros(dims.heads, dims.head_dim)} if polar else {}
 
