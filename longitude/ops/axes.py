@@ -43,7 +43,8 @@ def one_position(
 ) -> tuple[Scheme, Heads, Heads, Heads, Any, Any]:  # fmt: skip
     """A call of `rope(axes=…)` as one with a position per token: scheme, q, k, v, q_pos, k_pos."""
     (q, k, v), rope = heads, scheme.rotary
-    assert rope is not None and rope.axes is not None
+    if rope is None or rope.axes is None:
+        return scheme, q, k, v, q_pos, k_pos
     if rope.axes.temporal and not any(map(has_axes, (q_pos, k_pos))):
         return without_axes(scheme), q, k, v, q_pos, k_pos
     q_at, q_order = split(rope, "q_pos", q_pos, q)

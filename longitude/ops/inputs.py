@@ -104,11 +104,10 @@ class AttentionInputs:
         """The same call for some of its queries."""
         pos = self.q_pos[start:stop] if isinstance(self.q_pos, range) else self.q_pos[:, start:stop]
         segments = self.segments and (self.segments[0][:, start:stop], self.segments[1])
-        length = self.q_length
+        length, sums = self.q_length, self.forget_sums
         if isinstance(length, Tensor) and length.shape[1] > 1:
             length = length[:, start:stop]
-        q, sums = self.q[:, :, start:stop], self.forget_sums
-        sums = sums and (sums[0][:, :, start:stop], sums[1])
+        q, sums = self.q[:, :, start:stop], sums and (sums[0][:, :, start:stop], sums[1])
         return replace(self, q=q, q_pos=pos, segments=segments, q_length=length, forget_sums=sums)
 
     def mask(
@@ -164,9 +163,8 @@ def prepare(
     _check_numbers(scale, dropout, softcap)
     pair = _check_hidden(q, k, key_padding, segments, sink_logits)
     _check_weights(scheme, weights := weights or {}, q.shape[1], q.shape[3])
-    if scheme.rotary is not None and scheme.rotary.axes is not None:
-        pos, more = (q_pos, k_pos), (weights, key_padding)
-        scheme, q, k, v, q_pos, k_pos = axes.one_position(scheme, (q, k, v), *pos, *more)
+    call = (scheme, (q, k, v), q_pos, k_pos, weights, key_padding)
+    scheme, q, k, v, q_pos, k_pos = axes.one_position(*call)
     q_pos, k_pos = _positions("q_pos", q_pos, q), _positions("k_pos", k_pos, k)
     lengths = _check_length(length, q)
     scale = _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale)
