@@ -143,9 +143,13 @@ def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 2]}…{text[-1]}"
 
 
-def target_length(to: int | str, trained: int) -> int:
-    """A number of tokens: 32768, 32k, or 4x the trained window."""
+def target_length(to: int | str, trained: int | None) -> int:
+    """A number of tokens: 32768, 32k, or 4x the trained window, if the model states one."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([xk]?)", str(to).strip().lower().replace(",", ""))
     if match is None:
         raise UserError(f"--to takes a length, but got {shown(to)}: write 32768, 32k or 4x.")
-    return round(float(match[1]) * {"": 1, "k": 1024, "x": trained}[match[2]])
+    if match[2] == "x" and not trained:
+        raise UserError(
+            f"--to {to} is a multiple of the window, but the model states none: give tokens."
+        )
+    return round(float(match[1]) * {"": 1, "k": 1024, "x": trained or 0}[match[2]])

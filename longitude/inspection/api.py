@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from longitude.core.progress import Event, Progress, TextResult, silent
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
-from longitude.core.validate import UserError
+from longitude.core.validate import UserError, target_length
 from longitude.inspection import rows
 from longitude.inspection.rows import plain
 
@@ -235,7 +235,9 @@ def inspect(model: str, *, options: InspectOptions | None = None) -> InspectResu
         raise UserError("length and text are what --weights reads: give --weights too.")
     encodings, faults = _read_encodings(model, o.revision)
     first = encodings[0]
-    target = None if o.to is None else _target(model, str(o.to), first.window)
+    target = None if o.to is None else target_length(o.to, first.window)
+    if target is not None and target < 8:
+        raise UserError(f"--to {o.to} is {target} tokens, less than one rotation: give more.")
     lint, refused = None, ""
     if first.kind == "rope" and first.scheme is not None:
         try:
@@ -259,17 +261,6 @@ def encoding_page(encoding: Encoding) -> rows.Page | None:
         return page(parse(encoding.scheme), *sizes) if encoding.scheme else None
     except UserError:  # head sizes that differ by layer
         return None
-
-
-def _target(name: str, to: str, window: int | None) -> int:
-    from longitude.core.validate import target_length
-
-    if to.endswith("x") and not window:
-        raise UserError(f"{name} names no window, so --to {to} is no length: give tokens.")
-    target = target_length(to, window or 0)
-    if target < 8:
-        raise UserError(f"--to {to} is {target} tokens, less than one rotation: give more.")
-    return target
 
 
 def _read_encodings(name: str, revision: str | None) -> tuple[tuple[Encoding, ...], list[Fault]]:

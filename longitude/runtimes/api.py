@@ -117,13 +117,7 @@ def _length(
 ) -> int:
     """The length to serve: as given, of the run, saved with the scheme, or by its factor."""
     if to is not None:
-        to, trained = str(to), checkpoint.trained
-        if trained is None and to.strip().lower().endswith("x"):
-            raise UserError(
-                f"{checkpoint.source.name} does not state its longest input, so that --to {to} has "
-                f"no meaning: give a number of tokens."
-            )
-        return max(1, target_length(to, trained or 1))
+        return max(1, target_length(to, checkpoint.trained))
     if run is not None:
         return run.target
     scheme, saved = requests[0].requested, checkpoint.saved

@@ -19,17 +19,17 @@ TREES = {file: ast.parse(file.read_text()) for file in FILES}
 LINES, FILE_COUNT = 45_307, 248  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_800,  # the client of servers, too
-    "presets": 598,
+    "core": 1_805,  # the client of servers, too
+    "presets": 600,
     "parts": 3_566,  # tables of biases for CPUs, too
     "ops": 6_395,  # over several ranks, too
     "cache": 882,
     "hf": 5_205,
     "eval": 2_400,
-    "inspection": 2_450,
+    "inspection": 2_440,
     "reading": 2_245,
     "training": 3_705,
-    "runtimes": 4_125,
+    "runtimes": 4_120,
     "serving": 800,  # the vLLM plugin
     "extension": 3_110,  # tasks side by side on a CPU, too
     "probing": 2_020,  # what a live server does
