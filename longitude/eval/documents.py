@@ -23,11 +23,8 @@ from longitude.core.validate import UserError
 from longitude.eval.records import Text
 
 SEPARATOR = "\n\n"
-JOINED = " and {} more"  # in the name of a document of several texts
-SAMPLE, SAMPLED_TEXTS = (
-    1000,
-    20,
-)  # characters of each text from which tokens per character are estimated
+
+SAMPLE, SAMPLED_TEXTS = 1000, 20  # characters of each, from which the rate of tokens is estimated
 MARGIN = 1.25  # times the characters that seem enough are cut out
 Named = tuple[str, str]  # a name and its text
 
@@ -94,15 +91,15 @@ def cut(
 
 def _pieces(long: Sequence[Named], need: int, rng: random.Random) -> list[Named]:
     """Pieces of the texts that are long enough: one of each first, then a second, and so on."""
-    pieces: list[tuple[int, str, str]] = []
+    rounds: dict[int, list[Named]] = {}
     for name, text in long:
         room = len(text) // need
         start = rng.randrange(len(text) - need * room + 1)
         for i in range(room):
             at = start + i * need
-            pieces.append((i, name if room == 1 else f"{name}#{i + 1}", text[at : at + need]))
-    pieces.sort(key=lambda piece: piece[0])
-    return [(name, text) for _, name, text in pieces]
+            piece = (name if room == 1 else f"{name}#{i + 1}", text[at : at + need])
+            rounds.setdefault(i, []).append(piece)
+    return [piece for _, pieces in sorted(rounds.items()) for piece in pieces]
 
 
 def _joined(short: Sequence[Named], need: int) -> list[Named]:
@@ -115,14 +112,12 @@ def _joined(short: Sequence[Named], need: int) -> list[Named]:
         group.append(one)
         if sum(len(text) for _, text in group) >= need:
             done.append(begun.pop(source))
-    # the last group may be long enough all the same: `need` has a margin
-    return [
-        (
-            group[0][0] if len(group) == 1 else f"{group[0][0]}{JOINED.format(len(group) - 1)}",
-            SEPARATOR.join(text for _, text in group),
-        )
-        for group in [*done, *begun.values()]
-    ]
+    joined = []
+    for group in [*done, *begun.values()]:  # the last may be long enough, too: `need` has a margin
+        (first, _), *others = group
+        name = first + (f" and {len(others)} more" if others else "")
+        joined.append((name, SEPARATOR.join(text for _, text in group)))
+    return joined
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
@@ -132,7 +127,5 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
 def _special_tokens(tokenizer: Any) -> list[int]:
     """What a tokenizer puts before any text: usually a beginning-of-text token."""
     bare, full = _tokens(tokenizer, "a"), tokenizer("a", verbose=False).input_ids
-    for at in range(len(full) - len(bare) + 1):
-        if full[at : at + len(bare)] == bare:
-            return full[:at]
-    return []
+    places = range(len(full) - len(bare) + 1)
+    return next((full[:at] for at in places if full[at : at + len(bare)] == bare), [])

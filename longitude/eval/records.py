@@ -108,5 +108,4 @@ def recorded(store: Store) -> Iterator[Measurement]:
 
 
 def of(rows: Iterable[Measurement], measure: str) -> list[Measurement]:
-    """The measurements of one kind."""
     return [row for row in rows if row.key.measure == measure]

@@ -41,6 +41,10 @@ class _Draft:
     facts: list[list[int]]
     questions: list[tuple[str, list[int], list[int]]]  # family, question, answer
 
+    def with_other(self, other: _Draft) -> _Draft:
+        facts, questions = [*self.facts, *other.facts], [*self.questions, *other.questions]
+        return _Draft(self.parts | other.parts, facts, questions)
+
     @property
     def scattered(self) -> bool:
         """Whether its facts stand in a document, which other families can share."""
@@ -48,8 +52,8 @@ class _Draft:
 
     @property
     def size(self) -> int:
-        asked = sum(len(q) + len(a) for _, q, a in self.questions)
-        return asked + sum(map(len, self.facts))
+        questions = sum(len(question) + len(answer) for _, question, answer in self.questions)
+        return questions + sum(map(len, self.facts))
 
 
 def prompts(session: Session, key: ResultKey, names: Sequence[str]) -> list[Tokens]:
@@ -62,14 +66,9 @@ def prompts(session: Session, key: ResultKey, names: Sequence[str]) -> list[Toke
             draft = _draft(session, name, rng, key.protocol["window"] < SMALL_WINDOW)
             room = key.length // FACTS_SHARE
             if draft.scattered and shared and shared[-1].size + draft.size <= room:
-                last = shared[-1]
-                both = last.parts | draft.parts
-                questions = [*last.questions, *draft.questions]
-                shared[-1] = _Draft(both, [*last.facts, *draft.facts], questions)
-            else:
-                # one that others can join stays the last
-                at = len(shared) if draft.scattered else 0
-                shared.insert(at, draft)
+                shared[-1] = shared[-1].with_other(draft)
+            else:  # one that others can join stays the last
+                shared.insert(len(shared) if draft.scattered else 0, draft)
         found += [_tokens(session, draft, key.length, index, rng) for draft in shared]
     return found
 

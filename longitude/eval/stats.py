@@ -78,21 +78,20 @@ def matched(a: Sequence[float], b: Sequence[float]) -> Interval:
 def ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
     """Σ part / Σ of it over documents, with Student's interval of its residuals (the delta method);
     of one document, that number."""
-    n, whole = len(pairs), math.fsum(of for _, of in pairs)
-    if not whole:
+    n, total = len(pairs), math.fsum(of for _, of in pairs)
+    if not total:
         return Interval(0.0, 0.0, 0.0, 0)
-    mean = math.fsum(part for part, _ in pairs) / whole
+    mean = math.fsum(part for part, _ in pairs) / total
     half = t_quantile(n - 1) * ratio_stderr(pairs) if n > 1 else 0.0
     return Interval(mean, mean - half, mean + half, n)
 
 
 def ratio_stderr(pairs: Sequence[tuple[float, float]]) -> float:
-    """The standard error of `ratio`."""
-    n, whole = len(pairs), math.fsum(of for _, of in pairs)
-    if n < 2 or not whole:
+    n, total = len(pairs), math.fsum(of for _, of in pairs)
+    if n < 2 or not total:
         return 0.0
-    mean = math.fsum(part for part, _ in pairs) / whole
-    return math.sqrt(n / (n - 1) * math.fsum((p - mean * of) ** 2 for p, of in pairs)) / whole
+    mean = math.fsum(part for part, _ in pairs) / total
+    return math.sqrt(n / (n - 1) * math.fsum((p - mean * of) ** 2 for p, of in pairs)) / total
 
 
 def ratio_difference(

@@ -9,6 +9,7 @@ are of one model and one protocol. Standard library only.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,15 +51,10 @@ class Results:
         its own where that is nothing."""
         known = {s: ns for s in names if (ns := self.numbers.get((s, length)))}
         shared = set.intersection(*map(set, known.values())) if known else set()
-        used = {
-            s: [v for u, v in ns.items() if u in shared or not shared] for s, ns in known.items()
+        return {
+            s: self.metric.summarise([v for u, v in ns.items() if u in shared or not shared]).mean
+            for s, ns in known.items()
         }
-        return {s: self.metric.summarise(values).mean for s, values in used.items()}
-
-    def best(self, means: Mapping[str, float]) -> str | None:
-        """Whose mean is the best."""
-        pick = min if self.metric.lower_is_better else max
-        return pick(means, key=means.__getitem__, default=None)
 
     def tied(self, a: Place, b: Place) -> bool:
         """Whether two are not significantly different."""
@@ -92,18 +88,6 @@ class ResultTable:
     schemes: Mapping[str, str]
     lengths: tuple[int, ...]
     cells: Mapping[Place, Cell]
-
-    @property
-    def measure(self) -> str:
-        return self.metric.name
-
-    @property
-    def title(self) -> str:
-        return self.metric.title
-
-    @property
-    def unit(self) -> str:
-        return self.metric.unit
 
     @property
     def lower_is_better(self) -> bool:
@@ -181,12 +165,12 @@ def result_table(rows: Sequence[Measurement], name: str) -> ResultTable | None:
     own = next((names[row.key.scheme] for row in rows if row.is_baseline), BASELINE)
     cells: dict[Place, Cell] = {}
     for length in numbers.lengths:
-        means = numbers.means(schemes, length)
-        best, differ = numbers.best(means), len({*means.values()}) > 1
+        means, pick = numbers.means(schemes, length), min if metric.lower_is_better else max
+        best, differ = pick(means, key=means.__getitem__, default=""), len({*means.values()}) > 1
         for s in schemes:
             place, known = (s, length), s in means
-            top = differ and known and means[s] == means[str(best)]
-            tied = differ and known and not top and numbers.tied(place, (str(best), length))
+            top = differ and known and means[s] == means[best]
+            tied = differ and known and not top and numbers.tied(place, (best, length))
             over = None if s == own else numbers.difference(place, (own, length))
             value = numbers.interval(place) if known else None
             cells[place] = Cell(value, numbers.refused.get(place), top, tied, over)
@@ -216,14 +200,14 @@ def by_family(
 ) -> dict[str, dict[tuple[str, int], Interval]]:
     """By method: the answers to each family of questions, at each length."""
     names, read = labels(rows), metrics()[metric]
-    found: dict[str, dict[tuple[str, int], dict[Unit, Any]]] = {}
+    values: dict[str, dict[tuple[str, int], dict[Unit, Any]]] = {}
     for row in _youngest(of(rows, RETRIEVAL)):
-        cells = found.setdefault(names[row.key.scheme], {})
+        cells = values.setdefault(names[row.key.scheme], {})
         cell = cells.setdefault((str(row.key.at["family"]), row.key.length), {})
         cell.update((unit, value) for _, unit, value in _numbers(row, read))
     return {
-        label: {cell: read.summarise([*values.values()]) for cell, values in sorted(cells.items())}
-        for label, cells in found.items()
+        label: {cell: read.summarise([*each.values()]) for cell, each in sorted(cells.items())}
+        for label, cells in values.items()
     }
 
 
@@ -233,19 +217,16 @@ def insane(rows: Sequence[Measurement]) -> set[Place]:
     table = result_table(rows, CONTEXT) or result_table(rows, LOSS)
     if table is None:
         return set()
-    own = labels(rows).get(rows[0].key.subject.scheme)
-    window = table.cells.get((str(own), table.trained))
-    if window is None or window.value is None:
-        return set()
-    most = window.value.mean + SANE
-    return {place for place, cell in table.cells.items() if cell.value and cell.value.mean > most}
+    means = {place: cell.value.mean for place, cell in table.cells.items() if cell.value}
+    own = str(labels(rows).get(rows[0].key.subject.scheme))
+    most = means.get((own, table.trained), math.inf) + SANE
+    return {place for place, mean in means.items() if mean > most}
 
 
 def in_window_cost(rows: Sequence[Measurement]) -> dict[str, Interval]:
     """What each method costs inside the trained window: its loss there (of the most tokens that
     fit and that the baseline has a loss for) less the baseline's."""
-    table = result_table(rows, LOSS)
-    if table is None:
+    if (table := result_table(rows, LOSS)) is None:
         return {}
     overs = {place: cell.over for place, cell in table.cells.items() if cell.over}
     inside = max((n for _, n in overs if n <= table.trained), default=None)

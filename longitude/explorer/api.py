@@ -32,8 +32,6 @@ class ExploreOptions:
 
 @dataclass(frozen=True)
 class ExploreResult:
-    """A state of the page."""
-
     state: PageState
 
     def to_json(self) -> dict[str, Any]:
@@ -42,8 +40,7 @@ class ExploreResult:
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
         """Each scheme, how far training covers it, and what a cache keeps."""
-        from longitude.viz.table import facts
-        from longitude.viz.terminal import render
+        from longitude.viz.terminal import facts, render
 
         rows = []
         for one in self.to_json()["columns"]:

@@ -159,21 +159,19 @@ def _snippets(request: Request, _: bytes) -> dict[str, Any]:
 
 def _model(request: Request, body: bytes) -> dict[str, Any]:
     """A model by its name, or by the configuration that was posted."""
-    name = request.query_params.get("name", "")
-    if request.method != "POST":
+    if request.method == "POST":
+        try:
+            config = json.loads(body)
+        except (ValueError, RecursionError):
+            config = None
+        if not isinstance(config, dict):
+            raise UserError("a config.json holds one JSON object, but this has none: drop another.")
+        state = start_from_config(config)
+    else:
+        name = request.query_params.get("name", "")
         if not name or len(name) > MAX_NAME:
             raise UserError("name a model: a name on the Hub, a folder, a .gguf file, tiny-rope.")
-        return _started(start_from(name))
-    try:
-        config = json.loads(body)
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise UserError("a config.json holds one JSON object, but this holds none: drop another.")
-    return _started(start_from_config(config))
-
-
-def _started(state: PageState) -> dict[str, Any]:
+        state = start_from(name)
     names = ("model", "own", "window", "dim", "heads", "notes", "link")
     return {name: getattr(state, name) for name in names}
 

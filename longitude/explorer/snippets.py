@@ -63,7 +63,6 @@ def snippets(state: PageState, index: int) -> dict[str, Any]:
 
 
 def _code(state: PageState, text: str) -> list[dict[str, str]]:
-    """Programs and commands that use a scheme."""
     model, to = state.model or MODEL, ["--to", str(state.length)]
     quoted = json.dumps(text, ensure_ascii=False)
     sizes = {"length": min(state.length, EXAMPLE_LENGTH), "heads": state.heads, "dim": state.dim}

@@ -55,8 +55,6 @@ class Column:
 
 @dataclass(frozen=True)
 class PageState:
-    """What the page shows."""
-
     model: str = ""
     own: str = "rope()"  # the scheme that the model was trained with,
     window: int = 4096  # and on how many tokens
@@ -182,8 +180,8 @@ def _value(key: str, text: str) -> Any:
             f"{key} is a number from {low:g} to {high:g}, but got {short(text)!r}: give one."
         )
     low, high = INTEGERS[name]
-    whole = text.isascii() and text.isdigit() and len(text) < 16
-    if not whole or not low <= int(text) <= high:
+    integer = text.isascii() and text.isdigit() and len(text) < 16
+    if not integer or not low <= int(text) <= high:
         raise UserError(
             f"{key} is a whole number from {low} to {high:,}, but got {short(text)!r}: "
             f"give one, as in {key}={getattr(PageState, name, 0)}."

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -16,15 +16,14 @@ from rich.text import Text
 
 from longitude.inspection.rows import SINK, USES, Band, LayerRow, ScoreStatistics
 from longitude.viz.plot import DIM, Line, Plot, side_by_side
-from longitude.viz.table import facts, rich_table
-from longitude.viz.terminal import STROKES, decay_plot, wavelength_plot
+from longitude.viz.terminal import STROKES, decay_plot, facts, rich_table, wavelength_plot
 from longitude.viz.text import NOTHING, cut, short, spans
 
 if TYPE_CHECKING:
     from longitude.hf.encodings import Encoding, KnownModel
     from longitude.inspection.api import InspectResult
     from longitude.inspection.rope_limits import RopeLimits
-    from longitude.runtimes.lint import LintResult, Row
+    from longitude.runtimes.lint import LintResult
     from longitude.runtimes.verify import VerifyResult
 
 BLOCKS = "·▁▂▃▄▅▆▇█"
@@ -50,9 +49,10 @@ def show(result: InspectResult, meanings: dict[str, str], console: Console) -> N
         console.print()
         console.print(facts(_limits(result.reach), indent="  "))
     plots: list[Plot] = []
-    for sheet in result.page.sheets[:3] if result.page else ():
-        plots += [wavelength_plot(sheet, result.page)] if sheet.wavelengths and result.page else []
-        plots += [decay_plot(sheet)] if sheet.decay else []
+    if page := result.page:
+        for sheet in page.sheets[:3]:
+            plots += [wavelength_plot(sheet, page)] if sheet.wavelengths else []
+            plots += [decay_plot(sheet)] if sheet.decay else []
     side_by_side(plots, console)
     for fault in result.faults:
         style = "bold red" if fault.serious else "bold yellow"
@@ -132,8 +132,12 @@ def show_lint(found: LintResult, console: Console) -> None:
         meant = found.meant
         table.add_row("meant", "", f"{meant.attention:.4f}", f"{meant.length:,}", style="bold")
         for row in found.rows:
+            size, cells = row.difference.frequencies, ["does not start", "", ""]
+            if row.difference.starts:
+                off = "other pairs" if size > 1e9 else f"{size:.2%}" if size > 1e-6 else NOTHING
+                cells = [off, f"{row.found.attention:.4f}", f"{row.found.length:,}"]
             style = "" if row.same else "yellow"
-            table.add_row(f"{row.runtime} {row.version}", *_lint_cells(row), style=style)
+            table.add_row(f"{row.runtime} {row.version}", *cells, style=style)
         console.print(table)
         if meant.remap:
             console.print(Text(f"positions are to be remapped by {meant.remap}"))
@@ -147,22 +151,15 @@ def show_lint(found: LintResult, console: Console) -> None:
         console.print(Text("every runtime computes what the settings mean", style="green"))
 
 
-def _lint_cells(row: Row) -> tuple[str, str, str]:
-    if not row.difference.starts:
-        return "does not start", "", ""
-    size = row.difference.frequencies
-    off = "other pairs" if size > 1e9 else f"{size:.2%}" if size > 1e-6 else "–"
-    return off, f"{row.found.attention:.4f}", f"{row.found.length:,}"
-
-
 def _lint_issues(found: LintResult) -> Iterator[tuple[str, str]]:
     """Each issue once, with the runtimes that have it; then notes."""
-    causes = [(issue, row.runtime) for row in found.rows for issue in row.issues]
-    notes = [(issue, row.runtime) for row in found.rows for issue in row.notes]
-    for suffix, met in (("", causes), (" (a note)", notes)):
-        for issue in dict.fromkeys(issue for issue, _ in met):
-            names = ", ".join(dict.fromkeys(name for other, name in met if other == issue))
-            yield f"{issue.name}: {names}{suffix}", f"{issue.sentence} → {issue.fix}"
+    for suffix, kind in (("", "issues"), (" (a note)", "notes")):
+        by_issue: dict[Any, dict[str, None]] = {}
+        for row in found.rows:
+            for issue in getattr(row, kind):
+                by_issue.setdefault(issue, {})[row.runtime] = None
+        for issue, names in by_issue.items():
+            yield f"{issue.name}: {', '.join(names)}{suffix}", f"{issue.sentence} → {issue.fix}"
     for issue in found.notes:
         yield f"{issue.name} (a note)", f"{issue.sentence} → {issue.fix}"
 
@@ -209,10 +206,8 @@ def show_scores(measured: ScoreStatistics, console: Console) -> None:
         heads = ["head", *(t.name.replace("–", "–\n") for t in next(iter(terms.values())))]
         rows = [(head, *(f"{t.felt:.2f}" for t in each)) for head, each in terms.items()]
         console.print(rich_table(heads, rows, first="right"))
-        sentences += [
-            "Terms are in units of scores, with each query's mean removed, as softmax ignores it. "
-            "Constants count as content."
-        ]
+        units = "Terms are in units of scores, with each query's mean removed, as softmax ignores"
+        sentences += [f"{units} it. Constants count as content."]
     for sentence in (*sentences, *measured.notes):
         console.print(Text(sentence, style=DIM))
 
@@ -244,9 +239,8 @@ def _layers(rows: Sequence[LayerRow]) -> Table:
 
 
 def _range(bands: Sequence[Band]) -> str:
-    if not bands:
-        return NOTHING
-    return f"{min(b.least for b in bands):.1f} … {max(b.greatest for b in bands):.1f}"
+    ends = [end for band in bands for end in (band.least, band.greatest)]
+    return f"{min(ends):.1f} … {max(ends):.1f}" if ends else NOTHING
 
 
 def _blocks(shares: Sequence[float]) -> str:

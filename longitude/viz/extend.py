@@ -4,7 +4,7 @@ card, and as charts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from longitude.viz import files
 from longitude.viz.plot import DIM, GAP
 from longitude.viz.result_charts import extend_charts, standalone
 from longitude.viz.section import INSANE, OVER, Section, section
-from longitude.viz.table import NEAR, rich_table
-from longitude.viz.terminal import render
+from longitude.viz.terminal import NEAR, render, rich_table
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
-from longitude.viz.vega import DARK, LIGHT, Chart, Rows, dashes, method_themes, stroke
+from longitude.viz.vega import DARK, DASHES, LIGHT, Chart, Rows, method_themes, stroke
 
 HEADS = {"label": "method", "family": "questions", "x": "true distance"}
 MAX_LENGTHS = 5  # columns of lengths in the terminal
@@ -61,7 +60,14 @@ def show_section(section: Section, console: Console) -> None:
     labels = [Text(label, style) for label, style in zip(section.ranked, styles, strict=True)]
     rows = [[label, *(cells[n] for _, _, cells in columns)] for n, label in enumerate(labels)]
     console.print(rich_table(["method", *(head for _, head, _ in columns)], rows, names))
-    for line in _legend(section, {name for name, _, _ in columns}):
+    shown = {name for name, _, _ in columns}
+    legend = [
+        "; ".join(c.note for c in section.columns if c.name in shown and c.note),
+        f"bold or *: the best; {NEAR}: not significantly different (95 %, paired by document)",
+        *([INSANE] if section.any_insane else []),
+        *(f"{NOTHING} {line}" for line in [*section.remarks(), *section.notes]),
+    ]
+    for line in legend:
         console.print(Text(line, style=DIM))
     console.print()
     searches = (("search", f"{text} {scheme}".strip()) for text, scheme in section.searches)
@@ -88,9 +94,9 @@ def _columns(section: Section, star: bool) -> Iterator[tuple[str, str, list[Text
     if main:
         for n in some_lengths(main.lengths, section.subject.trained):
             cells = [section.cell(main, s, n).text(star) for s in ranked]
-            yield main.measure, f"{main.metric.heading}\n{n:,}", cells
+            yield main.metric.name, f"{main.metric.heading}\n{n:,}", cells
     for column in section.columns:
-        if column.name not in (OVER, main and main.measure):
+        if column.name not in (OVER, main and main.metric.name):
             cells = [section.shown(s, column.name).text(star) for s in ranked]
             yield column.name, column.title.replace(" ", "\n"), cells
 
@@ -101,16 +107,6 @@ def some_lengths(lengths: Sequence[int], trained: int) -> list[int]:
     past = [n for n in lengths if n >= inside]
     last, count = len(past) - 1, min(len(past), MAX_LENGTHS)
     return [past[round(i * last / max(1, count - 1))] for i in range(count)]
-
-
-def _legend(section: Section, shown: Collection[str]) -> Iterator[str]:
-    """What the columns and signs of the table mean, and what is missing from it."""
-    yield "; ".join(c.note for c in section.columns if c.name in shown and c.note)
-    yield f"bold or *: the best; {NEAR}: not significantly different (95 %, paired by document)"
-    if section.any_insane:
-        yield INSANE
-    for line in [*section.remarks(), *section.notes]:
-        yield f"{NOTHING} {line}"
 
 
 def markdown(section: Section, charts: Sequence[tuple[str, str]] = ()) -> str:
@@ -148,11 +144,8 @@ def markdown(section: Section, charts: Sequence[tuple[str, str]] = ()) -> str:
 
 
 def _by_length(section: Section, measure: str) -> str:
-    table = length_table(section, section.tables[measure])
-    rows = [
-        [fenced(label), *(cell.markdown() for cell in cells)] for label, *cells in table["rows"]
-    ]
-    metric = section.tables[measure].metric
+    metric, table = metrics()[measure], length_table(section, section.tables[measure])
+    rows = [[fenced(label), *(c.markdown() for c in cells)] for label, *cells in table["rows"]]
     return f"{metric.title}, {metric.unit}:\n\n{markdown_table(table['heads'], rows)}"
 
 
@@ -167,10 +160,9 @@ def write_charts(section: Section, folder: Path) -> list[Path]:
     """Write each chart as a PNG; their paths."""
     written = []
     for name, group in groupby(extend_charts(section), lambda chart: chart.name.split("-")[0]):
-        path = folder / f"{name}.png"
+        written.append(folder / f"{name}.png")
         spec = json.dumps(standalone(section, [*group]))
-        files.replace_file(path, vl_convert.vegalite_to_png(spec, scale=2))
-        written.append(path)
+        files.replace_file(written[-1], vl_convert.vegalite_to_png(spec, scale=2))
     return written
 
 
@@ -210,9 +202,8 @@ def page(sections: Sequence[Section], title: str) -> str:
 
 def _method(section: Section, label: str) -> dict[str, Any]:
     """A label with its stroke, as the charts have it."""
-    index = section.labels.index(label)
-    colour, dash = stroke(index)
-    drawn = " ".join(map(str, dashes([index])[0])) if dash else "none"
+    colour, dash = stroke(section.labels.index(label))
+    drawn = " ".join(map(str, DASHES[dash])) if dash else "none"
     return {"label": label, "colour": colour, "dash": drawn}
 
 
@@ -239,12 +230,12 @@ def _figures(section: Section, charts: Sequence[Chart], prefix: str) -> list[dic
 
 
 def _tables(section: Section, chart: Chart) -> Iterator[dict[str, Any]]:
-    """The numbers behind a chart."""
     if chart.name == "distance":
         yield _pivot("Effective distances", chart.rows, ("x",), "label", _distance)
     elif chart.label is not None:
         rows = [row for one in extend_charts(section) if one.label for row in one.rows]
-        yield _pivot("Exact answers by length", rows, ("label", "family"), "length", _share)
+        names, share = ("label", "family"), "{mean:.0%} of {n}".format_map
+        yield _pivot("Exact answers by length", rows, names, "length", share)
     elif chart.name == "cost":
         costs = [name for name, m in metrics().items() if m.rows == COST]
         yield from (length_table(section, section.tables[n]) for n in costs if n in section.tables)
@@ -252,7 +243,7 @@ def _tables(section: Section, chart: Chart) -> Iterator[dict[str, Any]]:
         if chart.name == LOSS:
             rows = [{**row, "bin": f"{row['first'] + 1:,}–{row['past']:,}"} for row in chart.rows]
             title = "Loss by position, in bins (nats per token)"
-            yield _pivot(title, rows, ("label",), "bin", lambda row: f"{row['mean']:.3f}")
+            yield _pivot(title, rows, ("label",), "bin", "{mean:.3f}".format_map)
         yield length_table(section, section.tables[chart.measure])
 
 
@@ -260,8 +251,9 @@ def length_table(section: Section, table: ResultTable) -> dict[str, Any]:
     """A metric's numbers: methods down, lengths across."""
     heads = [f"{n:,}{' (trained)' if n == table.trained else ''}" for n in table.lengths]
     rows = [[s, *(section.cell(table, s, n) for n in table.lengths)] for s in table.labels]
-    unit = "" if table.unit in ("share", "bytes") else f" ({table.unit})"
-    return {"title": f"{table.title} by length{unit}", "heads": ["method", *heads], "rows": rows}
+    metric = table.metric
+    unit = "" if metric.unit in ("share", "bytes") else f" ({metric.unit})"
+    return {"title": f"{metric.title} by length{unit}", "heads": ["method", *heads], "rows": rows}
 
 
 def _pivot(
@@ -280,10 +272,6 @@ def _pivot(
 def _plain(value: Any) -> str:
     percent = isinstance(value, float) and 0 <= value <= 1
     return value if isinstance(value, str) else f"{value:.0%}" if percent else f"{value:,}"
-
-
-def _share(row: Mapping[str, Any]) -> str:
-    return f"{row['mean']:.0%} of {row['n']}"
 
 
 def _distance(row: Mapping[str, Any]) -> str:

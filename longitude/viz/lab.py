@@ -22,7 +22,7 @@ from longitude.viz import files
 from longitude.viz import plot as p
 from longitude.viz import result_charts as charts
 from longitude.viz import vega as v
-from longitude.viz.table import BEST, Cell, rich_table
+from longitude.viz.terminal import BEST, Cell, rich_table
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
 from longitude.viz.vega import Spec
 
@@ -54,13 +54,10 @@ class LabTable:
         share, loss = "share of exact answers", "loss of the last tokens, nats per byte"
         what = loss if self.by_loss else share
         seeds = {c.spread.n for c in self.cells.values() if c.spread}
-        if max(seeds, default=1) == 1:
-            return what
-        many = f"{'up to ' if len(seeds) > 1 else ''}{max(seeds)} seeds"
-        return f"{what}; mean of {many} ± half their range"
+        most, some = max(seeds, default=1), "up to " if len(seeds) > 1 else ""
+        return what + (f"; mean of {some}{most} seeds ± half their range" if most > 1 else "")
 
     def mean(self, label: str, length: int) -> float | None:
-        """The mean over seeds, where there is one."""
         cell = self.cells.get((label, length))
         return cell.spread.mean if cell and cell.spread else None
 
@@ -118,21 +115,16 @@ def lab_tables(scores: Iterable[Score]) -> list[LabTable]:
     for s in scores:
         names = {name: printable(getattr(s, name)) for name in ("scheme", "label", "task")}
         safe.append(replace(s, **names, refused=s.refused and printable(s.refused)))
-    cells: dict[tuple[int, str], dict[tuple[str, int], LabCell]] = {}
+    groups: dict[tuple[str, int], dict[tuple[str, int], LabCell]] = {}
     for c in summary(safe):
-        cells.setdefault((c.trained, c.task), {})[c.label, c.length] = c
-    bins = curves(safe)
-    return [
-        LabTable(
-            task=task,
-            trained=trained,
-            labels=tuple(dict.fromkeys(label for label, _ in group)),
-            lengths=tuple(sorted({length for _, length in group})),
-            cells=group,
-            bins=tuple(b for b in bins if task == TEXT and b.trained == trained),
-        )
-        for (trained, task), group in cells.items()
-    ]
+        groups.setdefault((c.task, c.trained), {})[c.label, c.length] = c
+    tables = []
+    for (task, trained), cells in groups.items():
+        labels = tuple(dict.fromkeys(label for label, _ in cells))
+        lengths = tuple(sorted({length for _, length in cells}))
+        bins = tuple(b for b in curves(safe) if task == TEXT and b.trained == trained)
+        tables.append(LabTable(task, trained, labels, lengths, cells, bins))
+    return tables
 
 
 def curve_points(bins: Iterable[Bin]) -> list[tuple[float, Spread]]:
@@ -174,11 +166,14 @@ def show(scores: Iterable[Score], console: Console) -> None:
         for reason in table.reasons():
             console.print(Text(f"{NOTHING} {reason}", style=p.DIM))
         console.print()
-    labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
-    for plot in (plot for t in tables if t.bins and (plot := _plot(t, labels))):
-        console.print(p.draw(plot, min(console.width, 100)))
-        console.print()
-    small = [plot for t in tables if not t.bins and (plot := _plot(t, labels))]
+    labels, small = [*dict.fromkeys(label for table in tables for label in table.labels)], []
+    for table in tables:
+        plot = _plot(table, labels)
+        if plot and table.bins:
+            console.print(p.draw(plot, min(console.width, 100)))
+            console.print()
+        elif plot:
+            small.append(plot)
     p.side_by_side(small, console)
 
 

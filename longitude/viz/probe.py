@@ -17,7 +17,7 @@ from longitude.eval.tasks import families
 from longitude.viz import files
 from longitude.viz.plot import DIM
 from longitude.viz.result_charts import heat_map
-from longitude.viz.table import rich_table
+from longitude.viz.terminal import rich_table
 from longitude.viz.text import NOTHING, printable
 from longitude.viz.vega import Chart, themes
 
@@ -146,7 +146,6 @@ def charts(result: ProbeResult) -> list[Chart]:
 
 
 def write(result: ProbeResult, path: Path) -> Path:
-    """Write the page."""
     drawn = charts(result)
     text = files.page(
         "probe.html",

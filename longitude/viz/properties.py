@@ -9,8 +9,7 @@ from rich.text import Text
 
 from longitude.inspection.rows import Properties, SchemeProperties, Uniqueness
 from longitude.viz.plot import DIM, Line, Plot, side_by_side
-from longitude.viz.table import facts, rich_table
-from longitude.viz.terminal import heading, layer_heading
+from longitude.viz.terminal import facts, heading, layer_heading, rich_table
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, short, spans
 
 CURVES = {  # title and axes of each curve's plot

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from longitude.core.validate import short
 from longitude.viz.plot import DIM
-from longitude.viz.table import rich_table
+from longitude.viz.terminal import rich_table
 from longitude.viz.text import NOTHING, printable, safe_lines
 
 if TYPE_CHECKING:

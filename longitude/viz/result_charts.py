@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from longitude.viz.section import Section
 
 NARROW = 420  # pixels: charts without room for names
+PERCENT = "format(datum.value, '.0%')"
 STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)  # ticks of a log axis, times powers of ten
 INSANE = "†: its loss is over half a nat above the baseline's in its window: a share means nothing."
 ANSWERS = "Across: length in tokens; down: families of questions; the darker, the more are right."
@@ -33,16 +34,17 @@ DISTANCES = (
 def extend_charts(section: Section) -> list[Chart]:
     """Every chart that a model's measurements have numbers for."""
     others = [n for n, m in metrics().items() if m.selectable and n != KEPT]
-    first, *later = (
-        [section.tables[n] for n in names if n in section.tables]
-        for names in ((KEPT,), (ANSWER_LOSS,), (CONTEXT, *others))
-    )
+
+    def by_length(*names: str) -> list[Chart]:
+        tables = [section.tables[name] for name in names if name in section.tables]
+        return [chart for table in tables for chart in _by_length(section, table)]
+
     return [
-        *(chart for table in first for chart in _by_length(section, table)),
+        *by_length(KEPT),
         *_answers(section),
-        *(chart for table in later[0] for chart in _by_length(section, table)),
+        *by_length(ANSWER_LOSS),
         *_loss_by_position(section),
-        *(chart for table in later[1] for chart in _by_length(section, table)),
+        *by_length(CONTEXT, *others),
         *_distance_map(section),
         *_cost(section),
     ]
@@ -62,29 +64,29 @@ def _loss_by_position(section: Section) -> Iterator[Chart]:
 
 
 def _by_length(section: Section, table: ResultTable) -> Iterator[Chart]:
+    metric = table.metric
     rows = [
         {"label": s, "length": n, "x": n, **vars(cell.value)}
         for s in section.labels
         for n in table.lengths
         if (cell := table.cells.get((s, n))) and cell.value
-        if table.measure != KEPT or (s, n) not in section.insane
+        if metric.name != KEPT or (s, n) not in section.insane
     ]
     if not rows:
         return
-    title, y, rules = "length (tokens)", v.axis("mean", table.unit), []
-    if table.measure == CONTEXT:
+    title, y, rules = "length (tokens)", v.axis("mean", metric.unit), []
+    if metric.name == CONTEXT:
         title, y = "context (tokens, the scored ones included)", loss_axis(rows)
-    elif table.measure == KEPT:
-        y = v.axis("mean", "share kept", labelExpr="format(datum.value, '.0%')")
+    elif metric.name == KEPT:
+        y = v.axis("mean", "share kept", labelExpr=PERCENT)
         own = table.cells.get((table.labels[0], table.trained))
         rules = [v.layer("rule", [{"mean": own.value.mean}], y=y)] if own and own.value else []
-    elif table.metric.is_share:
-        percent = "format(datum.value, '.0%')"
-        y = v.axis("mean", table.unit, ends={"domain": [0, 1]}, labelExpr=percent)
+    elif metric.is_share:
+        y = v.axis("mean", metric.unit, ends={"domain": [0, 1]}, labelExpr=PERCENT)
     x = v.axis("x", title, "log2", **length_ticks(rows))
     layers = [*lines(rows, section.labels, section.subject.trained, x, y, size=46), *rules]
     spec = v.document(layers, rows, 300)
-    yield Chart(table.measure, table.title, table.metric.chart, spec, rows, table.measure)
+    yield Chart(metric.name, metric.title, metric.chart, spec, rows, metric.name)
 
 
 def _answers(section: Section) -> Iterator[Chart]:
@@ -155,16 +157,16 @@ def _cost(section: Section) -> Iterator[Chart]:
     at = max({*board.lengths} & {*speed.lengths}, default=0) if board and speed else 0
     if not board or not speed or not at:
         return
-    sane = [s for s in speed.labels if board.measure != KEPT or (s, at) not in section.insane]
+    sane = [s for s in speed.labels if board.metric.name != KEPT or (s, at) not in section.insane]
     pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in sane]
     rows = [{"label": s, "x": x.mean, **vars(value)} for s, value, x in pairs if value and x]
     if not rows:
         return
     better = "down" if board.lower_is_better else "up"
-    reading = f"{board.title} against speed, at {at:,} tokens. Better is right and {better}."
+    reading = f"{board.metric.title} against speed, at {at:,} tokens. Better is right and {better}."
     ends: Spec = {"zero": False, "padding": 24}
     x = v.axis("x", "prefill (tokens/s)", ends=ends, labelExpr=v.COUNT, tickCount=5, grid=False)
-    y = loss_axis(rows) if board.lower_is_better else v.axis("mean", board.unit)
+    y = loss_axis(rows) if board.lower_is_better else v.axis("mean", board.metric.unit)
     bar = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5)
     interval: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "opacity": _shade(labels)}
     dot: Spec = {"x": x, "y": y, "opacity": v.strength(), "tooltip": _tips(rows)}

@@ -198,36 +198,29 @@ def _sheet_charts(sheet: Sheet, page: Page) -> Iterator[Spec]:
     legend: Spec = {"title": "distance", "labelExpr": v.SHORT, "gradientLength": 120}
     charts: list[tuple[str, str, list[Spec], Sequence[Any]]] = [  # title, y, layers, rows
         ("Distance map (dotted: the true distance)", "high", near, distances),
-        (
-            "Decay (dotted: unscaled RoPE; band: range)",
-            "mean",
-            [unscaled, *decay()],
-            _plain(sheet.decay),
-        ),
+        ("Decay (dotted: unscaled RoPE; band: range)", "mean", [unscaled, *decay()], sheet.decay),
         (
             "Wavelengths (small dots: unscaled RoPE)",
             "",
             [*wavelengths(states), *length],
-            _plain(sheet.wavelengths),
+            sheet.wavelengths,
         ),
-        ("Query scale", "", scale(), _plain(sheet.scale)),
-        ("Bias", "bias", bias(), _plain(sheet.bias)),
+        ("Query scale", "", scale(), sheet.scale),
+        ("Bias", "bias", bias(), sheet.bias),
         ("Visible pairs (pale: hidden)", "", pairs(str(deepest), legend), cells),
     ]
-    for title, y, layers, rows in charts:
+    for title, y, layers, given in charts:
+        rows = [row if isinstance(row, dict) else row._asdict() for row in given]
         if not rows:
             continue
-        first = (
-            [(r["distance"], r[y]) for r in rows if r.get("head") == rows[0].get("head")]
-            if y
-            else []
-        )
-        bands = [{"distance": a, "end": b} for a, b in gaps(first)]
+        one_head = [r for r in rows if r.get("head") == rows[0].get("head")] if y else []
+        hidden = gaps([(r["distance"], r[y]) for r in one_head])
+        bands = [{"distance": a, "end": b} for a, b in hidden]
         across = layers[-1]["encoding"]["x"]
         pale = v.layer(v.mark("rect", style="hidden"), bands, x=across, x2={"field": "end"})
         drawn = {"layer": [*([pale] if bands else []), *layers], "height": 240, "title": title}
         named = [{**r, "column": "A", "label": sheet.written} for r in rows]
-        size = {"width": 240, **TWO_SCALES} if rows is cells else {"width": 360}
+        size = {"width": 240, **TWO_SCALES} if given is cells else {"width": 360}
         yield v.inset(drawn, named, **size)
 
 
@@ -244,10 +237,6 @@ def _pair_rows(grid: Grid, page: Page) -> list[dict[str, Any]]:
         for n, (i, line) in enumerate(zip(grid.tokens, grid.believed, strict=True))
         for m, (j, distance) in enumerate(zip(grid.tokens, line, strict=True))
     ]
-
-
-def _plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    return [row._asdict() for row in rows]
 
 
 def _x(field: str, title: str, scale: str = "linear", top: str | None = "length - 1") -> Spec:

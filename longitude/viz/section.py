@@ -7,6 +7,7 @@ become printable here, and are escaped where they are written.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from longitude.eval.records import CONTEXT, KEPT, LOSS, PAST_WINDOW, Measurement
 from longitude.eval.stats import Interval
 from longitude.eval.tasks import metrics
 from longitude.viz.result_charts import INSANE
-from longitude.viz.table import BEST, TIED, Cell
+from longitude.viz.terminal import BEST, TIED, Cell
 from longitude.viz.text import NOTHING, printable
 
 if TYPE_CHECKING:
@@ -64,12 +65,10 @@ class Section:
 
     @property
     def target(self) -> int:
-        """The greatest length that was measured."""
         return max(row.key.length for row in self.rows)
 
     @cached_property
     def tables(self) -> dict[str, t.ResultTable]:
-        """Every metric's table."""
         return t.result_tables(self.rows)
 
     @cached_property
@@ -108,19 +107,18 @@ class Section:
     def ranked(self) -> list[str]:
         """Labels: the recommended one, then by effective length, then by what they have at the
         target; those without a number last."""
+        main = self.main
 
         def key(label: str) -> tuple[bool, int, float]:
-            cell = self._last(self.main, label) if self.main else None
-            place = float("inf")
-            if self.main is not None and cell is not None and cell.value is not None:
-                place = cell.value.mean if self.main.lower_is_better else -cell.value.mean
+            cell = self._last(main, label) if main else None
+            mean = cell.value.mean if cell and cell.value else math.inf
+            place = mean if main is None or main.lower_is_better or math.isinf(mean) else -mean
             return label != self.best, -self.effective_length.get(label, 0), place
 
         return sorted(self.labels, key=key)
 
     @property
     def best(self) -> str | None:
-        """The recommended label."""
         return (self.recommendation.get("best") or {}).get("label")
 
     @property
@@ -132,8 +130,7 @@ class Section:
     def columns(self) -> list[Column]:
         """The columns of the table of methods, the most important first."""
         at, context = f"at {self.target:,}", self.tables.get(CONTEXT)
-        length, cost = "tokens", "nats per token, inside the window"
-        columns = []
+        cost, columns = "nats per token, inside the window", []
         for name, m in metrics().items():
             if name in self.tables and not (name in (LOSS, PAST_WINDOW) and context):
                 note = f"{m.heading}: {m.title[:1].lower()}{m.title[1:]} ({m.unit})"
@@ -142,7 +139,7 @@ class Section:
                 columns.append(Column(OVER, OVER, f"nats per token, {at}"))
             if name == KEPT and self.effective_length:
                 note = f"{LENGTH}: the most tokens of which as much is kept as the baseline keeps"
-                columns.append(Column(LENGTH, LENGTH, length, f"{note} at its window's end"))
+                columns.append(Column(LENGTH, LENGTH, "tokens", f"{note} at its window's end"))
             if name == CONTEXT and self.in_window_cost:
                 note = f"{COST}: over the baseline's loss, {cost}"
                 columns.append(Column(COST, COST, cost, note))
@@ -163,7 +160,7 @@ class Section:
     def cell(self, table: t.ResultTable, label: str, length: int) -> Cell:
         """A cell of a metric's table as printed, with a sign where a share means nothing."""
         cell = table.cells.get((label, length))
-        sign = DAGGER if table.measure == KEPT and (label, length) in self.insane else ""
+        sign = DAGGER if table.metric.name == KEPT and (label, length) in self.insane else ""
         if cell is None or cell.value is None:
             return Cell(NOTHING if cell else "", reason=cell.refused if cell else None, sign=sign)
         show = table.metric.format
@@ -197,7 +194,6 @@ class Section:
         return [*reasons, note] if forget else reasons
 
     def machines(self) -> list[str]:
-        """What it ran on, each once."""
         lines = (printable(_line(row.value.get("machine"))) for row in self.rows)
         return [*dict.fromkeys(line for line in lines if line)]
 
@@ -225,14 +221,14 @@ class Section:
     def advice(self) -> Iterator[tuple[str, str]]:
         """Each recommendation: what for, and the sentence. Another goal is told of where a method
         serves it; runtimes of one sentence share it."""
-        told = self.recommendation
-        if best := told.get("best"):
+        given = self.recommendation
+        if best := given.get("best"):
             yield printable(best["what"]), printable(best["sentence"])
-        for other in told.get("goals", ()):
+        for other in given.get("goals", ()):
             if other["label"] not in (None, self.baseline):  # there is something to do for it
                 yield printable(other["what"]), printable(other["sentence"])
         groups: dict[str, list[str]] = {}  # names by sentence, with a null for the name
-        for one in told.get("runtimes", ()) if told.get("helps", True) else ():
+        for one in given.get("runtimes", ()) if given.get("helps", True) else ():
             numbers, sentence = one.get("numbers") or {}, one["sentence"]
             if numbers.get("own") is not None and numbers.get("label") == numbers.get("own"):
                 sentence = sentence.partition(". ")[0].rstrip(".") + "."  # the baseline's numbers
@@ -244,7 +240,7 @@ class Section:
             joined = names[0] if len(names) == 1 else ", ".join(names[:-1]) + last
             what = names[0] if len(names) == 1 else "runtimes"
             yield printable(what), printable(sentence.replace("\0", joined))
-        if factor := told.get("factor"):
+        if factor := given.get("factor"):
             yield printable(factor["what"]), printable(factor["sentence"])
 
     @property
@@ -310,8 +306,8 @@ def _printable(row: Measurement) -> Measurement:
     text = text and replace(text, name=printable(text.name))
     scheme, subject = printable(row.key.scheme), replace(subject, **names)
     key = replace(row.key, scheme=scheme, subject=subject, text=text)
-    told = {"label": printable(row.label), "refused": row.refused and printable(row.refused)}
-    return replace(row, key=key, value={**row.value, **told})
+    texts = {"label": printable(row.label), "refused": row.refused and printable(row.refused)}
+    return replace(row, key=key, value={**row.value, **texts})
 
 
 def _line(value: Any) -> str:

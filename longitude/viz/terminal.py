@@ -1,27 +1,88 @@
-"""Schemes in the terminal: their parts with papers and plots of what they do, and the catalogue."""
+"""The terminal: tables of numbers with an interval and a mark (also for Markdown and pages), and
+schemes, their parts with papers and plots of what they do, and the catalogue."""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from longitude.core.validate import UserError
 from longitude.inspection.rows import Grid, Page, PartRow, PresetRow, Sheet
 from longitude.viz import plot as p
-from longitude.viz.plot import DIM, Line, Plot, Point
-from longitude.viz.table import facts
-from longitude.viz.text import cut, short, spans
+from longitude.viz.plot import DIM, GAP, Line, Plot, Point
+from longitude.viz.text import NOTHING, cut, short, spans
 
+BEST, TIED = "best", "tied"
+NEAR = "≈"  # before a number that is not significantly different from the best
 INSIDE = ("frequencies", "remap", "decay", "axes")  # written inside a rotation
 STROKES = (("cyan", p.SOLID), ("yellow", p.DASHED), ("magenta", p.SPARSE), ("green", p.DOTTED))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as printed, its interval, whether it is the best or tied with it, why there is none,
+    and a sign that refers to a note."""
+
+    value: str
+    interval: str = ""
+    mark: str = ""
+    reason: str | None = None
+    sign: str = ""
+
+    def markdown(self) -> str:
+        """For a Markdown table: the best in bold."""
+        value = f"**{self.value}**" if self.mark == BEST else self.value
+        near = f"{NEAR} " if self.mark == TIED else ""
+        plain = self.interval.startswith("±") or not self.interval
+        interval = self.interval if plain else f"({self.interval})"
+        return f"{near}{value}{self.sign} {interval}".rstrip()
+
+    def text(self, star: bool = False, interval: bool = False, between: str = "") -> Text:
+        """For the terminal: the best in bold, or with a star where there are no styles."""
+        prefix = "*" if self.mark == BEST and star else NEAR if self.mark == TIED else ""
+        style = "bold" if self.mark == BEST else DIM if self.value == NOTHING else ""
+        more = between + self.interval if interval and self.interval else ""
+        return Text.assemble((prefix, DIM), (self.value, style), (self.sign, DIM), (more, DIM))
+
+
+def rich_table(
+    heads: Sequence[str | Text],
+    rows: Iterable[Sequence[str | Text]],
+    names: int | None = None,
+    first: str = "left",
+) -> Table:
+    """A table without lines: names (at most `names` characters wide), then numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style=DIM)
+    for n, head in enumerate(heads):
+        if n == 0 and first == "left":
+            table.add_column(head, style="cyan", overflow="fold", max_width=names)
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def facts(rows: Iterable[tuple[str, ...]], style: str = DIM, indent: str = "") -> Table:
+    """Names, and one or two columns of text beside them."""
+    table = Table.grid(padding=(0, GAP))
+    listed = [*rows]
+    table.add_column(style=style, no_wrap=True)
+    for n in range(1, max(map(len, listed), default=2)):
+        table.add_column(overflow="fold", style="cyan" if n == 1 and len(listed[0]) > 2 else "")
+    for name, *texts in listed:
+        table.add_row(f"{indent}{name}", *map(Text, texts))
+    return table
 
 
 def render(show: Callable[[Console], None], *, color: bool = False, width: int = 100) -> str:
@@ -126,8 +187,8 @@ def _plots(sheet: Sheet, page: Page) -> Iterator[Plot | Group]:
 
 def decay_plot(sheet: Sheet) -> Plot:
     """The mean cosine by distance, beside unscaled RoPE's."""
-    unscaled = [(r.distance, r.plain) for r in sheet.decay]
-    lines = _beside(unscaled, "this scheme", [(r.distance, r.mean) for r in sheet.decay])
+    points = [(r.distance, r.mean) for r in sheet.decay]
+    lines = _beside([(r.distance, r.plain) for r in sheet.decay], "this scheme", points)
     return Plot("Decay", "mean cosine, by distance (log)", lines, x_log=True)
 
 
@@ -136,17 +197,13 @@ def wavelength_plot(sheet: Sheet, page: Page) -> Plot:
     rows = sheet.wavelengths
     levels = {"trained": page.trained, "length": page.length}
     longest = max([w.plain for w in rows] + [w.scaled or 0 for w in rows])
-    lines = _beside(
-        [(w.pair, w.plain) for w in rows], "wavelength", [(w.pair, w.scaled) for w in rows]
-    )
+    points = [(w.pair, w.scaled) for w in rows]
+    lines = _beside([(w.pair, w.plain) for w in rows], "wavelength", points)
     states = ", ".join(f"{n} {state}" for state, n in Counter(w.state for w in rows).items())
-    return Plot(
-        "Wavelengths",
-        "tokens per rotation (log), by rotary pair",
-        _levels(levels, len(rows) - 1, longest) + lines,
-        y_log=True,
-        notes=[states] if len(lines) > 1 else (),
-    )
+    notes = [states] if len(lines) > 1 else ()
+    lines = _levels(levels, len(rows) - 1, longest) + lines
+    axes = "tokens per rotation (log), by rotary pair"
+    return Plot("Wavelengths", axes, lines, y_log=True, notes=notes)
 
 
 def _beside(unscaled: Sequence[Point], name: str, points: Sequence[Point]) -> list[Line]:

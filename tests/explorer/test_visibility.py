@@ -9,7 +9,7 @@ import torch
 
 from longitude import Scheme, parse
 from longitude.cache import Cache
-from longitude.explorer.visibility import DROPPED, HIDDEN, KNOWN, PAST, bound, keys
+from longitude.explorer.data import DROPPED, HIDDEN, KNOWN, PAST, bound, keys
 
 TEXTS = [
     "rope()",

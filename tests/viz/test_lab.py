@@ -19,7 +19,7 @@ from longitude.core.validate import UserError
 from longitude.training.lab.rows import Score, curves
 from longitude.viz import files, lab
 from longitude.viz.lab import curve_points, lab_tables, position_ticks
-from longitude.viz.table import BEST
+from longitude.viz.terminal import BEST
 from longitude.viz.vega import method_themes
 
 LENGTHS = (256, 512, 1024)

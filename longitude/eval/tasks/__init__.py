@@ -58,7 +58,6 @@ class EvalProtocol:
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """The tasks by name."""
         return tuple(task_names()) if ALL in self.tasks else self.tasks
 
     @property
@@ -80,7 +79,6 @@ class Session:
     baseline_reaches: bool = True  # whether the baseline can read this length at all
 
     def document(self, key: ResultKey) -> Any:
-        """The document that a row is about."""
         return next(d for d in self.documents if d.text == key.text)
 
 

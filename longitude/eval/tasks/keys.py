@@ -30,9 +30,9 @@ def write(rng: random.Random, small: bool) -> Prompt:
     """Objects with a number each; in a small window one of them is asked for."""
     count = SMALL_KEYS if small else KEYS
     held: dict[str, str] = dict(zip(rng.sample(WORDS, count), numbers(rng, count), strict=True))
-    asked = rng.sample([*held], 1 if small else count)
+    chosen = rng.sample([*held], 1 if small else count)
     return Prompt(
-        [(QUESTION.format(word=word), held[word]) for word in asked],
+        [(QUESTION.format(word=word), held[word]) for word in chosen],
         [FACT.format(word=word, number=number) for word, number in held.items()],
     )
 

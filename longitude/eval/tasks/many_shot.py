@@ -28,7 +28,7 @@ def write(rng: random.Random, small: bool) -> Prompt:
     labels = dict(zip(KINDS, rng.sample(LABELS, len(KINDS)), strict=True))
     shuffled = {kind: rng.sample(words, len(words)) for kind, words in KINDS.items()}
     shots = [(w, labels[kind]) for kind, words in shuffled.items() for w in words[HELD_OUT:]]
-    asked = [(w, labels[kind]) for kind, words in shuffled.items() for w in words[:HELD_OUT]]
+    targets = [(w, labels[kind]) for kind, words in shuffled.items() for w in words[:HELD_OUT]]
     draws = random.Random(rng.random())
 
     def sentences() -> Iterator[str]:
@@ -36,7 +36,7 @@ def write(rng: random.Random, small: bool) -> Prompt:
             word, label = draws.choice(shots)
             yield TEMPLATE.format(word=word, label=label)
 
-    questions = [(QUESTION.format(word=word), label) for word, label in asked]
+    questions = [(QUESTION.format(word=word), label) for word, label in targets]
     return Prompt(rng.sample(questions, 1 if small else len(questions)), sentences=sentences())
 
 

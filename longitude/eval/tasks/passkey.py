@@ -60,7 +60,6 @@ def checked_form(form: Form | None, length: int) -> Form:
 
 
 def filler(characters: int) -> str:
-    """The garbage, repeated."""
     return (f"{GARBAGE} " * (characters // PERIOD + 1))[:characters]
 
 
