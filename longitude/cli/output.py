@@ -89,7 +89,7 @@ def display(quiet: bool = False, resumes: bool = False) -> Iterator[Progress]:
                 seconds = (now - started) * (event.total - event.done) / event.done
             left = "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
             if drawn:
-                fields = {"description": name, "figures": figures, "left": left}
+                fields: dict[str, Any] = {"description": name, "figures": figures, "left": left}
                 bars.update(bar, total=event.total, completed=event.done, **fields)
             elif not quiet and now - printed >= LOG_INTERVAL:
                 done = f"{name} {event.done:,.0f}/{event.total:,.0f}"
