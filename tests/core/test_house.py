@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 45_307, 248  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 45_210, 246  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_805,  # the client of servers, too
@@ -25,16 +25,16 @@ BUDGET = {
     "ops": 6_395,  # over several ranks, too
     "cache": 882,
     "hf": 5_205,
-    "eval": 2_400,
+    "eval": 2_370,
     "inspection": 2_440,
     "reading": 2_245,
     "training": 3_705,
     "runtimes": 4_120,
     "serving": 800,  # the vLLM plugin
-    "extension": 3_110,  # tasks side by side on a CPU, too
+    "extension": 3_105,  # tasks side by side on a CPU, too
     "probing": 2_020,  # what a live server does
-    "viz": 3_100,
-    "explorer": 1_235,
+    "viz": 3_050,
+    "explorer": 1_215,
     "cli": 1_555,
     "assets": 100,
 }
