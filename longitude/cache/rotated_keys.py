@@ -33,6 +33,7 @@ from longitude.parts.rotary_tables import Tables, cos_sin
 
 BLOCK = 4096  # columns rotated at once: rotation needs memory for several copies
 MAX_CACHED = 64  # columns whose tables a step holds for all layers; more are rotated in blocks
+STEPS = 64  # positions whose tables are made at once while decoding
 CPU = torch.device("cpu")
 Span = tuple[int, int]  # columns from the first up to the second
 T = TypeVar("T")
@@ -277,10 +278,15 @@ def _region_tables(
 ) -> Tables:
     """Tables of one side of a region, for n tokens from each start on."""
     size, length, dtype, device = spec
-    pos = range(starts[0], starts[0] + n)
+    pos, how = range(starts[0], starts[0] + n), {"dtype": dtype, "device": device}
+    if len(starts) == n == 1:  # a decoder asks for the next ones in the steps that follow
+        first = starts[0] // STEPS * STEPS
+        block = cos_sin(rope, region, side, range(first, first + STEPS), size, length, **how)
+        at = starts[0] - first
+        return block[0][:, :, at : at + 1], block[1][:, :, at : at + 1]
     if len(starts) > 1 or n <= MAX_CACHED:  # a range's tables would be cached beyond the step
         pos = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
-    return cos_sin(rope, region, side, pos, size, length, dtype=dtype, device=device)
+    return cos_sin(rope, region, side, pos, size, length, **how)
 
 
 def _head_rotation(rope: Rope, spec: TableSpec, cos: Tensor, sin: Tensor) -> HeadRotation:

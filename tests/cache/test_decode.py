@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude import Cache, attention
-from longitude.cache.rotated_keys import DecodeStep, RotatedKeys
+from longitude import Cache, attention, parse
+from longitude.cache.rotated_keys import DecodeStep, RotatedKeys, TableSpec, _region_tables
 from longitude.core.part import Pos
+from longitude.parts.rotary_tables import cos_sin
 from tests.grid import HEADS, TOKENS, Layer, positions, scheme, schemes, tokens
 
 SCHEMES = {name: s for name, s in schemes().items() if s.causal}
@@ -239,3 +240,17 @@ def test_on_cuda_with_padding(name: str, dtype: torch.dtype) -> None:
     real = (~padding)[:, None, :, None]
     off = ((got.double() - want) * real).norm() / (want * real).norm()
     assert off < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("at", [0, 63, 64, 1000])
+def test_one_positions_tables_are_those_of_its_block(at: int) -> None:
+    rope = parse("rope(remap=leaky_rerope(128, 16))").rotary
+    spec = TableSpec(32, 2048, torch.float32, torch.device("cpu"))
+    for region in rope.regions():
+        for side in ("q", "k"):
+            found = _region_tables(rope, spec, region, side, (at,), 1)
+            alone = cos_sin(
+                rope, region, side, torch.tensor([[at]]), 32, 2048,
+                dtype=torch.float32, device=spec.device,
+            )  # fmt: skip
+            assert all(map(torch.equal, found, alone))
