@@ -1,7 +1,9 @@
 """Time several ways to do one thing interleaved: medians over rounds, and ratios within a round.
 
 Machines are shared and noisy, so methods are interleaved within each round, and a ratio is the
-median of the ratios within rounds, not the ratio of medians. On CUDA the device's events are read;
+median of the ratios within rounds, not the ratio of medians. On a CPU the time of the process
+itself is read, over all its threads: what others do on the machine counts little in it. On CUDA the
+device's events are read;
 what is short is run as often as fills some milliseconds, so that launches run ahead of the device
 as they do in a model, and the wait for the first is not all that is seen.
 """
@@ -54,10 +56,10 @@ def readings(
 def seconds(run: Run, cuda: bool, count: int = 1) -> float:
     """Seconds of one run, over `count` of them."""
     if not cuda:
-        begin = time.perf_counter()
+        begin = time.process_time()
         for _ in range(count):
             run()
-        return (time.perf_counter() - begin) / count
+        return (time.process_time() - begin) / count
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(count):

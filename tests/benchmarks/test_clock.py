@@ -26,7 +26,7 @@ class Faked:
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> Faked:
     time = Faked()
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: time.now)
+    monkeypatch.setattr(clock.time, "process_time", lambda: time.now)
     return time
 
 
