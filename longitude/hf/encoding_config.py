@@ -23,6 +23,7 @@ from longitude.hf.rope_config import FULL, ORIGINAL, THETAS, is_number, main_rop
 from longitude.parts import (
     T5,
     Alibi,
+    Axial,
     Bidirectional,
     Causal,
     Chunked,
@@ -188,7 +189,7 @@ def _rope(config: Any, source: Mapping[str, str]) -> Fields:
     fields |= {"where": "rope_parameters of the configuration"} if parameters else {}
     try:
         if _of_images(config):
-            return fields | _inexpressible(parameters or {}, BY_PLACE)
+            return fields | _inexpressible(parameters or {}, BY_PLACE) | _axial(parameters, source)
         if parameters or getattr(config, "position_embedding_type", None) == "rotary":
             found = ropes(config) if hasattr(config, "get_text_config") else {None: None}
         else:  # only the source mentions it: the usual base, unless an entry names one
@@ -221,6 +222,18 @@ def _inexpressible(parameters: Mapping[str, Any], why: str) -> Fields:
         "original": own.get(ORIGINAL),
         "notes": (BY_PLACE if kind == "axial" else why,),
     }
+
+
+def _axial(parameters: Mapping[str, Any] | None, source: Mapping[str, str]) -> Fields:
+    """The scheme of a vision tower, if its source shares out the frequencies in a known way."""
+    own, text = main_rope_dict(parameters or {}), "\n".join(source.values())
+    marks = {"shared": "spatial_dim = dim // 2", "alternating": "inv_freq[0::2], inv_freq[1::2]"}
+    known = [spectrum for spectrum, mark in marks.items() if mark in text]
+    if own.get("rope_type") != "axial" or len(known) != 1 or not is_number(own.get("rope_theta")):
+        return {}
+    axes: Any = Axial(known[0])  # type: ignore[arg-type]
+    rope = replace(Rope(float(own["rope_theta"]), axes=axes), pairs=pair_layout(source)[0])
+    return {"scheme": str(Scheme.of(rope, Bidirectional()))}
 
 
 def _notes(config: Any, rope: Rope, source: Mapping[str, str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from longitude.core.validate import UserError, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 
 FIELDS = [field.name for field in dataclasses.fields(Rope)]
-TRAINED_FIELDS = ("fraction", "pairs", "decay")  # the weights were trained with these
+TRAINED_FIELDS = ("fraction", "pairs", "decay", "axes")  # the weights were trained with these
 
 
 def merge_scheme(

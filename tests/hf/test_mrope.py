@@ -15,7 +15,7 @@ from longitude.hf.patch import attention_patched, patched, probed_layers, scheme
 from longitude.ops.axes import temporal_order
 from tests.hf.tiny import LINEAR, MULTIMODAL, SHAPE, sharp
 
-IMAGE, START, END = 90, 91, 92
+IMAGE, START, END, VIDEO = 90, 91, 92, 93
 GRID = torch.tensor([[1, 4, 8]])  # patches; two by two are merged: rows, columns and tokens
 TOKENS = (2, 4, 8)
 VISION = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
@@ -42,7 +42,12 @@ def model(kind: str) -> Any:
         "mrope_section": MULTIMODAL[kind].sections,
     }
     text = {**SHAPE, **HEADS.get(kind, {}), "rope_parameters": rope}
-    tokens = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END}
+    tokens = {
+        "video_token_id": VIDEO,
+        "image_token_id": IMAGE,
+        "vision_start_token_id": START,
+        "vision_end_token_id": END,
+    }
     vision = {**VISION, **MULTIMODAL[kind].vision}
     config = AutoConfig.for_model(kind, text_config=text, vision_config=vision, **tokens)
     torch.manual_seed(0)
@@ -117,6 +122,48 @@ def test_generating_goes_on_after_the_image(kind: str) -> None:
         more = {"mm_token_type_ids": kinds, "attention_mask": torch.ones_like(tokens)}
         full = net(**{**given, **more, "input_ids": tokens}).logits[:, n - 1 : -1]
     assert torch.equal(full.argmax(-1), tokens[:, n:])
+
+
+FRAMES = torch.tensor([[3, 4, 4]])  # three frames of two by two tokens
+
+
+def video(kind: str) -> dict[str, torch.Tensor]:
+    """Words, a video of three frames, and words; Qwen3 has each frame by itself, after its time."""
+    rng = torch.Generator().manual_seed(1)
+    words, each = torch.randint(3, 80, (20,), generator=rng).tolist(), [VIDEO] * 4
+    frames = [START, *each * 3, END]
+    if "3" in kind:
+        frames = [x for n in range(3) for x in (words[n], START, *each, END)]
+    ids = torch.tensor([[*words[:5], *frames, *words[5:]]])
+    kinds = 2 * (ids == VIDEO).int()
+    pixels = torch.randn(int(FRAMES.prod()), 3 * 4 * 4, generator=rng)
+    more = {"mm_token_type_ids": kinds, "attention_mask": torch.ones_like(ids)}
+    return {"input_ids": ids, "pixel_values_videos": pixels, "video_grid_thw": FRAMES, **more}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "qwen" in kind])
+def test_a_video_under_its_own_scheme_and_decoded_under_a_remap(kind: str) -> None:
+    net, given = model(kind), video(kind)
+    n = given["input_ids"].shape[1]
+    stock, layers = net(**given).logits, probed_layers(net)
+    with attention_patched(net, layers, [layer.scheme for layer in layers]):
+        torch.testing.assert_close(net(**given).logits, stock, atol=1e-5, rtol=1e-5)
+    places = net.model.get_rope_index(
+        given["input_ids"], given["mm_token_type_ids"], video_grid_thw=FRAMES,
+        attention_mask=given["attention_mask"],
+    )[0]  # fmt: skip
+    assert not torch.equal(places[0], places[1])
+    with patched(net, LEAKY):
+        full, past, logits = net(**given, use_cache=False).logits, None, []
+        for a, b in pairwise((0, n - 6, n - 5, n - 4, n)):
+            piece = {"input_ids": given["input_ids"][:, a:b], "position_ids": places[..., a:b]}
+            if a == 0:
+                piece |= {name: given[name] for name in ("pixel_values_videos", "video_grid_thw")}
+            out = net(**piece, past_key_values=past, use_cache=True)
+            past, logits = out.past_key_values, [*logits, out.logits]
+        torch.testing.assert_close(torch.cat(logits, 1), full, atol=2e-5, rtol=1e-5)
+    assert not torch.allclose(full, stock, atol=1e-4)
+    assert torch.equal(net(**given).logits, stock)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl"])

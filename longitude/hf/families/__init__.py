@@ -1,4 +1,5 @@
-"""Models whose positions are not rotations: ALiBi biases (alibi.py), learned tables (learned.py).
+"""Models whose positions are no rotation by one: ALiBi (alibi.py), learned tables (learned.py),
+rows and columns of images (axial.py).
 
 A `Family` says how to recognise such a model, which scheme it has and how to patch it. Ask
 `family_of` before looking for rotary embeddings: a Falcon with ALiBi holds one that it never uses.
@@ -34,11 +35,12 @@ class Family:
 
 
 def family_of(model: nn.Module) -> Family | None:
-    """The family of a model without rotation; None if it has rotary embeddings or is unknown."""
+    """The family of a model; None if it has rotary embeddings of a text or is unknown."""
     from longitude.hf.families.alibi import BLOOM, FALCON_RW, MPT
+    from longitude.hf.families.axial import AXIAL
     from longitude.hf.families.learned import LEARNED
 
-    return next((f for f in (BLOOM, MPT, FALCON_RW, LEARNED) if f.claims(model)), None)
+    return next((f for f in (BLOOM, MPT, FALCON_RW, LEARNED, AXIAL) if f.claims(model)), None)
 
 
 def only_part(model: nn.Module, scheme: Scheme | Layers, own: Scheme, site: str, takes: str) -> Any:
