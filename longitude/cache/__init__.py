@@ -168,7 +168,8 @@ class Cache:
         scheme, keys, v = self.scheme, self.keys, self.values.view()
         if self._axes is not None:
             q, q_pos = self._one_query_position(self._axes, q, q_pos)
-        if self._rotates and keys.lines is not None and q.shape[0] == v.shape[0]:
+        alone = options.get("group") is None  # over a group, keys stay pre-RoPE
+        if alone and self._rotates and keys.lines is not None and q.shape[0] == v.shape[0]:
             k = keys.buffer.view()
             grads = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
             at = None if grads else _query_positions(q, q_pos, options)

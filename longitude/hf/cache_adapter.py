@@ -19,6 +19,7 @@ from transformers.cache_utils import (
 )
 
 from longitude.cache import Cache as Store
+from longitude.core.part import as_tensor
 from longitude.core.validate import UserError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class CacheLayer(CacheLayerMixin):
     def __init__(self, layer: LayerState) -> None:
         super().__init__()
         self.layer, self.store = layer, None
+        self.columns = 0  # over a group: tokens that all ranks have seen
         self.without_length = False  # opened for a length that further tokens would change
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -81,10 +83,18 @@ class CacheLayer(CacheLayerMixin):
             )
         assert self.store is not None
         forward, keys = self.layer.model.forward, self.layer.new_tokens(key_states)
-        self.store.add(keys, value_states, forward.pos, forward.new_padding)
+        self.columns += forward.columns
+        if (kept := forward.kept) is not None:  # the other ranks keep the other tokens
+            pos, padding = as_tensor(forward.pos, kept.device)[..., kept], forward.new_padding
+            padding = None if padding is None else padding[:, kept]
+            self.store.add(keys[:, :, kept], value_states[:, :, kept], pos, padding)
+        else:
+            self.store.add(keys, value_states, forward.pos, forward.new_padding)
         return key_states, value_states
 
     def get_seq_length(self) -> int:
+        if self.layer.model.ranks is not None:
+            return self.columns
         return self.store.seen if self.store is not None else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -97,6 +107,8 @@ class CacheLayer(CacheLayerMixin):
 
     def crop(self, tokens: int) -> None:
         """Drop the last -tokens; before transformers 5.20 also all but the first `tokens`."""
+        if self.layer.model.ranks is not None:
+            raise UserError("a cache over a group can't be cropped: generate without an assistant.")
         if self.store is not None and tokens:
             self.store.crop(self.get_seq_length() + tokens if tokens < 0 else tokens)
 
@@ -105,6 +117,7 @@ class CacheLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         self.store, self.without_length, self.is_initialized = None, False, False
+        self.columns = 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.store is not None:

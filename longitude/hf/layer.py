@@ -110,9 +110,15 @@ class LayerState:
         q = self.new_tokens(q)
         if forward.past == 0:  # a static cache returns its empty slots as well
             k, v = self.new_tokens(k[:, :, :tokens]), v[:, :, :tokens]
+            if forward.sharded and self.model.ranks is not None:
+                options |= {"key_padding": forward.new_padding, "length": forward.length}
+                pos, group = forward.pos, self.model.ranks.group
+                return attention(self.scheme, q, k, v, pos, pos, group=group, **options)
             return _attend_runs(self.scheme, q, k, v, forward, options)
         store = self.model.store(self.probed.index)
         if store is not None:
+            if self.model.ranks is not None:
+                options |= {"group": self.model.ranks.group, "split": "keys"}
             return store.attend(q, forward.pos, **options)
         used, k_pos, padding = self.model.cached_keys(k.shape[2], self.scheme)
         k, v = self.rotary_first(k)[:, :, used], v[:, :, used]

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,6 +32,9 @@ from longitude.hf.probe import (
 )
 from longitude.ops import axes
 
+if TYPE_CHECKING:
+    from longitude.hf.ranks import Ranks
+
 
 @dataclass
 class ForwardState:
@@ -44,6 +47,9 @@ class ForwardState:
     padding: Tensor | None = None  # (b, past + tokens), True where a token is padding
     cache: Any = None
     position_ids: Tensor | None = None  # as the rotary embedding was called with them
+    sharded: bool = False  # over a group: whether each rank has tokens of its own
+    columns: int = 0  # over a group: the tokens of all ranks
+    kept: Tensor | None = None  # which of the new tokens this rank caches; None: all
     left: Tensor | None = None  # (3, b, n): what `pos` leaves of three positions per token (M-RoPE)
 
     @property
@@ -71,10 +77,12 @@ class ModelState:
         self.owner = owner
         self.layers: dict[int, LayerState] = {}
         self.forward = ForwardState()
+        self.ranks: Ranks | None = None
         self._length = length  # the total length that was given, if one was
         self._generate_length: int | None = None  # how far `generate` will go, padding included
         self._parameters = tuple(inspect.signature(owner.module.forward).parameters)
         self._positions: WeakKeyDictionary[Any, Pos] = WeakKeyDictionary()  # of caches not ours
+        self._padded: Tensor | None = None
         self._axes: tuple[int, ...] | None = None  # of M-RoPE, once an image has come
 
     @contextmanager
@@ -115,6 +123,11 @@ class ModelState:
             args, kwargs = (), {**given, "past_key_values": cache}
         if cache is not None:
             self._adapt(getattr(cache, "self_attention_cache", cache))  # of an encoder-decoder
+        self._padded = self.forward.padding  # of all ranks
+        if self.ranks is not None:
+            ours = cache is not None and self._ours(min(self.layers)) is not None
+            given = self.ranks.share({**given, **kwargs}, self.forward, ours)
+            self.forward.padding, args, kwargs = padding_of(given.get("attention_mask")), (), given
         if not self.owner.rotaries:
             self._on_positions(*self._counted(given))
         return args, kwargs
@@ -128,12 +141,14 @@ class ModelState:
             ids = torch.arange(past, past + tokens.shape[1], device=tokens.device)
         return ids, tokens.shape[0]
 
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         """After the forward, even a failed one: note the positions of a cache of the model's."""
+        prompt = self.ranks is not None and self.ranks.generating and self.forward.sharded
         created = getattr(out, "past_key_values", None)
         if created is not None and self.forward.cache is None:
             self._positions[created] = self.forward.pos
         self.forward = ForwardState()
+        return self.ranks.last_token(out) if self.ranks and prompt and out is not None else out
 
     def _opens_cache(self, given: dict[str, Any]) -> bool:
         module: Any = self.owner.module
@@ -141,7 +156,8 @@ class ModelState:
         use = getattr(module.config, "use_cache", False) if use is None else use
         checkpointing = module.training and getattr(module, "gradient_checkpointing", False)
         ours = all(one.scheme.causal and one.probed.plain_cache for one in self.layers.values())
-        return bool(use) and not checkpointing and ours
+        spread = self.ranks is None or self.ranks.generating
+        return bool(use) and not checkpointing and ours and spread
 
     def _adapt(self, cache: Any) -> None:
         from longitude.hf.cache_adapter import adapt
@@ -169,11 +185,11 @@ class ModelState:
             as_one = as_range(ids)
         forward.pos = ids if as_one is None else as_one
         new = forward.new_padding
-        if forward.past == 0 and (as_one is None or new is not None):
+        if forward.past == 0 and not forward.sharded and (as_one is None or new is not None):
             forward.runs = token_runs(ids.expand(rows, -1), new)
         forward.length = self._length
         if self._length is None and self._generate_length is not None:
-            padded = 0 if forward.padding is None else forward.padding.sum(1).expand(rows)
+            padded = 0 if self._padded is None else self._padded.sum(1).expand(rows)
             forward.length = self._generate_length - padded
         if forward.cache is None or self.store(min(self.layers)) is not None:
             return
@@ -189,6 +205,8 @@ class ModelState:
     def _of_images(self, ids: Tensor) -> Tensor:
         """One position per token of an input with images, and what it leaves of the three."""
         forward, first = self.forward, min(self.layers)
+        if self.ranks is not None:
+            raise UserError("over a group a model reads text only: leave images out.")
         for layer in self.layers.values():
             axes.check(layer.scheme)
         if forward.cache is not None and not self._ours(first):

@@ -51,6 +51,7 @@ class Patch:
     text: str  # as it was given
     length: int | None
     force: bool
+    group: Any  # of ranks, or None
     permanent: bool  # by `apply`, not in a with block
     stack: ExitStack = field(default_factory=ExitStack)
 
@@ -95,6 +96,7 @@ def patched(
     length: int | None = None,
     force: bool = False,
     check: bool = True,
+    group: Any = None,
 ) -> Iterator[nn.Module]:
     """A model under another scheme, inside a with block.
 
@@ -104,9 +106,11 @@ def patched(
             its own last position + 1, and `generate` the length it may reach.
         force: accept a scheme that contradicts the checkpoint.
         check: verify that the logits change if they should.
+        group: a process group over whose ranks the tokens are spread: each rank runs its own, at
+            their position_ids, and `generate` spreads a prompt and its cache by itself.
     """
-    with unpatched(model), _entered(model, scheme, length, force, check) as full:
-        vars(model)[PATCH] = Patch(full, str(scheme), length, force, permanent=False)
+    with unpatched(model), _entered(model, scheme, length, force, check, group) as full:
+        vars(model)[PATCH] = Patch(full, str(scheme), length, force, group, permanent=False)
         try:
             yield model
         finally:
@@ -114,13 +118,18 @@ def patched(
 
 
 def apply(
-    model: nn.Module, scheme: SchemeLike, *, length: int | None = None, force: bool = False
+    model: nn.Module,
+    scheme: SchemeLike,
+    *,
+    length: int | None = None,
+    force: bool = False,
+    group: Any = None,
 ) -> None:
     """Patch a model until `undo`, or another `apply`."""
     undo(model)
     stack = ExitStack()
-    full = stack.enter_context(_entered(model, scheme, length, force, True))
-    vars(model)[PATCH] = Patch(full, str(scheme), length, force, permanent=True, stack=stack)
+    full = stack.enter_context(_entered(model, scheme, length, force, True, group))
+    vars(model)[PATCH] = Patch(full, str(scheme), length, force, group, permanent=True, stack=stack)
 
 
 def undo(model: nn.Module) -> None:
@@ -141,7 +150,7 @@ def unpatched(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         if patch is not None:
             patch.stack = ExitStack()
-            given = (patch.text, patch.length, patch.force, False)
+            given = (patch.text, patch.length, patch.force, False, patch.group)
             patch.stack.enter_context(_entered(model, *given))
             vars(model)[PATCH] = patch
 
@@ -187,11 +196,16 @@ def probed_layers(model: nn.Module) -> list[ProbedLayer]:
 
 @contextmanager
 def _entered(
-    model: nn.Module, scheme: SchemeLike, length: int | None, force: bool, check: bool
+    model: nn.Module, scheme: SchemeLike, length: int | None, force: bool, check: bool, group: Any
 ) -> Iterator[Scheme | Layers]:
     """The patched model; yields the scheme in full."""
     asked = parse(scheme) if isinstance(scheme, str) else scheme
     family = family_of(model)
+    if family is not None and group is not None:
+        raise UserError(
+            f"{type(model).__name__} adds positions at its input, which longitude runs in one "
+            f"process only: leave group out."
+        )
     if family is not None:
         with family.patch(model, asked, force) as full:
             yield full
@@ -205,11 +219,11 @@ def _entered(
         supported = not any(layer.unsupported_reason for layer in layers)
         with attention_patched(model, layers, own) if supported else nullcontext():
             before = _sample_logits(model)
-    if only_frequencies(layers, schemes):
+    if group is None and only_frequencies(layers, schemes):
         patch = frequencies_replaced(layers, schemes)
     else:
         patch = attention_patched(model, layers, schemes, length)
-    with patch:
+    with patch as states, ExitStack() as stack:
         if before is not None and all(
             torch.allclose(a, b, atol=1e-6, rtol=1e-5)
             for a, b in zip(before, _sample_logits(model), strict=True)
@@ -218,13 +232,15 @@ def _entered(
                 f"{shown(str(scheme))} changed no logit of {type(model).__name__}, near or far: it "
                 f"would run as it was (check=False to take it so)."
             )
+        if group is not None:
+            stack.enter_context(over_ranks(model, layers, group, states or []))
         yield as_layers(schemes, asked)
 
 
 @contextmanager
 def attention_patched(
     model: nn.Module, layers: list[ProbedLayer], schemes: list[Scheme], length: int | None = None
-) -> Iterator[None]:
+) -> Iterator[list[ModelState]]:
     """Our attention in every layer, with identity rotations."""
     for layer in layers:
         if layer.unsupported_reason:
@@ -239,6 +255,21 @@ def attention_patched(
             layer = state.layers[probed.index] = LayerState(probed, scheme, state)
             stack.callback(setattr, layer, "active", False)
             stack.enter_context(replaced(probed.module, LAYER_STATE, layer))
+        yield list(states.values())
+
+
+@contextmanager
+def over_ranks(
+    model: nn.Module, layers: list[ProbedLayer], group: Any, states: list[ModelState]
+) -> Iterator[None]:
+    """Our attention over the ranks of a group; the rest of a layer sees its own tokens."""
+    from longitude.hf.ranks import Ranks, check
+
+    check(model, layers)
+    ranks = Ranks(group)
+    for state in states:
+        state.ranks = ranks
+    with ranks.installed(model) if hasattr(model, "generate") else nullcontext():
         yield
 
 

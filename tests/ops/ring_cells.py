@@ -8,8 +8,6 @@ Usage: python -m tests.ops.ring_cells FOLDER
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from longitude.core.part import as_tensor
 from longitude.ops import ring
 from longitude.ops.shards import gather_shards, shard, shard_positions
 from tests.grid import HEADS, TOKENS, Layer, positions, rows, schemes, tokens
+from tests.processes import ranks
 
 RANKS = 4
 UNEQUAL = (17, 0, 5, 18)
@@ -279,29 +278,12 @@ def helpers(group: Any) -> bool:
 
 
 def main(folder: str) -> None:
-    torch.set_num_threads(1)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    children = []
-    rank = 0
-    for r in range(1, RANKS):
-        if (child := os.fork()) == 0:
-            rank, children = r, []
-            break
-        children.append(child)
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
-    group = dist.group.WORLD
-    found = {
-        "mistakes": list(mistakes(group)), "traffic": traffic(group), "helpers": helpers(group),
-        "cells": list(cells(group)),
-    }  # fmt: skip
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    for child in children:
-        os.waitpid(child, 0)
+    with ranks(RANKS) as group:
+        found = {
+            "mistakes": list(mistakes(group)), "traffic": traffic(group),
+            "helpers": helpers(group), "cells": list(cells(group)),
+        }  # fmt: skip
+        (Path(folder) / f"{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

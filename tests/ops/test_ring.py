@@ -3,11 +3,6 @@ ranks hold the tokens. The processes are begun once (`ring_cells.py`) and run al
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +10,15 @@ import pytest
 from longitude.core.region import Area, Chunks
 from longitude.ops.shards import runs
 from tests.ops.ring_cells import RANKS, TRAFFIC, WAYS
+from tests.processes import run
 
 TOLERANCE = 1e-10
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.ops.ring_cells", str(folder)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=900)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return run("tests.ops.ring_cells", tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 @pytest.mark.parametrize("way", WAYS)

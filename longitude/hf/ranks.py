@@ -1,0 +1,100 @@
+"""A patched model over the ranks of a process group: whose tokens are whose.
+
+A forward outside `generate` runs the tokens that each rank passes, at the `position_ids` that it
+passes, and returns their logits. `generate` takes the same full prompt on every rank: each runs and
+keeps its own part of it (in zigzag order), and the last token's hidden state goes to all. From then
+on every rank runs each new token, over its own part of the cache; only outputs travel, and one rank
+keeps the new key. All ranks choose the same token, as long as they draw with the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longitude.core.validate import UserError
+from longitude.hf.probe import replaced
+from longitude.ops.shards import answered, shard_positions
+
+if TYPE_CHECKING:
+    from longitude.hf.model_state import ForwardState
+    from longitude.hf.probe import ProbedLayer
+
+TOKENS_IN_TURN = 256  # new tokens that one rank keeps before the next one does
+BY_TOKEN = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "cache_position")
+
+
+class Ranks:
+    """The ranks of a group, and whether `generate` runs."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.generating = group, False
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    @contextmanager
+    def installed(self, model: Any) -> Iterator[None]:
+        """`generate` that notes that it runs."""
+        generate = model.generate
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.generating = True
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self.generating = False
+
+        with replaced(model, "generate", noted):
+            yield
+
+    def share(self, given: dict[str, Any], forward: ForwardState, ours: bool) -> dict[str, Any]:
+        """The arguments of a forward for this rank's tokens; notes which of them it keeps."""
+        tokens = given.get("input_ids")
+        tokens = given["inputs_embeds"] if tokens is None else tokens
+        n = forward.columns = tokens.shape[1]
+        if not self.generating:
+            if forward.cache is not None or given.get("position_ids") is None:
+                raise UserError(
+                    "over a group each rank runs its own tokens: give their position_ids "
+                    "(longitude.shard_positions) and no cache, or call generate()."
+                )
+            forward.sharded = True
+            return given
+        if not ours:
+            raise UserError("over a group generate() needs a dynamic cache, and use_cache=True.")
+        if forward.past or n < 2 * self.size:  # every rank runs these tokens
+            column = torch.arange(forward.past, forward.past + n, device=tokens.device)
+            forward.kept = (column // TOKENS_IN_TURN % self.size == self.rank).nonzero()[:, 0]
+            return given
+        forward.sharded = True
+        own = shard_positions(n, self.group, "zigzag").to(tokens.device)
+        ids = given.get("position_ids")
+        ids = torch.arange(n, device=tokens.device)[None] if ids is None else ids
+        cut = {name: _cut(given[name], own) for name in BY_TOKEN if given.get(name) is not None}
+        return {**given, **cut, "position_ids": ids[..., own]}
+
+    def last_token(self, out: Any) -> Any:
+        """The output with the last token's hidden state, which the first rank has, on all ranks."""
+        last = out.last_hidden_state[:, -1:].contiguous()
+        with answered():
+            dist.broadcast(last, dist.get_global_rank(self.group, 0), group=self.group)
+        out.last_hidden_state = last
+        return out
+
+
+def _cut(x: Tensor, own: Tensor) -> Tensor:
+    return x.index_select(min(x.dim() - 1, 1), own)
+
+
+def check(model: Any, layers: list[ProbedLayer]) -> None:
+    """Raise for models that more than attention reads in order."""
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", len(layers))
+    if len(layers) != count or len({layer.owner for layer in layers}) > 1:
+        raise UserError(
+            f"{type(model).__name__} has layers that read tokens in order without attending to "
+            f"them: over a group only models that attend in every layer run."
+        )
