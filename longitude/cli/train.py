@@ -188,6 +188,9 @@ def tune(
     ] = None,
     resume: Annotated[bool, Option(help="Continue an interrupted run in --out.")] = True,
     save_every: Annotated[int, Option(help="Steps between two checkpoints.")] = 50,
+    context_parallel: Annotated[
+        int, Option(help="Processes under torchrun that share the tokens of a sequence.")
+    ] = 1,
     checkpointing: Annotated[
         bool | None,
         Option(

@@ -112,8 +112,9 @@ class LayerState:
             k, v = self.new_tokens(k[:, :, :tokens]), v[:, :, :tokens]
             if forward.sharded and self.model.ranks is not None:
                 options |= {"key_padding": forward.new_padding, "length": forward.length}
-                pos, group = forward.pos, self.model.ranks.group
-                return attention(self.scheme, q, k, v, pos, pos, group=group, **options)
+                ranks, pos = self.model.ranks, forward.pos
+                options["segments"] = None if ranks.generating else ranks.segments
+                return attention(self.scheme, q, k, v, pos, pos, group=ranks.group, **options)
             return _attend_runs(self.scheme, q, k, v, forward, options)
         store = self.model.store(self.probed.index)
         if store is not None:

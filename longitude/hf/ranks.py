@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longitude.core.validate import UserError
+from longitude.hf.layer import LAYER_STATE
 from longitude.hf.probe import replaced
 from longitude.ops.shards import answered, shard_positions
 
@@ -34,6 +35,7 @@ class Ranks:
 
     def __init__(self, group: Any) -> None:
         self.group, self.generating = group, False
+        self.segments: Tensor | None = None  # which document each token of a forward is of
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     @contextmanager
@@ -84,6 +86,12 @@ class Ranks:
             dist.broadcast(last, dist.get_global_rank(self.group, 0), group=self.group)
         out.last_hidden_state = last
         return out
+
+
+def ranks_of(model: Any) -> Ranks:
+    """The ranks that a patched model runs over."""
+    states = (vars(module).get(LAYER_STATE) for module in model.modules())
+    return next(state.model.ranks for state in states if state is not None)
 
 
 def _cut(x: Tensor, own: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 Under `torchrun` or `accelerate launch` every process joins a group (gloo on CPU, NCCL on CUDA) and
 trains its rows of each batch. Small lab models are replicated (DDP); larger ones, and every model
 that is fine-tuned, are sharded by FSDP2 (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277):
-weights, gradients and optimizer state alike, gathered layer by layer.
+weights, gradients and optimizer state alike, gathered layer by layer. With context parallelism some
+neighbouring processes share the tokens of their rows.
 
 Random draws are a pure function of seed, step and purpose. The order of the data needs no saving, a
 resumed run draws what the stopped one would have drawn, and any process can build any row.
@@ -14,8 +15,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,6 +42,13 @@ class World:
     device: torch.device
     rank: int = 0
     size: int = 1
+    context: int = 1  # processes that share the tokens of a row
+    group: Any = None  # those that this one shares them with
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The first row of a batch that this process takes, and the step to its next one."""
+        return self.rank // self.context, self.size // self.context
 
     @property
     def first(self) -> bool:
@@ -74,10 +83,11 @@ class World:
         return auto if name == "auto" else name
 
     def check_batch(self, batch: int) -> None:
-        if batch % self.size:
+        if batch % self.rows[1]:
+            each = f" of which {self.context} share a sequence" if self.context > 1 else ""
             raise UserError(
-                f"a batch of {batch} sequences does not divide among {self.size} processes: "
-                f"make it a multiple of {self.size}."
+                f"a batch of {batch} sequences does not divide among {self.size} processes{each}: "
+                f"make it a multiple of {self.rows[1]}."
             )
 
 
@@ -87,13 +97,23 @@ def is_first_process() -> bool:
 
 
 @contextmanager
-def process_group(device: str = "auto") -> Iterator[World]:
-    """Join the process group, if there is one, for as long as the block runs."""
+def process_group(device: str = "auto", context: int = 1) -> Iterator[World]:
+    """Join the process group, if there is one, for as long as the block runs; `context` neighbours
+    share the tokens of their rows."""
     rank, size = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
+    if context < 1 or size % context:
+        raise UserError(
+            f"--context-parallel {context} does not divide {size} processes: start a multiple of "
+            f"it, as in torchrun --nproc-per-node {max(context, 2)} -m longitude tune …"
+        )
     world = World(_device(device), rank, size)
     joins = size > 1 and not dist.is_initialized()
     if joins:
         dist.init_process_group("nccl" if world.device.type == "cuda" else "gloo")
+    if context > 1:  # every process makes all groups, its own among them
+        neighbours = [list(range(a, a + context)) for a in range(0, size, context)]
+        groups = [dist.new_group(ranks) for ranks in neighbours]
+        world = replace(world, context=context, group=groups[rank // context])
     try:
         yield world
     finally:

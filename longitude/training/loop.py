@@ -175,12 +175,13 @@ def take_step(job: Job, step: int, world: World) -> Tensor:
     torch.manual_seed(generator(job.seed, step, f"dropout {world.rank}").initial_seed())
     batch = job.batch(step)
     rows, length = batch.tokens.shape
-    mine = range(world.rank, rows, world.size)
+    mine = range(rows)[slice(world.rows[0], None, world.rows[1])]
+    length = max(1, length // world.context)
     most = max(1, job.tokens_at_once // length) if job.tokens_at_once else len(mine)
     loss = torch.zeros((), device=world.device)
     for at in range(0, len(mine), most):
         some = mine[at : at + most]
-        part = batch.rows(slice(some[0], some[-1] + 1, world.size), world.device)
+        part = batch.rows(slice(some[0], some[-1] + 1, some.step), world.device)
         with torch.autocast(world.device.type, torch.bfloat16, enabled=job.dtype == "bfloat16"):
             part_loss = job.loss(part.tokens, part.pos, part.targets, part.weights) / batch.total
         # gradients are averaged over processes, but each has divided by the weight of all rows

@@ -24,7 +24,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
+from longitude.hf.patch import apply
+from longitude.hf.ranks import ranks_of
 from longitude.ops.kernels.launch import usable
+from longitude.ops.shards import shard
 
 SLICE = 8192  # tokens of the vocabulary that are scored at once
 PROBE = 6  # tokens of a document that a model is tried on
@@ -137,11 +140,11 @@ def _promoted(x: Tensor) -> Tensor:
 class LossModel(nn.Module):
     """The summed, weighted loss of a causal language model on a batch. One module, so that FSDP
     gathers the head's weights for the loss as well. With `drawn` positions a skip is not the start
-    of another document."""
+    of another document. Over a group (`spread`) each rank has the loss of its own tokens."""
 
     def __init__(self, model: Any, drawn: bool = False) -> None:
         super().__init__()
-        self.model, self.drawn = model, drawn
+        self.model, self.drawn, self.group = model, drawn, None
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.plain_head = self._has_plain_head()
 
@@ -152,12 +155,26 @@ class LossModel(nn.Module):
         targets: Int[Tensor, "rows n"],
         weights: Float[Tensor, "rows n"],
     ) -> Float[Tensor, ""]:
+        if self.group is not None:
+            begins = torch.zeros_like(tokens)
+            if not self.drawn:  # a position that does not increase begins another document
+                begins[:, 1:] = pos.diff(dim=1) <= 0
+            tokens, pos, targets, weights, documents = (
+                shard(x, self.group, order="zigzag")
+                for x in (tokens, pos, targets, weights, begins.cumsum(1))
+            )
+            ranks_of(self.model).segments = documents if bool(documents.any()) else None
         inputs = self._inputs(tokens, pos)
         if not self.plain_head:
             return plain_loss(self.model(**inputs).logits, targets, weights)
         hidden = self.model.base_model(**inputs)[0]
         head = self.model.get_output_embeddings()
         return chunked_loss(hidden, head.weight, targets, weights, getattr(head, "bias", None))
+
+    def spread(self, group: Any, scheme: str) -> None:
+        """Run the model over the ranks of a group from now on: each has its own tokens."""
+        apply(self.model, scheme, group=group)
+        self.group = group
 
     def _inputs(self, tokens: Tensor, pos: Tensor) -> dict[str, Any]:
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}

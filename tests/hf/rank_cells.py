@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import longitude.hf as lh
 from longitude import UserError, gather_shards, shard, shard_positions
-from tests.hf.tiny import decoder
+from tests.hf.tiny import decoder, shared
 from tests.processes import ranks
 
 SCHEMES = (
@@ -107,7 +107,7 @@ def main(folder: str, count: int) -> None:
             found["logits"][cell] = logits(model, scheme, ids, group)
             for kind, prompt in PROMPTS.items():
                 found["generate"][f"{cell}, {kind}"] = generated(model, scheme, prompt, group)
-        found["mistakes"] = mistakes(decoder("llama"), group)
+        found["mistakes"] = mistakes(shared("llama"), group)
         (Path(folder) / f"{dist.get_rank()}.json").write_text(json.dumps(found))
 
 

@@ -73,6 +73,7 @@ class TuneOptions:
     out: str | Path | None = None  # runs/NAME-RECIPE
     resume: bool = True
     save_every: int = 50  # steps
+    context_parallel: int = 1  # processes that share the tokens of a sequence
     checkpointing: bool | None = None  # of gradients; None: on an accelerator
     measure: bool = True
     test: tuple[str, ...] = ()  # texts to measure on; none: what training holds out
@@ -220,6 +221,16 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
         )
     check_peft(recipe.trained)
     world.check_batch(recipe.rows)
+    if world.context > 1 and (recipe.groups is not None or about.family != "rope"):
+        raise UserError(
+            "--context-parallel runs models with rotary embeddings, and no recipe that trains on "
+            "groups of tokens (longlora): leave it out, or take another recipe."
+        )
+    if length < 2 * world.context:
+        raise UserError(
+            f"sequences of {length} tokens are too short for --context-parallel {world.context}: "
+            f"give at least {2 * world.context}."
+        )
     policy = position_policy(recipe.positions, target, length, about.trained)
     scheme = about.scheme
     if recipe.scheme is not None:  # what the model can't have is raised here
@@ -278,7 +289,7 @@ def fine_tune(
     model: str, to: str, options: TuneOptions, report: Callable[[Step], None] = lambda step: None
 ) -> Tuned:
     """Train, from what the folder holds; the first process reports each step."""
-    with process_group(options.device) as world:
+    with process_group(options.device, options.context_parallel) as world:
         prepared, folder = prepare(model, to, options, world), tune_folder(options.folder(model))
         folder.claim(prepared.question, options.resume)
         about = {"longitude": __version__, "text": prepared.text.name}
@@ -314,6 +325,8 @@ def _train(
     on_cuda, length = world.device.type == "cuda", prepared.length
     if on_cuda if options.checkpointing is None else options.checkpointing:
         enable_checkpointing(model)
+    if world.context > 1:
+        loss.spread(world.group, prepared.scheme)
     trained = sum(p.numel() for _, p in trainable_parameters(model))
     counts = {"trained": trained, "all": sum(p.numel() for p in model.parameters())}
     distribute(loss, world, shard=True)

@@ -1,0 +1,65 @@
+"""Processes that share the tokens of each sequence train what one process trains."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from longitude.core.validate import UserError
+from longitude.training.checkpoint import HISTORY
+from longitude.training.distributed import World, process_group
+from longitude.training.tune.run import tune_folder
+from tests.training.tune.test_parallel import BROKEN, PROGRAM, begin
+
+SHARED = PROGRAM.replace("save_every=2", "save_every=2, context_parallel=int(sys.argv[5])")
+LOST = BROKEN.format(ranks=[1], end="os._exit(9)") + SHARED
+
+
+def losses(folder) -> torch.Tensor:
+    return torch.tensor(json.loads((folder / HISTORY).read_text())["losses"])
+
+
+def test_two_processes_that_share_sequences_have_the_losses_of_one(folder, tmp_path):
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        ran = begin(SHARED, processes, folder, out, 20, "full", processes)
+        assert ran.returncode == 0, ran.stderr
+    one, two = (losses(tmp_path / name) for name in ("1", "2"))
+    assert len(one) == 20
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_four_processes_share_sequences_in_pairs(folder, tmp_path):
+    for processes, context in ((1, 1), (4, 2)):
+        out = tmp_path / str(processes)
+        ran = begin(SHARED, processes, folder, out, 5, "full", context)
+        assert ran.returncode == 0, ran.stderr
+    one, four = (losses(tmp_path / name) for name in ("1", "4"))
+    torch.testing.assert_close(one, four, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_other_and_the_run_continues(folder, tmp_path):
+    lost = begin(LOST, 2, folder, tmp_path / "run", 6, "full", 2)
+    assert lost.returncode != 0 and tune_folder(tmp_path / "run").saved_step == 2
+    said = [line for line in lost.stderr.splitlines() if "UserError" in line]
+    assert any("does not answer" in line or "process was lost" in line for line in said), said
+    assert begin(SHARED, 2, folder, tmp_path / "run", 6, "full", 2).returncode == 0
+    assert begin(SHARED, 1, folder, tmp_path / "one", 6, "full", 1).returncode == 0
+    torch.testing.assert_close(
+        losses(tmp_path / "run"), losses(tmp_path / "one"), rtol=0, atol=1e-4
+    )
+
+
+def test_what_cant_be_shared_is_said(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="--context-parallel 3 does not divide 4 processes"):
+        with process_group("cpu", 3):
+            pass
+    pair = World(torch.device("cpu"), 3, 4, context=2)
+    assert pair.rows == (1, 2)
+    with pytest.raises(UserError, match="of which 2 share a sequence: make it a multiple of 2"):
+        pair.check_batch(3)
