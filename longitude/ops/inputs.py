@@ -158,7 +158,7 @@ def prepare(
     segments: Any = None, sink_logits: Any = None, length: Any = None, forget_sums: Any = None,
 ) -> AttentionInputs:  # fmt: skip
     """Check the arguments of `attention`; multiply the scale of ④ into q or leave it to tables."""
-    scheme = _one_scheme(scheme)
+    scheme = one_scheme(scheme)
     _check_tensors(q, k, v)
     _check_numbers(scale, dropout, softcap)
     pair = _check_hidden(q, k, key_padding, segments, sink_logits)
@@ -186,7 +186,7 @@ def prepare(
 
 def as_half_pairs(scheme: Any, q: Tensor, k: Tensor, v: Tensor, weights: Weights) -> Any:
     """Scheme, q, k and v; polar pairs as usual ones, whose heads are twice as wide."""
-    scheme = _one_scheme(scheme)
+    scheme = one_scheme(scheme)
     if scheme.rotary is None or scheme.rotary.pairs != "polar":
         return scheme, q, k, v
     v = pad(v, (0, q.shape[-1]))  # kernels want values as wide; `attention` cuts them off
@@ -194,7 +194,7 @@ def as_half_pairs(scheme: Any, q: Tensor, k: Tensor, v: Tensor, weights: Weights
     return replace(scheme, rotary=replace(scheme.rotary, pairs="half")), q, k, v
 
 
-def _one_scheme(scheme: Any) -> Scheme:
+def one_scheme(scheme: Any) -> Scheme:
     if isinstance(scheme, str):
         from longitude.core.text import parse  # late: most calls bring a Scheme
 

@@ -30,8 +30,9 @@ from torch import Tensor
 from longitude.core.part import Pos, Weights
 from longitude.core.region import Area
 from longitude.core.validate import UserError
+from longitude.ops.axes import has_axes
 from longitude.ops.head_split import by_heads, check_heads
-from longitude.ops.inputs import AttentionInputs, as_half_pairs, prepare
+from longitude.ops.inputs import AttentionInputs, as_half_pairs, one_scheme, prepare
 from longitude.ops.lse_merge import MergeOneByOne, TileOutput, sink_gradients
 from longitude.ops.passes import accum_dtype
 from longitude.ops.ring_blocks import Merged, backward_block, forward_block, zeros_for
@@ -74,6 +75,13 @@ def _checked(
             raise UserError(f"split is tokens, heads or keys, but got {split!r}: use one of them.")
         if p.dropout:
             raise UserError("dropout can't be merged across ranks: use dropout=0.")
+        rope = one_scheme(call[0]).rotary
+        if rope is not None and rope.axes is not None:
+            if not rope.axes.temporal or any(map(has_axes, call[4:6])):
+                raise UserError(
+                    "several positions per token run in one process: give every token one, or "
+                    "leave group out."
+                )
         if split != "heads" and backend not in BACKENDS:
             raise UserError(
                 f"{backend} can't run over a group, since it returns no log-sum-exp to merge by: "
