@@ -264,14 +264,19 @@ def _layer_schemes(config: Any, text: str, found: Ropes) -> Fields:
     only_sliding = ONLY_SLIDING.search(text) or (size is not None and UNLESS_FULL.search(text))
     everywhere = entry_of(config, "use_sliding_window", True) and "sliding_window_causal" in text
 
+    bases = entry_of(config, "layer_rope_theta") or [None] * len(types)  # 0: no rotation (Granite)
+
     def rotates(n: int, kind: str | None) -> bool:
+        if bases[n] == 0:
+            return False
         if isinstance(listed, list) and listed:
             return bool(listed[n]) if n < len(listed) else True
         return not only_sliding or "sliding" in (kind or "")
 
     @cache
-    def scheme(kind: str | None, rotated: bool) -> Scheme:
-        parts: list[Any] = [_of_layer(kind, found) if rotated else None]
+    def scheme(kind: str | None, rotated: bool, base: float | None) -> Scheme:
+        rope = _of_layer(kind, found) if rotated else None
+        parts: list[Any] = [replace(rope, base=float(base)) if rope and base else rope]
         if "chunked" in (kind or "") and isinstance(chunk, int):
             parts.append(Chunked(chunk))
         elif isinstance(size, int) and (everywhere if kind is None else "sliding" in kind):
@@ -279,7 +284,7 @@ def _layer_schemes(config: Any, text: str, found: Ropes) -> Fields:
         return Scheme.of(*filter(None, parts), way)
 
     attending = [n for n, kind in enumerate(types) if not (kind and NO_ATTENTION.search(kind))]
-    each = {n: scheme(types[n], rotates(n, types[n])) for n in attending}
+    each = {n: scheme(types[n], rotates(n, types[n]), bases[n]) for n in attending}
     if not each:
         return {}
     schemes = tuple(each.values())

@@ -276,6 +276,7 @@ def over_ranks(
 def only_frequencies(layers: list[ProbedLayer], wanted: list[Scheme]) -> bool:
     """Whether schemes differ from the model's own in frequencies alone, which no length changes."""
     by_type: dict[tuple[Any, str | None], Rope] = {}
+    changed = wanted != [layer.scheme for layer in layers]
     for layer, scheme in zip(layers, wanted, strict=True):
         own, rope, before = layer.scheme, scheme.rotary, layer.scheme.rotary
         if replace(scheme, rotary=before) != own or (rope is None) != (before is None):
@@ -286,9 +287,9 @@ def only_frequencies(layers: list[ProbedLayer], wanted: list[Scheme]) -> bool:
         by_length = rope.frequencies.by_length or before.frequencies.by_length
         if same != before or by_length or by_rows(rope.frequencies):
             return False
-        if by_type.setdefault((layer.owner, layer.rope_type), rope) != rope:
+        if changed and by_type.setdefault((layer.owner, layer.rope_type), rope) != rope:
             return False  # layers that share a rotary embedding would need two
-    return all(len(layer.owner.rotaries) <= 1 for layer in layers)
+    return not changed or all(len(layer.owner.rotaries) <= 1 for layer in layers)
 
 
 @contextmanager
@@ -297,7 +298,7 @@ def frequencies_replaced(layers: list[ProbedLayer], wanted: list[Scheme]) -> Ite
     by_type = {
         (layer.owner.rotaries[0], layer.rope_type): scheme.rotary
         for layer, scheme in zip(layers, wanted, strict=True)
-        if scheme.rotary is not None
+        if scheme.rotary is not None and scheme != layer.scheme
     }
     with ExitStack() as stack:
         for (rotary, rope_type), rope in by_type.items():

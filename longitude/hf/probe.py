@@ -76,7 +76,12 @@ def rotary_owners(model: nn.Module) -> list[RotaryOwner]:
         named = "Rotary" in type(module).__name__
         return named and "position_ids" in inspect.signature(type(module).forward).parameters
 
-    found = [(m, tuple(filter(is_rotary, m.children()))) for m in model.modules()]
+    def below(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():  # some keep one for each base in a list (Granite SWA)
+            yield from child if isinstance(child, nn.ModuleList) else (child,)
+
+    owners = [m for m in model.modules() if not isinstance(m, nn.ModuleList)]
+    found = [(m, tuple(filter(is_rotary, below(m)))) for m in owners]
     return [RotaryOwner(module, rotaries) for module, rotaries in found if rotaries]
 
 
@@ -185,8 +190,9 @@ def _probed(
     config: Any = owner.module.config
     types = getattr(config, "layer_types", None) or []
     own_type = types[index] if index < len(types) else None
-    known = {kind: rope for kind, rope in ropes(config).items() if rope is not None}
-    candidates = sorted(known.items(), key=lambda item: item[0] != own_type)
+    configs = [config, *(one.config for one in owner.rotaries if hasattr(one, "config"))]
+    known = dict.fromkeys(item for one in configs for item in ropes(one).items() if item[1])  # type: ignore[arg-type]
+    candidates: Any = sorted(known, key=lambda item: item[0] != own_type)
     size = plain.query.shape[-1]
     for kind, rope in candidates:
         dim = rope.dim(size)

@@ -73,6 +73,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "olmo3": SLIDING,
     "olmoe": EXPERTS,
     "granite": {},
+    "granite_swa": {**MIXED, "layer_rope_theta": [10000, 0, 500000, 10000]},
     "granitemoe": EXPERTS,
     "stablelm": {},
     "starcoder2": SLIDING,
