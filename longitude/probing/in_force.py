@@ -49,7 +49,6 @@ THETAS = (10_000.0, 500_000.0, 1_000_000.0)  # the first is what runtimes fall b
 BETTER = 0.7  # of the meant scheme's misfit that another one must stay below
 NO_FIT = 1.0  # nats: other weights
 BLOCK = 32  # values that share a scale in q8_0
-EIGHT_BITS = "longitude_8_bit_cache"
 # which of query, key and value are rounded: llama.cpp rounds a query as the keys it multiplies with
 CACHES = {"q8_0": "qkv", "q8_0, keys alone": "qk", "fp8": "kv"}
 Change = Callable[[Scheme], Scheme]
@@ -370,11 +369,12 @@ def rounded_cache(model: nn.Module, kind: str) -> Iterator[None]:
         q, k, v = (eight_bits(x, kind) if n in CACHES[kind] else x for n, x in given.items())
         return sdpa_attention_forward(module, q, k, v, *args, **more)
 
-    AttentionInterface.register(EIGHT_BITS, attend)
-    AttentionMaskInterface.register(EIGHT_BITS, sdpa_mask)
+    name = f"longitude_cache_{kind}"  # of its own for each kind: the register is global
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, sdpa_mask)
     config: Any = model.config
     before = config._attn_implementation
-    config._attn_implementation = EIGHT_BITS if before == "sdpa" else before
+    config._attn_implementation = name if before == "sdpa" else before
     try:
         yield
     finally:
