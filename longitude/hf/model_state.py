@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -99,16 +100,32 @@ class ModelState:
             ]
             for hook in hooks:
                 stack.callback(hook.remove)
-            prepare = getattr(model, "_prepare_generated_length", None)
-            if prepare is not None:  # where `generate` computes its length, before a cache opens
-
-                def prepared(*args: Any, **kwargs: Any) -> Any:
-                    settings = prepare(*args, **kwargs)
-                    self._generate_length = int(settings.max_length)
-                    return settings
-
-                stack.enter_context(replaced(model, "_prepare_generated_length", prepared))
+            if hasattr(model, "_prepare_generated_length"):
+                stack.enter_context(self._length_of_generate(model))
             stack.enter_context(attention_implementation(NAME, module))
+            yield
+
+    @contextmanager
+    def _length_of_generate(self, model: Any) -> Iterator[None]:
+        """While `generate` runs, the total length is the one it computes before a cache opens."""
+        prepare, generate = model._prepare_generated_length, model.generate
+
+        def prepared(*args: Any, **kwargs: Any) -> Any:
+            settings = prepare(*args, **kwargs)
+            self._generate_length = int(settings.max_length)
+            return settings
+
+        @wraps(generate)
+        def generated(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self._generate_length = None
+
+        with (
+            replaced(model, "_prepare_generated_length", prepared),
+            replaced(model, "generate", generated),
+        ):
             yield
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -47,7 +47,8 @@ def test_every_preset_stands_in_the_table(longitude: Callable[..., Ran]) -> None
     code, out, err = longitude("check", "--all", *sizes, "--json")
     rows = json.loads(out)
     assert code == 0 and err.startswith("presets: ") and [r["name"] for r in rows] == [*PRESETS]
-    assert not [row["refused"] for row in rows if row["refused"]]
+    of_larger_heads = {"qwen2_vl", "qwen3_vl"}  # their sections count 64 pairs
+    assert {row["name"] for row in rows if row["refused"]} == of_larger_heads
     assert all(s["extrapolation"]["trained"] == 16 for row in rows for s in row["sheets"])
 
 
