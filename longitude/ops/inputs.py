@@ -163,8 +163,9 @@ def prepare(
     _check_numbers(scale, dropout, softcap)
     pair = _check_hidden(q, k, key_padding, segments, sink_logits)
     _check_weights(scheme, weights := weights or {}, q.shape[1], q.shape[3])
-    call = (scheme, (q, k, v), q_pos, k_pos, weights, key_padding)
-    scheme, q, k, v, q_pos, k_pos = axes.one_position(*call)
+    if scheme.rotary is not None and scheme.rotary.axes is not None:
+        call = (scheme, (q, k, v), q_pos, k_pos, weights, key_padding)
+        scheme, q, k, v, q_pos, k_pos = axes.one_position(*call)
     q_pos, k_pos = _positions("q_pos", q_pos, q), _positions("k_pos", k_pos, k)
     lengths = _check_length(length, q)
     scale = _softmax_scale(scheme, q.shape[-1]) if scale is None else float(scale)
@@ -400,10 +401,9 @@ def _factors_fit_tables(p: AttentionInputs) -> bool:
     scheme, rope = p.scheme, p.scheme.rotary
     if rope is None or scheme.bias or not scheme.causal or not isinstance(p.q_pos, range):
         return False
-    full = rope.dim(p.q.shape[-1]) == p.q.shape[-1]
     many = p.q.shape[2] > TABLE_QUERIES and not torch.compiler.is_compiling()
     learned = any(weights_of(part.name, p.weights) for part in scheme.scale)
-    return full and many and not learned and p.segments is None
+    return many and not learned and p.segments is None and rope.dim(p.q.shape[-1]) == p.q.shape[-1]
 
 
 def scale_factors(scheme: Scheme, q_pos: Tensor, counts: Tensor, weights: Weights) -> Tensor:

@@ -268,7 +268,6 @@ class MergeOneByOne:
         self.dtype, wide = like.dtype, accum_dtype(like)
         self.out = torch.zeros(*rows, like.shape[-1], dtype=wide, device=like.device)
         self.lse = torch.full(rows, float("-inf"), dtype=wide, device=like.device)
-        self.empty = True
 
     def add(self, part: TileOutput) -> None:
         for one in part.evenly():
@@ -277,11 +276,6 @@ class MergeOneByOne:
                 more, more_lse = more.flip(3), more_lse.flip(3)
             here = windows(self.out, one.tops, more.shape[3])
             here_lse = windows(self.lse[..., None], one.tops, more.shape[3])[..., 0]
-            if self.empty:  # nothing to merge the first part with, which often is all rows
-                here.copy_(more)
-                here_lse.copy_(more_lse)
-                self.empty = False
-                continue
             weight = torch.sigmoid(more_lse - here_lse)
             weight = weight.masked_fill(more_lse == float("-inf"), 0.0)  # also where both are
             here.lerp_(more.to(self.out.dtype), weight[..., None])

@@ -88,9 +88,13 @@ def tables(result: ProbeResult) -> Iterator[Table]:
         yield "Pass keys retrieved by depth", ["depth", *(f"{n:,}" for n in reach.lengths)], rows
     if result.in_force:
         fits = result.in_force.fits
-        lengths = [*fits[0].lengths]
+        lengths = [*dict.fromkeys(n for fit in fits for n in fit.lengths)]
         rows = [
-            [printable(fit.name), f"{fit.misfit:.4f}", *(f"{fit.lengths[n]:.4f}" for n in lengths)]
+            [
+                printable(fit.name),
+                f"{fit.misfit:.4f}",
+                *(f"{fit.lengths[n]:.4f}" if n in fit.lengths else "" for n in lengths),
+            ]
             for fit in fits
         ]
         heads = ["hypothesis", f"misfit ({result.in_force.unit})"]
