@@ -25,6 +25,7 @@ COMPLETIONS, CHAT = "/completions", "/chat/completions"
 TOP = 5  # log-probabilities of each token: what OpenAI's own API allows
 CALIBRATION = (45, 90, 900)  # characters: even a window of 128 bytes takes the first two
 NEW = 16  # tokens of an answer to a marker
+UNSTABLE = 0.5  # nats between two answers to one prompt: kernels and batches make far less
 GUESS = 0.25  # tokens per character, where the server does not count
 LINEAR = 0.25  # how far a count may be from its prediction, relatively
 Top = Mapping[str, float]  # tokens and their log-probabilities

@@ -20,7 +20,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from longitude.eval.tasks.passkey import QUESTION
-from longitude.probing.endpoint import NEW, Endpoint, Request, difference, haystack, with_marker
+from longitude.probing.endpoint import (
+    NEW,
+    UNSTABLE,
+    Endpoint,
+    Request,
+    difference,
+    haystack,
+    with_marker,
+)
 
 Kind = Literal["complete", "refused", "front", "back", "middle", "all", "unknown"]
 DEPTHS = (0.0, 0.25, 0.5, 0.75)  # of the first look; the question is the end
@@ -139,6 +147,8 @@ def _silent_end(endpoint: Endpoint, look: Look, looks: list[Look]) -> InputEnd:
     end = tuple(looks)
     if not unseen:
         return InputEnd("complete", None, look.length, looks=end, honest=not look.short)
+    if look.noise > UNSTABLE and not look.short:  # answers change by themselves: no evidence
+        return InputEnd("unknown", None, look.length, looks=end)
     if len(unseen) == len(look.seen) and endpoint.with_logprobs:
         return InputEnd("all", None, look.length, looks=end)
     if len(unseen) == len(look.seen):  # not even the question changes the text

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from longitude.core.validate import short
 from longitude.probing.agreement import Drift, Repeated, sign_test
+from longitude.probing.endpoint import UNSTABLE
 from longitude.probing.input_end import InputEnd
 from longitude.runtimes import runtimes
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from longitude.probing.in_force import InForce
     from longitude.probing.reach import Reach
 
-UNSTABLE = 0.5  # nats between two answers to one prompt
 NOISY = 1e-3
 # what servers call themselves in their list of models, or in the header `Server`
 OWNERS = {
@@ -95,11 +95,14 @@ def on_input(end: InputEnd, to: int, runtime: str) -> Iterator[Finding]:
             "check that the server passes the prompt on to the model.",
         )  # fmt: skip
     elif end.kind == "unknown":
-        yield Finding(
-            "input unknown", "note",
-            f"Whether all of {end.length:,} tokens is seen can't be told: the server gives no "
-            f"log-probabilities, and no answer changed with the text.",
-        )  # fmt: skip
+        noise = end.looks[-1].noise if end.looks else 0.0
+        why = (
+            f"the same prompt, sent twice, gets log-probabilities {noise:.2f} nats apart."
+            if noise > UNSTABLE
+            else "the server gives no log-probabilities, and no answer changed with the text."
+        )
+        seen = f"Whether all of {end.length:,} tokens is seen can't be told: "
+        yield Finding("input unknown", "note", seen + why)
     else:
         yield _cut(end, to, runtime)
     if not end.honest:

@@ -234,6 +234,7 @@ def generate_tokens(
 
     shell = copy.copy(model)
     vars(shell).update(forward=forward, prepare_inputs_for_generation=prepare)
+    vars(shell).pop("generate", None)  # a patched model's is bound to the model, not to its copy
     options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), pass_on]
     ids = torch.tensor([tail], device=input_device(model))
     out = shell.generate(input_ids=ids, use_cache=False, **options)

@@ -32,7 +32,7 @@ BUDGET = {
     "runtimes": 4_120,
     "serving": 800,  # the vLLM plugin
     "extension": 3_105,  # tasks side by side on a CPU, too
-    "probing": 2_020,  # what a live server does
+    "probing": 2_050  # what a live server does
     "viz": 3_055,
     "explorer": 1_215,
     "cli": 1_556,
