@@ -1,12 +1,15 @@
-"""Shared by all tests: one thread a worker, a real checkpoint, the agreement grid's count."""
+"""Shared by all tests: one thread a worker, where types are checked, a real checkpoint, the
+agreement grid's count."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 
@@ -14,6 +17,28 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():  # read when a kernel is defined: before any test is imported
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may reach for the hub
+
+
+def outermost(*, typechecker: Any, jaxtyped: Any = jaxtyping.jaxtyped) -> Any:
+    """jaxtyping's decorator, but not inside functions: there each call would compile new checks."""
+    check = jaxtyped(typechecker=typechecker)
+    return lambda f: f if "<locals>" in getattr(f, "__qualname__", "") else check(f)
+
+
+jaxtyping.jaxtyped = outermost  # which its import hook puts on every function of the package
+
+# Run-time type checks take more time than what they check. The tests of the packages that are
+# checked meet their functions; elsewhere, and where marked `unchecked`, calls go unchecked.
+CHECKED = ("core", "parts", "ops", "cache", "test_nn.py", "test_agreement.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Check types in a test and its fixtures, or don't."""
+    own = item.path.relative_to(Path(__file__).parent).parts[0] in CHECKED
+    checked = own and item.get_closest_marker("unchecked") is None
+    jaxtyping.config.update("jaxtyping_disable", not checked)
+    return (yield)
 
 
 @pytest.fixture(autouse=True)
