@@ -11,15 +11,36 @@ from pathlib import Path
 import pytest
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "parallel.md"
+# as torchrun starts two processes, but torch is imported once; the first waits for the other
+FORKED = """
+import os, socket, sys
+import longitude.hf, transformers.modeling_utils
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = str(free.getsockname()[1])
+os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+other = os.fork()
+os.environ["RANK"] = "0" if other else "1"
+exec(open(sys.argv[1]).read())
+if other:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+"""
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_the_guides_example_runs(tmp_path: Path, processes: int) -> None:
+def example() -> str:
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
-    example = tmp_path / "example.py"
-    example.write_text("\n".join(blocks))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *(launch if processes == 2 else []), str(example)]
+    return "\n".join(blocks)
+
+
+def test_the_guides_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    exec(compile(example(), GUIDE, "exec"), {})
+
+
+def test_the_guides_example_runs_in_two_processes(tmp_path: Path) -> None:
+    file = tmp_path / "example.py"
+    file.write_text(example())
+    command = [sys.executable, "-c", FORKED, str(file)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr

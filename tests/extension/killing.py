@@ -24,10 +24,10 @@ from longitude.core.store import Store, address
 from longitude.extension.measure import Evaluator, run_rounds, run_tasks
 from longitude.extension.plan import ExtendOptions, Prepared, TargetModel, prepare
 
-KILLS = 12
+KILLS = 8
 SPREAD = 2.5  # what is begun is lost: with 1 the kills would not get far into the run
 SMALL = ExtendOptions(
-    methods="rope(remap=rerope(128)); rope(remap=rerope(96))", text=(argparse.__file__,), docs=2,
+    methods="rope(remap=rerope(128))", text=(argparse.__file__,), docs=2,
     tasks=("kept_context", "passkey"), questions=1, cost=False, device="cpu",
 )  # fmt: skip
 

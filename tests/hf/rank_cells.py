@@ -33,6 +33,11 @@ CELLS = [
 ]
 
 
+def cells(count: int) -> list[tuple[str, str]]:
+    """All of them over two ranks; more ranks change how tokens are held, not what a layer does."""
+    return CELLS if count == 2 else CELLS[-1:]
+
+
 def logits(model: Any, scheme: str, ids: Any, group: Any) -> float:
     """The greatest difference of this rank's logits from those of one process."""
     n = ids.shape[1]
@@ -48,7 +53,7 @@ def logits(model: Any, scheme: str, ids: Any, group: Any) -> float:
 
 def generated(model: Any, scheme: str, prompt: dict[str, Any], group: Any) -> bool:
     """Whether all ranks generate the tokens that one process does."""
-    how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": -1}
+    how = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": -1}
     with lh.patched(model, scheme, force=True, check=False):
         want = model.generate(**prompt, **how)
     with lh.patched(model, scheme, force=True, check=False, group=group):
@@ -98,7 +103,7 @@ def mistakes(model: Any, group: Any) -> dict[str, str]:
 def main(folder: str, count: int) -> None:
     with ranks(count) as group:
         found: dict[str, Any] = {"logits": {}, "generate": {}}
-        for name, scheme in CELLS:
+        for name, scheme in cells(count):
             model, cell, ids = (
                 decoder(name).eval(),
                 f"{name}: {scheme}",

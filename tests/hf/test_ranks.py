@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.hf.rank_cells import CELLS, PROMPTS
+from tests.hf.rank_cells import PROMPTS, cells
 from tests.processes import run
 
 SENTENCES = {
@@ -21,9 +21,9 @@ SENTENCES = {
 @pytest.mark.parametrize("count", [2, 4])
 def test_logits_tokens_and_refusals_over_ranks(tmp_path: Any, count: int) -> None:
     for found in run("tests.hf.rank_cells", tmp_path, count):
-        assert len(found["logits"]) == len(CELLS)
+        assert len(found["logits"]) == len(cells(count))
         assert all(error <= 1e-5 for error in found["logits"].values()), found["logits"]
-        assert len(found["generate"]) == len(CELLS) * len(PROMPTS)
+        assert len(found["generate"]) == len(cells(count)) * len(PROMPTS)
         assert all(found["generate"].values()), found["generate"]
         assert found["mistakes"].keys() == SENTENCES.keys(), found["mistakes"]
         for name, sentence in SENTENCES.items():

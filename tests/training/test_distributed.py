@@ -32,7 +32,7 @@ distributed.SHARDED_FROM = 0  # small models too
 # two processes as torchrun starts them, but torch is imported once
 FORK = """
 import os, socket
-import longitude.training.api
+import longitude.training.api, longitude.training.tune.run
 with socket.socket() as free:
     free.bind(("localhost", 0))
     port = str(free.getsockname()[1])

@@ -79,11 +79,11 @@ PARTS = st.lists(
         st.booleans(),  # flipped
     ),
     min_size=1,
-    max_size=7,
+    max_size=4,
 )
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     PARTS,
     st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 3)),
@@ -136,10 +136,10 @@ def test_only_the_rows_of_the_span_are_written() -> None:
 def test_attention_joins_by_the_kernel_where_it_runs(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    s, n = parse(text), 27
-    q = drawn(2, 4, n, 16, seed=0).requires_grad_()
-    k, v = (drawn(2, 2, n, 16, seed=seed).requires_grad_() for seed in (1, 2))
-    sinks = drawn(4, seed=3).requires_grad_()
+    s, n = parse(text), 19
+    q = drawn(1, 2, n, 16, seed=0).requires_grad_()
+    k, v = (drawn(1, 1, n, 16, seed=seed).requires_grad_() for seed in (1, 2))
+    sinks = drawn(2, seed=3).requires_grad_()
 
     def results() -> list[Tensor]:
         out = attention(s, q, k, v, range(n), range(n), backend="native", sink_logits=sinks)
