@@ -97,11 +97,14 @@ def extend(
     as a server allows.
 
     All numbers go to results.sqlite in --out; the same command again resumes where one was stopped,
-    and measures nothing twice. The report is one page, report.html.
+    and measures nothing twice. The report is one page, report.html. Under torchrun the processes
+    share the tokens of each text, for lengths that one device can't hold.
     """
     from longitude.extension.api import ExtendOptions, estimate
     from longitude.extension.api import extend as run
+    from longitude.training.distributed import is_first_process
 
+    quiet = quiet or not is_first_process()
     with display(quiet, resumes=True) as progress:
         options = ExtendOptions(
             methods=methods, lengths=o.integers("lengths", lengths), text=tuple(text or ()),
@@ -111,7 +114,8 @@ def extend(
             seed=seed, out=out, progress=progress,
         )  # fmt: skip
         result = (estimate if dry_run else run)(model, to=to, options=options)
-    print_result(result, as_json)
+    if is_first_process():
+        print_result(result, as_json)
     if not dry_run and not quiet:
         folder = getattr(result, "folder", None)
         say(f"wrote {folder}/report.html, summary.md, recommendation.json and rows.jsonl.")

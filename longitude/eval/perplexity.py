@@ -2,7 +2,8 @@
 
 One forward gives the loss at every position, so at every shorter length too: the mean of its
 first n. Logits are computed over stretches and dropped before the next: memory grows with the
-length, never with length × vocabulary. Bins of positions are on a log scale.
+length, never with length × vocabulary. Over the ranks of a group each scores its own tokens, and
+every rank gets the scores of all. Bins of positions are on a log scale.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.core.validate import UserError, shown
 from longitude.eval.prefill import batch_rows, input_device, lm_head, logit_chunk, prefill
+from longitude.hf.ranks import ranks_of
+from longitude.ops.shards import gather_shards
 
 Logits = Callable[[Tensor], Tensor]  # tokens (b n) to logits (b n vocabulary)
 BATCH_TOKENS = 2**15  # of one forward
@@ -70,7 +73,7 @@ def losses(
     """
     if len(ids) < 2:
         raise UserError(f"a loss takes 2 tokens or more, but got {len(ids)}: give more text.")
-    return _losses(model, ids[None], 0, chunk)[0]
+    return token_scores(model, ids[None], chunk=chunk)[0][0]
 
 
 def tail_losses(
@@ -85,7 +88,8 @@ def tail_losses(
             f"{total} tokens: give more text, or score less of it."
         )
     batches = rows.split(batch_rows(model, total))
-    found = torch.cat([_losses(model, batch, total - 1 - scored, chunk) for batch in batches])
+    skipped = total - 1 - scored
+    found = torch.cat([token_scores(model, batch, skipped, chunk)[0] for batch in batches])
     return found.view(*ids.shape[:-1], scored)
 
 
@@ -97,17 +101,26 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @torch.no_grad()
-def _losses(model: nn.Module, ids: Tensor, skipped: int, chunk: int | None) -> Tensor:
-    """The losses of some rows but for the first `skipped` of each."""
-    head, at_once = lm_head(model), logit_chunk(model)
+def token_scores(
+    model: nn.Module, ids: Int[Tensor, "b m"], skipped: int = 0, chunk: int | None = None
+) -> tuple[Float[Tensor, "b n"], Bool[Tensor, "b n"]]:
+    """The loss of each token but the first of every row, and whether it is the likeliest one; but
+    for the first `skipped` of these."""
+    head, at_once, ranks = lm_head(model), logit_chunk(model), ranks_of(model)
     targets: Tensor = ids[:, 1:].to(input_device(model))
     parts: list[list[Tensor]] = [[] for _ in ids]
+    places = []
     for out in prefill(model, ids[:, :-1], chunk=chunk, head=head):
-        first = max(0, skipped - out.first)
-        if first >= out.hidden.shape[1]:
-            continue
-        for row, hidden in enumerate(out.hidden[:, first:]):
-            wanted = targets[row, out.first + first : out.first + first + len(hidden)]
-            for x, y in zip(hidden.split(at_once), wanted.split(at_once), strict=True):
-                parts[row].append(F.cross_entropy(head(x), y.to(x.device), reduction="none"))
-    return torch.stack([torch.cat(row).cpu() for row in parts])
+        first = int((out.pos < skipped).sum())
+        places.append(out.pos[first:])
+        wanted = targets[:, places[-1].to(targets.device)]
+        for part, hidden, row in zip(parts, out.hidden[:, first:], wanted, strict=True):
+            for x, y in zip(
+                hidden.split(at_once), row.to(hidden.device).split(at_once), strict=True
+            ):
+                logits = head(x)
+                hit = logits.argmax(-1) == y
+                part.append(torch.stack([F.cross_entropy(logits, y, reduction="none"), hit]))
+    scores = torch.stack([torch.cat(part, 1) for part in parts], 1)
+    scores = gather_shards(scores, torch.cat(places), ranks and ranks.group, dim=2).cpu()
+    return scores[0], scores[1].bool()

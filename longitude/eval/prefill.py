@@ -3,7 +3,8 @@
 A prompt takes one forward without a cache where its activations fit: transformers then runs plain
 causal attention and builds no mask. A longer prompt goes through the model's cache in chunks. The
 LM head computes the last token's logits only; the hidden states it was given are returned beside
-them.
+them. A model that is patched over the ranks of a group runs its own tokens on each rank, in one
+forward.
 
 Greedy decoding gives the tokens of `generate(do_sample=False)`, without a generation config that
 could add a repetition penalty or a minimal length. Prompts of one length run as a batch.
@@ -12,7 +13,7 @@ could add a repetition penalty or a minimal length. Prompts of one length run as
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -23,6 +24,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from longitude.core.validate import UserError, shown
+from longitude.hf.ranks import ranks_of
+from longitude.ops.shards import shard_positions
 
 ACTIVATION_BYTES = 2**31  # of one forward
 MIN_CHUNK = 128  # tokens, however long the text is
@@ -48,13 +51,18 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """One forward, over the tokens from `first` on: the LM head's input for each of them, the
-    logits after the last one, and the cache to continue with."""
+    """One forward: positions of tokens, ascending, the LM head's input for each of them, the logits
+    after the last one, and the cache to continue with. Over a group the tokens are this rank's, or
+    with a cache the last one."""
 
-    first: int
+    pos: Int[Tensor, " n"]
     hidden: Float[Tensor, "b n d"]
     logits: Float[Tensor, "b vocabulary"]
     cache: Any
+
+    @property
+    def first(self) -> int:
+        return int(self.pos[0])
 
 
 @torch.no_grad()
@@ -76,7 +84,8 @@ def prefill(
         raise UserError(f"a chunk is 1 token or more, but got {shown(chunk)}: use 2048.")
     head = lm_head(model) if head is None else head
     total = ids.shape[1]
-    chunk = chunk_for(model, ids.shape[0], total, head) if chunk is None else chunk
+    if chunk is None:
+        chunk = chunk_for(model, ids.shape[0], total, head) if ranks_of(model) is None else total
     cache, first, keep = None, 0, keep_cache or chunk < total
     for part in ids.to(input_device(model)).split(chunk, 1):
         out = forward(model, part, head, cache=cache, keep_cache=keep, first=first)
@@ -96,7 +105,13 @@ def forward(
 ) -> Chunk:
     """One forward. Without a cache the model builds its own, so that a patch can replace it."""
     more = {"past_key_values": cache} if cache is not None else {}
-    with _last_token_only(head.module) as inputs:
+    pos, ranks, mode = torch.arange(first, first + ids.shape[1]), ranks_of(model), nullcontext()
+    if ranks is not None and keep_cache:
+        mode = ranks.full_prompts()
+    elif ranks is not None:
+        pos = shard_positions(ids.shape[1], ranks.group, "zigzag")
+        ids, more = ids[:, pos], {"position_ids": pos[None].to(ids.device)}
+    with _last_token_only(head.module) as inputs, mode:
         out: Any = model(input_ids=ids, use_cache=keep_cache, **more)
     if keep_cache and getattr(out, "past_key_values", None) is None:
         raise UserError(
@@ -104,7 +119,8 @@ def forward(
             f"chunks: use a shorter length."
         )
     hidden = inputs[-1] if inputs else out.logits
-    return Chunk(first, hidden, out.logits[:, -1], out.past_key_values if keep_cache else None)
+    cache = out.past_key_values if keep_cache else None
+    return Chunk(pos[-hidden.shape[1] :], hidden, out.logits[:, -1], cache)
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from longitude.core.validate import UserError
-from longitude.eval.prefill import batch_rows, lm_head, prefill
+from longitude.eval.perplexity import token_scores
+from longitude.eval.prefill import batch_rows
 from longitude.eval.records import ResultKey
 from longitude.eval.tasks import SMALL_WINDOW, Prompt, Session, families
 
@@ -134,19 +134,14 @@ def _ids(session: Session, text: str) -> list[int]:
     return session.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
 
-@torch.no_grad()
 def answers(model: nn.Module, prompts: Sequence[Tokens]) -> Iterator[tuple[str, bool, float]]:
     """Family, exact match and loss of every answer to prompts of one length: from one forward each,
     as many together as fit."""
-    head, rows = lm_head(model), batch_rows(model, len(prompts[0].ids))
+    rows = batch_rows(model, len(prompts[0].ids))
     for batch in (prompts[i : i + rows] for i in range(0, len(prompts), rows)):
-        first = min(at.start for prompt in batch for _, at in prompt.answers) - 1
-        hidden = []
-        for out in prefill(model, torch.stack([p.ids[:-1] for p in batch]), head=head):
-            hidden.append(out.hidden[:, max(0, first - out.first) :])
-        for states, prompt in zip(torch.cat(hidden, 1), batch, strict=True):
+        skipped = min(at.start for prompt in batch for _, at in prompt.answers) - 1
+        scores = token_scores(model, torch.stack([p.ids for p in batch]), skipped)
+        for prompt, losses, hits in zip(batch, *scores, strict=True):
             for family, at in prompt.answers:
-                logits = head(states[at.start - 1 - first : at.stop - 1 - first])
-                wanted = prompt.ids[at.start : at.stop].to(logits.device)
-                exact = bool((logits.argmax(-1) == wanted).all())
-                yield family, exact, float(F.cross_entropy(logits, wanted))
+                own = slice(at.start - 1 - skipped, at.stop - 1 - skipped)
+                yield family, bool(hits[own].all()), float(losses[own].mean())

@@ -6,7 +6,8 @@
     result.report("report.html")  # the page
 
 Rows go to results.sqlite in the run's folder; the same call again resumes where one was stopped,
-and measures nothing twice. `longitude.report` joins the folders of several runs.
+and measures nothing twice. `longitude.report` joins the folders of several runs. Under torchrun the
+ranks share each text (ranks.py).
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ from longitude.extension.measure import (
     time_model,
 )
 from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
+from longitude.extension.ranks import (
+    check_ranks,
+    evaluator_of,
+    on_every_rank,
+    over,
+    rank_group,
+    spread,
+)
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
 from longitude.runtimes.target import supporting
 from longitude.serving.schemes import check_schemes
@@ -71,16 +80,27 @@ def extend(
         to: the target length: 32768, "32k", or "4x" the trained window (the default; 8x for the
             bundled tiny-rope).
     """
+    check_ranks(model, options)
     if is_url(model):
         from longitude.probing.extend import extend_server
 
         return extend_server(str(model), to, options)
     if options.lm_eval:
         lm_eval.library()  # raise before anything takes its time
-    began, seconds = time.monotonic(), options.budget and parse_seconds(options.budget)
+    began = time.monotonic()
     options.progress(Event(f"loading {model if isinstance(model, str) else 'the model'}", 0, 1))
-    prepared = _prepared(model, to, options)
-    plan = prepared.plan
+    with rank_group(options.device) as group:
+        prepared = _prepared(model, to, options)
+        if group is None:
+            return _extended(prepared, began)
+        spread(prepared, group)
+        return on_every_rank(prepared, lambda: _extended(prepared, began))
+
+
+def _extended(prepared: Prepared, began: float) -> ExtendResult:
+    """Measure, rank and write."""
+    plan, options = prepared.plan, prepared.options
+    seconds = options.budget and parse_seconds(options.budget)
     name = plan.subject.name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
     folder = options.out or Path("runs") / f"{name}-{plan.target}"
@@ -91,7 +111,7 @@ def extend(
         summary = (
             f"{plan.subject.name}, trained on {plan.subject.trained:,} tokens, to "
             f"{plan.target:,}: {len(plan.methods)} methods, {len(plan.texts)} documents, into "
-            f"{folder}{f'; {recorded} tasks are recorded' if recorded else ''}"
+            f"{folder}{f'; {recorded} tasks are recorded' if recorded else ''}{over(prepared)}"
         )
         options.progress(Event(summary, recorded, 0, "plan"))
         ended = _run(prepared, store, clock)
@@ -179,7 +199,7 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
 def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
     """Every round; how it ended, and what the budget left out."""
     plan, options = prepared.plan, prepared.options
-    evaluator = Evaluator(plan, prepared.target, prepared.documents)
+    evaluator = evaluator_of(prepared)
 
     def run(tasks: Sequence[Task]) -> None:
         if options.engine == "local":
@@ -216,7 +236,7 @@ def _search(
 
     advice = (recommendation.best, *recommendation.runtimes)
     leaders = list(dict.fromkeys(one.scheme for one in advice if one.scheme))
-    evaluator = Evaluator(prepared.plan, prepared.target, prepared.held_out)
+    evaluator = evaluator_of(prepared, held_out=True)
     return search_parameters(evaluator, leaders, store, prepared.options.progress)
 
 

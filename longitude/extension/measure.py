@@ -22,7 +22,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -54,6 +54,7 @@ from longitude.eval.tasks import EvalProtocol, Session, Value, measured_by
 from longitude.extension.plan import Method, Plan, Prepared, TargetModel, Task
 from longitude.extension.rank import Ranking
 from longitude.hf.patch import patch_of, patched
+from longitude.ops.shards import RankLost
 
 Record = Callable[[ResultKey, Value], None]
 Run = Callable[[Sequence[Task]], None]  # measures tasks and records their rows
@@ -147,17 +148,23 @@ class Evaluator:
         try:
             with self._applied(method, length):
                 values = measured_by(keys[0].measure).measure(self.session, keys)
+        except RankLost:
+            raise
         except UserError as error:
             values = [{"refused": str(error)}] * len(keys)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
         if not values:  # after the exception, which would keep tensors alive
-            values = [{"refused": f"out of memory at {length} tokens."}] * len(keys)
+            values = [{"refused": self.out_of_memory(length)}] * len(keys)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         seconds = (time.perf_counter() - start) / len(keys)
         return [self.row(method, value, seconds) for value in values]
+
+    def out_of_memory(self, length: int) -> str:
+        """What a row says where memory ran out."""
+        return f"out of memory at {length} tokens."
 
     def row(self, method: Method, value: Value, seconds: float = 0.0) -> Value:
         """Numbers with what every row has beside them."""
@@ -167,29 +174,32 @@ class Evaluator:
     @contextmanager
     def _applied(self, method: Method, length: int) -> Iterator[None]:
         """The model under a method; the session can leave it for the baseline and come back."""
-        subject, model, patches = self.plan.subject, self.target.model, ExitStack()
+        subject, patches = self.plan.subject, ExitStack()
+        total = length if method.by_length else None
         too_long = subject.family == "learned" and length > subject.trained
         if too_long and method.patch is None:  # on a GPU the lookup would end the process
             raise UserError(f"its table has no position beyond {subject.trained}.")
-
-        def apply() -> None:
-            if method.patch is not None:
-                total = length if method.by_length else None
-                patches.enter_context(patched(model, method.patch, length=total, check=False))
 
         @contextmanager
         def baseline() -> Iterator[None]:
             patches.close()
             try:
-                yield
+                with self.patched(None):
+                    yield
             finally:
-                apply()
+                patches.enter_context(self.patched(method.patch, total))
 
         self.session.baseline, self.session.baseline_reaches = baseline, not too_long
         self.session.is_baseline = method.patch is None
         with patches:
-            apply()
+            patches.enter_context(self.patched(method.patch, total))
             yield
+
+    def patched(self, scheme: str | None, length: int | None = None) -> AbstractContextManager[Any]:
+        """The model under a scheme, or as the baseline."""
+        if scheme is None:
+            return nullcontext()
+        return patched(self.target.model, scheme, length=length, check=False)
 
 
 def missing(plan: Plan, tasks: Sequence[Task], store: Store) -> list[Task]:

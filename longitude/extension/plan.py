@@ -26,6 +26,7 @@ from longitude.extension.rank import GOALS
 from longitude.hf.loading import digest, load
 from longitude.hf.patch import own_scheme, patched, scheme_of, trained_length
 from longitude.hf.source import TINY
+from longitude.training.distributed import is_first_process
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class TargetModel:
             return cls.of(model, options.tokenizer, name, options.revision)
         names = ("device", "dtype", "revision", "trust_remote_code")
         given = {name: getattr(options, name) for name in names}
-        loaded, tokenizer = load(model, **given, quiet=options.progress is silent)
+        quiet = options.progress is silent or not is_first_process()
+        loaded, tokenizer = load(model, **given, quiet=quiet)
         return cls.of(loaded, tokenizer, model, options.revision)
 
     @classmethod
@@ -220,6 +222,7 @@ class Prepared:
     documents: list[Document]
     held_out: list[Document]  # for a search
     options: ExtendOptions
+    group: Any = None  # of ranks that share each text
     notes: list[str] = field(default_factory=list)
 
 
@@ -248,7 +251,7 @@ def prepare(target: TargetModel, to: int | str, options: ExtendOptions) -> Prepa
     protocol = replace(protocol, stretches=max(1, min(len(read), room // protocol.rounds)))
     names = tuple(d.text for d in read)
     plan = Plan(subject, tuple(methods), lengths, names, protocol, options.seed)
-    return Prepared(plan, target, read, held_out, options, notes)
+    return Prepared(plan, target, read, held_out, options, notes=notes)
 
 
 def protocol_for(

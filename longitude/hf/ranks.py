@@ -31,7 +31,7 @@ BY_TOKEN = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "c
 
 
 class Ranks:
-    """The ranks of a group, and whether `generate` runs."""
+    """The ranks of a group, and whether every rank passes full prompts, as `generate` does."""
 
     def __init__(self, group: Any) -> None:
         self.group, self.generating = group, False
@@ -44,14 +44,28 @@ class Ranks:
         generate = model.generate
 
         def noted(*args: Any, **kwargs: Any) -> Any:
-            self.generating = True
-            try:
+            with self.full_prompts():
                 return generate(*args, **kwargs)
-            finally:
-                self.generating = False
 
         with replaced(model, "generate", noted):
             yield
+
+    @contextmanager
+    def full_prompts(self) -> Iterator[None]:
+        """Inside, forwards are those of `generate`: every rank passes the same full prompt, then
+        the same new tokens."""
+        self.generating = True
+        try:
+            yield
+        finally:
+            self.generating = False
+
+    def from_first(self, values: list[float], device: torch.device) -> list[float]:
+        """The first rank's numbers, on every rank."""
+        shared = torch.tensor(values, dtype=torch.float64, device=device)
+        with answered():
+            dist.broadcast(shared, dist.get_global_rank(self.group, 0), group=self.group)
+        return shared.tolist()
 
     def share(self, given: dict[str, Any], forward: ForwardState, ours: bool) -> dict[str, Any]:
         """The arguments of a forward for this rank's tokens; notes which of them it keeps."""
@@ -88,10 +102,10 @@ class Ranks:
         return out
 
 
-def ranks_of(model: Any) -> Ranks:
-    """The ranks that a patched model runs over."""
+def ranks_of(model: Any) -> Ranks | None:
+    """The ranks that a model is patched to run over, or None."""
     states = (vars(module).get(LAYER_STATE) for module in model.modules())
-    return next(state.model.ranks for state in states if state is not None)
+    return next((state.model.ranks for state in states if state is not None), None)
 
 
 def _cut(x: Tensor, own: Tensor) -> Tensor:

@@ -94,6 +94,10 @@ def all_gather(x: Tensor, group: Any) -> list[Tensor]:
     return every
 
 
+class RankLost(UserError):
+    """A rank of the group has ended: the others can't go on without it."""
+
+
 @contextmanager
 def answered() -> Iterator[None]:
     """A rank that died ends the others with a sentence."""
@@ -101,9 +105,9 @@ def answered() -> Iterator[None]:
         yield
     except RuntimeError as error:
         why = str(error).split("\n")[0][:200]
-        raise UserError(
+        raise RankLost(
             f"a rank of the group does not answer ({why}): start all ranks again; what keeps "
-            f"checkpoints continues from its last."
+            f"checkpoints or rows continues from its last."
         ) from error
 
 

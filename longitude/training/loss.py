@@ -163,7 +163,9 @@ class LossModel(nn.Module):
                 shard(x, self.group, order="zigzag")
                 for x in (tokens, pos, targets, weights, begins.cumsum(1))
             )
-            ranks_of(self.model).segments = documents if bool(documents.any()) else None
+            ranks = ranks_of(self.model)
+            assert ranks is not None, "`spread` has patched the model"
+            ranks.segments = documents if bool(documents.any()) else None
         inputs = self._inputs(tokens, pos)
         if not self.plain_head:
             return plain_loss(self.model(**inputs).logits, targets, weights)

@@ -119,7 +119,9 @@ def test_logits_are_made_a_stretch_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         tail_losses(m, ids, 130, chunk=300)
     sizes = [shape[-2] for shape in whole]
     assert sizes == [1, *[100] * 6, 49], "the last token of the forward, then all, by stretches"
-    assert [shape[-2] for shape in shapes] == [1, 1, 81, 1, 49], "nothing of the first chunk"
+    assert [shape[-2] for shape in shapes if shape[-2]] == [1, 1, 81, 1, 49], (
+        "nothing of the first chunk"
+    )
 
 
 def test_a_text_too_long_for_one_forward_goes_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

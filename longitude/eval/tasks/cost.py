@@ -5,7 +5,7 @@ A random prompt is prefilled and continued through the cache, `length` tokens in
 clock with the device synchronised; decoding is the median of its steps. Prefills of a method
 alternate with prefills of the baseline, each after a warm-up, so that neither a cold start nor a
 busy machine is taken for the method's doing: `speed` is the median ratio of a round, with its
-range.
+range. Over a group all ranks take part, and times and memory are the first rank's.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def cost(
 
     from longitude.eval.perplexity import is_out_of_memory
     from longitude.eval.prefill import input_device, text_config
+    from longitude.hf.ranks import ranks_of
 
     if not 1 <= new < length:
         raise UserError(
@@ -79,7 +80,7 @@ def cost(
                 _timed_run(model, ids[:, :WARM_UP], 0)
                 theirs, _ = _timed_run(model, ids, 0)
         except Exception as error:  # a method may reach where the baseline can't
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or ranks_of(model) is not None:
                 raise
             break
         _timed_run(model, ids[:, :WARM_UP], 0)
@@ -98,6 +99,7 @@ def _timed_run(model: Any, ids: Any, new: int) -> tuple[float, list[float]]:
     import torch
 
     from longitude.eval.prefill import decode_step, prefill
+    from longitude.hf.ranks import ranks_of
 
     def now() -> float:
         if ids.device.type != "cpu":
@@ -110,7 +112,9 @@ def _timed_run(model: Any, ids: Any, new: int) -> tuple[float, list[float]]:
     for _ in range(new):
         state = decode_step(model, state.logits.argmax(-1), state)
         marks.append(now())
-    seconds = [after - before for before, after in pairwise(marks)]
+    seconds, ranks = [after - before for before, after in pairwise(marks)], ranks_of(model)
+    if ranks is not None:  # rounds end on all ranks at once
+        seconds = ranks.from_first(seconds, ids.device)
     return seconds[0], seconds[1:]
 
 

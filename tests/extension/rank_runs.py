@@ -1,0 +1,98 @@
+"""`extend` in one process and over the ranks of a group, begun by `test_ranks.py`.
+
+The run over ranks loses one of them on its way, and is continued from its rows.
+
+Usage: python -m tests.extension.rank_runs FOLDER COUNT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import longitude
+from longitude.core.validate import UserError
+from longitude.extension.plan import ExtendOptions, describe
+from longitude.extension.ranks import RankEvaluator, spread
+from longitude.extension.result import ExtendResult
+from tests.hf.tiny import decoder
+from tests.processes import ranks
+
+LOST_AT = 4  # the announcement at which the last rank is lost
+SAID: list[str] = []
+
+
+def run(out: Path) -> dict[str, Any]:
+    """The recommendation and every row, by what it is of."""
+    options = ExtendOptions(
+        methods="rope(remap=rerope(128))", lengths=(1024,),
+        text=(argparse.__file__,), docs=2, questions=1, tasks=("kept_context", "passkey"),
+        device="cpu", dtype="float32", out=out, progress=lambda event: SAID.append(event.stage),
+    )  # fmt: skip
+    result = longitude.extend("tiny-rope", to="4x", options=options)
+    rows = {json.dumps(row.key.to_json(), sort_keys=True): dict(row.value) for row in result.rows}
+    return {"best": result.best.label, "rows": rows}
+
+
+def lost(folder: Path, count: int) -> None:
+    """Processes of their own, of which the last one leaves; the first notes what it says then."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    values, calls = RankEvaluator.values, []
+
+    def leaving(self: RankEvaluator, *args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == LOST_AT and dist.get_rank() == count - 1:
+            os._exit(9)
+        return values(self, *args)
+
+    RankEvaluator.values = leaving
+    with ranks(count):
+        os.environ["RANK"] = str(dist.get_rank())
+        try:
+            run(folder / "ranks")
+        except UserError as error:
+            if dist.get_rank() == 0:
+                (folder / "lost").write_text(str(error))
+        os._exit(0)
+
+
+def refused(group: Any) -> str:
+    """A model with layers that read tokens in order."""
+    model = decoder("qwen3_next").eval()
+    about = SimpleNamespace(subject=describe(model, "hybrid"))
+    try:
+        spread(SimpleNamespace(plan=about, target=SimpleNamespace(model=model)), group)  # type: ignore[arg-type]
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def main(folder: Path, count: int) -> None:
+    torch.set_num_threads(1)
+    writing: list[Path] = []
+    ExtendResult.write = lambda self, out, store: writing.append(out)  # type: ignore[method-assign, assignment]
+    one = run(folder / "one")
+    os.environ["WORLD_SIZE"] = str(count)
+    lost(folder, count)
+    SAID.clear()
+    writing.clear()
+    with ranks(count) as group:
+        rank = os.environ["RANK"] = str(dist.get_rank())
+        found = {"one": one, "lost": (folder / "lost").read_text(), "ranks": run(folder / "ranks")}
+        found |= {"said": [*SAID], "wrote": len(writing), "refused": refused(group)}
+        (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
