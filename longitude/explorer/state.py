@@ -21,6 +21,7 @@ from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, literal, short, shown
 from longitude.hf.encodings import KINDS, read_encodings
 from longitude.hf.rope_config import read_config
+from longitude.hf.source import SCHEME
 from longitude.parts import Alibi, Learned
 from longitude.runtimes.checkpoint import open_checkpoint
 
@@ -86,7 +87,9 @@ def start_from(name: str) -> PageState:
     """Start from a name on the Hub, a folder, a config.json, a .gguf file, or a bundled model."""
     if Path(name).suffix == ".json" and Path(name).is_file():
         return start_from_config(read_config(name), name)
-    return start_from_config(open_checkpoint(name).config, name)
+    found = open_checkpoint(name)
+    saved = {SCHEME: found.saved} if found.saved else {}
+    return start_from_config({**found.config, **saved}, name)
 
 
 def start_from_config(config: Mapping[str, Any], name: str = "") -> PageState:

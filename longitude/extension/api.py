@@ -175,6 +175,7 @@ def estimate(
     return ExtendEstimate(
         {
             "model": plan.subject.name,
+            "scheme": plan.subject.scheme,
             "trained": plan.subject.trained,
             "lengths": list(plan.lengths),
             "methods": [m.label for m in plan.methods],

@@ -2,7 +2,8 @@
 
 A part's `candidates` and `more_candidates` choose windows, factors and groups by the paper's own
 rule (`core/part.py`). Which parts apply follows from where the model has positions: frequencies,
-remaps and scales for rotary models, biases for models with a bias, embeddings otherwise. The
+remaps and scales for rotary models, biases for models with a bias, embeddings for models with a
+table, scales alone for models without positions (Jamba, or one whose rotation DroPE dropped). The
 unchanged model is always the first candidate. Rotary models are tried under a split as well:
 different schemes in the lower and the upper layers, which no part can propose by itself.
 """
@@ -30,6 +31,7 @@ FAMILIES: dict[str, tuple[Site, ...]] = {  # the sites whose parts extend each k
     "rope": ("frequencies", "remap", "decay", "scale"),
     "alibi": ("bias",),
     "learned": ("embed",),
+    "none": ("scale",),
 }
 
 
@@ -50,7 +52,7 @@ def family(own: Own) -> str:
         return "alibi"
     if layers[0].embed:
         return "learned"
-    raise UserError(f"the model has no positions to extend ({shown(own)}): there is nothing to do.")
+    return "none"
 
 
 def proposals(family: str, lengths: Lengths, method: str = "candidates") -> list[Candidate]:
@@ -77,8 +79,8 @@ def split(lengths: Lengths) -> Split:
 def candidates(methods: str, own: Own, trained: int, target: int) -> list[Candidate]:
     """The methods of a text: auto, all, or names and schemes separated by `;`."""
     lengths, kind = Lengths(trained, target), family(own)
-    auto = proposals(kind, lengths)
-    every = [*auto, *proposals(kind, lengths, "more_candidates")]
+    auto, more = proposals(kind, lengths), proposals(kind, lengths, "more_candidates")
+    auto, every = auto or more, [*auto, *more]
     names = [name.strip() for name in methods.split(";") if name.strip()]
     if not names:
         raise UserError("--methods names none: write auto, all, or for example yarn; leaky_rerope.")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.device import quiet_transformers
 from longitude.hf.encoding_config import (
@@ -29,8 +30,11 @@ from longitude.hf.encoding_config import (
     stated_window,
     without_positions,
 )
+from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.hf.modeling_source import inner_configs, kinds, live_source, roots_of, source_of
 from longitude.hf.rope_config import make_config
+from longitude.hf.source import SCHEME
+from longitude.parts import Unscaled
 
 KINDS = {
     "rope": "rotary: queries and keys are rotated by their positions",
@@ -89,12 +93,37 @@ class Encoding:
 
 
 def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
-    """The encodings of the content of a config.json, that of its text first."""
+    """The encodings of the content of a config.json, that of its text first, and under the scheme
+    that it was saved with."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    saved = raw.get(SCHEME) or {}
+    raw = {**raw, **{k: v for k, v in saved.items() if k == "rope_parameters"}}
     if str(raw.get("model_type")) not in CONFIG_MAPPING:
         return (by_entries(raw),)
-    return encodings(make_config(raw))
+    config = make_config(raw)
+    first, *others = encodings(config)
+    if "scheme" in saved:
+        first = _under(saved, first, entry(config.get_text_config(), LAYERS) or 1)
+    return (first, *others)
+
+
+def _under(saved: Mapping[str, Any], first: Encoding, count: int) -> Encoding:
+    """An encoding under the scheme that its checkpoint was saved with (saving.py)."""
+    own, text = parse(first.scheme or "nope()"), str(saved["scheme"])
+    before = [own.layer(n, count) for n in range(count)]
+    merged = merge_scheme(text, before, first.window, bool(saved.get("force")))
+    scheme = as_layers(merged, parse(text))
+    note = f"it was saved under {scheme}, which is in force, and not the {own} of its configuration"
+    changed: dict[str, Any] = {"scheme": str(scheme), "layers": (), "where": f"the entry {SCHEME}"}
+    rope = next((one.rotary for one in merged if one.rotary), None)
+    if rope is None and first.kind == "rope":  # its rotation was dropped
+        changed |= {"kind": "none"} | dict.fromkeys(("base", "pairs", "fraction", "scaling"))
+    elif rope is not None:
+        scaling = None if rope.frequencies == Unscaled() else str(rope.frequencies)
+        original = getattr(rope.frequencies, "original", None)
+        changed |= {"base": float(rope.base), "scaling": scaling, "original": original}
+    return replace(first, **changed, notes=(note, *first.notes))
 
 
 def encodings(config: Any) -> tuple[Encoding, ...]:

@@ -74,7 +74,7 @@ def load(
     if saved := checkpoint.scheme:
         given = {"length": saved.get("length"), "force": saved.get("force", False)}
         try:
-            apply(model, saved["scheme"], **given)
+            apply(model, saved["scheme"], **given, saved=True)
         except UserError as error:
             raise UserError(
                 f"{source.name} was saved with {short(saved['scheme'])}, which is refused: {error}"
@@ -87,6 +87,7 @@ def load(
         if source.adapter is not None:
             line += f" and the adapter {source.adapter.folder}"
             line += ", which names no scheme: the base's is used" * (saved is None)
+        line += f", under {short(saved['scheme'])}, which it was saved with" if saved else ""
         print(f"{line}.", file=sys.stderr)
     return model, tokenizer
 

@@ -5,6 +5,9 @@ transformers' own attention, caches and speed stay; they are computed in float32
 operations, so equal frequencies are equal bits. Otherwise the rotary embedding becomes the identity
 and attention is ours (layer.py), with keys pre-RoPE in every cache. Models without rotary
 embeddings are patched by their family (families/).
+
+A checkpoint that was saved under a scheme (saving.py) was often trained under it, and has it as its
+own: what a patch leaves out comes from that scheme, not from the configuration's rotation.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from longitude.parts import Rope
 from longitude.parts.rotary_tables import attention_scaling
 
 SchemeLike = str | Scheme | Layers
-PATCH = "_longitude_patch"
+PATCH, SAVED = "_longitude_patch", "_longitude_saved"  # attributes of a model
 WINDOW = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two MPT's and BLOOM's
 _PROBED: WeakKeyDictionary[nn.Module, list[ProbedLayer]] = WeakKeyDictionary()
 
@@ -73,6 +76,11 @@ def applied(model: nn.Module) -> str | None:
     return patch.text if patch is not None and patch.permanent else None
 
 
+def saved_patch(model: nn.Module) -> Patch | None:
+    """The scheme that a checkpoint was saved under, whatever the model is patched with; or None."""
+    return vars(model).get(SAVED)
+
+
 def scheme_of(model: nn.Module) -> Scheme | Layers:
     """The scheme a model runs with: a patch's, or else the checkpoint's own."""
     patch = patch_of(model)
@@ -81,6 +89,12 @@ def scheme_of(model: nn.Module) -> Scheme | Layers:
 
 def own_scheme(model: nn.Module) -> Scheme | Layers:
     """The scheme of the checkpoint, whatever it is patched with."""
+    saved = saved_patch(model)
+    return configured_scheme(model) if saved is None else saved.scheme
+
+
+def configured_scheme(model: nn.Module) -> Scheme | Layers:
+    """The scheme of a model's configuration, whatever it was saved under or is patched with."""
     with unpatched(model):
         family = family_of(model)
         if family is not None:
@@ -124,35 +138,52 @@ def apply(
     length: int | None = None,
     force: bool = False,
     group: Any = None,
+    saved: bool = False,
 ) -> None:
-    """Patch a model until `undo`, or another `apply`."""
-    undo(model)
+    """Patch a model until `undo`, or another `apply`. With `saved` the scheme is the checkpoint's
+    own from now on, until it is undone itself."""
+    _remove(model)
     stack = ExitStack()
     full = stack.enter_context(_entered(model, scheme, length, force, True, group))
-    vars(model)[PATCH] = Patch(full, str(scheme), length, force, group, permanent=True, stack=stack)
+    patch = Patch(full, str(scheme), length, force, group, permanent=True, stack=stack)
+    vars(model).update({PATCH: patch, SAVED: patch} if saved else {PATCH: patch})
 
 
 def undo(model: nn.Module) -> None:
-    """Remove what `apply` has patched."""
+    """Remove what `apply` has patched. Under it is the scheme that the checkpoint was saved under,
+    if any; a second `undo` removes that."""
+    patch, saved = _remove(model), saved_patch(model)
+    if saved is not None and patch is saved:
+        del vars(model)[SAVED]
+    elif saved is not None:
+        _restore(model, saved)
+
+
+def _remove(model: nn.Module) -> Patch | None:
+    """The bare model, as its configuration has it; the patch that was removed from it."""
     patch = _permanent_patch(model)
     if patch is not None:
         patch.stack.close()
         del vars(model)[PATCH]
+    return patch
+
+
+def _restore(model: nn.Module, patch: Patch) -> None:
+    patch.stack = ExitStack()
+    given = (patch.text, patch.length, patch.force, False, patch.group)
+    patch.stack.enter_context(_entered(model, *given))
+    vars(model)[PATCH] = patch
 
 
 @contextmanager
 def unpatched(model: nn.Module) -> Iterator[nn.Module]:
-    """The model as its checkpoint has it, inside a with block."""
-    patch = _permanent_patch(model)
-    undo(model)
+    """The model as its configuration has it, inside a with block."""
+    patch = _remove(model)
     try:
         yield model
     finally:
         if patch is not None:
-            patch.stack = ExitStack()
-            given = (patch.text, patch.length, patch.force, False, patch.group)
-            patch.stack.enter_context(_entered(model, *given))
-            vars(model)[PATCH] = patch
+            _restore(model, patch)
 
 
 def _permanent_patch(model: nn.Module) -> Patch | None:
@@ -211,7 +242,15 @@ def _entered(
             yield full
         return
     layers = probed_layers(model)
-    own = [layer.scheme for layer in layers]
+    saved = saved_patch(model)
+    own = [saved.scheme.layer(n, len(layers)) for n in range(len(layers))] if saved else None
+    own = own or [layer.scheme for layer in layers]
+    rotates = any(asked.layer(n, len(layers)).rotary for n in range(len(layers)))
+    if rotates and not any(one.rotary for one in own) and not force:
+        raise UserError(
+            f"this checkpoint was trained without rotation, with {shown(own[0])}, but got "
+            f"{shown(str(scheme))}: leave rope(…) out, or say force=True."
+        )
     schemes = merge_scheme(scheme, own, trained_length(model), force)
     before = None
     if check and schemes != own:

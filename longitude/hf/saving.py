@@ -22,9 +22,19 @@ from typing import Any
 
 from longitude import __version__
 from longitude.core.atomic_io import atomic_checkpoint, atomic_file
+from longitude.core.text import dump
 from longitude.core.validate import UserError, short
 from longitude.hf.device import quiet_transformers
-from longitude.hf.patch import own_scheme, patch_of, scheme_of, unpatched
+from longitude.hf.families import family_of
+from longitude.hf.merge_scheme import merge_scheme
+from longitude.hf.patch import (
+    configured_scheme,
+    patch_of,
+    probed_layers,
+    saved_patch,
+    scheme_of,
+    unpatched,
+)
 from longitude.hf.peft import LONGITUDE_JSON, about_base
 from longitude.hf.rope_config import rope_parameters, ropes, sections_of
 from longitude.hf.source import SCHEME, find
@@ -79,12 +89,21 @@ def written_scheme(model: Any) -> dict[str, Any] | None:
         return None
     given = {"length": patch.length} if patch.length is not None else {}
     given |= {"force": True} if patch.force else {}
-    return {"scheme": patch.text, "version": __version__, **given}
+    text, saved = patch.text, saved_patch(model)
+    if saved not in (None, patch) and family_of(model) is None:
+        text, configured = dump(patch.scheme), [one.scheme for one in probed_layers(model)]
+        full = [patch.scheme.layer(n, len(configured)) for n in range(len(configured))]
+        if merge_scheme(text, configured, None, force=True) != full:  # as `load` will complete it
+            raise UserError(
+                f"{text} can't be saved on top of {saved.text}, which the checkpoint was saved "
+                f"under: undo one of the two first."
+            )
+    return {"scheme": text, "version": __version__, **given}
 
 
 def _as_rope_parameters(model: Any) -> dict[str, Any] | None:
     """The scheme as `rope_parameters`, if they express all that differs from the checkpoint's."""
-    config, own, new = model.config, own_scheme(model), scheme_of(model)
+    config, own, new = model.config, configured_scheme(model), scheme_of(model)
     for scheme in (own, new):
         if any(scheme.layer(i) != scheme.layer(0) for i in range(len(scheme))):
             return None

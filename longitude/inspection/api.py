@@ -228,7 +228,7 @@ def inspect(model: str, *, options: InspectOptions | None = None) -> InspectResu
     """Read a checkpoint's position encodings from its configuration, and what follows from them."""
     from longitude.inspection.rope_limits import rope_limits
     from longitude.inspection.scores import measure
-    from longitude.runtimes.lint import lint_settings, read_settings
+    from longitude.runtimes.lint import lint_settings, read_settings, saved_scheme
 
     o = options or InspectOptions()
     if not o.weights and (o.length is not None or o.text):
@@ -241,7 +241,8 @@ def inspect(model: str, *, options: InspectOptions | None = None) -> InspectResu
     lint, refused = None, ""
     if first.kind == "rope" and first.scheme is not None:
         try:
-            lint = lint_settings(read_settings(model, o.revision))
+            saved = saved_scheme(model, o.revision)
+            lint = lint_settings(read_settings(model, o.revision), (), *saved)
         except UserError as error:
             refused = str(error)
     reach, page = rope_limits(first, target), encoding_page(first)

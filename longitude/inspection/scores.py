@@ -24,9 +24,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from longitude.core.scheme import Scheme
-from longitude.core.validate import UserError, shown
+from longitude.core.validate import UserError, short, shown
 from longitude.hf.loading import load
-from longitude.hf.patch import applied, own_scheme, trained_length, unpatched
+from longitude.hf.patch import applied, own_scheme, saved_patch, trained_length, unpatched
 from longitude.inspection.qk_hooks import LayerQK, capture_qk, qk_terms
 from longitude.inspection.rows import Band, Bin, HeadRow, LayerRow, Moved, ScoreStatistics
 from longitude.ops.attention import terms as score_terms
@@ -75,6 +75,11 @@ def score_statistics(
     model: Any, ids: Int[Tensor, " n"], *, name: str = "", text: str = "", queries: int = QUERIES
 ) -> ScoreStatistics:
     """What the scores of a loaded model do on these tokens."""
+    if (saved := saved_patch(model)) is not None:
+        raise UserError(
+            f"{name} was saved under {short(saved.text)}, but scores are read of a rotation that "
+            f"the configuration holds: leave --weights out."
+        )
     trained, length = trained_length(model), len(ids)
     inside = length if trained is None else min(trained, length)
     first = min(length - 1, max(1, length // 16))  # evenly spread, but not the very beginning

@@ -290,5 +290,5 @@ def lint(model: str, *, options: LintOptions | None = None) -> LintResult:
         wrong = shown(options.settings)
         raise UserError(f"--with takes a JSON object, but got {wrong}: write one in braces.")
     settings = {**read_settings(model, options.revision), **given}
-    own, faults = (None, ()) if model.endswith(".json") else saved_scheme(model, options.revision)
+    own, faults = saved_scheme(model, options.revision)
     return lint_settings(settings, selected, scheme or own, faults)

@@ -89,7 +89,11 @@ class Checkpoint:
             pairs = given.rotary.pairs if given.rotary else "half"
             own = Scheme() if rope is None else Scheme.of(replace(rope, pairs=pairs))
             before.append(replace(own, mask=given.mask))
-        after = merge_scheme(text, before, self.trained)
+        saved: list[Scheme] = before
+        if self.saved:  # what the text leaves out is of the scheme that it was saved under
+            forced = bool(self.saved.get("force"))
+            saved = merge_scheme(str(self.saved["scheme"]), before, self.trained, forced)
+        after = merge_scheme(text, saved, self.trained)
         first = {kind: n for n, kind in reversed([*enumerate(types)])}
         if any(after[n] != after[first[kind]] for n, kind in enumerate(types)):
             raise UserError(

@@ -228,6 +228,8 @@ def read_file(name: str, revision: str | None) -> tuple[Path, dict[str, Any] | H
 def saved_scheme(name: str, revision: str | None = None) -> tuple[Scheme | None, tuple[Fault, ...]]:
     """The scheme that an adapter or a checkpoint was trained or saved under, where its settings
     do not express it, or what is wrong; nothing of another model."""
+    if name.endswith(".json"):
+        return None, ()
     source = find(name, revision)
     adapter = source.adapter
     if adapter is not None and not adapter.held:
@@ -249,7 +251,8 @@ def saved_scheme(name: str, revision: str | None = None) -> tuple[Scheme | None,
     except UserError as error:
         why = str(error).rstrip(".")
         sentence = f"it was trained under {short(text)}, which has no settings ({why}): load it "
-        return None, (Fault("scheme beyond settings", f"{sentence}by longitude.hf.load.", True),)
+        sentence += "by longitude.hf.load; below is what the settings mean without it."
+        return None, (Fault("scheme beyond settings", sentence, True),)
     return scheme, ()
 
 

@@ -1,7 +1,8 @@
 """Which scheme an engine is to serve, and whether it can: decided before any model is loaded.
 
 The scheme is named by `longitude.json` in the model's folder, which `longitude export --for vllm`
-writes, or by the engine's arguments:
+writes, by the config.json of a model that was saved under one (`longitude tune`), or by the
+engine's arguments:
 
     --additional-config '{"longitude": {"scheme": "rope(remap=rerope(4096))", "to": 32768}}'
 
@@ -20,7 +21,7 @@ from typing import Any
 
 from longitude.core.validate import UserError, shown, target_length
 
-KEY, FILE = "longitude", "longitude.json"
+KEY, FILE, CONFIG = "longitude", "longitude.json", "config.json"
 WORKER = "longitude.serving.worker.Worker"
 TESTED = ("0.30", "0.31", "0.32")
 DRAFTS = ("ngram", "ngram_gpu", "suffix")  # speculation without a second model
@@ -45,9 +46,16 @@ def requested(args: Any) -> Mapping[str, Any] | None:
     given = args.additional_config
     if isinstance(given, dict) and KEY in given:
         return given[KEY]
-    file = Path(args.model).expanduser() / FILE
-    if not file.is_file():
+    folder = Path(args.model).expanduser()
+    if (folder / FILE).is_file():
+        return _read(folder / FILE)
+    saved = _read(folder / CONFIG).get(KEY) if (folder / CONFIG).is_file() else None
+    if saved is None or "rope_parameters" in saved:  # vLLM reads those itself
         return None
+    return {"scheme": saved["scheme"], "to": saved.get("target"), "force": saved.get("force")}
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -65,7 +65,7 @@ def test_all_are_schemes_and_change_nothing_comes_first(own, methods):
 def test_all_is_more_than_auto():
     auto, every = (candidates(m, ROPE, 512, 4096) for m in ("auto", "all"))
     assert {c.text for c in auto} < {c.text for c in every}
-    assert set(FAMILIES) == {family(one) for one in (ROPE, ALIBI, LEARNED)}
+    assert set(FAMILIES) == {family(one) for one in (ROPE, ALIBI, LEARNED, parse("drope(512)"))}
 
 
 def test_names_and_schemes_mix():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.hf.patch import patched, scheme_of
 from longitude.serving.schemes import layer_schemes, on_heads, own_schemes
+from longitude.serving.settings import requested
 from tests.hf.tiny import config_of, shared
 
 KINDS = ("llama", "gemma3_text", "glm4", "cohere2", "stablelm", "mistral", "smollm3")
@@ -51,3 +55,16 @@ def test_some_heads_of_a_bias(text: str) -> None:
     assert on_heads(scheme, 0, 6, 6) is scheme
     falcon = attention(on_heads(scheme, 0, 6, 6, 0.5), q, k, v, at, at)
     assert not torch.allclose(falcon, whole)
+
+
+def test_a_checkpoint_that_was_saved_under_a_scheme_names_it(tmp_path) -> None:
+    args = SimpleNamespace(additional_config=None, model=str(tmp_path))
+    assert requested(args) is None
+    saved = {"scheme": "drope(256)", "target": 1024, "version": "0.1.0"}
+    (tmp_path / "config.json").write_text(json.dumps({"longitude": saved}))
+    assert requested(args) == {"scheme": "drope(256)", "to": 1024, "force": None}
+    expressed = saved | {"rope_parameters": {"rope_type": "default"}}  # vLLM reads the new ones
+    (tmp_path / "config.json").write_text(json.dumps({"longitude": expressed}))
+    assert requested(args) is None
+    (tmp_path / "longitude.json").write_text(json.dumps({"scheme": "nope()", "to": 512}))
+    assert requested(args) == {"scheme": "nope()", "to": 512}

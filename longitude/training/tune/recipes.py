@@ -129,12 +129,14 @@ def settle(
     then what is given in place of its own."""
     from longitude.extension.candidates import full_layers
 
-    recipe, own = named(name or USUAL[model.family]), parse(model.scheme)
+    own = parse(model.scheme)
+    recipe = named(name or USUAL.get(model.family, "yarn"))
     if recipe.family != model.family:
         fitting = [n for n, one in RECIPES.items() if one.family == model.family]
+        instead = f"use {' or '.join(fitting)}" if fitting else "give a model with positions"
         raise UserError(
             f"recipe {recipe.name} is for models with {recipe.family} positions, but {model.name} "
-            f"has {shown(own)}: use {' or '.join(fitting)}."
+            f"has {shown(own)}: {instead}."
         )
     if target <= model.trained:
         raise UserError(

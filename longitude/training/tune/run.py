@@ -381,5 +381,7 @@ def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None
     for name in WINDOW:
         if isinstance(getattr(model.config, name, None), int):
             setattr(model.config, name, max(target, getattr(model.config, name)))
-    save(model.to(getattr(torch, prepared.dtype)), folder, prepared.tokenizer)
+    tokenizer = prepared.tokenizer  # vLLM reads no more than its length
+    tokenizer.model_max_length = max(target, tokenizer.model_max_length)
+    save(model.to(getattr(torch, prepared.dtype)), folder, tokenizer)
     name_target(folder, target)
