@@ -23,7 +23,6 @@ from longitude.core.part import Pos, as_tensor
 from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf import mrope
 from longitude.hf.layer import NAME, LayerState, TokenRun, as_range, token_runs
 from longitude.hf.probe import (
     RotaryOwner,
@@ -32,6 +31,8 @@ from longitude.hf.probe import (
     replaced,
 )
 from longitude.ops import axes
+from longitude.parts import Rope
+from longitude.parts.axes import by_axis
 
 if TYPE_CHECKING:
     from longitude.hf.ranks import Ranks
@@ -241,8 +242,8 @@ class ModelState:
             return x
         dim = layer.probed.rotary_dim
         if self._axes is None:
-            self._axes = mrope.axes_of(self.owner.rotaries[0], dim // 2)
-        return mrope.rotate_left(rope, self._axes, left, dim, x)
+            self._axes = axes_of(self.owner.rotaries[0], dim // 2)
+        return rotate_left(rope, self._axes, left, dim, x)
 
     def _as_rows(self, pos: Pos) -> Tensor:
         return torch.atleast_2d(as_tensor(pos, next(self.owner.module.parameters()).device))
@@ -299,3 +300,30 @@ def padding_of(mask: Any) -> Tensor | None:
         mask = mask[:, 0, 0]
     padding = ~mask.bool()
     return padding if bool(padding.any()) else None
+
+
+def axes_of(rotary: nn.Module, pairs: int) -> tuple[int, ...]:
+    """Which of the three positions of M-RoPE each pair rotates by, measured on the model: the
+    scheme of a checkpoint names no axes, because a text has one position."""
+    x, moved = torch.zeros(1, 1, 1, device=next(rotary.buffers()).device), []
+    for axis in range(3):
+        ids = torch.zeros(3, 1, 1, dtype=torch.long, device=x.device)
+        ids[axis] = 1
+        sin: Tensor = type(rotary).forward(rotary, x, ids)[1].flatten()  # type: ignore[operator]
+        halves = sin.view(2, -1) if len(sin) == 2 * pairs else sin[None]
+        twice = halves if torch.equal(halves[0], halves[-1]) else sin.view(-1, 2).mT
+        moved.append(twice.ne(0))
+    each = torch.stack(moved)  # (3, 2|1, pairs)
+    one_axis = each.shape[-1] == pairs and bool((each.sum(0) == 1).all())
+    if not one_axis or not bool((each == each[:, :1]).all()):
+        raise UserError(
+            f"{type(rotary).__name__} does not rotate each pair by one position of its three: it "
+            f"reads text only while patched."
+        )
+    return tuple(each[:, 0].int().argmax(0).tolist())
+
+
+def rotate_left(rope: Rope, by: tuple[int, ...], left: Tensor, dim: int, x: Tensor) -> Tensor:
+    """Heads rotated by what one position leaves (3 b n) of each pair's own, (p - u) θ_i."""
+    theta = rope.frequencies.inv_freq(dim, rope.base, 1)
+    return axes.rotate(x, left, by_axis(by, 3, theta), rope.pairs)

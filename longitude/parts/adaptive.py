@@ -1,7 +1,7 @@
 """Remaps that adapt to the length by the query's own position: AdaGroPE, LaMPE, llama.cpp's groups.
 
 They map distances further together the longer the text is. The length is the query's own, in steps
-(`row_steps`): a cache stays valid, and decoding equals prefill. Site ③, inside `rope(remap=…)`.
+(`RowSteps`): a cache stays valid, and decoding equals prefill. Site ③, inside `rope(remap=…)`.
 """
 
 import math
@@ -11,7 +11,7 @@ from longitude.core.lengths import Lengths, Setting, combinations
 from longitude.core.part import Choice, Region, Remap, part
 from longitude.core.region import Area, Shift
 from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
-from longitude.parts.row_steps import RowSteps
+from longitude.parts.dynamic import RowSteps
 
 
 @part("adagrope", site="remap", paper="Xu et al. 2025, ACL, aclanthology.org/2025.acl-long.28")

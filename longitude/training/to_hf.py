@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -24,13 +24,16 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import rope_parameters
-from longitude.hf.tokenizer import byte_tokenizer
 from longitude.parts import Alibi, DynamicNtk, Learned, Rope, Sequential
 from longitude.training.lab.model import EPSILON, DecoderConfig, at_test
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Kind = Literal["llama", "gpt2", "bloom"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}  # byte 0 is all three
+END = "\0"
 HEAD = "lm_head.weight"  # tied to the embedding, not stored twice
 
 
@@ -178,6 +181,37 @@ def _stock_config(kind: Kind, config: DecoderConfig, dtype: str) -> Any:
         )
     shared = {"vocab_size": 256, "tie_word_embeddings": True, "dtype": dtype, **SPECIAL}
     return AutoConfig.for_model(kind, architectures=[theirs.class_name], **entries, **shared)
+
+
+def byte_tokenizer(window: int | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer whose token ids are the bytes of the text: no vocabulary, no merges, no training.
+
+    Byte-level BPE (Radford et al. 2019, GPT-2) writes each byte as one printable letter; without
+    merges every letter stays a token, and here its id is the byte. Byte 0 ends a document and pads.
+    It is written as itself and not as its letter Ā: as a special token that letter would be cut out
+    of real text before it is turned into bytes. `window` is the length past which the tokenizer
+    says that a text is long.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # printable bytes are their own letter, the others in turn take those from U+0100 on
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    letters |= {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    vocabulary = {END if byte == 0 else letter: byte for letter, byte in letters.items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        pad_token=END,
+        clean_up_tokenization_spaces=False,
+        model_max_length=window,
+    )
 
 
 def _renamed(kind: Kind, name: str, w: Tensor, heads: int) -> Iterator[tuple[str, Tensor]]:

@@ -16,19 +16,19 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_020, 249  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 45_995, 246  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_805,  # the client of servers, too
     "presets": 600,
-    "parts": 3_566,  # tables of biases for CPUs, too
+    "parts": 3_560,  # tables of biases for CPUs, too
     "ops": 6_403,  # over several ranks, too
     "cache": 889,
-    "hf": 5_642,  # over several ranks, and schemes that checkpoints were saved under, too
+    "hf": 5_590,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_395,
     "inspection": 2_445,
     "reading": 2_245,
-    "training": 3_759,
+    "training": 3_795,
     "runtimes": 4_126,
     "serving": 801,  # the vLLM plugin
     "extension": 3_292,  # tasks side by side on a CPU and over ranks, too

@@ -115,10 +115,10 @@ def test_models_by_name_and_by_configuration(asker: Asker) -> None:
     assert status == 200 and (told["own"], told["heads"]) == ("alibi()", 4)
 
 
-def test_a_thousand_random_requests(asker: Asker) -> None:
+def test_random_requests(asker: Asker) -> None:
     """Every answer is a page, numbers, or one sentence; none is a fault."""
     rng, wrong = random.Random(8), 0
-    for _ in range(1000):
+    for _ in range(400):
         path = rng.choice(PATHS)
         query = urlencode(
             [(rng.choice(KEYS), rng.choice(VALUES)) for _ in range(rng.randint(0, 5))]
@@ -136,5 +136,5 @@ def test_a_thousand_random_requests(asker: Asker) -> None:
             sentence = json.loads(said)["mistake"]
             assert sentence.endswith(".") and "\n" not in sentence, (method, where, sentence)
             wrong += 1
-    assert wrong > 300
+    assert wrong > 120
     assert asker.told("/api/draw?method1=yarn")[0] == 200  # and it still answers

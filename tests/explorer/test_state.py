@@ -14,7 +14,8 @@ from longitude.explorer.state import MAX_COLUMNS, MAX_LENGTH, Column, PageState,
 
 SIZES = st.integers(2, MAX_LENGTH)
 REALS = st.one_of(st.none(), st.floats(1.01, 1e5))
-TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=40)
+# hypothesis would first sort all of Unicode into categories, which takes longer than the tests
+TEXTS = st.text("aZ09&=?#%+;:,/\\'\"<>()[]_-é漢😀\u0301", max_size=40)
 EACH = st.fixed_dictionaries(
     {
         "method": TEXTS.filter(bool),

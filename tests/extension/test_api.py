@@ -24,7 +24,7 @@ from tests.viz.browser import opens_cleanly, read_charts, same_as_rows
 WINDOW = 256
 SOME = (
     "--to", "4x", "--methods", "rope(remap=rerope(64)); streaming", "--lengths", "256",
-    "--tasks", "kept_context,passkey",
+    "--tasks", "kept_context,passkey", "--docs", "2",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from longitude.core.validate import UserError
 from longitude.hf.generation import MAX_PENDING, Chat, Detokenizer
-from longitude.hf.tokenizer import byte_tokenizer
+from longitude.training.to_hf import byte_tokenizer
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}<s>system\\nBe kind.</s>\\n"

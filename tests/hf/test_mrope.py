@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from longitude.core.validate import UserError
-from longitude.hf import mrope
+from longitude.hf.model_state import axes_of
 from longitude.hf.patch import attention_patched, patched, probed_layers, scheme_of
 from longitude.ops.axes import temporal_order
 from tests.hf.tiny import LINEAR, MULTIMODAL, SHAPE, sharp
@@ -209,7 +209,7 @@ def test_the_axes_are_the_papers() -> None:
         rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
         config = AutoConfig.for_model(kind, head_dim=size, hidden_size=4 * size,
                                       num_attention_heads=4, rope_parameters=rope)  # fmt: skip
-        found = mrope.axes_of(rotary(config), len(axes))
+        found = axes_of(rotary(config), len(axes))
         assert "".join("thw"[axis] for axis in found) == axes
 
 

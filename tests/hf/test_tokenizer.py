@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from longitude.hf.tokenizer import byte_tokenizer
+from longitude.training.to_hf import byte_tokenizer
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=200)
 AWKWARD = [

@@ -302,6 +302,7 @@ def test_stepped_costs_as_many_bands_as_hold_queries():
     assert torch.stack(held).sum(0).eq(1).all()
 
 
+@pytest.mark.unchecked  # a hundred thousand bands
 @pytest.mark.parametrize("step", [1, 0.3, 2.5, 0.7])
 def test_a_sample_of_positions_meets_every_band_that_holds_one(step):
     stepped, rng = Stepped("ntk", original=10, step=step), torch.Generator().manual_seed(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from longitude.core.validate import UserError
-from longitude.hf.tokenizer import byte_tokenizer
 from longitude.reading.generate import Prompt, encode, encode_windows, prompt
+from longitude.training.to_hf import byte_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}[system] be short{% for m in messages %}[{{ m.role }}] {{ m.content }}"

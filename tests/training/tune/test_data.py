@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from longitude.core.validate import UserError
-from longitude.hf.tokenizer import byte_tokenizer
 from longitude.training.data import gather
+from longitude.training.to_hf import byte_tokenizer
 from longitude.training.tune.data import position_policy, positions, token_stream
 
 ONE = torch.zeros(5, 40, dtype=torch.int64)  # five rows of one document each
