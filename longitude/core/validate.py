@@ -144,12 +144,12 @@ def short(text: str, most: int = 60) -> str:
 
 
 def target_length(to: int | str, trained: int | None) -> int:
-    """A number of tokens: 32768, 32k, or 4x the trained window, if the model states one."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([xk]?)", str(to).strip().lower().replace(",", ""))
+    """A number of tokens: 32768, 32k, 1m, or 4x the trained window, if the model states one."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([xkm]?)", str(to).strip().lower().replace(",", ""))
     if match is None:
         raise UserError(f"--to takes a length, but got {shown(to)}: write 32768, 32k or 4x.")
     if match[2] == "x" and not trained:
         raise UserError(
             f"--to {to} is a multiple of the window, but the model states none: give tokens."
         )
-    return round(float(match[1]) * {"": 1, "k": 1024, "x": trained or 0}[match[2]])
+    return round(float(match[1]) * {"": 1, "k": 1024, "m": 2**20, "x": trained or 0}[match[2]])

@@ -251,7 +251,7 @@ def _reproduces_logits(model: Any, head: Head) -> bool:
 def chunk_for(model: nn.Module, rows: int, total: int, head: Head) -> int:
     """How many tokens of a text one forward may take: all, or a half, a quarter … of them."""
     chunk = total
-    while chunk > MIN_CHUNK and _activation_bytes(model, rows, chunk, total) > ACTIVATION_BYTES:
+    while chunk > MIN_CHUNK and activation_bytes(model, rows, chunk, total) > ACTIVATION_BYTES:
         chunk = -(-chunk // 2)
     return chunk if head.module is not None else min(chunk, logit_chunk(model))
 
@@ -267,7 +267,7 @@ def logit_chunk(model: nn.Module) -> int:
     return max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // text_config(model).vocab_size))
 
 
-def _activation_bytes(model: Any, rows: int, tokens: int, total: int) -> int:
+def activation_bytes(model: Any, rows: int, tokens: int, total: int) -> int:
     """Estimate for one forward: a layer's feed-forward or its heads, whichever is larger, and
     scores or a mask where attention materialises them."""
     config = text_config(model)

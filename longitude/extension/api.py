@@ -30,6 +30,7 @@ from longitude.core.validate import UserError, shown
 from longitude.eval.records import Measurement
 from longitude.extension import lm_eval
 from longitude.extension.advice import Recommendation, recommend
+from longitude.extension.cost_model import CLAIM, OnRanks, as_json, cost_model
 from longitude.extension.measure import (
     SPARE,
     Clock,
@@ -148,15 +149,18 @@ class ExtendEstimate:
     """What a run would measure, and about how long it would take."""
 
     content: dict[str, Any]
+    costs: Sequence[OnRanks] = ()  # by the cost model
 
     def table(self, *, color: bool = False, width: int = 100) -> str:
-        return "\n".join(
+        lines = [
             f"{name}: {', '.join(map(str, value)) if isinstance(value, list) else value}"
             for name, value in self.content.items()
-        )
+        ]
+        title = [f"memory and time of one text ({CLAIM}):"] if self.costs else []
+        return "\n".join([*lines, *title, *(f"  {one}" for one in self.costs)])
 
     def to_json(self) -> dict[str, Any]:
-        return self.content
+        return {**self.content, **({"cost_model": as_json(self.costs)} if self.costs else {})}
 
 
 def estimate(
@@ -182,7 +186,8 @@ def estimate(
             "documents": [t.name for t in plan.texts],
             "tasks": len(plan.all_tasks()),
             "seconds": round(time_model(prepared).plan(plan)),
-        }
+        },
+        cost_model(prepared.target.model, plan.lengths),
     )
 
 

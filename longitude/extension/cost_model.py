@@ -1,0 +1,125 @@
+"""What lengths take on one device and over ranks, printed by `extend --dry-run`: a model, not a
+measurement.
+
+Memory is weights, cache and the activations of one forward, as eval/prefill.py bounds them. Over N
+ranks each holds n / N tokens, and sends (N - 1) n / N · h_kv (d + d_v) e bytes in every layer of a
+forward, the formula of docs/guides/parallel.md where all see all. Time is that of all products at
+the rate of our kernels on an H200, and what sending takes beyond the attention that it overlaps
+with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from longitude.eval.prefill import activation_bytes, chunk_for, lm_head, text_config
+
+DEVICE, DEVICE_BYTES = "H200", 141e9
+# docs/results/benchmarks.jsonl: leaky ReRoPE, window 4,096, 1 × 8 heads × 131,072 × 128, bfloat16
+KERNEL_FLOPS = 539e12
+# nominal, none was measured: NVLink in one machine of 8, a network card of 400 Gb/s for each device
+BYTES_PER_SECOND = {8: 450e9, 64: 50e9}
+CLAIM = "a model, not a measurement"
+
+
+@dataclass(frozen=True)
+class OnRanks:
+    """One forward of a text: what each rank holds and sends, and about how long it takes."""
+
+    length: int
+    ranks: int
+    weights: int  # bytes on each rank, as all of these
+    cache: int
+    activations: int
+    sent: int
+    seconds: float
+
+    @property
+    def memory(self) -> int:
+        return self.weights + self.cache + self.activations
+
+    @property
+    def fits(self) -> bool:
+        return self.memory <= DEVICE_BYTES
+
+    def __str__(self) -> str:
+        parts = (self.weights, self.cache, self.activations, self.memory)
+        names = ("weights", "+ cache", "+ activations", "=")
+        each = " ".join(
+            f"{name} {_three_digits(n / 1e9)} GB" for name, n in zip(names, parts, strict=True)
+        )
+        fits = "fits" if self.fits else "does not fit"
+        sends = (
+            f", each sends {_three_digits(self.sent / 1e9)} GB in a forward" if self.sent else ""
+        )
+        where, seconds = f"{self.ranks} × {DEVICE}", _three_digits(self.seconds)
+        return f"{self.length:,} tokens on {where}: {each}, {fits}{sends}; {seconds} s a forward"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides the cost of a model's forward."""
+
+    weights: int  # bytes
+    parameters: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    bytes: int  # of one number
+
+    @classmethod
+    def of(cls, model: Any) -> Sizes:
+        config = text_config(model)
+        heads = config.num_attention_heads
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        weights = {p.data_ptr(): p for p in model.parameters()}.values()  # tied: once
+        total, count = sum(p.nbytes for p in weights), sum(p.numel() for p in weights)
+        layers = config.num_hidden_layers
+        return cls(total, count, layers, heads, key_heads, head_dim, model.dtype.itemsize)
+
+    def cache(self, tokens: int) -> int:
+        """Keys and values of all layers."""
+        return 2 * self.layers * self.key_heads * self.head_dim * self.bytes * tokens
+
+    def sent(self, length: int, ranks: int) -> int:
+        """By each rank in a forward: every layer's keys and values of all ranks but one."""
+        return (ranks - 1) * self.cache(length) // ranks
+
+    def seconds(self, length: int, ranks: int) -> float:
+        """Products with weights, then attention (half of all pairs) while keys travel."""
+        linear = 2 * self.parameters * length / ranks / KERNEL_FLOPS
+        pairs = 2 * length**2 * self.heads * self.head_dim * self.layers / ranks
+        sending = self.sent(length, ranks) / BYTES_PER_SECOND.get(ranks, float("inf"))
+        return linear + max(pairs / KERNEL_FLOPS, sending)
+
+
+def cost_model(model: Any, lengths: Sequence[int]) -> list[OnRanks]:
+    """Every length on one device, and the greatest over the ranks of 1 and of 8 machines."""
+    sizes, head = Sizes.of(model), lm_head(model)
+
+    def cells() -> Iterator[OnRanks]:
+        for length, ranks in [*((n, 1) for n in lengths), *((lengths[-1], n) for n in (8, 64))]:
+            tokens = -(-length // ranks)
+            if ranks == 1:
+                chunk = chunk_for(model, 1, length, head)
+                activations = activation_bytes(model, 1, chunk, length)
+            else:  # one forward by our attention, which makes no mask, and a layer's next keys
+                arriving = sizes.cache(tokens) // sizes.layers
+                activations = activation_bytes(model, 1, tokens, 0) + arriving
+            held = (sizes.weights, sizes.cache(tokens), activations)
+            sent, seconds = sizes.sent(length, ranks), sizes.seconds(length, ranks)
+            yield OnRanks(length, ranks, *held, sent, seconds)
+
+    return [*cells()]
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def as_json(cells: Sequence[OnRanks]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "memory": one.memory, "fits": one.fits} for one in cells]

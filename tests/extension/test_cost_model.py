@@ -1,0 +1,72 @@
+"""The cost model has the bytes of the ring, the memory of a cache, and a measured rate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longitude import parse
+from longitude.core.validate import target_length
+from longitude.extension.api import ExtendOptions, estimate
+from longitude.extension.cost_model import CLAIM, KERNEL_FLOPS, Sizes, cost_model
+from longitude.ops.ring import hops
+from longitude.ops.shards import Shard
+from tests.hf.tiny import decoder
+
+LLAMA_8B = Sizes(16_060_522_496, 8_030_261_248, 32, 32, 8, 128, 2)
+ROWS = Path(__file__).parents[2] / "docs/results/benchmarks.jsonl"
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_each_rank_sends_what_the_ring_passes_on(count: int) -> None:
+    n = 1024
+    pieces = [(r * n // (2 * count), n - r * n // (2 * count) - 1) for r in range(count)]
+    zigzag = [Shard(n // count, n // count, span, span) for span in pieces]
+    far = hops(zigzag, parse("rope()").areas())
+    for rank in range(count):
+        passed = sum(far[owner] > (rank - owner) % count for owner in range(count))
+        each = 2 * 8 * 128 * 2 * (n // count)  # one block of keys and values in one layer
+        assert LLAMA_8B.sent(n, count) == 32 * passed * each
+    assert LLAMA_8B.sent(n, 1) == 0
+
+
+def test_a_million_tokens_are_a_target() -> None:
+    assert target_length("1m", 8192) == 2**20 and target_length("0.5M", None) == 2**19
+
+
+def test_memory_and_time_of_a_known_model() -> None:
+    assert LLAMA_8B.cache(131072) == 2**34  # 128 KiB per token
+    alone, spread = (LLAMA_8B.seconds(2**20, ranks) for ranks in (1, 8))
+    assert alone / 9 < spread <= alone / 7.9  # keys travel behind the attention over them
+    linear, attention = 2 * 8_030_261_248 * 2**20, 2 * 2**40 * 32 * 128 * 32
+    assert alone == pytest.approx((linear + attention) / KERNEL_FLOPS)
+
+
+def test_every_length_is_weighed_on_one_device_and_the_target_over_ranks() -> None:
+    model = decoder("llama")
+    cells = cost_model(model, [64, 256])
+    assert [(c.length, c.ranks) for c in cells] == [(64, 1), (256, 1), (256, 8), (256, 64)]
+    assert all(c.weights == sum(p.nbytes for p in model.parameters()) and c.fits for c in cells)
+    assert cells[1].cache == 4 * cells[0].cache == 8 * cells[2].cache
+
+
+def test_the_rate_is_that_of_a_recorded_row() -> None:
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    (rate,) = [
+        row["value"]["rate"]
+        for row in rows
+        if row["key"]["name"] == "leaky ReRoPE, window 4,096"
+        and row["key"]["sizes"] == "1 × 8 heads × 131,072 × 128, bfloat16"
+        and row["key"]["way"] == "longitude"
+    ]
+    assert pytest.approx(rate, rel=0.01) == KERNEL_FLOPS
+
+
+def test_a_dry_run_prints_it_as_a_model(tmp_path: Any) -> None:
+    found = estimate(to="4x", options=ExtendOptions(methods="linear", device="cpu", out=tmp_path))
+    assert CLAIM in found.table() and "1,024 tokens on 64 × H200: weights" in found.table()
+    last = found.to_json()["cost_model"][-1]
+    assert last["ranks"] == 64 and last["sent"] > 0 and last["fits"]
