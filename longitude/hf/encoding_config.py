@@ -58,6 +58,11 @@ ONLY_SLIDING = re.compile(
 UNLESS_FULL = re.compile(
     r"if self\.sliding_window is None or self\.is_sliding:\n(?:.*\n){0,3}?.*apply_rotary"
 )
+# by model type: rotary embeddings that are given the image (families/axial.py)
+IMAGE_ROTARIES = {
+    "dinov3_vit": "DINOv3ViTRopePositionEmbedding",
+    "llama4_vision_model": "Llama4VisionRotaryEmbedding",
+}
 BY_PLACE = "it rotates by the rows and columns of an image"
 MROPE = "image and video tokens have three positions each (M-RoPE{}), equal ones in a text"
 REARRANGED = (
@@ -189,7 +194,11 @@ def _rope(config: Any, source: Mapping[str, str]) -> Fields:
     fields |= {"where": "rope_parameters of the configuration"} if parameters else {}
     try:
         if _of_images(config):
-            return fields | _inexpressible(parameters or {}, BY_PLACE) | _axial(parameters, source)
+            return (
+                fields
+                | _inexpressible(parameters or {}, BY_PLACE)
+                | _axial(config, parameters, source)
+            )
         if parameters or getattr(config, "position_embedding_type", None) == "rotary":
             found = ropes(config) if hasattr(config, "get_text_config") else {None: None}
         else:  # only the source mentions it: the usual base, unless an entry names one
@@ -224,16 +233,21 @@ def _inexpressible(parameters: Mapping[str, Any], why: str) -> Fields:
     }
 
 
-def _axial(parameters: Mapping[str, Any] | None, source: Mapping[str, str]) -> Fields:
+def _axial(config: Any, parameters: Mapping[str, Any] | None, source: Mapping[str, str]) -> Fields:
     """The scheme of a vision tower, if its source shares out the frequencies in a known way."""
     own, text = main_rope_dict(parameters or {}), "\n".join(source.values())
     marks = {"shared": "spatial_dim = dim // 2", "alternating": "inv_freq[0::2], inv_freq[1::2]"}
     known = [spectrum for spectrum, mark in marks.items() if mark in text]
-    if own.get("rope_type") != "axial" or len(known) != 1 or not is_number(own.get("rope_theta")):
+    kind, base = entry_of(config, "model_type"), own.get("rope_theta")
+    if kind in IMAGE_ROTARIES and IMAGE_ROTARIES[kind] in text:
+        known, base = ["shared"], base or entry_of(config, "rope_theta")
+    elif own.get("rope_type") != "axial" or len(known) != 1:
+        return {}
+    if not is_number(base):
         return {}
     axes: Any = Axial(known[0])  # type: ignore[arg-type]
-    rope = replace(Rope(float(own["rope_theta"]), axes=axes), pairs=pair_layout(source)[0])
-    return {"scheme": str(Scheme.of(rope, Bidirectional()))}
+    rope = replace(Rope(float(base), axes=axes), pairs=pair_layout(source)[0])
+    return {"base": float(base), "scheme": str(Scheme.of(rope, Bidirectional()))}
 
 
 def _notes(config: Any, rope: Rope, source: Mapping[str, str]) -> Iterator[str]:

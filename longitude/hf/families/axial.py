@@ -1,24 +1,31 @@
-"""Vision transformers with axial RoPE: the towers of Qwen2-VL to Qwen3.5, Pixtral and others.
+"""Vision transformers with axial RoPE: towers of Qwen2-VL to Qwen3.5, Pixtral, DINOv3, Llama 4 ….
 
 A patch rotates by its row and its column (parts/axes.py); which frequencies each axis has is
 measured on the model's rotary embedding. A scheme of other frequencies replaces them there, and the
 model keeps its own attention. Under any other, the rotary embedding becomes the identity and
 reports rows and columns, and attention is ours, image by image as the model calls it.
+
+DINOv3 and Llama 4 compute positions inside their rotary embedding, from the image (`TOWERS`): of
+DINOv3 the middle of each patch, -1 to 1 over the image, times 2π; of Llama 4 columns, then rows,
+from 1 on. Tokens without a place, such as the class, stand at 0, which rotates nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError
+from longitude.hf.encoding_config import IMAGE_ROTARIES
 from longitude.hf.families import Family
 from longitude.hf.merge_scheme import merge_scheme
 from longitude.hf.probe import attention_implementation, identity_rotation, replaced, rotary_owners
@@ -29,14 +36,92 @@ NAME = "longitude_axial"
 STATE = "_longitude_axial"
 
 
+class Tower(NamedTuple):
+    """A rotary embedding that is given the image, and computes where its patches are by itself."""
+
+    pairs: Literal["half", "adjacent"]
+    positions: Callable[[Any, Tensor], Tensor]  # of all tokens (n, 2), from its config and an image
+    tables: Callable[[Any, Tensor], Any]  # what it returns, from its config and angles (n, pairs)
+
+
+def _dinov3_positions(config: Any, image: Tensor) -> Tensor:
+    size = config.patch_size
+    sizes = size if isinstance(size, Iterable) else (size, size)
+    counts = [side // one for side, one in zip(image.shape[-2:], sizes, strict=True)]
+    middles = [(torch.arange(n, device=image.device) + 0.5) / n * 2 - 1 for n in counts]
+    places = torch.stack(torch.meshgrid(*middles, indexing="ij"), -1).flatten(0, 1)
+    return pad(2 * math.pi * places, (0, 0, 1 + config.num_register_tokens, 0))
+
+
+def _dinov3_tables(config: Any, angles: Tensor) -> tuple[Tensor, Tensor]:
+    angles = angles[1 + config.num_register_tokens :].tile(2)
+    return angles.cos(), angles.sin()
+
+
+def _llama4_positions(config: Any, image: Tensor) -> Tensor:
+    side = config.image_size // config.patch_size
+    at = torch.arange(side**2, device=image.device)
+    return pad(torch.stack([at % side, at // side], -1).float() + 1, (0, 0, 0, 1))
+
+
+def _llama4_tables(config: Any, angles: Tensor) -> Tensor:
+    return torch.polar(torch.ones_like(angles), angles)[:, None]
+
+
+TOWERS = {  # by model type
+    "dinov3_vit": Tower("half", _dinov3_positions, _dinov3_tables),
+    "llama4_vision_model": Tower("adjacent", _llama4_positions, _llama4_tables),
+}
+
+
+def tower_of(model: nn.Module) -> tuple[Tower, nn.Module] | None:
+    """How a model's own rotary embedding is given images, and that; None for any other."""
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    modules = [m for m in model.modules() if type(m).__name__ == IMAGE_ROTARIES.get(kind)]
+    return (TOWERS[kind], modules[0]) if len(modules) == 1 else None
+
+
+def rotated_by(tower: Tower, config: Any, rope: Rope | None, image: Tensor) -> Any:
+    """What its rotary embedding returns for an image under a rotation, or under none."""
+    places = tower.positions(config, image)
+    dim = config.hidden_size // config.num_attention_heads
+    rates = spectrum_of(rope, dim).to(places) if rope else places.new_zeros(2, dim // 2)
+    tables = tower.tables(config, places @ rates)
+    if isinstance(tables, tuple):
+        return tuple(one.to(image.dtype) for one in tables)
+    return tables
+
+
+def tower_scheme(model: nn.Module, tower: Tower, rotary: Any) -> Scheme:
+    """The rotation of such a model, checked against its own tables."""
+    config: Any = model.config
+    stated = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
+    rope = Rope(float(stated["rope_theta"]), pairs=tower.pairs, axes=Axial())
+    size = config.image_size
+    sizes = size if isinstance(size, Iterable) else (size, size)
+    image = torch.zeros(1, 1, *sizes, device=next(model.parameters()).device)
+    ours, theirs = rotated_by(tower, config, rope, image), type(rotary).forward(rotary, image)
+    for one, other in zip(ours, theirs, strict=True):
+        if one.shape != other.shape or not torch.allclose(one, other, atol=1e-4):
+            raise UserError(
+                f"{type(rotary).__name__} rotates in another way than {rope}: "
+                f"{type(model).__name__} can't be patched."
+            )
+    return Scheme.of(rope, Bidirectional())
+
+
 def claims(model: nn.Module) -> bool:
     """Whether a model is a vision tower whose configuration says that its rotation is axial."""
+    if tower_of(model) is not None:
+        return True
     rope = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
     return rope.get("rope_type") == "axial" and len(rotary_owners(model)) == 1
 
 
 def own_scheme(model: nn.Module) -> Scheme:
     """The rotation under which its rotary embedding moves by one row, and by one column."""
+    if (found := tower_of(model)) is not None:
+        return tower_scheme(model, *found)
     rotary: Any = rotary_owners(model)[0].rotaries[0]
     ids = torch.eye(2, dtype=torch.long, device=rotary.inv_freq.device)
     x = torch.zeros(1, 1, device=ids.device)
@@ -82,6 +167,15 @@ def patch(model: nn.Module, scheme: Scheme | Layers, force: bool) -> Iterator[Sc
 @contextmanager
 def frequencies_replaced(model: nn.Module, old: Rope, new: Rope) -> Iterator[None]:
     """The model with a rotation's frequencies in its rotary embedding."""
+    if (found := tower_of(model)) is not None:
+        tower, module = found
+
+        def forward(image: Tensor) -> Any:
+            return rotated_by(tower, model.config, new, image)
+
+        with replaced(module, "forward", forward):
+            yield
+        return
     rotary: Any = rotary_owners(model)[0].rotaries[0]
     before = rotary.inv_freq
     dim = before.numel() * (4 if old.axes == Axial() else 2)
@@ -104,9 +198,16 @@ def attention_patched(model: nn.Module, scheme: Scheme) -> Iterator[None]:
             f"known: give it other frequencies alone, such as rope(frequencies=linear(2))."
         )
     AttentionInterface.register(NAME, attend)
-    state, rotary = _Forward(scheme), rotary_owners(model)[0].rotaries[0]
+    state, found = _Forward(scheme), tower_of(model)
+    rotary = found[1] if found else rotary_owners(model)[0].rotaries[0]
+
+    def given_images(image: Tensor) -> Any:
+        assert found is not None
+        state.begin(found[0].positions(model.config, image), 1)
+        return rotated_by(found[0], model.config, None, image)
+
     with ExitStack() as stack:
-        identity = identity_rotation(rotary, state.begin)
+        identity = given_images if found else identity_rotation(rotary, state.begin)
         stack.enter_context(replaced(rotary, "forward", identity))
         for module in model.modules():
             stack.enter_context(replaced(module, STATE, state))

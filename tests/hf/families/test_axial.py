@@ -16,6 +16,7 @@ from longitude.hf.families.axial import attention_patched
 ROPE = {"rope_type": "axial", "rope_theta": 100.0}
 QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 1, "in_channels": 3,
         "spatial_merge_size": 2, "rope_parameters": ROPE}  # fmt: skip
+SHARP = ("qkv", "q_proj", "k_proj", "vision_adapter")
 GRIDS = torch.tensor([[1, 4, 8], [2, 4, 4]])  # an image, and two frames of a video
 
 
@@ -28,7 +29,7 @@ def _no_grad():
 def sharp(model: Any) -> Any:
     """A model whose attention is far from uniform, so that positions show."""
     for name, weight in model.named_parameters():
-        if weight.dim() == 2 and any(part in name for part in ("qkv", "q_proj", "k_proj")):
+        if weight.dim() == 2 and any(part in name for part in SHARP):
             weight.mul_(12)
     return model.eval()
 
@@ -49,6 +50,18 @@ def tower(kind: str) -> tuple[Any, dict[str, Any]]:
         sizes = [(16, 24), (8, 32)]
         given = {"pixel_values": torch.randn(2, 3, 16, 32), "image_sizes": sizes}
         return sharp(t.PixtralVisionModel(config)), given
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "patch_size": 4}  # fmt: skip
+    if kind == "dinov3":
+        config = t.DINOv3ViTConfig(**sizes, image_size=16, num_register_tokens=2, rope_theta=100.0)
+        return sharp(t.DINOv3ViTModel(config)), {"pixel_values": torch.randn(2, 3, 16, 24)}
+    if kind == "llama4":
+        config = t.Llama4VisionConfig(
+            **sizes | {"intermediate_size": 128}, image_size=16, vision_output_dim=32,
+            projector_input_dim=32, projector_output_dim=32,
+            rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        )  # fmt: skip
+        return sharp(t.Llama4VisionModel(config)), {"pixel_values": torch.randn(2, 3, 16, 16)}
     patches = torch.randn(int(GRIDS.prod(1).sum()), 3 * 4 * 4)
     given = {"hidden_states": patches, "grid_thw": GRIDS}
     if kind == "qwen2_vl":
@@ -66,6 +79,8 @@ KINDS = {
     "qwen2_vl": "rope(base=100, axes=axial()) + bidirectional()",
     "qwen3_vl": "rope(base=100, axes=axial()) + bidirectional()",
     "pixtral": "rope(base=100, axes=axial(spectrum='alternating')) + bidirectional()",
+    "dinov3": "rope(base=100, axes=axial()) + bidirectional()",
+    "llama4": "rope(base=100, pairs='adjacent', axes=axial()) + bidirectional()",
 }
 
 
