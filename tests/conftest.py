@@ -36,9 +36,16 @@ CHECKED = ("core", "parts", "ops", "cache", "test_nn.py", "test_agreement.py")
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Check types in a test and its fixtures, or don't."""
     own = item.path.relative_to(Path(__file__).parent).parts[0] in CHECKED
-    checked = own and item.get_closest_marker("unchecked") is None
+    left_out = ("unchecked", "accelerator")  # the compiler can't trace the checks
+    checked = own and not any(map(item.get_closest_marker, left_out))
     jaxtyping.config.update("jaxtyping_disable", not checked)
     return (yield)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Warnings of the compiler, which runs on accelerators only, are none of ours."""
+    if item.get_closest_marker("accelerator"):
+        item.add_marker(pytest.mark.filterwarnings("ignore"))
 
 
 @pytest.fixture(autouse=True)

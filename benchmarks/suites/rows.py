@@ -15,7 +15,7 @@ from longitude.core.store import Store
 from longitude.core.validate import UserError
 
 KIND = "bench"
-SUITES = ("rope", "attention", "decode", "paged", "model")
+SUITES = ("rope", "attention", "decode", "paged", "model", "ranks")
 BASELINE, OURS, PEER = "baseline", "longitude", "peer"
 ONE_PASS, MERGED = 1.2, 1.4  # the error that is allowed, as a multiple of the baseline's own
 ROOM = 1.3  # and the memory

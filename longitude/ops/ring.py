@@ -55,7 +55,7 @@ def attention_over(
         return by_heads(group, shards, given, call, backend, options)[..., :width]
     if not any(s.keys for s in shards):
         return given.zeros()[..., :width]
-    ring = Ring.of(group, shards, given, call, backend, options)
+    ring = Ring.of((group, dist.get_rank(group)), shards, given, call, backend, options)
     k, v = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})[2:]
     if split == "keys":
         return _by_keys(ring, k, v, given.forget_sums)[..., :width]
@@ -109,11 +109,11 @@ class Ring:
 
     @classmethod
     def of(
-        cls, group: Any, shards: list[Shard], given: AttentionInputs, call: tuple[Any, ...],
-        backend: str, options: dict[str, Any],
+        cls, place: tuple[Any, int], shards: list[Shard], given: AttentionInputs,
+        call: tuple[Any, ...], backend: str, options: dict[str, Any],
     ) -> Ring:  # fmt: skip
-        """What holds for the call as a whole follows from all positions: lengths, and factors of ④
-        that count keys."""
+        """The call of a rank, which is told by its group and number. What holds for the call as a
+        whole follows from all positions: lengths, and factors of ④ that count keys."""
         scheme, q, k, v = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})
         total, pos = sum(s.keys for s in shards), joined([s.pos for s in shards], q.device)
         k, v = (x.new_zeros(()).expand(*x.shape[:2], total, x.shape[3]) for x in (k, v))
@@ -127,7 +127,7 @@ class Ring:
             ends += [s.q_span[1] for s in shards if s.queries]
             options["length"] = max(1, math.ceil(max(ends)) + 1)
         p = prepare(scheme, q, k, v, call[4], pos, call[6], **options)
-        return cls(p, shards, group, backend, dist.get_rank(group), hops(shards, p.scheme.areas()))
+        return cls(p, shards, place[0], backend, place[1], hops(shards, p.scheme.areas()))
 
     def owner(self, step: int) -> int:
         """Whose block is here at a step."""
