@@ -124,7 +124,7 @@ def slow(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simpl
 
 def budgeted(target: TargetModel, folder: Path, budget: str) -> ExtendResult:
     options = ExtendOptions(
-        methods="rerope; streaming", docs=2, tasks=("kept_context",), questions=1,
+        methods="rerope; streaming", docs=1, tasks=("kept_context",), questions=1,
         tokenizer=target.tokenizer, out=folder, budget=budget,
     )  # fmt: skip
     return extend(target.model, to="2x", options=options)

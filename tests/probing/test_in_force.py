@@ -26,6 +26,12 @@ YARN = "rope(frequencies=yarn(4, original=256))"
 TO = 256
 
 
+@pytest.fixture(autouse=True)
+def _two_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each length, of the three that a probe sends."""
+    monkeypatch.setattr("longitude.probing.in_force.TEXTS", 2)
+
+
 @pytest.fixture(scope="module")
 def tiny() -> Any:
     return lh.load("tiny-rope", device="cpu", dtype="float32", quiet=True)
