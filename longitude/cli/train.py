@@ -191,6 +191,13 @@ def tune(
     context_parallel: Annotated[
         int, Option(help="Processes under torchrun that share the tokens of a sequence.")
     ] = 1,
+    context_parallel_by: Annotated[
+        str,
+        Option(
+            help="tokens (a ring of keys), heads (Ulysses, where heads divide), or auto: what "
+            "sends fewer bytes."
+        ),
+    ] = "tokens",
     checkpointing: Annotated[
         bool | None,
         Option(

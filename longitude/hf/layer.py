@@ -114,7 +114,8 @@ class LayerState:
                 options |= {"key_padding": forward.new_padding, "length": forward.length}
                 ranks, pos = self.model.ranks, forward.pos
                 options["segments"] = None if ranks.generating else ranks.segments
-                return attention(self.scheme, q, k, v, pos, pos, group=ranks.group, **options)
+                options |= {"group": ranks.group, "split": ranks.split}
+                return attention(self.scheme, q, k, v, pos, pos, **options)
             return _attend_runs(self.scheme, q, k, v, forward, options)
         store = self.model.store(self.probed.index)
         if store is not None:

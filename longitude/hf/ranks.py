@@ -35,6 +35,7 @@ class Ranks:
 
     def __init__(self, group: Any) -> None:
         self.group, self.generating = group, False
+        self.split = "tokens"  # or "heads": how attention shares the work of a forward
         self.segments: Tensor | None = None  # which document each token of a forward is of
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 

@@ -19,13 +19,24 @@ from longitude.ops.inputs import AttentionInputs, weights_of
 from longitude.ops.shards import Shard, agree, hidden_keys, joined, transfer
 
 
-def check_heads(p: AttentionInputs, size: int) -> None:
-    heads = (p.q.shape[1], p.k.shape[1])
-    if any(n % size for n in heads):
+def check_division(heads: int, key_heads: int, size: int) -> None:
+    """Raise for numbers of heads that the ranks don't divide."""
+    if heads % size or key_heads % size:
         raise UserError(
-            f"{heads[0]} query heads and {heads[1]} key heads can't be split over {size} ranks: "
-            f"use split='tokens', or a number of ranks that divides both."
+            f"{heads} query heads and {key_heads} key heads can't be split over {size} ranks: "
+            f"split by tokens, or start a number of ranks that divides both."
         )
+
+
+def sends_less(heads: int, key_heads: int, size: int, bytes: int) -> bool:
+    """Whether each rank sends less than in the ring, forward and backward, in numbers of so many
+    bytes: its share of queries, keys, values and outputs, and then of their gradients, instead of
+    all keys and values, twice, and their gradients in float32 at least."""
+    return 2 * bytes * (heads + key_heads) / size < (2 * bytes + max(bytes, 4)) * key_heads
+
+
+def check_heads(p: AttentionInputs, size: int) -> None:
+    check_division(p.q.shape[1], p.k.shape[1], size)
     learned = [part for part in p.scheme.scale if weights_of(part.name, p.weights)]
     if p.scheme.bias or learned or "rope.delta" in p.weights:
         raise UserError(

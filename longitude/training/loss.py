@@ -173,10 +173,13 @@ class LossModel(nn.Module):
         head = self.model.get_output_embeddings()
         return chunked_loss(hidden, head.weight, targets, weights, getattr(head, "bias", None))
 
-    def spread(self, group: Any, scheme: str) -> None:
-        """Run the model over the ranks of a group from now on: each has its own tokens."""
+    def spread(self, group: Any, scheme: str, split: str = "tokens") -> None:
+        """Run the model over the ranks of a group from now on: each has its own tokens, and
+        attention sends keys around, or exchanges tokens for heads."""
         apply(self.model, scheme, group=group)
-        self.group = group
+        ranks = ranks_of(self.model)
+        assert ranks is not None, "it is patched over them"
+        self.group, ranks.split = group, split
 
     def _inputs(self, tokens: Tensor, pos: Tensor) -> dict[str, Any]:
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}

@@ -23,15 +23,16 @@ import torch
 from torch import Tensor
 
 from longitude import __version__
-from longitude.core.progress import Progress, silent
+from longitude.core.progress import Event, Progress, silent
 from longitude.core.text import dump, parse
-from longitude.core.validate import UserError, target_length
+from longitude.core.validate import UserError, shown, target_length
 from longitude.eval.records import Subject
 from longitude.hf.families.learned import resize_positions
 from longitude.hf.loading import load, without_weights
 from longitude.hf.patch import WINDOW, apply, patched, scheme_of, undo
 from longitude.hf.saving import name_target, save, save_adapter
 from longitude.hf.source import find
+from longitude.ops.head_split import check_division, sends_less
 from longitude.parts import Sequential
 from longitude.training.checkpoint import RunFolder, gather_weights, trainable_parameters
 from longitude.training.distributed import World, assign, distribute, process_group
@@ -51,6 +52,7 @@ from longitude.training.tune.recipes import OPTIONS, Recipe, named, settle
 
 QUESTION, RESULT = "tune.json", "model"
 RUNS = Path("runs")
+SPLITS = ("tokens", "heads", "auto")
 TOKENS_AT_ONCE = 32768  # that go through a model together; the rest of a batch follows
 
 
@@ -74,6 +76,7 @@ class TuneOptions:
     resume: bool = True
     save_every: int = 50  # steps
     context_parallel: int = 1  # processes that share the tokens of a sequence
+    context_parallel_by: str = "tokens"  # or "heads", or "auto": what sends fewer bytes
     checkpointing: bool | None = None  # of gradients; None: on an accelerator
     measure: bool = True
     test: tuple[str, ...] = ()  # texts to measure on; none: what training holds out
@@ -99,6 +102,11 @@ class TuneOptions:
         if self.save_every < 1:
             raise UserError(
                 f"--save-every counts steps from 1, but got {self.save_every}: give more."
+            )
+        if self.context_parallel_by not in SPLITS:
+            raise UserError(
+                f"--context-parallel-by is {', '.join(SPLITS)}, but got "
+                f"{shown(self.context_parallel_by)}: use one of them."
             )
         check_logger(self.report_to)
 
@@ -150,6 +158,7 @@ class Prepared:
     text: TokenStream
     length: int  # of a sequence
     resized: tuple[str, int] | None = None  # a longer table of positions, by which scheme
+    split: str = "tokens"  # how attention is shared with --context-parallel
 
     @property
     def question(self) -> dict[str, Any]:
@@ -221,6 +230,39 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
         )
     check_peft(recipe.trained)
     world.check_batch(recipe.rows)
+    _check_context(recipe, about, length, world)
+    policy = position_policy(recipe.positions, target, length, about.trained)
+    scheme = about.scheme
+    if recipe.scheme is not None:  # what the model can't have is raised here
+        with patched(loaded, recipe.scheme, check=False):
+            scheme = dump(scheme_of(loaded))
+    split = split_for(loaded.config.get_text_config(), parse(scheme), dtype, options, world)
+    visible = recipe.steps * recipe.rows * (length + 1)  # tokens that all steps together can see
+    text = token_stream(options.text, tokenizer, policy, length, visible, options.seed)
+    if recipe.short:  # mixed windows: documents are separated in the short ones
+        text = replace(text, packed=True, short=(recipe.short, min(about.trained, length)))
+    resized = (recipe.scheme or scheme, target) if about.family == "learned" else None
+    prepared = Prepared(
+        options,
+        about,
+        target,
+        recipe,
+        scheme,
+        dtype,
+        loaded,
+        tokenizer,
+        text,
+        length,
+        resized,
+        split,
+    )
+    if prepared.group is not None:
+        grouped_scheme(parse(scheme), prepared.group)
+    return prepared
+
+
+def _check_context(recipe: Recipe, about: Subject, length: int, world: World) -> None:
+    """Raise for what --context-parallel can't share."""
     if world.context > 1 and (recipe.groups is not None or about.family != "rope"):
         raise UserError(
             "--context-parallel runs models with rotary embeddings, and no recipe that trains on "
@@ -231,22 +273,24 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
             f"sequences of {length} tokens are too short for --context-parallel {world.context}: "
             f"give at least {2 * world.context}."
         )
-    policy = position_policy(recipe.positions, target, length, about.trained)
-    scheme = about.scheme
-    if recipe.scheme is not None:  # what the model can't have is raised here
-        with patched(loaded, recipe.scheme, check=False):
-            scheme = dump(scheme_of(loaded))
-    visible = recipe.steps * recipe.rows * (length + 1)  # tokens that all steps together can see
-    text = token_stream(options.text, tokenizer, policy, length, visible, options.seed)
-    if recipe.short:  # mixed windows: documents are separated in the short ones
-        text = replace(text, packed=True, short=(recipe.short, min(about.trained, length)))
-    resized = (recipe.scheme or scheme, target) if about.family == "learned" else None
-    prepared = Prepared(
-        options, about, target, recipe, scheme, dtype, loaded, tokenizer, text, length, resized
-    )
-    if prepared.group is not None:
-        grouped_scheme(parse(scheme), prepared.group)
-    return prepared
+
+
+def split_for(config: Any, scheme: Any, dtype: str, options: TuneOptions, world: World) -> str:
+    """How ranks share the attention over a sequence: as given, or by what sends fewer bytes."""
+    split, ranks = options.context_parallel_by, world.context
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    if split == "heads":
+        check_division(heads, key_heads, ranks)
+    if split != "auto" or ranks == 1:
+        return split
+    by_head = any(one.bias for one in getattr(scheme, "schemes", (scheme,)))
+    divides = not heads % ranks and not key_heads % ranks and not by_head
+    fewer = sends_less(heads, key_heads, ranks, getattr(torch, dtype).itemsize)
+    split = "heads" if divides and fewer else "tokens"
+    about = f"{heads} heads, {key_heads} of keys, over {ranks} ranks"
+    options.progress(Event(f"context parallelism by {split}: {about}", 0, 0))
+    return split
 
 
 def _load(name: str, options: TuneOptions, dtype: str, world: World) -> tuple[Any, Any]:
@@ -326,7 +370,7 @@ def _train(
     if on_cuda if options.checkpointing is None else options.checkpointing:
         enable_checkpointing(model)
     if world.context > 1:
-        loss.spread(world.group, prepared.scheme)
+        loss.spread(world.group, prepared.scheme, prepared.split)
     trained = sum(p.numel() for _, p in trainable_parameters(model))
     counts = {"trained": trained, "all": sum(p.numel() for p in model.parameters())}
     distribute(loss, world, shard=True)
