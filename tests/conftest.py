@@ -27,8 +27,8 @@ def outermost(*, typechecker: Any, jaxtyped: Any = jaxtyping.jaxtyped) -> Any:
 
 jaxtyping.jaxtyped = outermost  # which its import hook puts on every function of the package
 
-# Run-time type checks take more time than what they check. The tests of the packages that are
-# checked meet their functions; elsewhere, and where marked `unchecked`, calls go unchecked.
+# Run-time type checks can take as much time as what they check. They are on in the packages' own
+# tests; elsewhere, and where marked `unchecked`, calls go unchecked.
 CHECKED = ("core", "parts", "ops", "cache", "test_nn.py", "test_agreement.py")
 
 

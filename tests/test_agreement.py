@@ -146,7 +146,7 @@ def recorded(name: str, backend: str) -> set[str]:
     return {way for preset, with_, way, *_ in lines if (preset, with_) == (name, backend)}
 
 
-@pytest.mark.unchecked  # the gradients' test calls the same for every scheme
+@pytest.mark.unchecked  # types are checked in the gradients' test: eager and native, every scheme
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_agrees_with_float64_eager(name: str, backend: str, record_property: Any) -> None:

@@ -61,7 +61,7 @@ def in_pieces(
     return torch.cat(outs, 2)
 
 
-@pytest.mark.unchecked  # as many calls as the other tests together
+@pytest.mark.unchecked  # half of this file's time
 @pytest.mark.parametrize("sizes", [[1] * TOKENS, [17, 6, 1, 1, 3, 12]], ids=["tokens", "chunks"])
 @pytest.mark.parametrize("name", SCHEMES)
 @torch.no_grad()
