@@ -24,7 +24,7 @@ from longitude.ops.inputs import prepare
 from longitude.ops.lse_merge import MergeOneByOne
 from longitude.ops.ring import Ring
 from longitude.ops.ring_blocks import forward_block
-from longitude.ops.shards import Shard
+from longitude.ops.shards import Shard, runs
 
 SCHEMES = {"RoPE": "rope()", "leaky ReRoPE": "rope(remap=leaky_rerope({w}, 8))"}
 RANKS = (4, 8)
@@ -49,7 +49,8 @@ class Rank(NamedTuple):
             if ring.holds(step):
                 held = blocks[ring.owner(step)]
                 held = tuple(x.clone() for x in held) if copies and step else held
-                forward_block(ring.inputs(step, ring.p.q, held, None, {}), "auto", merging)
+                block = ring.inputs(step, ring.p.q, held, None, {})
+                forward_block(block, ring.runs(step), "auto", merging)
         return merging.result(None)[0]
 
 
@@ -58,7 +59,10 @@ def split(qkv: Qkv, count: int) -> list[Rank]:
     pieces = torch.arange(qkv[0].shape[2]).chunk(2 * count)
     own = [torch.cat((pieces[r], pieces[-1 - r])) for r in range(count)]
     spans = [(float(at[0]), float(at[-1])) for at in own]
-    shards = [Shard(len(at), len(at), x, x, at[None]) for at, x in zip(own, spans, strict=True)]
+    shards = [
+        Shard(len(at), len(at), x, x, at[None].to(qkv[0].device), runs(at[None]))
+        for at, x in zip(own, spans, strict=True)
+    ]
     return [
         Rank(r, tuple(x[:, :, at.to(x.device)] for x in qkv), at, shards)  # type: ignore[arg-type]
         for r, at in enumerate(own)

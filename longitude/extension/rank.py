@@ -7,8 +7,10 @@ nat of the baseline's in its window. With a loss beyond that, a share means noth
 **context** (the default goal): of the methods whose kept share at the target is above zero with
 95 % confidence and whose loss there is sane, first those whose effective length is the target, then
 the best mean rank over three groups: kept context; the answers' loss, family by family; the loss
-past the window. Ties go to the lower in-window cost, then to the faster prefill. A method that
-keeps nothing forgets, and is never recommended for a context.
+past the window. Methods that are not significantly different share a rank, so that a thousandth of
+a nat decides nothing. Ties go to the better mean rank by means alone, then to the lower in-window
+cost, then to the faster prefill. A method that keeps nothing forgets, and is never recommended for
+a context.
 
 **stream**: fluent without end in constant memory: of the methods that hide everything beyond a
 window, with a sane loss, the one with the lowest loss past the window.
@@ -180,24 +182,31 @@ class Ranking:
         return (LOSS,) if length <= self.trained else (PAST_WINDOW, CONTEXT)
 
     def mean_ranks(
-        self, names: Iterable[str], length: int, groups: Mapping[str, Sequence[Results]]
-    ) -> dict[str, float]:
-        """The mean over groups of the mean rank in a group; a missing number ranks last, and equal
-        numbers share their ranks."""
-        names, places = [*names], []
-        for group in groups.values():
-            ranks = []
-            for one in group:
-                means = one.means(names, length)
-                sign = 1 if one.metric.lower_is_better else -1
-                order = sorted(sign * mean for mean in means.values())
-                ranks.append({
-                    s: fmean(i for i, x in enumerate(order, 1) if x == sign * means[s])
-                    if s in means else len(names)
-                    for s in names
-                })  # fmt: skip
-            places.append({s: fmean(r[s] for r in ranks) for s in names})
-        return {s: fmean(p[s] for p in places) if places else 0.0 for s in names}
+        self, names: Iterable[str], length: int, groups: Mapping[str, Sequence[Results]],
+        clear: bool = True,
+    ) -> dict[str, float]:  # fmt: skip
+        """The mean over groups of the mean rank in a group. A rank is 1 and the others that are
+        ahead; those not significantly different (with `clear`) or equal count as a half."""
+        names = [*names]
+
+        def behind(one: Results, a: str, b: str) -> float:
+            if (b, length) not in one.numbers:  # a missing number ranks last
+                return 0.0 if (a, length) in one.numbers else 0.5
+            if (a, length) not in one.numbers:
+                return 1.0
+            gap = one.difference((a, length), (b, length))
+            if gap is None or gap.mean == 0 or (clear and not gap.clear):
+                return 0.5
+            return 0.0 if (gap.mean < 0) == one.metric.lower_is_better else 1.0
+
+        def rank(one: Results, label: str) -> float:
+            return 1 + sum(behind(one, label, other) for other in names if other != label)
+
+        each = groups.values()
+        return {
+            s: fmean(fmean(rank(one, s) for one in group) for group in each) if groups else 0.0
+            for s in names
+        }
 
     def candidates(self, goal: str) -> list[str]:
         """The methods that qualify for a goal."""
@@ -223,14 +232,15 @@ class Ranking:
         groups = self.groups(at)
         if goal == STREAM:
             groups = {name: group for name, group in groups.items() if name == "loss"}
-        ranks = self.mean_ranks(every, at, groups)
+        ranks, by_means = (self.mean_ranks(every, at, groups, clear) for clear in (True, False))
         reached = self.effective_length if goal == CONTEXT_GOAL else {}
 
-        def place(label: str) -> tuple[bool, float, float, float, int]:
+        def place(label: str) -> tuple[bool, float, float, float, float, int]:
             cost, speed = self.in_window_cost(label), prefill_speed(self.rows, label, self.length)
             return (
                 reached.get(label, 0) < at,
                 round(ranks[label], 9),
+                round(by_means[label], 9),
                 cost.mean if cost else 0.0,
                 -speed.mean if speed else 0.0,
                 len(self.schemes[label]),

@@ -36,7 +36,17 @@ from longitude.ops.inputs import AttentionInputs, as_half_pairs, one_scheme, pre
 from longitude.ops.lse_merge import MergeOneByOne, TileOutput, sink_gradients
 from longitude.ops.passes import accum_dtype
 from longitude.ops.ring_blocks import Merged, backward_block, forward_block, zeros_for
-from longitude.ops.shards import Message, Shard, agree, all_gather, hidden_keys, joined, transfer
+from longitude.ops.shards import (
+    Message,
+    Runs,
+    Shard,
+    agree,
+    all_gather,
+    hidden_keys,
+    joined,
+    runs,
+    transfer,
+)
 
 BACKENDS = ("auto", "eager")
 KEYS, GRADIENTS, HOME = 0, 8, 16  # tags of messages
@@ -106,6 +116,7 @@ class Ring:
     backend: str
     rank: int
     hops: list[int]  # how many ranks on from its own each block goes
+    q_runs: Runs
 
     @classmethod
     def of(
@@ -127,11 +138,16 @@ class Ring:
             ends += [s.q_span[1] for s in shards if s.queries]
             options["length"] = max(1, math.ceil(max(ends)) + 1)
         p = prepare(scheme, q, k, v, call[4], pos, call[6], **options)
-        return cls(p, shards, place[0], backend, place[1], hops(shards, p.scheme.areas()))
+        far = hops(shards, p.scheme.areas())
+        return cls(p, shards, place[0], backend, place[1], far, runs(p.q_pos))
 
     def owner(self, step: int) -> int:
         """Whose block is here at a step."""
         return (self.rank - step) % len(self.shards)
+
+    def runs(self, step: int) -> tuple[Runs, Runs]:
+        """The positions of the queries and of the block that is here at a step."""
+        return self.q_runs, self.shards[self.owner(step)].runs
 
     def holds(self, step: int) -> bool:
         """Whether a block is here at a step."""
@@ -247,7 +263,7 @@ class _Ring(torch.autograd.Function):
             wait = transfer(ring.group, *messages)
             if ring.holds(step):
                 block = ring.inputs(step, q, held, sums, named)
-                ctx.extras[step] = forward_block(block, ring.backend, merging)
+                ctx.extras[step] = forward_block(block, ring.runs(step), ring.backend, merging)
             wait()
             held = arriving
         out, lse = merging.result(sinks)
@@ -274,7 +290,8 @@ class _Ring(torch.autograd.Function):
             if ring.holds(step):
                 leaves = [_leaf(x) for x in (*fixed, *held)]
                 block = _rebuilt(ring, step, leaves, sums is not None)
-                found = backward_block(block, ring.backend, ctx.extras[step], merged, leaves)
+                how = (ring.runs(step), ring.backend, ctx.extras[step])
+                found = backward_block(block, *how, merged, leaves)
             wait()
             made = found[len(fixed) :]
             _add(made, partial)
@@ -307,7 +324,8 @@ def _by_keys(ring: Ring, k: Tensor, v: Tensor, sums: tuple[Tensor, Tensor] | Non
     p = ring.p
     own, merged = MergeOneByOne(p.q.shape[:3], v), MergeOneByOne(p.q.shape[:3], v)  # type: ignore[arg-type]
     of_q, of_k = (None, []) if sums is None else (sums[0], [sums[1]])
-    forward_block(ring.inputs(0, p.q, (k, v, *of_k), of_q, p.weights), ring.backend, own)
+    block = ring.inputs(0, p.q, (k, v, *of_k), of_q, p.weights)
+    forward_block(block, ring.runs(0), ring.backend, own)
     both = torch.cat([own.out, own.lse[..., None]], -1)
     for part in all_gather(both, ring.group):
         merged.add(TileOutput(part[None, :, :, None, :, :-1], part[None, :, :, None, :, -1], [0]))

@@ -25,7 +25,7 @@ from longitude.ops.lse_merge import (
 )
 from longitude.ops.passes import accum_dtype
 from longitude.ops.plan import CallSpec, Plan, plan_tiles
-from longitude.ops.shards import runs
+from longitude.ops.shards import Runs
 
 
 class Merged(NamedTuple):
@@ -45,12 +45,12 @@ class Piece(NamedTuple):
     plan: Plan | None
 
 
-def pieces(p: AttentionInputs, backend: str) -> list[Piece]:
+def pieces(p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str) -> list[Piece]:
     """A block as tiles of plain kernels where positions are a few ranges, else in blocks of
     queries."""
     if p.empty:
         return []
-    q_runs, k_runs = (None, None) if p.hides else (runs(p.q_pos), runs(p.k_pos))
+    q_runs, k_runs = (None, None) if p.hides else of_runs
     if backend != "eager" and q_runs and k_runs:
         cut = [_cut(p, q_run, k_run) for q_run in q_runs for k_run in k_runs]
         plans = [plan_tiles(CallSpec.of(one.inputs)) for one in cut]
@@ -72,10 +72,12 @@ def _cut(p: AttentionInputs, q_run: tuple[slice, range], k_run: tuple[slice, ran
     return Piece(rows, inputs, None)
 
 
-def forward_block(p: AttentionInputs, backend: str, merging: MergeOneByOne) -> list[Any]:
+def forward_block(
+    p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str, merging: MergeOneByOne
+) -> list[Any]:
     """Merge what a block gives; returns what the backward of each piece needs."""
     extras = []
-    for rows, part, plan in pieces(p, backend):
+    for rows, part, plan in pieces(p, of_runs, backend):
         if plan is None:
             weights, lse = _weights(part, None)
             out, extra = eager.values(part, weights), []
@@ -92,13 +94,14 @@ def forward_block(p: AttentionInputs, backend: str, merging: MergeOneByOne) -> l
 
 
 def backward_block(
-    p: AttentionInputs, backend: str, extras: list[Any], merged: Merged, leaves: list[Tensor]
-) -> list[Tensor]:
+    p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str, extras: list[Any],
+    merged: Merged, leaves: list[Tensor],
+) -> list[Tensor]:  # fmt: skip
     """The gradients of a block for each of the tensors that it was built from."""
     wanted = [n for n, x in enumerate(leaves) if x.requires_grad]
     totals = [zeros_for(x) for x in leaves]
     with torch.enable_grad():
-        parts = pieces(p, backend)
+        parts = pieces(p, of_runs, backend)
     for (rows, part, plan), extra in zip(parts, extras, strict=True):
         here = Merged(*(x[:, :, rows] for x in merged))
         ends, of_ends = _score_loss(part, here) if plan is None else _tiles(part, plan, extra, here)

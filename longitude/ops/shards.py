@@ -39,6 +39,9 @@ FIELDS = (
 )  # fmt: skip
 
 
+Runs = list[tuple[slice, range]] | None  # tokens and their positions, or None: too many
+
+
 @dataclass(frozen=True, eq=False)
 class Shard:
     """One rank's tokens, as every rank knows them."""
@@ -48,6 +51,7 @@ class Shard:
     q_span: tuple[float, float]  # least and greatest position
     k_span: tuple[float, float]
     pos: Pos = range(0)  # of the keys
+    runs: Runs = None  # the same as a few ranges, if they are some
     padding: Tensor | None = None
     segments: Tensor | None = None
 
@@ -194,7 +198,8 @@ def _with_positions(
     padded, packed = (any(r[name] for r in rows) for name in ("padding", "segments"))
     if all(r["is_range"] for r in rows) and not padded and not packed:
         spans = [(int(s.k_span[0]), int(s.k_span[1]) + 1) if s.keys else (0, 0) for s in shards]
-        return [replace(s, pos=range(*span)) for s, span in zip(shards, spans, strict=True)]
+        every = [range(*span) for span in spans]
+        return [replace(s, pos=x, runs=runs(x)) for s, x in zip(shards, every, strict=True)]
     b, n = p.k.shape[0], p.k.shape[2]
     mine = torch.zeros(3, b, max(s.keys for s in shards), dtype=torch.float64, device=p.k.device)
     mine[0, :, :n] = p.k_rows
@@ -203,19 +208,23 @@ def _with_positions(
     if p.segments is not None:
         mine[2, :, :n] = p.segments[1]
     dtype = torch.float64 if any(r["real"] for r in rows) else torch.int64
+    gathered = torch.stack(all_gather(mine, group))
+    on_host = gathered[:, 0].cpu()  # once: every look at a device's numbers waits for its work
     found = []
-    for s, every in zip(shards, all_gather(mine, group), strict=True):
+    for s, every, host in zip(shards, gathered, on_host, strict=True):
         pos, padding, segments = every[:, :, : s.keys]
-        pos = pos.to(dtype)
-        pos = pos[:1] if bool((pos == pos[:1]).all()) else pos
-        padding = padding.bool() if padded else None
+        rows = 1 if bool((host == host[:1]).all()) else b
+        known = runs(host[:rows, : s.keys].to(dtype))
         found.append(
-            replace(s, pos=pos, padding=padding, segments=segments.long() if packed else None)
-        )
+            replace(
+                s, pos=pos[:rows].to(dtype), runs=known, padding=padding.bool() if padded else None,
+                segments=segments.long() if packed else None,
+            )
+        )  # fmt: skip
     return found
 
 
-def runs(pos: Pos) -> list[tuple[slice, range]] | None:
+def runs(pos: Pos) -> Runs:
     """Positions that all rows share as a few ranges, each with its tokens; None if they are not."""
     if isinstance(pos, range):
         return [(slice(0, len(pos)), pos)] if pos else []
@@ -231,10 +240,9 @@ def runs(pos: Pos) -> list[tuple[slice, range]] | None:
 
 def check_overlaps(shards: list[Shard]) -> None:
     """Raise where two ranks hold one position of one document."""
-    found = [runs(s.pos) for s in shards]
     hidden = shards[0].padding is not None or shards[0].segments is not None
-    if not hidden and all(one is not None for one in found):
-        spans = [(at.start, at.stop, r) for r, one in enumerate(found) for _, at in one or ()]
+    if not hidden and all(s.runs is not None for s in shards):
+        spans = [(at.start, at.stop, r) for r, s in enumerate(shards) for _, at in s.runs or ()]
         for (_, stop, a), (start, _, b) in pairwise(sorted(spans)):
             if start < stop and a != b:
                 raise _overlap(a, b, start)

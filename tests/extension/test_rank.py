@@ -100,6 +100,15 @@ def test_a_copy_under_another_name_is_tied_with_it() -> None:
     assert "Not significantly different: " + copy in made.best.sentence
 
 
+def test_what_is_not_significant_does_not_outweigh_what_is() -> None:
+    kept_shares, losses = {OWN: 0.0, LEAKY: 0.15, REROPE: 0.25}, dict.fromkeys((LEAKY, REROPE), 2.0)
+    rows = measured(kept_shares, losses, {LEAKY: 1.0, REROPE: 1.008})
+    ranking = Ranking(rows, TARGET)
+    by_means = ranking.mean_ranks((LEAKY, REROPE), TARGET, ranking.groups(TARGET), clear=False)
+    assert by_means[LEAKY] == by_means[REROPE]  # one keeps more, the other answers better by chance
+    assert ranking.ordered("context") == [REROPE, LEAKY]
+
+
 def test_what_keeps_more_wins_at_equal_loss() -> None:
     made = advised(
         measured({OWN: 0.0, LEAKY: 0.1, REROPE: 0.25}, dict.fromkeys((LEAKY, REROPE), 2.0))
