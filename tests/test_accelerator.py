@@ -46,9 +46,12 @@ def weights(s: Scheme, dtype: torch.dtype, dim: int = 64) -> dict[str, Tensor]:
     return {name: w.to("cuda", dtype) for name, w in made.items()}
 
 
-def results(s: Scheme, n: int, dtype: torch.dtype, backend: Any, **options: Any) -> list[Tensor]:
-    """The output and every gradient, as float64."""
-    own = {name: w.requires_grad_() for name, w in weights(s, dtype).items()}
+def results(
+    s: Scheme, n: int, dtype: torch.dtype, backend: Any, rounded: torch.dtype = torch.float64,
+    **options: Any,
+) -> list[Tensor]:  # fmt: skip
+    """The output and every gradient, as float64, with learned weights `rounded` to a dtype."""
+    own = {name: w.to(dtype).requires_grad_() for name, w in weights(s, rounded).items()}
     x = [t.requires_grad_() for t in inputs(n, HEADS, 2, dtype)]
     out = attention(s, *x, range(n), range(n), own, backend=backend, **options)
     rng = torch.Generator("cuda").manual_seed(2)
@@ -75,7 +78,7 @@ def test_native_and_its_gradients(name: str, dtype: torch.dtype) -> None:
     except UserError as why:
         assert str(why).endswith(".")
         return
-    want = results(s, 200, torch.float64, "eager", length=200)
+    want = results(s, 200, torch.float64, "eager", dtype, length=200)
     if (
         dtype == torch.bfloat16
     ):  # the output and the gradients of q, k and v; weights are few numbers

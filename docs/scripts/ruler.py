@@ -290,13 +290,14 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [1 + sum(b > a for b in values) + (values.count(a) - 1) / 2 for a in values]
 
 
-def mean_ranks(table: Cells, methods: Sequence[str], draw: random.Random | None = None) -> Any:
-    """Each method's rank, over all cells; with a generator, of questions that are drawn anew."""
+def means(table: Cells, methods: Sequence[str], draw: random.Random | None = None) -> list[float]:
+    """Each method's mean over all cells, as RULER averages its tasks; with a generator, of
+    questions that are drawn anew."""
     by_cell = []
     for numbers in table.values():
         count = range(len(numbers[methods[0]]))
         chosen = draw.choices(count, k=len(count)) if draw else count
-        by_cell.append(ranks([fmean(numbers[m][i] for i in chosen) for m in methods]))
+        by_cell.append([fmean(numbers[m][i] for i in chosen) for m in methods])
     return [fmean(column) for column in zip(*by_cell, strict=True)]
 
 
@@ -304,7 +305,7 @@ def agreement(a: Cells, b: Cells, methods: Sequence[str]) -> tuple[float, float,
     """Spearman's correlation of the two orders of methods, with 95 % of the bootstrap's."""
 
     def once(draw: random.Random | None = None) -> float:
-        orders = [ranks(mean_ranks(table, methods, draw)) for table in (a, b)]
+        orders = [ranks(means(table, methods, draw)) for table in (a, b)]
         return correlation(*orders) if all(len({*order}) > 1 for order in orders) else 0.0
 
     draw = random.Random(0)
@@ -317,7 +318,7 @@ def at_lengths(table: Cells, lengths: Sequence[int]) -> Cells:
 
 
 def tables(rows: Sequence[Measurement]) -> str:
-    """Each method's scores, losses and mean ranks, and how far the orders agree."""
+    """Each method's scores, losses and ranks, and how far the orders agree."""
     if not rows:
         return "Not measured yet.\n"
     lengths = sorted({row.key.length for row in rows if row.key.measure == RULER})
@@ -334,13 +335,14 @@ def order_table(pairs: Mapping[str, tuple[Cells, Cells]], methods: Sequence[str]
     """One line per method, the best by RULER's score first."""
     (scores, exacts), (losses, own_losses) = pairs["score"], pairs["loss"]
     tables = (scores, losses, exacts, own_losses)
-    orders = [mean_ranks(table, methods) for table in tables]
+    every = [means(table, methods) for table in tables]
+    orders = [ranks(one) for one in every]
     yield "| method | RULER score | RULER answer loss | our exact match | our answer loss |"
     yield "| --- | --: | --: | --: | --: |"
     for n in sorted(range(len(methods)), key=lambda n: orders[0][n]):
-        means = [fmean(fmean(cell[methods[n]]) for cell in table.values()) for table in tables]
-        shown = [f"{100 * means[i]:.0f} %" if i % 2 == 0 else f"{-means[i]:.2f}" for i in range(4)]
-        places = [f"{text} ({order[n]:.1f})" for text, order in zip(shown, orders, strict=True)]
+        own = [one[n] for one in every]
+        shown = [f"{100 * own[i]:.0f} %" if i % 2 == 0 else f"{-own[i]:.2f}" for i in range(4)]
+        places = [f"{text} ({order[n]:g})" for text, order in zip(shown, orders, strict=True)]
         yield f"| `{methods[n]}` | {' | '.join(places)} |"
 
 

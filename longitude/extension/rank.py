@@ -5,8 +5,9 @@ of context that the baseline keeps at the end of its own window, and its loss is
 nat of the baseline's in its window. With a loss beyond that, a share means nothing.
 
 **context** (the default goal): of the methods whose kept share at the target is above zero with
-95 % confidence and whose loss there is sane, first those whose effective length is the target, then
-the best mean rank over three groups: kept context; the answers' loss, family by family; the loss
+95 % confidence and whose loss there is sane, first those whose effective length is the target,
+among these those that stayed in the race and so are known from the most documents, then the best
+mean rank over three groups: kept context; the answers' loss, family by family; the loss
 past the window. Methods that are not significantly different share a rank, so that a thousandth of
 a nat decides nothing. Ties go to the better mean rank by means alone, then to the lower in-window
 cost, then to the faster prefill. A method that keeps nothing forgets, and is never recommended for
@@ -234,11 +235,13 @@ class Ranking:
             groups = {name: group for name, group in groups.items() if name == "loss"}
         ranks, by_means = (self.mean_ranks(every, at, groups, clear) for clear in (True, False))
         reached = self.effective_length if goal == CONTEXT_GOAL else {}
+        known = {s: kept.n if (kept := self.value(KEPT, s, at)) else 0 for s in every}
 
-        def place(label: str) -> tuple[bool, float, float, float, float, int]:
+        def place(label: str) -> tuple[bool, bool, float, float, float, float, int]:
             cost, speed = self.in_window_cost(label), prefill_speed(self.rows, label, self.length)
             return (
                 reached.get(label, 0) < at,
+                known[label] < max(known.values()),  # it left the race before the others
                 round(ranks[label], 9),
                 round(by_means[label], 9),
                 cost.mean if cost else 0.0,

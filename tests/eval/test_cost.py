@@ -22,7 +22,7 @@ def test_it_reads_and_writes_the_length() -> None:
     )
     found = cost(m, 200, new=5)
     hook.remove()
-    assert shapes[-6:] == [(1, 195), *[(1, 1)] * 5]
+    assert shapes[-7:] == [(1, 195), *[(1, 1)] * 5, (1, 195)]
     assert found.prefill > 0 and found.decode > 0
 
 
@@ -38,9 +38,22 @@ def test_the_clock_is_right() -> None:
     hook = m.get_input_embeddings().register_forward_pre_hook(wait)
     found = cost(m, 100, new=7)
     hook.remove()
-    assert calls == [room.WARM_UP, 1, 1, 93, *[1] * 7]
+    assert calls == [room.WARM_UP, 1, 1, 93, *[1] * 7, 93]
     assert 60 < found.prefill < 93 / 0.3
     assert 20 < found.decode < 200, "a single slow token does not count"
+
+
+def test_the_first_prefill_of_a_length_is_cold_and_does_not_count() -> None:
+    m, calls = model("tiny-rope"), []
+
+    def wait(module: Any, given: Any) -> None:
+        calls.append(given[0].shape[1])
+        time.sleep(0.5 if calls.count(93) == 1 and calls[-1] == 93 else 0)
+
+    hook = m.get_input_embeddings().register_forward_pre_hook(wait)
+    found = cost(m, 100, new=7)
+    hook.remove()
+    assert found.prefill > 93 / 0.5
 
 
 def test_memory_that_was_taken_is_seen() -> None:

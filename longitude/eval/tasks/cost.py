@@ -74,6 +74,8 @@ def cost(
     with peak_memory(model) as peak:
         first, steps = _timed_run(model, ids, new)
     seconds, ratios = [first], []
+    if baseline is None:  # one prefill, the first of its length, would be a cold one
+        seconds = [_timed_run(model, ids, 0)[0]]
     while baseline and len(ratios) < ROUNDS:
         try:
             with baseline():
