@@ -59,7 +59,8 @@ def dtype_of(
         return dtype, "as requested"
     if device.type != "cpu":
         return (own, "the file's own") if own else (torch.bfloat16, "the file has none")
-    if own != torch.bfloat16:
+    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if own != torch.bfloat16 or ranks:  # ranks must agree, and each would time it for itself
         return torch.float32, "the default on a CPU"
     if bfloat16_is_faster():
         return torch.bfloat16, "the file's own, and faster here than float32"

@@ -14,6 +14,9 @@ HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16
 def test_a_cpu_takes_float32_unless_bfloat16_is_the_files_and_faster(monkeypatch, faster) -> None:
     monkeypatch.setattr(choose, "bfloat16_is_faster", lambda: faster)
     assert dtype_of("auto", BRAIN, CPU)[0] == (BRAIN if faster else FULL)
+    with monkeypatch.context() as over_ranks:  # each of which would time it for itself
+        over_ranks.setattr(torch.distributed, "is_initialized", lambda: True)
+        assert dtype_of("auto", BRAIN, CPU)[0] == FULL
     for own in (HALF, FULL, None):
         assert dtype_of("auto", own, CPU)[0] == FULL
 
