@@ -213,11 +213,11 @@ def _with_positions(
     found = []
     for s, every, host in zip(shards, gathered, on_host, strict=True):
         pos, padding, segments = every[:, :, : s.keys]
-        rows = 1 if bool((host == host[:1]).all()) else b
-        known = runs(host[:rows, : s.keys].to(dtype))
+        distinct = 1 if bool((host == host[:1]).all()) else b  # rows of positions
+        known = runs(host[:distinct, : s.keys].to(dtype))
         found.append(
             replace(
-                s, pos=pos[:rows].to(dtype), runs=known, padding=padding.bool() if padded else None,
+                s, pos=pos[:distinct].to(dtype), runs=known, padding=padding.bool() if padded else None,
                 segments=segments.long() if packed else None,
             )
         )  # fmt: skip
