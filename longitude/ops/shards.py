@@ -214,13 +214,9 @@ def _with_positions(
     for s, every, host in zip(shards, gathered, on_host, strict=True):
         pos, padding, segments = every[:, :, : s.keys]
         distinct = 1 if bool((host == host[:1]).all()) else b  # rows of positions
-        known = runs(host[:distinct, : s.keys].to(dtype))
-        found.append(
-            replace(
-                s, pos=pos[:distinct].to(dtype), runs=known, padding=padding.bool() if padded else None,
-                segments=segments.long() if packed else None,
-            )
-        )  # fmt: skip
+        known = {"pos": pos[:distinct].to(dtype), "runs": runs(host[:distinct, : s.keys].to(dtype))}
+        hidden = padding.bool() if padded else None, segments.long() if packed else None
+        found.append(replace(s, **known, padding=hidden[0], segments=hidden[1]))
     return found
 
 
