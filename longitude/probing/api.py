@@ -108,10 +108,18 @@ class ProbeResult(TextResult):
     in_force: Any = None  # longitude.probing.in_force.InForce
     drift: Drift | None = None
     notes: tuple[str, ...] = ()
+    complete: bool = True  # all of it was measured before the budget ended
 
     @property
     def faults(self) -> list[Finding]:
         return [one for one in self.findings if one.kind == "fault"]
+
+    @property
+    def conclusion(self) -> str:
+        """How many faults there are, in a sentence."""
+        count = len(self.faults)
+        found = f"{count} fault{'s' if count > 1 else ''} found" if count else "No fault found"
+        return found + ("." if self.complete else " in what was measured before the budget ended.")
 
     def show(self, console: Any) -> None:
         """Print the verdict and the numbers behind it."""
@@ -128,7 +136,7 @@ class ProbeResult(TextResult):
 
     def to_json(self) -> dict[str, Any]:
         """Everything; what --save writes and --against reads."""
-        plain = ("url", "model", "runtime", "to", "settings", "cost", "notes")
+        plain = ("url", "model", "runtime", "to", "settings", "cost", "notes", "complete")
         parts = {n: getattr(self, n) for n in ("input", "in_force", "reach", "drift")}
         return {
             **{name: getattr(self, name) for name in plain},
@@ -280,7 +288,7 @@ def _stages(
     }  # fmt: skip
     return ProbeResult(
         endpoint.client.url, endpoint.client.name, runtime, to, end, reach, tuple(repeated),
-        tuple(findings), settings, {}, in_force, None, tuple(notes),
+        tuple(findings), settings, {}, in_force, None, tuple(notes), not endpoint.stopped,
     )  # fmt: skip
 
 

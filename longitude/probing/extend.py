@@ -97,7 +97,7 @@ def _rows(probed: ProbeResult, seed: int) -> Iterator[Measurement]:
 
 def _recommendation(probed: ProbeResult) -> dict[str, Any]:
     """The verdict in the place of a recommendation: there is nothing to choose."""
-    faults = " ".join(one.sentence for one in probed.faults) or "No fault found."
+    faults = " ".join(one.sentence for one in probed.faults) or probed.conclusion
     reached = probed.reach.effective_length
     numbers = {"label": BASELINE, "own": BASELINE, "effective_length": reached}
     best = Advice("the server", BASELINE, None, faults, {**numbers, "in_window_cost": None})

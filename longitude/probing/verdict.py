@@ -96,11 +96,11 @@ def on_input(end: InputEnd, to: int, runtime: str) -> Iterator[Finding]:
         )  # fmt: skip
     elif end.kind == "unknown":
         noise = end.looks[-1].noise if end.looks else 0.0
-        why = (
-            f"the same prompt, sent twice, gets log-probabilities {noise:.2f} nats apart."
-            if noise > UNSTABLE
-            else "the server gives no log-probabilities, and no answer changed with the text."
-        )
+        why = "the server gives no log-probabilities, and no answer changed with the text."
+        if noise > UNSTABLE:
+            why = f"the same prompt, sent twice, gets log-probabilities {noise:.2f} nats apart."
+        elif not end.looks:
+            why = "the budget ended before that was measured."
         seen = f"Whether all of {end.length:,} tokens is seen can't be told: "
         yield Finding("input unknown", "note", seen + why)
     else:

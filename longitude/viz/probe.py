@@ -56,9 +56,7 @@ def show(result: ProbeResult, console: Console) -> None:
     console.print()
     for note in result.notes:
         console.print(Text(printable(note), style=DIM))
-    faults = len(result.faults)
-    last = f"{faults} fault{'s' if faults > 1 else ''} found." if faults else "No fault found."
-    console.print(Text(last, style="bold"))
+    console.print(Text(result.conclusion, style="bold"))
 
 
 def tables(result: ProbeResult) -> Iterator[Table]:

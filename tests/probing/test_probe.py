@@ -180,6 +180,20 @@ def test_a_budget_ends_it_with_what_is_known(
         assert len(server.requests) == 21
     assert result.input.kind == "complete" and not result.repeated
     assert "The budget of 20 ended the probe" in " ".join(result.notes)
+    assert "No fault found in what was measured before the budget ended." in result.table()
+
+
+def test_a_budget_that_ends_at_once_claims_nothing(
+    options: ProbeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server() as server:
+        clock = SimpleNamespace(monotonic=lambda: len(server.requests))
+        for module in ("api", "endpoint"):
+            monkeypatch.setattr(f"longitude.probing.{module}.time", clock)
+        result = probe(server.url, options=replace(options, budget="4", concurrency=1))
+    (finding,) = result.findings
+    assert finding.sentence.endswith("can't be told: the budget ended before that was measured.")
+    assert not result.complete
 
 
 def test_a_key_is_sent_and_nowhere_else(options: ProbeOptions, tmp_path: Path) -> None:
