@@ -102,6 +102,6 @@ def test_the_table_tells_how_far_two_orders_agree(ruler: Any, tmp_path: Path) ->
     ruler.main([], page)
     ruler.main(["--check"], page)
     written = page.read_text(encoding="utf-8")
-    assert "| `alibi()` | 95 % (1.0) | 0.15 (1.0) | 100 % (1.5) | 0.15 (1.0) |" in written
+    assert "| `alibi()` | 95 % (1) | 0.15 (1) | 100 % (1.5) | 0.15 (1) |" in written
     assert "| 2,048 | 0.95 (95 % CI" in written and "| 1.00 (95 % CI 1.00 – 1.00) |" in written
     assert written.index("`alibi()`") < written.index("`fire()`") < written.index("`nope()`")
