@@ -46,16 +46,6 @@ class Results:
             return None
         return self.metric.difference([ours[u] for u in both], [theirs[u] for u in both])
 
-    def means(self, names: Iterable[str], length: int) -> dict[str, float]:
-        """The means of those that have numbers: on what all of them were measured on, or each on
-        its own where that is nothing."""
-        known = {s: ns for s in names if (ns := self.numbers.get((s, length)))}
-        shared = set.intersection(*map(set, known.values())) if known else set()
-        return {
-            s: self.metric.summarise([v for u, v in ns.items() if u in shared or not shared]).mean
-            for s, ns in known.items()
-        }
-
     def tied(self, a: Place, b: Place) -> bool:
         """Whether two are not significantly different."""
         if self.metric.tie is not None:
@@ -67,9 +57,9 @@ class Results:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method at one length: its value, or why it has none. `best`: none has a better mean (on
-    what all were measured on), and some have a worse one; `tied`: not significantly different from
-    the best. `over`: the paired difference to the baseline."""
+    """One method at one length: its value, or why it has none. `best`: of those measured on the
+    most documents none has a better mean, and some have a worse one; `tied`: not significantly
+    different from the best. `over`: the paired difference to the baseline."""
 
     value: Interval | None
     refused: str | None
@@ -165,14 +155,18 @@ def result_table(rows: Sequence[Measurement], name: str) -> ResultTable | None:
     own = next((names[row.key.scheme] for row in rows if row.is_baseline), BASELINE)
     cells: dict[Place, Cell] = {}
     for length in numbers.lengths:
-        means, pick = numbers.means(schemes, length), min if metric.lower_is_better else max
-        best, differ = pick(means, key=means.__getitem__, default=""), len({*means.values()}) > 1
+        known = {s: units for s in schemes if (units := numbers.numbers.get((s, length)))}
+        values = {s: numbers.interval((s, length)) for s in known}
+        most = max(map(len, known.values()), default=0)
+        means = {s: values[s].mean for s, units in known.items() if len(units) == most}
+        pick = min if metric.lower_is_better else max
+        best = pick(means, key=means.__getitem__, default="")
+        differ = len({value.mean for value in values.values()}) > 1
         for s in schemes:
-            place, known = (s, length), s in means
-            top = differ and known and means[s] == means[best]
-            tied = differ and known and not top and numbers.tied(place, (best, length))
+            place, value = (s, length), values.get(s)
+            top = differ and means.get(s) == means[best]
+            tied = differ and value is not None and not top and numbers.tied(place, (best, length))
             over = None if s == own else numbers.difference(place, (own, length))
-            value = numbers.interval(place) if known else None
             cells[place] = Cell(value, numbers.refused.get(place), top, tied, over)
     trained = rows[0].key.subject.trained
     return ResultTable(metric, trained, (*schemes,), schemes, numbers.lengths, cells)

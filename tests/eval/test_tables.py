@@ -120,7 +120,7 @@ def test_answers_are_paired_by_question() -> None:
     assert not board.cells[BASELINE, 512].tied
     other = board.cells["b", 512]
     assert other.value is not None and other.value.n == 16
-    assert other.best and not other.tied  # 16 of 16: no one has a better share
+    assert other.tied and not other.best  # 16 of 16: as good, on fewer questions
     assert other.over is not None and other.over.n == 16
     losses = made["answer_loss"].cells  # of the same rows; these tell a from b
     assert losses["a", 512].best and not losses["b", 512].best
