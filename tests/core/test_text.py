@@ -56,7 +56,10 @@ TOGETHER = {  # fields that must fit each other
     "mrope": lambda f: {**f, "sections": 2 * f["sections"]},
     "forget": lambda f: {**f, "shortest": 3, "longest": 3 + f.get("longest", 4)},
     "adagrope": lambda f: {**f, "positions": 1000 + f["positions"]},
-    "group_attention": lambda f: {**f, "window": f["window"] * f["group"]},
+    "group_attention": lambda f: {
+        "group": 1 + f["group"] % 999,
+        "window": (1 + f["group"] % 999) * (1 + f["window"] % 999),
+    },
     "resonance": lambda f: {},
     "lampe": lambda f: {**f, "step": 64},
     "power_basis": lambda f: {name: 1 + abs(value) for name, value in f.items()},
