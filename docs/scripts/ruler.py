@@ -301,11 +301,20 @@ def means(table: Cells, methods: Sequence[str], draw: random.Random | None = Non
     return [fmean(column) for column in zip(*by_cell, strict=True)]
 
 
-def agreement(a: Cells, b: Cells, methods: Sequence[str]) -> tuple[float, float, float]:
+def mean_ranks(
+    table: Cells, methods: Sequence[str], draw: random.Random | None = None
+) -> list[float]:
+    """Each method's mean rank over all cells, the best the greatest; a cell in which no method
+    answers anything counts as much as any other."""
+    each = [ranks(means({name: one}, methods, draw)) for name, one in table.items()]
+    return [-fmean(column) for column in zip(*each, strict=True)]
+
+
+def agreement(a: Cells, b: Cells, methods: Sequence[str], by: Any) -> tuple[float, float, float]:
     """Spearman's correlation of the two orders of methods, with 95 % of the bootstrap's."""
 
     def once(draw: random.Random | None = None) -> float:
-        orders = [ranks(means(table, methods, draw)) for table in (a, b)]
+        orders = [ranks(by(table, methods, draw)) for table in (a, b)]
         return correlation(*orders) if all(len({*order}) > 1 for order in orders) else 0.0
 
     draw = random.Random(0)
@@ -350,14 +359,16 @@ def agreement_table(
     pairs: Mapping[str, tuple[Cells, Cells]], methods: Sequence[str], lengths: Sequence[int]
 ) -> Iterator[str]:
     """Rank correlations by what both sides are ordered by, and by length."""
-    yield "| tokens | by RULER's score and our exact match | by the loss of the answers |"
-    yield "| --: | --: | --: |"
+    yield "| tokens | of both | by RULER's score and our exact match | by the loss of the answers |"
+    yield "| --: | --- | --: | --: |"
     for some in dict.fromkeys([*((n,) for n in lengths), tuple(lengths)]):
-        found = []
-        for theirs, ours in pairs.values():
-            rho, low, high = agreement(at_lengths(theirs, some), at_lengths(ours, some), methods)
-            found.append(f"{rho:.2f} (95 % CI {low:.2f} – {high:.2f})")
-        yield f"| {' and '.join(f'{n:,}' for n in some)} | {' | '.join(found)} |"
+        for what, by in (("means", means), ("mean ranks", mean_ranks)):
+            found = []
+            for theirs, ours in pairs.values():
+                both = (at_lengths(theirs, some), at_lengths(ours, some))
+                rho, low, high = agreement(*both, methods, by)
+                found.append(f"{rho:.2f} (95 % CI {low:.2f} – {high:.2f})")
+            yield f"| {' and '.join(f'{n:,}' for n in some)} | {what} | {' | '.join(found)} |"
 
 
 if __name__ == "__main__":
