@@ -21,7 +21,7 @@ from benchmarks.suites.rows import BASELINE, MERGED, OURS, Work
 from benchmarks.suites.setup import Setup, Sizes, machine, one_scheme
 from longitude.core.scheme import Scheme
 from longitude.ops.inputs import prepare
-from longitude.ops.lse_merge import MergeOneByOne
+from longitude.ops.lse_merge import merging_for
 from longitude.ops.ring import Ring
 from longitude.ops.ring_blocks import forward_block
 from longitude.ops.shards import Shard, runs
@@ -44,7 +44,7 @@ class Rank(NamedTuple):
         """This rank's output; a copy of each block stands for the one that a ring receives."""
         call = (scheme, *self.qkv, self.pos, self.pos, None)
         ring = Ring.of((None, self.rank), self.shards, prepare(*call), call, "auto", OPTIONS)
-        merging = MergeOneByOne(self.qkv[0].shape[:3], self.qkv[2])  # type: ignore[arg-type]
+        merging = merging_for(self.qkv[0].shape[:3], self.qkv[2])  # type: ignore[arg-type]
         for step in range(len(self.shards)):
             if ring.holds(step):
                 held = blocks[ring.owner(step)]

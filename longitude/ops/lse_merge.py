@@ -253,7 +253,7 @@ class TileOutput(NamedTuple):
 def merging_for(rows: tuple[int, int, int], like: Tensor) -> Any:
     """Rows (b h n) to merge tiles into, with the last dimension and type of these values: what
     `MergeOneByOne` is."""
-    if triton_available(like.device):
+    if triton_available(like.device) and like.dtype != torch.float64:
         from longitude.ops.kernels.merge import MergeTogether  # late: it imports Triton
 
         return MergeTogether(rows, like)
@@ -360,16 +360,24 @@ Sums = tuple[Tensor, Tensor, list[tuple[Any, ...]]]  # output, log-sum-exp, what
 def merge_tiles(parts: list[TileBatch], size: tuple[int, float], sinks: Tensor | None, v: Tensor,
                 qk: Sequence[Tensor]) -> Sums:  # fmt: skip
     """All tiles as one softmax over so many rows."""
-    (rows, scale), (v, *qk) = size, _dense(v, *qk)
+    rows, scale = size
     merging = merging_for((qk[0].shape[0], qk[0].shape[1], rows), v)
+    extras = add_tiles(merging, parts, scale, v, qk)
+    return *merging.result(sinks), extras
+
+
+def add_tiles(merging: Any, parts: list[TileBatch], scale: float, v: Tensor, qk: Sequence[Tensor],
+              top: int = 0) -> list[tuple[Any, ...]]:  # fmt: skip
+    """Run the tiles and merge them into the rows from `top` on; what their backwards need."""
+    v, *qk = _dense(v, *qk)
     extras = []
     for part in parts:
         arguments = part.arguments(qk[part.first], qk[part.first + 1], v, scale)
         ran = in_groups(part.operator, *arguments)
         out, lse = (x.unflatten(0, (len(part.rows), -1)) for x in (ran.out, ran.lse))
-        merging.add(TileOutput(out, lse, part.rows, part.flipped))
+        merging.add(TileOutput(out, lse, [top + row for row in part.rows], part.flipped))
         extras.append(ran.extra)
-    return *merging.result(sinks), extras
+    return extras
 
 
 def tile_gradients(parts: list[TileBatch], scale: float, grad: Tensor, sums: Sums, v: Tensor,

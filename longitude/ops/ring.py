@@ -33,7 +33,7 @@ from longitude.core.validate import UserError
 from longitude.ops.axes import has_axes
 from longitude.ops.head_split import by_heads, check_heads
 from longitude.ops.inputs import AttentionInputs, as_half_pairs, one_scheme, prepare
-from longitude.ops.lse_merge import MergeOneByOne, TileOutput, sink_gradients
+from longitude.ops.lse_merge import MergeOneByOne, TileOutput, merging_for, sink_gradients
 from longitude.ops.passes import accum_dtype
 from longitude.ops.ring_blocks import Merged, backward_block, forward_block, zeros_for
 from longitude.ops.shards import (
@@ -256,7 +256,7 @@ class _Ring(torch.autograd.Function):
                 *weights: Tensor) -> Tensor:  # fmt: skip
         own = [x.contiguous() for x in (k, v, k_sums) if x is not None]
         named = dict(zip(ring.p.weights, weights, strict=True))
-        merging, held = MergeOneByOne(q.shape[:3], v), own  # type: ignore[arg-type]
+        merging, held = merging_for(q.shape[:3], v), own  # type: ignore[arg-type]
         ctx.extras = {}
         for step in range(len(ring.shards)):
             arriving, *messages = ring.next_keys(step, held, own)

@@ -17,9 +17,8 @@ from torch import Tensor
 from longitude.ops import eager
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
 from longitude.ops.lse_merge import (
-    MergeOneByOne,
     TileOutput,
-    merge_tiles,
+    add_tiles,
     tile_batches,
     tile_gradients,
 )
@@ -73,23 +72,19 @@ def _cut(p: AttentionInputs, q_run: tuple[slice, range], k_run: tuple[slice, ran
 
 
 def forward_block(
-    p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str, merging: MergeOneByOne
+    p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str, merging: Any
 ) -> list[Any]:
     """Merge what a block gives; returns what the backward of each piece needs."""
     extras = []
     for rows, part, plan in pieces(p, of_runs, backend):
         if plan is None:
             weights, lse = _weights(part, None)
-            out, extra = eager.values(part, weights), []
+            out = eager.values(part, weights)
+            merging.add(TileOutput(out[None, :, :, None], lse[None, :, :, None], [rows.start]))
+            extras.append([])
         else:
-            parts, rotated = tile_batches(part, plan)
-            if not parts:
-                extras.append([])
-                continue
-            size = (part.q.shape[2], part.scale)
-            out, lse, extra = merge_tiles(parts, size, None, part.v, rotated)
-        merging.add(TileOutput(out[None, :, :, None], lse[None, :, :, None], [rows.start]))
-        extras.append(extra)
+            tiles, rotated = tile_batches(part, plan)
+            extras.append(add_tiles(merging, tiles, part.scale, part.v, rotated, rows.start))
     return extras
 
 
