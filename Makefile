@@ -8,6 +8,8 @@ VLLM := .venv-vllm
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # two test workers share two cores: one thread each
 export OMP_NUM_THREADS := 1
+# two workers and the processes that tests start: a module is compiled once, not in each of them
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-vllm lint check bench docs docs-table

@@ -3,6 +3,7 @@ agreement grid's count."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import jaxtyping
 import pytest
 import torch
 
+gc.disable()  # until all tests are collected: what is imported stays
 torch.set_num_threads(1)
 if not torch.cuda.is_available():  # read when a kernel is defined: before any test is imported
     os.environ["TRITON_INTERPRET"] = "1"
@@ -46,6 +48,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Warnings of the compiler, which runs on accelerators only, are none of ours."""
     if item.get_closest_marker("accelerator"):
         item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what collecting left out of every later search for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
