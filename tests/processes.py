@@ -1,21 +1,103 @@
-"""Processes of a gloo group, forked so that torch is imported once, and what each of them found."""
+"""Programs in processes of their own, without importing torch and transformers for each of them,
+and the processes of a gloo group.
+
+A server that has imported them is started once; it forks for every program that it is sent.
+"""
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import json
 import os
+import runpy
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[1]
+IMPORTED = (
+    "longitude.cli.extend",
+    "longitude.cli.train",
+    "longitude.extension.api",
+    "longitude.ops.ring",
+    "longitude.training.api",
+    "longitude.training.tune.run",
+    "transformers.models.llama.modeling_llama",
+)
+
+
+def python(*argv: str, timeout: int = 300, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGV`, where ARGV begins with -m MODULE or -c CODE, in a fork of the server.
+
+    Its imports are not those of a fresh process: a test of them starts one itself.
+    """
+    server = _server()
+    assert server.stdin and server.stdout
+    with tempfile.TemporaryDirectory() as folder:
+        said = [str(Path(folder, name)) for name in ("stdout", "stderr")]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+        request = {"argv": argv, "timeout": timeout, "env": env, "said": said}
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        status = int(server.stdout.readline())
+        return subprocess.CompletedProcess(argv, status, *(Path(s).read_text() for s in said))
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", __name__]
+    server = subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes)
+    atexit.register(server.communicate)  # without requests it ends
+    return server
+
+
+def _serve() -> None:
+    for module in IMPORTED:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            _become(**json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _become(argv: list[str], timeout: int, env: dict[str, str], said: list[str]) -> NoReturn:
+    """Run a program in this process, and end."""
+    signal.alarm(timeout)
+    os.environ.clear()
+    os.environ.update(env)
+    for fd, path in enumerate([os.devnull, *said]):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), fd)
+    kind, program, *rest = argv
+    sys.argv = [program, *rest]
+    status = 0
+    try:
+        if kind == "-m":
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 @contextmanager
@@ -43,7 +125,10 @@ def ranks(count: int) -> Iterator[Any]:
 
 def run(module: str, folder: Path, count: int) -> list[dict[str, Any]]:
     """What each rank of a program wrote into its own file of a folder."""
-    command = [sys.executable, "-m", module, str(folder), str(count)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=ROOT, env=env, check=True, timeout=900)
+    ran = python("-m", module, str(folder), str(count), timeout=900)
+    assert ran.returncode == 0, ran.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+if __name__ == "__main__":
+    _serve()

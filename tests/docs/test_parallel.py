@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import python
+
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "parallel.md"
-# as torchrun starts two processes, but torch is imported once; the first waits for the other
+# as torchrun starts two processes; the first waits for the other
 FORKED = """
 import os, socket, sys
-import longitude.hf, transformers.modeling_utils
 with socket.socket() as free:
     free.bind(("localhost", 0))
     port = str(free.getsockname()[1])
@@ -40,7 +38,5 @@ def test_the_guides_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_guides_example_runs_in_two_processes(tmp_path: Path) -> None:
     file = tmp_path / "example.py"
     file.write_text(example())
-    command = [sys.executable, "-c", FORKED, str(file)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    ran = python("-c", FORKED, str(file))
     assert ran.returncode == 0, ran.stderr

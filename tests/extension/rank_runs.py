@@ -33,11 +33,11 @@ SAID: list[str] = []
 def run(out: Path) -> dict[str, Any]:
     """The recommendation and every row, by what it is of."""
     options = ExtendOptions(
-        methods="rope(remap=rerope(128))", lengths=(1024,),
+        methods="rope(remap=rerope(128))", lengths=(512,),
         text=(argparse.__file__,), docs=2, questions=1, tasks=("kept_context", "passkey"),
         device="cpu", dtype="float32", out=out, progress=lambda event: SAID.append(event.stage),
     )  # fmt: skip
-    result = longitude.extend("tiny-rope", to="4x", options=options)
+    result = longitude.extend("tiny-rope", to="2x", options=options)
     rows = {json.dumps(row.key.to_json(), sort_keys=True): dict(row.value) for row in result.rows}
     return {"best": result.best.label, "rows": rows}
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from longitude.core.store import Store, address
-from tests.extension import killing
+from tests.processes import python
 
-ROOT = Path(__file__).parents[2]
 OTHERWISE = (
     "speed",
     "rounds",
@@ -33,8 +30,7 @@ def rows(path: Path) -> list[tuple[str, Any]]:
 
 
 def test_rows_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", killing.__name__, str(tmp_path), "0"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    ran = python("-m", "tests.extension.killing", str(tmp_path), "0", timeout=600)
     assert ran.returncode == 0, ran.stderr
     expected = rows(tmp_path / "undisturbed.sqlite")
     first, every = map(set, json.loads(ran.stdout))

@@ -51,7 +51,7 @@ def test_the_first_rank_alone_writes_and_says_how_texts_are_spread(
     found: list[dict[str, Any]],
 ) -> None:
     first, second = found
-    assert "over 2 ranks, at most 512 tokens on each" in first["said"][1]
+    assert "over 2 ranks, at most 256 tokens on each" in first["said"][1]
     assert (first["wrote"], second["wrote"]) == (1, 0) and len(second["said"]) == 1
 
 

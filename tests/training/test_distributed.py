@@ -17,6 +17,7 @@ from longitude.core.validate import UserError
 from longitude.training.checkpoint import HISTORY
 from longitude.training.distributed import World, layers
 from longitude.training.lab.run import MODEL
+from tests.processes import python
 
 SMALL = (
     "train", "--length", "32", "--size", "nano", "--steps", "6", "--batch", "8", "--device", "cpu",
@@ -29,10 +30,9 @@ SHARDED = f"""
 import longitude.training.distributed as distributed
 distributed.SHARDED_FROM = 0  # small models too
 {ONE}"""
-# two processes as torchrun starts them, but torch is imported once
+# two processes as torchrun starts them
 FORK = """
 import os, socket
-import longitude.training.api, longitude.training.tune.run
 with socket.socket() as free:
     free.bind(("localhost", 0))
     port = str(free.getsockname()[1])
@@ -45,12 +45,14 @@ def run(
     folder: Path, out: Path, processes: int, *more: str, program: str, command: str = "train"
 ) -> None:
     """`longitude train` in some processes, begun by a program."""
+    given = ["-c", program, command, *SMALL[1:], "--text", str(folder), "--out", str(out), *more]
+    if processes == 1:
+        python(*given).check_returncode()
+        return
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    alone = [sys.executable, "-c", program]
-    begin = alone if processes == 1 else [sys.executable, *launch, "--no-python", *alone]
-    settings = [command, *SMALL[1:], "--text", str(folder), "--out", str(out), *more]
+    begin = [sys.executable, *launch, "--no-python", sys.executable, *given]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*begin, *settings], env=env, check=True, timeout=300)
+    subprocess.run(begin, env=env, check=True, timeout=300)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from longitude.training.tune.run import tune_folder
+from tests.processes import python
 
 PROGRAM = """
 import sys
@@ -35,12 +36,13 @@ KILLED = BROKEN.format(ranks=[0], end="os.kill(os.getpid(), signal.SIGKILL)") + 
 
 
 def begin(program: str, processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    given = ["-c", program, *map(str, arguments)]
+    if processes == 1:
+        return python(*given)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    alone = [sys.executable, "-c", program]
-    command = alone if processes == 1 else [sys.executable, *launch, "--no-python", *alone]
+    command = [sys.executable, *launch, "--no-python", sys.executable, *given]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    given = [*command, *map(str, arguments)]
-    return subprocess.run(given, env=env, timeout=300, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=env, timeout=300, capture_output=True, text=True)
 
 
 def result(out: Path) -> dict[str, torch.Tensor]:
