@@ -114,13 +114,13 @@ class LayerState:
                 options |= {"key_padding": forward.new_padding, "length": forward.length}
                 ranks, pos = self.model.ranks, forward.pos
                 options["segments"] = None if ranks.generating else ranks.segments
-                options |= {"group": ranks.group, "split": ranks.split}
+                options |= {"group": forward.group, "split": ranks.split}
                 return attention(self.scheme, q, k, v, pos, pos, **options)
             return _attend_runs(self.scheme, q, k, v, forward, options)
         store = self.model.store(self.probed.index)
         if store is not None:
             if self.model.ranks is not None:
-                options |= {"group": self.model.ranks.group, "split": "keys"}
+                options |= {"group": forward.group, "split": "keys"}
             return store.attend(q, forward.pos, **options)
         used, k_pos, padding = self.model.cached_keys(k.shape[2], self.scheme)
         k, v = self.rotary_first(k)[:, :, used], v[:, :, used]

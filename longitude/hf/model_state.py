@@ -49,6 +49,7 @@ class ForwardState:
     padding: Tensor | None = None  # (b, past + tokens), True where a token is padding
     cache: Any = None
     position_ids: Tensor | None = None  # as the rotary embedding was called with them
+    group: Any = None  # whose ranks share this forward
     sharded: bool = False  # over a group: whether each rank has tokens of its own
     columns: int = 0  # over a group: the tokens of all ranks
     kept: Tensor | None = None  # which of the new tokens this rank caches; None: all

@@ -305,7 +305,8 @@ def over_ranks(
     from longitude.hf.ranks import Ranks, check
 
     check(model, layers)
-    ranks = Ranks(group)
+    schemes = as_layers([layer.scheme for state in states for layer in state.layers.values()])
+    ranks = Ranks(group, model, str(schemes))
     for state in states:
         state.ranks = ranks
     with ranks.installed(model) if hasattr(model, "generate") else nullcontext():

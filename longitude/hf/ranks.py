@@ -20,7 +20,7 @@ from torch import Tensor
 from longitude.core.validate import UserError
 from longitude.hf.layer import LAYER_STATE
 from longitude.hf.probe import replaced
-from longitude.ops.shards import answered, shard_positions
+from longitude.ops.shards import LayerGroup, answered, shard_positions
 
 if TYPE_CHECKING:
     from longitude.hf.model_state import ForwardState
@@ -33,8 +33,9 @@ BY_TOKEN = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "c
 class Ranks:
     """The ranks of a group, and whether every rank passes full prompts, as `generate` does."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, model: Any, schemes: str) -> None:
         self.group, self.generating = group, False
+        self.model, self.schemes = model, schemes  # in full, of all layers
         self.split = "tokens"  # or "heads": how attention shares the work of a forward
         self.segments: Tensor | None = None  # which document each token of a forward is of
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -73,6 +74,8 @@ class Ranks:
         tokens = given.get("input_ids")
         tokens = given["inputs_embeds"] if tokens is None else tokens
         n = forward.columns = tokens.shape[1]
+        learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
+        forward.group = LayerGroup(self.group, self.schemes, learns)
         if not self.generating:
             if forward.cache is not None or given.get("position_ids") is None:
                 raise UserError(

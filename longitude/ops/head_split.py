@@ -16,7 +16,7 @@ from torch import Tensor
 from longitude.core.part import Pos
 from longitude.core.validate import UserError
 from longitude.ops.inputs import AttentionInputs, weights_of
-from longitude.ops.shards import Shard, agree, hidden_keys, joined, transfer
+from longitude.ops.shards import Shard, agree, hidden_keys, joined, process_group, transfer
 
 
 def check_division(heads: int, key_heads: int, size: int) -> None:
@@ -85,7 +85,7 @@ def by_heads(
     as_keys = replace(
         given, k=given.q, v=given.q, k_pos=given.q_pos, key_padding=None, segments=ids
     )
-    queries = agree(as_keys, "queries", group, q.device)
+    queries, group = agree(as_keys, "queries", None, group, q.device), process_group(group)
     options, own = options | hidden_keys(shards, given), q.shape[1] // len(shards)
     if given.sink_logits is not None:
         options["sink_logits"] = given.sink_logits.split(own)[dist.get_rank(group)]

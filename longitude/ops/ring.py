@@ -44,6 +44,7 @@ from longitude.ops.shards import (
     all_gather,
     hidden_keys,
     joined,
+    process_group,
     runs,
     transfer,
 )
@@ -58,14 +59,16 @@ def attention_over(
     """The call of `attention` on this rank, together with those of the group's other ranks."""
     given = _checked(group, split, call, backend, options)
     device = call[1].device if isinstance(call[1], Tensor) else torch.device("cpu")
-    shards = agree(given, f"{split} {options['length']}", group, device)
+    shards = agree(given, split, options["length"], group, device)
     assert isinstance(given, AttentionInputs)
     width = call[3].shape[-1]
     if split == "heads":
         return by_heads(group, shards, given, call, backend, options)[..., :width]
-    if not any(s.keys for s in shards):
+    if split != "keys" and not any(s.keys for s in shards):
         return given.zeros()[..., :width]
-    ring = Ring.of((group, dist.get_rank(group)), shards, given, call, backend, options)
+    group = process_group(group)
+    rank = dist.get_rank(group) if len(shards) > 1 else 0
+    ring = Ring.of((group, rank), shards, given, call, backend, options)
     k, v = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})[2:]
     if split == "keys":
         return _by_keys(ring, k, v, given.forget_sums)[..., :width]
@@ -80,7 +83,7 @@ def _checked(
 ) -> AttentionInputs | UserError:
     """This rank's own part of a call, or what is wrong with it."""
     try:
-        p, size = prepare(*call, **options), dist.get_world_size(group)
+        p, size = prepare(*call, **options), dist.get_world_size(process_group(group))
         if split not in ("tokens", "heads", "keys"):
             raise UserError(f"split is tokens, heads or keys, but got {split!r}: use one of them.")
         if p.dropout:
@@ -136,10 +139,11 @@ class Ring:
         if options["length"] is None and pos.shape[0] == 1 and not hides:
             ends = [s.k_span[1] for s in shards if s.keys]
             ends += [s.q_span[1] for s in shards if s.queries]
-            options["length"] = max(1, math.ceil(max(ends)) + 1)
+            options["length"] = max(1, math.ceil(max(ends, default=0)) + 1)
         p = prepare(scheme, q, k, v, call[4], pos, call[6], **options)
         far = hops(shards, p.scheme.areas())
-        return cls(p, shards, place[0], backend, place[1], far, runs(p.q_pos))
+        q_runs = shards[place[1]].runs if call[4] is call[5] else runs(p.q_pos)
+        return cls(p, shards, place[0], backend, place[1], far, q_runs)
 
     def owner(self, step: int) -> int:
         """Whose block is here at a step."""

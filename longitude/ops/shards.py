@@ -2,7 +2,8 @@
 
 Every rank of a call tells the others in a few numbers what it was given; ranks that disagree raise
 the same sentence. Positions follow only where they are no ranges, with padding and segments: 24
-bytes per token and row, small beside its keys. Nothing is pickled.
+bytes per token and row, small beside its keys. Nothing is pickled. The layers of a model's forward
+share all this, and agree once (`LayerGroup`).
 
 `shard` cuts a sequence into one part for each rank and `gather_shards` puts it together again. The
 work of causal attention grows along the sequence: in zigzag order rank r of N holds the pieces r
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Literal
@@ -140,11 +141,55 @@ def transfer(
     return wait
 
 
+@dataclass(frozen=True, eq=False)
+class LayerGroup:
+    """A group for all layers of one forward, whose tokens are the same: ranks agree at the first
+    layer, on the schemes of all. Decoding takes the positions of cached keys as they are: ranks
+    agreed on them when they were cached, and masks evict different ones from different layers."""
+
+    group: Any
+    schemes: str = ""  # of all layers; empty: that of the call
+    learns: bool = False  # whether any layer needs gradients
+    agreed: dict[str, list[Shard]] = field(default_factory=dict)  # by how attention is split
+
+
+def process_group(group: Any) -> Any:
+    """The group whose ranks send and receive."""
+    return group.group if isinstance(group, LayerGroup) else group
+
+
 def agree(
-    given: AttentionInputs | UserError, options: str, group: Any, device: torch.device
+    given: AttentionInputs | UserError, split: str, length: Any, group: Any, device: torch.device
 ) -> list[Shard]:
-    """The shards of all ranks; raises on each of them where they disagree."""
-    own = [0.0] * len(FIELDS) if isinstance(given, UserError) else _described(given, options)
+    """The shards of all ranks, or this one's alone in a forward that decodes; raises on every rank
+    where they disagree."""
+    layers = group if isinstance(group, LayerGroup) else LayerGroup(group)
+    decodes = split == "keys" and layers is group
+    if split not in layers.agreed:
+        options = f"{split} {length}"
+        layers.agreed[split] = _exchanged(given, options, layers, device, not decodes)
+    if isinstance(given, UserError):
+        raise given  # as every rank does: it follows from what they agreed on
+    return [_cached(given)] if decodes else layers.agreed[split]
+
+
+def _cached(p: AttentionInputs) -> Shard:
+    """This rank's cache. Spans tell how far keys travel and how long texts are: these stay, and a
+    cache knows its length."""
+    segments, none = None if p.segments is None else p.segments[1], (0.0, 0.0)
+    sizes = (p.q.shape[2], p.k.shape[2])
+    return Shard(*sizes, none, none, p.k_pos, runs(p.k_pos), p.key_padding, segments)
+
+
+def _exchanged(
+    given: AttentionInputs | UserError, options: str, layers: LayerGroup, device: torch.device,
+    positions: bool,
+) -> list[Shard]:  # fmt: skip
+    """What every rank was given, with its positions if they are wanted."""
+    own, schemes, group = [0.0] * len(FIELDS), layers.schemes, layers.group
+    if isinstance(given, AttentionInputs):
+        schemes = schemes or str(given.scheme)
+        own = _described(given, schemes, options, layers.learns or given.needs_grad)
     header = torch.tensor(own, dtype=torch.float64, device=device)
     rows = [dict(zip(FIELDS, row.tolist(), strict=True)) for row in all_gather(header, group)]
     if isinstance(given, UserError):
@@ -156,19 +201,20 @@ def agree(
             if row[name] != rows[0][name]:
                 raise UserError(
                     f"rank 0 and rank {rank} call attention with different {words} (this rank "
-                    f"has {given.scheme} in {given.q.dtype}): give every rank the same."
+                    f"has {schemes} in {given.q.dtype}): give every rank the same."
                 )
     shards = [
         Shard(int(r["queries"]), int(r["keys"]), (r["q_low"], r["q_high"]),
               (r["k_low"], r["k_high"]))
         for r in rows
     ]  # fmt: skip
-    shards = _with_positions(given, shards, rows, group)
-    check_overlaps(shards)
+    if positions:
+        shards = _with_positions(given, shards, rows, group)
+        check_overlaps(shards)
     return shards
 
 
-def _described(p: AttentionInputs, options: str) -> list[float]:
+def _described(p: AttentionInputs, schemes: str, options: str, learns: bool) -> list[float]:
     """What the other ranks must know of a call, in the order of FIELDS."""
     spans = [
         (0.0, 0.0) if not x.shape[2] else (float(pos[0]), float(pos[-1]))
@@ -179,7 +225,7 @@ def _described(p: AttentionInputs, options: str) -> list[float]:
     heads = (p.q.shape[:2], p.q.shape[3], p.k.shape[1], p.v.shape[3])
     given = (p.scale, p.softcap, p.sink_logits is not None, options)
     return [
-        1.0, *map(_number, (p.scheme, p.q.dtype, heads, given)), float(p.needs_grad),
+        1.0, *map(_number, (schemes, p.q.dtype, heads, given)), float(learns),
         float(p.q.shape[2]), float(p.k.shape[2]), *spans[0], *spans[1],
         float(isinstance(p.k_pos, range) or not p.k.shape[2]), float(real),
         float(p.key_padding is not None), float(p.segments is not None),

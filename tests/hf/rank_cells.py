@@ -6,8 +6,10 @@ Usage: python -m tests.hf.rank_cells FOLDER COUNT
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import longitude.hf as lh
 from longitude import UserError, gather_shards, shard, shard_positions
+from longitude.hf.probe import replaced
+from longitude.hf.ranks import ranks_of
 from tests.hf.tiny import decoder, shared
 from tests.processes import ranks
 
@@ -73,6 +77,49 @@ def prompts(rows: int, n: int, padded: int = 0) -> dict[str, Any]:
 PROMPTS = {"long": prompts(1, 90), "padded": prompts(2, 61, padded=40), "short": prompts(1, 3)}
 
 
+def gathers(model: Any, group: Any) -> dict[str, int]:
+    """How often all ranks tell each other something: in a forward of four layers, in one split by
+    heads, and in a prompt with two steps of decoding after it."""
+    counts: Counter[str] = Counter()
+    gather, phase = dist.all_gather, ""
+
+    def counted(*args: Any, **more: Any) -> Any:
+        counts[phase] += 1
+        return gather(*args, **more)
+
+    ids, pos = prompts(1, 90)["input_ids"], shard_positions(90, group, "zigzag")
+    with torch.no_grad(), lh.patched(model, SCHEMES[0], check=False, group=group):
+        with replaced(dist, "all_gather", counted):
+            for phase in ("tokens", "heads"):
+                ranks_of(model).split = phase  # type: ignore[union-attr]
+                model(ids[:, pos], position_ids=pos[None])
+            phase, ranks_of(model).split = "generate", "tokens"  # type: ignore[union-attr]
+            model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    return dict(counts)
+
+
+def disagreements(model: Any, group: Any) -> dict[str, str]:
+    """What every rank says where the last one has something of its own."""
+    odd = dist.get_rank(group) == dist.get_world_size(group) - 1
+    plain, pos, said = "rope()", shard_positions(64, group), {}
+    own = prompts(1, 64)["input_ids"][:, pos]
+    model.requires_grad_(False)
+    model.model.layers[2].requires_grad_(True)  # the layers before it need no gradients
+    for name in ("schemes", "dtypes", "gradients", "batches"):
+        scheme = SCHEMES[0] if odd and name == "schemes" else plain
+        scheme = f"layers({plain}, {plain}, {plain}, {scheme})"
+        rows = own.expand(2 if odd and name == "batches" else 1, -1)
+        one = copy.deepcopy(model).double() if odd and name == "dtypes" else model
+        needed = torch.set_grad_enabled(not (odd and name == "gradients"))
+        try:
+            with lh.patched(one, scheme, check=False, group=group), needed:
+                one(rows, position_ids=pos[None])
+        except UserError as why:
+            said[name] = str(why)
+    model.requires_grad_(True)
+    return said
+
+
 def mistakes(model: Any, group: Any) -> dict[str, str]:
     """The sentences of calls that can't be run over a group."""
     ids, scheme = prompts(1, 16)["input_ids"], SCHEMES[0]
@@ -113,6 +160,9 @@ def main(folder: str, count: int) -> None:
             for kind, prompt in PROMPTS.items():
                 found["generate"][f"{cell}, {kind}"] = generated(model, scheme, prompt, group)
         found["mistakes"] = mistakes(shared("llama"), group)
+        if count == 2:  # which divides its heads
+            found["gathers"] = gathers(shared("llama"), group)
+        found["disagreements"] = disagreements(decoder("llama").eval(), group)
         (Path(folder) / f"{dist.get_rank()}.json").write_text(json.dumps(found))
 
 

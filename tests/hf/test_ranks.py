@@ -16,6 +16,13 @@ SENTENCES = {
     "hybrid": "Qwen3NextForCausalLM has layers that read tokens in order",
     "learned": "GPT2LMHeadModel adds positions at its input",
 }
+# found at the first layer, though layers before the last ones are the same and need no gradients
+DIFFERENT = {
+    "schemes": "different schemes",
+    "dtypes": "different dtypes",
+    "gradients": "different needs of gradients",
+    "batches": "different batches, heads or head sizes",
+}
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -28,3 +35,9 @@ def test_logits_tokens_and_refusals_over_ranks(tmp_path: Any, count: int) -> Non
         assert found["mistakes"].keys() == SENTENCES.keys(), found["mistakes"]
         for name, sentence in SENTENCES.items():
             assert found["mistakes"][name].startswith(sentence), found["mistakes"][name]
+        # a header and positions, of queries as well by heads; decoding four outputs and a header
+        told = {"tokens": 2, "heads": 4, "generate": 2 + 2 * (4 + 1)}
+        assert count != 2 or found["gathers"] == told
+        for name, words in DIFFERENT.items():
+            said = found["disagreements"][name]
+            assert said.startswith(f"rank 0 and rank {count - 1} call attention with {words}"), said
