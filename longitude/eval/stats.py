@@ -48,6 +48,11 @@ class Interval:
 
 def over_documents(values: Sequence[float], seed: int = 0) -> Interval:
     """The mean of one number per document."""
+    return _over_documents(tuple(values), seed)
+
+
+@lru_cache(maxsize=8192)  # methods are ranked several times: for each goal, for each runtime
+def _over_documents(values: tuple[float, ...], seed: int) -> Interval:
     enough = len(values) >= BOOTSTRAP_FROM
     bounds = bootstrap(values, seed=seed) if enough else student(values)
     return Interval(_mean(values), *bounds, len(values))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from longitude.cli.stream import BLOCK, words
+from longitude.cli.stream import words
 
 from .conftest import ROOT, Ran
 
@@ -71,11 +71,12 @@ def test_it_completes(says: Callable[..., Ran]) -> None:
     assert row["tokens"] == len(BOOK) + 20 and row["memory"] > 0 < row["tokens_per_second"]
 
 
-def test_it_scores(says: Callable[..., Ran]) -> None:
-    book = BOOK * 12  # more than one block
+def test_it_scores(says: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    block, book = 1024, BOOK * 3  # more than one block
+    monkeypatch.setattr("longitude.cli.stream.BLOCK", block)
     code, out, _ = says(book, *TINY, "--score", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and len(rows) == -(-len(book) // BLOCK) > 1
+    assert code == 0 and len(rows) == -(-len(book) // block) > 1
     assert rows[-1]["tokens"] == len(book)
     assert rows[-1]["loss"] < rows[-1]["mean"] < rows[0]["loss"]  # it has seen the text before
     code, plain, _ = says(book, *TINY, "--score")
@@ -158,7 +159,7 @@ def test_interrupting_is_an_end_like_another() -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert program.stdin and program.stdout and program.stderr
-    program.stdin.write(BOOK * 30)
+    program.stdin.write(BOOK)
     program.stdin.flush()  # and left open: more may come
     assert "tokens" in program.stdout.readline()
     program.send_signal(signal.SIGINT)

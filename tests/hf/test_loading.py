@@ -292,17 +292,6 @@ def test_a_window_that_no_one_passes_on(tmp_path: Path) -> None:
     assert again.config.sliding_window == config_of("mistral").sliding_window
 
 
-def test_the_real_checkpoint(smollm2_file: Path, capsys) -> None:
-    model, tokenizer = load(smollm2_file)
-    assert capsys.readouterr().err.count("\n") == 1
-    assert tokenizer is not None and len(tokenizer) == model.config.vocab_size == 49152
-    assert model.config.rope_parameters == {"rope_theta": 100000.0, "rope_type": "default"}
-    assert model.config.max_position_embeddings == 8192 and model.dtype == torch.float32
-    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
-    with torch.inference_mode():
-        assert tokenizer.decode(model(ids).logits[0, -1].argmax()) == " Paris"
-
-
 def test_a_hub_that_is_not_reached_is_asked_once(tmp_path: Path, monkeypatch) -> None:
     """Not five times more, with growing pauses, as the Hub's client does by itself."""
     template = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"  # nobody listens there

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr
+from io import StringIO
 from pydoc_data.topics import topics
 
 import pytest
@@ -18,11 +19,26 @@ FAR = 32_000
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_file):
-    model, tokenizer = lh.load(str(smollm2_file), device="cpu", dtype="float32", quiet=True)
+def loaded(smollm2_file):
+    with redirect_stderr(StringIO()) as said, torch.no_grad():
+        yield *lh.load(str(smollm2_file), device="cpu"), said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def smollm2(loaded):
+    model, tokenizer, _ = loaded
     text = "\n".join(topics[name] for name in sorted(topics))[:400_000]
-    with torch.no_grad():
-        yield model, torch.tensor([tokenizer(text, verbose=False).input_ids])
+    return model, torch.tensor([tokenizer(text, verbose=False).input_ids])
+
+
+def test_it_loads_in_one_line(loaded):
+    model, tokenizer, said = loaded
+    assert said.count("\n") == 1
+    assert len(tokenizer) == model.config.vocab_size == 49152
+    assert model.config.rope_parameters == {"rope_theta": 100000.0, "rope_type": "default"}
+    assert model.config.max_position_embeddings == 8192 and model.dtype == torch.float32
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    assert tokenizer.decode(model(ids).logits[0, -1].argmax()) == " Paris"
 
 
 def losses(model, ids, pos=None):

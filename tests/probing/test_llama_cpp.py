@@ -28,6 +28,12 @@ EIGHT_BITS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _two_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each length, of the three that a probe sends."""
+    monkeypatch.setattr("longitude.probing.in_force.TEXTS", 2)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tiny-rope under YaRN: as a reference, and as two files that llama.cpp reads."""
@@ -88,7 +94,7 @@ def test_half_the_context_is_refused_where_it_ends(folder: Path, tmp_path: Path)
 def test_what_is_in_force_is_named(
     file: str, settings: dict[str, Any], name: str, folder: Path, tmp_path: Path
 ) -> None:
-    to = 256 if file == "plain.gguf" else TO
+    to = 128 if file == "plain.gguf" else TO
     result = probed(folder, file, tmp_path, to=to, n_ctx=1024, **settings)
     assert result.in_force.best.name == name and name in names(result)
     assert result.in_force.best.misfit < 0.3 * result.in_force.meant.misfit
