@@ -26,12 +26,12 @@ from benchmarks.side_by_side import compare, show
 from longitude import Scheme, parse
 from longitude.ops import banded, flex
 from longitude.ops.bands import BandCall, plan_bands, reach_of
+from longitude.ops.extra_dims import run_alibi
 from longitude.ops.inputs import AttentionInputs, prepare
 from longitude.ops.kernels import banded as kernel
 from longitude.ops.kernels import banded_backward as gradients
 from longitude.ops.kernels.banded import Blocks
 from longitude.ops.plan import Band, CallSpec, Step
-from longitude.ops.sdpa import run_alibi
 from longitude.parts.distance_bias import ByDistance
 
 PLAIN = "plain causal, cuDNN"

@@ -92,6 +92,7 @@ def schemes() -> dict[str, Scheme]:
     )
     found["fox by a learned slope"] = scheme("fox('bias')")
     found["fox, rotated, in a window"] = scheme("fox() + rope() + window(9)")
+    found["fox, leaky"] = scheme("fox() + rope(remap=leaky_rerope(6, 3))")
     found["pope, leaky, in a window"] = scheme(
         "rope(pairs='polar', remap=leaky_rerope(6, 3)) + window(20) + logn(16)"
     )

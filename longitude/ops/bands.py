@@ -29,7 +29,6 @@ from longitude.ops.plan import (
     Step,
     TableSpan,
     fastest_kernel,
-    pairs_of,
     term_type,
 )
 from longitude.parts.distance_bias import ByDistance
@@ -170,7 +169,7 @@ def _far_step(call: CallSpec, pass_index: int, areas: tuple[Area, ...]) -> Step 
     found = call.tiles(areas)
     if len(found) != 1 or found[0].kind == "upper" or call.value_dim != call.head_dim:
         return None
-    kernel = fastest_kernel(call, pairs_of(found[0]))
+    kernel = fastest_kernel(call, found[0].pairs)
     slower = kernel is Kernel.FLASH and call.device.cudnn and call.head_dim <= MAX_CUDNN_HEAD
     if kernel is None or slower or found[0].top + found[0].height != call.queries:
         return None

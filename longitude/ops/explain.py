@@ -94,12 +94,14 @@ def steps(plan: Plan) -> str:
             parts[kernel] = None
     many = [f"{n} tiles in {calls} calls of {kernel}" for kernel, (n, calls) in tiles.items()]
     merged = "" if plan.merge is Merge.NONE else f", {plan.merge.value}"
+    if plan.extra_dims:
+        merged += f", the sums of forget gates in {plan.extra_dims} extra head dimensions"
     return ", then ".join([*parts, *many]) + merged
 
 
 def _pass(one: Pass) -> str:
     """Where a pass holds, what positions become there, and its tiles by kind."""
-    call, region, kinds = CallSpec.of(one.inputs), one.region, ""
+    call, region, kinds = CallSpec.of(one.inputs).sums_in_heads, one.region, ""
     words = [f"where {' or '.join(map(_area, one.areas))}"]
     if region is not None:
         sides = (("q", "i", region.q), ("k", "j", region.k))

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longitude.ops.extra_dims import values_for, with_sums
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import Tile, accum_dtype, batches, make_passes, single_query_pass
@@ -327,8 +328,9 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     parts, rotated = tile_batches(p, plan)
     if not parts:
         return p.zeros()
+    v = values_for(rotated[0], p.v) if plan.extra_dims else p.v
     size = (p.q.shape[2], p.scale)
-    return _Merged.apply(parts, size, p.sink_logits, p.v, *rotated)  # type: ignore[no-any-return]
+    return _Merged.apply(parts, size, p.sink_logits, v, *rotated)  # type: ignore[no-any-return]
 
 
 def tile_batches(p: AttentionInputs, plan: Plan) -> tuple[list[TileBatch], list[Tensor]]:
@@ -350,7 +352,8 @@ def tile_batches(p: AttentionInputs, plan: Plan) -> tuple[list[TileBatch], list[
             for s in steps
             for b in batches(s.tiles)
         ]  # fmt: skip
-        rotated += one.rotated(rows, columns)
+        q, k = one.rotated(rows, columns)
+        rotated += with_sums(p, q, k, rows, columns) if plan.extra_dims else (q, k)
     return parts, rotated
 
 

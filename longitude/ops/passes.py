@@ -238,6 +238,10 @@ class Tile:
     width: int
     kind: Kind = "full"
 
+    @property
+    def pairs(self) -> float:
+        return self.height * self.width * (1.0 if self.kind == "full" else 0.5)
+
 
 @lru_cache(maxsize=1024)
 def tiles(areas: tuple[Area, ...], q: range, k: range) -> tuple[Tile, ...]:

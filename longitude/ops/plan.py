@@ -9,8 +9,8 @@ A backend is a function from a spec to a plan, or to the sentence why it can't r
   the distance alone); what lies far away first, as one tile of the fastest plain kernel;
 - alibi: one causal call of SDPA over longer heads, whose extra dimensions carry the bias;
 - flex: FlexAttention, compiled, for terms that no other kernel knows;
-- native: PyTorch's kernels: one call of SDPA, tiles merged by their log-sum-exp, or a dense mask in
-  blocks of queries; and our own kernel for a few queries (`decode`);
+- native: PyTorch's kernels: one call of SDPA or tiles merged by their log-sum-exp, forget gates in
+  extra dimensions, else a dense mask in blocks of queries; our own for a few queries (`decode`);
 - eager: the full score matrix in blocks of queries; it runs everything.
 
 On Hopper cuDNN's kernels are the fastest (554 TFLOP/s; FlashAttention 2: 315, our bands: 390), but
@@ -27,19 +27,17 @@ from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
-from longitude.core.part import Bias as BiasPart
-from longitude.core.part import Dims, HasWeights, QueryRows, Weights
+from longitude.core.part import Dims, HasWeights, QueryRows
 from longitude.core.region import Area
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops import decode
+from longitude.ops.extra_dims import slopes_of, sum_dims
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import Tile, batches, query_rows, region_areas, tiles
 from longitude.parts.alibi import Alibi, AlibiInterpolated, NtkAlibi
-from longitude.parts.distance_bias import ByDistance
 
 Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 HALF = (torch.float16, torch.bfloat16)
@@ -47,6 +45,7 @@ HOPPER = (9, 0)  # before it, FlashAttention is as fast as cuDNN
 CUDNN_OPERATIONS = 1e11  # of a tile's two products
 BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
+SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
 MAX_CUDNN_HEAD = 128  # forward and backward
 MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
 
@@ -137,6 +136,7 @@ class Plan:
     backend: str
     steps: tuple[Step, ...]
     merge: Merge = Merge.NONE
+    extra_dims: int = 0  # of each head, which carry the sums of forget gates
     declined: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -206,6 +206,18 @@ class CallSpec(NamedTuple):
         return self.contiguous and not self.scheme.bias and not hidden
 
     @property
+    def sums_in_heads(self) -> CallSpec:
+        """The call with forget sums, if these are its bias, in extra head dimensions; itself where
+        it has none, no kernel takes such heads, or a mask costs less than longer keys."""
+        gated = len(self.scheme.bias) == 1 and getattr(self.scheme.bias[0], "gated", False)
+        few = self.queries < (SUM_QUERIES if len(self.pass_areas) == 1 else 2)
+        size = self.head_dim + sum_dims(self.dtype)
+        fits = lse_kernel(self.device.type, self.dtype, size) and self.value_dim <= size
+        if not (gated and fits and self.positive_scale) or few:
+            return self
+        return self._replace(scheme=replace(self.scheme, bias=()), head_dim=size, value_dim=size)
+
+    @property
     def pass_areas(self) -> list[tuple[Area, ...]]:
         """The areas of each pass."""
         return [areas for _, areas in region_areas(self.scheme, self.rows)]
@@ -250,7 +262,7 @@ def _slower(backend: str, call: CallSpec) -> str | None:
         return f"fewer than {BAND_QUERIES} queries leave most of the GPU idle"
     if call.queries == 1:
         return "a single query is one pass of a plain kernel"
-    if call.by_position or _decodes(call):
+    if call.sums_in_heads.by_position or _decodes(call):
         if backend != "banded" or call.dtype not in HALF:
             return "positions alone decide here, which plain kernels read as tiles"
         return None if _single_tile(call) is None else "one call of a plain kernel does it"
@@ -279,10 +291,6 @@ def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
     return Kernel.CUDNN if kernel is Kernel.FLASH and fits else kernel
 
 
-def pairs_of(tile: Tile) -> float:
-    return tile.height * tile.width * (1.0 if tile.kind == "full" else 0.5)
-
-
 def _eager(call: CallSpec) -> Plan | str:
     return Plan("eager", (Step(Kernel.EAGER, tuple(range(len(call.pass_areas)))),))
 
@@ -297,12 +305,9 @@ def _native(call: CallSpec) -> Plan | str:
     every = tuple(range(len(call.pass_areas)))
     if _decodes(call):
         return Plan("native", (Step(Kernel.DECODE, every),))
-    if (tile := _single_tile(call)) is not None:
-        return Plan("native", (Step(Kernel.SDPA, every, (tile,)),))
-    if call.by_position:
-        return _merged_tiles(call)
-    if call.queries > 1 and len(every) > 1:
-        return "several regions need contiguous positions (ranges), no bias, padding or segments"
+    plan = _plain_tiles(call)
+    if isinstance(plan, Plan) or call.by_position or (call.queries > 1 and len(every) > 1):
+        return plan
     kernel = Kernel.SDPA_DIAGONALS if _by_diagonals(call) else Kernel.SDPA_MASKED
     return Plan("native", (Step(kernel, every),))
 
@@ -321,6 +326,18 @@ def _by_diagonals(call: CallSpec) -> bool:
         return False
     sees_first = area.lo is None or call.q_pos[0] - area.lo >= call.k_pos[0]
     return sees_first and (area.hi is None or call.q_pos[-1] - area.hi < call.k_pos[-1])
+
+
+def _plain_tiles(call: CallSpec) -> Plan | str:
+    """One call of SDPA, or tiles, where forget sums are in the heads and nothing else is added."""
+    wide, every = call.sums_in_heads, tuple(range(len(call.pass_areas)))
+    if not wide.by_position:
+        return "several regions need contiguous positions (ranges), no bias, padding or segments"
+    extra = wide.head_dim - call.head_dim
+    if (tile := _single_tile(wide)) is not None:
+        return Plan("native", (Step(Kernel.SDPA, every, (tile,)),), extra_dims=extra)
+    plan = _merged_tiles(wide)
+    return plan if isinstance(plan, str) else replace(plan, extra_dims=extra)
 
 
 def plan_tiles(call: CallSpec) -> Plan | str:
@@ -342,7 +359,7 @@ def _merged_tiles(call: CallSpec) -> Plan | str:
     by_kernel: dict[tuple[tuple[int, ...], Kernel], list[Tile]] = {}
     for n, areas in passes:
         for batch in batches(call.tiles(areas)):  # tiles of one shape are one launch
-            kernel = fastest_kernel(call, len(batch) * pairs_of(batch[0]))
+            kernel = fastest_kernel(call, len(batch) * batch[0].pairs)
             assert kernel is not None
             by_kernel.setdefault((n, kernel), []).extend(batch)
     steps = [Step(kernel, n, tuple(found)) for (n, kernel), found in by_kernel.items()]
@@ -418,16 +435,6 @@ def term_type(part: HasWeights) -> type | None:
     pos = torch.zeros(1, 1, dtype=torch.int64)
     weights = part.init(dims, torch.Generator().manual_seed(0))
     return type(part.term(one, one, pos, pos, weights, 1.0))  # type: ignore[attr-defined]
-
-
-@lru_cache(maxsize=64)
-def slopes_of(part: BiasPart, heads: int) -> Tensor:
-    """What a linear bias takes off for each step back, one number per head, in float64."""
-    one, pos = torch.zeros(1, heads, 1, 1, dtype=torch.float64), torch.zeros(1, 1)
-    none: Weights = {}
-    term = part.term(one, one, pos, pos, none, 1.0)
-    assert isinstance(term, ByDistance)
-    return -term.value(torch.arange(heads), torch.ones(1))
 
 
 def _banded(call: CallSpec) -> Plan | str:

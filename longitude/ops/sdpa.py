@@ -1,16 +1,9 @@
-"""One call of `scaled_dot_product_attention`: plain, under a mask, or with ALiBi in heads.
+"""One call of `scaled_dot_product_attention`: plain, under a mask, or with a bias in its heads.
 
 A plain call is causal or full over contiguous positions. A mask takes what depends on more than
 positions (a bias, padding, packed segments, positions in a tensor), in blocks of queries; a single
 query has its regions rotated into the keys. On a CPU a bias by distance needs no dense mask: with
 the keys in reverse order, the bias of every pair is a view of its table (`along_diagonals`).
-
-ALiBi needs no mask: under softmax a number that a full row shares does not count, so -m (i - j) is
-m (j - c) for any c, a product of something of the head and something of the key, as q·k is. Queries
-get the slope m in extra dimensions, keys their distance to the last one. Both are split into a
-high, a middle and a low part in the type of q and k, 24 bits together, and every product of two
-parts has a dimension of its own: nine, padded to sixteen. Far from c, float32 has few bits left for
-q·k, so the plan declines calls with large biases.
 """
 
 from __future__ import annotations
@@ -23,16 +16,14 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from longitude.core.part import Term
 from longitude.core.region import Area
 from longitude.ops.eager import in_blocks
+from longitude.ops.extra_dims import run_alibi, values_for, with_sums
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
 from longitude.ops.passes import Pass, accum_dtype, make_passes, single_query_pass
-from longitude.ops.plan import Kernel, Plan, slopes_of
+from longitude.ops.plan import Kernel, Plan
 from longitude.parts.distance_bias import ByDistance, ByRow, along_diagonals
 
 CUDA_BLOCK_SCORES = 2**27  # where memory is plenty but every call costs
 CPU_BLOCK_QUERIES = 256  # few enough that little is computed beyond a causal mask
-ALIBI_DIMS = 16  # kernels take head sizes in multiples of it
-ALIBI_PARTS = 3
-ALIBI_UNIT = 256  # keys count in these: 131,072 would not fit into float16
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
@@ -44,8 +35,11 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
         return _by_diagonals(p)
     if step.kernel is Kernel.SDPA_ALIBI:
         return run_alibi(p)
-    q, k = _one_pass(p).rotated()
-    return _sdpa(q, k, p.v, None, p, causal=step.tiles[0].kind == "lower")
+    (q, k), v = _one_pass(p).rotated(), p.v
+    if plan.extra_dims:
+        q, k = with_sums(p, q, k)
+        v = values_for(q, v)
+    return _sdpa(q, k, v, None, p, causal=step.tiles[0].kind == "lower")
 
 
 def _one_pass(p: AttentionInputs) -> Pass:
@@ -135,32 +129,3 @@ def _sdpa(
     with torch.autocast(q.device.type, enabled=False):  # it would round a wide bias to 8 bits
         out = sdpa(q, k, v, attn_mask=mask, dropout_p=p.dropout, is_causal=causal, scale=p.scale)
     return out.reshape(b, h, n, -1)
-
-
-def run_alibi(p: AttentionInputs) -> Tensor:
-    """One causal call whose heads carry the bias."""
-    q, k = make_passes(p)[0].rotated()
-    slopes = slopes_of(p.scheme.bias[0], q.shape[1]).to(q.device) * (ALIBI_UNIT / p.scale)
-    behind = torch.arange(1 - k.shape[2], 1, device=q.device, dtype=torch.float64) / ALIBI_UNIT
-    of_q, of_k = in_parts(slopes, q.dtype), in_parts(behind, k.dtype)
-    q = _extended(q, of_q.repeat_interleave(ALIBI_PARTS, -1)[:, None])
-    k = _extended(k, of_k.repeat(1, ALIBI_PARTS))
-    v = p.v if p.q.is_cuda else pad(p.v, (0, q.shape[-1] - p.v.shape[-1]))  # CPU: of one size
-    grouped = q.shape[1] != k.shape[1]
-    out = sdpa(q, k, v, is_causal=True, dropout_p=p.dropout, scale=p.scale, enable_gqa=grouped)
-    return out[..., : p.v.shape[-1]]
-
-
-def in_parts(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers as sums of three of a narrower type, the largest first."""
-    parts = []
-    for _ in range(ALIBI_PARTS):
-        parts.append(x.to(dtype))
-        x = x - parts[-1].to(x.dtype)
-    return torch.stack(parts, -1)
-
-
-def _extended(x: Tensor, extra: Tensor) -> Tensor:
-    """x with extra dimensions of each head and token, padded with zeros."""
-    extra = pad(extra, (0, ALIBI_DIMS - extra.shape[-1]))
-    return torch.cat([x, extra.expand(*x.shape[:3], ALIBI_DIMS)], -1)

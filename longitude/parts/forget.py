@@ -8,9 +8,9 @@ exp(-1 / τ_h), τ geometric from `shortest` to `longest` tokens, which is ALiBi
 (the defaults are those of eight heads). Both variants start there. Site ⑤.
 
 The sums reach `attention` as `forget_sums`: `nn.PositionAttention` computes them from the layer's
-input, and a `Cache` keeps one number per key and head. They and their differences are computed in
-float32 or wider; no kernel gets them as extra head dimensions, as ALiBi may, because how large they
-grow follows from the text and not from the shape of a call.
+input, and a `Cache` keeps one number per key and head, in float32 or wider. Plain kernels get them
+as extra head dimensions (`ops.extra_dims`), and add them as exactly as they compute q·k, however
+large they grow; with padding, packed texts or a few queries they are a mask.
 """
 
 from typing import Literal

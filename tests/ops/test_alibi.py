@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from longitude import Scheme, UserError, attention
+from longitude.ops.extra_dims import UNIT, in_parts, run_alibi
 from longitude.ops.inputs import AttentionInputs, prepare
 from longitude.ops.plan import CallSpec, Plan, make_plan, plan_call
-from longitude.ops.sdpa import ALIBI_UNIT, in_parts, run_alibi
 from tests.grid import scheme
 
 
@@ -55,8 +55,8 @@ def test_its_error_is_that_of_the_plain_kernel(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_three_parts_hold_twenty_four_bits(dtype: torch.dtype) -> None:
-    far = torch.arange(-131071, 1, dtype=torch.float64) / ALIBI_UNIT
-    found = in_parts(far, dtype)
+    far = torch.arange(-131071, 1, dtype=torch.float64) / UNIT
+    found = in_parts(far, dtype, 3)
     assert found.dtype == dtype and found.isfinite().all()
     torch.testing.assert_close(found.double().sum(-1), far, rtol=2**-23, atol=0)
 

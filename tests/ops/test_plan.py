@@ -54,7 +54,8 @@ def on(
     rows = rows or n
     q, k = (torch.empty(1, heads, t, d, dtype=dtype, device="meta") for t in (rows, n))
     own = scheme(text).init(Dims(heads * d, heads, d))
-    p = prepare(scheme(text), q, k, k, range(n - rows, n), range(n), own)
+    gated = {"forget_sums": (q[..., 0], k[..., 0])} if scheme(text).gated else {}
+    p = prepare(scheme(text), q, k, k, range(n - rows, n), range(n), own, **gated)
     return CallSpec.of(p)._replace(device=device, **more)
 
 
@@ -102,6 +103,12 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(H200, "alibi()", 8192, rows=8), [Kernel.FLEX], "flex"),
         (on(H200, "alibi()", 8192, rows=1), [Kernel.SDPA_MASKED], "native"),
         (on(H200, "fire()", 8192), [Kernel.FLEX], "flex"),
+        (on(H200, "forget()", 8192), [Kernel.SDPA], "native"),
+        (on(H200, "forget() + window(1024)", 8192, d=64), [Kernel.FLASH], "native"),
+        (on(H200, "forget() + rope(remap=rerope(512))", 8192), [Kernel.FLASH] * 2, "native"),
+        (on(H200, "forget()", 8192, rows=8), [Kernel.FLEX], "flex"),
+        (on(H200, "forget()", 8192, rows=1), [Kernel.SDPA_MASKED], "native"),
+        (on(H200, "forget()", 8192, d=256), [Kernel.FLEX], "flex"),  # 272 fit into no kernel
         (on(H200, "rope(remap=dual_chunk(4096, 512))", 8192), [Kernel.BANDED], "banded"),
         (on(H200, "rope(remap=dual_chunk(4096, 512))", 10752, gradients=True),
          [Kernel.CUDNN] * 3, "native"),
