@@ -53,6 +53,9 @@ LmEval = Annotated[
 ]
 Limit = Annotated[int | None, Option(help="Samples of each lm-eval task; 0 for all of them.")]
 Engine = Annotated[str, Option(help="local, or ray: an existing Ray cluster.")]
+ContextParallel = Annotated[
+    int, Option(help="With --engine ray: GPUs that share the tokens of each text.")
+]
 Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
 Seed = Annotated[int, Option(help="Of documents and questions.")]
 Out = Annotated[Path | None, Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")]
@@ -76,6 +79,7 @@ def extend(
     lm_eval: LmEval = None,
     limit: Limit = 50,
     engine: Engine = "local",
+    context_parallel: ContextParallel = 1,
     device: Device = "auto",
     dtype: o.ModelDType = "auto",
     revision: o.Revision = None,
@@ -110,8 +114,8 @@ def extend(
             methods=methods, lengths=o.integers("lengths", lengths), text=tuple(text or ()),
             docs=docs, goal=goal, tasks=o.names(tasks), questions=questions, budget=budget,
             search=search, lm_eval=o.names(lm_eval or ""), limit=limit or None, engine=engine,
-            device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
-            seed=seed, out=out, progress=progress,
+            context_parallel=context_parallel, device=device, dtype=dtype, revision=revision,
+            trust_remote_code=trust_remote_code, seed=seed, out=out, progress=progress,
         )  # fmt: skip
         result = (estimate if dry_run else run)(model, to=to, options=options)
     if is_first_process():

@@ -46,6 +46,7 @@ from longitude.extension.measure import (
 from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
 from longitude.extension.ranks import (
     check_ranks,
+    check_shared,
     evaluator_of,
     on_every_rank,
     over,
@@ -198,8 +199,27 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
         raise UserError(
             "--budget bounds a run of this process, but got --engine ray: leave one out."
         )
+    _check_groups(options)
     target = to or ("8x" if model == DEFAULT_MODEL else "4x")
-    return prepare(TargetModel.load(model, options), target, options)
+    prepared = prepare(TargetModel.load(model, options), target, options)
+    if options.context_parallel > 1:
+        check_shared(prepared, options.context_parallel)
+    return prepared
+
+
+def _check_groups(options: ExtendOptions) -> None:
+    ranks = options.context_parallel
+    if ranks < 1 or (ranks > 1 and options.engine != "ray"):
+        raise UserError(
+            f"--context-parallel is how many workers of --engine ray share a text, but got {ranks} "
+            f"with --engine {options.engine}: without Ray, use torchrun --nproc-per-node "
+            f"{max(ranks, 2)} -m longitude extend."
+        )
+    if ranks > 1 and options.search:
+        raise UserError(
+            "--search runs on one device, but --context-parallel is for lengths beyond it: leave "
+            "one out, or search under torchrun."
+        )
 
 
 def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:

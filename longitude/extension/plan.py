@@ -46,6 +46,7 @@ class ExtendOptions:
     lm_eval: tuple[str, ...] = ()  # lm-eval tasks for the best method
     limit: int | None = 50  # samples of each lm-eval task
     engine: str = "local"  # or "ray"
+    context_parallel: int = 1  # of Ray's workers share the tokens of each text
     device: str = "auto"
     dtype: str = "auto"
     revision: str | None = None

@@ -24,13 +24,14 @@ import torch.distributed as dist
 from longitude.core.client import is_url
 from longitude.core.store import Row
 from longitude.core.validate import UserError
+from longitude.eval.documents import Document
 from longitude.eval.prefill import input_device, lm_head
 from longitude.eval.records import ResultKey, from_row
 from longitude.eval.tasks import Value
 from longitude.extension.measure import Evaluator
-from longitude.extension.plan import ExtendOptions, Method, Prepared
+from longitude.extension.plan import ExtendOptions, Method, Plan, Prepared, TargetModel
 from longitude.extension.result import ExtendResult
-from longitude.hf.patch import patched
+from longitude.hf.patch import check_over_ranks, patched, unpatched
 from longitude.ops.shards import RankLost, answered
 from longitude.training.distributed import process_group
 
@@ -61,12 +62,12 @@ def rank_group(device: str) -> Iterator[Any]:
         yield dist.group.WORLD
 
 
-def spread(prepared: Prepared, group: Any) -> None:
-    """Run the plan over the ranks of a group; raises on every rank for models that can't."""
-    subject, model, size = prepared.plan.subject, prepared.target.model, dist.get_world_size(group)
+def check_shared(prepared: Prepared, size: int) -> None:
+    """Raise for a model whose texts so many ranks can't share."""
+    subject, model = prepared.plan.subject, prepared.target.model
     lm_head(model)  # tried on a few tokens of one process
-    with patched(model, subject.scheme, check=False, group=group):
-        prepared.group = group
+    with unpatched(model):
+        check_over_ranks(model)
     if subject.trained < 4 * size:  # the shortest texts are half a window
         raise UserError(
             f"a window of {subject.trained} tokens is too short for {size} ranks: start "
@@ -74,22 +75,30 @@ def spread(prepared: Prepared, group: Any) -> None:
         )
 
 
+def spread(prepared: Prepared, group: Any) -> None:
+    """Run the plan over the ranks of a group."""
+    check_shared(prepared, dist.get_world_size(group))
+    prepared.group = group
+
+
 def over(prepared: Prepared) -> str:
     """How texts are spread, for the sentence before the start."""
-    if prepared.group is None:
-        return ""
-    size = dist.get_world_size(prepared.group)
+    size, where = prepared.options.context_parallel, "on Ray, each text over"
+    if prepared.group is not None:
+        size, where = dist.get_world_size(prepared.group), "over"
     each = -(-prepared.plan.target // size)
-    return f"; over {size} ranks, at most {each:,} tokens on each"
+    return "" if size == 1 else f"; {where} {size} ranks, at most {each:,} tokens on each"
 
 
 class RankEvaluator(Evaluator):
     """Measures together with the other ranks; the first one announces what."""
 
-    def __init__(self, prepared: Prepared, held_out: bool = False) -> None:
-        documents = prepared.held_out if held_out else prepared.documents
-        super().__init__(prepared.plan, prepared.target, documents)
-        self.group, self.held_out = prepared.group, held_out
+    def __init__(
+        self, plan: Plan, target: TargetModel, documents: Sequence[Document], group: Any,
+        held_out: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(plan, target, documents)
+        self.group, self.held_out = group, held_out
         self.machine = f"{dist.get_world_size(self.group)} ranks: {self.machine}"
 
     @cached_property
@@ -116,10 +125,11 @@ class RankEvaluator(Evaluator):
 
 def evaluator_of(prepared: Prepared, held_out: bool = False) -> Evaluator:
     """On the documents of a plan, or on those held out for a search."""
-    if prepared.group is not None:
-        return RankEvaluator(prepared, held_out)
     documents = prepared.held_out if held_out else prepared.documents
-    return Evaluator(prepared.plan, prepared.target, documents)
+    about = (prepared.plan, prepared.target, documents)
+    if prepared.group is not None:
+        return RankEvaluator(*about, prepared.group, held_out)
+    return Evaluator(*about)
 
 
 def on_every_rank(prepared: Prepared, run: Callable[[], ExtendResult]) -> ExtendResult:
@@ -131,14 +141,19 @@ def on_every_rank(prepared: Prepared, run: Callable[[], ExtendResult]) -> Extend
         rest = (result.recommendation, result.next_steps, str(result.folder))
         announce(model, group, {"result": (rows, *rest)})
         return result
-    evaluators = [RankEvaluator(prepared, held_out) for held_out in (False, True)]
-    while "result" not in (message := announce(model, group)):
-        keys = [from_row(Row(key, {}, "")).key for key in message["keys"]]
-        evaluators[message["held_out"]].values(Method(**message["method"]), keys)
+    message = follow(model, group, [evaluator_of(prepared, held_out) for held_out in (False, True)])
     rows, recommendation, steps, folder = message["result"]
     steps = [(title, command) for title, command in steps]
     found = [from_row(Row(*row)) for row in rows]
     return ExtendResult(found, recommendation, steps, Path(folder))
+
+
+def follow(model: Any, group: Any, evaluators: Sequence[Evaluator]) -> dict[str, Any]:
+    """Measure what the first rank announces, until it announces its result."""
+    while "result" not in (message := announce(model, group)):
+        keys = [from_row(Row(key, {}, "")).key for key in message["keys"]]
+        evaluators[message["held_out"]].values(Method(**message["method"]), keys)
+    return message
 
 
 def announce(model: Any, group: Any, message: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -4,6 +4,10 @@ Each worker is an actor with a CPU, and a GPU where the model is on one: an acto
 task, so that the model is loaded once and keeps its GPU. A worker gets a group of tasks at once:
 a method on one document, or all lengths of one metric. Only this process writes rows. A group that
 fails goes to a fresh worker, since a killed process or a broken GPU takes no more.
+
+With --context-parallel N a worker is N actors in a placement group, on one machine where one has
+room. They form a process group and share the tokens of each text (ranks.py): the first is given
+tasks, as a single worker would be, and the others follow it. All of them go together.
 """
 
 from __future__ import annotations
@@ -21,19 +25,23 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from longitude.core.progress import Event, Progress
 from longitude.core.store import Store
 from longitude.core.validate import UserError, short, shown
 from longitude.eval.documents import Document
+from longitude.eval.prefill import lm_head
 from longitude.eval.records import Text
 from longitude.extension.measure import Evaluator
 from longitude.extension.plan import Plan, Prepared, TargetModel, Task
+from longitude.extension.ranks import RankEvaluator, follow
 from longitude.hf.loading import digest, load
 from longitude.hf.source import TINY, find
+from longitude.ops.shards import RankLost
 
 TRIES = 4  # of a group of tasks, and of a worker's start
 CONNECT_TIMEOUT = 10.0  # seconds
@@ -72,10 +80,10 @@ class Worker:
     not help; any other failure is raised."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.spec = spec
+        self.spec, self.group = spec, None
 
     @cached_property
-    def evaluator(self) -> Evaluator:
+    def target(self) -> TargetModel:
         """The model, loaded here; raises unless it is the one that was planned for."""
         torch.set_num_threads(CPUS)
         spec, subject = self.spec, self.spec.plan.subject
@@ -92,11 +100,47 @@ class Worker:
                 f"{subject.name} has other weights here ({weights}) than where the run began "
                 f"({subject.weights}): give every machine of the cluster the same files."
             )
-        documents = [Document(text, torch.tensor(ids), n) for text, ids, n in spec.documents]
-        return Evaluator(spec.plan, TargetModel(model, tokenizer, subject), documents)
+        return TargetModel(model, tokenizer, subject)
 
-    def begin(self) -> list[Pair] | str:
-        return self.measure(())
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        spec = self.spec
+        documents = [Document(text, torch.tensor(ids), n) for text, ids, n in spec.documents]
+        about = (spec.plan, self.target, documents)
+        return Evaluator(*about) if self.group is None else RankEvaluator(*about, self.group)
+
+    def load(self) -> str:
+        """Why the model can't be used here, or nothing."""
+        try:
+            lm_head(self.target.model)  # tried on a few tokens of one process
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def begin(self, others: Sequence[Any] = ()) -> list[Pair] | str:
+        """Load the model; the first rank of several then makes a process group with the others."""
+        ray = importlib.import_module("ray") if others else None
+        loading = [one.load.remote() for one in others]
+        if wrong := [said for said in (self.load(), *(ray.get(loading) if ray else ())) if said]:
+            return wrong[0]
+        if ray:
+            with socket.socket() as free:
+                free.bind(("", 0))
+                where = f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+            for rank, one in enumerate(others, 1):
+                one.follow.remote(where, rank, len(others) + 1)
+            self.join(where, 0, len(others) + 1)
+        return []
+
+    def join(self, where: str, rank: int, size: int) -> None:
+        backend = "nccl" if self.spec.plan.subject.device == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=where, rank=rank, world_size=size)
+        self.group = dist.group.WORLD
+
+    def follow(self, where: str, rank: int, size: int) -> None:
+        """Measure what the first rank does, for as long as this process lives."""
+        self.join(where, rank, size)
+        follow(self.target.model, self.group, [self.evaluator])
 
     def measure(self, group: Group) -> list[Pair] | str:
         rows: list[Pair] = []
@@ -104,6 +148,8 @@ class Worker:
             evaluator = self.evaluator
             for task in group:
                 evaluator.run(task, lambda key, value: rows.append((key.to_json(), value)))
+        except RankLost:  # a fresh group may go on
+            raise
         except UserError as error:
             return str(error)
         return rows
@@ -134,6 +180,13 @@ def run_on_ray(prepared: Prepared, tasks: Sequence[Task], store: Store, progress
                 run.dismiss(worker)
 
 
+class _Placed(NamedTuple):
+    """A worker: the actor that is given tasks, and the placement group of its ranks."""
+
+    actor: Any
+    place: Any = None  # without other ranks
+
+
 class _Run:
     """Groups of tasks handed one by one to whichever worker is free."""
 
@@ -143,13 +196,14 @@ class _Run:
         self.ray, self.store, self.progress = ray, store, progress
         self.waiting = deque(groups(tasks))
         self.total, self.done = len(tasks), 0
-        self.pending: dict[Any, tuple[Any, Group]] = {}  # awaited answers: from whom, for what
-        self.workers: list[Any] = []
+        self.pending: dict[Any, tuple[_Placed, Group]] = {}  # awaited answers: from whom, for what
+        self.workers: list[_Placed] = []
         self.failures: Counter[Group] = Counter()
         self.lost: list[str] = []
-        gpus = int(prepared.plan.subject.device == "cuda")
-        self.size = min(len(self.waiting), _capacity(ray.cluster_resources(), prepared, gpus))
-        self.worker = ray.remote(Worker).options(num_cpus=CPUS, num_gpus=gpus)
+        self.gpus, self.ranks = _gpus(prepared), prepared.options.context_parallel
+        room, self.strategy = _room(ray, prepared)
+        self.size = min(len(self.waiting), room)
+        self.worker = ray.remote(Worker)
         self.spec = ray.put(WorkerSpec.of(prepared))
 
     def all(self) -> None:
@@ -164,17 +218,30 @@ class _Run:
                 f"{self.lost[0]}; all others are recorded, and the same command tries again."
             )
 
-    def dismiss(self, worker: Any) -> None:
+    def dismiss(self, worker: _Placed) -> None:
         self.workers.remove(worker)
-        self.ray.kill(worker)
+        self.ray.kill(worker.actor)
+        if worker.place is not None:
+            self.ray.util.remove_placement_group(worker.place)  # which ends its other ranks
 
     def _report(self, group: Group) -> None:
         self.progress(Event(str(group[0]), self.done, self.total, job="measure"))
 
     def _start(self) -> None:
-        worker = self.worker.remote(self.spec)
+        needs = {"num_cpus": CPUS, "num_gpus": self.gpus}
+        if self.ranks == 1:
+            worker = _Placed(self.worker.options(**needs).remote(self.spec))
+            began = worker.actor.begin.remote()
+        else:
+            bundles = [{"CPU": CPUS, **({"GPU": 1} if self.gpus else {})}] * self.ranks
+            place = self.ray.util.placement_group(bundles, strategy=self.strategy)
+            module = importlib.import_module("ray.util.scheduling_strategies")
+            at = [module.PlacementGroupSchedulingStrategy(place, n) for n in range(self.ranks)]
+            actors = [self.worker.options(**needs, scheduling_strategy=one) for one in at]
+            first, *others = [actor.remote(self.spec) for actor in actors]
+            worker, began = _Placed(first, place), first.begin.remote(others)
         self.workers.append(worker)
-        self.pending[worker.begin.remote()] = (worker, ())
+        self.pending[began] = (worker, ())
 
     def _next(self) -> None:
         """Await an answer, record its rows, and give its worker the next group; without any, the
@@ -197,7 +264,7 @@ class _Run:
         if group:
             self._report(group)
         group = self.waiting.popleft()
-        self.pending[worker.measure.remote(group)] = (worker, group)
+        self.pending[worker.actor.measure.remote(group)] = (worker, group)
         return None
 
     def _failed(self, group: Group, why: str) -> None:
@@ -215,18 +282,42 @@ class _Run:
             self._start()
 
 
-def _capacity(has: dict[str, float], prepared: Prepared, gpus: int) -> int:
-    """How many workers the cluster has room for: a GPU each, or a CPU and memory for the model."""
-    if gpus and not has.get("GPU"):
+def _gpus(prepared: Prepared) -> int:
+    """Of each actor."""
+    return int(prepared.plan.subject.device == "cuda")
+
+
+def _room(ray: Any, prepared: Prepared) -> tuple[int, str]:
+    """How many workers the cluster has room for, and how the ranks of one are placed: together, if
+    a machine has room for them."""
+    ranks = prepared.options.context_parallel
+    total = _actors(ray.cluster_resources(), prepared)
+    if _gpus(prepared) and not total:
         raise UserError(
             "--engine ray: the model is on cuda, but the cluster has no GPU: start its machines "
             "with --num-gpus, or add --device cpu."
         )
-    if gpus:
-        return int(has["GPU"])
+    if ranks == 1:
+        return max(1, total), ""
+    if total < ranks:
+        each = "a GPU" if _gpus(prepared) else "a CPU and memory for the model"
+        raise UserError(
+            f"--context-parallel {ranks} needs {each} for each rank, but the cluster has room for "
+            f"{total}: give fewer, or start more machines."
+        )
+    machines = [_actors(node["Resources"], prepared) for node in ray.nodes() if node["Alive"]]
+    packed = sum(room // ranks for room in machines)
+    return (packed, "STRICT_PACK") if packed else (total // ranks, "PACK")
+
+
+def _actors(has: dict[str, float], prepared: Prepared) -> int:
+    """How many actors these resources are enough for: a GPU each, or a CPU and memory for the
+    model."""
+    if _gpus(prepared):
+        return int(has.get("GPU", 0))
     size = sum(p.numel() * p.element_size() for p in prepared.target.model.parameters())
     memory = has.get("memory", math.inf)
-    return max(1, int(min(has.get("CPU", 1) / CPUS, memory / (MODEL_COPIES * size))))
+    return int(min(has.get("CPU", 0) / CPUS, memory / (MODEL_COPIES * size)))
 
 
 @contextmanager

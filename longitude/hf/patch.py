@@ -232,11 +232,8 @@ def _entered(
     """The patched model; yields the scheme in full."""
     asked = parse(scheme) if isinstance(scheme, str) else scheme
     family = family_of(model)
-    if family is not None and group is not None:
-        raise UserError(
-            f"{type(model).__name__} adds positions at its input, which longitude runs in one "
-            f"process only: leave group out."
-        )
+    if group is not None:
+        check_over_ranks(model)
     if family is not None:
         with family.patch(model, asked, force) as full:
             yield full
@@ -272,7 +269,7 @@ def _entered(
                 f"would run as it was (check=False to take it so)."
             )
         if group is not None:
-            stack.enter_context(over_ranks(model, layers, group, states or []))
+            stack.enter_context(over_ranks(model, group, states or []))
         yield as_layers(schemes, asked)
 
 
@@ -297,14 +294,27 @@ def attention_patched(
         yield list(states.values())
 
 
-@contextmanager
-def over_ranks(
-    model: nn.Module, layers: list[ProbedLayer], group: Any, states: list[ModelState]
-) -> Iterator[None]:
-    """Our attention over the ranks of a group; the rest of a layer sees its own tokens."""
-    from longitude.hf.ranks import Ranks, check
+def check_over_ranks(model: Any) -> None:
+    """Raise for models that more than attention reads in order."""
+    if family_of(model) is not None:
+        raise UserError(
+            f"{type(model).__name__} adds positions at its input, which longitude runs in one "
+            f"process only: leave group out."
+        )
+    layers = probed_layers(model)
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", len(layers))
+    if len(layers) != count or len({layer.owner for layer in layers}) > 1:
+        raise UserError(
+            f"{type(model).__name__} has layers that read tokens in order without attending to "
+            f"them: over a group only models that attend in every layer run."
+        )
 
-    check(model, layers)
+
+@contextmanager
+def over_ranks(model: nn.Module, group: Any, states: list[ModelState]) -> Iterator[None]:
+    """Our attention over the ranks of a group; the rest of a layer sees its own tokens."""
+    from longitude.hf.ranks import Ranks
+
     schemes = as_layers([layer.scheme for state in states for layer in state.layers.values()])
     ranks = Ranks(group, model, str(schemes))
     for state in states:

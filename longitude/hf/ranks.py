@@ -24,7 +24,6 @@ from longitude.ops.shards import LayerGroup, answered, shard_positions
 
 if TYPE_CHECKING:
     from longitude.hf.model_state import ForwardState
-    from longitude.hf.probe import ProbedLayer
 
 TOKENS_IN_TURN = 256  # new tokens that one rank keeps before the next one does
 BY_TOKEN = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "cache_position")
@@ -114,13 +113,3 @@ def ranks_of(model: Any) -> Ranks | None:
 
 def _cut(x: Tensor, own: Tensor) -> Tensor:
     return x.index_select(min(x.dim() - 1, 1), own)
-
-
-def check(model: Any, layers: list[ProbedLayer]) -> None:
-    """Raise for models that more than attention reads in order."""
-    count = getattr(model.config.get_text_config(), "num_hidden_layers", len(layers))
-    if len(layers) != count or len({layer.owner for layer in layers}) > 1:
-        raise UserError(
-            f"{type(model).__name__} has layers that read tokens in order without attending to "
-            f"them: over a group only models that attend in every layer run."
-        )

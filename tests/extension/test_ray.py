@@ -19,14 +19,17 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+import longitude
 from longitude.core.progress import Event, silent
 from longitude.core.store import Store
 from longitude.core.validate import UserError
 from longitude.extension.measure import Evaluator, missing, run_tasks
 from longitude.extension.plan import Prepared, TargetModel
-from longitude.extension.ray import TRIES, Group, Worker, WorkerSpec, groups, run_on_ray
-from tests.extension.clusters import Lost, answered, play, small
+from longitude.extension.ray import TRIES, Group, Worker, WorkerSpec, _room, groups, run_on_ray
+from tests.extension.clusters import SMALL, Lost, answered, play, small
+from tests.extension.test_ranks import CLOSE
 
 OTHERWISE = ("seconds", "machine")  # what differs from run to run
 
@@ -75,21 +78,21 @@ def cluster() -> Iterator[Any]:
         ray.shutdown()
 
 
-def at_work() -> list[psutil.Process]:
-    """The workers that measure something at this moment."""
+def at_work(call: str) -> list[psutil.Process]:
+    """The workers that are in this call at this moment."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            found += [process] if "Worker.measure" in " ".join(process.cmdline()) else []
+            found += [process] if call in " ".join(process.cmdline()) else []
         except psutil.Error:  # it has just ended
             continue
     return found
 
 
-def kill_one(killed: list[int]) -> None:
+def kill_one(killed: list[int], call: str = "Worker.measure") -> None:
     """Kill the first worker that is seen at work."""
     while not killed:
-        for worker in at_work()[:1]:
+        for worker in at_work(call)[:1]:
             worker.send_signal(signal.SIGKILL)
             killed.append(worker.pid)
         time.sleep(0.05)
@@ -113,7 +116,71 @@ def test_rows_are_those_of_a_local_run_though_a_worker_is_killed(
     assert done == sorted(done) and done[0] == 0 and 2 <= len(events) <= 9
 
 
+@pytest.mark.slow  # four processes import torch
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_ranks_of_a_group_share_each_text_though_one_is_killed(
+    prepared: Prepared, expected: list[Any], cluster: Any, store: Store
+) -> None:
+    shared = replace(prepared, options=replace(prepared.options, context_parallel=2))
+    killed: list[int] = []
+    Thread(target=kill_one, args=(killed, "Worker.follow"), daemon=True).start()
+    run_on_ray(shared, prepared.plan.tasks(), store, silent)
+    assert killed
+    assert [key for key, _ in rows(store)] == [key for key, _ in expected]
+    assert all(row.value["machine"].startswith("2 ranks: ") for row in store.rows())
+    for (key, got), (_, want) in zip(rows(store), expected, strict=True):
+        for name in CLOSE[key["measure"]][0] & want.keys():
+            close = CLOSE[key["measure"]][1]
+            numbers = [torch.tensor(value[name]).double() for value in (got, want)]
+            torch.testing.assert_close(*numbers, rtol=close, atol=close)
+
+
 # without a cluster
+
+
+def test_a_group_of_ranks_is_placed_on_one_machine_if_any_has_room(prepared: Prepared) -> None:
+    def placed(ranks: int, *gpus: int, dead: int = 0) -> tuple[int, str]:
+        subject = replace(prepared.plan.subject, device="cuda")
+        options = replace(prepared.options, context_parallel=ranks)
+        there = replace(prepared, plan=replace(prepared.plan, subject=subject), options=options)
+        nodes = [{"Alive": True, "Resources": {"GPU": float(n)}} for n in gpus]
+        nodes += [{"Alive": True, "Resources": {"CPU": 4.0}}]  # of the head
+        nodes += [{"Alive": False, "Resources": {"GPU": float(dead)}}]
+        total = {"GPU": float(sum(gpus)), "CPU": 4.0}
+        ray = SimpleNamespace(cluster_resources=lambda: total, nodes=lambda: nodes)
+        return _room(ray, there)
+
+    assert placed(4, 8, 7) == (3, "STRICT_PACK") and placed(1, 8, 7) == (15, "")
+    assert placed(4, 3, 3, 3) == (2, "PACK")
+    said = r"--context-parallel 4 needs a GPU for each rank, but the cluster has room for 3: give"
+    with pytest.raises(UserError, match=said):
+        placed(4, 2, 1, dead=8)
+
+
+def test_a_cluster_too_small_for_a_group_starts_no_worker(
+    prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = play(monkeypatch, answered)
+    four = replace(prepared, options=replace(prepared.options, context_parallel=4))
+    with pytest.raises(UserError, match="needs a CPU and memory for the model for each rank, but"):
+        run_on_ray(four, prepared.plan.tasks(), store, silent)
+    assert not ray.made
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"context_parallel": 2}, r"but got 2 with --engine local: without Ray, use torchrun"),
+        ({"context_parallel": 0, "engine": "ray"}, "but got 0 with --engine ray"),
+        ({"context_parallel": 2, "engine": "ray", "search": True}, "--search runs on one device"),
+        ({"context_parallel": 128, "engine": "ray"}, "window of 256 tokens is too short for 128"),
+    ],
+)
+def test_options_of_groups_that_make_no_sense_are_a_sentence(
+    given: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=told):
+        longitude.extend(options=replace(SMALL, out=tmp_path, **given))
 
 
 def test_a_failed_group_is_tried_again_by_a_fresh_worker(
