@@ -56,14 +56,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def _flex_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _flex_runs_uncompiled() -> Iterator[None]:
     """On CPU flex is for tests: no tracing, no warning that it is slow. On a GPU it compiles."""
     import torch.nn.attention.flex_attention as flex
 
-    monkeypatch.setattr(
-        flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not torch.cuda.is_available()
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not torch.cuda.is_available())
+        yield
 
 
 @pytest.fixture(scope="session")

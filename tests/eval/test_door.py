@@ -34,6 +34,7 @@ METRIC = Metric(
 def dummy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "dummy_metric.py").write_text(METRIC)
+    monkeypatch.setattr("longitude.eval.tasks.cost.ROUNDS", 1)
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path / "more")])
     yield
 

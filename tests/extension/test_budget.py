@@ -117,6 +117,7 @@ def slow(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simpl
     for module in (api, measure):
         monkeypatch.setattr(module, "time", fake)
     monkeypatch.setattr(ExtendResult, "write", lambda *_: None)
+    monkeypatch.setattr("longitude.eval.tasks.cost.ROUNDS", 1)
     hook = target.model.get_input_embeddings().register_forward_pre_hook(pass_time)
     yield clock
     hook.remove()

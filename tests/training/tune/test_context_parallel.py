@@ -28,13 +28,13 @@ def losses(folder) -> torch.Tensor:
 
 
 def test_two_processes_that_share_sequences_have_the_losses_of_one(folder, tmp_path):
-    options = TuneOptions(recipe="yarn", text=(str(folder),), steps=20, batch=4, seq=48, lr=1e-4,
+    options = TuneOptions(recipe="yarn", text=(str(folder),), steps=8, batch=4, seq=48, lr=1e-4,
                           lora=False, out=tmp_path / "1", save_every=2, device="cpu")  # fmt: skip
     fine_tune("tiny-rope", "2x", options)
     one = losses(tmp_path / "1")
-    assert len(one) == 20
+    assert len(one) == 8
     for name, program in (("tokens", SHARED), ("heads", BY_HEADS)):
-        ran = begin(FORK + program, 1, folder, tmp_path / name, 20, "full", 2)
+        ran = begin(FORK + program, 1, folder, tmp_path / name, 8, "full", 2)
         assert ran.returncode == 0, ran.stderr
         torch.testing.assert_close(losses(tmp_path / name), one, rtol=0, atol=1e-4)
     assert "context parallelism by heads: 6 heads, 6 of keys, over 2 ranks" in ran.stdout
