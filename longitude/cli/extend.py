@@ -21,8 +21,8 @@ To = Annotated[
 Methods = Annotated[
     str,
     Option(
-        help="auto, all, or names and schemes joined by ;, as in yarn; leaky_rerope; "
-        "rope(remap=rerope(512))."
+        help="auto, all, or names, the table's labels and schemes joined by ;, as in yarn; "
+        "rerope(512); rope(base=500000)."
     ),
 ]
 Docs = Annotated[int, Option(help="Documents to compare on.")]

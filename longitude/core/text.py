@@ -38,8 +38,8 @@ def dump(scheme: Scheme | Layers) -> str:
     return str(scheme)
 
 
-def parse(text: str) -> Scheme | Layers:
-    """The scheme of a text."""
+def parse(text: str, *, short_form: bool = False) -> Scheme | Layers:
+    """The scheme of a text; in short form, rerope(128) is rope(remap=rerope(128))."""
     if len(text) > MAX_CHARS:
         raise UserError(
             f"a scheme of {len(text)} characters is too long: {MAX_CHARS} is the limit."
@@ -58,7 +58,9 @@ def parse(text: str) -> Scheme | Layers:
             f"{shown(text)} is not a scheme ({_reason(e)}): write parts joined by +, as in "
             f"rope() + logn(8192)."
         ) from None
-    return value if isinstance(value, Layers) else Scheme.of(*_parts(value))
+    if isinstance(value, Layers):
+        return value
+    return scheme_of(tuple(_parts(value))) if short_form else Scheme.of(*_parts(value))
 
 
 def _reason(error: Exception) -> str:
@@ -123,7 +125,9 @@ def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if make is None and name in REFUSED:
         raise UserError(REFUSED[name])
     if make is None:
-        near = difflib.get_close_matches(name, [*PARTS, *PRESETS, "layers"], n=3, cutoff=0.5)
+        title = f"{name.lower()}:"  # iRoPE is what llama4 begins with
+        near = [n for n, p in PRESETS.items() if (p.__doc__ or "").lower().startswith(title)]
+        near += difflib.get_close_matches(name, [*PARTS, *PRESETS, "layers"], n=3, cutoff=0.5)
         known = " or ".join(near) if near else "one of those that `longitude schemes` lists"
         raise UserError(f"no part is called {shown(name)}: use {known}.")
     if name in PRESETS:

@@ -99,14 +99,23 @@ def _named(name: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> 
     if by_name:
         return by_name
     if "(" in name:
-        parse(name)  # raises if it is none
-        return [Candidate(name, name)]
+        return [Candidate(name, _written_out(name))]
     known = list(dict.fromkeys(one.name for one in every))
     near = get_close_matches(name, known, n=3) or known
     raise UserError(
         f"--methods: no method is called {shown(name)} for this kind of model: use "
         f"{', '.join(near)}, auto, all, or write a scheme."
     )
+
+
+def _written_out(text: str) -> str:
+    """A scheme as it is written, since what it names replaces the model's own; or that of a label
+    of the table, which names the parts of a rotation by themselves."""
+    try:
+        parse(text)
+    except UserError:
+        return dump(parse(text, short_form=True))
+    return text
 
 
 def full_layers(text: str, own: Own) -> str:

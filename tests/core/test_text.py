@@ -168,6 +168,16 @@ def test_the_written_form_itself():
     assert parse("streaming_llm(4, 1020) + logn(512)").scale == parse("logn(512)").scale
 
 
+def test_short_forms_of_a_rotation_are_read_where_asked_for():
+    for text, full in (
+        ("rerope(128)", "rope(remap=rerope(128))"),
+        ("yarn(8, original=256) + logn(64)", "rope(frequencies=yarn(8, original=256)) + logn(64)"),
+        ("rope(base=500)", "rope(base=500)"),
+        ("split(streaming(4, 28), rerope(16))", "split(streaming(4, 28), rerope(16))"),
+    ):
+        assert parse(text, short_form=True) == parse(full)
+
+
 def test_a_split_is_written_by_what_its_layers_change():
     text = "split(streaming(4, 4092), rerope(1024) + logn(8192), share=0.5)"
     split = parse(text)
@@ -381,6 +391,8 @@ NAMED = [
     ("", r"is not a scheme"),
     ("rope() logn(5)", r"is not a scheme"),
     ("rope() - logn(5)", r"neither a part nor"),
+    ("irope()", r"no part is called 'irope': use llama4 or"),  # by what its preset is a case of
+    ("iRoPE()", r"use llama4\."),
     ("kerple('powr')", r"'log' or 'power', but got 'powr'"),
     ("window(" + "9" * 40 + ")", r"a whole number"),
 ]

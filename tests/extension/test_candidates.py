@@ -18,7 +18,7 @@ from longitude.extension.candidates import (
     full_layers,
     label,
 )
-from longitude.hf.merge_scheme import merge_scheme
+from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.parts import SelfExtend
 
 ROPE, ALIBI, LEARNED = parse("rope(base=5000)"), parse("alibi()"), parse("learned(512)")
@@ -74,6 +74,20 @@ def test_names_and_schemes_mix():
     assert texts[0] is None
     assert [c.name for c in found[1:3]] == ["yarn", "yarn"]
     assert texts[-1] == "rope(remap=rerope(99))"
+
+
+@pytest.mark.parametrize("name", ["auto", "all"])
+def test_a_label_of_the_table_names_its_method(name):
+    """What is copied from the table gives the very scheme that it stands for."""
+    for candidate in candidates(name, ROPE, 256, 2048)[1:]:
+        full = as_layers(merge_scheme(candidate.text, [ROPE] * 4, 256), parse(candidate.text))
+        _, again = candidates(label(full, ROPE), ROPE, 256, 2048)
+        assert as_layers(merge_scheme(again.text, [ROPE] * 4, 256), parse(again.text)) == full
+
+
+def test_what_a_scheme_writes_out_stays_written():
+    (_, one), (_, other) = (candidates(m, ROPE, 512, 4096) for m in ("rope(base=10000)", "rope()"))
+    assert (one.text, other.text) == ("rope(base=10000)", "rope()")
 
 
 def test_an_unknown_name_gets_the_nearest():
