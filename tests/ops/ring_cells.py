@@ -167,8 +167,9 @@ def cells(group: Any) -> Iterator[tuple[str, str, float | str]]:
         if name not in distinct.values():
             continue
         reference: dict[Any, list[Tensor]] = {}
+        calls = {make: make(scheme) | {"scheme": scheme} for make in (plain, packed, all_heads)}
         for way, how in WAYS.items():
-            call = how.make(scheme) | {"scheme": scheme}
+            call = calls[how.make]
             if (name, way) == ("su_rerope", "heads"):  # its exchange is the same for every scheme
                 how = how._replace(gradients=True)
             if how.split != "keys" and how.make not in reference:
