@@ -142,7 +142,10 @@ class Ring:
             options["length"] = max(1, math.ceil(max(ends, default=0)) + 1)
         p = prepare(scheme, q, k, v, call[4], pos, call[6], **options)
         far = hops(shards, p.scheme.areas())
-        q_runs = shards[place[1]].runs if call[4] is call[5] else runs(p.q_pos)
+        own, documents = shards[place[1]], None if p.segments is None else p.segments[0]
+        same = given.segments is None or given.segments[0] is given.segments[1]
+        same = same and call[4] is call[5] and own.padding is None  # queries and keys
+        q_runs = own.runs if same else runs(p.q_pos, segments=documents)
         return cls(p, shards, place[0], backend, place[1], far, q_runs)
 
     def owner(self, step: int) -> int:

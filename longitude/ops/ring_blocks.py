@@ -24,7 +24,7 @@ from longitude.ops.lse_merge import (
 )
 from longitude.ops.passes import accum_dtype
 from longitude.ops.plan import CallSpec, Plan, plan_tiles
-from longitude.ops.shards import Runs
+from longitude.ops.shards import Run, Runs
 
 
 class Merged(NamedTuple):
@@ -45,13 +45,13 @@ class Piece(NamedTuple):
 
 
 def pieces(p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str) -> list[Piece]:
-    """A block as tiles of plain kernels where positions are a few ranges, else in blocks of
-    queries."""
+    """A block as tiles of plain kernels where its tokens are a few runs, a document's queries over
+    its keys; else in blocks of queries."""
     if p.empty:
         return []
-    q_runs, k_runs = (None, None) if p.hides else of_runs
-    if backend != "eager" and q_runs and k_runs:
-        cut = [_cut(p, q_run, k_run) for q_run in q_runs for k_run in k_runs]
+    q_runs, k_runs = of_runs
+    if backend != "eager" and q_runs is not None and k_runs is not None:
+        cut = [_cut(p, q, k) for q in q_runs for k in k_runs if q.segment == k.segment]
         plans = [plan_tiles(CallSpec.of(one.inputs)) for one in cut]
         if all(isinstance(plan, Plan) for plan in plans):
             return [
@@ -64,11 +64,13 @@ def pieces(p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str) -> list
     ]
 
 
-def _cut(p: AttentionInputs, q_run: tuple[slice, range], k_run: tuple[slice, range]) -> Piece:
-    (rows, q_pos), (columns, k_pos) = q_run, k_run
+def _cut(p: AttentionInputs, q_run: Run, k_run: Run) -> Piece:
+    rows, columns, length = q_run.tokens, k_run.tokens, p.k_length
+    if isinstance(length, Tensor) and length.shape[1] > 1:
+        length = length[:, columns]
     k, v = (x[:, :, columns] for x in (p.k, p.v))
-    inputs = replace(p.rows(rows.start, rows.stop), q_pos=q_pos, k=k, v=v, k_pos=k_pos)
-    return Piece(rows, inputs, None)
+    cut = replace(p.rows(rows.start, rows.stop), q_pos=q_run.pos, key_padding=None, segments=None)
+    return Piece(rows, replace(cut, k=k, v=v, k_pos=k_run.pos, k_length=length), None)
 
 
 def forward_block(

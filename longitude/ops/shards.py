@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,15 @@ FIELDS = (
 )  # fmt: skip
 
 
-Runs = list[tuple[slice, range]] | None  # tokens and their positions, or None: too many
+class Run(NamedTuple):
+    """Tokens of one document at contiguous positions."""
+
+    tokens: slice
+    pos: range
+    segment: int = 0
+
+
+Runs = list[Run] | None  # None: too many
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +60,7 @@ class Shard:
     q_span: tuple[float, float]  # least and greatest position
     k_span: tuple[float, float]
     pos: Pos = range(0)  # of the keys
-    runs: Runs = None  # the same as a few ranges, if they are some
+    runs: Runs = None  # keys that are no padding, if they are a few runs
     padding: Tensor | None = None
     segments: Tensor | None = None
 
@@ -178,7 +186,8 @@ def _cached(p: AttentionInputs) -> Shard:
     cache knows its length."""
     segments, none = None if p.segments is None else p.segments[1], (0.0, 0.0)
     sizes = (p.q.shape[2], p.k.shape[2])
-    return Shard(*sizes, none, none, p.k_pos, runs(p.k_pos), p.key_padding, segments)
+    of_runs = runs(p.k_pos, p.key_padding, segments)
+    return Shard(*sizes, none, none, p.k_pos, of_runs, p.key_padding, segments)
 
 
 def _exchanged(
@@ -255,36 +264,54 @@ def _with_positions(
         mine[2, :, :n] = p.segments[1]
     dtype = torch.float64 if any(r["real"] for r in rows) else torch.int64
     gathered = torch.stack(all_gather(mine, group))
-    on_host = gathered[:, 0].cpu()  # once: every look at a device's numbers waits for its work
+    on_host = gathered.cpu()  # once: every look at a device's numbers waits for its work
+
+    def of(x: Tensor, keys: int, rows: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        pos, padding, segments = x[:, :, :keys]
+        hidden = padding.bool() if padded else None
+        return pos[:rows].to(dtype), hidden, segments.long() if packed else None
+
     found = []
     for s, every, host in zip(shards, gathered, on_host, strict=True):
-        pos, padding, segments = every[:, :, : s.keys]
-        distinct = 1 if bool((host == host[:1]).all()) else b  # rows of positions
-        known = {"pos": pos[:distinct].to(dtype), "runs": runs(host[:distinct, : s.keys].to(dtype))}
-        hidden = padding.bool() if padded else None, segments.long() if packed else None
-        found.append(replace(s, **known, padding=hidden[0], segments=hidden[1]))
+        rows_differ = not bool((host[0] == host[0, :1]).all())
+        size = (s.keys, b if rows_differ else 1)
+        pos, padding, segments = of(every, *size)
+        known = {"pos": pos, "padding": padding, "segments": segments}
+        found.append(replace(s, **known, runs=runs(*of(host, *size))))
     return found
 
 
-def runs(pos: Pos) -> Runs:
-    """Positions that all rows share as a few ranges, each with its tokens; None if they are not."""
-    if isinstance(pos, range):
-        return [(slice(0, len(pos)), pos)] if pos else []
-    if pos.shape[0] != 1 or pos.is_floating_point():
+def runs(pos: Pos, padding: Tensor | None = None, segments: Tensor | None = None) -> Runs:
+    """The tokens that are no padding as a few runs, if all rows have the same; None otherwise."""
+    if isinstance(pos, range) and padding is None and segments is None:
+        return [Run(slice(0, len(pos)), pos)] if pos else []
+    given = [as_rows(pos), *(x for x in (padding, segments) if x is not None)]
+    if given[0].shape[0] != 1 or given[0].is_floating_point():
         return None
-    values = pos[0].cpu()
-    ends = ((values.diff() != 1).nonzero().flatten() + 1).tolist()
+    given = [x.cpu() for x in given]
+    if not all(bool((x == x[:1]).all()) for x in given):
+        return None
+    at = given[0][0]
+    token = torch.arange(len(at)) if padding is None else (~given[1][0]).nonzero().flatten()
+    segment = torch.zeros_like(at) if segments is None else given[-1][0]
+    steps = torch.stack([token, at[token], segment[token]]).diff()
+    ends = ((steps != torch.tensor([[1], [1], [0]])).any(0).nonzero().flatten() + 1).tolist()
     if len(ends) >= MAX_RUNS:
         return None
-    cuts = [(a, b) for a, b in pairwise([0, *ends, len(values)]) if a < b]
-    return [(slice(a, b), range(int(values[a]), int(values[a]) + b - a)) for a, b in cuts]
+    found = []
+    for a, b in pairwise([0, *ends, len(token)]):
+        if a < b:
+            first, start = int(token[a]), int(at[token[a]])
+            pos = range(start, start + b - a)
+            found.append(Run(slice(first, first + b - a), pos, int(segment[first])))
+    return found
 
 
 def check_overlaps(shards: list[Shard]) -> None:
     """Raise where two ranks hold one position of one document."""
     hidden = shards[0].padding is not None or shards[0].segments is not None
     if not hidden and all(s.runs is not None for s in shards):
-        spans = [(at.start, at.stop, r) for r, s in enumerate(shards) for _, at in s.runs or ()]
+        spans = [(at.start, at.stop, r) for r, s in enumerate(shards) for _, at, _ in s.runs or ()]
         for (_, stop, a), (start, _, b) in pairwise(sorted(spans)):
             if start < stop and a != b:
                 raise _overlap(a, b, start)

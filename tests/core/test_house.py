@@ -16,13 +16,13 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_640, 248  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_670, 248  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_808,  # the client of servers, too
     "presets": 600,
     "parts": 3_560,  # tables of biases for CPUs, too
-    "ops": 6_580,  # over several ranks, and forget gates in heads, too
+    "ops": 6_610,  # over several ranks, and forget gates in heads, too
     "cache": 889,
     "hf": 5_710,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_400,

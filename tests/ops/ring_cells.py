@@ -69,6 +69,15 @@ def packed(scheme: Any) -> Call:
     return whole(scheme, 2, tokens(batch=2), pos, segments=ids, key_padding=hidden)
 
 
+def documents(scheme: Any) -> Call:
+    """Three documents, and padding inside the last one, in the same places of all rows."""
+    sizes = (23, 5, TOKENS - 28)
+    pos = rows(*(positions(scheme, n) for n in sizes))[None]
+    ids = torch.cat([torch.full((n,), i) for i, n in enumerate(sizes)])
+    hidden = (torch.arange(TOKENS) // 3 == 11).expand(2, -1)
+    return whole(scheme, 2, tokens(batch=2), pos, segments=ids.expand(2, -1), key_padding=hidden)
+
+
 def plain(scheme: Any, kv_heads: int = 2) -> Call:
     sinks = torch.linspace(-1, 1, HEADS, dtype=torch.float64)
     return whole(scheme, kv_heads, tokens(batch=2), positions(scheme, TOKENS), sink_logits=sinks)
@@ -89,6 +98,7 @@ WAYS = {
     "unequal": Way(plain, split_by(UNEQUAL)),
     "zigzag": Way(plain, zigzag(), gradients=False),
     "packed and padded": Way(packed, any_order()),
+    "documents": Way(documents, split_by(UNEQUAL), gradients=False),
     "heads": Way(all_heads, split_by(UNEQUAL), "heads", gradients=False),
     "keys": Way(plain, split_by(UNEQUAL), "keys", gradients=False),
 }
@@ -167,10 +177,11 @@ def cells(group: Any) -> Iterator[tuple[str, str, float | str]]:
         if name not in distinct.values():
             continue
         reference: dict[Any, list[Tensor]] = {}
-        calls = {make: make(scheme) | {"scheme": scheme} for make in (plain, packed, all_heads)}
+        makers = dict.fromkeys(how.make for how in WAYS.values())
+        calls = {make: make(scheme) | {"scheme": scheme} for make in makers}
         for way, how in WAYS.items():
             call = calls[how.make]
-            if (name, way) == ("su_rerope", "heads"):  # its exchange is the same for every scheme
+            if name == "su_rerope":  # gradients take the same way for every scheme
                 how = how._replace(gradients=True)
             if how.split != "keys" and how.make not in reference:
                 reference[how.make] = by_one(call, how.gradients or how.make is plain)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longitude.core.region import Area, Chunks
-from longitude.ops.shards import runs
+from longitude.ops.shards import Run, runs
 from tests.ops.ring_cells import RANKS, TRAFFIC, WAYS
 from tests.processes import run
 
@@ -108,8 +108,13 @@ def test_an_area_reaches_where_it_shows_a_pair() -> None:
 def test_positions_are_runs_where_they_are_few() -> None:
     import torch
 
-    assert runs(range(3, 7)) == [(slice(0, 4), range(3, 7))]
+    assert runs(range(3, 7)) == [Run(slice(0, 4), range(3, 7))]
     zigzag = torch.tensor([[0, 1, 6, 7]])
-    assert runs(zigzag) == [(slice(0, 2), range(2)), (slice(2, 4), range(6, 8))]
+    assert runs(zigzag) == [Run(slice(0, 2), range(2)), Run(slice(2, 4), range(6, 8))]
+    padding, ids = torch.arange(5)[None] == 1, torch.tensor([[4, 4, 4, 4, 9]])
+    pieces = [(slice(0, 1), range(1)), (slice(2, 4), range(2, 4)), (slice(4, 5), range(4, 5))]
+    found = runs(range(5), padding, ids)
+    assert found == [Run(*piece, n) for piece, n in zip(pieces, (4, 4, 9), strict=True)]
+    assert runs(range(5), torch.cat([padding, ~padding])) is None  # rows differ
     assert runs(torch.arange(0, 100, 2)[None]) is None
     assert runs(torch.rand(1, 4)) is None and runs(zigzag.expand(2, -1)) is None
