@@ -18,7 +18,7 @@ from longitude.viz.extend import markdown, write_charts
 from longitude.viz.section import Section, section
 
 PAGE = Path(__file__).parents[1] / "results" / "smollm2.md"
-TEXTS = ("prose", "code", "docs")
+TEXTS = ("prose", "code", "docs", "all")  # the last: every method, on prose
 SHOWN = ("kept_context", "answers")  # of the charts
 BETWEEN = re.compile(r"(?<=<!-- rows -->\n).*?(?=<!-- /rows -->)", re.DOTALL)
 

@@ -32,7 +32,7 @@ MIN_CHUNK = 128  # tokens, however long the text is
 LOGITS_AT_ONCE = 2**25
 TOKENS_AT_ONCE = 2**11  # through the LM head
 BATCH_TOKENS = 2**15  # of texts in one forward
-CPU_BATCH_TOKENS = 2**12  # whose activations the allocator reuses: larger ones are mapped anew
+CPU_BATCH_TOKENS = 2**11  # whose activations stay in a core's cache and are not mapped anew
 WINDOWS = ("sliding_window", "attention_chunk_size")  # layers with these take a mask on every call
 PROBE_TOKENS = 4  # on which the LM head is tried
 

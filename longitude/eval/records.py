@@ -58,7 +58,11 @@ class ResultKey:
 
     def to_json(self) -> dict[str, Any]:
         """The key of its row in the store."""
-        return {"kind": KIND, **asdict(self)}
+        flat = vars(self) | {
+            "subject": asdict(self.subject),
+            "text": self.text and asdict(self.text),
+        }
+        return {"kind": KIND, **flat}  # deep copies of thousands of keys would take seconds
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from longitude.core.store import Row, Store, address
 from longitude.core.validate import UserError, shown
 from longitude.eval.documents import Document
 from longitude.eval.perplexity import is_out_of_memory, losses
-from longitude.eval.prefill import text_config
+from longitude.eval.prefill import input_device, text_config
 from longitude.eval.records import (
     CONTEXT,
     COST,
@@ -62,7 +62,7 @@ OVERHEAD = 1.3  # of a scheme on our attention over the plain model
 COST_FORWARDS = 6  # of a method and of the baseline, in alternating rounds
 TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
 SPARE = 0.9  # of the budget that is measured in: the report takes its time, too
-CALIBRATION = 256  # tokens
+CALIBRATION = {"cpu": 256, "cuda": 4096}  # tokens: a GPU takes as long for fewer
 CLEARLY = 1.5  # times what is sane
 SMALL_MODEL = 2**26  # bytes of weights
 MAX_WORKERS = 4  # each has activations of its own
@@ -434,7 +434,8 @@ def parse_seconds(text: str) -> float:
 def time_model(prepared: Prepared) -> Pace:
     """Time the model on this machine: the faster of two short forwards, after one that warms up;
     the part of attention grows with the square of the length, by its count of operations."""
-    model, ids = prepared.target.model, prepared.documents[0].ids[: CALIBRATION + 1]
+    model = prepared.target.model
+    ids = prepared.documents[0].ids[: CALIBRATION.get(input_device(model).type, 256) + 1]
     runs = []
     for _ in range(3):
         start = time.perf_counter()

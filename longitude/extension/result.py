@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,9 +120,11 @@ class ExtendResult:
         content = {k: v for k, v in self.to_json().items() if k != "folder"}
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         replace_file(folder / ADVICE, text.encode())
-        charts = viz.write_charts(self.section, folder / CHARTS)
-        viz.write_summary([self.section], folder / SUMMARY, charts)
-        viz.write_page([self.section], folder / PAGE)
+        with ThreadPoolExecutor(1) as pool:  # seconds of one core each
+            page = pool.submit(viz.write_page, [self.section], folder / PAGE)
+            charts = viz.write_charts(self.section, folder / CHARTS)
+            viz.write_summary([self.section], folder / SUMMARY, charts)
+            page.result()
 
 
 @dataclass(frozen=True, eq=False)

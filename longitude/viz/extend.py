@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -157,13 +159,14 @@ def write_summary(sections: Sequence[Section], path: Path, charts: Sequence[Path
 
 
 def write_charts(section: Section, folder: Path) -> list[Path]:
-    """Write each chart as a PNG; their paths."""
-    written = []
-    for name, group in groupby(extend_charts(section), lambda chart: chart.name.split("-")[0]):
-        written.append(folder / f"{name}.png")
-        spec = json.dumps(standalone(section, [*group]))
-        files.replace_file(written[-1], vl_convert.vegalite_to_png(spec, scale=2))
-    return written
+    """Write each chart as a PNG, two at a time; their paths."""
+    by_file = groupby(extend_charts(section), lambda chart: chart.name.split("-")[0])
+    specs = {folder / f"{name}.png": standalone(section, [*group]) for name, group in by_file}
+    draw = partial(vl_convert.vegalite_to_png, scale=2)
+    with ThreadPoolExecutor(2) as pool:
+        for path, png in zip(specs, pool.map(draw, map(json.dumps, specs.values())), strict=True):
+            files.replace_file(path, png)
+    return [*specs]
 
 
 def write_page(sections: Sequence[Section], path: Path, title: str | None = None) -> None:
