@@ -7,6 +7,7 @@ A server that has imported them is started once; it forks for every program that
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import json
 import os
@@ -52,7 +53,12 @@ def python(*argv: str, timeout: int = 300, **env: str) -> subprocess.CompletedPr
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
         status = int(server.stdout.readline())
-        return subprocess.CompletedProcess(argv, status, *(Path(s).read_text() for s in said))
+        ran = subprocess.CompletedProcess(argv, status, *(Path(s).read_text() for s in said))
+    if status == -signal.SIGSEGV:  # seen once: a fork may crash where a fresh process does not
+        print(f"{argv} crashed in a fork: {ran.stderr}")
+        return subprocess.run([sys.executable, *argv], env=env, timeout=timeout, text=True,
+                              capture_output=True, check=False)  # fmt: skip
+    return ran
 
 
 @cache
@@ -82,6 +88,7 @@ def _become(argv: list[str], timeout: int, env: dict[str, str], said: list[str])
     os.environ.update(env)
     for fd, path in enumerate([os.devnull, *said]):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), fd)
+    faulthandler.enable()
     kind, program, *rest = argv
     sys.argv = [program, *rest]
     status = 0

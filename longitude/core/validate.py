@@ -153,3 +153,11 @@ def target_length(to: int | str, trained: int | None) -> int:
             f"--to {to} is a multiple of the window, but the model states none: give tokens."
         )
     return round(float(match[1]) * {"": 1, "k": 1024, "m": 2**20, "x": trained or 0}[match[2]])
+
+
+def parse_seconds(text: str) -> float:
+    """A time: 90s, 10m, 2h, or seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip().lower())
+    if match is None or float(match[1]) <= 0:
+        raise UserError(f"--budget takes a time, but got {shown(text)}: write 90s, 10m or 2h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -26,7 +26,7 @@ from longitude.core.client import is_url
 from longitude.core.progress import Event
 from longitude.core.store import Store
 from longitude.core.text import parse
-from longitude.core.validate import UserError, shown
+from longitude.core.validate import UserError, parse_seconds, shown
 from longitude.eval.records import Measurement
 from longitude.extension import lm_eval
 from longitude.extension.advice import Recommendation, recommend
@@ -38,7 +38,6 @@ from longitude.extension.measure import (
     OutOfTime,
     measurements,
     missing,
-    parse_seconds,
     run_rounds,
     run_tasks,
     time_model,

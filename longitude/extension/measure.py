@@ -18,8 +18,8 @@ a forward that runs over all the same is cut short.
 from __future__ import annotations
 
 import platform
-import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -33,7 +33,7 @@ import torch
 
 from longitude.core.progress import Event, Progress, silent
 from longitude.core.store import Row, Store, address
-from longitude.core.validate import UserError, shown
+from longitude.core.validate import UserError
 from longitude.eval.documents import Document
 from longitude.eval.perplexity import is_out_of_memory, losses
 from longitude.eval.prefill import input_device, text_config
@@ -385,12 +385,19 @@ class Clock:
     skipped: dict[str, None] = field(default_factory=dict)  # what was not measured, in order
 
     def admit(self, plan: Plan, group: Sequence[Task]) -> list[Task]:
-        """Of the tasks of one kind those that fit: for every method, or for the first of them."""
+        """Of the tasks of one kind those that fit: for every method, or for some."""
         group = [task for task in group if task.method.label not in self.dropped]
         each = self.pace.task(plan, group[0]) if group else 0.0
         room = int((self.deadline - time.monotonic()) / each) if each else len(group)
         if room >= len(group):
             return group
+        kinds = Counter()  # remaps and the others in turns: a short list has some of both
+
+        def turn(task: Task) -> int:
+            kinds["remap=" in task.method.scheme] += 1
+            return kinds["remap=" in task.method.scheme]
+
+        group = sorted(group, key=turn)
         first, room = group[0], room if room > 1 else 0  # one method alone is no comparison
         round = f" (round {first.round + 1})" if first.round else ""
         what = str(first).partition(": ")[2] + round
@@ -421,14 +428,6 @@ class Clock:
         dropped = [m.label for m in plan.methods if m.label in self.dropped]
         without = [f"without {', '.join(dropped)}"] if dropped else []
         return without + [f"no {what}" for what in self.skipped]
-
-
-def parse_seconds(text: str) -> float:
-    """A time: 90s, 10m, 2h, or seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip().lower())
-    if match is None or float(match[1]) <= 0:
-        raise UserError(f"--budget takes a time, but got {shown(text)}: write 90s, 10m or 2h.")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def time_model(prepared: Prepared) -> Pace:

@@ -24,10 +24,9 @@ from longitude.core.atomic_io import atomic_file
 from longitude.core.client import Client, Retry, is_url
 from longitude.core.progress import Event, Progress, TextResult, silent
 from longitude.core.store import Store
-from longitude.core.validate import UserError, shown, target_length
+from longitude.core.validate import UserError, parse_seconds, shown, target_length
 from longitude.eval.tasks import families
 from longitude.extension.api import writable
-from longitude.extension.measure import parse_seconds
 from longitude.extension.result import STORE
 from longitude.probing import verdict
 from longitude.probing.agreement import REQUESTS, Drift, Repeated, compare, repeat

@@ -19,7 +19,7 @@ TREES = {file: ast.parse(file.read_text()) for file in FILES}
 LINES, FILE_COUNT = 46_690, 248  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_808,  # the client of servers, too
+    "core": 1_816,  # the client of servers, too
     "presets": 600,
     "parts": 3_560,  # tables of biases for CPUs, too
     "ops": 6_610,  # over several ranks, and forget gates in heads, too
@@ -31,7 +31,7 @@ BUDGET = {
     "training": 3_840,
     "runtimes": 4_126,
     "serving": 801,  # the vLLM plugin
-    "extension": 3_575,  # tasks side by side on a CPU, over ranks and on Ray, too
+    "extension": 3_573,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 2_050,  # what a live server does
     "viz": 3_055,
     "explorer": 1_216,

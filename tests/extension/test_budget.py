@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from longitude.core.store import Store
-from longitude.core.validate import UserError
+from longitude.core.validate import UserError, parse_seconds
 from longitude.eval.records import CONTEXT, COST, KEPT, LOSS
 from longitude.extension import api, measure
 from longitude.extension.api import ExtendOptions, extend
@@ -19,7 +19,6 @@ from longitude.extension.measure import (
     OutOfTime,
     Pace,
     measurements,
-    parse_seconds,
     run_rounds,
     run_tasks,
 )
@@ -84,6 +83,17 @@ def test_a_kind_that_does_not_fit_is_skipped_for_all_and_a_cheaper_one_may_still
     assert clock.admit(PLAN, kinds[1024]) == []  # one method alone is no comparison
     assert clock.admit(PLAN, kinds[256]) == kinds[256] and len(kinds[256]) == room
     assert clock.notes(PLAN) == ["no kept context at 1,024"] and not clock.dropped
+
+
+def test_a_short_budget_compares_remaps_with_other_methods(monkeypatch):
+    names = ("linear", "ntk", "yarn", "rope(remap=rerope(64))", "rope(remap=self_extend(4, 64))")
+    plan = plan_of(*names)
+    Planted(plan, {}, {}).keeps_time(monkeypatch)
+    tasks = [t for t in plan.tasks() if t.measure == KEPT and t.length == 256]
+    clock = Clock(4.5 * PACE.task(plan, tasks[0]), PACE)
+    kept = [t.method.label for t in clock.admit(plan, tasks)]
+    assert kept == ["baseline", names[3], names[0], names[4]]
+    assert clock.dropped == {"ntk", "yarn"}
 
 
 def test_in_later_rounds_and_of_costs_what_is_left_out_is_named(monkeypatch):
