@@ -25,9 +25,9 @@ from longitude.parts import (
     Unscaled,
     Yarn,
 )
+from longitude.parts.biases import bucket
 from longitude.parts.rope import apply_rotary
 from longitude.parts.rotary_tables import cos_sin
-from longitude.parts.t5 import bucket
 
 CPU = torch.device("cpu")
 

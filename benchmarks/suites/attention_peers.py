@@ -22,7 +22,7 @@ from longitude.ops.attention import attention
 from longitude.ops.inputs import prepare
 from longitude.ops.passes import make_passes
 from longitude.parts import T5, Alibi
-from longitude.parts.alibi import slopes
+from longitude.parts.biases import slopes
 
 DENSE = 2**31  # scores that a way may hold at once
 FLEX = 8192  # tokens

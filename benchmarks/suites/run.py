@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.suites.rows import SUITES, Row, load, plain, recorded, store_rows
-from longitude.cli.output import console, say
+from longitude.cli.common import console, say
 from longitude.core.store import Store
 from longitude.core.validate import UserError
 

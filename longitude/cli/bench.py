@@ -12,8 +12,8 @@ from typing import Annotated
 from typer import Option
 
 from longitude import __version__
-from longitude.cli import options as o
-from longitude.cli.output import print_json
+from longitude.cli import common as o
+from longitude.cli.common import print_json
 from longitude.core.validate import UserError
 
 

@@ -17,11 +17,10 @@ import typer
 from longitude import __version__
 from longitude.cli.bench import bench, env
 from longitude.cli.extend import extend, report
+from longitude.cli.generate import read, stream
 from longitude.cli.probe import probe
-from longitude.cli.read import read
 from longitude.cli.runtimes import export, lint, verify
 from longitude.cli.schemes import check, explore, inspect, schemes, show
-from longitude.cli.stream import stream
 from longitude.cli.train import lab, train, tune
 from longitude.core.store import StoreError
 from longitude.core.validate import UserError

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from longitude.cli import options as o
-from longitude.cli.output import display, print_result, say
+from longitude.cli import common as o
+from longitude.cli.common import display, print_result, say
 from longitude.core.validate import UserError
 
 

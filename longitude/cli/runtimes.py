@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from longitude.cli import options as o
-from longitude.cli.output import print_json, print_result, say
+from longitude.cli import common as o
+from longitude.cli.common import print_json, print_result, say
 from longitude.runtimes import names
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Option
 
-from longitude.cli import options as o
-from longitude.cli.output import display, print_result, say
+from longitude.cli import common as o
+from longitude.cli.common import display, print_result, say
 
 RECIPES = (
     "yarn: YaRN's scaling, 400 steps (Peng et al. 2023, arXiv:2309.00071). "

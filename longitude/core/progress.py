@@ -1,7 +1,7 @@
 """What commands show: how far a long job is, and a result as a table or a page.
 
 A function takes `progress: Progress = silent` and calls it with an `Event` now and then; the
-command line passes its display (`cli/output.py`).
+command line passes its display (`cli/common.py`).
 """
 
 from __future__ import annotations

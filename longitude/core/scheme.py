@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -26,10 +26,13 @@ from longitude.core.part import (
     hashed_once,
 )
 from longitude.core.region import Area, meet
-from longitude.core.validate import UserError, shown
+from longitude.core.validate import UserError, check_arguments, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Scheme | Layers]")
+PRESETS: dict[str, Callable[..., Any]] = {}  # functions that return a scheme, by name
+PAPERS: dict[str, str] = {}  # of each preset
 INSIDE_ROPE = (
     "frequencies",
     "remap",
@@ -273,3 +276,18 @@ def _areas(mask: tuple[Mask, ...], rotary: Rope | None) -> tuple[Area, ...]:
     remap = rotary.remap if rotary else None
     unions = [m.areas() for m in mask]
     return meet(*unions, tuple(r.where for r in remap.regions())) if remap else meet(*unions)
+
+
+def preset(paper: str) -> Callable[[F], F]:
+    """Register a function under its own name, its arguments validated like a part's."""
+
+    def register(make: F) -> F:
+        @wraps(make)
+        def checked(*args: object, **kwargs: object) -> Scheme | Layers:
+            check_arguments(make, args, kwargs)
+            return make(*args, **kwargs)
+
+        PRESETS[make.__name__], PAPERS[make.__name__] = checked, paper
+        return checked  # type: ignore[return-value]
+
+    return register

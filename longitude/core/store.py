@@ -1,12 +1,15 @@
-"""A content-addressed store of results: what was computed, its value and when, in one sqlite file.
+"""Files that are complete or absent, and a content-addressed store of results in one sqlite file.
 
-A key is any JSON object that describes a computation; its address is the sha256 of its canonical
-form (fields sorted, no spaces), so equal keys find the same row whatever the order of their fields.
-Equal numbers are equal keys: 1.0 is written as 1, as in the text form of a scheme; True is not 1.
-Tuples are lists. A value is any JSON object, stored unchanged.
+A file or a checkpoint folder is written under a hidden name beside its destination and moved there
+at the end: a kill, an error or a full disk leaves the old version, or none. Leftovers of a killed
+folder write are removed by the next one.
 
-sqlite's journal keeps the file consistent if a process is killed, and its lock lets several
-processes write. JSON lines carry rows to other machines and into a repository.
+A key of the store is any JSON object that describes a computation; its address is the sha256 of its
+canonical form (fields sorted, no spaces), so equal keys find the same row whatever the order of
+their fields. Equal numbers are equal keys: 1.0 is written as 1, as in the text form of a scheme;
+True is not 1. Tuples are lists. A value is any JSON object, stored unchanged. sqlite's journal
+keeps the file consistent if a process is killed, and its lock lets several processes write. JSON
+lines carry rows to other machines and into a repository.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longitude.core.atomic_io import atomic_file
-
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+STALE = (CONFIG, ADAPTER, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 VERSION = 1  # of the table below
 APPLICATION_ID = int.from_bytes(b"Lngt")  # of the sqlite file
 BUSY_TIMEOUT = 60.0  # seconds to wait while others write
@@ -32,6 +37,38 @@ REPLACE = """INSERT INTO rows VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
     SET value = excluded.value, made = excluded.made"""
 # of two rows with one key the newer wins, so that files may be loaded in any order
 MERGE = f"{REPLACE} WHERE (excluded.made, excluded.value) > (made, value)"
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary path to write to, moved to `path` if the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_checkpoint(folder: Path) -> Iterator[Path]:
+    """A temporary folder for a model's files, moved to `folder` if the block ends without an error,
+    config.json (or an adapter's) last: a folder that has it has everything."""
+    folder = folder.resolve()
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        folder.mkdir(exist_ok=True)
+        # an old config.json does not fit new weights; one old weight file would shadow new shards
+        for file in (old for pattern in STALE for old in folder.glob(pattern)):
+            file.unlink()
+        for file in sorted(part.iterdir(), key=lambda file: file.name in (CONFIG, ADAPTER)):
+            file.replace(folder / file.name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 class StoreError(ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 from longitude import __version__
 from longitude.core.validate import UserError, shown
 from longitude.explorer.data import draw
-from longitude.explorer.snippets import snippets
+from longitude.explorer.methods import snippets
 from longitude.explorer.state import MAX_COLUMNS, PageState, make_state
 from longitude.viz import files
 from longitude.viz.scheme_charts import NAMES, explorer_specs

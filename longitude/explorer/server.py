@@ -34,8 +34,7 @@ from starlette.routing import Route
 from longitude.core.validate import UserError, short
 from longitude.explorer.api import PACKAGE, SCRIPTS, live_page
 from longitude.explorer.data import draw
-from longitude.explorer.methods import choices
-from longitude.explorer.snippets import snippets
+from longitude.explorer.methods import choices, snippets
 from longitude.explorer.state import MAX_NAME, PageState, read_link, start_from, start_from_config
 from longitude.viz import files
 

@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from longitude.core.atomic_io import atomic_file
+from longitude.core.store import atomic_file
 from longitude.core.validate import UserError
 from longitude.hf.gguf_reader import FLOAT32, LENGTH, START, STRING, Layout, TensorEntry, padded
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude import __version__
-from longitude.core.atomic_io import atomic_checkpoint, atomic_file
+from longitude.core.store import atomic_checkpoint, atomic_file
 from longitude.core.text import dump
 from longitude.core.validate import UserError, short
 from longitude.hf.device import quiet_transformers

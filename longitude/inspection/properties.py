@@ -37,7 +37,7 @@ from longitude.inspection.extrapolation import embedded_length, extrapolation, t
 from longitude.inspection.rows import Curve, Properties, Relativity, SchemeProperties, Uniqueness
 from longitude.inspection.score_variance import CONTENTS, MAX_TABLE, SEED, ScoreModel
 from longitude.parts import Multiplicative, Rerope, Streaming
-from longitude.parts.dimension_wise import LLAMA3
+from longitude.parts.remaps import LLAMA3
 from longitude.presets import PRESETS
 
 LENGTH, TRAINED, LAYERS = 4096, 1024, 4  # at which presets are compared

@@ -37,7 +37,7 @@ from longitude.ops.extra_dims import slopes_of, sum_dims
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import Tile, batches, query_rows, region_areas, tiles
-from longitude.parts.alibi import Alibi, AlibiInterpolated, NtkAlibi
+from longitude.parts.biases import Alibi, AlibiInterpolated, NtkAlibi
 
 Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 HALF = (torch.float16, torch.bfloat16)

@@ -13,27 +13,19 @@ from longitude.core.part import PARTS
 
 if TYPE_CHECKING:
     from longitude.parts.adaptive import *
-    from longitude.parts.alibi import *
     from longitude.parts.axes import *
-    from longitude.parts.deberta import *
-    from longitude.parts.dimension_wise import *
+    from longitude.parts.biases import *
     from longitude.parts.dynamic import *
-    from longitude.parts.fire import *
+    from longitude.parts.embeddings import *
     from longitude.parts.forget import *
     from longitude.parts.frequencies import *
-    from longitude.parts.kerple import *
-    from longitude.parts.learned import *
     from longitude.parts.masks import *
     from longitude.parts.positions import *
+    from longitude.parts.relative_vectors import *
     from longitude.parts.remaps import *
     from longitude.parts.rope import *
-    from longitude.parts.sandwich import *
     from longitude.parts.scales import *
-    from longitude.parts.shaw import *
-    from longitude.parts.sinusoidal import *
     from longitude.parts.spectra import *
-    from longitude.parts.t5 import *
-    from longitude.parts.transformer_xl import *
 
 
 def discover() -> None:

@@ -21,7 +21,7 @@ from torch.nn.functional import linear, logsigmoid
 
 from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Vectors, Weights, part
 from longitude.core.validate import PositiveFloat, UserError
-from longitude.parts.alibi import linear_term
+from longitude.parts.biases import linear_term
 
 
 @part("forget", site="bias", paper="Lin et al. 2025, arXiv:2503.02130")

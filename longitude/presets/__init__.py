@@ -8,9 +8,8 @@ import math
 from typing import Literal
 
 from longitude import parts
-from longitude.core.scheme import Layers, Scheme, Split, scheme_of
+from longitude.core.scheme import PAPERS, PRESETS, Layers, Scheme, Split, preset, scheme_of
 from longitude.core.validate import UserError
-from longitude.presets.registry import PAPERS, PRESETS, preset
 from longitude.presets.remaps import *  # noqa: F403
 
 

@@ -3,8 +3,7 @@
 import math
 
 from longitude import parts
-from longitude.core.scheme import Scheme
-from longitude.presets.registry import preset
+from longitude.core.scheme import Scheme, preset
 
 
 @preset("Su 2023, kexue.fm/archives/9708")

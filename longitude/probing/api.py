@@ -20,10 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longitude.core.atomic_io import atomic_file
 from longitude.core.client import Client, Retry, is_url
 from longitude.core.progress import Event, Progress, TextResult, silent
-from longitude.core.store import Store
+from longitude.core.store import Store, atomic_file
 from longitude.core.validate import UserError, parse_seconds, shown, target_length
 from longitude.eval.tasks import families
 from longitude.extension.api import writable

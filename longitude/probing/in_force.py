@@ -25,7 +25,7 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.eval.prefill import greedy, lm_head, prefill
 from longitude.eval.stats import Interval, paired
-from longitude.eval.tasks.keys import FACT, WORDS, numbers
+from longitude.eval.tasks.questions import NUMBER_OF, WORDS, numbers
 from longitude.extension.result import ADVICE, read_runs
 from longitude.hf.loading import load
 from longitude.hf.merge_scheme import as_layers, merge_scheme
@@ -255,7 +255,7 @@ def ledger(tokenizer: Any, tokens: int, rng: random.Random) -> str:
     lines, size = [], 0
     while True:
         word = rng.choice(WORDS)
-        line = FACT.format(word=word, number=numbers(rng, 1)[0])
+        line = NUMBER_OF.format(word=word, number=numbers(rng, 1)[0])
         size += len(tokenizer(f"{line}\n", add_special_tokens=False).input_ids)
         if size > tokens - len(line) and lines:
             break

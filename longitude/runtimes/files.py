@@ -24,7 +24,7 @@ from huggingface_hub import metadata_load
 from yaml import YAMLError
 
 from longitude import __version__
-from longitude.core.atomic_io import atomic_checkpoint, atomic_file
+from longitude.core.store import atomic_checkpoint, atomic_file
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.hf.families.learned import resize_positions

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from longitude.core.atomic_io import atomic_file
+from longitude.core.store import atomic_file
 from longitude.core.validate import UserError, shown
 from longitude.training.data import reason
 from longitude.training.distributed import World, assign

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from longitude.core.atomic_io import atomic_checkpoint
 from longitude.core.scheme import Layers, Scheme
+from longitude.core.store import atomic_checkpoint
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import rope_parameters

@@ -21,7 +21,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from longitude import __version__
-from longitude.core.atomic_io import atomic_file
+from longitude.core.store import atomic_file
 from longitude.core.validate import UserError
 from longitude.inspection.rows import Page
 from longitude.viz.scheme_charts import page_spec

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from longitude.cli.stream import words
+from longitude.cli.generate import words
 
 from .conftest import ROOT, Ran
 
@@ -73,7 +73,7 @@ def test_it_completes(says: Callable[..., Ran]) -> None:
 
 def test_it_scores(says: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     block, book = 1024, BOOK * 3  # more than one block
-    monkeypatch.setattr("longitude.cli.stream.BLOCK", block)
+    monkeypatch.setattr("longitude.cli.generate.BLOCK", block)
     code, out, _ = says(book, *TINY, "--score", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and len(rows) == -(-len(book) // block) > 1

@@ -175,7 +175,7 @@ def test_help_explains_without_torch():
 
 
 def test_a_log_gets_a_line_now_and_then(longitude, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.cli.output.LOG_INTERVAL", 0.0)
+    monkeypatch.setattr("longitude.cli.common.LOG_INTERVAL", 0.0)
     _, _, news = longitude("train", *SMALL, "--text", text, "--out", str(tmp_path / "run"))
     lines = news.splitlines()
     assert lines[1].startswith("rope() 1/2, loss ") and lines[1].endswith(" left")

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import longitude.hf as lh
-from longitude.cli import output
+from longitude.cli import common
 from longitude.cli.main import run
 from longitude.training.loop import Stopped
 from longitude.training.tune.evaluate import make_test_set
@@ -201,7 +201,7 @@ def test_data_on_stdout_leaves_progress_to_stderr(
     monkeypatch: pytest.MonkeyPatch,
     quiet: tuple[str, ...],
 ) -> None:
-    monkeypatch.setattr(output, "LOG_INTERVAL", 0.0)
+    monkeypatch.setattr(common, "LOG_INTERVAL", 0.0)
     given = ("tiny-rope", "--recipe", "pi", "--full", "--text", str(text), *SMALL, "--no-measure")
     code, printed, err = longitude("tune", *given, *quiet, "--json", "--out", str(tmp_path / "run"))
     assert code == 0 and json.loads(printed)["steps"] == 2

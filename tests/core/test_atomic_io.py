@@ -2,7 +2,7 @@
 
 import pytest
 
-from longitude.core.atomic_io import atomic_checkpoint, atomic_file
+from longitude.core.store import atomic_checkpoint, atomic_file
 
 
 def test_a_file_takes_its_place(tmp_path):

@@ -15,7 +15,7 @@ from longitude.eval.prefill import greedy
 from longitude.eval.records import ResultKey, Subject
 from longitude.eval.retrieval import Tokens, answers, prompts
 from longitude.eval.tasks import Session, families, metrics
-from longitude.eval.tasks.association import PAIRS
+from longitude.eval.tasks.questions import PAIRS
 
 SUBJECT = Subject("tiny-rope", "", "rope()", "rope", 256, "float32", "cpu")
 EVERY = ["association", "frequent_words", "keys", "many_shot", "passkey", "values", "variables"]

@@ -12,7 +12,7 @@ import torch
 
 from longitude import attention, parse
 from longitude.core.validate import UserError
-from longitude.explorer.snippets import snippets
+from longitude.explorer.methods import snippets
 from longitude.explorer.state import Column, PageState, start_from
 from longitude.runtimes.target import make_target
 from tests.runtimes.configs import emulate

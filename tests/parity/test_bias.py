@@ -13,10 +13,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.whisper.modeling_whisper import sinusoids
 
 from longitude.parts import Alibi, Sinusoidal
-from longitude.parts.alibi import slopes
-from longitude.parts.deberta import log_bucket
-from longitude.parts.sinusoidal import sinusoid
-from longitude.parts.t5 import bucket
+from longitude.parts.biases import bucket, slopes
+from longitude.parts.embeddings import sinusoid
+from longitude.parts.relative_vectors import log_bucket
 
 from .scripted import deberta_v2
 

@@ -20,7 +20,7 @@ from longitude.parts import (
     Shaw,
     TransformerXl,
 )
-from longitude.parts.t5 import bucket
+from longitude.parts.biases import bucket
 
 B, H, D, SCALE = 2, 4, 6, 0.37
 Q = torch.tensor([[0, 3, 4, 9, 150, 151], [5, 6, 7, 8, 40, 1000]])  # other positions in each batch

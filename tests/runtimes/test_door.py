@@ -10,7 +10,7 @@ import pytest
 import longitude.runtimes
 from longitude.cli.main import run
 from longitude.core.text import parse
-from longitude.explorer.snippets import snippets
+from longitude.explorer.methods import snippets
 from longitude.explorer.state import Column, PageState
 from longitude.hf.source import ASSETS
 from longitude.runtimes import names, recommended, runtimes

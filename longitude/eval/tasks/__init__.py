@@ -1,5 +1,5 @@
-"""Metrics and families of retrieval questions, one per file: a module in this folder that defines
-METRIC (or METRICS) or FAMILY is known to every command.
+"""Metrics and families of retrieval questions: a module in this folder that defines METRIC (or
+METRICS) or FAMILY (or FAMILIES) is known to every command.
 
 `longitude extend --tasks` offers it, its rows go to the store, and the tables, the terminal and the
 report show it. A metric says how it is measured (`measure`), how its numbers become a value with an
@@ -169,15 +169,14 @@ def families() -> dict[str, Family]:
 @cache
 def _found(folders: tuple[str, ...]) -> tuple[dict[str, Metric], dict[str, Family]]:
     metrics: list[Metric] = []
-    families: dict[str, Family] = {}
+    families: list[Family] = []
     for module in pkgutil.iter_modules(folders, f"{__name__}."):
-        loaded = importlib.import_module(module.name)
-        if family := getattr(loaded, "FAMILY", None):
-            families[family.name] = family
-        else:
-            metrics += getattr(loaded, "METRICS", None) or [loaded.METRIC]
-    ordered = sorted(metrics, key=lambda m: (m.order, m.name))
-    return {metric.name: metric for metric in ordered}, families
+        loaded = vars(importlib.import_module(module.name))
+        metrics += loaded.get("METRICS") or filter(None, [loaded.get("METRIC")])
+        families += loaded.get("FAMILIES") or filter(None, [loaded.get("FAMILY")])
+    metrics.sort(key=lambda m: (m.order, m.name))
+    families.sort(key=lambda f: f.name)
+    return {metric.name: metric for metric in metrics}, {f.name: f for f in families}
 
 
 def measured_by(rows: str) -> Metric:

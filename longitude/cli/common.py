@@ -1,6 +1,7 @@
-"""Where output goes: data to stdout, everything else to stderr, colours only on a terminal.
+"""What commands share: their options, each with its help, and where output goes.
 
-The one progress display is a bar on a terminal, elsewhere a line every 15 seconds.
+Data goes to stdout, everything else to stderr, with colours only on a terminal. The one progress
+display is a bar on a terminal, elsewhere a line every 15 seconds.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from typer import Argument, Option
 
 from longitude.core.progress import Event, Progress
+from longitude.core.validate import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +25,67 @@ if TYPE_CHECKING:
 LOG_INTERVAL = 15.0  # seconds between two lines of a log
 # JSON leaves C1 control characters as they are, and a terminal may obey them
 CONTROLS = {n: f"\\u{n:04x}" for n in range(0x7F, 0xA0)}
+# options of training, then of a model
+Text = Annotated[
+    list[str] | None,
+    Option(
+        "--text",
+        help="A file, a folder or a `datasets` name (owner/name:config:split); as often as you "
+        "like. Without: the sources of the standard library and the help topics of this Python.",
+    ),
+]
+Length = Annotated[int, Option(help="Tokens (bytes) in a training window.")]
+Size = Annotated[str, Option(help="nano, tiny, small or 125m.")]
+Steps = Annotated[int | None, Option(help="As suits the size if not given.")]
+Batch = Annotated[int | None, Option(help="Sequences a step, over all processes.")]
+Rate = Annotated[float | None, Option(help="The highest learning rate.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+ModelDevice = Annotated[str, Option("--device", help="auto, cpu, cuda or mps.")]
+DType = Annotated[str, Option(help="auto (bfloat16 on CUDA), float32 or bfloat16.")]
+Every = Annotated[float, Option(help="Seconds between two checkpoints.")]
+Deterministic = Annotated[
+    bool, Option("--deterministic", help="Bit for bit on CUDA too, at a price.")
+]
+Compile = Annotated[
+    bool | None, Option("--compile/--no-compile", help="torch.compile; by default on CUDA.")
+]
+Model = Annotated[
+    str,
+    Argument(
+        metavar="MODEL",
+        help="A name on the Hub, a folder, a .gguf file, or tiny-rope, tiny-alibi or tiny-learned.",
+    ),
+]
+ModelDType = Annotated[
+    str,
+    Option(
+        "--dtype",
+        help="auto (the file's own on CUDA; on a CPU float32, or the file's bfloat16 where that is "
+        "faster), float32, bfloat16, float16 or float64.",
+    ),
+]
+Revision = Annotated[str | None, Option(help="A branch, tag or commit on the Hub.")]
+Trust = Annotated[
+    bool, Option("--trust-remote-code", help="Run Python code that comes with the model.")
+]
+Json = Annotated[bool, Option("--json", help="Print data.")]
+Quiet = Annotated[bool, Option("--quiet", help="Print nothing but the result.")]
+SamplingSeed = Annotated[int | None, Option("--seed", help="Of the sampling.")]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names joined by commas; none of them where the text is none."""
+    items = (item.strip() for item in text.split(","))
+    return () if text.strip() == "none" else tuple(item for item in items if item)
+
+
+def integers(option: str, text: str | None) -> tuple[int, ...]:
+    """Integers, each once, in rising order."""
+    try:
+        return tuple(sorted({int(item) for item in text.split(",")})) if text else ()
+    except ValueError:
+        example = f"--{option} takes whole numbers, but got {text!r}: write 512,2048."
+        raise UserError(example) from None
 
 
 class Result(Protocol):

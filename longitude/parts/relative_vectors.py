@@ -1,0 +1,223 @@
+"""Biases that read q and k: their products with vectors by distance, as in Shaw's, DeBERTa's and
+Transformer-XL's attention. Site ⑤.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from longitude.core.part import (
+    Bias,
+    Choice,
+    Dims,
+    Index,
+    K,
+    Q,
+    Rows,
+    Term,
+    Weights,
+    part,
+    train_defaults,
+)
+from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
+from longitude.parts.distance_bias import ByRow, at
+from longitude.parts.embeddings import sinusoid
+
+
+@part("shaw", site="bias", paper="Shaw et al. 2018, arXiv:1803.02155")
+class Shaw(Bias):
+    """Shaw's relative positions: keys (and values) take a learned vector for the clipped
+    offset.
+
+        score(i, j) = q_i·(k_j + aK[r]) / √d,  out_i = Σ_j α_ij (v_j + aV[r]),
+        r = clip(j - i, -c, c)
+
+    Shaw et al. 2018, "Self-Attention with Relative Position Representations"
+    (arXiv:1803.02155). Site ⑤. The key side is a term like any other; the value side needs the
+    full row of attention weights, so it runs eagerly only. Tables are shared by the heads.
+    """
+
+    clip: PositiveInt
+    values: bool = False
+    integer_positions: ClassVar[bool] = True
+
+    @property
+    def flat_beyond(self) -> int | None:
+        return self.clip
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        sides = ("keys", "values") if self.values else ("keys",)
+        shape = (2 * self.clip + 1, dims.head_dim)
+        return {side: torch.randn(*shape, generator=rng) * dims.head_dim**-0.5 for side in sides}
+
+    def offset(self, i: Tensor, j: Tensor) -> Tensor:
+        """The row of the tables for query position i and key position j."""
+        return (j - i).round().clamp(-self.clip, self.clip).to(torch.int64) + self.clip
+
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
+        vectors = weights["keys"].to(q.dtype)[None]
+        return ByRow(q_pos, k_pos, q, vectors, lambda r: self.offset(r, torch.zeros_like(r)))
+
+    def value_term(
+        self, attended: Tensor, q_pos: Tensor, k_pos: Tensor, weights: Weights
+    ) -> Tensor:
+        """Σ_j α_ij aV[clip(j - i)] from the weights α (b h i j)."""
+        row = self.offset(q_pos[:, :, None], k_pos[:, None, :])[:, None].expand(attended.shape)
+        table = weights["values"].to(attended.dtype)
+        mass = attended.new_zeros(*attended.shape[:-1], table.shape[0]).scatter_add(
+            -1, row, attended
+        )
+        return mass @ table
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [cls(max(2, length // 4))]
+
+
+def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
+    """Distances up to buckets/2 as they are, then log-spaced (rounded up) to `span`."""
+    mid = buckets // 2
+    size = torch.where((r < mid) & (r > -mid), mid - 1, r.abs())
+    # both logarithms in float32, as in the released code: ±(span - 1) lies on an edge
+    last = torch.full((), (span - 1) / mid, dtype=torch.float32, device=r.device)
+    log = torch.ceil(torch.log(size / mid) / torch.log(last) * (mid - 1)) + mid
+    return torch.where(size <= mid, r.to(log.dtype), log * r.sign()).to(torch.int64)
+
+
+@part("deberta", site="bias", paper="He et al. 2020, arXiv:2006.03654")
+class Deberta(Bias):
+    """DeBERTa's disentangled attention: content-to-position and position-to-content beside
+    content.
+
+        score(i, j) = (q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)]) / √(3d),
+        δ = clip(i - j + s, 0, 2s - 1)
+
+    He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention"
+    (arXiv:2006.03654). The paper indexes the last term by δ(j,i); released checkpoints and
+    transformers by δ(i,j), as here. `buckets` log-spaces distances beyond buckets/2 up to
+    `span` (v2, v3). K and Q (heads, 2s, d) are projected relative embeddings. Site ⑤: a bias
+    that reads q and k.
+    """
+
+    span: PositiveInt = 512
+    buckets: int = 0
+    c2p: bool = True
+    p2c: bool = True
+    integer_positions: ClassVar[bool] = True
+
+    def check(self) -> None:
+        if self.buckets and not 2 <= self.buckets < 2 * (self.span - 1):
+            raise UserError(
+                f"deberta: buckets must be 0, or at least 2 and below {2 * (self.span - 1)} for "
+                f"span={self.span}, but got {self.buckets}: 256 is usual."
+            )
+
+    @property
+    def rows(self) -> int:
+        """PerPair the rows of a table: s of the formula."""
+        return self.buckets or self.span
+
+    @property
+    def flat_beyond(self) -> int | None:
+        return self.span
+
+    def softmax_scale(self, head_dim: int) -> float:
+        """1/√(d·(1 + terms)): the paper's scale counts the terms."""
+        return (head_dim * (1 + self.c2p + self.p2c)) ** -0.5
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        shape = (dims.heads, 2 * self.rows, dims.head_dim)
+        sides = [name for name, used in (("keys", self.c2p), ("queries", self.p2c)) if used]
+        return {side: torch.randn(*shape, generator=rng) * 0.02 for side in sides}
+
+    def delta(self, r: Tensor) -> Tensor:
+        """The row of the tables for distance r = i - j."""
+        r = r.round().to(torch.int64)
+        r = log_bucket(r, self.buckets, self.span) if self.buckets else r
+        return (r + self.rows).clamp(0, 2 * self.rows - 1)
+
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        c2p, p2c = (x.new_zeros(()).expand(*x.shape[:3], 2 * self.rows) for x in (q, k))
+        if self.c2p:
+            c2p = torch.einsum("bhid,hrd->bhir", q, weights["keys"].to(q.dtype))
+        if self.p2c:
+            p2c = torch.einsum("bhjd,hrd->bhjr", k, weights["queries"].to(k.dtype) * scale)
+
+        def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
+            r = self.delta(at(q_pos, b, i) - at(k_pos, b, j))
+            return c2p[b, h, i, r] + p2c[b, h, j, r]
+
+        return term
+
+    @classmethod
+    def training(cls, length: int) -> list[Choice]:
+        return [cls(length)]
+
+
+@part("transformer_xl", site="bias", paper="Dai et al. 2019, arXiv:1901.02860")
+class TransformerXl(Bias):
+    """Transformer-XL's relative attention: a content and a position term with learned global
+    biases.
+
+        score(i, j) = ((q_i + u)·k_j + (q_i + v)·(W R_{i-j})) / √d
+
+    Dai et al. 2019, "Transformer-XL" (arXiv:1901.02860); XLNet (bidirectional). R is
+    sinusoidal, all sines then all cosines; W, u and v are learned for each head; values carry
+    no position. `clamp` limits distances (0: unlimited). Segment memory is a matter of which
+    keys are given: pass the memory's keys with their positions. Site ⑤: a bias that reads q and
+    k.
+    """
+
+    clamp: NonNegativeInt = 0
+    base: PositiveFloat = 10000
+    integer_positions: ClassVar[bool] = True
+
+    @property
+    def grows(self) -> bool:
+        """Whether the term's table of distances grows with the call: n² numbers without a clamp."""
+        return not self.clamp
+
+    @property
+    def flat_beyond(self) -> int | None:
+        return self.clamp or None
+
+    def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
+        shape = (dims.heads, dims.head_dim)
+        return {
+            "relative": torch.randn(*shape, dims.dim, generator=rng) * dims.dim**-0.5,
+            "u": torch.randn(*shape, generator=rng) * 0.02,
+            "v": torch.randn(*shape, generator=rng) * 0.02,
+        }
+
+    def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
+        distances, row = self._distances(q_pos, k_pos)
+        relative = weights["relative"].to(q.dtype)
+        wave = sinusoid(distances, relative.shape[-1], self.base, "concatenated")
+        keys = torch.einsum("hdm,rm->hrd", relative, wave.to(q.dtype))
+        u, v = (weights[name].to(q.dtype) * scale for name in ("u", "v"))
+        group = q.shape[1] // k.shape[1]
+        content = torch.einsum("hd,bhjd->bhj", u, k.repeat_interleave(group, 1))
+
+        entry = lambda r: row(r).to(torch.int64)  # noqa: E731
+        return ByRow(q_pos, k_pos, q + v[:, None], keys, entry, content)
+
+    def _distances(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The distances that the table must hold, and the row of each: all from the least to the
+        greatest, or, where positions have gaps, those that occur."""
+        if q_pos.is_floating_point() or k_pos.is_floating_point():
+            raise UserError("transformer_xl: distances must be integers: give integer positions.")
+        if not q_pos.numel() or not k_pos.numel():
+            return q_pos.new_zeros(1), torch.zeros_like
+        low, high = int(q_pos.min() - k_pos.max()), int(q_pos.max() - k_pos.min())
+        most = self.clamp or max(-low, high)
+        low, high = max(min(low, most), -most), max(min(high, most), -most)
+        if self.clamp or high - low < 4 * (q_pos.shape[1] + k_pos.shape[1]):
+            distances = torch.arange(low, high + 1, device=q_pos.device)
+            return distances, lambda r: r.clamp(low, high) - low
+        distances = (q_pos[:, :, None] - k_pos[:, None, :]).unique()
+        return distances, lambda r: torch.searchsorted(distances, r)
+
+    training = train_defaults
