@@ -54,7 +54,11 @@ LmEval = Annotated[
 Limit = Annotated[int | None, Option(help="Samples of each lm-eval task; 0 for all of them.")]
 Engine = Annotated[str, Option(help="local, or ray: an existing Ray cluster.")]
 ContextParallel = Annotated[
-    int, Option(help="With --engine ray: GPUs that share the tokens of each text.")
+    int | None,
+    Option(
+        help="Ranks under torchrun, or GPUs of a Ray cluster, that share the tokens of each text. "
+        "[default: the fewest whose memory holds --to]"
+    ),
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
 Seed = Annotated[int, Option(help="Of documents and questions.")]
@@ -79,7 +83,7 @@ def extend(
     lm_eval: LmEval = None,
     limit: Limit = 50,
     engine: Engine = "local",
-    context_parallel: ContextParallel = 1,
+    context_parallel: ContextParallel = None,
     device: Device = "auto",
     dtype: o.ModelDType = "auto",
     revision: o.Revision = None,
@@ -102,7 +106,7 @@ def extend(
 
     All numbers go to results.sqlite in --out; the same command again resumes where one was stopped,
     and measures nothing twice. The report is one page, report.html. Under torchrun the processes
-    share the tokens of each text, for lengths that one device can't hold.
+    share the methods, and the tokens of each text where one device can't hold --to.
     """
     from longitude.extension.api import ExtendOptions, estimate
     from longitude.extension.api import extend as run

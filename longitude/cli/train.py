@@ -189,8 +189,12 @@ def tune(
     resume: Annotated[bool, Option(help="Continue an interrupted run in --out.")] = True,
     save_every: Annotated[int, Option(help="Steps between two checkpoints.")] = 50,
     context_parallel: Annotated[
-        int, Option(help="Processes under torchrun that share the tokens of a sequence.")
-    ] = 1,
+        int | None,
+        Option(
+            help="Processes under torchrun that share the tokens of a sequence. [default: the "
+            "fewest whose memory holds a step]"
+        ),
+    ] = None,
     context_parallel_by: Annotated[
         str,
         Option(

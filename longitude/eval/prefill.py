@@ -271,9 +271,7 @@ def activation_bytes(model: Any, rows: int, tokens: int, total: int) -> int:
     """Estimate for one forward: a layer's feed-forward or its heads, whichever is larger, and
     scores or a mask where attention materialises them."""
     config = text_config(model)
-    width, heads = config.hidden_size, config.num_attention_heads
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    inner = max(inner) if isinstance(inner, list) else inner or 4 * width
+    width, heads, inner = config.hidden_size, config.num_attention_heads, inner_size(config)
     size, backend = model.dtype.itemsize, config._attn_implementation
     pairs = 0
     if backend == "sdpa" and (tokens < total or any(getattr(config, w, None) for w in WINDOWS)):
@@ -281,6 +279,12 @@ def activation_bytes(model: Any, rows: int, tokens: int, total: int) -> int:
     elif backend == "eager":
         pairs = heads * (4 + 2 * size)  # scores, their softmax in float32, and rounded
     return rows * tokens * (size * max(4 * inner + 2 * width, 12 * width) + pairs * total)
+
+
+def inner_size(config: Any) -> int:
+    """The width of a layer's feed-forward; the greatest, where they differ."""
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return max(inner) if isinstance(inner, list) else inner or 4 * config.hidden_size
 
 
 def text_config(model: nn.Module) -> Any:

@@ -7,7 +7,7 @@
 
 Rows go to results.sqlite in the run's folder; the same call again resumes where one was stopped,
 and measures nothing twice. `longitude.report` joins the folders of several runs. Under torchrun the
-ranks share each text (ranks.py).
+ranks share texts or methods (ranks.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
 
 from longitude.core.client import is_url
 from longitude.core.progress import Event
@@ -44,17 +46,19 @@ from longitude.extension.measure import (
 )
 from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
 from longitude.extension.ranks import (
+    all_ranks,
     check_ranks,
-    check_shared,
+    choose,
     evaluator_of,
     on_every_rank,
     over,
-    rank_group,
+    run_side_by_side,
     spread,
 )
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
 from longitude.runtimes.target import supporting
 from longitude.serving.schemes import check_schemes
+from longitude.training.distributed import processes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,11 +94,11 @@ def extend(
         lm_eval.library()  # raise before anything takes its time
     began = time.monotonic()
     options.progress(Event(f"loading {model if isinstance(model, str) else 'the model'}", 0, 1))
-    with rank_group(options.device) as group:
+    with all_ranks(options.device) as world:
         prepared = _prepared(model, to, options)
-        if group is None:
+        if world is None:
             return _extended(prepared, began)
-        spread(prepared, group)
+        spread(prepared, world)
         return on_every_rank(prepared, lambda: _extended(prepared, began))
 
 
@@ -112,8 +116,9 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
         summary = (
             f"{plan.subject.name}, trained on {plan.subject.trained:,} tokens, to "
             f"{plan.target:,}: {len(plan.methods)} methods, {len(plan.texts)} documents, into "
-            f"{folder}{f'; {recorded} tasks are recorded' if recorded else ''}{over(prepared)}"
+            f"{folder}{f'; {recorded} tasks are recorded' if recorded else ''}"
         )
+        summary = "; ".join(filter(None, (summary, over(prepared))))
         options.progress(Event(summary, recorded, 0, "plan"))
         ended = _run(prepared, store, clock)
         rows = measurements(plan, store)
@@ -186,6 +191,7 @@ def estimate(
             "documents": [t.name for t in plan.texts],
             "tasks": len(plan.all_tasks()),
             "seconds": round(time_model(prepared).plan(plan)),
+            **({"ranks": said} if (said := over(prepared)) else {}),
         },
         cost_model(prepared.target.model, plan.lengths),
     )
@@ -201,24 +207,30 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
     _check_groups(options)
     target = to or ("8x" if model == DEFAULT_MODEL else "4x")
     prepared = prepare(TargetModel.load(model, options), target, options)
-    if options.context_parallel > 1:
-        check_shared(prepared, options.context_parallel)
-    return prepared
-
-
-def _check_groups(options: ExtendOptions) -> None:
-    ranks = options.context_parallel
-    if ranks < 1 or (ranks > 1 and options.engine != "ray"):
-        raise UserError(
-            f"--context-parallel is how many workers of --engine ray share a text, but got {ranks} "
-            f"with --engine {options.engine}: without Ray, use torchrun --nproc-per-node "
-            f"{max(ranks, 2)} -m longitude extend."
-        )
-    if ranks > 1 and options.search:
+    choose(prepared, _room_on_ray)
+    if prepared.ranks > 1 and options.engine == "ray" and options.search:
         raise UserError(
             "--search runs on one device, but --context-parallel is for lengths beyond it: leave "
             "one out, or search under torchrun."
         )
+    return prepared
+
+
+def _check_groups(options: ExtendOptions) -> None:
+    ranks = 1 if options.context_parallel is None else options.context_parallel
+    alone = processes() == 1 and options.engine != "ray"
+    if ranks < 1 or (ranks > 1 and alone):
+        raise UserError(
+            f"--context-parallel is how many ranks share a text, under torchrun or with --engine "
+            f"ray, but got {ranks} with --engine {options.engine}: use torchrun "
+            f"--nproc-per-node {max(ranks, 2)} -m longitude extend."
+        )
+
+
+def _room_on_ray(prepared: Prepared) -> int:
+    from longitude.extension.ray import room
+
+    return room(prepared)
 
 
 def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
@@ -227,6 +239,8 @@ def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
     evaluator = evaluator_of(prepared)
 
     def run(tasks: Sequence[Task]) -> None:
+        if prepared.leaders is not None and dist.get_world_size(prepared.leaders) > 1:
+            return run_side_by_side(prepared, evaluator, tasks, store, options.progress)
         if options.engine == "local":
             return run_tasks(evaluator, tasks, store, options.progress, clock)
         from longitude.extension.ray import run_on_ray

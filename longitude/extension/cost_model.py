@@ -1,16 +1,17 @@
 """What lengths take on one device and over ranks, printed by `extend --dry-run`: a model, not a
 measurement.
 
-Memory is weights, cache and the activations of one forward, as eval/prefill.py bounds them. Over N
-ranks each holds n / N tokens, and sends (N - 1) n / N · h_kv (d + d_v) e bytes in every layer of a
-forward, the formula of docs/guides/parallel.md where all see all. Time is that of all products at
-the rate of our kernels on an H200, and what sending takes beyond the attention that it overlaps
-with.
+Memory is weights, cache, the activations of one forward, as eval/prefill.py bounds them, and what a
+layer needs of its keys and values beside the cache: `extend` goes by it where it chooses how many
+ranks share a text. Over N ranks each holds n / N tokens, and sends (N - 1) n / N · h_kv (d + d_v) e
+bytes in every layer of a forward, the formula of docs/guides/parallel.md where all see all. Time is
+that of all products at the rate of our kernels on an H200, and what sending takes beyond the
+attention that it overlaps with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ DEVICE, DEVICE_BYTES = "H200", 141e9
 KERNEL_FLOPS = 539e12
 # nominal, none was measured: NVLink in one machine of 8, a network card of 400 Gb/s for each device
 BYTES_PER_SECOND = {8: 450e9, 64: 50e9}
+# of a layer's keys and values: the cache grows by a copy, keys are rotated for each pass, others'
+# arrive. 996,937 tokens of SmolLM2 under ReRoPE took 7.8 GiB beside a cache of 30 · 0.71 GiB
+LAYER_COPIES = 10
 CLAIM = "a model, not a measurement"
 
 
@@ -99,22 +103,21 @@ class Sizes:
 
 def cost_model(model: Any, lengths: Sequence[int]) -> list[OnRanks]:
     """Every length on one device, and the greatest over the ranks of 1 and of 8 machines."""
-    sizes, head = Sizes.of(model), lm_head(model)
+    cells = [*((n, 1) for n in lengths), *((lengths[-1], n) for n in (8, 64))]
+    return [on_ranks(model, length, ranks) for length, ranks in cells]
 
-    def cells() -> Iterator[OnRanks]:
-        for length, ranks in [*((n, 1) for n in lengths), *((lengths[-1], n) for n in (8, 64))]:
-            tokens = -(-length // ranks)
-            if ranks == 1:
-                chunk = chunk_for(model, 1, length, head)
-                activations = activation_bytes(model, 1, chunk, length)
-            else:  # one forward by our attention, which makes no mask, and a layer's next keys
-                arriving = sizes.cache(tokens) // sizes.layers
-                activations = activation_bytes(model, 1, tokens, 0) + arriving
-            held = (sizes.weights, sizes.cache(tokens), activations)
-            sent, seconds = sizes.sent(length, ranks), sizes.seconds(length, ranks)
-            yield OnRanks(length, ranks, *held, sent, seconds)
 
-    return [*cells()]
+def on_ranks(model: Any, length: int, ranks: int) -> OnRanks:
+    """A length over some ranks: through the cache in chunks on one, else in one forward of our
+    attention, which makes no mask."""
+    sizes, tokens = Sizes.of(model), -(-length // ranks)
+    cache = sizes.cache(tokens)
+    chunk, total = tokens, 0
+    if ranks == 1:
+        chunk, total = chunk_for(model, 1, length, lm_head(model)), length
+    activations = activation_bytes(model, 1, chunk, total) + LAYER_COPIES * cache // sizes.layers
+    sent, seconds = sizes.sent(length, ranks), sizes.seconds(length, ranks)
+    return OnRanks(length, ranks, sizes.weights, cache, activations, sent, seconds)
 
 
 def _three_digits(value: float) -> str:

@@ -46,7 +46,7 @@ class ExtendOptions:
     lm_eval: tuple[str, ...] = ()  # lm-eval tasks for the best method
     limit: int | None = 50  # samples of each lm-eval task
     engine: str = "local"  # or "ray"
-    context_parallel: int = 1  # of Ray's workers share the tokens of each text
+    context_parallel: int | None = None  # ranks that share each text; None: the fewest that hold it
     device: str = "auto"
     dtype: str = "auto"
     revision: str | None = None
@@ -223,7 +223,10 @@ class Prepared:
     documents: list[Document]
     held_out: list[Document]  # for a search
     options: ExtendOptions
-    group: Any = None  # of ranks that share each text
+    ranks: int = 1  # that share each text
+    sharing: str = ""  # why several do
+    group: Any = None  # of these ranks, under torchrun
+    leaders: Any = None  # the first ranks of all such groups
     notes: list[str] = field(default_factory=list)
 
 

@@ -2,19 +2,23 @@
 
     torchrun --nproc-per-node 8 -m longitude extend MODEL --to 1m
 
-Every rank loads the model and runs its own tokens of each text. The first one leads: it decides
-what is measured, keeps the rows and writes the report. The others follow: they measure what it
-announces, and end with its result. Announcements are JSON; nothing is pickled.
+Every rank loads the model. The fewest whose memory holds the target length share each text, by the
+cost model, or as many as --context-parallel says; groups of them measure different methods side by
+side. In a group every rank runs its own tokens of each text: the first one leads, the others
+measure what it announces. The first rank of all decides what is measured, hands tasks to the
+leaders of the groups, keeps the rows and writes the report; all ranks end with its result.
+Announcements are JSON; nothing is pickled.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +26,28 @@ import torch
 import torch.distributed as dist
 
 from longitude.core.client import is_url
-from longitude.core.store import Row
+from longitude.core.progress import Event, Progress
+from longitude.core.store import Row, Store
 from longitude.core.validate import UserError
 from longitude.eval.documents import Document
 from longitude.eval.prefill import input_device, lm_head
-from longitude.eval.records import ResultKey, from_row
+from longitude.eval.records import COST, ResultKey, from_row
 from longitude.eval.tasks import Value
+from longitude.extension.cost_model import on_ranks
 from longitude.extension.measure import Evaluator
-from longitude.extension.plan import ExtendOptions, Method, Plan, Prepared, TargetModel
+from longitude.extension.plan import ExtendOptions, Method, Plan, Prepared, TargetModel, Task
 from longitude.extension.result import ExtendResult
 from longitude.hf.patch import check_over_ranks, patched, unpatched
 from longitude.ops.shards import RankLost, answered
-from longitude.training.distributed import process_group
+from longitude.training.distributed import (
+    World,
+    check_context,
+    fewest_ranks,
+    process_group,
+    processes,
+)
+
+IDLE = timedelta(hours=12)  # that a group may wait for what others measure
 
 
 def check_ranks(model: Any, options: ExtendOptions) -> None:
@@ -41,29 +55,54 @@ def check_ranks(model: Any, options: ExtendOptions) -> None:
     alone = {"the URL of a server": is_url(model), "--engine ray": options.engine == "ray",
              "--budget": options.budget, "--lm-eval": options.lm_eval}  # fmt: skip
     given = [name for name, value in alone.items() if value]
-    if _processes() > 1 and given:
+    if processes() > 1 and given:
         raise UserError(
-            f"{given[0]} needs one process, but torchrun has started {_processes()}: leave one of "
+            f"{given[0]} needs one process, but torchrun has started {processes()}: leave one of "
             f"the two out."
         )
 
 
-def _processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 @contextmanager
-def rank_group(device: str) -> Iterator[Any]:
-    """The group of all processes that torchrun has started; None for a single one."""
-    if _processes() == 1:
+def all_ranks(device: str) -> Iterator[World | None]:
+    """All processes that torchrun has started; None for a single one."""
+    if processes() == 1:
         yield None
         return
-    with process_group(device):
-        yield dist.group.WORLD
+    with process_group(device) as world:
+        yield world
+
+
+def choose(prepared: Prepared, room: Callable[[Prepared], int]) -> None:
+    """How many ranks share each text: as many as given, or the fewest that hold the target length.
+
+    Args:
+        room: how many there are on a Ray cluster, which is asked if one is too few.
+    """
+    options, model, target = prepared.options, prepared.target.model, prepared.plan.target
+    if options.context_parallel is not None:
+        prepared.ranks, prepared.sharing = options.context_parallel, ""
+        if options.engine == "local":
+            check_context(prepared.ranks, processes())
+        return check_shared(prepared, prepared.ranks)
+
+    def fewest(size: int) -> tuple[int, str]:
+        device = input_device(model)
+        return fewest_ranks(target, lambda n: on_ranks(model, target, n).memory, size, device)
+
+    prepared.ranks, prepared.sharing = fewest(processes())
+    if prepared.sharing and options.engine == "ray":
+        prepared.ranks, prepared.sharing = fewest(room(prepared))
+    try:
+        return check_shared(prepared, prepared.ranks)
+    except UserError:  # one by one they may be able to all the same
+        prepared.ranks, prepared.sharing = fewest(1)
+        return None
 
 
 def check_shared(prepared: Prepared, size: int) -> None:
     """Raise for a model whose texts so many ranks can't share."""
+    if size == 1:
+        return
     subject, model = prepared.plan.subject, prepared.target.model
     lm_head(model)  # tried on a few tokens of one process
     with unpatched(model):
@@ -75,19 +114,25 @@ def check_shared(prepared: Prepared, size: int) -> None:
         )
 
 
-def spread(prepared: Prepared, group: Any) -> None:
-    """Run the plan over the ranks of a group."""
-    check_shared(prepared, dist.get_world_size(group))
-    prepared.group = group
+def spread(prepared: Prepared, world: World) -> None:
+    """Run the plan over all processes, in groups that share each text; the first one's choice of
+    their size goes, should memories differ."""
+    ranks = prepared.ranks = world.broadcast(prepared.ranks)
+    prepared.group = world.shared_by(ranks, IDLE if ranks < world.size else None).group
+    prepared.leaders = dist.new_group([*range(0, world.size, ranks)], timeout=IDLE)
 
 
 def over(prepared: Prepared) -> str:
     """How texts are spread, for the sentence before the start."""
-    size, where = prepared.options.context_parallel, "on Ray, each text over"
-    if prepared.group is not None:
-        size, where = dist.get_world_size(prepared.group), "over"
-    each = -(-prepared.plan.target // size)
-    return "" if size == 1 else f"; {where} {size} ranks, at most {each:,} tokens on each"
+    ranks, groups = prepared.ranks, processes() // prepared.ranks
+    said = prepared.sharing or (f"every text runs over {ranks} ranks" if ranks > 1 else "")
+    if ranks > 1:
+        said += f", at most {-(-prepared.plan.target // ranks):,} tokens on each"
+    if groups > 1:
+        said += (
+            f"{'; ' if said else ''}{groups} {'groups' if ranks > 1 else 'ranks'} share the methods"
+        )
+    return said
 
 
 class RankEvaluator(Evaluator):
@@ -118,8 +163,8 @@ class RankEvaluator(Evaluator):
 
     def out_of_memory(self, length: int) -> str:
         raise RankLost(  # in the middle of a forward, in which the others wait for this one
-            f"rank {dist.get_rank(self.group)} ran out of memory at {length} tokens: start more "
-            f"ranks, or give a nearer --to; the run continues from its rows."
+            f"rank {dist.get_rank(self.group)} ran out of memory at {length} tokens: give a "
+            f"greater --context-parallel or a nearer --to; the run continues from its rows."
         )
 
 
@@ -134,18 +179,65 @@ def evaluator_of(prepared: Prepared, held_out: bool = False) -> Evaluator:
 
 def on_every_rank(prepared: Prepared, run: Callable[[], ExtendResult]) -> ExtendResult:
     """The first rank's result of `run`, while the others measure what it announces."""
-    model, group = prepared.target.model, prepared.group
-    if dist.get_rank(group) == 0:
+    model, group, leaders = prepared.target.model, prepared.group, prepared.leaders
+    evaluators = [evaluator_of(prepared, held_out) for held_out in (False, True)]
+    result = None
+    if dist.get_rank() == 0:
         result = run()
         rows = [(row.key.to_json(), row.value, row.made) for row in result.rows]
         rest = (result.recommendation, result.next_steps, str(result.folder))
-        announce(model, group, {"result": (rows, *rest)})
+        message = announce(model, leaders, {"result": (rows, *rest)})
+    elif group is None or dist.get_rank(group) == 0:
+        while "result" not in (message := announce(model, leaders)):
+            tasks = [
+                Task(**{**task, "method": Method(**task["method"])}) for task in message["tasks"]
+            ]
+            _take_part(prepared, evaluators[0], tasks)
+    else:
+        message = follow(model, group, evaluators)
+    if group is not None and dist.get_rank(group) == 0:
+        announce(model, group, message)
+    if result is not None:
         return result
-    message = follow(model, group, [evaluator_of(prepared, held_out) for held_out in (False, True)])
     rows, recommendation, steps, folder = message["result"]
     steps = [(title, command) for title, command in steps]
     found = [from_row(Row(*row)) for row in rows]
     return ExtendResult(found, recommendation, steps, Path(folder))
+
+
+def run_side_by_side(
+    prepared: Prepared,
+    evaluator: Evaluator,
+    tasks: Sequence[Task],
+    store: Store,
+    progress: Progress,
+) -> None:
+    """Run tasks in the first rank, those of one kind at once, each by a group of ranks; on a CPU,
+    whose cores they share, costs one at a time."""
+    model, leaders, done = prepared.target.model, prepared.leaders, 0
+    for _, same in groupby(tasks, key=lambda t: (t.measure, t.document, t.length, t.round)):
+        waiting = [*same]
+        alone = waiting[0].measure == COST and prepared.plan.subject.device == "cpu"
+        most = 1 if alone else dist.get_world_size(leaders)
+        while waiting:
+            now, waiting = waiting[:most], waiting[most:]
+            progress(Event(" and ".join(map(str, now)), done, len(tasks), "measure"))
+            announce(model, leaders, {"tasks": [asdict(task) for task in now]})
+            for key, value in _take_part(prepared, evaluator, now):
+                store.put(key, value)
+            done += len(now)
+
+
+def _take_part(
+    prepared: Prepared, evaluator: Evaluator, tasks: Sequence[Task]
+) -> list[tuple[dict[str, Any], Value]]:
+    """Run this leader's task of some; the rows of all of them."""
+    own, leaders = dist.get_rank(prepared.leaders), prepared.leaders
+    rows: list[tuple[dict[str, Any], Value]] = []
+    if own < len(tasks):
+        evaluator.run(tasks[own], lambda key, value: rows.append((key.to_json(), value)))
+    every = [announce(prepared.target.model, leaders, rows, n) for n in range(len(tasks))]
+    return [row for some in every for row in some]
 
 
 def follow(model: Any, group: Any, evaluators: Sequence[Evaluator]) -> dict[str, Any]:
@@ -156,13 +248,14 @@ def follow(model: Any, group: Any, evaluators: Sequence[Evaluator]) -> dict[str,
     return message
 
 
-def announce(model: Any, group: Any, message: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The first rank's message, on every rank."""
+def announce(model: Any, group: Any, message: Any = None, source: int = 0) -> Any:
+    """The message of one rank, the first, on every rank of a group."""
+    is_source = dist.get_rank(group) == source
     data = torch.tensor([*json.dumps(message).encode()], dtype=torch.uint8)
-    data, source = data.to(input_device(model)), dist.get_global_rank(group, 0)
+    data, source = data.to(input_device(model)), dist.get_global_rank(group, source)
     size = torch.tensor(len(data), device=data.device)
     with answered():
         dist.broadcast(size, source, group=group)
-        data = data if dist.get_rank(group) == 0 else data.new_empty(int(size))
+        data = data if is_source else data.new_empty(int(size))
         dist.broadcast(data, source, group=group)
     return json.loads(bytes(data.tolist()))

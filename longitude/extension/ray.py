@@ -5,7 +5,7 @@ task, so that the model is loaded once and keeps its GPU. A worker gets a group 
 a method on one document, or all lengths of one metric. Only this process writes rows. A group that
 fails goes to a fresh worker, since a killed process or a broken GPU takes no more.
 
-With --context-parallel N a worker is N actors in a placement group, on one machine where one has
+Where N ranks share a text, a worker is N actors in a placement group, on one machine where one has
 room. They form a process group and share the tokens of each text (ranks.py): the first is given
 tasks, as a single worker would be, and the others follow it. All of them go together.
 """
@@ -200,7 +200,7 @@ class _Run:
         self.workers: list[_Placed] = []
         self.failures: Counter[Group] = Counter()
         self.lost: list[str] = []
-        self.gpus, self.ranks = _gpus(prepared), prepared.options.context_parallel
+        self.gpus, self.ranks = _gpus(prepared), prepared.ranks
         room, self.strategy = _room(ray, prepared)
         self.size = min(len(self.waiting), room)
         self.worker = ray.remote(Worker)
@@ -290,7 +290,7 @@ def _gpus(prepared: Prepared) -> int:
 def _room(ray: Any, prepared: Prepared) -> tuple[int, str]:
     """How many workers the cluster has room for, and how the ranks of one are placed: together, if
     a machine has room for them."""
-    ranks = prepared.options.context_parallel
+    ranks = prepared.ranks
     total = _actors(ray.cluster_resources(), prepared)
     if _gpus(prepared) and not total:
         raise UserError(
@@ -308,6 +308,12 @@ def _room(ray: Any, prepared: Prepared) -> tuple[int, str]:
     machines = [_actors(node["Resources"], prepared) for node in ray.nodes() if node["Alive"]]
     packed = sum(room // ranks for room in machines)
     return (packed, "STRICT_PACK") if packed else (total // ranks, "PACK")
+
+
+def room(prepared: Prepared) -> int:
+    """How many ranks the cluster has room for."""
+    with redirect_stdout(sys.stderr), _cluster() as ray:
+        return max(1, _actors(ray.cluster_resources(), prepared))
 
 
 def _actors(has: dict[str, float], prepared: Prepared) -> int:

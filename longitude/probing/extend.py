@@ -51,7 +51,8 @@ def _options(to: int | str | None, options: ExtendOptions, folder: Path) -> Prob
     given = {
         "--methods": options.methods != "auto", "--search": options.search,
         "--lm-eval": bool(options.lm_eval), "--engine": options.engine != "local",
-        "--lengths": bool(options.lengths), "--context-parallel": options.context_parallel != 1,
+        "--lengths": bool(options.lengths),
+        "--context-parallel": options.context_parallel not in (None, 1),
     }  # fmt: skip
     if wrong := [name for name, is_given in given.items() if is_given]:
         raise UserError(

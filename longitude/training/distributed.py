@@ -13,9 +13,10 @@ resumed run draws what the stopped one would have drawn, and any process can bui
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from longitude.core.validate import UserError
 
 SHARDED_FROM = 100_000_000  # weights of a lab model
+SPARE = 1.1  # times what is counted: gaps of the allocator, work space of kernels
 
 
 def generator(seed: int, step: int = 0, purpose: str = "") -> torch.Generator:
@@ -82,6 +84,16 @@ class World:
         auto = "bfloat16" if self.device.type == "cuda" else "float32"
         return auto if name == "auto" else name
 
+    def shared_by(self, context: int, timeout: timedelta | None = None) -> World:
+        """This process, with the neighbours that it shares the tokens of its rows with."""
+        check_context(context, self.size)
+        if context == 1:
+            return self
+        # every process makes all groups, its own among them
+        neighbours = [list(range(a, a + context)) for a in range(0, self.size, context)]
+        groups = [dist.new_group(ranks, timeout=timeout) for ranks in neighbours]
+        return replace(self, context=context, group=groups[self.rank // context])
+
     def check_batch(self, batch: int) -> None:
         if batch % self.rows[1]:
             each = f" of which {self.context} share a sequence" if self.context > 1 else ""
@@ -96,26 +108,68 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def processes() -> int:
+    """How many processes torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_context(context: int, size: int) -> None:
+    if context < 1 or size % context:
+        raise UserError(
+            f"--context-parallel {context} does not divide {size} processes: start a multiple of "
+            f"it, as in torchrun --nproc-per-node {max(context, 2)} -m longitude …"
+        )
+
+
+def device_bytes(device: torch.device) -> int:
+    """What one process may take of a device's memory; on a CPU, its share of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def fewest_ranks(
+    tokens: int, needed: Callable[[int], float], size: int, device: torch.device
+) -> tuple[int, str]:
+    """The fewest processes, of a number that divides all, that hold a text together, and a sentence
+    if one can't; where none do, those that come nearest.
+
+    Args:
+        needed: the bytes that each of so many takes.
+    """
+    has, counts = device_bytes(device), [n for n in range(1, size + 1) if size % n == 0]
+    needs = {n: SPARE * needed(n) for n in counts}
+    if needs[1] <= has:
+        return 1, ""
+    ranks = next((n for n in counts if needs[n] <= has), min(counts, key=lambda n: needs[n]))
+    one = "one GPU" if device.type == "cuda" else "one process"
+    said = f"{tokens:,} tokens need about {_gib(needs[1])} GiB, {one} has {_gib(has)}:"
+    if ranks > 1:
+        said += f" every text runs over {ranks} ranks"
+    if needs[ranks] > has:
+        said += f", and each needs {_gib(needs[ranks])}:" if ranks > 1 else ""
+        said += " memory may run out"
+        said += "; torchrun shares each text over several" if processes() == 1 else ""
+    return ranks, said
+
+
+def _gib(n: float) -> str:
+    return f"{n / 2**30:,.0f}" if n >= 100 * 2**30 else f"{n / 2**30:.3g}"
+
+
 @contextmanager
 def process_group(device: str = "auto", context: int = 1) -> Iterator[World]:
     """Join the process group, if there is one, for as long as the block runs; `context` neighbours
     share the tokens of their rows."""
-    rank, size = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
-    if context < 1 or size % context:
-        raise UserError(
-            f"--context-parallel {context} does not divide {size} processes: start a multiple of "
-            f"it, as in torchrun --nproc-per-node {max(context, 2)} -m longitude tune …"
-        )
+    rank, size = int(os.environ.get("RANK", "0")), processes()
+    check_context(context, size)
     world = World(_device(device), rank, size)
     joins = size > 1 and not dist.is_initialized()
     if joins:
         dist.init_process_group("nccl" if world.device.type == "cuda" else "gloo")
-    if context > 1:  # every process makes all groups, its own among them
-        neighbours = [list(range(a, a + context)) for a in range(0, size, context)]
-        groups = [dist.new_group(ranks) for ranks in neighbours]
-        world = replace(world, context=context, group=groups[rank // context])
     try:
-        yield world
+        yield world.shared_by(context)
     finally:
         if joins:
             dist.destroy_process_group()

@@ -7,13 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from longitude import parse
 from longitude.core.validate import target_length
 from longitude.extension.api import ExtendOptions, estimate
-from longitude.extension.cost_model import CLAIM, KERNEL_FLOPS, Sizes, cost_model
+from longitude.extension.cost_model import (
+    CLAIM,
+    KERNEL_FLOPS,
+    LAYER_COPIES,
+    Sizes,
+    cost_model,
+    on_ranks,
+)
 from longitude.ops.ring import hops
 from longitude.ops.shards import Shard
+from longitude.training import distributed
 from tests.hf.tiny import decoder
 
 LLAMA_8B = Sizes(16_060_522_496, 8_030_261_248, 32, 32, 8, 128, 2)
@@ -51,6 +60,44 @@ def test_every_length_is_weighed_on_one_device_and_the_target_over_ranks() -> No
     assert [(c.length, c.ranks) for c in cells] == [(64, 1), (256, 1), (256, 8), (256, 64)]
     assert all(c.weights == sum(p.nbytes for p in model.parameters()) and c.fits for c in cells)
     assert cells[1].cache == 4 * cells[0].cache == 8 * cells[2].cache
+
+
+def test_memory_over_ranks_is_that_of_their_own_tokens() -> None:
+    model = decoder("llama")
+    config, weights = model.config, sum(p.nbytes for p in model.parameters())
+    head = config.hidden_size // config.num_attention_heads
+    key_values = 2 * config.num_key_value_heads * head * 4  # bytes of a token in a layer
+    inner = 4 * config.intermediate_size + 2 * config.hidden_size
+    layer = 4 * max(inner, 12 * config.hidden_size)
+    for ranks in (1, 2, 4):
+        tokens = 256 // ranks
+        cache = config.num_hidden_layers * key_values * tokens
+        expected = weights + cache + tokens * (layer + LAYER_COPIES * key_values)
+        assert on_ranks(model, 256, ranks).memory == expected
+
+
+@pytest.mark.parametrize(
+    ("each", "size", "ranks", "said"),
+    [
+        ((100, 50), 2, 1, ""),
+        ((191, 96), 2, 2, "need about 210 GiB, one GPU has 139: every text runs over 2 ranks"),
+        # three would do, but don't divide eight
+        ((330, 165, 110, 82.5), 8, 4, "GiB, one GPU has 139: every text runs over 4 ranks"),
+        ((900, 450, 300, 225), 2, 2, "over 2 ranks, and each needs 495: memory may run out"),
+        ((191,), 1, 1, "GiB, one GPU has 139: memory may run out; torchrun shares each text"),
+    ],
+)
+def test_the_fewest_ranks_that_hold_a_text_share_it(
+    each: tuple[float, ...], size: int, ranks: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "device_bytes", lambda device: 139 * 2**30)
+
+    def needed(n: int) -> float:
+        return each[n - 1] * 2**30 if n <= len(each) else 0.0
+
+    found, sentence = distributed.fewest_ranks(2**20, needed, size, torch.device("cuda"))
+    assert found == ranks and said in sentence
+    assert not sentence or sentence.startswith("1,048,576 tokens need about ")
 
 
 def test_the_rate_is_that_of_a_recorded_row() -> None:

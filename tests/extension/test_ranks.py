@@ -1,8 +1,12 @@
-"""`extend` over two ranks measures what one process measures, and continues after a lost rank."""
+"""`extend` over two ranks measures what one process measures, and continues after a lost rank.
+
+The ranks share each text where memory is too small for one, else the methods.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +55,27 @@ def test_the_first_rank_alone_writes_and_says_how_texts_are_spread(
     found: list[dict[str, Any]],
 ) -> None:
     first, second = found
-    assert "over 2 ranks, at most 256 tokens on each" in first["said"][1]
-    assert (first["wrote"], second["wrote"]) == (1, 0) and len(second["said"]) == 1
+    why = r"512 tokens need about [\d.]+ GiB, one process has [\d.]+: every text runs over 2 ranks"
+    assert re.search(f"{why}, at most 256 tokens on each$", first["said"][1])
+    assert first["said"][1].endswith(first["dry"]), "a dry run says it, too"
+    assert (first["wrote"], second["wrote"]) == (1, 0)
+    assert second["said"] == ["loading tiny-rope"]
+
+
+def test_ranks_that_hold_a_text_each_share_the_methods(found: list[dict[str, Any]]) -> None:
+    one, side = found[0]["one"], found[0]["side"]
+    assert found[1]["side"] == side, "every rank has the same result"
+    assert side["best"] == one["best"] and side["rows"].keys() == one["rows"].keys()
+    for key, value in one["rows"].items():
+        changing = {"seconds", "prefill", "decode", "peak", "machine"}
+        other = side["rows"][key]
+        assert "ranks" not in (other["machine"] if not other["refused"] else "")
+        if json.loads(key)["measure"] != "cost":
+            kept = value.keys() - changing
+            assert {n: other[n] for n in kept} == {n: value[n] for n in kept}
+    said = found[0]["side_said"]
+    assert said[1].endswith("2 ranks share the methods")
+    assert any(" and " in stage for stage in said[2:]), "two methods are measured at once"
 
 
 def test_a_lost_rank_ends_the_others_and_the_run_continues(found: list[dict[str, Any]]) -> None:

@@ -25,9 +25,21 @@ import longitude
 from longitude.core.progress import Event, silent
 from longitude.core.store import Store
 from longitude.core.validate import UserError
+from longitude.extension.cost_model import on_ranks
 from longitude.extension.measure import Evaluator, missing, run_tasks
 from longitude.extension.plan import Prepared, TargetModel
-from longitude.extension.ray import TRIES, Group, Worker, WorkerSpec, _room, groups, run_on_ray
+from longitude.extension.ranks import choose
+from longitude.extension.ray import (
+    TRIES,
+    Group,
+    Worker,
+    WorkerSpec,
+    _room,
+    groups,
+    room,
+    run_on_ray,
+)
+from longitude.training import distributed
 from tests.extension.clusters import SMALL, Lost, answered, play, small
 from tests.extension.test_ranks import CLOSE
 
@@ -121,7 +133,7 @@ def test_rows_are_those_of_a_local_run_though_a_worker_is_killed(
 def test_ranks_of_a_group_share_each_text_though_one_is_killed(
     prepared: Prepared, expected: list[Any], cluster: Any, store: Store
 ) -> None:
-    shared = replace(prepared, options=replace(prepared.options, context_parallel=2))
+    shared = replace(prepared, ranks=2)
     killed: list[int] = []
     Thread(target=kill_one, args=(killed, "Worker.follow"), daemon=True).start()
     run_on_ray(shared, prepared.plan.tasks(), store, silent)
@@ -141,8 +153,7 @@ def test_ranks_of_a_group_share_each_text_though_one_is_killed(
 def test_a_group_of_ranks_is_placed_on_one_machine_if_any_has_room(prepared: Prepared) -> None:
     def placed(ranks: int, *gpus: int, dead: int = 0) -> tuple[int, str]:
         subject = replace(prepared.plan.subject, device="cuda")
-        options = replace(prepared.options, context_parallel=ranks)
-        there = replace(prepared, plan=replace(prepared.plan, subject=subject), options=options)
+        there = replace(prepared, plan=replace(prepared.plan, subject=subject), ranks=ranks)
         nodes = [{"Alive": True, "Resources": {"GPU": float(n)}} for n in gpus]
         nodes += [{"Alive": True, "Resources": {"CPU": 4.0}}]  # of the head
         nodes += [{"Alive": False, "Resources": {"GPU": float(dead)}}]
@@ -157,11 +168,29 @@ def test_a_group_of_ranks_is_placed_on_one_machine_if_any_has_room(prepared: Pre
         placed(4, 2, 1, dead=8)
 
 
+def test_a_text_that_one_worker_cant_hold_is_shared_by_as_few_as_can(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, target = prepared.target.model, prepared.plan.target
+    on_ray = replace(prepared, options=replace(prepared.options, engine="ray"))
+    needs = {n: distributed.SPARE * on_ranks(model, target, n).memory for n in (1, 3, 6)}
+    for has, ranks in ((needs[1], 1), (needs[3], 3), (needs[6], 6)):
+        monkeypatch.setattr(distributed, "device_bytes", lambda device, has=has: has)
+        choose(on_ray, lambda prepared: 6)
+        assert on_ray.ranks == ranks
+        assert on_ray.sharing.endswith(f"every text runs over {ranks} ranks") == (ranks > 1)
+    given = replace(on_ray, options=replace(on_ray.options, context_parallel=2))
+    choose(given, lambda prepared: 6)
+    assert given.ranks == 2 and not given.sharing, "what is given goes"
+    ray = play(monkeypatch, answered)
+    assert room(on_ray) == ray.cluster_resources()["CPU"]
+
+
 def test_a_cluster_too_small_for_a_group_starts_no_worker(
     prepared: Prepared, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = play(monkeypatch, answered)
-    four = replace(prepared, options=replace(prepared.options, context_parallel=4))
+    four = replace(prepared, ranks=4)
     with pytest.raises(UserError, match="needs a CPU and memory for the model for each rank, but"):
         run_on_ray(four, prepared.plan.tasks(), store, silent)
     assert not ray.made
@@ -170,7 +199,7 @@ def test_a_cluster_too_small_for_a_group_starts_no_worker(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"context_parallel": 2}, r"but got 2 with --engine local: without Ray, use torchrun"),
+        ({"context_parallel": 2}, r"but got 2 with --engine local: use torchrun"),
         ({"context_parallel": 0, "engine": "ray"}, "but got 0 with --engine ray"),
         ({"context_parallel": 2, "engine": "ray", "search": True}, "--search runs on one device"),
         ({"context_parallel": 128, "engine": "ray"}, "window of 256 tokens is too short for 128"),

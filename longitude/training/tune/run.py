@@ -32,12 +32,17 @@ from longitude.hf.loading import load, without_weights
 from longitude.hf.patch import WINDOW, apply, patched, scheme_of, undo
 from longitude.hf.saving import name_target, save, save_adapter
 from longitude.hf.source import find
-from longitude.ops.head_split import check_division, sends_less
 from longitude.parts import Sequential
 from longitude.training.checkpoint import RunFolder, gather_weights, trainable_parameters
 from longitude.training.distributed import World, assign, distribute, process_group
 from longitude.training.loop import SMOOTHED, Job, LoopOptions, Step, adamw, check_logger, train
 from longitude.training.loss import LossModel
+from longitude.training.tune.context import (
+    TOKENS_AT_ONCE,
+    check_shareable,
+    choose_context,
+    split_for,
+)
 from longitude.training.tune.data import TokenStream, position_policy, token_stream
 from longitude.training.tune.model import (
     FULL,
@@ -53,7 +58,6 @@ from longitude.training.tune.recipes import OPTIONS, Recipe, named, settle
 QUESTION, RESULT = "tune.json", "model"
 RUNS = Path("runs")
 SPLITS = ("tokens", "heads", "auto")
-TOKENS_AT_ONCE = 32768  # that go through a model together; the rest of a batch follows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,7 @@ class TuneOptions:
     out: str | Path | None = None  # runs/NAME-RECIPE
     resume: bool = True
     save_every: int = 50  # steps
-    context_parallel: int = 1  # processes that share the tokens of a sequence
+    context_parallel: int | None = None  # processes that share a sequence; None: as few as hold it
     context_parallel_by: str = "tokens"  # or "heads", or "auto": what sends fewer bytes
     checkpointing: bool | None = None  # of gradients; None: on an accelerator
     measure: bool = True
@@ -148,6 +152,7 @@ class Prepared:
     """A settled question, and the model that it is asked of."""
 
     options: TuneOptions
+    world: World
     about: Subject
     target: int
     recipe: Recipe
@@ -229,68 +234,31 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
             f"sequences or a farther target."
         )
     check_peft(recipe.trained)
+    if options.context_parallel is None and about.family == "rope":
+        stored = _checkpoints(options, world)
+        context, said = choose_context(loaded, recipe, length, dtype, stored, world)
+        world = world.shared_by(world.broadcast(context))
+        if said and world.first:
+            options.progress(Event(said, 0, 0))
     world.check_batch(recipe.rows)
-    _check_context(recipe, about, length, world)
+    check_shareable(recipe, about.family, length, world)
     policy = position_policy(recipe.positions, target, length, about.trained)
     scheme = about.scheme
     if recipe.scheme is not None:  # what the model can't have is raised here
         with patched(loaded, recipe.scheme, check=False):
             scheme = dump(scheme_of(loaded))
-    split = split_for(loaded.config.get_text_config(), parse(scheme), dtype, options, world)
+    by, config = options.context_parallel_by, loaded.config.get_text_config()
+    split = split_for(config, parse(scheme), dtype, by, world, options.progress)
     visible = recipe.steps * recipe.rows * (length + 1)  # tokens that all steps together can see
     text = token_stream(options.text, tokenizer, policy, length, visible, options.seed)
     if recipe.short:  # mixed windows: documents are separated in the short ones
         text = replace(text, packed=True, short=(recipe.short, min(about.trained, length)))
     resized = (recipe.scheme or scheme, target) if about.family == "learned" else None
-    prepared = Prepared(
-        options,
-        about,
-        target,
-        recipe,
-        scheme,
-        dtype,
-        loaded,
-        tokenizer,
-        text,
-        length,
-        resized,
-        split,
-    )
+    settled = (options, world, about, target, recipe, scheme, dtype)
+    prepared = Prepared(*settled, loaded, tokenizer, text, length, resized, split)
     if prepared.group is not None:
         grouped_scheme(parse(scheme), prepared.group)
     return prepared
-
-
-def _check_context(recipe: Recipe, about: Subject, length: int, world: World) -> None:
-    """Raise for what --context-parallel can't share."""
-    if world.context > 1 and (recipe.groups is not None or about.family != "rope"):
-        raise UserError(
-            "--context-parallel runs models with rotary embeddings, and no recipe that trains on "
-            "groups of tokens (longlora): leave it out, or take another recipe."
-        )
-    if length < 2 * world.context:
-        raise UserError(
-            f"sequences of {length} tokens are too short for --context-parallel {world.context}: "
-            f"give at least {2 * world.context}."
-        )
-
-
-def split_for(config: Any, scheme: Any, dtype: str, options: TuneOptions, world: World) -> str:
-    """How ranks share the attention over a sequence: as given, or by what sends fewer bytes."""
-    split, ranks = options.context_parallel_by, world.context
-    heads = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    if split == "heads":
-        check_division(heads, key_heads, ranks)
-    if split != "auto" or ranks == 1:
-        return split
-    by_head = any(one.bias for one in getattr(scheme, "schemes", (scheme,)))
-    divides = not heads % ranks and not key_heads % ranks and not by_head
-    fewer = sends_less(heads, key_heads, ranks, getattr(torch, dtype).itemsize)
-    split = "heads" if divides and fewer else "tokens"
-    about = f"{heads} heads, {key_heads} of keys, over {ranks} ranks"
-    options.progress(Event(f"context parallelism by {split}: {about}", 0, 0))
-    return split
 
 
 def _load(name: str, options: TuneOptions, dtype: str, world: World) -> tuple[Any, Any]:
@@ -333,13 +301,15 @@ def fine_tune(
     model: str, to: str, options: TuneOptions, report: Callable[[Step], None] = lambda step: None
 ) -> Tuned:
     """Train, from what the folder holds; the first process reports each step."""
-    with process_group(options.device, options.context_parallel) as world:
+    given = options.context_parallel
+    with process_group(options.device, 1 if given is None else given) as world:
         prepared, folder = prepare(model, to, options, world), tune_folder(options.folder(model))
+        world = prepared.world
         folder.claim(prepared.question, options.resume)
         about = {"longitude": __version__, "text": prepared.text.name}
         folder.begin(prepared.question, about, world)
         if not folder.done:
-            _train(prepared, folder, world, report)
+            _train(prepared, folder, report)
         world.barrier()
     history = folder.history()
     losses = history.pop("losses")
@@ -360,14 +330,12 @@ def fine_tune(
     )
 
 
-def _train(
-    prepared: Prepared, folder: RunFolder, world: World, report: Callable[[Step], None]
-) -> None:
+def _train(prepared: Prepared, folder: RunFolder, report: Callable[[Step], None]) -> None:
     """Train to the last step and write the result; the papers train without weight decay."""
     loss, text, saved = make_trainable_model(prepared)
     model, options, recipe = loss.model, prepared.options, prepared.recipe
-    on_cuda, length = world.device.type == "cuda", prepared.length
-    if on_cuda if options.checkpointing is None else options.checkpointing:
+    world, length = prepared.world, prepared.length
+    if _checkpoints(options, world):
         enable_checkpointing(model)
     if world.context > 1:
         loss.spread(world.group, prepared.scheme, prepared.split)
@@ -401,6 +369,12 @@ def _train(
             if weights is not None:
                 loss, saved = _unsharded(prepared, weights)
             _save(prepared, loss, saved, folder.path / RESULT)
+
+
+def _checkpoints(options: TuneOptions, world: World) -> bool:
+    """Whether layers are computed twice instead of storing their activations."""
+    on_cuda = world.device.type == "cuda"
+    return on_cuda if options.checkpointing is None else options.checkpointing
 
 
 def _unsharded(prepared: Prepared, weights: dict[str, Tensor]) -> tuple[LossModel, Any]:
