@@ -110,11 +110,12 @@ def token_scores(
     targets: Tensor = ids[:, 1:].to(input_device(model))
     parts: list[list[Tensor]] = [[] for _ in ids]
     places = []
-    for out in prefill(model, ids[:, :-1], chunk=chunk, head=head):
+    wanted = ids.shape[1] - 1 - skipped
+    for out in prefill(model, ids[:, :-1], chunk=chunk, head=head, last=wanted):
         first = int((out.pos < skipped).sum())
         places.append(out.pos[first:])
-        wanted = targets[:, places[-1].to(targets.device)]
-        for part, hidden, row in zip(parts, out.hidden[:, first:], wanted, strict=True):
+        expected = targets[:, places[-1].to(targets.device)]
+        for part, hidden, row in zip(parts, out.hidden[:, first:], expected, strict=True):
             for x, y in zip(
                 hidden.split(at_once), row.to(hidden.device).split(at_once), strict=True
             ):

@@ -38,6 +38,22 @@ LAYER_STATE = "_longitude"  # the attribute of an attention module that holds it
 RECORDER: ContextVar[Callable[..., Tensor] | None] = ContextVar("RECORDER", default=None)
 
 
+@dataclass(eq=False)
+class LastRows:
+    """A layer of which the last tokens alone are wanted. It is called on all tokens, up to its
+    attention, and then on those, which are given the output that was computed (b n h d)."""
+
+    count: int
+    out: Tensor | None = None
+
+
+class Attended(Exception):
+    """Ends the first call of a layer of which the last tokens alone are wanted."""
+
+
+LAST_ROWS: ContextVar[LastRows | None] = ContextVar("LAST_ROWS", default=None)
+
+
 @dataclass(frozen=True, eq=False)
 class TokenRun:
     """Some tokens of some rows, with their positions."""
@@ -106,8 +122,8 @@ class LayerState:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         """Attention over the tokens of this forward or of its cache."""
-        forward, tokens = self.model.forward, q.shape[2]
-        q = self.new_tokens(q)
+        forward, tokens, last = self.model.forward, q.shape[2], LAST_ROWS.get()
+        q = self.new_tokens(q if last is None else q[:, :, -last.count :])
         if forward.past == 0:  # a static cache returns its empty slots as well
             k, v = self.new_tokens(k[:, :, :tokens]), v[:, :, :tokens]
             if forward.sharded and self.model.ranks is not None:
@@ -134,7 +150,8 @@ def _attend_runs(
     """Attention of new tokens among themselves, run by run."""
     if forward.runs is None:
         pos, length = forward.pos, forward.length
-        return attention(scheme, q, k, v, pos, pos, length=length, **options)
+        q_pos = pos if q.shape[2] == k.shape[2] else pos[k.shape[2] - q.shape[2] :]
+        return attention(scheme, q, k, v, q_pos, pos, length=length, **options)
     out = q.new_zeros(*q.shape[:3], v.shape[-1])
     for run in forward.runs:
         length = forward.length
@@ -167,7 +184,9 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """The registered attention function: heads come in as (b h n d) and go out as (b n h d)."""
-    recorder, layer = RECORDER.get(), getattr(module, LAYER_STATE, None)
+    recorder, layer, last = RECORDER.get(), getattr(module, LAYER_STATE, None), LAST_ROWS.get()
+    if last is not None and last.out is not None:
+        return last.out, None
     if recorder is not None:
         extra = next((name for name in NOT_OURS if more.get(name) is not None), None)
         out = recorder(module, query, key, value, attention_mask, extra)
@@ -190,6 +209,9 @@ def attend(
                 out = layer.attend(*heads, options)
         else:
             out = layer.attend(*heads, options)
+        if last is not None:
+            last.out = out.transpose(1, 2).contiguous()
+            raise Attended
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_755, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_876, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_822,  # the client of servers, too
@@ -24,8 +24,8 @@ BUDGET = {
     "parts": 3_502,  # tables of biases for CPUs, too
     "ops": 6_610,  # over several ranks, and forget gates in heads, too
     "cache": 889,
-    "hf": 5_710,  # over several ranks, and schemes that checkpoints were saved under, too
-    "eval": 2_317,
+    "hf": 5_731,  # over several ranks, and schemes that checkpoints were saved under, too
+    "eval": 2_416,  # the last tokens alone in the last layer, too
     "inspection": 2_445,
     "reading": 2_245,
     "training": 3_976,  # how many processes share a sequence, by memory, too

@@ -17,6 +17,7 @@ from longitude import UserError
 from longitude.eval import prefill
 from longitude.eval.perplexity import is_out_of_memory, losses, tail_losses
 from longitude.eval.prefill import chunk_for, lm_head
+from tests.hf import tiny
 
 TEXT = "\n".join(topics[name] for name in sorted(topics)).encode()
 MODELS: dict[str, Any] = {}
@@ -107,6 +108,28 @@ def seen(module: nn.Module) -> Iterator[list[tuple[int, ...]]]:
     hook = module.register_forward_hook(lambda m, given, out: shapes.append(tuple(out.shape)))
     yield shapes
     hook.remove()
+
+
+# windows, soft caps, sinks, parallel blocks, experts, latent heads, chunks; the last three compute
+# more in a layer than an attention and what follows for each token
+KINDS = (
+    "llama", "gemma2", "gpt_oss", "phi", "mixtral", "deepseek_v3", "llama4_text", "diffllama",
+    "falcon_h1", "longcat_flash",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", [None, "rope(remap=rerope(8))"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_layer_computes_no_token_that_is_not_scored(kind: str, scheme: str | None) -> None:
+    m, ids = tiny.shared(kind), tiny.ids(49, 2)
+    with nullcontext() if scheme is None else lh.patched(m, scheme, check=False):
+        for n, scored in ((49, 12), (20, 12)):
+            want = torch.stack([plainly(m, row[:n])[-scored:] for row in ids])
+            same(tail_losses(m, ids[:, :n], scored), want)
+        (read,) = prefill.prefill(m, ids, last=12)
+        (most,) = prefill.prefill(m, ids, last=30)  # in one go, if more than half are wanted
+    assert read.hidden.shape[1] == len(read.pos) == (49 if kind in KINDS[-3:] else 12)
+    assert most.hidden.shape[1] == 49
 
 
 def test_logits_are_made_a_stretch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
