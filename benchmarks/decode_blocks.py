@@ -4,7 +4,7 @@
 
 Every way is captured in a CUDA graph: what Python launches stays out of the numbers. Columns of a
 way's name are keys at once, warps, blocks ahead, and shares of the keys. What wins belongs into
-`blocks_for` and `_splits` of `longitude/attention/triton/decode.py`.
+`blocks_for` and `_splits` of `longitude/ops/kernels/decode.py`.
 """
 
 from __future__ import annotations

@@ -63,8 +63,9 @@ def split(qkv: Qkv, count: int) -> list[Rank]:
         Shard(len(at), len(at), x, x, at[None].to(qkv[0].device), runs(at[None]))
         for at, x in zip(own, spans, strict=True)
     ]
+    own = [at.to(qkv[0].device) for at in own]  # where a model's positions are
     return [
-        Rank(r, tuple(x[:, :, at.to(x.device)] for x in qkv), at, shards)  # type: ignore[arg-type]
+        Rank(r, tuple(x[:, :, at] for x in qkv), at, shards)  # type: ignore[arg-type]
         for r, at in enumerate(own)
     ]
 
@@ -105,5 +106,4 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 def _joined(out: list[Tensor], ranks: list[Rank]) -> Tensor:
     """The outputs of all ranks in the order of positions."""
-    order = torch.cat([rank.pos for rank in ranks]).argsort()
-    return torch.cat(out, 2)[:, :, order.to(out[0].device)]
+    return torch.cat(out, 2)[:, :, torch.cat([rank.pos for rank in ranks]).argsort()]

@@ -18,7 +18,7 @@ from longitude.core.validate import UserError
 
 
 def bench(
-    suite: Annotated[str, Option(help="rope, attention, decode, model or all.")] = "all",
+    suite: Annotated[str, Option(help="rope, attention, decode, paged, model, ranks or all.")] = "all",
     peers: Annotated[
         bool, Option("--peers", help="Also what is installed of other packages.")
     ] = False,

@@ -205,7 +205,9 @@ def plan_for(
         return None
     spec = TableSpec(q.shape[-1], length, torch.float32, q.device)
     rows = q.shape[1] // k.shape[1] * q.shape[2]
-    blocks = _kernel().blocks_for(max(q.shape[-1], v.shape[-1]), q.dtype, rows)
+    keys = k.shape[1] * sum(run.n for line in lines for run in line)
+    keys *= q.shape[0] // len(lines)  # one line may be that of all sequences
+    blocks = _kernel().blocks_for(max(q.shape[-1], v.shape[-1]), q.dtype, rows, keys)
     return _latest(scheme, spec, lines, at, blocks.keys)
 
 

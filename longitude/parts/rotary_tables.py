@@ -97,12 +97,15 @@ def _make(
             where = (region.q if side == "q" else region.k).by_pair(where, dim // 2)
         elif where.dim() == 2:
             where = where[..., None]
-        inv, gain = _of_length(rope, frequencies, dim, length)
-        angle = where * inv.to(device)
-        size = gain.to(device) if side != "k" else torch.ones_like(gain, device=device)
+        # a copy of its own from the host: waiting for it would wait for all work on the device
+        inv, gain = (
+            x.to(device, non_blocking=True) for x in _of_length(rope, frequencies, dim, length)
+        )
+        angle = where * inv
+        size = gain if side != "k" else torch.ones_like(gain)
         if rope.decay:
             away = (where - centre) if side == "q" else (centre - where)
-            size = size * (rope.decay.rate(dim).to(device) * away).exp()
+            size = size * (rope.decay.rate(dim).to(device, non_blocking=True) * away).exp()
         return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
 
 

@@ -28,7 +28,8 @@ from longitude.parts.rope import Pairs
 LOG2E = tl.constexpr(math.log2(math.e))
 COUNTS = tl.constexpr(FIELDS)
 MAX_ROWS = 64  # queries of one program; more of a group go to further programs
-PROGRAMS = 2  # that a multiprocessor holds at once
+PROGRAMS = {2: 4, 4: 2, 8: 2}  # that a multiprocessor holds at once, by their warps
+MANY_KEYS = 3 * 2**18  # of all heads: from there on small programs are ahead, as timed on an H200
 # numbers that change as a cache grows: specializing on them would recompile in mid-generation
 VARYING = (
     "plan_row", "hidden_b", "table_b", "capacity", "kv_heads", "group", "tiles", "queries",
@@ -300,14 +301,15 @@ class Blocks(NamedTuple):
     stages: int
 
 
-@lru_cache(maxsize=64)
-def blocks_for(size: int, dtype: torch.dtype, rows: int = 1) -> Blocks:
-    """Keys at once such that a block's table stays in registers, for a head size and `rows` queries
-    that share their keys."""
+def blocks_for(size: int, dtype: torch.dtype, rows: int = 1, keys: int = 0) -> Blocks:
+    """Keys at once such that a block's table stays in registers, for a head size, `rows` queries
+    that share their keys, and so many keys in all."""
     large = size > 128 or rows > 16
     if dtype == torch.float32:
         return Blocks(16, 8, 2) if large else Blocks(32, 4, 2)
-    return Blocks(32, 8, 3) if large else Blocks(64, 4, 3)
+    if large:
+        return Blocks(32, 8, 3)
+    return Blocks(64, 4, 3) if keys < MANY_KEYS else Blocks(32, 2, 3)
 
 
 def decode(
@@ -348,7 +350,7 @@ def decode(
     by_row = plan.ints.stride(0) if plan.ints.shape[0] > 1 else 0
     # as many programs as there would be if the longest sequences had all blocks
     full = -(-layout.programs * plan.total // max(1, plan.blocks * plan.ints.shape[0]))
-    splits = splits or _splits(max(1, full), plan.blocks, q.device)
+    splits = splits or _splits(max(1, full), plan.blocks, q.device, layout.constants["num_warps"])
     least = -(-plan.blocks // splits)
     once, rows, dv = splits == 1 and sink_logits is None, layout.rows, v.shape[3]
     lse = out.new_empty(splits, rows, dtype=torch.float32)
@@ -393,7 +395,8 @@ def _layout(
     each = h // hkv * nq  # rows that share their keys
     rows = min(MAX_ROWS, _pad(each))
     tiles, rest = -(-each // rows), d - 2 * half
-    blocks = blocks or blocks_for(max(d, dv), dtype, each)
+    # a plan for blocks of 32 keys, where there is a choice, is one for many keys
+    blocks = blocks or blocks_for(max(d, dv), dtype, each, MANY_KEYS if n == 32 else 0)
     constants = {
         "HALF": half, "HALF_PAD": _pad(half), "REST": rest, "REST_PAD": _pad(rest), "DV": dv,
         "DV_PAD": _pad(dv), "R": rows, "N": n, "ADJACENT": adjacent, "ROTATES": rotates,
@@ -419,12 +422,12 @@ def _pad(n: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _splits(programs: int, blocks: int, device: torch.device) -> int:
+def _splits(programs: int, blocks: int, device: torch.device, warps: int) -> int:
     """Shares of the keys such that programs fill the device's waves; a share has some blocks."""
     processors = 2
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    at_once = PROGRAMS * processors
+    at_once = PROGRAMS.get(warps, 2) * processors
     most = max(1, min(-(-blocks // 2), -(-4 * at_once // programs)))
 
     def filled(splits: int) -> float:

@@ -28,7 +28,13 @@ from tests.ops.references import decode_reference
 triton = pytest.importorskip("triton")
 
 from longitude.ops.kernels import decode as kernels  # noqa: E402
-from longitude.ops.kernels.decode import blocks_for, decode, decode_kernel  # noqa: E402
+from longitude.ops.kernels.decode import (  # noqa: E402
+    MANY_KEYS,
+    PROGRAMS,
+    blocks_for,
+    decode,
+    decode_kernel,
+)
 from tests.ops.kernels.hopper import Spec, compiled, together  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -354,10 +360,10 @@ def test_schemes_that_do_not_fit() -> None:
 
 
 def shares(
-    dtype: str, d: int, half: int, adjacent: bool, rows: int = 16, page: int = 0
+    dtype: str, d: int, half: int, adjacent: bool, rows: int = 16, page: int = 0, keys: int = 0
 ) -> Spec:  # fmt: skip
     """The kernel as `decode` launches it over heads of d, with all strides multiples of 16."""
-    blocks = blocks_for(d, torch.float32 if dtype == "fp32" else torch.bfloat16, rows)
+    blocks = blocks_for(d, torch.float32 if dtype == "fp32" else torch.bfloat16, rows, keys)
     pointers = {"q": dtype, "k": dtype, "v": dtype, "out": "fp32", "lse": "fp32", "ints": "i32"}
     floats = ("floats", "cos", "sin", "start_cos", "start_sin")
     strides = [*(f"{x}_{axis}" for x in "qkv" for axis in "bhn"), "hidden_b", "table_b"]
@@ -385,7 +391,13 @@ def padded(n: int) -> int:
     return max(16, 1 << max(n - 1, 0).bit_length())
 
 
-USUAL = together([shares("bf16", 128, 64, False), shares("bf16", 128, 64, False, page=16)])
+USUAL = together(
+    [
+        shares("bf16", 128, 64, False),
+        shares("bf16", 128, 64, False, page=16),
+        shares("bf16", 128, 64, False, page=16, keys=MANY_KEYS),
+    ]
+)
 OTHERS = [
     shares("bf16", 128, 64, True),
     shares("bf16", 64, 32, False),
@@ -399,7 +411,8 @@ OTHERS = [
 @pytest.mark.parametrize("specs", [USUAL, pytest.param(OTHERS, marks=pytest.mark.slow)])
 def test_the_kernel_compiles_for_hopper(specs: list[Spec]) -> None:
     for spec, made in zip(specs, compiled(specs), strict=True):
-        assert made["shared"] <= 110 * 1024, "two programs share a multiprocessor"
+        programs = PROGRAMS[spec.options["num_warps"]]
+        assert made["shared"] * programs <= 220 * 1024, "several share a multiprocessor"
         assert "cp.async.cg.shared.global" in made["ptx"], "keys are on their way while others turn"
         assert ".local" not in made["ptx"]
         products = "mma.sync" in made["ptx"] or "wgmma.mma_async" in made["ptx"]
@@ -427,7 +440,7 @@ def test_at_length(text: str, n: int, dtype: torch.dtype) -> None:
     least = {torch.float32: 3e-6, torch.float16: 6e-4, torch.bfloat16: 4e-3}[dtype]
     s = scheme(text)
     for queries, d in ((1, 128), (5, 64)):
-        x = qkv((2, 2, 4, queries), n, d, dtype)
+        x = qkv((4, 2, 4, queries), n, d, dtype)  # at the greatest length, many keys
         now, wide = range(n - queries, n), [t.double() for t in x]
         want = attention(s, *wide, now, range(n), backend="eager")
         assert decoding.unsupported_reason(s, *x) is None
