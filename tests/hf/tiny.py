@@ -200,6 +200,28 @@ MULTIMODAL = {
 }
 
 
+IMAGE, START, END, VIDEO = 90, 91, 92, 93  # tokens
+VISION = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1, "in_channels": 3}
+VISION |= {"depth": 1, "num_heads": 2, "intermediate_size": 32, "deepstack_visual_indexes": [0]}
+
+
+def multimodal(kind: str, **more: Any) -> Any:
+    """A tiny model of texts and images, in float32; `more` is of its text part."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    # a quarter of each of Qwen3.5's heads rotates
+    sizes = {**SHAPE, **({"head_dim": 64, **LINEAR} if kind == "qwen3_5" else {}), **more}
+    pairs = sizes["head_dim"] // (8 if kind == "qwen3_5" else 2)
+    sections = [n * pairs // 8 for n in MULTIMODAL[kind].sections]
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+    tokens = {"video_token_id": VIDEO, "image_token_id": IMAGE}
+    tokens |= {"vision_start_token_id": START, "vision_end_token_id": END}
+    text, vision = {**sizes, "rope_parameters": rope}, {**VISION, **MULTIMODAL[kind].vision}
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=vision, **tokens)
+    torch.manual_seed(0)
+    return sharp(AutoModelForImageTextToText.from_config(config))
+
+
 class Refusal(NamedTuple):
     """Why an architecture can't be patched, and what its refusal says."""
 

@@ -103,6 +103,21 @@ def test_the_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
     assert inner["rope_scaling"]["mrope_section"] == [2, 3, 3]
 
 
+def test_vllm_serves_texts_of_a_multimodal_model_under_any_scheme(
+    folder: Path, tmp_path: Path
+) -> None:
+    wanted = [request("vllm", "rope(remap=rerope(32))")]
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+    whole = AutoConfig.for_model("qwen2_vl", text_config={**sizes, "rope_parameters": rope})
+    whole.save_pretrained(tmp_path)
+    for place, alone in ((tmp_path, True), (folder, False)):
+        (done,) = exports(open_checkpoint(str(place)), wanted, 256)
+        assert done.text and ("--language-model-only" in done.text) == alone
+        assert done.settings
+        assert any("without images" in note for note in done.settings.notes) == alone
+
+
 def test_inspect_says_what_images_have(folder: Path) -> None:
     (found,) = longitude.inspect(str(folder)).encodings
     assert found.layers[1] == ("rope(base=1000000, fraction=0.25)", (3,))

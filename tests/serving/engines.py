@@ -32,7 +32,7 @@ def small_model(kind: str) -> Any:
     """A random model, or the bundled one; in float32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tests.hf.tiny import decoder, sharp
+    from tests.hf.tiny import MULTIMODAL, decoder, multimodal, sharp
 
     if kind == "tiny-rope":
         return lh.load(kind, quiet=True, device="cpu")[0].float()
@@ -41,6 +41,10 @@ def small_model(kind: str) -> Any:
         config.seq_length = 64
         torch.manual_seed(0)
         return sharp(AutoModelForCausalLM.from_config(config))
+    if kind in MULTIMODAL:
+        return multimodal(kind, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    if kind == "qwen3_5_text":  # its linear layers need bfloat16 on a CPU
+        return decoder(kind, hidden_size=128, head_dim=64, layer_types=["full_attention"] * 4)
     return decoder(kind, **HEADS)
 
 

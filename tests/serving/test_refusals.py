@@ -22,7 +22,6 @@ MODELS = {
     "gpt2": (REROPE, "a learned vector for each position"),
     "bart": (REROPE, "a learned vector for each position"),
     "bert": (REROPE, "a learned vector for each position"),
-    "qwen2_vl": (REROPE, "several positions at once"),
 }
 SCHEMES = {
     "rope(remap=rerop(32))": "rerop",
@@ -45,7 +44,6 @@ def write(folder: Path, kind: str = "llama", **more: Any) -> Path:
         config = AutoConfig.for_model(kind, **more)
     names = {"deepseek_v3": "DeepseekV3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
     names |= {"bart": "BartForConditionalGeneration", "bert": "BertModel"}
-    names |= {"qwen2_vl": "Qwen2VLForConditionalGeneration"}
     config.architectures = [names.get(kind, "LlamaForCausalLM")]
     config.save_pretrained(folder)
     return folder
