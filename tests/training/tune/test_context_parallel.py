@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -111,8 +112,8 @@ def test_auto_takes_what_sends_fewer_bytes_and_can_run():
 def test_the_memory_of_a_step_is_that_of_its_parts():
     model, cpu = decoder("llama"), torch.device("cpu")
     config, weights = model.config, sum(p.numel() for p in model.parameters())
-    layer = 4 * (12 * config.hidden_size + 4 * config.intermediate_size)
-    token = (config.num_hidden_layers + 1) * layer + 8 * config.vocab_size
+    layer = 4 * (9 * config.hidden_size + 4 * config.intermediate_size)
+    token = config.num_hidden_layers * layer + max(layer, 8 * config.vocab_size)
     full = Recipe("own", "", "", trained="full", rows=4)
     alone = step_bytes(model, full, 4096, 4, False, World(cpu))
     assert alone(1) == 16 * weights + 4 * 4096 * token
@@ -142,7 +143,24 @@ def test_the_memory_of_activations_is_what_a_backward_keeps():
     one = World(torch.device("cpu"))
     need = step_bytes(model, recipe, 128, 4, False, one)(1)
     need -= step_bytes(model, recipe, 0, 4, False, one)(1)
-    assert 0.5 < counted / need < 1, "one layer's more, for its gradients"
+    assert 0.7 < counted / need < 1, "one layer's more, for its gradients"
+
+
+def test_the_memory_of_a_step_is_about_what_was_recorded():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152}
+    with torch.device("meta"):  # SmolLM2-135M
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True))
+    lines = (Path(__file__).parents[3] / "docs/results/tune.jsonl").read_text().splitlines()
+    steps = [row for row in map(json.loads, lines) if row.get("kind") == "step"]
+    assert len(steps) >= 8
+    for row in steps:  # 32,768 tokens each
+        recipe = Recipe("own", "", "", trained="full", rows=32768 // row["length"])
+        again, one = row["model"].endswith("run again"), World(torch.device("cpu"))
+        need = step_bytes(model, recipe, row["length"], 2, again, one)(1)
+        assert need == pytest.approx(row["peak"], rel=0.1)
 
 
 def test_the_fewest_processes_that_hold_a_step_share_a_sequence(monkeypatch):
