@@ -23,6 +23,7 @@ from longitude.eval.tasks.kept_context import KEY_GAIN
 EVIDENCE, TARGET, PIECE = 3072, 1024, 65_536  # tokens
 
 
+@torch.no_grad()
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -92,7 +93,9 @@ def after(
         cache = out.cache
     each = []
     for target in targets:
-        out = forward(model, target[None, :-1], head, cache=cache, first=len(start))
+        out = forward(
+            model, target[None, :-1].to(model.device), head, cache=cache, first=len(start)
+        )
         each.append(scores(model, head, out.hidden[0], target[1:]))
         out.cache.crop(-(len(target) - 1))
     return torch.stack(each), torch.cat(found)

@@ -18,7 +18,9 @@ from longitude.core.validate import UserError
 
 
 def bench(
-    suite: Annotated[str, Option(help="rope, attention, decode, paged, model, ranks or all.")] = "all",
+    suite: Annotated[
+        str, Option(help="rope, attention, decode, paged, model, ranks or all.")
+    ] = "all",
     peers: Annotated[
         bool, Option("--peers", help="Also what is installed of other packages.")
     ] = False,

@@ -227,15 +227,17 @@ def in_window_cost(rows: Sequence[Measurement]) -> dict[str, Interval]:
     return {s: over for (s, n), over in overs.items() if n == inside}
 
 
-def prefill_speed(rows: Sequence[Measurement], label: str, length: int) -> Interval | None:
-    """Prefill speed relative to the baseline's: the median over alternating rounds and its range;
-    older rows have one round, on their own."""
+def relative_speed(
+    rows: Sequence[Measurement], label: str, length: int, field: str = "speed"
+) -> Interval | None:
+    """Speed relative to the baseline's: the median over alternating rounds and its range; where
+    older rows have no rounds, of prefills alone."""
     names = labels(rows)
     costs = {names[r.key.scheme]: r for r in _youngest(of(rows, COST)) if r.key.length == length}
     ours, own = costs.get(label), next((r for r in costs.values() if r.is_baseline), None)
-    if ours and (speed := ours.value.get("speed")):
+    if ours and (speed := ours.value.get(field)):
         return Interval(*speed, n=ours.value["rounds"])
-    if ours is None or own is None:
+    if ours is None or own is None or field != "speed":
         return None
     ratio = ours.value["prefill"] / own.value["prefill"]
     return Interval(ratio, ratio, ratio, n=1)

@@ -179,7 +179,9 @@ def describe(numbers: Mapping[str, Any], *, brief: bool = False) -> str:
         + part("window", ", {} at its window", _loss, other and past),
         part("in_window_cost", "In-window cost {}", _change, full),
         part("speed", "Prefill {}× baseline speed", "{:.2f}".format, not is_baseline)
-        + part("speed_range", " ({0[0]:.2f}–{0[1]:.2f})", list, not is_baseline),
+        + part("speed_range", " ({0[0]:.2f}–{0[1]:.2f})", list, not is_baseline)
+        + part("decode_speed", ", decoding {}×", "{:.2f}".format, not is_baseline)
+        + part("decode_speed_range", " ({0[0]:.2f}–{0[1]:.2f})", list, not is_baseline),
         part("alike", "Not significantly different: {}", ", ".join, full),
     )
     return "".join(f"{sentence}. " for sentence in sentences if sentence).rstrip()

@@ -48,7 +48,7 @@ from longitude.eval.records import (
     of,
 )
 from longitude.eval.stats import Interval
-from longitude.eval.tables import SANE, Results, labels, prefill_speed, results
+from longitude.eval.tables import SANE, Results, labels, relative_speed, results
 from longitude.eval.tasks import metrics
 
 NEXT_TO_NOTHING = 0.02  # nats per token of in-window cost
@@ -238,7 +238,7 @@ class Ranking:
         known = {s: kept.n if (kept := self.value(KEPT, s, at)) else 0 for s in every}
 
         def place(label: str) -> tuple[bool, bool, float, float, float, float, int]:
-            cost, speed = self.in_window_cost(label), prefill_speed(self.rows, label, self.length)
+            cost, speed = self.in_window_cost(label), relative_speed(self.rows, label, self.length)
             return (
                 reached.get(label, 0) < at,
                 known[label] < max(known.values()),  # it left the race before the others
@@ -306,7 +306,9 @@ class Ranking:
             "window": self.loss(self.own, self.trained),
             "in_window_cost": self.in_window_cost(label),
         }
-        speed = prefill_speed(self.rows, str(label), at)
+        speed, decode_speed = (
+            relative_speed(self.rows, str(label), at, field) for field in ("speed", "decode_speed")
+        )
         return {
             "label": label,
             "own": self.own,
@@ -320,5 +322,7 @@ class Ranking:
             **{name: value and asdict(value) for name, value in intervals.items()},
             "speed": speed and speed.mean,
             "speed_range": speed and [speed.low, speed.high],
+            "decode_speed": decode_speed and decode_speed.mean,
+            "decode_speed_range": decode_speed and [decode_speed.low, decode_speed.high],
             "alike": self.alike(label, goal) if label is not None else [],
         }

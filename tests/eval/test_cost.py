@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ def test_it_reads_and_writes_the_length() -> None:
     )
     found = cost(m, 200, new=5)
     hook.remove()
-    assert shapes[-7:] == [(1, 195), *[(1, 1)] * 5, (1, 195)]
+    assert shapes[-11:] == [(1, 195), *[(1, 1)] * 5, (1, 195), *[(1, 1)] * 4]
     assert found.prefill > 0 and found.decode > 0
 
 
@@ -32,13 +34,13 @@ def test_the_clock_is_right() -> None:
 
     def wait(module: Any, given: Any) -> None:
         calls.append(given[0].shape[1])
-        slow = 0.3 if len(calls) == 8 else 0.02
+        slow = 0.3 if len(calls) == 14 else 0.02
         time.sleep(0.3 if given[0].shape[1] > room.WARM_UP else slow)
 
     hook = m.get_input_embeddings().register_forward_pre_hook(wait)
     found = cost(m, 100, new=7)
     hook.remove()
-    assert calls == [room.WARM_UP, 1, 1, 93, *[1] * 7, 93]
+    assert calls == [room.WARM_UP, 1, 1, 93, *[1] * 7, 93, *[1] * 4]
     assert 60 < found.prefill < 93 / 0.3
     assert 20 < found.decode < 200, "a single slow token does not count"
 
@@ -54,6 +56,28 @@ def test_the_first_prefill_of_a_length_is_cold_and_does_not_count() -> None:
     found = cost(m, 100, new=7)
     hook.remove()
     assert found.prefill > 93 / 0.5
+
+
+def test_decoding_is_compared_in_rounds_with_the_baseline() -> None:
+    """Whatever the machine does meanwhile: a baseline whose tokens take three times as long."""
+    m, slower, calls = model("tiny-rope"), [], []
+
+    @contextmanager
+    def baseline() -> Iterator[None]:
+        slower.append(True)
+        yield
+        slower.pop()
+
+    def wait(module: Any, given: Any) -> None:
+        calls.append((bool(slower), given[0].shape[1]))
+        time.sleep((0.15 if slower else 0.05) if given[0].shape[1] == 1 else 0)
+
+    hook = m.get_input_embeddings().register_forward_pre_hook(wait)
+    found = cost(m, 100, new=4, baseline=baseline)
+    hook.remove()
+    each = [*[(True, 1)] * room.ROUND_STEPS, (False, room.WARM_UP), (False, 96)]
+    assert str(each)[1:-1] in str(calls), "the baseline's tokens, then a run of the method"
+    assert found.decode_speed is not None and found.decode_speed[0] > 1.5
 
 
 def test_memory_that_was_taken_is_seen() -> None:

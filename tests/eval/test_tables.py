@@ -16,7 +16,7 @@ from longitude.eval.tables import (
     in_window_cost,
     insane,
     labels,
-    prefill_speed,
+    relative_speed,
     result_tables,
 )
 from tests.measured import OWN, answered, context, cost, document, kept, reading, row
@@ -215,11 +215,11 @@ def test_a_loss_far_over_the_windows_is_insane() -> None:
 
 def test_speed_is_that_of_alternating_rounds() -> None:
     rows = [cost(OWN, 512, 1000.0), cost("b", 512, 500.0)]
-    alone = prefill_speed(rows, "b", 512)  # older rows: each on its own
+    alone = relative_speed(rows, "b", 512)  # older rows: each on its own
     assert alone == Interval(0.5, 0.5, 0.5, 1)
     beside = replace(rows[1], value={**rows[1].value, "speed": [0.9, 0.8, 1.0], "rounds": 3})
-    assert prefill_speed([rows[0], beside], "b", 512) == Interval(0.9, 0.8, 1.0, 3)
-    assert prefill_speed(rows, "b", 256) is prefill_speed(rows[1:], "b", 512) is None
+    assert relative_speed([rows[0], beside], "b", 512) == Interval(0.9, 0.8, 1.0, 3)
+    assert relative_speed(rows, "b", 256) is relative_speed(rows[1:], "b", 512) is None
 
 
 def test_the_tax_is_paid_inside_the_window() -> None:
@@ -235,7 +235,7 @@ def test_the_tax_is_paid_inside_the_window() -> None:
 
 def test_nothing_measured_makes_no_boards() -> None:
     assert result_tables([]) == curves([]) == in_window_cost([]) == by_family([]) == {}
-    assert insane([]) == set() and prefill_speed([], "b", 512) is None
+    assert insane([]) == set() and relative_speed([], "b", 512) is None
 
 
 def test_no_torch_is_needed() -> None:

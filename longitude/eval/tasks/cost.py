@@ -1,11 +1,11 @@
-"""What a length costs: prefill speed, decoding time, peak memory; and the speed against the
+"""What a length costs: prefill speed, decoding time, peak memory; and both speeds against the
 baseline.
 
 A random prompt is prefilled and continued through the cache, `length` tokens in all. Time is wall
-clock with the device synchronised; decoding is the median of its steps. Prefills of a method
-alternate with prefills of the baseline, each after a warm-up, so that neither a cold start nor a
-busy machine is taken for the method's doing: `speed` is the median ratio of a round, with its
-range. Over a group all ranks take part, and times and memory are the first rank's.
+clock with the device synchronised; decoding is the median of its steps. Runs of a method alternate
+with runs of the baseline, each after a warm-up, so that neither a cold start nor a busy machine is
+taken for the method's doing: `speed` (of prefill) and `decode_speed` are the median ratio of a
+round, with its range. Over a group all ranks take part, and times and memory are the first rank's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ STATM = Path("/proc/self/statm")
 SAMPLE_INTERVAL = 0.002  # seconds between two samples of the memory
 WARM_UP = 64  # tokens prefilled before the clock runs
 ROUNDS = 3  # at most: two that agree are enough
+ROUND_STEPS = 4  # tokens decoded in each
 AGREE = 0.05  # relative difference of two timings of the same thing
+
+Ratios = tuple[float, float, float]  # median, least, greatest
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Cost:
     decode: float  # milliseconds per token
     peak: int  # bytes
     rounds: int = 1
-    speed: tuple[float, float, float] | None = None  # median, least, greatest ratio to the baseline
+    speed: Ratios | None = None  # of the prefill, relative to the baseline's
+    decode_speed: Ratios | None = None
 
 
 def cost(
@@ -55,7 +59,7 @@ def cost(
     baseline: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Cost:
     """Prefill `length - new` random tokens and decode `new`, after a short run to warm up; in
-    rounds with the baseline's prefill, if there is a context in which the model is the baseline."""
+    rounds with the baseline, if there is a context in which the model is the baseline."""
     import torch
 
     from longitude.eval.perplexity import is_out_of_memory
@@ -73,27 +77,32 @@ def cost(
     _timed_run(model, ids[:, :WARM_UP], min(new, 2))
     with peak_memory(model) as peak:
         first, steps = _timed_run(model, ids, new)
-    seconds, ratios = [first], []
-    if baseline is None:  # one prefill, the first of its length, would be a cold one
-        seconds = [_timed_run(model, ids, 0)[0]]
+    prefills, few = [first], min(new, ROUND_STEPS)
+    ratios: list[float] = []
+    decode_ratios: list[float] = []
+    if baseline is None:  # the first run of a length is a cold one
+        again, steps = _timed_run(model, ids, few)
+        prefills = [again]
     while baseline and len(ratios) < ROUNDS:
         try:
             with baseline():
                 _timed_run(model, ids[:, :WARM_UP], 0)
-                theirs, _ = _timed_run(model, ids, 0)
+                theirs, their_steps = _timed_run(model, ids, few)
         except Exception as error:  # a method may reach where the baseline can't
             if not is_out_of_memory(error) or ranks_of(model) is not None:
                 raise
             break
         _timed_run(model, ids[:, :WARM_UP], 0)
-        ours, _ = _timed_run(model, ids, 0)
-        seconds.append(ours)
+        ours, our_steps = _timed_run(model, ids, few)
+        prefills.append(ours)
+        steps = our_steps if not ratios else [*steps, *our_steps]
         ratios.append(theirs / ours)
+        decode_ratios.append(median(their_steps) / median(our_steps))
         if len(ratios) > 1 and max(ratios) <= (1 + AGREE) * min(ratios):
             break
-    speed = (median(ratios), min(ratios), max(ratios)) if ratios else None
-    prefill = ids.shape[1] / median(seconds)
-    return Cost(prefill, 1e3 * median(steps), peak(), len(seconds), speed)
+    speeds = [(median(r), min(r), max(r)) if r else None for r in (ratios, decode_ratios)]
+    prefill = ids.shape[1] / median(prefills)
+    return Cost(prefill, 1e3 * median(steps), peak(), len(prefills), *speeds)
 
 
 def _timed_run(model: Any, ids: Any, new: int) -> tuple[float, list[float]]:
@@ -171,7 +180,7 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
         beside = session.baseline if rounds else None
         values = asdict(cost(session.model, key.length, new=new, baseline=beside))
         if session.is_baseline:
-            values["speed"] = (1.0, 1.0, 1.0)
+            values |= dict.fromkeys(("speed", "decode_speed"), (1.0, 1.0, 1.0))
         rows.append({name: value for name, value in values.items() if value is not None})
     return rows
 
