@@ -190,14 +190,14 @@ def _client(url: str, options: ProbeOptions) -> Client:
 
 def _bound(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeEstimate:
     """The plan, and what it sends at most."""
-    from longitude.probing.in_force import requests_for
+    from longitude.probing.in_force import TEXTS
 
     to = _target(client, options, saved)
     lengths = saved.get("lengths") or ladder(to)
     names = options.families
     each = options.questions * sum(len(DEPTHS) if n == "passkey" else 1 for n in names) + 1
     counts = [each * (2 if n <= LONGEST_ECHO else 1) for n in lengths]
-    scheme = requests_for(to) if options.reference else []
+    scheme = TEXTS * ladder(to) if options.reference else []
     search, repeats = most_requests(to), REQUESTS * min(2, len(lengths))
     requests = len(CALIBRATION) + 4 + len(names) + search + sum(counts) + repeats + len(scheme)
     tokens = sum(n * count for n, count in zip(lengths, counts, strict=True))

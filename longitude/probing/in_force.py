@@ -134,10 +134,6 @@ class InForce:
         }
 
 
-def requests_for(to: int) -> list[int]:
-    return [length for length in ladder(to) for _ in range(TEXTS)]
-
-
 def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") -> InForce:
     """Fit every hypothesis to a server's answers, from short texts to long ones until the budget is
     spent. What is hopeless on short texts is not tried on longer ones, which cost more."""
@@ -164,7 +160,10 @@ def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") 
             raise
     if not each[tried[0].name]:
         raise UserError("every text for --reference was refused: see where input ends.")
-    fits = [_fit(one, each[one.name]) for one in tried]
+    fits = []
+    for one in tried:
+        by_length = {str(n): fmean(values) for n, values in each[one.name].items()}
+        fits.append(Fit(one.name, one.scheme, _mean(each[one.name]), by_length, one.fix))
     ordered = sorted(fits, key=lambda fit: (fit.misfit, fit.name != tried[0].name))
     nearest, own = each[ordered[0].name], each[tried[0].name]
     gain = paired(
@@ -334,11 +333,6 @@ def _token_ids(tokenizer: Any) -> dict[str, int]:
 def _mean(misfits: Misfits) -> float:
     every = [value for values in misfits.values() for value in values]
     return fmean(every) if every else 0.0
-
-
-def _fit(one: Hypothesis, misfits: Misfits) -> Fit:
-    by_length = {str(n): fmean(values) for n, values in misfits.items()}
-    return Fit(one.name, one.scheme, _mean(misfits), by_length, one.fix)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 from longitude.eval.tasks.passkey import QUESTION
@@ -40,7 +41,6 @@ FINEST = 256  # parts of a prompt to which the ends of a stretch are found
 LEAST = 16  # tokens
 SHORT = 0.9  # of the tokens sent: a count below means that some were cut
 HEAD, TAIL = 0.04, 0.96  # depths: a few first tokens that are kept make no middle
-STATUS_REFUSED = (400, 413, 414, 422, 500)
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,14 @@ def _silent_end(endpoint: Endpoint, look: Look, looks: list[Look]) -> InputEnd:
     return InputEnd(kind, taken, look.length, (low, high), end, exact=exact, honest=honest)
 
 
+def bisect(holds: Callable[[Any], bool], true: Any, false: Any, finest: float) -> tuple[Any, Any]:
+    """Two neighbours between which a property ends: where it holds, and where it does not."""
+    while abs(false - true) > finest:
+        middle = (true + false) // 2 if isinstance(true, int) else (true + false) / 2
+        true, false = (middle, false) if holds(middle) else (true, middle)
+    return true, false
+
+
 def _stretch(endpoint: Endpoint, look: Look, unseen: list[float]) -> tuple[float, float]:
     """The two ends of what is unseen, each between a depth that is seen and one that is not."""
     hay, seen = haystack(endpoint, look.asked), [d for d, yes in look.seen.items() if yes]
@@ -179,16 +187,10 @@ def _stretch(endpoint: Endpoint, look: Look, unseen: list[float]) -> tuple[float
         answer = endpoint.ask(Request(with_marker(hay, depth, KEY), NEW))
         return str(KEY) in answer.text or differs(difference(base, answer), look.noise)
 
-    def edge(dark: float, light: float) -> float:
-        while abs(light - dark) > finest:
-            middle = (dark + light) / 2
-            dark, light = (dark, middle) if visible(middle) else (middle, light)
-        return (dark + light) / 2
-
     before = [d for d in seen if d < min(unseen)]
     after = [d for d in seen if d > max(unseen)]
-    low = edge(min(unseen), max(before)) if before else 0.0
-    high = edge(max(unseen), min(after)) if after else 1.0
+    low = fmean(bisect(visible, max(before), min(unseen), finest)) if before else 0.0
+    high = fmean(bisect(visible, min(after), max(unseen), finest)) if after else 1.0
     return low, high
 
 
@@ -201,13 +203,10 @@ def _question_end(endpoint: Endpoint, length: int) -> int | None:
         one, other = endpoint.ask_all(both, "where the question ends", 1)
         return one.text != other.text
 
-    low, high = 2 * LEAST + NEW, length
+    low = 2 * LEAST + NEW
     if not matters(low):
         return None
-    while high - low > max(LEAST, length // FINEST):
-        middle = (low + high) // 2
-        low, high = (middle, high) if matters(middle) else (low, middle)
-    return low - NEW
+    return bisect(matters, low, length, max(LEAST, length // FINEST))[0] - NEW
 
 
 def _accepted(endpoint: Endpoint, to: int, refusal: Look) -> int | None:
@@ -222,8 +221,4 @@ def _accepted(endpoint: Endpoint, to: int, refusal: Look) -> int | None:
     for number in sorted({*map(int, re.findall(r"\d{2,9}", refusal.refused))} - {to}, reverse=True):
         if 2 * step < number < to and takes(number - step) and not takes(number + step):
             return number - step
-    low, high = 0, to
-    while high - low > step:
-        middle = (low + high) // 2
-        low, high = (middle, high) if takes(middle) else (low, middle)
-    return low or None
+    return bisect(takes, 0, to, step)[0] or None
