@@ -48,7 +48,7 @@ class TextResult:
         return render(self.show, color=color, width=width)
 
     def report(self, path: str | Path) -> Path:
-        """Write what the terminal prints as a page (.html) or as Markdown (.md)."""
+        """Write what the terminal prints as a page (.html), Markdown (.md) or text (.txt)."""
         from longitude.viz.terminal import write_rendered
 
         return write_rendered(self.show, Path(path))

@@ -68,8 +68,9 @@ class ShowResult(TextResult):
     def report(self, path: str | Path) -> Path:
         """Draw into a file: .html, .png or .svg."""
         from longitude.viz import files
+        from longitude.viz.scheme_charts import page_spec
 
-        files.write(self.page, Path(path))
+        files.write_spec(page_spec(self.page), self.page.written, Path(path))
         return Path(path)
 
     def to_json(self) -> dict[str, Any]:

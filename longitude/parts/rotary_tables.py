@@ -3,10 +3,6 @@
 Angles are computed in float64 and only then rounded: in float32 the cosine is off by 0.07 at
 position one million. Tables for a range of positions are cached and shared by every layer; the
 cache is bounded by the numbers it holds, because a decoder needs a longer table at each step.
-
-`hf_cos_sin` reproduces transformers' bits (float32 positions times float32 frequencies, 5.x,
-`LlamaRotaryEmbedding.forward`), for parity tests. A model that ran longer inputs before may hold
-other frequencies (dynamic NTK); these are a fresh model's.
 """
 
 import math
@@ -17,10 +13,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from longitude.core.part import Frequencies, Pos, Region, as_tensor, by_rows
-from longitude.core.validate import UserError
-from longitude.parts.dynamic import DynamicNtk
-from longitude.parts.frequencies import powers
+from longitude.core.part import Frequencies, Pos, Region, as_tensor
 from longitude.parts.rope import Rope
 
 Tables = tuple[Tensor, Tensor]
@@ -123,36 +116,6 @@ def _of_length(
     inv = torch.stack([rope.inv_freq(dim, n, frequencies) for n in each.tolist()])
     gain = torch.tensor([[frequencies.gain(n)] for n in each.tolist()], dtype=torch.float64)
     return inv.to(which.device)[which], gain.to(which.device)[which]
-
-
-def hf_cos_sin(
-    rope: Rope, pos: Pos, head_dim: int, length: int, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """The tables (…, n, rotary dim) of positions (…, n), laid out as the rope's pairs are.
-
-    They are as wide as the rotary dimensions, each angle standing twice, and carry the square root
-    of the gain: transformers rotates queries and keys by the same tables.
-    """
-    if rope.remap or rope.decay or by_rows(rope.frequencies):
-        raise UserError(
-            f"hf precision: transformers has no counterpart of {rope}: "
-            f"leave out its remap, decay or stepped frequencies."
-        )
-    where = as_tensor(pos)
-    inv = _inv_freq(rope.frequencies, rope.dim(head_dim), rope.base, length).to(where.device)
-    angle = where[..., None].float() * inv
-    both = torch.cat([angle] * 2, -1) if rope.pairs == "half" else angle.repeat_interleave(2, -1)
-    scaling = attention_scaling(rope.frequencies, length)
-    return (both.cos() * scaling).to(dtype), (both.sin() * scaling).to(dtype)
-
-
-def _inv_freq(frequencies: Frequencies, dim: int, base: float, length: int) -> Tensor:
-    if isinstance(frequencies, DynamicNtk) and length > frequencies.original and dim > 2:
-        # a forward pass finds its length as a tensor, so the base grows in float32 there
-        grown = frequencies.factor * torch.tensor(length) / frequencies.original
-        grown = base * (grown - (frequencies.factor - 1)) ** (dim / (dim - 2))
-        return 1.0 / powers(dim, grown, torch.float32)
-    return frequencies.inv_freq(dim, base, length, dtype=torch.float32)
 
 
 def attention_scaling(frequencies: Frequencies, length: int) -> float:

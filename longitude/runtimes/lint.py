@@ -98,11 +98,6 @@ class LintResult(TextResult):
 
         show_lint(self, console)
 
-    def report(self, path: str | Path) -> Path:
-        """Write the table as a text file."""
-        Path(path).write_text(self.table() + "\n", encoding="utf-8")
-        return Path(path)
-
     def to_json(self) -> dict[str, Any]:
         """Frequencies, factor and length that are meant, and those of each runtime."""
 

@@ -101,11 +101,6 @@ class VerifyResult(TextResult):
 
         show_verified(self, console)
 
-    def report(self, path: str | Path) -> Path:
-        """Write the table as a text file."""
-        Path(path).write_text(self.table() + "\n", encoding="utf-8")
-        return Path(path)
-
     def to_json(self) -> dict[str, Any]:
         """Differences by runtime and length."""
         return {

@@ -260,8 +260,13 @@ def excerpts(
     documents = [_bytes(document) for document in corpus.test if len(document) >= length]
     room = [len(document) // length for document in documents]
     if sum(room) >= count:
-        pieces = []
-        for document, n in zip(documents, _in_turns(room, count, rng), strict=True):
+        pieces, shares, missing = [], [0] * len(room), count
+        while missing:  # documents in turns, none for more than it has room for
+            for d in torch.randperm(len(room), generator=rng).tolist():
+                if missing and shares[d] < room[d]:
+                    shares[d] += 1
+                    missing -= 1
+        for document, n in zip(documents, shares, strict=True):
             if n:  # at random places: what the excerpts leave over is split into gaps
                 left = len(document) - n * length
                 gaps = torch.randint(left + 1, (n,), generator=rng).sort().values
@@ -277,14 +282,3 @@ def excerpts(
         )
     stretches = torch.arange(count) + torch.rand(count, generator=rng, dtype=torch.float64)
     return tokens.unfold(0, length, 1)[(stretches * places / count).long()].long()
-
-
-def _in_turns(room: list[int], count: int, rng: torch.Generator) -> list[int]:
-    """How many excerpts each document gives, in turns, none more than it has room for."""
-    shares = [0] * len(room)
-    while count:
-        for d in torch.randperm(len(room), generator=rng).tolist():
-            if count and shares[d] < room[d]:
-                shares[d] += 1
-                count -= 1
-    return shares

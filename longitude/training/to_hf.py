@@ -194,13 +194,10 @@ def byte_tokenizer(window: int | None = None) -> PreTrainedTokenizerFast:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    # printable bytes are their own letter, the others in turn take those from U+0100 on
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    letters |= {chr(0x100 + i): byte for i, byte in enumerate(others)}
-    vocabulary = {END if byte == 0 else letter: byte for letter, byte in letters.items()}
+    letters = bytes_to_unicode().items()
+    vocabulary = {END if byte == 0 else letter: byte for byte, letter in letters}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

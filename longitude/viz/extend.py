@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from longitude.eval.records import CONTEXT, COST, KEPT, LOSS, RETRIEVAL, Measurement
+from longitude.eval.records import CONTEXT, COST, KEPT, LOSS, RETRIEVAL
 from longitude.eval.tables import ResultTable
 from longitude.eval.tasks import metrics
 from longitude.viz import files
 from longitude.viz.plot import DIM, GAP
 from longitude.viz.result_charts import extend_charts, standalone
-from longitude.viz.section import INSANE, OVER, Section, section
+from longitude.viz.section import INSANE, OVER, Section
 from longitude.viz.terminal import NEAR, render, rich_table
 from longitude.viz.text import NOTHING, escaped, fenced, markdown_table, printable
 from longitude.viz.vega import DARK, DASHES, LIGHT, Chart, Rows, method_themes, stroke
@@ -31,13 +31,6 @@ from longitude.viz.vega import DARK, DASHES, LIGHT, Chart, Rows, method_themes, 
 HEADS = {"label": "method", "family": "questions", "x": "true distance"}
 MAX_LENGTHS = 5  # columns of lengths in the terminal
 COMPUTED = "Computed from the scheme, relative to the model’s own rotation; nothing is run."
-
-
-def show(
-    rows: Sequence[Measurement], recommendation: Mapping[str, Any] | None, console: Console
-) -> None:
-    """Print one model's measurements and what is recommended."""
-    show_section(section(rows, recommendation), console)
 
 
 def table(section: Section, *, color: bool = False, width: int = 100) -> str:

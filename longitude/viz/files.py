@@ -23,8 +23,6 @@ from markupsafe import Markup
 from longitude import __version__
 from longitude.core.store import atomic_file
 from longitude.core.validate import UserError
-from longitude.inspection.rows import Page
-from longitude.viz.scheme_charts import page_spec
 from longitude.viz.vega import Spec, themes
 
 KINDS = (".html", ".png", ".svg")
@@ -37,11 +35,6 @@ def check_kind(path: Path) -> None:
         raise UserError(
             f"--out {path} names no kind of file: end it in {', '.join(KINDS[:-1])} or {KINDS[-1]}."
         )
-
-
-def write(drawn: Page, path: Path) -> None:
-    """Draw the charts of `longitude show` into a file: .html, .png or .svg."""
-    write_spec(page_spec(drawn), drawn.written, path)
 
 
 def write_spec(spec: Spec, title: str, path: Path, configs: Mapping[str, Spec] = THEMES) -> None:

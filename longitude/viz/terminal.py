@@ -94,17 +94,18 @@ def render(show: Callable[[Console], None], *, color: bool = False, width: int =
 
 
 def write_rendered(show: Callable[[Console], None], path: Path) -> Path:
-    """Write what a function prints on a console as a page (.html) or as Markdown (.md)."""
+    """Write what a function prints on a console: a page (.html), Markdown (.md) or text (.txt)."""
     from longitude.viz.files import replace_file
 
     if path.suffix == ".html":
         console = Console(file=io.StringIO(), width=100, record=True, highlight=False)
         show(console)
         text = console.export_html()
-    elif path.suffix == ".md":
-        text = f"```\n{render(show)}\n```\n"
+    elif path.suffix in (".md", ".txt"):
+        fence = "```\n" if path.suffix == ".md" else ""
+        text = f"{fence}{render(show)}\n{fence}"
     else:
-        raise UserError(f"a report can't be written to {path}: end its name in .html or .md.")
+        raise UserError(f"a report can't be written to {path}: end its name in .html, .md or .txt.")
     replace_file(path, text.encode())
     return path
 

@@ -13,9 +13,10 @@ from transformers.models.cohere.modeling_cohere import CohereRotaryEmbedding
 from transformers.models.glm.modeling_glm import GlmRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from longitude import UserError
-from longitude.parts import DynamicNtk, Proportional, Rerope, Rope, Stepped, Xpos, Yarn
-from longitude.parts.rotary_tables import hf_cos_sin
+from longitude.core.part import Frequencies, as_tensor
+from longitude.parts import DynamicNtk, Proportional, Rope, Yarn
+from longitude.parts.frequencies import powers
+from longitude.parts.rotary_tables import attention_scaling
 
 from .configurations import SCALINGS, Case, cases
 
@@ -76,6 +77,34 @@ def tables(case, family: str, pos: torch.Tensor, dtype: torch.dtype):
     return module(case.config(config))(torch.zeros(1, dtype=dtype), pos)
 
 
+def hf_cos_sin(
+    rope: Rope, pos, head_dim: int, length: int, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Transformers' own bits by our parts: float32 positions times float32 frequencies (5.x,
+    `LlamaRotaryEmbedding.forward`), as tables (…, n, rotary dim) of positions (…, n), laid out as
+    the rope's pairs are. A model that ran longer inputs before may hold other frequencies (dynamic
+    NTK); these are a fresh model's.
+
+    They are as wide as the rotary dimensions, each angle standing twice, and carry the square root
+    of the gain: transformers rotates queries and keys by the same tables.
+    """
+    where = as_tensor(pos)
+    inv = _inv_freq(rope.frequencies, rope.dim(head_dim), rope.base, length).to(where.device)
+    angle = where[..., None].float() * inv
+    both = torch.cat([angle] * 2, -1) if rope.pairs == "half" else angle.repeat_interleave(2, -1)
+    scaling = attention_scaling(rope.frequencies, length)
+    return (both.cos() * scaling).to(dtype), (both.sin() * scaling).to(dtype)
+
+
+def _inv_freq(frequencies: Frequencies, dim: int, base: float, length: int) -> torch.Tensor:
+    if isinstance(frequencies, DynamicNtk) and length > frequencies.original and dim > 2:
+        # a forward pass finds its length as a tensor, so the base grows in float32 there
+        grown = frequencies.factor * torch.tensor(length) / frequencies.original
+        grown = base * (grown - (frequencies.factor - 1)) ** (dim / (dim - 2))
+        return 1.0 / powers(dim, grown, torch.float32)
+    return frequencies.inv_freq(dim, base, length, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("family", MODULES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_have_the_same_bits(kind: str, family: str) -> None:
@@ -121,13 +150,3 @@ def test_positions_given_as_a_range_are_the_same_tables() -> None:
         strict=True,
     ):
         assert torch.equal(ours, same)
-
-
-@pytest.mark.parametrize(
-    "rope",
-    [Rope(remap=Rerope(4)), Rope(decay=Xpos()), Rope(frequencies=Stepped("yarn", original=8))],
-    ids=["remap", "decay", "stepped"],
-)
-def test_what_transformers_lacks_is_refused(rope: Rope) -> None:
-    with pytest.raises(UserError, match="transformers has no counterpart"):
-        hf_cos_sin(rope, range(4), 16, 4)

@@ -308,7 +308,7 @@ def test_no_change_has_no_minus() -> None:
 def test_control_characters_are_left_out() -> None:
     bad = rows.row(CONTEXT, "yarn", 256, {"loss": 1.0, "label": "ya\x1b[31mrn\x07"})
     console = Console(file=io.StringIO(), width=80)
-    report.show([bad], rows.ADVICE, console)
+    report.show_section(make_section([bad], rows.ADVICE), console)
     out = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in out and "ya [31mrn" in out
 

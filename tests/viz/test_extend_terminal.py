@@ -52,7 +52,7 @@ def test_search_scores_notes_and_commands_are_told() -> None:
     assert "– left out to fit into 10m" in text and "lambada, acc,none" in text
     listed = [{"title": t, "command": c} for t, c in rows.NEXT]
     console = Console(file=io.StringIO(), width=120, highlight=False)
-    report.show(rows.FOUND, {**rows.ADVICE, "next": listed}, console)
+    report.show_section(section(rows.FOUND, {**rows.ADVICE, "next": listed}), console)
     assert console.file.getvalue() == text  # type: ignore[attr-defined]
 
 
