@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -71,6 +71,11 @@ Trust = Annotated[
 Json = Annotated[bool, Option("--json", help="Print data.")]
 Quiet = Annotated[bool, Option("--quiet", help="Print nothing but the result.")]
 SamplingSeed = Annotated[int | None, Option("--seed", help="Of the sampling.")]
+
+
+def without(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A command's arguments but for those that are no options of its function."""
+    return {name: value for name, value in given.items() if name not in names}
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -12,85 +12,74 @@ from longitude.cli import common as o
 from longitude.cli.common import display, print_json, print_result, say
 from longitude.eval.tasks import task_names
 
-To = Annotated[
-    str | None,
-    Option(
-        help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for tiny-rope]"
-    ),
-]
-Methods = Annotated[
-    str,
-    Option(
-        help="auto, all, or names, the table's labels and schemes joined by ;, as in yarn; "
-        "rerope(512); rope(base=500000)."
-    ),
-]
-Docs = Annotated[int, Option(help="Documents to compare on.")]
-Lengths = Annotated[
-    str | None, Option(help="Lengths to measure at; without, doubling to the target.")
-]
-Tasks = Annotated[
-    str,
-    Option(help=f"What to measure, joined by commas: {', '.join(task_names())}; all; none."),
-]
-Questions = Annotated[
-    int | None,
-    Option(help="Prompts of a family at each length in a round. [default: 2]"),
-]
-Budget = Annotated[
-    str | None, Option(help="Time to spend, as in 10m: measures what fits, and says so.")
-]
-Goal = Annotated[
-    str,
-    Option(
-        help="What the advice is for: context (use a longer one), stream (read on without end in "
-        "constant memory) or short (make more of the window)."
-    ),
-]
-Search = Annotated[bool, Option("--search", help="Then search parameters around the best methods.")]
-LmEval = Annotated[
-    str | None, Option("--lm-eval", help="lm-eval tasks for the best method, as in a,b.")
-]
-Limit = Annotated[int | None, Option(help="Samples of each lm-eval task; 0 for all of them.")]
-Engine = Annotated[str, Option(help="local, or ray: an existing Ray cluster.")]
-ContextParallel = Annotated[
-    int | None,
-    Option(
-        help="Ranks under torchrun, or GPUs of a Ray cluster, that share the tokens of each text. "
-        "[default: the fewest whose memory holds --to]"
-    ),
-]
-Device = Annotated[str, Option(help="auto, cpu, cuda or mps.")]
-Seed = Annotated[int, Option(help="Of documents and questions.")]
-Out = Annotated[Path | None, Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")]
-DryRun = Annotated[
-    bool, Option("--dry-run", help="Print the plan and what it would cost; run nothing.")
-]
-
 
 def extend(
     model: o.Model = "tiny-rope",
-    to: To = None,
-    methods: Methods = "auto",
+    to: Annotated[
+        str | None,
+        Option(
+            help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for "
+            "tiny-rope]"
+        ),
+    ] = None,
+    methods: Annotated[
+        str,
+        Option(
+            help="auto, all, or names, the table's labels and schemes joined by ;, as in yarn; "
+            "rerope(512); rope(base=500000)."
+        ),
+    ] = "auto",
     text: o.Text = None,
-    docs: Docs = 4,
-    lengths: Lengths = None,
-    goal: Goal = "context",
-    tasks: Tasks = "all",
-    questions: Questions = None,
-    budget: Budget = None,
-    search: Search = False,
-    lm_eval: LmEval = None,
-    limit: Limit = 50,
-    engine: Engine = "local",
-    context_parallel: ContextParallel = None,
-    device: Device = "auto",
+    docs: Annotated[int, Option(help="Documents to compare on.")] = 4,
+    lengths: Annotated[
+        str | None, Option(help="Lengths to measure at; without, doubling to the target.")
+    ] = None,
+    goal: Annotated[
+        str,
+        Option(
+            help="What the advice is for: context (use a longer one), stream (read on without end "
+            "in constant memory) or short (make more of the window)."
+        ),
+    ] = "context",
+    tasks: Annotated[
+        str,
+        Option(help=f"What to measure, joined by commas: {', '.join(task_names())}; all; none."),
+    ] = "all",
+    questions: Annotated[
+        int | None,
+        Option(help="Prompts of a family at each length in a round. [default: 2]"),
+    ] = None,
+    budget: Annotated[
+        str | None, Option(help="Time to spend, as in 10m: measures what fits, and says so.")
+    ] = None,
+    search: Annotated[
+        bool, Option("--search", help="Then search parameters around the best methods.")
+    ] = False,
+    lm_eval: Annotated[
+        str | None, Option("--lm-eval", help="lm-eval tasks for the best method, as in a,b.")
+    ] = None,
+    limit: Annotated[
+        int | None, Option(help="Samples of each lm-eval task; 0 for all of them.")
+    ] = 50,
+    engine: Annotated[str, Option(help="local, or ray: an existing Ray cluster.")] = "local",
+    context_parallel: Annotated[
+        int | None,
+        Option(
+            help="Ranks under torchrun, or GPUs of a Ray cluster, that share the tokens of each "
+            "text. [default: the fewest whose memory holds --to]"
+        ),
+    ] = None,
+    device: o.ModelDevice = "auto",
     dtype: o.ModelDType = "auto",
     revision: o.Revision = None,
     trust_remote_code: o.Trust = False,
-    seed: Seed = 0,
-    out: Out = None,
-    dry_run: DryRun = False,
+    seed: Annotated[int, Option(help="Of documents and questions.")] = 0,
+    out: Annotated[
+        Path | None, Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print the plan and what it would cost; run nothing.")
+    ] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -108,19 +97,16 @@ def extend(
     and measures nothing twice. The report is one page, report.html. Under torchrun the processes
     share the methods, and the tokens of each text where one device can't hold --to.
     """
+    given = o.without(locals(), "model", "to", "dry_run", "as_json", "quiet")
     from longitude.extension.api import ExtendOptions, estimate
     from longitude.extension.api import extend as run
     from longitude.training.distributed import is_first_process
 
+    given |= {"text": tuple(text or ()), "lengths": o.integers("lengths", lengths)}
+    given |= {"tasks": o.names(tasks), "lm_eval": o.names(lm_eval or ""), "limit": limit or None}
     quiet = quiet or not is_first_process()
     with display(quiet, resumes=True) as progress:
-        options = ExtendOptions(
-            methods=methods, lengths=o.integers("lengths", lengths), text=tuple(text or ()),
-            docs=docs, goal=goal, tasks=o.names(tasks), questions=questions, budget=budget,
-            search=search, lm_eval=o.names(lm_eval or ""), limit=limit or None, engine=engine,
-            context_parallel=context_parallel, device=device, dtype=dtype, revision=revision,
-            trust_remote_code=trust_remote_code, seed=seed, out=out, progress=progress,
-        )  # fmt: skip
+        options = ExtendOptions(**given, progress=progress)
         result = (estimate if dry_run else run)(model, to=to, options=options)
     if is_first_process():
         print_result(result, as_json)

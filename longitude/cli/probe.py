@@ -81,6 +81,9 @@ def probe(
     The prompts are generated text. Only the address given is called. The same command resumes a
     probe that was stopped.
     """
+    given = o.without(
+        locals(), "urls", "save", "against", "key_file", "dry_run", "quiet", "as_json"
+    )
     from longitude.core.client import read_key
     from longitude.probing import api
 
@@ -91,11 +94,8 @@ def probe(
         )
     key = read_key(key_file) if key_file else os.environ.get("LONGITUDE_API_KEY") or None
     with display(quiet, resumes=True) as progress:
-        options = api.ProbeOptions(
-            to=to, model=model, reference=reference, tasks=o.names(tasks), questions=questions,
-            budget=budget, concurrency=concurrency, runtime=runtime, text=tuple(text or ()),
-            key=key, seed=seed, device=device, out=out, progress=progress,
-        )  # fmt: skip
+        given |= {"tasks": o.names(tasks), "text": tuple(text or ()), "key": key}
+        options = api.ProbeOptions(**given, progress=progress)
         if dry_run:
             return print_result(api.estimate(urls[0], options=options), as_json)
         result = api.probe(urls[0], urls[1] if len(urls) > 1 else against, options=options)

@@ -60,9 +60,7 @@ def export(
     and a model card; for the others the command or file of the version named. A scheme that a
     runtime can't serve is refused, with the nearest that it can. The model itself is not changed.
     """
-    given = {
-        k: v for k, v in locals().items() if k not in ("source", "runtime", "model", "as_json")
-    }
+    given = o.without(locals(), "source", "runtime", "model", "as_json")
     from longitude.runtimes import api
 
     options = api.ExportOptions(**given, runtimes=runtime, source=model)
@@ -116,12 +114,10 @@ def lint(
     input, with the known issue behind each difference and its fix. The exit code is 1 if any
     differs.
     """
+    given = o.without(locals(), "model", "as_json")
     from longitude.runtimes import api
 
-    options = api.LintOptions(
-        runtimes=runtimes, scheme=scheme, settings=settings, revision=revision
-    )
-    result = api.lint(model, options=options)
+    result = api.lint(model, options=api.LintOptions(**given))
     print_result(result, as_json)
     if not result.same:
         raise Exit(1)
@@ -158,10 +154,10 @@ def verify(
     runtime and the scheme as Longitude runs it, both in float32. A runtime that is not installed is
     named with the package to install. The exit code is 1 if any differs, with the cause if known.
     """
+    given = o.without(locals(), "model", "as_json")
     from longitude.runtimes import api
 
-    options = api.VerifyOptions(runtimes=runtimes, scheme=scheme, to=to, revision=revision)
-    result = api.verify(model, options=options)
+    result = api.verify(model, options=api.VerifyOptions(**given))
     print_result(result, as_json)
     if not result.holds:
         raise Exit(1)

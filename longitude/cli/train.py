@@ -64,7 +64,7 @@ def train(
     same, a checkpoint for it in hf/. Stop it at any moment: --resume continues from the last
     checkpoint, bit for bit. Under torchrun each process takes its share of a batch.
     """
-    given = {k: v for k, v in locals().items() if k not in ("scheme", "text", "as_json", "quiet")}
+    given = o.without(locals(), "scheme", "text", "as_json", "quiet")
     from longitude.training import api
 
     with display(quiet or not api.is_first_process()) as progress:
@@ -108,7 +108,7 @@ def lab(
     and the curves are printed and drawn into lab.html: loss of the last half window of the same
     text with more and more context before it, and exact answers on the tasks.
     """
-    given = {k: v for k, v in locals().items() if k not in ("schemes", "as_json", "quiet")}
+    given = o.without(locals(), "schemes", "as_json", "quiet")
     from longitude.training import api
 
     given |= {"text": tuple(text or ())}
@@ -244,7 +244,7 @@ def tune(
     Stop it at any moment: the same command continues from the last checkpoint. It runs under
     `torchrun` and `accelerate launch` as well.
     """
-    given = {k: v for k, v in locals().items() if k not in ("model", "to", "quiet", "as_json")}
+    given = o.without(locals(), "model", "to", "quiet", "as_json")
     from longitude.training import api
 
     given |= {"text": tuple(text or ()), "test": tuple(test or ()), "tasks": o.names(tasks)}

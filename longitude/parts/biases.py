@@ -25,7 +25,7 @@ from longitude.core.part import (
     train_defaults,
 )
 from longitude.core.validate import NonNegativeFloat, PositiveFloat, PositiveInt, UserError
-from longitude.parts.distance_bias import ByDistance, Scratch, at
+from longitude.parts.distance_bias import Scratch, at, by_distance
 
 MIN_WEIGHT = 0.01  # of KERPLE
 CACHED_UNITS = 2**19  # numbers of FIRE's units
@@ -50,7 +50,7 @@ def linear_term(
         r = r.to(m.dtype)
         return -m[h] * torch.where(r < 0, future * (offset - r), r)
 
-    return ByDistance(q_pos, k_pos, value, cheap=True)
+    return by_distance(q_pos, k_pos, value, cheap=True)
 
 
 def slope_grid(factor: float, lengths: Lengths) -> Iterable[Setting]:
@@ -168,7 +168,7 @@ class Sandwich(Bias):
                 total = total + torch.cos(r * w)
             return weight[h] * total.to(dtype)
 
-        return ByDistance(q_pos, k_pos, value)
+        return by_distance(q_pos, k_pos, value)
 
     training = train_defaults
 
@@ -190,7 +190,7 @@ class KerpleLog(Bias):
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         r1, r2 = (weights[name].clamp(min=MIN_WEIGHT) for name in ("r1", "r2"))
-        return ByDistance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
+        return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
 
     training = train_defaults
 
@@ -218,7 +218,7 @@ class KerplePower(Bias):
                 size > 0, -a[h] * size.clamp(min=1e-6) ** p[h], torch.zeros_like(size)
             )
 
-        return ByDistance(q_pos, k_pos, value)
+        return by_distance(q_pos, k_pos, value)
 
     training = train_defaults
 
@@ -280,7 +280,7 @@ class T5(Bias):
         def value(h: Tensor, r: Tensor) -> Tensor:
             return table[self.entry(r), h]
 
-        return ByDistance(q_pos, k_pos, value, rows=table)
+        return by_distance(q_pos, k_pos, value, rows=table)
 
     def entry(self, distance: Tensor) -> Tensor:
         """The row of the table at each distance."""

@@ -47,6 +47,9 @@ class ByDistance:
         return steps.flip(1)
 
 
+by_distance = ByDistance
+
+
 @dataclass(eq=False)
 class Scratch:
     """Memory that the tables of one block of queries after another are written into: a system maps

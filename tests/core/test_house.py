@@ -16,26 +16,26 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_903, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_811, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_822,  # the client of servers, too
     "presets": 569,
-    "parts": 3_505,  # tables of biases for CPUs, too
+    "parts": 3_468,  # tables of biases for CPUs, too
     "ops": 6_615,  # over several ranks, and forget gates in heads, too
     "cache": 889,
     "hf": 5_731,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_427,  # the last tokens alone in the last layer, too
-    "inspection": 2_445,
+    "inspection": 2_446,
     "reading": 2_245,
-    "training": 3_977,  # how many processes share a sequence, by memory, too
-    "runtimes": 4_130,
+    "training": 3_968,  # how many processes share a sequence, by memory, too
+    "runtimes": 4_120,
     "serving": 796,  # the vLLM plugin
     "extension": 3_698,  # tasks side by side on a CPU, over ranks and on Ray, too
-    "probing": 2_040,  # what a live server does
-    "viz": 3_052,
+    "probing": 2_029,  # what a live server does
+    "viz": 3_039,
     "explorer": 1_203,
-    "cli": 1_564,
+    "cli": 1_551,
     "assets": 100,
 }
 FILE_LINES, FUNCTION_LINES = 450, 60

@@ -13,6 +13,8 @@ from longitude import parse
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.runtimes import runtimes, select
+from longitude.runtimes.api import LintOptions
+from longitude.runtimes.api import lint as lint_model
 from longitude.runtimes.effective import ISSUES, Effective, difference
 from longitude.runtimes.lint import explain, read_settings
 from tests.runtimes.configs import (
@@ -247,3 +249,11 @@ def test_a_stretch_that_makes_no_rotation() -> None:
     crossed = both({**YARN, "beta_fast": 1.0, "beta_slow": 32.0})
     found = lint(crossed)
     assert not found.same and "bounds crossed" in [fault.name for fault in found.faults]
+
+
+def test_a_report_is_text_markdown_or_a_page(tmp_path: Path) -> None:
+    found = lint_model("tiny-rope", options=LintOptions(runtimes="vllm"))
+    text, page = (found.report(tmp_path / f"lint.{kind}").read_text() for kind in ("txt", "html"))
+    assert text == found.table() + "\n" and "<html" in page
+    with pytest.raises(UserError, match=r"end its name in \.html, \.md or \.txt"):
+        found.report(tmp_path / "lint.pdf")
