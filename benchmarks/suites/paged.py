@@ -75,14 +75,14 @@ class Step(NamedTuple):
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    """A chunk of a prefill, then one token at each length, of one sequence and of several."""
+    """One token at each length, of one sequence and of several, then a chunk of a prefill."""
     sizes = (32, 8, 128) if setup.cuda else (8, 2, 64)
     lengths = setup.lengths((32768, 131072), (4096,))
-    yield from _prefills(setup, Sizes(1, *sizes[:2], min(lengths), sizes[2]))
     for n in lengths:
         for batch in (1, 8) if setup.cuda else (1,):
             case = _decoding(setup, Sizes(batch, *sizes[:2], n, sizes[2]))
             yield in_graphs(case) if setup.cuda else case
+    yield from _prefills(setup, Sizes(1, *sizes[:2], min(lengths), sizes[2]))
 
 
 def _schemes(n: int) -> dict[str, Scheme]:
