@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
-    "longitude.cli.extend",
+    "longitude.cli.measure",
     "longitude.cli.train",
     "longitude.extension.api",
     "longitude.ops.ring",

@@ -16,9 +16,8 @@ import typer
 
 from longitude import __version__
 from longitude.cli.bench import bench, env
-from longitude.cli.extend import extend, report
 from longitude.cli.generate import read, stream
-from longitude.cli.probe import probe
+from longitude.cli.measure import extend, probe, report
 from longitude.cli.runtimes import export, lint, verify
 from longitude.cli.schemes import check, explore, inspect, schemes, show
 from longitude.cli.train import lab, train, tune

@@ -141,7 +141,12 @@ def lint_settings(
     gguf = ARCHITECTURE in settings
     kind = "gguf" if gguf else "config.json"
     if not gguf:
-        _check_rotation(settings)
+        text = text_config(settings)
+        head_size(text)
+        rotates = next(rope_dicts(_config_only(settings)), None) or "rope_theta" in text
+        model = text.get("model_type")
+        if not rotates and (model in NO_ROTATION or text.get("alibi")):
+            raise UserError(f"a model of type {model} has no rotation to lint: give one with RoPE.")
     if not selected:
         readers = [r for r in runtimes().values() if kind in r.lints]
         readers.sort(key=lambda r: gguf and r.reads != kind)  # native readers first
@@ -280,15 +285,6 @@ def dual_chunk(config: Mapping[str, Any]) -> str:
     given = config.get("dual_chunk_attention_config")
     sizes = [given.get(k) for k in ("chunk_size", "local_size")] if isinstance(given, dict) else []
     return f"dual_chunk({', '.join(map(str, sizes))})" if all(sizes) and sizes else ""
-
-
-def _check_rotation(settings: Mapping[str, Any]) -> None:
-    text = text_config(settings)
-    head_size(text)
-    kind = text.get("model_type")
-    rotates = next(rope_dicts(_config_only(settings)), None) or "rope_theta" in text
-    if not rotates and (kind in NO_ROTATION or text.get("alibi")):
-        raise UserError(f"a model of type {kind} has no rotation to lint: give one with RoPE.")
 
 
 def _config_only(settings: Mapping[str, Any]) -> dict[str, Any]:
