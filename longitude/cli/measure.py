@@ -1,5 +1,5 @@
-"""`longitude extend`, `report` and `probe`: methods for a longer context measured on your model; runs
-joined into one report; what a server really does with a long prompt."""
+"""`longitude extend`, `report` and `probe`: methods for a longer context measured on your model,
+runs joined into one report, and what a server really does with a long prompt."""
 
 from __future__ import annotations
 
