@@ -18,7 +18,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,7 @@ __all__ = [
 ]  # fmt: skip
 DEFAULT_MODEL = "tiny-rope"
 ENGINES = ("local", "ray")
+SEARCH_SHARE = 0.5  # of a time budget, where there is a search
 
 
 def extend(
@@ -109,7 +110,10 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
     name = plan.subject.name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
     folder = options.out or Path("runs") / f"{name}-{plan.target}"
-    clock = Clock(began + SPARE * seconds, time_model(prepared)) if seconds else None
+    clock = None
+    if seconds:
+        measured = began + SPARE * seconds * (1 - SEARCH_SHARE * options.search)
+        clock = Clock(measured, time_model(prepared))
     with Store(writable(folder) / STORE) as store:
         every = plan.all_tasks()
         recorded = len(every) - len(missing(plan, every, store))
@@ -133,7 +137,10 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
         recommendation = _recommend(prepared, rows)
         content = recommendation.to_json()
         if options.search:
-            content["search"] = _search(prepared, recommendation, store)
+            end = clock and replace(clock, deadline=began + SPARE * (seconds or 0))
+            content["search"] = _search(prepared, recommendation, store, end)
+            if end and (not content["search"] or time.monotonic() > end.deadline):
+                ended.append(f"the search was cut short to fit into {options.budget}")
         if options.lm_eval:
             content["lm_eval"] = _judge(prepared, recommendation, store)
         content["notes"] = [*prepared.notes, *ended]
@@ -268,7 +275,7 @@ def _recommend(prepared: Prepared, rows: Sequence[Measurement]) -> Recommendatio
 
 
 def _search(
-    prepared: Prepared, recommendation: Recommendation, store: Store
+    prepared: Prepared, recommendation: Recommendation, store: Store, clock: Clock | None
 ) -> list[dict[str, Any]]:
     """The parameters around the best methods, searched on held-out documents."""
     from longitude.extension.search import search_parameters
@@ -276,7 +283,7 @@ def _search(
     advice = (recommendation.best, *recommendation.runtimes)
     leaders = list(dict.fromkeys(one.scheme for one in advice if one.scheme))
     evaluator = evaluator_of(prepared, held_out=True)
-    return search_parameters(evaluator, leaders, store, prepared.options.progress)
+    return search_parameters(evaluator, leaders, store, prepared.options.progress, clock)
 
 
 def _judge(prepared: Prepared, recommendation: Recommendation, store: Store) -> dict[str, Any]:

@@ -24,7 +24,9 @@ is kept.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from random import Random
@@ -41,7 +43,13 @@ from longitude.eval.stats import Interval, paired
 from longitude.eval.tasks import Metric, metrics
 from longitude.extension import search_space as space
 from longitude.extension.candidates import by_length, label
-from longitude.extension.measure import Evaluator
+from longitude.extension.measure import (
+    OVERHEAD,
+    TEXTS_PER_PROMPT,
+    Clock,
+    Evaluator,
+    OutOfTime,
+)
 from longitude.extension.plan import Method
 from longitude.hf.patch import own_scheme
 from longitude.parts import Rope
@@ -290,28 +298,44 @@ class UseOfContext:
 
 
 def search_parameters(
-    evaluator: Evaluator, leaders: Sequence[str], store: Store, progress: Progress = silent
+    evaluator: Evaluator,
+    leaders: Sequence[str],
+    store: Store,
+    progress: Progress = silent,
+    clock: Clock | None = None,
 ) -> list[dict[str, Any]]:
     """Search around the leading schemes on the evaluator's documents; what recommendation.json
-    says of it."""
+    says of it. In a short time fewer losses are taken, then fewer schemes varied."""
     subject = evaluator.plan.subject
     config = evaluator.target.model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None)
     score, documents = UseOfContext(evaluator, store), len(evaluator.session.documents)
     roots = [scheme for scheme in leaders[:LEADERS] if scheme != subject.scheme]
-    branches = len(roots) + 1
-    found = search(
-        score,
-        roots,
-        subject.trained,
-        evaluator.plan.target,
-        head_dim or config.hidden_size // config.num_attention_heads,
-        documents,
-        max(branches * LOSSES_PER_BRANCH, smallest_budget(branches, documents)),
-        evaluator.plan.seed,
-        progress,
-        own=subject.scheme,
-    )
+    branches, own = len(roots) + 1, subject.scheme
+    losses = max(branches * LOSSES_PER_BRANCH, smallest_budget(branches, documents))
+    if clock is not None:
+        texts = 2 + min(TEXTS_PER_PROMPT, len(score.protocol.families))  # of a loss
+        each = OVERHEAD * texts * clock.pace.forward(evaluator.plan.target)
+        room, judging = int((clock.deadline - time.monotonic()) / each), documents - documents // 2
+        while branches and smallest_budget(branches, documents) + 2 * judging * branches > room:
+            branches -= 1
+        if not branches:
+            return []
+        roots, own = roots[:branches], own if branches > len(roots) else None
+        losses = min(losses, room - 2 * judging * branches)
+    with clock.limit() if clock else nullcontext():
+        found = search(
+            score,
+            roots,
+            subject.trained,
+            evaluator.plan.target,
+            head_dim or config.hidden_size // config.num_attention_heads,
+            documents,
+            losses,
+            evaluator.plan.seed,
+            progress,
+            own=own,
+        )
     labels = {text: score.method(text).label for one in found for text in (one.start, one.winner)}
     return [
         {
@@ -356,7 +380,8 @@ def search(
 ) -> list[SearchResult]:
     """One result for each leader that can vary, and one for per-dimension factors where the model's
     own scheme is given and is one rotation. The budget counts losses (a scheme on a document) of
-    the search, shared evenly; judging adds at most two for each judged document and result."""
+    the search, shared evenly; judging adds at most two for each judged document and result. Where a
+    time budget ends it, those found until then."""
     scheme = None if own is None else parse(own)
     rope = scheme.rotary if isinstance(scheme, Scheme) else None
     rope = rope if rope and space.scalable(rope, head_dim, trained) else None
@@ -370,8 +395,13 @@ def search(
         )
     share = budget // max(1, branches)
     branch = _Branch(score, trained, target, searched, judged, share, seed, progress)
-    found = [branch.parameters(root) for root in roots]
-    return [*found, branch.factors(rope, head_dim)] if rope else found
+    found = []
+    with suppress(OutOfTime):
+        for root in roots:
+            found.append(branch.parameters(root))
+        if rope:
+            found.append(branch.factors(rope, head_dim))
+    return found
 
 
 def smallest_budget(branches: int, documents: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from functools import lru_cache
 from random import Random
 from statistics import fmean
@@ -14,7 +15,8 @@ from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.eval.tasks import metrics
-from longitude.extension.measure import Evaluator
+from longitude.extension import search as module
+from longitude.extension.measure import Clock, Evaluator, OutOfTime, Pace
 from longitude.extension.search import UseOfContext, judge, search, smallest_budget, split_documents
 from longitude.extension.search_space import curve_of
 from longitude.parts import LongRope
@@ -143,6 +145,18 @@ def test_only_what_can_vary_is_searched():
         assert [one.start for one in only] == LEADERS[1:]
 
 
+def test_what_was_found_before_the_time_ended_stays():
+    whole = found_by(Exam())
+
+    class Ends(Exam):
+        def loss(self, text: str, document: int) -> float:
+            if "longrope" in text:  # the last branch
+                raise OutOfTime
+            return super().loss(text, document)
+
+    assert found_by(Ends()) == whole[:-1] and len(whole) == 3
+
+
 def test_news_names_what_is_searched():
     told = []
     search(Exam(), LEADERS, L, N, HEAD, 16, 300, progress=told.append, own="rope()")
@@ -167,6 +181,20 @@ def test_a_scheme_is_scored_by_the_use_of_its_context(small, monkeypatch):
         assert remembers[0][0] == pytest.approx(fmean(a["loss"] for a in answers) - gain)
         monkeypatch.setattr(Evaluator, "values", None)  # what is recorded is not measured again
         assert UseOfContext(evaluator, store)(far, (0, 1)) == remembers[0]
+
+
+def test_a_short_time_takes_fewer_losses_then_fewer_schemes(small, monkeypatch):
+    evaluator, asked = Evaluator(small.plan, small.target, small.held_out), []
+    leaders = ["rope(remap=rerope(64))", "rope(remap=rerope(128))"]
+    monkeypatch.setattr(module, "search", lambda _, *given, own: asked.append((given, own)) or [])
+    for seconds in (None, 1e6, 400.0, 60.0, 1.0):
+        clock = seconds and Clock(time.monotonic() + seconds, Pace(1e-3, 0.0))
+        with Store(":memory:") as store:
+            assert module.search_parameters(evaluator, leaders, store, clock=clock) == []
+    (without, plenty, *less), budgets = asked, [given[5] for given, _ in asked]
+    assert plenty == without and without[1] == small.plan.subject.scheme
+    assert budgets == sorted(budgets, reverse=True) and budgets[-1] < budgets[0]
+    assert less[-1][1] is None and len(asked) == 4, "no time for factors, then for anything"
 
 
 @pytest.mark.slow
