@@ -43,13 +43,7 @@ from longitude.eval.stats import Interval, paired
 from longitude.eval.tasks import Metric, metrics
 from longitude.extension import search_space as space
 from longitude.extension.candidates import by_length, label
-from longitude.extension.measure import (
-    OVERHEAD,
-    TEXTS_PER_PROMPT,
-    Clock,
-    Evaluator,
-    OutOfTime,
-)
+from longitude.extension.measure import OVERHEAD, TEXTS_PER_PROMPT, Clock, Evaluator, OutOfTime
 from longitude.extension.plan import Method
 from longitude.hf.patch import own_scheme
 from longitude.parts import Rope
