@@ -70,7 +70,8 @@ def explain(
     shared = "" if k.shape[1] == h else f" (keys: {k.shape[1]})"
     what = f"{b} × {h} heads{shared} × {n:,} tokens{keys} of {d}"
     call = f"{p.scheme} on {what}, {str(q.dtype).removeprefix('torch.')}, {q.device.type}"
-    return Explanation(call, make_plan(p, backend), tuple(_pass(one) for one in make_passes(p)))
+    plan = make_plan(p, backend)
+    return Explanation(call, plan, tuple(_pass(*one, plan) for one in enumerate(make_passes(p))))
 
 
 def steps(plan: Plan) -> str:
@@ -99,7 +100,7 @@ def steps(plan: Plan) -> str:
     return ", then ".join([*parts, *many]) + merged
 
 
-def _pass(one: Pass) -> str:
+def _pass(n: int, one: Pass, plan: Plan) -> str:
     """Where a pass holds, what positions become there, and its tiles by kind."""
     call, region, kinds = CallSpec.of(one.inputs).sums_in_heads, one.region, ""
     words = [f"where {' or '.join(map(_area, one.areas))}"]
@@ -108,8 +109,9 @@ def _pass(one: Pass) -> str:
         words += [f"{side} at {_shift(shift, at)}" for side, at, shift in sides if shift != SAME]
         words += [f"its own {region.frequencies}"] if region.frequencies else []
     if call.by_position and not one.inputs.empty:
-        count = Counter(t.kind for t in call.tiles(one.areas))
-        kinds = ", ".join(f"{n} {kind}" for kind, n in count.items())
+        run = [t for s in plan.steps if plan.merge is Merge.LSE and n in s.passes for t in s.tiles]
+        count = Counter(t.kind for t in run or call.tiles(one.areas))
+        kinds = ", ".join(f"{many} {kind}" for kind, many in count.items())
     return ", ".join(words) + (f": {kinds}" if kinds else "")
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -28,11 +27,25 @@ from torch import Tensor
 from longitude.ops.extra_dims import values_for, with_sums
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
-from longitude.ops.passes import Tile, accum_dtype, batches, make_passes, single_query_pass
+from longitude.ops.passes import (
+    MAX_BAND,
+    Tile,
+    Windows,
+    accum_dtype,
+    band_mask,
+    batches,
+    evenly_spaced,
+    make_passes,
+    single_query_pass,
+    spacings,
+    windows,
+)
 from longitude.ops.plan import Kernel, Plan, lse_kernel
 
 aten = torch.ops.aten
+STRIP = 64  # rows of a small causal tile that a CPU runs at once
 Three = tuple[Tensor, Tensor, Tensor]
+Causal = bool | Tensor  # on a CPU a mask to add may stand in its place
 
 
 class Forward(NamedTuple):
@@ -64,7 +77,9 @@ def forward(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: 
     return Forward(ran.out.flatten(1, 2), ran.lse.flatten(1, 2), ran.extra)
 
 
-def in_groups(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+def in_groups(
+    op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float
+) -> Forward:
     """The same as (b hkv g n d) and (b hkv g n), as the kernel laid it in memory."""
     b, hkv = k.shape[:2]
     ran = op.forward(*((q, k, v) if op.grouped else _group(q, k, v)), causal, scale)
@@ -73,7 +88,7 @@ def in_groups(op: Operator, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale
 
 
 def backward(op: Operator, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
-             causal: bool, scale: float) -> Three:  # fmt: skip
+             causal: Causal, scale: float) -> Three:  # fmt: skip
     """Gradients of q, k and v; a group's gradients add up in its keys."""
     if op.grouped:
         return op.backward(grad, q, k, v, ran, causal, scale)
@@ -98,16 +113,28 @@ def _group(q: Tensor, k: Tensor, v: Tensor) -> Three:
     return q.reshape(-1, group, *q.shape[2:]), k, v
 
 
-def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
-    return Forward(
-        *aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    )
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float) -> Forward:
+    n, run = q.shape[2], aten._scaled_dot_product_flash_attention_for_cpu
+    if isinstance(causal, Tensor):
+        return Forward(*run(q, k, v, 0.0, attn_mask=causal, scale=scale))
+    if not causal or not STRIP < n <= MAX_BAND or torch.get_num_threads() > q.shape[0] * q.shape[1]:
+        return Forward(*run(q, k, v, 0.0, causal, scale=scale))
+    # the kernel would compute every pair; here each strip of rows has the keys that it sees
+    mask, strips = band_mask(STRIP, MAX_BAND + 2 * STRIP, q.dtype), []
+    for top in range(0, n, STRIP):
+        end, first = min(n, top + STRIP), MAX_BAND + STRIP - top
+        seen = mask[:, :, : end - top, first : first + end]
+        strip = (q[:, :, top:end], k[:, :, :end], v[:, :, :end])
+        strips.append(run(*strip, 0.0, attn_mask=seen, scale=scale))
+    outs, sums = zip(*strips, strict=True)
+    return Forward(torch.cat(outs, 2), torch.cat(sums, 2))
 
 
-def _cpu_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
-                  scale: float) -> Three:  # fmt: skip
+def _cpu_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
+                  causal: Causal, scale: float) -> Three:  # fmt: skip
+    how, mask = (False, causal) if isinstance(causal, Tensor) else (causal, None)
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, ran.out, ran.lse, 0.0, causal, scale=scale
+        grad, q, k, v, ran.out, ran.lse, 0.0, how, attn_mask=mask, scale=scale
     )
 
 
@@ -189,46 +216,17 @@ OPERATORS = {
 }
 
 
-class Windows(NamedTuple):
-    """x[:, :, start : start+size] for each of `starts`, of an x (b h n d)."""
-
-    x: Tensor
-    starts: list[int]
-    size: int
-
-
 def stacked(sources: list[Windows], flipped: bool) -> list[Tensor]:
     """Each source's windows as (t·b h size d), their rows in reverse where flipped."""
     x, starts, _ = sources[0]
     copied = flipped or (x.shape[0] > 1 and len(starts) > 1)
-    even = all(len(_spacings(source.starts)) <= 1 for source in sources)
+    even = all(len(spacings(source.starts)) <= 1 for source in sources)
     if copied and even and triton_available(x.device):
         from longitude.ops.kernels.merge import stack  # late: it imports Triton
 
         return stack(sources, flipped)
     made = [windows(*source) for source in sources]
     return [(x.flip(3) if flipped else x).flatten(0, 1) for x in made]
-
-
-def windows(x: Tensor, starts: list[int], size: int) -> Tensor:
-    """x[:, :, start : start+size] for each start, stacked (t b h size d): a view where evenly
-    spaced."""
-    if not evenly_spaced(starts, size):
-        return torch.stack([x[:, :, s : s + size] for s in starts])
-    step = starts[1] - starts[0] if len(starts) > 1 else 0
-    b, h, n, d = x.stride()
-    shape = (len(starts), *x.shape[:2], size, x.shape[3])
-    return x.as_strided(shape, (step * n, b, h, n, d), x.storage_offset() + starts[0] * n)
-
-
-def evenly_spaced(starts: list[int], size: int) -> bool:
-    """Whether windows of this size are evenly spaced and do not overlap."""
-    steps = _spacings(starts)
-    return len(steps) == 0 or (len(steps) == 1 and min(steps) >= size)
-
-
-def _spacings(starts: list[int]) -> set[int]:
-    return {b - a for a, b in pairwise(starts)}
 
 
 class TileOutput(NamedTuple):
@@ -315,12 +313,15 @@ class TileBatch(NamedTuple):
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Any, ...]:
         """Its rows of q and columns of k and v, stacked, upper triangles reversed; and how an
         operator runs them."""
+        causal: Causal = self.shape.kind != "full"
+        if self.shape.kind == "band":
+            causal = band_mask(self.shape.height, self.shape.width, q.dtype)
         sources = [
             Windows(q, [row - self.top for row in self.rows], self.shape.height),
             Windows(k, [column - self.left for column in self.columns], self.shape.width),
             Windows(v, self.columns, self.shape.width),
         ]
-        return *stacked(sources, self.flipped), self.shape.kind != "full", scale
+        return *stacked(sources, self.flipped), causal, scale
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:

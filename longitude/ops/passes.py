@@ -8,7 +8,9 @@ gives the pair, so q·k sees that distance whatever the region (`single_query_pa
 Over ranges of positions an area is a set of tiles that plain kernels run: rectangles, lower
 triangles (causal attention) and upper ones (causal attention with rows and columns reversed). A
 band of width w becomes blocks of w rows, each with a lower triangle on its diagonal and an upper
-one before it: no kernel needs a window argument.
+one before it: no kernel needs a window argument. A CPU's kernel computes every pair of triangles of
+up to 512 rows: there a band is blocks of w/2 rows, each a rectangle under a mask, and a triangle is
+small ones on its diagonal and squares below them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -29,7 +32,9 @@ from longitude.ops.kernels.launch import triton_available
 from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
-Kind = Literal["full", "lower", "upper"]
+Kind = Literal["full", "lower", "upper", "band"]
+BAND_ROWS = 32  # at least, of a block under a mask
+MAX_BAND = 512  # columns of the blocks that torch's CPU kernel works in: it skips whole ones only
 ALL = slice(None)
 T = TypeVar("T")
 
@@ -229,7 +234,8 @@ _pair_tables = Memo(_make_pair_tables, limit=2**26)
 class Tile:
     """Rows top … top+height-1 of q against columns left … left+width-1 of k.
 
-    "lower": row r sees columns 0 … r; "upper": columns r … width-1; both are square.
+    "lower": row r sees columns 0 … r; "upper": columns r … width-1; both are square. "band": row r
+    sees columns r … r + width - height.
     """
 
     top: int
@@ -240,17 +246,22 @@ class Tile:
 
     @property
     def pairs(self) -> float:
+        if self.kind == "band":
+            return self.height * (self.width - self.height + 1.0)
         return self.height * self.width * (1.0 if self.kind == "full" else 0.5)
 
 
 @lru_cache(maxsize=1024)
-def tiles(areas: tuple[Area, ...], q: range, k: range) -> tuple[Tile, ...]:
-    """Disjoint tiles that cover exactly the areas' pairs, in indices of q and k."""
+def tiles(areas: tuple[Area, ...], q: range, k: range, small: bool = False) -> tuple[Tile, ...]:
+    """Disjoint tiles that cover exactly the areas' pairs, in indices of q and k; small ones for a
+    kernel that takes a mask and skips nothing in a block of `MAX_BAND` columns."""
     pieces = [
         replace(t, top=t.top - q.start, left=t.left - k.start)
         for area in areas
-        for t in _area(area, q.start, q.stop, k.start, k.stop)
+        for t in _area(area, q.start, q.stop, k.start, k.stop, small)
     ]
+    if small:
+        pieces = [half for t in pieces for half in _halves(t)]
     return tuple(_joined(pieces) if len(q) == 1 else pieces)
 
 
@@ -265,26 +276,26 @@ def _joined(row_tiles: list[Tile]) -> list[Tile]:
     return row
 
 
-def _area(area: Area, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
+def _area(area: Area, q0: int, q1: int, k0: int, k1: int, small: bool) -> Iterator[Tile]:
     """Tiles of one area, in positions."""
     q0, q1 = max(q0, _or(area.top, -FAR)), min(q1, _or(area.bottom, FAR))
     k0, k1 = max(k0, _or(area.first, -FAR)), min(k1, _or(area.last, FAR))
     if not area.chunks:
-        yield from _band(_or(area.lo, -FAR), _or(area.hi, FAR), q0, q1, k0, k1)
+        yield from _band(_or(area.lo, -FAR), _or(area.hi, FAR), q0, q1, k0, k1, small)
         return
     chunk, rest = area.chunks[0], replace(area, chunks=area.chunks[1:])
     for c in range(q0 // chunk.size, (q1 - 1) // chunk.size + 1 if q1 > q0 else q0 // chunk.size):
         first = (c - _or(chunk.hi, FAR) + 1) * chunk.size
         last = (c - _or(chunk.lo, -FAR) + 1) * chunk.size
         top, bottom = max(q0, c * chunk.size), min(q1, (c + 1) * chunk.size)
-        yield from _area(rest, top, bottom, max(k0, first), min(k1, last))
+        yield from _area(rest, top, bottom, max(k0, first), min(k1, last), small)
 
 
 def _or(bound: int | None, otherwise: int) -> int:
     return otherwise if bound is None else bound
 
 
-def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
+def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int, small: bool) -> Iterator[Tile]:
     """Tiles of lo <= i - j < hi."""
     q0, q1 = max(q0, k0 + lo), min(q1, k1 + hi - 1)  # rows that see anything at all
     if q0 >= q1 or k0 >= k1 or lo >= hi:
@@ -293,6 +304,13 @@ def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile
         yield from _below(lo, q0, q1, k0, k1)
     elif lo <= q0 - k1 + 1:
         yield from _above(hi, q0, q1, k0, k1)
+    elif small and hi - lo <= MAX_BAND and (first := max(q0, k0 + hi)) < (last := min(q1, k1 + lo)):
+        yield from _band(lo, hi, q0, first, k0, k1, small)  # whose band begins before k0
+        size = max(BAND_ROWS, (hi - lo) // 2)
+        for top in range(first, last, size):
+            rows = min(size, last - top)
+            yield Tile(top, rows, top - hi + 1, rows + hi - lo - 1, "band")
+        yield from _band(lo, hi, last, q1, k0, k1, small)  # whose band ends behind k1
     else:
         width = hi - lo
         for top in range(q0, q1, width):
@@ -331,9 +349,67 @@ def _above(hi: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
             yield Tile(start, size, left + size, k1 - left - size)
 
 
+def _halves(t: Tile) -> Iterator[Tile]:
+    """A lower triangle as triangles of up to `MAX_BAND` rows and the squares below them, most of
+    one size; other tiles as they are."""
+    parts = 1
+    while t.kind == "lower" and t.height > parts * MAX_BAND:
+        parts *= 2
+    yield from _halved(t, -(-t.height // parts), parts)
+
+
+def _halved(t: Tile, size: int, parts: int) -> Iterator[Tile]:
+    half = size * parts // 2
+    if parts == 1 or t.height <= half:
+        yield t
+        return
+    rest, top, left = t.height - half, t.top + half, t.left + half
+    yield from _halved(replace(t, height=half, width=half), size, parts // 2)
+    yield Tile(top, rest, t.left, half)
+    yield from _halved(Tile(top, rest, left, rest, "lower"), size, parts // 2)
+
+
 def batches(pieces: Sequence[Tile]) -> list[list[Tile]]:
     """Tiles of one shape together, in the order of their first."""
     same: dict[tuple[int, int, Kind], list[Tile]] = {}
     for t in pieces:
         same.setdefault((t.height, t.width, t.kind), []).append(t)
     return list(same.values())
+
+
+@lru_cache(maxsize=64)
+def band_mask(height: int, width: int, dtype: torch.dtype) -> Tensor:
+    """What hides all but columns r … r + width - height from row r of a CPU's tile."""
+    with torch.inference_mode(False):  # memoised: may serve training later
+        hidden = torch.full((1, 1, height, width), float("-inf"), dtype=dtype)
+        return hidden.triu(width - height + 1) + hidden.tril(-1)
+
+
+class Windows(NamedTuple):
+    """x[:, :, start : start+size] for each of `starts`, of an x (b h n d)."""
+
+    x: Tensor
+    starts: list[int]
+    size: int
+
+
+def windows(x: Tensor, starts: list[int], size: int) -> Tensor:
+    """x[:, :, start : start+size] for each start, stacked (t b h size d): a view where they are
+    evenly spaced, to be read only where they overlap."""
+    steps = spacings(starts)
+    if len(steps) > 1 or min(steps, default=0) < 0:
+        return torch.stack([x[:, :, s : s + size] for s in starts])
+    step = starts[1] - starts[0] if len(starts) > 1 else 0
+    b, h, n, d = x.stride()
+    shape = (len(starts), *x.shape[:2], size, x.shape[3])
+    return x.as_strided(shape, (step * n, b, h, n, d), x.storage_offset() + starts[0] * n)
+
+
+def evenly_spaced(starts: list[int], size: int) -> bool:
+    """Whether windows of this size are evenly spaced and do not overlap."""
+    steps = spacings(starts)
+    return len(steps) == 0 or (len(steps) == 1 and min(steps) >= size)
+
+
+def spacings(starts: list[int]) -> set[int]:
+    return {b - a for a, b in pairwise(starts)}

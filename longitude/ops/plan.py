@@ -13,9 +13,8 @@ A backend is a function from a spec to a plan, or to the sentence why it can't r
   extra dimensions, else a dense mask in blocks of queries; our own for a few queries (`decode`);
 - eager: the full score matrix in blocks of queries; it runs everything.
 
-On Hopper cuDNN's kernels are the fastest (554 TFLOP/s; FlashAttention 2: 315, our bands: 390), but
-build a plan of 70 ms for each new shape. They run tiles of `CUDNN_OPERATIONS` or more, for which
-that pays within a few hundred calls: some prompts of a model's layers, or a training run.
+On Hopper cuDNN's kernels are the fastest (554 TFLOP/s; FlashAttention 2: 315, our bands: 390); each
+new shape costs a plan of 70 ms, which pays for tiles of `CUDNN_OPERATIONS` or more.
 """
 
 from __future__ import annotations
@@ -222,9 +221,11 @@ class CallSpec(NamedTuple):
         """The areas of each pass."""
         return [areas for _, areas in region_areas(self.scheme, self.rows)]
 
-    def tiles(self, areas: tuple[Area, ...]) -> tuple[Tile, ...]:
+    def tiles(self, areas: tuple[Area, ...], small: bool = False) -> tuple[Tile, ...]:
+        """Areas as tiles; small ones on a CPU, unless their gradients would have to be added up."""
         assert self.q_pos is not None and self.k_pos is not None
-        return tiles(areas, self.q_pos, self.k_pos)
+        small = small and self.device.type == "cpu" and not self.gradients
+        return tiles(areas, self.q_pos, self.k_pos, small)
 
 
 def make_plan(inputs: AttentionInputs, backend: str = "auto") -> Plan:
@@ -344,10 +345,10 @@ def plan_tiles(call: CallSpec) -> Plan | str:
     """The tiles of a call whose output is merged with that of others, or why it has none."""
     if not call.by_position or call.overflows:
         return "tiles need contiguous positions, and scores that follow from q·k alone"
-    return _merged_tiles(call)
+    return _merged_tiles(call, small=False)  # since a backward plans anew
 
 
-def _merged_tiles(call: CallSpec) -> Plan | str:
+def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
     """The tiles of every pass, merged by their log-sum-exp."""
     if "dropout" in call.options:
         return "dropout can't be merged across passes"
@@ -358,7 +359,7 @@ def _merged_tiles(call: CallSpec) -> Plan | str:
         passes = [(tuple(range(len(passes))), tuple(a for _, areas in passes for a in areas))]
     by_kernel: dict[tuple[tuple[int, ...], Kernel], list[Tile]] = {}
     for n, areas in passes:
-        for batch in batches(call.tiles(areas)):  # tiles of one shape are one launch
+        for batch in batches(call.tiles(areas, small)):  # tiles of one shape are one launch
             kernel = fastest_kernel(call, len(batch) * batch[0].pairs)
             assert kernel is not None
             by_kernel.setdefault((n, kernel), []).extend(batch)

@@ -185,9 +185,8 @@ def test_it_prints_the_regions_as_they_are() -> None:
     near, far = explain(
         scheme("rope(remap=leaky_rerope(48, 4)) + window(500, sinks=4)"), *inputs()
     ).passes
-    # rows in blocks of 48, a triangle each, one before it for all but the first; the last block has
-    # 16 rows, so that beside its smaller triangle a rectangle is left
-    assert near == "where 0 <= i-j < 48: 14 lower, 13 upper, 1 full"
+    # a triangle of 48 rows, then 592 rows in blocks of 32, of which the last has 16
+    assert near == "where 0 <= i-j < 48: 1 lower, 19 band"
     assert far.startswith("where 48 <= i-j < 500 or 500 <= i-j and j < 4, q at i/4 + 36, k at j/4")
     dual = str(explain(scheme("rope(remap=dual_chunk(96, 24))"), *inputs()))
     assert "q at min((i mod 72) + 72, 96), k at (j mod 72)" in dual

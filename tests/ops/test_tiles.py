@@ -6,9 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
+from longitude import attention, explain
 from longitude.core.region import Area, Chunks
-from longitude.ops.passes import Tile, batches, tiles
+from longitude.ops.lse_merge import OPERATORS
+from longitude.ops.passes import Tile, band_mask, batches, tiles
+from longitude.ops.plan import Kernel
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -39,7 +43,10 @@ def covered(found: list[Tile], nq: int, nk: int) -> torch.Tensor:
         assert t.height > 0 and t.width > 0 and t.top >= 0 and t.left >= 0
         assert t.top + t.height <= nq and t.left + t.width <= nk
         shape = torch.ones(t.height, t.width, dtype=torch.int64)
-        if t.kind != "full":
+        if t.kind == "band":
+            shape = shape.triu().tril(t.width - t.height)
+            assert shape.sum() == t.pairs
+        elif t.kind != "full":
             assert t.height == t.width
             shape = shape.tril() if t.kind == "lower" else shape.triu()
         count[t.top : t.top + t.height, t.left : t.left + t.width] += shape
@@ -47,9 +54,9 @@ def covered(found: list[Tile], nq: int, nk: int) -> torch.Tensor:
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
-@given(AREAS, RANGES, RANGES)
-def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range) -> None:
-    found = list(tiles((area,), q, k))
+@given(AREAS, RANGES, RANGES, st.booleans())
+def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range, small: bool) -> None:
+    found = list(tiles((area,), q, k, small))
     i, j = (
         torch.tensor(list(q), dtype=torch.int64)[:, None],
         torch.tensor(list(k), dtype=torch.int64),
@@ -73,6 +80,24 @@ def test_a_near_band_is_a_batch_of_diagonal_blocks_and_one_of_blocks_before_them
     assert {(t.height, t.kind) for t in found} == {(1024, "lower"), (1023, "upper")}
 
 
+def test_of_small_tiles_a_narrow_band_is_one_batch_of_blocks_of_half_its_width() -> None:
+    first, *blocks = tiles((Area(lo=0, hi=128),), range(1024), range(1024), True)
+    assert first == Tile(0, 128, 0, 128, "lower")
+    assert [b.top for b in blocks] == [*range(128, 1024, 64)]
+    assert {(b.top - b.left, b.height, b.width, b.kind) for b in blocks} == {(127, 64, 191, "band")}
+    wide = tiles((Area(lo=0, hi=1024),), range(4096), range(4096), True)
+    assert {t.kind for t in wide} == {"lower", "upper", "full"}, "it would cost more than triangles"
+
+
+@pytest.mark.parametrize("n", [1, 512, 513, 700, 1024, 1984, 2500])
+def test_a_triangle_in_halves_is_the_same_triangle(n: int) -> None:
+    found = list(tiles((Area(lo=3),), range(n + 3), range(n + 3), True))
+    want = torch.ones(n + 3, n + 3, dtype=torch.int64).tril(-3)
+    assert torch.equal(covered(found, n + 3, n + 3), want)
+    assert max(t.height for t in found if t.kind == "lower") <= 512
+    assert len(batches(found)) <= 8, "a call each"
+
+
 def test_chunked_prefill_is_a_rectangle_and_a_triangle() -> None:
     found = tiles((Area(lo=0),), range(100, 150), range(150))
     assert set(found) == {Tile(0, 50, 0, 100), Tile(0, 50, 100, 50, "lower")}
@@ -83,3 +108,32 @@ def test_a_single_query_is_one_row() -> None:
     assert tiles((near, far), range(511, 512), range(512)) == (Tile(0, 1, 0, 512),)
     window = (Area(lo=0, hi=8), Area(lo=8, last=4))
     assert tiles(window, range(99, 100), range(100)) == (Tile(0, 1, 0, 4), Tile(0, 1, 92, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("top", "n"), [(0, 700), (0, 200), (600, 700), (137, 700), (650, 700)])
+@pytest.mark.parametrize("text", ["rope(remap=rerope(64))", "rope() + window(100, sinks=4)"])
+def test_small_tiles_give_what_the_score_matrix_gives(
+    text: str, top: int, n: int, dtype: torch.dtype
+) -> None:
+    heads, draw = (4, 2, 2), torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, n, 16, generator=draw, dtype=torch.float64) for h in heads)
+    call = (q[:, :, top:], k, v, range(top, n), range(n))
+    want = attention(text, *call, backend="eager")
+    found = attention(text, q[:, :, top:].to(dtype), k.to(dtype), v.to(dtype), *call[3:])
+    close = 1e-5 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(found.double(), want, atol=close, rtol=close)
+    assert "band" in str(explain(text, *call)) or top > 600
+
+
+def test_a_band_has_the_gradients_of_its_mask() -> None:
+    q, k, v = torch.randn(3, 1, 2, 48, 16, dtype=torch.float64).requires_grad_()
+    mask, op = band_mask(16, 48, torch.float64), OPERATORS[Kernel.CPU_FLASH]
+    out = scaled_dot_product_attention(q[:, :, :16], k, v, attn_mask=mask)
+    grad = torch.randn_like(out)
+    ran = op.forward(q[:, :, :16].detach(), k.detach(), v.detach(), mask, 0.25)
+    made = op.backward(grad, q[:, :, :16].detach(), k.detach(), v.detach(), ran, mask, 0.25)
+    torch.testing.assert_close(ran.out, out.detach())
+    want = torch.autograd.grad(out, (q, k, v), grad)
+    for mine, its in zip(made, (want[0][:, :, :16], *want[1:]), strict=True):
+        torch.testing.assert_close(mine, its)
