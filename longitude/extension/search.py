@@ -38,12 +38,12 @@ from longitude.core.scheme import Scheme
 from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.eval.records import ANSWER_LOSS, KEPT, ResultKey
+from longitude.eval.records import ANSWER_LOSS, KEPT, RETRIEVAL, ResultKey
 from longitude.eval.stats import Interval, paired
 from longitude.eval.tasks import Metric, metrics
 from longitude.extension import search_space as space
 from longitude.extension.candidates import by_length, label
-from longitude.extension.measure import OVERHEAD, TEXTS_PER_PROMPT, Clock, Evaluator, OutOfTime
+from longitude.extension.measure import Clock, Evaluator, OutOfTime, measurements
 from longitude.extension.plan import Method
 from longitude.hf.patch import own_scheme
 from longitude.parts import Rope
@@ -266,6 +266,19 @@ class UseOfContext:
         gain = sum(gain for gain, _ in kept["gains"]) / kept["keys"]
         return (fmean(row["loss"] for row in answers) if answers else 0.0) - gain
 
+    def seconds(self) -> float:
+        """Of one loss, as the rows of the comparison took them."""
+        plan, total = self.evaluator.plan, 0.0
+        rows = [row for row in measurements(plan, self.store) if row.key.length == plan.target]
+        for measure, documents in (
+            (KEPT, plan.protocol.stretches),
+            (RETRIEVAL, plan.protocol.prompts),
+        ):
+            own = [row for row in rows if row.key.measure == measure and row.refused is None]
+            runs = len({(row.key.scheme, row.key.at["round"]) for row in own})
+            total += sum(row.value["seconds"] for row in own) / (documents * max(1, runs))
+        return total
+
     def rows(self, text: str, metric: Metric, index: int) -> list[dict[str, Any]]:
         """A metric's rows of one document, measured once."""
         plan, settings = self.evaluator.plan, {**metric.settings(self.protocol), **self.about}
@@ -300,17 +313,15 @@ def search_parameters(
 ) -> list[dict[str, Any]]:
     """Search around the leading schemes on the evaluator's documents; what recommendation.json
     says of it. In a short time fewer losses are taken, then fewer schemes varied."""
-    subject = evaluator.plan.subject
+    plan, subject = evaluator.plan, evaluator.plan.subject
     config = evaluator.target.model.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None)
     score, documents = UseOfContext(evaluator, store), len(evaluator.session.documents)
     roots = [scheme for scheme in leaders[:LEADERS] if scheme != subject.scheme]
     branches, own = len(roots) + 1, subject.scheme
     losses = max(branches * LOSSES_PER_BRANCH, smallest_budget(branches, documents))
     if clock is not None:
-        texts = 2 + min(TEXTS_PER_PROMPT, len(score.protocol.families))  # of a loss
-        each = OVERHEAD * texts * clock.pace.forward(evaluator.plan.target)
-        room, judging = int((clock.deadline - time.monotonic()) / each), documents - documents // 2
+        left, judging = clock.deadline - time.monotonic(), documents - documents // 2
+        room = int(left / (score.seconds() or math.inf))
         while branches and smallest_budget(branches, documents) + 2 * judging * branches > room:
             branches -= 1
         if not branches:
@@ -318,18 +329,9 @@ def search_parameters(
         roots, own = roots[:branches], own if branches > len(roots) else None
         losses = min(losses, room - 2 * judging * branches)
     with clock.limit() if clock else nullcontext():
-        found = search(
-            score,
-            roots,
-            subject.trained,
-            evaluator.plan.target,
-            head_dim or config.hidden_size // config.num_attention_heads,
-            documents,
-            losses,
-            evaluator.plan.seed,
-            progress,
-            own=own,
-        )
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        about = (subject.trained, plan.target, size, documents, losses, plan.seed, progress)
+        found = search(score, roots, *about, own=own)
     labels = {text: score.method(text).label for one in found for text in (one.start, one.winner)}
     return [
         {

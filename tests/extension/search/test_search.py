@@ -187,7 +187,10 @@ def test_a_short_time_takes_fewer_losses_then_fewer_schemes(small, monkeypatch):
     evaluator, asked = Evaluator(small.plan, small.target, small.held_out), []
     leaders = ["rope(remap=rerope(64))", "rope(remap=rerope(128))"]
     monkeypatch.setattr(module, "search", lambda _, *given, own: asked.append((given, own)) or [])
-    for seconds in (None, 1e6, 400.0, 60.0, 1.0):
+    monkeypatch.setattr(UseOfContext, "seconds", lambda self: 5.0)
+    n = len(small.held_out)
+    one = 5.0 * (smallest_budget(1, n) + 2 * (n - n // 2))  # seconds of one branch
+    for seconds in (None, 1e6, 3.5 * one, 1.5 * one, 0.9 * one):
         clock = seconds and Clock(time.monotonic() + seconds, Pace(1e-3, 0.0))
         with Store(":memory:") as store:
             assert module.search_parameters(evaluator, leaders, store, clock=clock) == []
