@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ from longitude.ops.shards import RankLost
 
 TRIES = 4  # of a group of tasks, and of a worker's start
 CONNECT_TIMEOUT = 10.0  # seconds
+JOINING = timedelta(seconds=60)
 MODEL_COPIES = 2  # times the model's size that a worker on a CPU takes of the memory
 CPUS = 1  # of a worker, and its threads
 
@@ -126,18 +128,21 @@ class Worker:
         if ray:
             with socket.socket() as free:
                 free.bind(("", 0))
-                where = f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+                where = (ray.util.get_node_ip_address(), free.getsockname()[1])
             for rank, one in enumerate(others, 1):
                 one.follow.remote(where, rank, len(others) + 1)
             self.join(where, 0, len(others) + 1)
         return []
 
-    def join(self, where: str, rank: int, size: int) -> None:
+    def join(self, where: tuple[str, int], rank: int, size: int) -> None:
+        """Form a process group; torch would wait half an hour for a rank that dies before."""
         backend = "nccl" if self.spec.plan.subject.device == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=where, rank=rank, world_size=size)
+        ends = (*where, size, rank == 0)
+        store = dist.TCPStore(*ends, timeout=JOINING)  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         self.group = dist.group.WORLD
 
-    def follow(self, where: str, rank: int, size: int) -> None:
+    def follow(self, where: tuple[str, int], rank: int, size: int) -> None:
         """Measure what the first rank does, for as long as this process lives."""
         self.join(where, rank, size)
         follow(self.target.model, self.group, [self.evaluator])
