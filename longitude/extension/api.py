@@ -139,7 +139,9 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
         if options.search:
             end = clock and replace(clock, deadline=began + SPARE * (seconds or 0))
             content["search"] = _search(prepared, recommendation, store, end)
-            if end and (not content["search"] or time.monotonic() > end.deadline):
+            if end and not content["search"]:
+                ended.append(f"left out to fit into {options.budget}: the search")
+            elif end and time.monotonic() > end.deadline:
                 ended.append(f"the search was cut short to fit into {options.budget}")
         if options.lm_eval:
             content["lm_eval"] = _judge(prepared, recommendation, store)
