@@ -61,7 +61,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen2_moe": SHARED,
     "qwen3_moe": SHARED,
-    "qwen3_next": {**SHARED, **LINEAR},
+    # all experts: its two forms of linear attention round differently, and a near tie would flip
+    "qwen3_next": {**SHARED, **LINEAR, "num_experts_per_tok": 4},
     "qwen3_5_text": LINEAR,  # M-RoPE, whose streams coincide in a text
     "qwen3_5_moe_text": {**SHARED, **LINEAR},
     "gemma": {"num_key_value_heads": 1},
