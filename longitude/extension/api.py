@@ -200,7 +200,7 @@ def estimate(
             "documents": [t.name for t in plan.texts],
             "tasks": len(plan.all_tasks()),
             "seconds": round(time_model(prepared).plan(plan)),
-            **({"ranks": said} if (said := over(prepared)) else {}),
+            **({"ranks": sentence} if (sentence := over(prepared)) else {}),
         },
         cost_model(prepared.target.model, plan.lengths),
     )

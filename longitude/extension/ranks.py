@@ -125,14 +125,13 @@ def spread(prepared: Prepared, world: World) -> None:
 def over(prepared: Prepared) -> str:
     """How texts are spread, for the sentence before the start."""
     ranks, groups = prepared.ranks, processes() // prepared.ranks
-    said = prepared.sharing or (f"every text runs over {ranks} ranks" if ranks > 1 else "")
+    sentence = prepared.sharing or (f"every text runs over {ranks} ranks" if ranks > 1 else "")
     if ranks > 1:
-        said += f", at most {-(-prepared.plan.target // ranks):,} tokens on each"
+        sentence += f", at most {-(-prepared.plan.target // ranks):,} tokens on each"
     if groups > 1:
-        said += (
-            f"{'; ' if said else ''}{groups} {'groups' if ranks > 1 else 'ranks'} share the methods"
-        )
-    return said
+        what = "groups" if ranks > 1 else "ranks"
+        sentence += f"{'; ' if sentence else ''}{groups} {what} share the methods"
+    return sentence
 
 
 class RankEvaluator(Evaluator):

@@ -123,7 +123,7 @@ class Worker:
         """Load the model; the first rank of several then makes a process group with the others."""
         ray = importlib.import_module("ray") if others else None
         loading = [one.load.remote() for one in others]
-        if wrong := [said for said in (self.load(), *(ray.get(loading) if ray else ())) if said]:
+        if wrong := [why for why in (self.load(), *(ray.get(loading) if ray else ())) if why]:
             return wrong[0]
         if ray:
             with socket.socket() as free:

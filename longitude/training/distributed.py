@@ -144,14 +144,14 @@ def fewest_ranks(
         return 1, ""
     ranks = next((n for n in counts if needs[n] <= has), min(counts, key=lambda n: needs[n]))
     one = "one GPU" if device.type == "cuda" else "one process"
-    said = f"{tokens:,} tokens need about {_gib(needs[1])} GiB, {one} has {_gib(has)}:"
+    sentence = f"{tokens:,} tokens need about {_gib(needs[1])} GiB, {one} has {_gib(has)}:"
     if ranks > 1:
-        said += f" every text runs over {ranks} ranks"
+        sentence += f" every text runs over {ranks} ranks"
     if needs[ranks] > has:
-        said += f", and each needs {_gib(needs[ranks])}:" if ranks > 1 else ""
-        said += " memory may run out"
-        said += "; torchrun shares each text over several" if processes() == 1 else ""
-    return ranks, said
+        sentence += f", and each needs {_gib(needs[ranks])}:" if ranks > 1 else ""
+        sentence += " memory may run out"
+        sentence += "; torchrun shares each text over several" if processes() == 1 else ""
+    return ranks, sentence
 
 
 def _gib(n: float) -> str:

@@ -236,10 +236,10 @@ def prepare(model: str, to: str, options: TuneOptions, world: World) -> Prepared
     check_peft(recipe.trained)
     if options.context_parallel is None and about.family == "rope":
         stored = _checkpoints(options, world)
-        context, said = choose_context(loaded, recipe, length, dtype, stored, world)
+        context, sentence = choose_context(loaded, recipe, length, dtype, stored, world)
         world = world.shared_by(world.broadcast(context))
-        if said and world.first:
-            options.progress(Event(said, 0, 0))
+        if sentence and world.first:
+            options.progress(Event(sentence, 0, 0))
     world.check_batch(recipe.rows)
     check_shareable(recipe, about.family, length, world)
     policy = position_policy(recipe.positions, target, length, about.trained)
