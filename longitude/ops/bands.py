@@ -8,6 +8,7 @@ band: what stands so far is an output and its log-sum-exp, from which the next b
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -140,12 +141,30 @@ Far = tuple[Step, list[BandPiece]]  # the far tile, and the bands that are left
 
 def _far_plain(call: CallSpec, pieces: dict[Area, BandPiece], least: int) -> Far | None:
     """Without a bias every area stands for itself, and the largest may be the far one."""
-    steps = {area: _far_step(call, piece.pass_index, (area,)) for area, piece in pieces.items()}
-    sizes = {area: step.tiles[0] for area, step in steps.items() if step is not None}
-    area = max(sizes, key=lambda one: sizes[one].height * sizes[one].width, default=None)
-    if area is None or len(pieces) == 1 or min(sizes[area].height, sizes[area].width) < least:
+    steps: dict[Area, Step] = {}
+    for area, piece in pieces.items():
+        if (step := _far_step(call, piece.pass_index, (_halves(area)[0],))) is not None:
+            steps[area] = step
+    area = max(steps, key=lambda one: steps[one].tiles[0].pairs, default=None)
+    if area is None or len(pieces) == 1:
         return None
-    return steps[area], [piece for other, piece in pieces.items() if other is not area]  # type: ignore[return-value]
+    (tile,) = steps[area].tiles
+    if min(tile.height, tile.width) < least:
+        return None
+    rest, n = _halves(area)[1], pieces[area].pass_index
+    near = None if rest is None else _piece(call, n, rest)
+    others = [piece for other, piece in pieces.items() if other is not area]
+    return steps[area], others if near is None else [near, *others]  # it shares the far rotation
+
+
+def _halves(area: Area) -> tuple[Area, Area | None]:
+    """What of an area may be one tile, and the rest: where it begins some chunks away, all pairs so
+    far apart are in it."""
+    chunk = area.chunks[0] if area.chunks else None
+    if chunk is None or chunk.lo is None or chunk.hi is not None:
+        return area, None
+    away = chunk.lo * chunk.size
+    return replace(area, chunks=()) & Area(lo=away), area & Area(hi=away)
 
 
 def _far_biased(call: CallSpec, pieces: dict[Area, BandPiece], table: TableSpan) -> Far | None:

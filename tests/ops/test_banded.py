@@ -61,7 +61,8 @@ CASES = [
     ("rope() + window(12, sinks=3)", 40, 40, 2, False),
     ("rope(remap=streaming(3, 12))", 40, 40, 2, False),
     ("rope(remap=lm_infinite(12, 3))", 40, 40, 2, False),
-    ("rope(remap=dual_chunk(12, 4))", 40, 40, 3, False),
+    ("rope(remap=dual_chunk(12, 4))", 40, 40, 3, True),
+    ("rope(remap=dual_chunk(12, 4))", 45, 45, 3, True),  # its last chunk is cut short
     ("rope(remap=dual_chunk(12, 4))", 20, 50, 3, False),
 ]
 

@@ -110,6 +110,8 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(H200, "forget()", 8192, rows=1), [Kernel.SDPA_MASKED], "native"),
         (on(H200, "forget()", 8192, d=256), [Kernel.FLEX], "flex"),  # 272 fit into no kernel
         (on(H200, "rope(remap=dual_chunk(4096, 512))", 8192), [Kernel.BANDED], "banded"),
+        (on(H200, "rope(remap=dual_chunk(3072, 512))", 32768),
+         [Kernel.CUDNN, Kernel.BANDED], "banded"),
         (on(H200, "rope(remap=dual_chunk(4096, 512))", 10752, gradients=True),
          [Kernel.CUDNN] * 3, "native"),
         (on(H200, "rope(remap=dual_chunk(96, 24))", 640), [Kernel.FLASH] * 3, "native"),
