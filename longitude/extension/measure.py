@@ -5,8 +5,7 @@ greatest length gives the numbers of every shorter one, a shorter forward is mad
 failed. `measure` is the measurement that `extend` and `tune` share: some methods on one loaded
 model. The operations of a small model are too short to be split over the cores of a CPU (threads
 would mostly wait for each other, on a busy machine for minutes): there each core takes a task of
-its own, on a copy of the model that shares its weights. Costs are measured one at a time, on all
-cores.
+its own, on a copy of the model that shares its weights. Costs take turns, each on all cores.
 
 Documents are spent where they decide (successive elimination): every method reads those of the
 first round, and in each further one only methods that may still turn out to be the best, until one
@@ -27,6 +26,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ COST_FORWARDS = 6  # of a method and of the baseline, in alternating rounds
 TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
 SPARE = 0.9  # of the budget that is measured in: the report takes its time, too
 CALIBRATION = {"cpu": 256, "cuda": 4096}  # tokens: a GPU takes as long for fewer
-CLEARLY = 1.5  # times what is sane
+CLEARLY = 1.5  # times what is sane, on one document
 SMALL_MODEL = 2**26  # bytes of weights
 MAX_WORKERS = 4  # each has activations of its own
 MEANINGLESS = "its loss there is so high that nothing else about it matters."
@@ -221,12 +221,13 @@ def measurements(plan: Plan, store: Store) -> list[Measurement]:
     return rows
 
 
-def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
-    """Every round, for the methods that are still in the race; why it ended."""
+def run_rounds(plan: Plan, store: Store, goal: str, run: Run, hurried: bool = False) -> str:
+    """Every round, for the methods that are still in the race; why it ended. Losses come first, in
+    a hurry those of one document: they tell what to leave out."""
     race = plan.methods
     for round in range(plan.protocol.rounds):
         tasks = plan.tasks(round, race)
-        first = [task for task in tasks if task.document == 0]  # its losses tell what to leave out
+        first = [t for t in tasks if t.document == 0 or (t.document and not hurried)]
         run(missing(plan, first, store))
         leave_out(plan, tasks, store)
         run(missing(plan, tasks, store))
@@ -249,18 +250,19 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run) -> str:
 
 
 def leave_out(plan: Plan, tasks: Sequence[Task], store: Store) -> None:
-    """Refuse what nobody would act on: kept context, retrieval and cost where a method's loss on
-    the first document is clearly insane. The others' costs are compared with the baseline's."""
-    rows = [r for r in measurements(plan, store) if r.key.text == plan.texts[0]]
-    losses = {(r.key.scheme, r.key.length): r.value.get("loss") for r in of(rows, CONTEXT)}
-    window = losses.get((plan.subject.scheme, plan.subject.trained))
-    if window is None:
-        return
+    """Refuse what nobody would act on: kept context, retrieval and cost of a method whose loss is
+    not sane, or clearly not if one document tells."""
+    rows = [row for row in of(measurements(plan, store), CONTEXT) if not row.refused]
+    losses = {(r.key.scheme, r.key.length, r.key.text): r.value["loss"] for r in rows}
+    above: dict[tuple[str, int], list[float]] = {}
+    for (scheme, length, text), loss in losses.items():
+        window = losses.get((plan.subject.scheme, plan.subject.trained, text))
+        if window is not None:
+            above.setdefault((scheme, length), []).append(loss - window)
     for task in tasks:
-        if not (measured_by(task.measure).repeated or (task.measure == COST and task.method.patch)):
-            continue
-        loss = losses.get((task.method.scheme, task.length))
-        if loss is not None and loss > window + CLEARLY * SANE:
+        judged = measured_by(task.measure).repeated or (task.measure == COST and task.method.patch)
+        excesses = above.get((task.method.scheme, task.length), [0.0])
+        if judged and fmean(excesses) > SANE * (1 if len(excesses) > 1 else CLEARLY):
             refused = {"label": task.method.label, "refused": MEANINGLESS, "seconds": 0.0}
             for key in (key.to_json() for key in plan.keys(task)):
                 if store.get(key) is None:
@@ -301,8 +303,7 @@ def run_tasks(
 def _run_each(
     workers: Sequence[Evaluator], tasks: Iterator[Task], record: Record
 ) -> Iterator[Task]:
-    """Each task by the next worker that is free; gives those that are done. Only this thread
-    records rows."""
+    """Each task by the next free worker, recorded by this thread; gives those that are done."""
     if len(workers) == 1:
         for task in tasks:
             workers[0].run(task, record)

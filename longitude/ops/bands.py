@@ -141,20 +141,14 @@ Far = tuple[Step, list[BandPiece]]  # the far tile, and the bands that are left
 
 def _far_plain(call: CallSpec, pieces: dict[Area, BandPiece], least: int) -> Far | None:
     """Without a bias every area stands for itself, and the largest may be the far one."""
-    steps: dict[Area, Step] = {}
-    for area, piece in pieces.items():
-        if (step := _far_step(call, piece.pass_index, (_halves(area)[0],))) is not None:
-            steps[area] = step
-    area = max(steps, key=lambda one: steps[one].tiles[0].pairs, default=None)
-    if area is None or len(pieces) == 1:
+    steps = {a: _far_step(call, one.pass_index, (_halves(a)[0],)) for a, one in pieces.items()}
+    sizes = {area: step.tiles[0] for area, step in steps.items() if step is not None}
+    area = max(sizes, key=lambda one: sizes[one].height * sizes[one].width, default=None)
+    if area is None or len(pieces) == 1 or min(sizes[area].height, sizes[area].width) < least:
         return None
-    (tile,) = steps[area].tiles
-    if min(tile.height, tile.width) < least:
-        return None
-    rest, n = _halves(area)[1], pieces[area].pass_index
-    near = None if rest is None else _piece(call, n, rest)
-    others = [piece for other, piece in pieces.items() if other is not area]
-    return steps[area], others if near is None else [near, *others]  # it shares the far rotation
+    rest, others = _halves(area)[1], [piece for a, piece in pieces.items() if a is not area]
+    near = rest and _piece(call, pieces[area].pass_index, rest)
+    return steps[area], [near, *others] if near else others  # type: ignore[return-value]
 
 
 def _halves(area: Area) -> tuple[Area, Area | None]:
