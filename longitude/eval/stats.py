@@ -12,7 +12,7 @@ the delta method's standard error.
 A share of right answers: Wilson's score interval (Wilson 1927). Two shares on the same questions:
 Agresti and Min 2005 (Biometrics 61), which adds half a question to each of the four outcomes of a
 pair, so that a few questions answered alike are not taken for certainty. One number has no interval
-but itself, and is never significant. Standard library only.
+but itself, and is never significant.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import sub
 from statistics import NormalDist, stdev
+from typing import Any
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -127,12 +128,16 @@ def student(values: Sequence[float]) -> Bounds:
 def bootstrap(values: Sequence[float], rounds: int = 2000, seed: int = 0) -> Bounds:
     """The interval of the mean by drawing documents anew, expanded for small numbers of them. The
     draws depend on the number and the seed only, so methods on the same documents share them."""
+    import numpy as np  # here alone: it would delay every command
+
     n = len(values)
     if n < 2:
         return values[0], values[0]
-    means = sorted(math.fsum(map(values.__getitem__, draw)) / n for draw in _draws(n, rounds, seed))
+    centre = _mean(values)  # equal numbers have no width, however sums are rounded
+    means = (np.asarray(values) - centre)[_draws(n, rounds, seed)].mean(1)
     outside = NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile(n - 1))
-    return _quantile(means, outside), _quantile(means, 1 - outside)
+    low, high = np.quantile(means, [outside, 1 - outside]).tolist()
+    return centre + low, centre + high
 
 
 @lru_cache(maxsize=256)
@@ -159,17 +164,12 @@ def _t_within(t: float, freedom: int) -> float:
     return (angle + total) * 2 / math.pi if uneven else total
 
 
-@lru_cache(maxsize=8)
-def _draws(n: int, rounds: int, seed: int) -> tuple[tuple[int, ...], ...]:
+@lru_cache(maxsize=64)
+def _draws(n: int, rounds: int, seed: int) -> Any:
+    import numpy as np
+
     rng = random.Random(seed)
-    return tuple(tuple(rng.choices(range(n), k=n)) for _ in range(rounds))
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Between its two neighbours, in proportion."""
-    place = share * (len(ordered) - 1)
-    under = min(int(place), len(ordered) - 2)
-    return ordered[under] + (place - under) * (ordered[under + 1] - ordered[under])
+    return np.array([rng.choices(range(n), k=n) for _ in range(rounds)])
 
 
 def _mean(values: Sequence[float]) -> float:

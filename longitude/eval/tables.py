@@ -3,7 +3,7 @@
 Every comparison is paired: on the same documents for losses, on the same questions for answers. Two
 methods are tied when the 95 % interval of their paired difference holds zero (or nothing can be
 said, with one document or none in common). Of rows with the same key the youngest counts. All rows
-are of one model and one protocol. Standard library only.
+are of one model and one protocol.
 """
 
 from __future__ import annotations
