@@ -20,12 +20,7 @@ import torch.nn.functional as F
 
 from longitude.core.validate import UserError, shown
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 MIN_SPEEDUP = 1.2  # of bfloat16 over float32: a tie goes to float32
 NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"  # asks no bot on the Hub to convert a checkpoint
 
@@ -103,11 +98,9 @@ def quiet_transformers(*, bars: bool) -> Iterator[None]:
         for log in (logging, hub):
             stack.callback(log.set_verbosity, log.get_verbosity())
             log.set_verbosity_error()
-        before = os.environ.get(NO_CONVERSION)
-        if before is None:
-            stack.callback(os.environ.pop, NO_CONVERSION, None)
-        else:
-            stack.callback(os.environ.update, {NO_CONVERSION: before})
+        before = {k: v for k, v in os.environ.items() if k == NO_CONVERSION}
+        stack.callback(os.environ.update, before)
+        stack.callback(os.environ.pop, NO_CONVERSION, None)
         os.environ[NO_CONVERSION] = "1"
         if not bars:
             stack.callback(switch_bars, logging.is_progress_bar_enabled())

@@ -13,13 +13,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from longitude.core.validate import UserError, short, shown
@@ -29,6 +30,7 @@ from longitude.hf.gguf_config import fix_config
 from longitude.hf.gguf_reader import Header, read_header
 from longitude.hf.patch import apply, window
 from longitude.hf.peft import merged
+from longitude.hf.probe import replaced
 from longitude.hf.source import SCHEME, Source, as_user_error, find, has_one_of, raw_config
 
 if TYPE_CHECKING:
@@ -107,7 +109,8 @@ def _gguf_reading(source: Source) -> Iterator[None]:
     """Let transformers parse a GGUF file once while it loads it.
 
     It parses the vocabulary for the configuration, for the weights and for the tokenizer, and
-    builds the table of tensor names for every module: two thirds of the time to load.
+    builds the table of tensor names for every module: two thirds of the time to load. A third of
+    the rest goes to slices of a memory map, which cost several times those of an array.
     """
     if source.gguf is None:
         yield
@@ -118,11 +121,15 @@ def _gguf_reading(source: Source) -> Iterator[None]:
                 f"a .gguf file needs the package {package}: pip install longitude[gguf]."
             )
     gguf = import_module("gguf")
-    with ExitStack() as stack:
-        for name in ("GGUFReader", "get_tensor_name_map"):
-            stack.callback(setattr, gguf, name, getattr(gguf, name))
-            setattr(gguf, name, functools.cache(getattr(gguf, name)))
-        yield
+
+    class Reader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
+    names = functools.cache(gguf.get_tensor_name_map)
+    with replaced(gguf, "GGUFReader", functools.cache(Reader)):
+        with replaced(gguf, "get_tensor_name_map", names):
+            yield
 
 
 @dataclass(frozen=True)
