@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -72,8 +73,11 @@ def _server() -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
+    gc.disable()
     for module in IMPORTED:
         importlib.import_module(module)
+    gc.freeze()  # no fork searches or copies what was imported
+    gc.enable()
     for line in sys.stdin:
         child = os.fork()
         if not child:
