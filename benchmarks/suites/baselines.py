@@ -1,9 +1,8 @@
 """The best that a scheme's structure allows, by kernels that are not ours: what it is held against.
 
 Where every pair of a causal call is visible, that is the fastest plain causal attention on the
-device after a compiled rotation; under a window, flash attention with a window; where scores take
-a term of content and distance (Shaw, Transformer-XL, DeBERTa), FlexAttention that looks
-the term up in a table which one matrix product has made. Without CUDA it is SDPA in each case.
+device after a compiled rotation; under a window, flash attention with a window. Without CUDA it is
+SDPA in each case.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from benchmarks.suites.rope import Pair, Turn, ours
 from benchmarks.suites.setup import Setup
 from benchmarks.suites.timing import Run, seconds
-from longitude.ops.flex import compiled_flex
 
 Qkv = tuple[Tensor, Tensor, Tensor]
 NAMES = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "xformers"}
@@ -63,43 +61,6 @@ def windowed(setup: Setup, qkv: Qkv, window: int) -> Base:
         return made[0].transpose(1, 2)
 
     return Base("rotate + windowed attention (flash)", run, f"rope() + window({window})")
-
-
-def looked_up(setup: Setup, qkv: Qkv, tables: int, width: int, causal: bool) -> Base:
-    """Scores with a term or two read off tables (b h n width), which a matrix product makes."""
-    if not setup.cuda:
-        return plain(setup, qkv, causal, rotated=False)
-    q, k, v = qkv
-    rows = [setup.random(q.shape[1], width, q.shape[3], seed=n) for n in range(tables)]
-    block, middle = _causal_blocks(q.shape[2], setup.device) if causal else None, width // 2
-    run = compiled_flex(True)
-
-    def one() -> Tensor:
-        by_query = q @ rows[0].mT
-
-        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + by_query[b, h, i, (i - j + middle).clamp(0, width - 1)]
-
-        return run(q, k, v, score_mod=modify, block_mask=block)
-
-    def two() -> Tensor:
-        by_query, by_key = q @ rows[0].mT, k @ rows[1].mT
-
-        def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            at = (i - j + middle).clamp(0, width - 1)
-            return score + by_query[b, h, i, at] + by_key[b, h, j, at]
-
-        return run(q, k, v, score_mod=modify, block_mask=block)
-
-    if tables == 1:
-        return Base("Flex that looks one table up", one, "")
-    return Base("Flex that looks two tables up", two, "")
-
-
-def _causal_blocks(n: int, device: torch.device) -> object:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=str(device))
 
 
 def fastest(setup: Setup, qkv: Qkv, causal: bool, sharper: float = 1.0) -> tuple[str, Attend]:

@@ -18,7 +18,7 @@ from benchmarks.suites.attention import Judge, attended, sizes
 from benchmarks.suites.baselines import Qkv
 from benchmarks.suites.case import Case, Way
 from benchmarks.suites.rows import BASELINE, MERGED, OURS, Work
-from benchmarks.suites.setup import Setup, Sizes, machine, one_scheme
+from benchmarks.suites.setup import Setup, machine, one_scheme
 from longitude.core.scheme import Scheme
 from longitude.ops.inputs import prepare
 from longitude.ops.lse_merge import merging_for
@@ -79,7 +79,7 @@ def in_turn(scheme: Scheme, ranks: list[Rank]) -> list[Tensor]:
 def cases(setup: Setup) -> Iterator[Case]:
     """All ranks against one call, and one rank alone, at each length."""
     for n in setup.lengths((32768, 131072), (1024,)):
-        s = Sizes(1, 32, 8, n, 128) if setup.cuda else sizes(setup, n)
+        s = sizes(setup, n)
         judge = Judge(setup.qkv(s))
         divided = {count: split(judge.qkv, count) for count in RANKS}
         for name, text in SCHEMES.items():

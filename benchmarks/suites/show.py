@@ -93,8 +93,7 @@ def _markdown_suite(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    verdict = {True: "reached", False: "missed", None: ""}[row.reached]
-    goal = f"{_goal(row)} {verdict}".strip()
+    goal = _goal(row)
     if row.ms is None:
         return ["–", "", "", "", "", goal]
     rate = "" if row.rate is None else _rate(row.rate, row.unit)
@@ -105,8 +104,15 @@ def _cells(row: Row) -> list[str]:
 
 
 def _goal(row: Row) -> str:
+    """What was asked of the time, and whether it was reached; what else was missed."""
     ms, speed = row.goal.get("ms"), row.goal.get("speed")
-    return f"≤ {ms:g} ms" if ms is not None else "" if speed is None else f"≥ {speed:.2f}"
+    asked = f"≤ {ms:g} ms" if ms is not None else "" if speed is None else f"≥ {speed:.2f}"
+    if row.reached is None:
+        return asked
+    missed = {sentence.split()[0] for sentence in row.missed()}
+    others = [f"{name} ≤ {row.goal[name]:g}× missed" for name in sorted(missed - {"ms", "speed"})]
+    verdict = f"{asked} {'missed' if missed & {'ms', 'speed'} else 'reached'}".strip()
+    return ", ".join([verdict, *others] if asked or not others else others)
 
 
 def _times(ratio: float | None) -> str:

@@ -23,12 +23,14 @@ from longitude.core.region import Area, visible
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.passes import accum_dtype, make_passes
 from longitude.ops.plan import Plan
+from longitude.parts.biases import FireTerm
 from longitude.parts.distance_bias import ByDistance
 
 # every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
 RECOMPILES = 1024
 BLOCK = 128
 STRIP_PAIRS = 2**24  # pairs looked at together
+LOOKUP_QUERIES = 2**14  # 32,768 take a quarter of FIRE's time by units, 8,192 twice as long
 
 
 @torch.compiler.disable
@@ -84,12 +86,16 @@ def _score_mod(p: AttentionInputs) -> Callable[..., Tensor] | None:
 
 def _as_lookup(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
-    over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
+    over all distances instead of adding up in a few weights, where a GPU's threads would queue.
+    FIRE's, too, of a long call: interpolated, as exact as float32 is."""
     q, k = p.q_pos, p.k_pos
     getattr(term, "rows", None)  # products that a term keeps are computed here, in no score
-    if not isinstance(term, ByDistance) or term.cheap:
-        return term
     if not (isinstance(q, range) and isinstance(k, range)):
+        return term
+    if isinstance(term, FireTerm):
+        exact = p.needs_grad or p.q.dtype == torch.float64 or p.q.shape[2] < LOOKUP_QUERIES
+        return term if exact else term.lookup(q, k)
+    if not isinstance(term, ByDistance) or term.cheap:
         return term
     table, last = term.table(p.q.shape[1], q, k), p.k.shape[2] - 1
     return lambda b, h, i, j: table[h, i - j + last]

@@ -29,6 +29,7 @@ from longitude.parts.distance_bias import Scratch, at, by_distance
 
 MIN_WEIGHT = 0.01  # of KERPLE
 CACHED_UNITS = 2**19  # numbers of FIRE's units
+STEPS = 2**14  # of its function's table: the error of a kink is lost in float32's
 
 
 def slopes(heads: int, steepness: float = 8) -> Tensor:
@@ -335,9 +336,13 @@ class FireTerm:
 
     def share(self, here: Tensor, away: Tensor) -> Tensor:
         """ψ(i - j) / ψ(max(L, i))."""
-        dtype, c = self.w["c"].dtype, self.w["c"].abs()
-        reach = torch.log1p(c * torch.maximum(self.threshold, here.to(dtype)))
-        return torch.log1p(c * away.abs().to(dtype)) / (reach + 1e-6)
+        return self._psi(away.abs()) / self._reach(here)
+
+    def _psi(self, x: Tensor) -> Tensor:
+        return torch.log1p(self.w["c"].abs() * x.to(self.w["c"].dtype))
+
+    def _reach(self, here: Tensor) -> Tensor:
+        return self._psi(torch.maximum(self.threshold, here.to(self.threshold.dtype))) + 1e-6
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         w, here = self.w, at(self.q_pos, b, i)
@@ -353,6 +358,25 @@ class FireTerm:
             seen = torch.relu(share * w["inward"][unit] + w["inward_bias"][unit])
             out = out + seen * w["outward"][unit][h]
         return out
+
+    def lookup(self, q: range, k: range) -> Term:
+        """The same at these positions, interpolated in a table. f is made of lines, so it is off in
+        steps with a kink alone, by at most a quarter of the step times the change of slope."""
+        w, device, last = self.w, self.q_pos.device, len(k) - 1
+        psi = self._psi(torch.arange(q[0] - k[-1], q[-1] - k[0] + 1, device=device).abs())
+        reach = self._reach(torch.arange(q[0], q[-1] + 1, device=device))
+        end = psi.max() / reach[0] + 1e-6
+        x = torch.linspace(0, 1, STEPS + 1, dtype=end.dtype, device=device)[:, None] * end
+        table = torch.relu(x * w["inward"] + w["inward_bias"]) @ w["outward"] + w["outward_bias"]
+        table, steps = table.mT.contiguous(), STEPS / (end * reach)
+
+        def interpolated(b: Index, h: Index, i: Index, j: Index) -> Tensor:
+            place = psi[i - j + last] * steps[i]
+            step = place.to(torch.int32).clamp(max=STEPS - 1)
+            low = table[h, step]
+            return low + (place - step) * (table[h, step + 1] - low)
+
+        return interpolated
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The term of every distance between two contiguous ranges, the least first:

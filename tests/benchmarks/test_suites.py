@@ -79,7 +79,7 @@ def test_every_row_of_the_issue_is_there() -> None:
     kinds = {kind.name: kind for kind in attending.KINDS}
     assert not [name for name in wanted.split(",") if not kinds[name].goals]
     assert kinds["leaky ReRoPE"].windows == kinds["Self-Extend"].windows == (1024, 4096)
-    assert kinds["leaky ReRoPE"].goals == {8192: 0.75, 32768: 0.92, 131072: 0.97}
+    assert kinds["leaky ReRoPE"].goals == {8192: 0.80, 32768: 0.92, 131072: 0.97}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,6 @@ def test_baselines_are_what_they_say() -> None:
         baselines.plain(SMALL, qkv, rotated=False),
         baselines.plain(SMALL, qkv, causal=False, rotated=False),
         baselines.windowed(SMALL, qkv, 4),
-        baselines.looked_up(SMALL, qkv, 1, 8, True),
     ):
         assert judge.error(one_scheme(base.scheme), base.run()) < 1e-6
 
