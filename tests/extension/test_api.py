@@ -145,11 +145,12 @@ def test_a_real_checkpoint(smollm2_file, tmp_path):
 @pytest.mark.slow
 def test_ten_seeds_recommend_the_same_kind_of_scheme(target, tmp_path):
     """Other documents and other questions: the family of the best stays, and it keeps at four
-    windows what the baseline keeps at the end of its own. A quarter of an hour on two cores."""
+    windows what the baseline keeps at the end of its own. With four documents each the shares of
+    two seeds were too noisy to tell. Half an hour on two cores."""
     families, shares = Counter(), []
     for seed in range(10):
         options = ExtendOptions(
-            seed=seed, cost=False, tokenizer=target.tokenizer, out=tmp_path / str(seed)
+            seed=seed, docs=8, cost=False, tokenizer=target.tokenizer, out=tmp_path / str(seed)
         )
         found = extend(target.model, to="4x", options=options)
         families[re.sub(r"leaky_|\(.*", "", found.best.label)] += 1
