@@ -51,7 +51,7 @@ def afresh(model: Any, tokens: torch.Tensor, window: int, places: torch.Tensor) 
 
 @pytest.mark.parametrize(
     ("many", "window"),
-    [(20_000, 60), pytest.param(200_000, 200, marks=pytest.mark.slow)],
+    [(10_000, 60), pytest.param(200_000, 200, marks=pytest.mark.slow)],
 )
 def test_memory_is_flat_and_the_loss_that_of_a_fresh_window(
     rope: Any, many: int, window: int
@@ -69,7 +69,7 @@ def test_memory_is_flat_and_the_loss_that_of_a_fresh_window(
     # what was read would be 15 kB a token; a twentieth of that would show here (the memo of tables
     # fills up to its bound meanwhile, and memory comes in pages of two megabytes)
     assert (pages[-1] - pages[4]) * 4096 < 800 * many
-    places = many - 4000 + torch.randperm(4000, generator=torch.Generator().manual_seed(0))[:500]
+    places = many - 4000 + torch.randperm(4000, generator=torch.Generator().manual_seed(0))[:200]
     streamed = torch.cat(losses)[places - 1].mean()
     assert streamed <= 1.02 * afresh(model, tokens, window, places).mean()
 
