@@ -62,7 +62,7 @@ def decode(scheme: Any, backend: str) -> Iterator[tuple[Tensor, Tensor]]:
     yield from in_pieces(scheme, backend, [TOKENS - 1, 1] if backend == "flex" else sizes)
 
 
-def in_pieces(scheme: Any, backend: str, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+def in_pieces(scheme: Any, backend: Any, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
     x, pos, want = tokens(), positions(scheme, TOKENS), reference(scheme, 2, 1)
     layer = Layer(scheme, 2, torch.float32)
     q, k, v = layer.qkv(x, pos)

@@ -230,7 +230,7 @@ def test_a_closed_stream_leaves_the_model_as_it_was(rope: Any) -> None:
         raise KeyError
     for refused in ({"window": 1000}, {"scheme": "rope(remap=rerope(50))"}, {"scheme": "alibi()"}):
         with pytest.raises(UserError):
-            lh.stream(model, **refused)
+            lh.stream(model, **refused)  # type: ignore[arg-type]
     assert lh.scheme_of(model) == own
     with torch.no_grad():
         assert torch.equal(model(tokens[None]).logits, before)

@@ -163,8 +163,10 @@ def decoded(call: Call, held: Tensor, group: Any) -> float:
     sums, options, last = call["sums"], dict(call["options"]), slice(TOKENS - 3, None)
     q, k, v, own = call["q"][:, :, last], call["k"], call["v"], pos[held]
     args = (call["scheme"], q)
-    gated = [{} if sums is None else {"forget_sums": (sums[..., last], sums[..., take])}
-             for take in (slice(None), held)]  # fmt: skip
+    gated: list[dict[str, Any]] = [
+        {} if sums is None else {"forget_sums": (sums[..., last], sums[..., take])}
+        for take in (slice(None), held)
+    ]
     if call["scheme"].rotary and call["scheme"].rotary.frequencies.by_length:
         options["length"] = TOKENS
     want = attention(*args, k, v, pos[last], pos, call["weights"], backend="eager", **options,

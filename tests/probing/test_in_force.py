@@ -52,13 +52,13 @@ def brain(model: Any) -> Brain:
 
     @torch.no_grad()
     def answer(text: str, new: int) -> list[Token]:
-        ids, found = list(text.encode()), []
+        ids, past, found = [*text.encode()], None, []
         for _ in range(new):
-            logprobs = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-            top = logprobs.topk(5)
-            ids.append(int(top.indices[0]))
+            out = model(torch.tensor([ids]), past_key_values=past, use_cache=True)
+            past, top = out.past_key_values, out.logits[0, -1].log_softmax(-1).topk(5)
+            ids = [int(top.indices[0])]
             pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-            found.append((chr(ids[-1]), {chr(byte): value for byte, value in pairs}))
+            found.append((chr(ids[0]), {chr(byte): value for byte, value in pairs}))
         return found
 
     return answer

@@ -251,6 +251,7 @@ def test_at_real_sizes(dtype: torch.dtype, d: int, h: int, hkv: int, window: int
 @pytest.mark.parametrize("n", [8192, 131072])
 def test_sampled_rows_against_float64(n: int) -> None:
     p = part(Case(1, 4, 2, n, n, 128, 128, CAUSAL, FAR, dtype=torch.bfloat16))
+    assert p.bias is not None
     out, _ = banded(p)
     rows = torch.linspace(0, n - 1, 256, device=DEVICE).long()
     k, v = (x.repeat_interleave(2, 1).double() for x in (p.k, p.v))
