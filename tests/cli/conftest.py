@@ -16,6 +16,12 @@ ROOT = Path(__file__).parent.parent.parent
 Ran = tuple[int, str, str]
 
 
+@pytest.fixture(autouse=True)
+def _one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every cost: no command's test compares times."""
+    monkeypatch.setattr("longitude.eval.tasks.cost.ROUNDS", 1)
+
+
 @pytest.fixture
 def longitude(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """Run a command here: exit code, stdout, stderr."""
