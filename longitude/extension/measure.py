@@ -3,15 +3,14 @@
 Out of memory is a result, too: the row says so, and the rest goes on. Where one forward at the
 greatest length gives the numbers of every shorter one, a shorter forward is made only if that
 failed. `measure` is the measurement that `extend` and `tune` share: some methods on one loaded
-model. The operations of a small model are too short to be split over the cores of a CPU (threads
-would mostly wait for each other, on a busy machine for minutes): there each core takes a task of
-its own, on a copy of the model that shares its weights. Costs take turns, each on all cores.
+model. The operations of a small model are too short to be split over the cores of a CPU, whose
+threads would wait for each other: there each core takes a task of its own, on a copy of the model
+that shares its weights. Costs take turns, each on all cores.
 
 Documents are spent where they decide (successive elimination): every method reads those of the
 first round, and in each further one only methods that may still turn out to be the best, until one
-stands out or the documents end. A time budget bounds the wall clock: before the tasks of a kind
-begin, their time is estimated from a short forward; what does not fit is left out and reported, and
-a forward that runs over all the same is cut short.
+stands out or the documents end. A time budget bounds the wall clock: what would not fit, by the
+time of a short forward, is left out and reported, and a forward that runs over is cut short.
 """
 
 from __future__ import annotations
@@ -78,6 +77,10 @@ class MeasureOptions:
     protocol: EvalProtocol
     seed: int = 0
 
+    def plan(self, target: TargetModel, methods: Sequence[Method]) -> Plan:
+        texts, about = tuple(d.text for d in self.documents), (target.subject, tuple(methods))
+        return Plan(*about, self.lengths, texts, self.protocol, self.seed)
+
 
 def measure(
     target: TargetModel,
@@ -86,12 +89,10 @@ def measure(
     store: Store,
     progress: Progress = silent,
 ) -> list[Measurement]:
-    """Measure what the store lacks of these methods on a loaded model, without elimination; all
-    their rows."""
-    texts, o = tuple(d.text for d in options.documents), options
-    plan = Plan(target.subject, tuple(methods), o.lengths, texts, o.protocol, o.seed)
-    evaluator = Evaluator(plan, target, options.documents)
-    run_tasks(evaluator, missing(plan, plan.all_tasks(), store), store, progress)
+    """Measure what the store lacks of these methods, without elimination; all their rows."""
+    plan = options.plan(target, methods)
+    todo = missing(plan, plan.all_tasks(), store)
+    run_tasks(Evaluator(plan, target, options.documents), todo, store, progress)
     return measurements(plan, store)
 
 
@@ -120,8 +121,7 @@ class Evaluator:
     def run(self, task: Task, record: Record) -> None:
         """Measure a task and hand over each row as soon as it is known: the longest first, and at
         each length the loss before the context, which scores the same tokens."""
-        every = self.plan.keys(task)
-        keys = sorted(every, key=lambda key: (-key.length, measured_by(key.measure).order))
+        keys = sorted(self.plan.keys(task), key=lambda k: (-k.length, measured_by(k.measure).order))
         for _, group in groupby(keys, key=lambda key: (key.length, key.measure)):
             together = [*group]
             values = self.values(task.method, together)

@@ -31,10 +31,16 @@ from longitude.core.store import Row, Store
 from longitude.core.validate import UserError
 from longitude.eval.documents import Document
 from longitude.eval.prefill import input_device, lm_head
-from longitude.eval.records import COST, ResultKey, from_row
+from longitude.eval.records import COST, Measurement, ResultKey, from_row
 from longitude.eval.tasks import Value
 from longitude.extension.cost_model import on_ranks
-from longitude.extension.measure import Evaluator
+from longitude.extension.measure import (
+    Evaluator,
+    MeasureOptions,
+    measurements,
+    missing,
+    run_tasks,
+)
 from longitude.extension.plan import ExtendOptions, Method, Plan, Prepared, TargetModel, Task
 from longitude.extension.result import ExtendResult
 from longitude.hf.patch import check_over_ranks, patched, unpatched
@@ -83,7 +89,7 @@ def choose(prepared: Prepared, room: Callable[[Prepared], int]) -> None:
         prepared.ranks, prepared.sharing = options.context_parallel, ""
         if options.engine == "local":
             check_context(prepared.ranks, processes())
-        return check_shared(prepared, prepared.ranks)
+        return check_shared(prepared.target, prepared.ranks)
 
     def fewest(size: int) -> tuple[int, str]:
         device = input_device(model)
@@ -93,17 +99,17 @@ def choose(prepared: Prepared, room: Callable[[Prepared], int]) -> None:
     if prepared.sharing and options.engine == "ray":
         prepared.ranks, prepared.sharing = fewest(room(prepared))
     try:
-        return check_shared(prepared, prepared.ranks)
+        return check_shared(prepared.target, prepared.ranks)
     except UserError:  # one by one they may be able to all the same
         prepared.ranks, prepared.sharing = fewest(1)
         return None
 
 
-def check_shared(prepared: Prepared, size: int) -> None:
+def check_shared(target: TargetModel, size: int) -> None:
     """Raise for a model whose texts so many ranks can't share."""
     if size == 1:
         return
-    subject, model = prepared.plan.subject, prepared.target.model
+    subject, model = target.subject, target.model
     lm_head(model)  # tried on a few tokens of one process
     with unpatched(model):
         check_over_ranks(model)
@@ -174,6 +180,23 @@ def evaluator_of(prepared: Prepared, held_out: bool = False) -> Evaluator:
     if prepared.group is not None:
         return RankEvaluator(*about, prepared.group, held_out)
     return Evaluator(*about)
+
+
+def measure_together(
+    target: TargetModel, methods: Sequence[Method], options: MeasureOptions, store: Store | None,
+    progress: Progress, group: Any,
+) -> list[Measurement]:  # fmt: skip
+    """`measure` by the ranks of a group, which all call it; the first one has the store and gets
+    the rows."""
+    plan, model = options.plan(target, methods), target.model
+    check_shared(target, dist.get_world_size(group))
+    evaluator = RankEvaluator(plan, target, options.documents, group)
+    if store is None:
+        follow(model, group, [evaluator])
+        return []
+    run_tasks(evaluator, missing(plan, plan.all_tasks(), store), store, progress)
+    announce(model, group, {"result": None})
+    return measurements(plan, store)
 
 
 def on_every_rank(prepared: Prepared, run: Callable[[], ExtendResult]) -> ExtendResult:

@@ -207,7 +207,7 @@ def tune(
 ) -> TuneResult:
     """Fine-tune a model a little on longer positions, and measure what that changed. `to` is a
     length (32768, "32k") or a multiple of the trained window ("4x", the default; "8x" for
-    tiny-rope). The measurements are the first process's alone."""
+    tiny-rope). Processes that share each sequence share the texts that are measured, too."""
     from longitude.training.tune.evaluate import evaluate, make_test_set
 
     to = str(to or ("8x" if model == "tiny-rope" else "4x"))
@@ -215,17 +215,18 @@ def tune(
     options, note = with_recommendation(model, to, options)
     if note and first:
         options.progress(Event(note, 0, 0))
-    test_set = make_test_set(model, to, options) if options.measure and first else None
+    test_set = make_test_set(model, to, options) if options.measure else None
     settings = {"model": model, "to": to, **vars(options)}
     del settings["progress"]
-    with logger(options.report_to, out, settings) as record:
+    with process_group(options.device) as world, logger(options.report_to, out, settings) as record:
 
         def report(step: Step) -> None:
             record(step)
             options.progress(step.event(out.name))
 
         tuned = fine_tune(model, to, options, report)
-    result = TuneResult(tuned, evaluate(test_set, tuned, options) if test_set else None)
+        measured = evaluate(test_set, tuned, options, world) if test_set else None
+    result = TuneResult(tuned, measured)
     if first:
         result.report(out / CHART)
     return result

@@ -14,7 +14,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from longitude.core.validate import UserError
 from longitude.eval.tasks import cost
 from longitude.extension.api import estimate
 from longitude.extension.cost_model import on_ranks
-from longitude.extension.plan import ExtendOptions, describe
+from longitude.extension.plan import ExtendOptions, TargetModel, describe
 from longitude.extension.ranks import RankEvaluator, check_shared
 from longitude.extension.result import ExtendResult
 from longitude.training import distributed
@@ -84,9 +83,9 @@ def enough_for_two() -> int:
 def refused() -> str:
     """A model with layers that read tokens in order."""
     model = decoder("qwen3_next").eval()
-    about = SimpleNamespace(subject=describe(model, "hybrid"))
+    target = TargetModel(model, None, describe(model, "hybrid"))
     try:
-        check_shared(SimpleNamespace(plan=about, target=SimpleNamespace(model=model)), 2)  # type: ignore[arg-type]
+        check_shared(target, 2)
     except UserError as error:
         return str(error)
     return ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from longitude.core.store import Store
 from longitude.core.text import parse
@@ -24,6 +25,7 @@ from longitude.eval.records import BASELINE, KEPT, Measurement
 from longitude.eval.tasks import EvalProtocol, metrics
 from longitude.hf.loading import load, without_weights
 from longitude.training.data import gather
+from longitude.training.distributed import World
 from longitude.training.loop import Stopped
 from longitude.training.tune.recipes import OWN
 from longitude.training.tune.run import Tuned, TuneOptions
@@ -75,49 +77,61 @@ def make_test_set(model: str, to: str, options: TuneOptions) -> HeldOut:
     return HeldOut(lengths, documents, tokenizer)
 
 
-def evaluate(test_set: HeldOut, tuned: Tuned, options: TuneOptions) -> ExtendResult:
-    """Measure what the run's store lacks of baseline, before and after; write the report."""
+def evaluate(
+    test_set: HeldOut, tuned: Tuned, options: TuneOptions, world: World
+) -> ExtendResult | None:
+    """Measure what the run's store lacks of baseline, before and after, and write the report.
+    Processes that shared each sequence share each text, too; the first one has the result."""
     from longitude.extension.api import writable
     from longitude.extension.candidates import by_length
     from longitude.extension.plan import Method
+    from longitude.extension.ranks import IDLE
     from longitude.extension.result import STORE, ExtendResult
 
     after = Method(AFTER, tuned.scheme, None, by_length(parse(tuned.scheme)))
     before = replace(after, label=BEFORE, patch=tuned.scheme)
-    folder = writable(Path(tuned.out) / REPORT)
-    with Store(folder / STORE) as store:
-        try:
-            base = _measure(test_set, tuned.base, options.revision, before, options, store)
-            trained = _measure(test_set, tuned.folder, None, after, options, store)
-        except KeyboardInterrupt:
-            raise Stopped(
-                f"{tuned.folder} is complete; the same command continues its measurements."
-            ) from None
-        # rows of the base, under a name that no scheme has
-        subject, scheme = base[0].key.subject, f"{tuned.scheme} after {tuned.steps:,} steps"
-        renamed = [replace(r, key=replace(r.key, subject=subject, scheme=scheme)) for r in trained]
-        rows = [*base, *renamed]
-        result = ExtendResult(rows, summarise(rows, tuned), next_steps(tuned))
-        result.write(folder, store)
+    group, result = world.shared_by(tuned.ranks).group, None
+    base_of, trained_of = (tuned.base, options.revision, before), (tuned.folder, None, after)
+    if 0 < world.rank < tuned.ranks:
+        for one in (base_of, trained_of):
+            _measure(test_set, *one, options, world.device, None, group)
+    elif world.first:
+        folder = writable(Path(tuned.out) / REPORT)
+        with Store(folder / STORE) as store:
+            try:
+                base, trained = (
+                    _measure(test_set, *one, options, world.device, store, group)
+                    for one in (base_of, trained_of)
+                )
+            except KeyboardInterrupt:
+                raise Stopped(
+                    f"{tuned.folder} is complete; the same command continues its measurements."
+                ) from None
+            # rows of the base, under a name that no scheme has
+            subject, scheme = base[0].key.subject, f"{tuned.scheme} after {tuned.steps:,} steps"
+            keys = [replace(row.key, subject=subject, scheme=scheme) for row in trained]
+            rows = [*base, *(replace(r, key=k) for r, k in zip(trained, keys, strict=True))]
+            result = ExtendResult(rows, summarise(rows, tuned), next_steps(tuned))
+            result.write(folder, store)
+    if world.size > 1:  # the others wait, for longer than a step of training may take
+        everyone: Any = dist.new_group(backend="gloo", timeout=IDLE)
+        dist.barrier(group=everyone)
     return result
 
 
 def _measure(
-    test_set: HeldOut,
-    name: str,
-    revision: str | None,
-    method: Method,
-    options: TuneOptions,
-    store: Store,
-) -> list[Measurement]:
+    test_set: HeldOut, name: str, revision: str | None, method: Method, options: TuneOptions,
+    device: torch.device, store: Store | None, group: Any,
+) -> list[Measurement]:  # fmt: skip
     """The rows of one model, which is gone when the next one comes; of the base, the baseline's
     first, and those of the scheme if it is another."""
     from longitude.extension.measure import MeasureOptions, measure
     from longitude.extension.plan import Method, TargetModel, protocol_for
+    from longitude.extension.ranks import measure_together
 
     model, tokenizer = load(
         name,
-        device=options.device,
+        device=options.device if group is None else str(device),
         dtype=options.dtype,
         revision=revision,
         trust_remote_code=options.trust_remote_code,
@@ -133,7 +147,11 @@ def _measure(
     if method.label == BEFORE:
         own = target.subject.scheme
         methods = [Method(BASELINE, own, None), *([method] if method.scheme != own else [])]
-    rows = measure(target, methods, what, store, options.progress)
+    if group is not None:
+        rows = measure_together(target, methods, what, store, options.progress, group)
+    else:
+        assert store is not None
+        rows = measure(target, methods, what, store, options.progress)
     del model, target
     gc.collect()
     if torch.cuda.is_available():

@@ -145,6 +145,7 @@ class Tuned:
     seconds: float
     weights: dict[str, int] = field(default_factory=dict)  # trained, and all
     losses: tuple[float, ...] = ()
+    ranks: int = 1  # that shared each sequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,6 +327,7 @@ def fine_tune(
         steps=len(losses),
         loss=sum(last) / len(last),
         losses=tuple(losses),
+        ranks=world.context,
         **history,
     )
 

@@ -11,13 +11,18 @@ import torch
 
 import longitude.hf as lh
 from longitude.core.progress import silent
+from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.core.validate import UserError
+from longitude.eval.records import KIND, Measurement, from_row
+from longitude.extension.result import STORE
 from longitude.training import distributed
+from longitude.training.api import tune
 from longitude.training.checkpoint import HISTORY
 from longitude.training.distributed import World, process_group
 from longitude.training.tune import context
 from longitude.training.tune.context import choose_context, split_for, step_bytes
+from longitude.training.tune.evaluate import REPORT
 from longitude.training.tune.recipes import Recipe
 from longitude.training.tune.run import TuneOptions, fine_tune, tune_folder
 from tests.hf.tiny import decoder
@@ -36,11 +41,24 @@ from longitude.training.tune import context
 distributed.device_bytes = lambda device: int(sys.argv[5])
 context.TOKENS_AT_ONCE = 24
 """ + PROGRAM.replace("save_every=2", "save_every=2, progress=lambda e: print(e.stage)")
+MEASURED = """
+import sys
+from longitude.training.api import tune
+from longitude.training.tune.run import TuneOptions
+text, out = sys.argv[1:3]
+options = TuneOptions(recipe="yarn", text=(text,), steps=1, batch=2, seq=48, lr=1e-4, lora=False,
+                      out=out, device="cpu", docs=1, tasks=("passkey",), context_parallel=2)
+tune("tiny-rope", to="2x", options=options)
+"""
 LOST = BROKEN.format(ranks=[1], end="os._exit(9)") + SHARED
 
 
 def losses(folder) -> torch.Tensor:
     return torch.tensor(json.loads((folder / HISTORY).read_text())["losses"])
+
+
+def address(row: Measurement) -> tuple[object, ...]:
+    return row.value["label"], row.key.measure, row.key.length, str(row.key.at)
 
 
 def enough_for_two(monkeypatch) -> int:
@@ -70,6 +88,22 @@ def test_two_processes_that_share_sequences_have_the_losses_of_one(folder, tmp_p
     assert line.startswith("48 tokens need about") and line.endswith(
         ": every text runs over 2 ranks"
     )
+
+
+def test_processes_that_shared_sequences_share_the_texts_that_are_measured(folder, tmp_path):
+    options = TuneOptions(recipe="yarn", text=(str(folder),), steps=1, batch=2, seq=48, lr=1e-4,
+                          lora=False, out=tmp_path / "1", device="cpu", docs=1,
+                          tasks=("passkey",))  # fmt: skip
+    one = tune("tiny-rope", to="2x", options=options).measured
+    ran = begin(FORK + MEASURED, 1, folder, tmp_path / "2")
+    assert ran.returncode == 0, ran.stderr
+    with Store(tmp_path / "2" / REPORT / STORE) as store:
+        two = [from_row(row) for row in store.rows(kind=KIND)]
+    assert {row.value["machine"].partition(":")[0] for row in two} == {"2 ranks"}
+    found, wanted = ({address(r): r.value.get("loss") for r in rows} for rows in (two, one.rows))
+    assert found.keys() == wanted.keys() and any(wanted.values())
+    for key, loss in wanted.items():
+        assert found[key] == pytest.approx(loss, abs=1e-4)
 
 
 @pytest.mark.slow
