@@ -19,5 +19,5 @@ def test_rings_give_what_one_call_gives() -> None:
     ran = python("-c", FORK + PROGRAM)
     assert ran.returncode == 0, ran.stderr
     rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    assert {"one call", "longitude"} <= {row["way"] for row in rows}  # torch's, where it is the same
+    assert {"one call", "longitude"} <= {row["way"] for row in rows}  # and maybe torch's
     assert all(row["error"] < 1e-5 and row["ranks"] == 2 for row in rows)
