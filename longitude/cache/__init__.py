@@ -180,18 +180,11 @@ class Cache:
             later = many and decode.unsupported_reason(scheme, q[:, :, :1], k, v) is None
             if self._one_frame and not grads and not later:
                 # keys are rotated once and for all, and attention runs without rotation
-                rope, how = scheme.rotary, keys.table_spec(k)
+                rope = scheme.rotary
                 assert rope is not None
-                tables = cos_sin(
-                    rope,
-                    Region(),
-                    "q",
-                    q_pos,
-                    how.size,
-                    how.length,
-                    dtype=how.dtype,
-                    device=how.device,
-                )
+                size, length, dtype, device = keys.table_spec(k)
+                how = {"dtype": dtype, "device": device}
+                tables = cos_sin(rope, Region(), "q", q_pos, size, length, **how)
                 q, scheme = apply_rotary(q, *tables, rope.pairs), replace(scheme, rotary=None)
                 keys.rotate_all(Region())
                 k = keys.buffer.view()
@@ -233,11 +226,11 @@ class Cache:
         scheme, keys, sinks = self.scheme, self.keys, options.get("sink_logits")
         lines, size, scale = keys.lines or [()], q.shape[-1], options.get("scale")
         plan = decode.plan_for(scheme, q, k, v, keys.length, tuple(lines), at)
+        operator = operator_for(q) if plan is None and size == v.shape[-1] else None
         if plan is None:
             few = q.shape[2] == 1 or (q.shape[2] <= MAX_SEPARATE and keys.any_rotated())
             many_rows = self._one_frame and q.is_cuda and len(lines) > MAX_SEPARATE
-            fits = operator_for(q) is not None and size == v.shape[-1]
-            if many_rows or not few or not fits or q.shape[1] % v.shape[1]:
+            if many_rows or not few or operator is None or q.shape[1] % v.shape[1]:
                 return []
         scale = scheme.softmax_scale(size) if scale is None else scale
         if scheme.scale:  # the queries times the factors of ④
@@ -245,12 +238,13 @@ class Cache:
             q = prepare(scheme, q, k, v, q_pos, self._pos, weights, **own).q
         if plan is not None:
             return [decode.run_kernel(scheme, q, k, v, plan, scale, sinks)]
+        assert operator is not None
         outs = []
         for n, positions in enumerate(zip(*at, strict=True)):
             now = one_if_equal(positions)
             step = latest_step(scheme, keys.table_spec(k), keys.lines or [()], now)
             one = q if q.shape[2] == 1 else q[:, :, n : n + 1]
-            outs.append(run_step(step, one, keys.apply(step), v, scale, sinks))
+            outs.append(run_step(step, operator, one, keys.apply(step), v, scale, sinks))
         return outs
 
     def crop(self, seen: int) -> None:

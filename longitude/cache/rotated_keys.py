@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise, product
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -26,14 +27,13 @@ from longitude.cache.kv_buffer import Buffer, cut, lines_of, merge_runs, runs_of
 from longitude.core.part import Pos, Region
 from longitude.core.scheme import Scheme
 from longitude.ops.decode import Line, Run, TableSpec, frame_of
-from longitude.ops.lse_merge import forward, operator_for
-from longitude.ops.passes import Latest, region_areas, tiles
+from longitude.ops.lse_merge import Operator
+from longitude.ops.passes import Latest, region_areas
 from longitude.parts.rope import Rope, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
 BLOCK = 4096  # columns rotated at once: rotation needs memory for several copies
-MAX_CACHED = 64  # columns whose tables a step holds for all layers; more are rotated in blocks
-STEPS = 64  # positions whose tables are made at once while decoding
+STEPS = 64  # whose tables are made at once while decoding
 CPU = torch.device("cpu")
 Span = tuple[int, int]  # columns from the first up to the second
 T = TypeVar("T")
@@ -61,17 +61,18 @@ class FrameChange(NamedTuple):
     new: Region | None
     row: int | None
     starts: tuple[int, ...]
-    rotation: HeadRotation | None = None
 
 
 class DecodeStep(NamedTuple):
     """Rotate these keys; rotate the query once per region; attend to each span.
 
-    A span is (which of the rotated queries, its columns, the sequences that see it or None for
-    all).
+    `columns` are the changes of single keys: the sequence or None for all, one column or two, and
+    their rotation. A span is (which of the rotated queries, its columns, the sequences that see it
+    or None for all).
     """
 
     changes: list[FrameChange]
+    columns: list[tuple[int | None, slice, HeadRotation]]
     queries: HeadRotation
     spans: list[tuple[int, Span, tuple[int, ...] | None]]
     lines: list[Line]
@@ -121,7 +122,11 @@ class RotatedKeys:
             self.buffer.make_writable()
         k = self.buffer.view()
         for change in step.changes:
-            self._rotate(k, change)
+            if change.n > 1:
+                self._rotate(k, change)
+        for row, columns, rotation in step.columns:
+            some = (k if row is None else k[row : row + 1])[:, :, columns]
+            rotation(some, out=some)
         self.lines = step.lines
         return k
 
@@ -154,12 +159,9 @@ class RotatedKeys:
             self._rotate(k, change)
 
     def _rotate(self, k: Tensor, change: FrameChange) -> None:
-        """Rotate columns in place: by the tables of a step, or block by block."""
-        col, n, _, _, row, _, rotation = change
+        """Rotate columns in place, block by block."""
+        col, n, _, _, row, _ = change
         k = (k if row is None else k[row : row + 1])[:, :, col : col + n]
-        if rotation is not None:
-            rotation(k, out=k)
-            return
         assert self.rope is not None
         for first in range(0, n, BLOCK):
             block = k[:, :, first : first + BLOCK]
@@ -188,13 +190,11 @@ def one_if_equal(values: tuple[T, ...]) -> tuple[T, ...]:
     return values[:1] if len(set(values)) == 1 else values
 
 
-@torch.no_grad()
 def make_step(
     scheme: Scheme, spec: TableSpec, lines: list[Line], at: tuple[int, ...]
 ) -> DecodeStep:
     """The step of a query at these positions, one for all sequences or one each, over lines."""
-    rope, rows = scheme.rotary, max(len(lines), len(at))
-    assert rope is not None
+    rows, since = max(len(lines), len(at)), at[0] % STEPS
     visible: dict[tuple[Region, Span], list[int]] = {}
     moved, after = [], []
     for r in range(rows):
@@ -204,23 +204,55 @@ def make_step(
         moved.append(runs)
         after.append(line)
     regions = list(dict.fromkeys(region for region, _ in visible))
-    changes = _changes(moved)
-    small = spec._replace(device=CPU)  # small tables are made faster than by as many launches
-    with torch.inference_mode(False):  # they may be used outside it later
-        for n, change in enumerate(changes):
-            if change.n <= MAX_CACHED:
-                rotation = _head_rotation(rope, spec, *_between(rope, small, change, 0, change.n))
-                changes[n] = change._replace(rotation=rotation)
-        tables = [_region_tables(rope, small, r, "q", at, 1) for r in regions or [Region()]]
-        queries = _head_rotation(rope, spec, *map(torch.stack, zip(*tables, strict=True)))
     seen = [
         (regions.index(region), span, None if len(own) == rows else tuple(own))
         for (region, span), own in visible.items()
     ]
-    return DecodeStep(changes, queries, seen, after)
+
+    def back(positions: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(position - since for position in positions)
+
+    changes = _changes(moved)
+    one = sorted((c for c in changes if c.n == 1), key=lambda c: (c.row is not None, c.col))
+    every = sum(c.row is None for c in one)
+    ends = [*range(0, every, 2), *range(every, len(one) + 1)]
+    pairs = [one[a:b] for a, b in pairwise(ends)]  # of all sequences two columns are a slice
+    then = [[c._replace(col=0, starts=back(c.starts)) for c in pair] for pair in pairs]
+    made = _step_rotations(scheme, spec, back(at), regions or [Region()], then)
+    queries, *keys = (rotations[since] for rotations in made)
+    columns = []
+    for pair, rotation in zip(pairs, keys, strict=True):
+        start, last = pair[0].col, pair[-1].col
+        columns.append((pair[0].row, slice(start, last + 1, last - start or 1), rotation))
+    return DecodeStep(changes, columns, queries, seen, after)
 
 
 latest_step = Latest(make_step)  # the other layers of a step need the same
+
+
+def _make_rotations(
+    scheme: Scheme, spec: TableSpec, at: tuple[int, ...], regions: list[Region],
+    changes: list[list[FrameChange]],
+) -> list[list[HeadRotation]]:  # fmt: skip
+    """The rotations of queries for all regions, then those of keys, at each of STEPS steps; the
+    first has queries at these positions."""
+    rope, rotations = scheme.rotary, []
+    assert rope is not None
+    small = spec._replace(device=CPU)  # small tables are made faster than by as many launches
+    with torch.inference_mode(False), torch.no_grad():  # they may be used outside it later
+        made = [[_region_tables(rope, small, region, "q", at, STEPS) for region in regions]]
+        made += [[_between(rope, small, one, 0, STEPS) for one in pair] for pair in changes]
+        for n, tables in enumerate(made):
+            # (regions b|1 1 STEPS d) for queries, (b|1 1 1|2 STEPS d) for keys
+            each = (torch.broadcast_tensors(*of_all) for of_all in zip(*tables, strict=True))
+            cos, sin = (torch.stack(of_all, 2 if n else 0) for of_all in each)
+            cos, sin, partner = _head_rotation(rope, spec, cos, sin)
+            each = (x.unbind(3) if n else x.split(1, 3) for x in (cos, sin))
+            rotations.append([HeadRotation(c, s, partner) for c, s in zip(*each, strict=True)])
+    return rotations
+
+
+_step_rotations = Latest(_make_rotations)  # the steps that follow need the same
 
 
 def _view_line(
@@ -228,19 +260,20 @@ def _view_line(
 ) -> tuple[list[tuple[Region, Span]], list[tuple[Run, Region | None]], Line]:
     """What a query at position i sees of a line: the spans that each region shows, the runs that
     must be rotated for it to which frames, and the line after that."""
-    rope, query = scheme.rotary, range(i, i + 1)
+    rope = scheme.rotary
     assert rope is not None
     visible: list[tuple[Region, Span]] = []
     changes: list[tuple[Run, Region | None]] = []
-    for region, areas in region_areas(scheme, rope.query_rows(query)):
+    for region, areas in region_areas(scheme, rope.query_rows(range(i, i + 1))):
         assert region is not None
         frame, spans = frame_of(region), list[Span]()
-        for run in line:
-            for tile in tiles(areas, query, range(run.pos, run.pos + run.n)):
-                start = run.col + tile.left
-                spans.append((start, start + tile.width))
+        intervals = [area.interval_of(i) for area in areas]
+        for run, (first, last) in product(line, intervals):
+            seen = cut(run, first - run.pos + run.col, last - run.pos + run.col)
+            if seen.n:
+                spans.append((seen.col, seen.col + seen.n))
                 if run.frame != frame:
-                    changes.append((cut(run, *spans[-1]), frame))
+                    changes.append((seen, frame))
         merged: list[Span] = []
         for start, stop in sorted(spans):
             if merged and merged[-1][1] == start:
@@ -279,12 +312,7 @@ def _region_tables(
     """Tables of one side of a region, for n tokens from each start on."""
     size, length, dtype, device = spec
     pos, how = range(starts[0], starts[0] + n), {"dtype": dtype, "device": device}
-    if len(starts) == n == 1:  # a decoder asks for the next ones in the steps that follow
-        first = starts[0] // STEPS * STEPS
-        block = cos_sin(rope, region, side, range(first, first + STEPS), size, length, **how)
-        at = starts[0] - first
-        return block[0][:, :, at : at + 1], block[1][:, :, at : at + 1]
-    if len(starts) > 1 or n <= MAX_CACHED:  # a range's tables would be cached beyond the step
+    if len(starts) > 1 or n <= STEPS:  # a range's tables would be cached for longer
         pos = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
     return cos_sin(rope, region, side, pos, size, length, **how)
 
@@ -311,37 +339,37 @@ def _partner(pairs: str, width: int, size: int, device: torch.device) -> Tensor:
 
 
 def run_step(
-    step: DecodeStep, q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor | None
-) -> Tensor:
+    step: DecodeStep, operator: Operator, q: Tensor, k: Tensor, v: Tensor, scale: float,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Attention to the spans that each sequence sees, merged."""
     # heads that share their keys as rows of one: keys are read once
     shape = (q.shape[0], k.shape[1], q.shape[1] // k.shape[1])
-    rotated = step.queries(q).to(q.dtype).reshape(-1, *shape, q.shape[3])
-    operator = operator_for(q)
-    assert operator is not None
+    rotated = step.queries(q).to(q.dtype).reshape(-1, *shape, q.shape[3]).unbind()
     outs, lses = [], []
     for query, (start, stop), rows in step.spans:
         # not SDPA: on Hopper it takes cuDNN's, which plans anew at each length, for milliseconds
         one, keys, values = rotated[query], k[:, :, start:stop], v[:, :, start:stop]
         if rows is None:
-            out, lse, _ = forward(operator, one, keys, values, False, scale)
+            out, lse, _ = operator.forward(one, keys, values, False, scale)
         else:
-            out, lse = q.new_zeros(*shape, q.shape[3]), None
+            out, lse = torch.zeros_like(one), None
             for r in (slice(row, row + 1) for row in rows):
-                out[r], own, _ = forward(operator, one[r], keys[r], values[r], False, scale)
+                out[r], own, _ = operator.forward(one[r], keys[r], values[r], False, scale)
                 lse = own.new_full(shape, -torch.inf) if lse is None else lse  # others see nothing
                 lse[r] = own
         outs.append(out)
         lses.append(lse)
     if not outs:
         return torch.zeros_like(q)
-    partial = any(rows is not None for _, _, rows in step.spans)
-    if len(outs) == 1 and not partial and sinks is None:
-        return outs[0].reshape(q.shape)
     if sinks is not None:  # a sink's logit is one more part of the softmax, whose value is zero
-        lses.append(sinks.to(lses[0].dtype).view(1, *lses[0].shape[1:]).expand_as(lses[0]))
-    share = torch.stack(lses).softmax(0)
-    if partial:  # a sequence may see nothing at all
-        share = share.nan_to_num()
-    merged = (torch.stack(outs) * share[: len(outs), ..., None]).sum(0)
+        outs.append(torch.zeros_like(outs[0]))
+        lses.append(sinks.to(lses[0].dtype).view(1, *shape[1:]))
+    merged, total = outs[0], lses[0]
+    for n, (out, lse) in enumerate(zip(outs[1:], lses[1:], strict=True), 1):
+        share = torch.sigmoid(lse - total)
+        if len(step.lines) > 1:  # a sequence may see nothing of either
+            share = share.nan_to_num()
+        merged = merged.to(share.dtype).lerp(out.to(share.dtype), share[..., None])
+        total = total if n == len(outs) - 1 else torch.logaddexp(total, lse)
     return merged.to(q.dtype).reshape(q.shape)

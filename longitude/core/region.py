@@ -8,7 +8,9 @@ position becomes; a `Region` (part.py) joins one area with the shifts of its que
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,21 +94,32 @@ class Area:
 
     def interval(self, i: Tensor) -> tuple[Tensor, Tensor]:
         """The key positions start <= j < stop that each query position sees, from position 0 on."""
-        start = torch.full_like(i, max(self.first or 0, 0))
-        stop = torch.full_like(i, FAR if self.last is None else self.last)
-        if self.hi is not None:
-            start = torch.maximum(start, i - self.hi + 1)
-        if self.lo is not None:
-            stop = torch.minimum(stop, i - self.lo + 1)
-        for c in self.chunks:
-            if c.hi is not None:
-                start = torch.maximum(start, (i // c.size - c.hi + 1) * c.size)
-            if c.lo is not None:
-                stop = torch.minimum(stop, (i // c.size - c.lo + 1) * c.size)
+        starts, stops = self._bounds(i)
+        start = reduce(torch.maximum, starts, torch.full_like(i, max(self.first or 0, 0)))
+        last = torch.full_like(i, FAR if self.last is None else self.last)
+        stop = reduce(torch.minimum, stops, last)
         inside = torch.ones_like(i, dtype=torch.bool)
         for test in _between(i, self.top, self.bottom):
             inside = inside & test
         return start, torch.where(inside, torch.maximum(start, stop), start)
+
+    def interval_of(self, i: int) -> tuple[int, int]:
+        """The same of one query position, in integers, and from any key position on."""
+        if not all(_between(i, self.top, self.bottom)):
+            return 0, 0
+        starts, stops = self._bounds(i)
+        starts.append(-FAR if self.first is None else self.first)
+        stops.append(FAR if self.last is None else self.last)
+        return max(starts), min(stops)
+
+    def _bounds(self, i: Any) -> tuple[list[Any], list[Any]]:
+        """Where the keys of a query position, or of many, start and stop: all of these hold."""
+        starts = [] if self.hi is None else [i - self.hi + 1]
+        stops = [] if self.lo is None else [i - self.lo + 1]
+        for c in self.chunks:
+            starts += [] if c.hi is None else [(i // c.size - c.hi + 1) * c.size]
+            stops += [] if c.lo is None else [(i // c.size - c.lo + 1) * c.size]
+        return starts, stops
 
     def reaches(self, i: tuple[float, float], j: tuple[float, float]) -> bool:
         """Whether queries from the first to the last of `i` may see keys of `j`; False is sure."""
@@ -148,7 +161,7 @@ class Area:
 EVERYWHERE = Area()
 
 
-def _between(x: Tensor, lo: int | None, hi: int | None) -> list[Tensor]:
+def _between(x: Any, lo: int | None, hi: int | None) -> list[Any]:
     return ([x >= lo] if lo is not None else []) + ([x < hi] if hi is not None else [])
 
 

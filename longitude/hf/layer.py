@@ -70,6 +70,9 @@ class TokenRun:
 def as_range(ids: Int[Tensor, "b n"]) -> range | None:
     """The positions as a range if they are consecutive and equal in all rows."""
     n = ids.shape[1]
+    if n == 1:  # a decoding step, where each operation counts
+        first, *others = set(ids.flatten().tolist())
+        return None if others else range(first, first + 1)
     same = (ids == ids[:1, :1] + torch.arange(n, device=ids.device)).all()
     first, is_range = torch.stack([ids[0, 0], same.long()]).tolist()  # one device synchronisation
     return range(first, first + n) if is_range else None

@@ -43,6 +43,7 @@ from longitude.ops.passes import (
 from longitude.ops.plan import Kernel, Plan, lse_kernel
 
 aten = torch.ops.aten
+cpu_flash: Any = getattr(torch, "_scaled_dot_product_flash_attention_for_cpu")  # noqa: B009
 STRIP = 64  # rows of a small causal tile that a CPU runs at once
 Three = tuple[Tensor, Tensor, Tensor]
 Causal = bool | Tensor  # on a CPU a mask to add may stand in its place
@@ -114,7 +115,7 @@ def _group(q: Tensor, k: Tensor, v: Tensor) -> Three:
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float) -> Forward:
-    n, run = q.shape[2], aten._scaled_dot_product_flash_attention_for_cpu
+    n, run = q.shape[2], cpu_flash
     if isinstance(causal, Tensor):
         return Forward(*run(q, k, v, 0.0, attn_mask=causal, scale=scale))
     if not causal or not STRIP < n <= MAX_BAND or torch.get_num_threads() > q.shape[0] * q.shape[1]:

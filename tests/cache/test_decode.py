@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from longitude import Cache, attention
-from longitude.cache.rotated_keys import DecodeStep, RotatedKeys, TableSpec, _region_tables
+from longitude.cache.rotated_keys import STEPS, DecodeStep, RotatedKeys
 from longitude.core.part import Pos
-from longitude.parts.rotary_tables import cos_sin
 from tests.grid import HEADS, TOKENS, Layer, positions, scheme, schemes, tokens
 
 SCHEMES = {name: s for name, s in schemes().items() if s.causal}
@@ -246,16 +245,20 @@ def test_on_cuda_with_padding(name: str, dtype: torch.dtype) -> None:
     assert off < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
-@pytest.mark.parametrize("at", [0, 63, 64, 1000])
-def test_one_positions_tables_are_those_of_its_block(at: int) -> None:
-    rope = scheme("rope(remap=leaky_rerope(128, 16))").rotary
-    assert rope is not None
-    spec = TableSpec(32, 2048, torch.float32, torch.device("cpu"))
-    for region in rope.regions():
-        for side in ("q", "k"):
-            found = _region_tables(rope, spec, region, side, (at,), 1)
-            alone = cos_sin(
-                rope, region, side, torch.tensor([[at]]), 32, 2048,
-                dtype=torch.float32, device=spec.device,
-            )  # fmt: skip
-            assert all(map(torch.equal, found, alone))
+@pytest.mark.parametrize("name", ["rerope", "leaky", "self-extend", "dual chunk"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_shared_keys_and_sinks_over_many_steps(name: str, dtype: torch.dtype) -> None:
+    """Against eager attention in float64, past the steps whose tables are made at once."""
+    s, n, rng = scheme(ROTATED[name]), 3 * STEPS, torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, n, 16, generator=rng).to(dtype) for h in (6, 2, 2))
+    sinks, cache, first = torch.linspace(-1, 2, 6), Cache(s), STEPS - 9
+    a, b, c = (x.double() for x in (q, k, v))
+    want = attention(s, a, b, c, range(n), range(n), backend="eager", sink_logits=sinks.double())
+    cache.add(k[:, :, :first], v[:, :, :first], range(first))
+    for t in range(first, n):
+        here, now = slice(t, t + 1), range(t, t + 1)
+        cache.add(k[:, :, here], v[:, :, here], now)
+        got = cache.attend(q[:, :, here], now, sink_logits=sinks)
+        off = (got.double() - want[:, :, here]).norm() / want[:, :, here].norm()
+        assert off < (2e-6 if dtype == torch.float32 else 1e-2), t
