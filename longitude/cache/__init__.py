@@ -32,8 +32,9 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops import axes, decode
 from longitude.ops.attention import attention
-from longitude.ops.inputs import prepare
+from longitude.ops.inputs import keys_by_position, prepare, scale_factors, weights_of
 from longitude.ops.lse_merge import operator_for
+from longitude.ops.passes import Latest
 from longitude.parts.rope import Rope, apply_rotary
 from longitude.parts.rotary_tables import cos_sin
 
@@ -233,7 +234,12 @@ class Cache:
             if many_rows or not few or operator is None or q.shape[1] % v.shape[1]:
                 return []
         scale = scheme.softmax_scale(size) if scale is None else scale
-        if scheme.scale:  # the queries times the factors of ④
+        learned = any(weights_of(part.name, weights or {}) for part in scheme.scale)
+        if scheme.scale and isinstance(q_pos, range) and scheme.causal and not learned:
+            capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+            make = query_factors.make if capturing else query_factors
+            q = (q * make(scheme, q_pos, q.dtype, q.device)).to(q.dtype)
+        elif scheme.scale:  # the queries times the factors of ④
             own = {"scale": scale, "segments": None, "length": keys.length}
             q = prepare(scheme, q, k, v, q_pos, self._pos, weights, **own).q
         if plan is not None:
@@ -321,6 +327,20 @@ def _fixed(rope: Rope) -> Rope:
             f"a cache."
         )
     return rope
+
+
+@torch.no_grad()
+def _query_factors(
+    scheme: Scheme, pos: range, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "1 h n 1"]:
+    """What ④ multiplies queries at these positions by, in float32 at least."""
+    with torch.inference_mode(False):  # they may be used outside it later
+        rows = as_tensor(pos, device)[None]
+        factors = scale_factors(scheme, rows, keys_by_position(scheme, rows), {})
+        return factors.to(torch.promote_types(dtype, torch.float32))[..., None]
+
+
+query_factors = Latest(_query_factors)  # the other layers of a step need the same
 
 
 def _query_positions(

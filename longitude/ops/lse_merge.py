@@ -43,7 +43,7 @@ from longitude.ops.passes import (
 from longitude.ops.plan import Kernel, Plan, lse_kernel
 
 aten = torch.ops.aten
-cpu_flash: Any = getattr(torch, "_scaled_dot_product_flash_attention_for_cpu")  # noqa: B009
+cpu_flash: Any = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
 STRIP = 64  # rows of a small causal tile that a CPU runs at once
 Three = tuple[Tensor, Tensor, Tensor]
 Causal = bool | Tensor  # on a CPU a mask to add may stand in its place
