@@ -23,6 +23,7 @@ from longitude.training.tune.recipes import RECIPES
 from longitude.training.tune.run import TuneOptions
 from tests.cli.conftest import Ran
 from tests.hf.adapters import with_lora
+from tests.training.tune.test_evaluate import TUNED
 
 SMALL = ("--steps", "2", "--batch", "1", "--to", "2x", "--docs", "2", "--tasks", "none")
 PI = "rope(frequencies=linear(2))"
@@ -155,7 +156,7 @@ def test_stopped_it_says_how_to_go_on(
 def test_only_the_first_of_many_processes_speaks_and_measures(
     given: list[str], tuned: Path, longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longitude.training.api.fine_tune", lambda *given: None)
+    monkeypatch.setattr("longitude.training.api.fine_tune", lambda *given: TUNED)
     monkeypatch.setenv("RANK", "1")
     assert longitude(*given) == (0, "", "")
 
