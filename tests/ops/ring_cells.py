@@ -7,11 +7,9 @@ Usage: python -m tests.ops.ring_cells FOLDER
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +21,6 @@ from longitude import UserError, attention
 from longitude.core.part import as_tensor
 from longitude.ops import ring
 from longitude.ops.shards import gather_shards, shard, shard_positions
-from longitude.parts import Unscaled
-from longitude.parts.dynamic import RowSteps
 from tests.grid import HEADS, TOKENS, Layer, positions, rows, schemes, tokens
 from tests.processes import ranks
 
@@ -177,25 +173,15 @@ def decoded(call: Call, held: Tensor, group: Any) -> float:
 
 
 def cells(group: Any) -> Iterator[tuple[str, str, float | str]]:
-    """Every scheme, every way to hold its tokens; those that attend alike are one, and those that
-    differ from another in their frequencies alone take turns."""
+    """Every scheme, every way to hold its tokens; those that attend alike are one."""
     distinct = {(s.positions, s.rotary, s.bias, s.scale, s.mask): n for n, s in schemes().items()}
-    alike: set[Any] = set()
-    turns = itertools.cycle(WAYS)
     for name, scheme in schemes().items():
         if name not in distinct.values():
             continue
-        kind = scheme
-        if scheme.rotary and not isinstance(scheme.rotary.frequencies, RowSteps):
-            by_length = scheme.rotary.frequencies.by_length  # which ranks must agree on
-            same = replace(scheme.rotary, base=10000, frequencies=Unscaled())
-            kind = (by_length, replace(scheme, embed=None, rotary=same))
-        ways = {way: WAYS[way] for way in ([next(turns)] if kind in alike else WAYS)}
-        alike.add(kind)
         reference: dict[Any, list[Tensor]] = {}
-        makers = dict.fromkeys(how.make for how in ways.values())
+        makers = dict.fromkeys(how.make for how in WAYS.values())
         calls = {make: make(scheme) | {"scheme": scheme} for make in makers}
-        for way, how in ways.items():
+        for way, how in WAYS.items():
             call = calls[how.make]
             if name == "su_rerope":  # gradients take the same way for every scheme
                 how = how._replace(gradients=True)
