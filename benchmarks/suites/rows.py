@@ -71,8 +71,9 @@ class Row:
         """Whether all is as it should be; None where nothing is asked, or known."""
         return None if not self.goal or self.ms is None else not self.missed()
 
-    def missed(self) -> list[str]:
-        """What is not as it should be; an error or a peak without a baseline's can't be told."""
+    def missed(self) -> dict[str, str]:
+        """What is not as it should be, and by how much; an error or a peak without a baseline's
+        can't be told."""
         goal = self.goal
         bounds = (
             ("speed", self.speed or 0.0, goal.get("speed", 0.0), float("inf")),
@@ -80,11 +81,12 @@ class Row:
             ("error", self.error_ratio or 0.0, 0.0, goal.get("error", float("inf"))),
             ("memory", self.peak_ratio or 0.0, 0.0, goal.get("memory", float("inf"))),
         )
-        return [
-            f"{name} {value:.3g}, not {f'≥ {least:.3g}' if value < least else f'≤ {most:.3g}'}"
-            for name, value, least, most in bounds
-            if not least <= value <= most
-        ]
+        wrong = [bound for bound in bounds if not bound[2] <= bound[1] <= bound[3]]
+        return {
+            name: f"{name} {value:.3g}, not "
+            + (f"≥ {least:.3g}" if value < least else f"≤ {most:.3g}")
+            for name, value, least, most in wrong
+        }
 
 
 def store_rows(store: Store, rows: Iterable[Row]) -> None:

@@ -55,7 +55,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{sum(row.reached is True for row in asked)} of {len(asked)} are as they should be"
     for row in asked:
         if not row.reached:
-            yield f"  {row.work.name}, {row.work.sizes}: {'; '.join(row.missed())}"
+            yield f"  {row.work.name}, {row.work.sizes}: {'; '.join(row.missed().values())}"
 
 
 def markdown(rows: Iterable[Row]) -> str:
@@ -109,9 +109,11 @@ def _goal(row: Row) -> str:
     asked = f"≤ {ms:g} ms" if ms is not None else "" if speed is None else f"≥ {speed:.2f}"
     if row.reached is None:
         return asked
-    missed = {sentence.split()[0] for sentence in row.missed()}
-    others = [f"{name} ≤ {row.goal[name]:g}× missed" for name in sorted(missed - {"ms", "speed"})]
-    verdict = f"{asked} {'missed' if missed & {'ms', 'speed'} else 'reached'}".strip()
+    missed = [*row.missed()]
+    others = [
+        f"{name} ≤ {row.goal[name]:g}× missed" for name in ("error", "memory") if name in missed
+    ]
+    verdict = f"{asked} {'missed' if {'ms', 'speed'} & {*missed} else 'reached'}".strip()
     return ", ".join([verdict, *others] if asked or not others else others)
 
 

@@ -257,7 +257,7 @@ def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
         return run_on_ray(prepared, tasks, store, options.progress)
 
     try:
-        ended = run_rounds(plan, store, options.goal, run, hurried=clock is not None)
+        ended = run_rounds(plan, store, options.goal, run, budgeted=clock is not None)
     except OutOfTime:
         ended = f"Ended by the budget of {options.budget}."
     left_out = clock.notes(plan) if clock else []

@@ -18,7 +18,7 @@ from typing import Any
 from longitude.eval.prefill import activation_bytes, chunk_for, lm_head, text_config
 
 DEVICE, DEVICE_BYTES = "H200", 141e9
-# docs/results/benchmarks.jsonl: leaky ReRoPE, window 4,096, 1 × 8 heads × 131,072 × 128, bfloat16
+# docs/results/benchmarks.jsonl: leaky ReRoPE, window 4,096, 32 heads (8 of keys) × 131,072 × 128
 KERNEL_FLOPS = 529e12
 # nominal, none was measured: NVLink in one machine of 8, a network card of 400 Gb/s for each device
 BYTES_PER_SECOND = {8: 450e9, 64: 50e9}

@@ -221,13 +221,13 @@ def measurements(plan: Plan, store: Store) -> list[Measurement]:
     return rows
 
 
-def run_rounds(plan: Plan, store: Store, goal: str, run: Run, hurried: bool = False) -> str:
-    """Every round, for the methods that are still in the race; why it ended. Losses come first, in
-    a hurry those of one document: they tell what to leave out."""
+def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = False) -> str:
+    """Every round, for the methods that are still in the race; why it ended. Losses come first,
+    under a budget those of one document: they tell what to leave out."""
     race = plan.methods
     for round in range(plan.protocol.rounds):
         tasks = plan.tasks(round, race)
-        first = [t for t in tasks if t.document == 0 or (t.document and not hurried)]
+        first = [t for t in tasks if t.document == 0 or (t.document and not budgeted)]
         run(missing(plan, first, store))
         leave_out(plan, tasks, store)
         run(missing(plan, tasks, store))

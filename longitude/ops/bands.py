@@ -141,17 +141,17 @@ Far = tuple[Step, list[BandPiece]]  # the far tile, and the bands that are left
 
 def _far_plain(call: CallSpec, pieces: dict[Area, BandPiece], least: int) -> Far | None:
     """Without a bias every area stands for itself, and the largest may be the far one."""
-    steps = {a: _far_step(call, one.pass_index, (_halves(a)[0],)) for a, one in pieces.items()}
+    steps = {a: _far_step(call, one.pass_index, (_far_near(a)[0],)) for a, one in pieces.items()}
     sizes = {area: step.tiles[0] for area, step in steps.items() if step is not None}
     area = max(sizes, key=lambda one: sizes[one].height * sizes[one].width, default=None)
     if area is None or len(pieces) == 1 or min(sizes[area].height, sizes[area].width) < least:
         return None
-    rest, others = _halves(area)[1], [piece for a, piece in pieces.items() if a is not area]
+    rest, others = _far_near(area)[1], [piece for a, piece in pieces.items() if a is not area]
     near = rest and _piece(call, pieces[area].pass_index, rest)
     return steps[area], [near, *others] if near else others  # type: ignore[return-value]
 
 
-def _halves(area: Area) -> tuple[Area, Area | None]:
+def _far_near(area: Area) -> tuple[Area, Area | None]:
     """What of an area may be one tile, and the rest: where it begins some chunks away, all pairs so
     far apart are in it."""
     chunk = area.chunks[0] if area.chunks else None

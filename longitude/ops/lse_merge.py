@@ -43,6 +43,7 @@ from longitude.ops.passes import (
 from longitude.ops.plan import Kernel, Plan, lse_kernel
 
 aten = torch.ops.aten
+# its own binding: through torch.ops a call of one token takes noticeably longer
 cpu_flash: Any = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
 STRIP = 64  # rows of a small causal tile that a CPU runs at once
 Three = tuple[Tensor, Tensor, Tensor]

@@ -19,13 +19,13 @@ OUTSTANDING = {"a": 0.3, "worse": 0.1, "worst": 0.0}
 
 def ran(
     kept: dict[str, float], over: dict[str, float] | None = None, goal: str = "context",
-    hurried: bool = False, **more: Any,
+    budgeted: bool = False, **more: Any,
 ) -> tuple[Planted, list[Any], str]:  # fmt: skip
     """A run of methods that keep these shares: what ran, its rows and how it ended."""
     planted = Planted(plan_of(*kept, protocol=replace(PROTOCOL, **more)), kept, over or {})
     with Store(":memory:") as store:
         said = run_rounds(
-            planted.plan, store, goal, lambda tasks: run_tasks(planted, tasks, store), hurried
+            planted.plan, store, goal, lambda tasks: run_tasks(planted, tasks, store), budgeted
         )
         return planted, measurements(planted.plan, store), said
 
@@ -97,8 +97,8 @@ def test_better_by_any_measure_stays_in_the_race() -> None:
 def test_a_loss_just_above_what_is_sane_takes_several_documents_to_tell() -> None:
     planted, *_ = ran({**ALIKE, "mad": 0.5}, over={"mad": 0.6})
     assert not planted.rounds_of("mad")
-    hurried, *_ = ran({**ALIKE, "mad": 0.5}, over={"mad": 0.6}, hurried=True)
-    assert hurried.rounds_of("mad") == {0}
+    budgeted, *_ = ran({**ALIKE, "mad": 0.5}, over={"mad": 0.6}, budgeted=True)
+    assert budgeted.rounds_of("mad") == {0}
 
 
 def test_an_insane_loss_is_left_out_of_what_would_mean_nothing() -> None:

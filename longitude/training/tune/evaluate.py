@@ -90,18 +90,21 @@ def evaluate(
 
     after = Method(AFTER, tuned.scheme, None, by_length(parse(tuned.scheme)))
     before = replace(after, label=BEFORE, patch=tuned.scheme)
-    group, result = world.shared_by(tuned.ranks).group, None
-    base_of, trained_of = (tuned.base, options.revision, before), (tuned.folder, None, after)
-    if 0 < world.rank < tuned.ranks:
-        for one in (base_of, trained_of):
+    # where a window is too short for so many, the first measures alone
+    ranks = tuned.ranks if test_set.lengths[0] >= 4 * tuned.ranks else 1
+    group, result = world.shared_by(ranks).group, None
+    # every process makes it, and those that don't measure wait for longer than training may
+    everyone: Any = dist.new_group(backend="gloo", timeout=IDLE) if world.size > 1 else None
+    models = (tuned.base, options.revision, before), (tuned.folder, None, after)
+    if 0 < world.rank < ranks:
+        for one in models:
             _measure(test_set, *one, options, world.device, None, group)
     elif world.first:
         folder = writable(Path(tuned.out) / REPORT)
         with Store(folder / STORE) as store:
             try:
                 base, trained = (
-                    _measure(test_set, *one, options, world.device, store, group)
-                    for one in (base_of, trained_of)
+                    _measure(test_set, *one, options, world.device, store, group) for one in models
                 )
             except KeyboardInterrupt:
                 raise Stopped(
@@ -113,8 +116,7 @@ def evaluate(
             rows = [*base, *(replace(r, key=k) for r, k in zip(trained, keys, strict=True))]
             result = ExtendResult(rows, summarise(rows, tuned), next_steps(tuned))
             result.write(folder, store)
-    if world.size > 1:  # the others wait, for longer than a step of training may take
-        everyone: Any = dist.new_group(backend="gloo", timeout=IDLE)
+    if everyone is not None:
         dist.barrier(group=everyone)
     return result
 
