@@ -176,6 +176,25 @@ def _far_biased(call: CallSpec, pieces: dict[Area, BandPiece], table: TableSpan)
     return step and (step, [BandPiece(0, (0, call.keys), band)])
 
 
+def far_of_rows(call: CallSpec) -> list[Step]:
+    """Tiles of plain kernels beyond the distance from which a bias is a number for each query and a
+    vector that all queries of a head share (Shaw, DeBERTa, a clamped Transformer-XL)."""
+    (area, *others), bias = call.scheme.areas(), call.scheme.bias
+    flat = bias[0].flat_beyond if len(bias) == 1 else None
+    if flat is None or not hasattr(term_type(bias[0]), "far") or call.scheme.rotary is not None:
+        return []
+    if others or area != Area(area.lo) or call.gradients or not call.contiguous:
+        return []
+    if call.options - {"sink_logits"} or call.queries < FAR_TILE_ROWS + FAR_TILE_SHARE * flat:
+        return []
+    plain = call._replace(scheme=replace(call.scheme, bias=()))
+    if fastest_kernel(plain, 0) is None or call.value_dim != call.head_dim:
+        return []
+    sides = [Area(lo=flat)] if area.lo is not None else [Area(lo=flat), Area(hi=1 - flat)]
+    found = [tile for side in sides for tile in plain.tiles((area & side,))]
+    return [Step(kernel, (0,), (t,)) for t in found if (kernel := fastest_kernel(plain, t.pairs))]
+
+
 def _far_step(call: CallSpec, pass_index: int, areas: tuple[Area, ...]) -> Step | None:
     """Areas as one tile that reaches the last row, by a plain kernel that is faster there than our
     bands: not FlashAttention 2 on Hopper."""

@@ -2,7 +2,8 @@
 
 Each pass is one flex call with the bias as its score modification and its areas as its block mask;
 passes merge by their log-sum-exp, which flex differentiates. On CPU it runs uncompiled,
-materialises the scores and has no backward: that is for tests.
+materialises the scores and has no backward: that is for tests. Where a long call's bias goes flat
+with the distance, flex has the near keys, and plain kernels the far ones (`bands.far_of_rows`).
 
 `create_block_mask` looks at every pair at once. Here block masks are made in strips of query
 blocks, each reduced to which of its blocks hold any visible pair and which hold nothing else:
@@ -21,8 +22,16 @@ from torch import Tensor
 from longitude.core.part import Term
 from longitude.core.region import Area, visible
 from longitude.ops.inputs import AttentionInputs
-from longitude.ops.passes import accum_dtype, make_passes
-from longitude.ops.plan import Plan
+from longitude.ops.lse_merge import (
+    OPERATORS,
+    TileBatch,
+    TileOutput,
+    in_groups,
+    merging_for,
+    stacked,
+)
+from longitude.ops.passes import Pass, Windows, accum_dtype, make_passes
+from longitude.ops.plan import Plan, Step
 from longitude.parts.biases import FireTerm
 from longitude.parts.distance_bias import ByDistance
 
@@ -40,22 +49,14 @@ def outside_graph(function: Callable[..., Tensor], *args: Any) -> Tensor:
 
 
 def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
-    """Attention, pass by pass."""
-    from torch.nn.attention.flex_attention import AuxRequest
-
-    modify, wide = _score_mod(p), accum_dtype(p.v)
+    """Attention, pass by pass; what the plan has as tiles, by their kernels."""
+    far = [] if plan is None else [step for step in plan.steps if step.tiles]
+    if far:
+        return _with_far_tiles(p, far)
+    wide, modify = accum_dtype(p.v), _score_mod(p, [*p.terms().values()])
     out, lse = None, None
     for one in make_passes(p):
-        q, k = one.rotated()
-        more, aux = compiled_flex(p.q.is_cuda)(
-            *(x.contiguous() for x in (q, k, p.v)),
-            score_mod=modify,
-            block_mask=block_mask(p, one.areas),
-            scale=p.scale,
-            enable_gqa=p.q.shape[1] != p.k.shape[1],
-            return_aux=AuxRequest(lse=True),
-        )
-        more, more_lse = more.to(wide), aux.lse.to(wide)
+        more, more_lse = (x.to(wide) for x in _flex(p, one, one.areas, modify))
         if out is None or lse is None:
             out, lse = more, more_lse
             continue
@@ -69,9 +70,50 @@ def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
     return out.to(p.v.dtype)
 
 
-def _score_mod(p: AttentionInputs) -> Callable[..., Tensor] | None:
+def _flex(
+    p: AttentionInputs, one: Pass, areas: tuple[Area, ...], modify: Callable[..., Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """The output of a pass over some areas, and its log-sum-exp."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    q, k = one.rotated()
+    out, aux = compiled_flex(p.q.is_cuda)(
+        *(x.contiguous() for x in (q, k, p.v)),
+        score_mod=modify,
+        block_mask=block_mask(p, areas),
+        scale=p.scale,
+        enable_gqa=p.q.shape[1] != p.k.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    return out, aux.lse
+
+
+def _with_far_tiles(p: AttentionInputs, far: list[Step]) -> Tensor:
+    """A bias that goes flat: near keys by flex; far ones as plain tiles, whose queries have a
+    vector added and whose log-sum-exp a number for each query."""
+    ((part, term),) = zip(p.scheme.bias, p.terms().values(), strict=True)
+    flat, merging = part.flat_beyond, merging_for(p.q.shape[:3], p.v)
+    assert flat is not None and isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
+    for step in far:
+        (t,) = step.tiles
+        ahead = p.q_pos[t.top] < p.k_pos[t.left]
+        numbers, toward = term.far(ahead)  # type: ignore[attr-defined]
+        q = p.q if toward is None else p.q + (toward / p.scale).to(p.q.dtype)[:, None]
+        tile = TileBatch(OPERATORS[step.kernel], 0, t, [t.top], [t.left], 0, 0)
+        ran = in_groups(tile.operator, *tile.arguments(q, p.k, p.v, p.scale))
+        (numbers,) = stacked([Windows(numbers[..., None], [t.top], t.height)], tile.flipped)
+        lse = ran.lse + numbers.to(ran.lse.dtype).view(ran.lse.shape)
+        merging.add(TileOutput(ran.out[None], lse[None], [t.top], tile.flipped))
+    (one,) = make_passes(p)
+    near = tuple(area & Area(lo=1 - flat, hi=flat) for area in one.areas)
+    out, lse = _flex(p, one, near, _score_mod(p, [term]))
+    merging.add(TileOutput(out[None, :, :, None], lse[None, :, :, None], [0]))
+    return merging.result(p.sink_logits)[0]  # type: ignore[no-any-return]
+
+
+def _score_mod(p: AttentionInputs, terms: list[Term]) -> Callable[..., Tensor] | None:
     """Every term added to a score, then the soft cap; None where there is neither."""
-    terms, softcap = [_as_lookup(term, p) for term in p.terms().values()], p.softcap
+    terms, softcap = [_as_lookup(term, p) for term in terms], p.softcap
     if not terms and not softcap:
         return None
 

@@ -251,7 +251,7 @@ class TileOutput(NamedTuple):
             yield TileOutput(self.out[n : n + 1], self.lse[n : n + 1], [top], self.flipped)
 
 
-def merging_for(rows: tuple[int, int, int], like: Tensor) -> Any:
+def merging_for(rows: Sequence[int], like: Tensor) -> Any:
     """Rows (b h n) to merge tiles into, with the last dimension and type of these values: what
     `MergeOneByOne` is."""
     if triton_available(like.device) and like.dtype != torch.float64:
@@ -265,7 +265,7 @@ class MergeOneByOne:
     """Each part is merged as it comes, in float32 at least. `result` gives the output in the
     values' type and its log-sum-exp; rows that nothing covers are zeros, and -inf."""
 
-    def __init__(self, rows: tuple[int, int, int], like: Tensor) -> None:
+    def __init__(self, rows: Sequence[int], like: Tensor) -> None:
         self.dtype, wide = like.dtype, accum_dtype(like)
         self.out = torch.zeros(*rows, like.shape[-1], dtype=wide, device=like.device)
         self.lse = torch.full(rows, float("-inf"), dtype=wide, device=like.device)
@@ -328,19 +328,38 @@ class TileBatch(NamedTuple):
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
     """Attention over every tile of every step. Rows that no tile covers come out as zeros."""
-    parts, rotated = tile_batches(p, plan)
-    if not parts:
+    if not any(step.tiles for step in plan.steps):
         return p.zeros()
-    v = values_for(rotated[0], p.v) if plan.extra_dims else p.v
-    size = (p.q.shape[2], p.scale)
-    return _Merged.apply(parts, size, p.sink_logits, v, *rotated)  # type: ignore[no-any-return]
+    if p.needs_grad:
+        parts, rotated = tile_batches(p, plan)
+        v = values_for(rotated[0], p.v) if plan.extra_dims else p.v
+        size = (p.q.shape[2], p.scale)
+        return _Merged.apply(parts, size, p.sink_logits, v, *rotated)  # type: ignore[no-any-return]
+    merging = None
+    for parts, qk in _by_pass(p, plan):  # what a pass has read is freed before the next is rotated
+        v = values_for(qk[0], p.v) if plan.extra_dims else p.v
+        merging = merging or merging_for(p.q.shape[:3], v)
+        add_tiles(merging, parts, p.scale, v, qk)
+        del qk
+    assert merging is not None
+    return merging.result(p.sink_logits)[0]  # type: ignore[no-any-return]
 
 
 def tile_batches(p: AttentionInputs, plan: Plan) -> tuple[list[TileBatch], list[Tensor]]:
     """The tiles of a plan in batches, and the rotated q and k that each pass reads."""
-    single = p.q.shape[2] == 1
-    rotated: list[Tensor] = []
     parts: list[TileBatch] = []
+    rotated: list[Tensor] = []
+    for own, qk in _by_pass(p, plan):
+        parts += [part._replace(first=len(rotated)) for part in own]
+        rotated += qk
+    return parts, rotated
+
+
+def _by_pass(
+    p: AttentionInputs, plan: Plan
+) -> Iterator[tuple[list[TileBatch], tuple[Tensor, Tensor]]]:
+    """The same of one pass after the other."""
+    single = p.q.shape[2] == 1
     for n, one in enumerate((single_query_pass(p),) if single else make_passes(p)):
         steps = [s for s in plan.steps if single or s.passes == (n,)]
         every = [t for s in steps for t in s.tiles]
@@ -349,15 +368,17 @@ def tile_batches(p: AttentionInputs, plan: Plan) -> tuple[list[TileBatch], list[
         top, left = min(t.top for t in every), min(t.left for t in every)
         rows = slice(top, max(t.top + t.height for t in every))
         columns = slice(left, max(t.left + t.width for t in every))
-        parts += [
-            TileBatch(OPERATORS[s.kernel], len(rotated), b[0], [t.top for t in b],
-                      [t.left for t in b], top, left)
+        parts = [
+            TileBatch(OPERATORS[s.kernel], 0, b[0], [t.top for t in b], [t.left for t in b], top,
+                      left)
             for s in steps
             for b in batches(s.tiles)
         ]  # fmt: skip
         q, k = one.rotated(rows, columns)
-        rotated += with_sums(p, q, k, rows, columns) if plan.extra_dims else (q, k)
-    return parts, rotated
+        qk = with_sums(p, q, k, rows, columns) if plan.extra_dims else (q, k)
+        del q, k
+        yield parts, qk
+        del qk
 
 
 Sums = tuple[Tensor, Tensor, list[tuple[Any, ...]]]  # output, log-sum-exp, what backwards need

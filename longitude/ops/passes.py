@@ -284,6 +284,12 @@ def _area(area: Area, q0: int, q1: int, k0: int, k1: int, small: bool) -> Iterat
         yield from _band(_or(area.lo, -FAR), _or(area.hi, FAR), q0, q1, k0, k1, small)
         return
     chunk, rest = area.chunks[0], replace(area, chunks=area.chunks[1:])
+    lo = _or(chunk.lo, -FAR)
+    if not small and chunk.hi is None and replace(rest, lo=None) == Area() and lo >= 0:
+        # all pairs so far apart are in it: one triangle, and one shape for what is left of chunks
+        away = max(lo * chunk.size, _or(rest.lo, -FAR))
+        yield from _below(away, q0, q1, k0, k1)
+        chunk, rest = replace(chunk, hi=lo + 1), replace(rest, hi=away)
     for c in range(q0 // chunk.size, (q1 - 1) // chunk.size + 1 if q1 > q0 else q0 // chunk.size):
         first = (c - _or(chunk.hi, FAR) + 1) * chunk.size
         last = (c - _or(chunk.lo, -FAR) + 1) * chunk.size

@@ -45,6 +45,7 @@ CUDNN_OPERATIONS = 1e11  # of a tile's two products
 BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
 SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
+CHUNK_QUERIES = 2**14  # from which on tiles of chunks pay for their launches
 MAX_CUDNN_HEAD = 128  # forward and backward
 MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
 
@@ -253,10 +254,8 @@ def plan_call(call: CallSpec, backend: str = "auto") -> Plan:
 
 def _slower(backend: str, call: CallSpec) -> str | None:
     """Why a backend that may run the call is passed over: another is faster, or more exact."""
-    if backend not in ("banded", "alibi", "flex"):
-        return None
-    if call.device.type != "cuda":
-        return "it pays on CUDA only"
+    if backend not in ("banded", "alibi", "flex") or call.device.type != "cuda":
+        return None if backend in ("native", "eager") else "it pays on CUDA only"
     if backend == "alibi" and call.dtype not in HALF:
         return "in the wider types its extra dimensions round more than plain attention does"
     if backend == "banded" and call.queries < BAND_QUERIES:
@@ -264,6 +263,9 @@ def _slower(backend: str, call: CallSpec) -> str | None:
     if call.queries == 1:
         return "a single query is one pass of a plain kernel"
     if call.sums_in_heads.by_position or _decodes(call):
+        chunks = any(area.chunks for areas in call.pass_areas for area in areas)
+        if chunks and call.device.cudnn and call.queries >= CHUNK_QUERIES:
+            return "chunks of so many queries are tiles of cuDNN's, which is faster"
         if backend != "banded" or call.dtype not in HALF:
             return "positions alone decide here, which plain kernels read as tiles"
         return None if _single_tile(call) is None else "one call of a plain kernel does it"
@@ -286,10 +288,9 @@ def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
     """The plain kernel for so many pairs of each head: cuDNN's where its plan pays."""
     kernel = lse_kernel(call.device.type, call.dtype, call.head_dim)
     operations = 4.0 * pairs * call.batch * call.heads * call.head_dim
-    if call.gradients:
-        operations *= BACKWARD_OPERATIONS
-    fits = call.device.cudnn and call.head_dim <= MAX_CUDNN_HEAD and operations >= CUDNN_OPERATIONS
-    return Kernel.CUDNN if kernel is Kernel.FLASH and fits else kernel
+    operations *= BACKWARD_OPERATIONS if call.gradients else 1
+    cudnn = call.device.cudnn and kernel is Kernel.FLASH and call.head_dim <= MAX_CUDNN_HEAD
+    return Kernel.CUDNN if cudnn and operations >= CUDNN_OPERATIONS else kernel
 
 
 def _eager(call: CallSpec) -> Plan | str:
@@ -369,13 +370,12 @@ def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
 
 def _single_tile(call: CallSpec) -> Tile | None:
     """The tile of a call that one causal or full call of SDPA does."""
-    several = call.queries > 1 and len(call.pass_areas) > 1
-    if several or not call.by_position or "sink_logits" in call.options:
+    one_pass = call.queries == 1 or len(call.pass_areas) == 1
+    if not (one_pass and call.by_position) or "sink_logits" in call.options:
         return None
-    found = call.tiles(call.scheme.areas())
-    if len(found) != 1 or (found[0].height, found[0].width) != (call.queries, call.keys):
-        return None
-    return found[0] if found[0].kind != "upper" else None
+    found, shape = call.tiles(call.scheme.areas()), (call.queries, call.keys)
+    one = found[0] if len(found) == 1 and (found[0].height, found[0].width) == shape else None
+    return one if one and one.kind != "upper" else None
 
 
 def _decodes(call: CallSpec) -> bool:
@@ -394,19 +394,19 @@ def _flex(call: CallSpec) -> Plan | str:
     bias = call.scheme.bias
     if any(getattr(part, "values", False) for part in bias):
         return "Shaw's value side needs the full row of weights"
-    if "dropout" in call.options:
-        return "flex has no dropout"
+    if "dropout" in call.options or (call.gradients and call.device.type == "cpu"):
+        return "flex has no dropout, and uncompiled, on a CPU, no backward"
     if any(getattr(part, "grows", False) for part in bias):
         return "its table of distances would take memory that grows with n²"
-    if call.gradients and call.device.type == "cpu":
-        return "uncompiled flex has no backward on CPU"
     if call.gradients and any(getattr(part, "many_reads", False) for part in bias):
         return "compiled flex can't differentiate a weight that a term reads several times"
     if call.overflows:
         return "the decay over so many queries at once would overflow float32"
     if call.head_dim < 16 and call.device.type == "cuda":
         return "compiled flex needs heads of at least 16"
-    steps = tuple(Step(Kernel.FLEX, (n,)) for n in range(len(call.pass_areas)))
+    from longitude.ops.bands import far_of_rows  # late: it builds on this module
+
+    steps = *far_of_rows(call), *(Step(Kernel.FLEX, (n,)) for n in range(len(call.pass_areas)))
     return Plan("flex", steps, Merge.LSE if len(steps) > 1 else Merge.NONE)
 
 

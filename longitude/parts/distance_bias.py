@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from longitude.core.part import Index
+from longitude.core.region import FAR
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,8 @@ class Scratch:
 
 @dataclass(frozen=True, eq=False)
 class ByRow:
-    """The term queries[b, h, i]·vectors[h, entry(i - j)], and keys[b, h, j] if given.
+    """The term queries[b, h, i]·vectors[h, entry(i - j)], and keys[b, h, j] if given, each key's
+    product with its head of `toward`.
 
     A pair looks its product up: in `rows`, or along the diagonals of a `table`.
     """
@@ -77,6 +79,7 @@ class ByRow:
     vectors: Tensor  # (h|1, r, d)
     entry: Callable[[Tensor], Tensor]
     keys: Tensor | None = None
+    toward: Tensor | None = None  # (h, d)
     scratch: Scratch = field(default_factory=Scratch)
 
     @cached_property
@@ -88,6 +91,11 @@ class ByRow:
         r = self.entry(at(self.q_pos, b, i) - at(self.k_pos, b, j))
         found = pick(self.rows, b, h, i, r)
         return found if self.keys is None else found + self.keys[b, h, j]
+
+    def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
+        """Where entries have ended: a number for each query (b h n), and for each head a vector
+        whose products with keys are added."""
+        return self.rows[..., last_entry(self.entry, ahead)], self.toward
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The products of every distance between two contiguous ranges, the least first:
@@ -105,6 +113,11 @@ class ByRow:
         out[..., a:b] = queries @ vectors
         out[..., :a], out[..., b:] = out[..., a : a + 1], out[..., b - 1 : b]
         return out
+
+
+def last_entry(entry: Callable[[Tensor], Tensor], ahead: bool) -> int:
+    """The entry of all keys far behind, or far ahead."""
+    return int(entry(torch.tensor([-FAR if ahead else FAR])))
 
 
 def along_diagonals(table: Tensor, keys: int) -> Tensor:

@@ -3,6 +3,7 @@ Transformer-XL's attention. Site ⑤.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from longitude.core.part import (
     train_defaults,
 )
 from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
-from longitude.parts.distance_bias import ByRow, at
+from longitude.parts.distance_bias import ByRow, at, last_entry
 from longitude.parts.embeddings import sinusoid
 
 
@@ -86,6 +87,28 @@ def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
     return torch.where(size <= mid, r.to(log.dtype), log * r.sign()).to(torch.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class Disentangled:
+    """DeBERTa's term: c2p[b, h, i, δ] + p2c[b, h, j, δ], the products of queries and of keys with
+    all vectors, those of keys being `toward` (h, δ, d)."""
+
+    q_pos: Tensor
+    k_pos: Tensor
+    c2p: Tensor
+    p2c: Tensor
+    delta: Callable[[Tensor], Tensor]
+    toward: Tensor | None
+
+    def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
+        r = self.delta(at(self.q_pos, b, i) - at(self.k_pos, b, j))
+        return self.c2p[b, h, i, r] + self.p2c[b, h, j, r]
+
+    def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
+        """As `ByRow.far`."""
+        r = last_entry(self.delta, ahead)
+        return self.c2p[..., r], None if self.toward is None else self.toward[:, r]
+
+
 @part("deberta", site="bias", paper="He et al. 2020, arXiv:2006.03654")
 class Deberta(Bias):
     """DeBERTa's disentangled attention: content-to-position and position-to-content beside
@@ -141,16 +164,13 @@ class Deberta(Bias):
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         c2p, p2c = (x.new_zeros(()).expand(*x.shape[:3], 2 * self.rows) for x in (q, k))
+        toward = None
         if self.c2p:
             c2p = torch.einsum("bhid,hrd->bhir", q, weights["keys"].to(q.dtype))
         if self.p2c:
-            p2c = torch.einsum("bhjd,hrd->bhjr", k, weights["queries"].to(k.dtype) * scale)
-
-        def term(b: Index, h: Index, i: Index, j: Index) -> Tensor:
-            r = self.delta(at(q_pos, b, i) - at(k_pos, b, j))
-            return c2p[b, h, i, r] + p2c[b, h, j, r]
-
-        return term
+            toward = weights["queries"].to(k.dtype) * scale
+            p2c = torch.einsum("bhjd,hrd->bhjr", k, toward)
+        return Disentangled(q_pos, k_pos, c2p, p2c, self.delta, toward)
 
     @classmethod
     def training(cls, length: int) -> list[Choice]:
@@ -202,7 +222,7 @@ class TransformerXl(Bias):
         content = torch.einsum("hd,bhjd->bhj", u, k.repeat_interleave(group, 1))
 
         entry = lambda r: row(r).to(torch.int64)  # noqa: E731
-        return ByRow(q_pos, k_pos, q + v[:, None], keys, entry, content)
+        return ByRow(q_pos, k_pos, q + v[:, None], keys, entry, content, u)
 
     def _distances(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The distances that the table must hold, and the row of each: all from the least to the

@@ -12,6 +12,7 @@ where there are more parts than one launch takes. References: `lse_merge.windows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from longitude.ops.kernels.launch import on_device, require
 from longitude.ops.lse_merge import TileOutput, Windows
 
-MAX_PARTS = 4  # that one launch merges: leaky ReRoPE has three
+MAX_PARTS = 8  # that one launch merges: leaky ReRoPE has three, dual chunk six or seven
 
 
 class Blocks(NamedTuple):
@@ -158,7 +159,7 @@ def merge(
     """
     require(out)
     (b, h, n, d), (first, last) = out.shape, span or (0, out.shape[2])
-    blocks = blocks or blocks_for(d)
+    blocks = blocks or blocks_for(d, 2048 if len(parts) <= 4 else 1024)
     runs = triton.cdiv(last - first, blocks.rows)
     if not b * h * runs * d:
         return
@@ -188,7 +189,7 @@ def blocks_for(d: int, numbers: int = 2048) -> Blocks:
 class MergeTogether:
     """Parts wait until a launch takes them; all in one, where there are few."""
 
-    def __init__(self, rows: tuple[int, int, int], like: Tensor) -> None:
+    def __init__(self, rows: Sequence[int], like: Tensor) -> None:
         self.rows, self.like = rows, like
         self.waiting: list[TileOutput] = []
         self.running: Running | None = None

@@ -36,6 +36,7 @@ from longitude.training.distributed import generator
 from longitude.training.loop import Batch
 
 CHUNKS = 2  # the paper's
+AT_ONCE = 64  # documents, which a fast tokenizer reads on all cores
 
 
 def position_policy(text: str, target: int, length: int, trained: int | None = None) -> Positions:
@@ -116,11 +117,13 @@ def token_stream(
     end = getattr(tokenizer, "eos_token_id", None)
     documents = [torch.empty(0, dtype=torch.int32)]
     wanted = max(most, 2 * length)
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-        ids = [*ids] if end is None else [*ids, end]
-        documents.append(torch.tensor(ids, dtype=torch.int32))
-        wanted -= len(ids)
+    for first in range(0, len(texts), AT_ONCE):
+        some = texts[first : first + AT_ONCE]
+        for ids in tokenizer(some, add_special_tokens=False, verbose=False).input_ids:
+            if wanted >= 0:
+                ids = [*ids] if end is None else [*ids, end]
+                documents.append(torch.tensor(ids, dtype=torch.int32))
+                wanted -= len(ids)
         if wanted < 0:
             break
     tokens, sizes = torch.cat(documents), torch.tensor([len(ids) for ids in documents[1:]])

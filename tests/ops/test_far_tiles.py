@@ -1,0 +1,52 @@
+"""Biases of rows that go flat: far keys by plain tiles, near ones by flex, as one softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from longitude.core.part import Dims
+from longitude.ops import bands
+from longitude.ops.attention import attention
+from longitude.ops.inputs import prepare
+from longitude.ops.plan import Kernel, make_plan, plan_call
+from tests.grid import scheme
+
+CALLS = {
+    "all": (range(300), range(300)),
+    "last": (range(150, 400), range(400)),
+    "ahead": (range(40, 300), range(260)),
+}
+SCHEMES = (
+    "shaw(7)", "shaw(7) + bidirectional()", "transformer_xl(clamp=9)",
+    "transformer_xl(clamp=9) + bidirectional()", "deberta(8)", "deberta(8) + bidirectional()",
+    "deberta(8, c2p=False)", "deberta(20, buckets=6, p2c=False) + bidirectional()",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _short_calls_have_far_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(bands, "FAR_TILE_ROWS", 64)
+    plan_call.cache_clear()
+    yield
+    plan_call.cache_clear()
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("text", SCHEMES)
+def test_it_equals_the_score_matrix(text: str, call: str) -> None:
+    own_scheme, (q_pos, k_pos) = scheme(text), CALLS[call]
+    rng = torch.Generator().manual_seed(0)
+    own = {name: 3 * w.double() for name, w in own_scheme.init(Dims(32, 4, 8), rng).items()}
+    q = torch.randn(2, 4, len(q_pos), 8, generator=rng, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 2, len(k_pos), 8, generator=rng, dtype=torch.float64)
+    given = (own_scheme, q, k, v, q_pos, k_pos, own)
+    steps = make_plan(prepare(*given), "flex").steps
+    assert steps[-1].kernel is Kernel.FLEX and all(step.tiles for step in steps[:-1])
+    assert len(steps) >= (3 if "bidirectional" in text else 2)
+    for sinks in (None, torch.randn(4, generator=rng, dtype=torch.float64)):
+        want = attention(*given, backend="eager", sink_logits=sinks)
+        got = attention(*given, backend="flex", sink_logits=sinks)
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
