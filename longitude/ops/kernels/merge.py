@@ -86,7 +86,8 @@ def _merge_kernel(parts, so_far, so_far_lse, sinks, out, lse, first, last, heads
     """Rows first … last-1 of each head; what has run so far is contiguous (b h rows d)."""
     lane = (tl.program_id(0) // blocks).to(tl.int64)
     batch, head = lane // heads, lane % heads
-    row = first + (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
+    begin = first + (tl.program_id(0) % blocks) * ROWS
+    row = begin + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     here, wide = row < last, column < D
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -100,9 +101,11 @@ def _merge_kernel(parts, so_far, so_far_lse, sinks, out, lse, first, last, heads
         x = tl.load(so_far + at[:, None] * D + column, mask=here[:, None] & wide, other=0.0)
         weight = tl.load(so_far_lse + at, mask=here, other=float("-inf"))
         peak, total, mixed = _joined(peak, total, mixed, x, weight)
-    for n in tl.static_range(len(parts)):
-        x, weight = _read(parts[n], batch, head, row, column, here, wide)
-        peak, total, mixed = _joined(peak, total, mixed, x, weight)
+    for n in tl.static_range(len(parts)):  # those of other rows are not even read
+        start, step, count, height = parts[n][2], parts[n][3], parts[n][4], parts[n][5]
+        if (begin + ROWS > start) & (begin < start + step * (count - 1) + height):
+            x, weight = _read(parts[n], batch, head, row, column, here, wide)
+            peak, total, mixed = _joined(peak, total, mixed, x, weight)
     total = tl.where(total > 0, total, 1.0)  # where nothing is, peak is -inf and mixed zero
     to = out + batch * ob + head * oh + row.to(tl.int64)[:, None] * on + column
     tl.store(to, mixed / total[:, None], mask=here[:, None] & wide)
@@ -159,7 +162,7 @@ def merge(
     """
     require(out)
     (b, h, n, d), (first, last) = out.shape, span or (0, out.shape[2])
-    blocks = blocks or blocks_for(d, 2048 if len(parts) <= 4 else 1024)
+    blocks = blocks or blocks_for(d)
     runs = triton.cdiv(last - first, blocks.rows)
     if not b * h * runs * d:
         return
