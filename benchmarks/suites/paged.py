@@ -106,7 +106,9 @@ def _decoding(setup: Setup, s: Sizes) -> Case:
         ),
     ]
     if setup.peers and setup.cuda:
-        ways.append(peer("FlashInfer over rotated keys", "flashinfer", partial(_infer, step)))
+        for name, tensor_cores in (("", False), (", tensor cores", True)):
+            make = partial(_infer, step, tensor_cores)
+            ways.append(peer(f"FlashInfer over rotated keys{name}", "flashinfer", make))
     what = "one token of each sequence" + ", in CUDA graphs" * setup.cuda
     return _case(setup, s, what, base, ways, step)
 
@@ -146,13 +148,13 @@ def _error(step: Step, scheme: Scheme, out: Any) -> float:
     return relative(out[some.start : stop].transpose(0, 1)[None], want)
 
 
-def _infer(step: Step) -> Run:
+def _infer(step: Step, tensor_cores: bool) -> Run:
     (wrapper,) = found("flashinfer", "BatchDecodeWithPagedKVCacheWrapper")
     room = torch.empty(2**27, dtype=torch.uint8, device=step.q.device)
     (batch, blocks), (_, size, kv, d) = step.table.shape, step.keys.shape
     ends = torch.arange(batch + 1, dtype=torch.int32, device=step.q.device) * blocks
     last = torch.full((batch,), size, dtype=torch.int32, device=step.q.device)
-    by = wrapper(room, "NHD")
+    by = wrapper(room, "NHD", use_tensor_cores=tensor_cores)
     by.plan(
         ends, step.table.flatten(), last, step.q.shape[1], kv, d, size, q_data_type=step.q.dtype
     )

@@ -107,6 +107,8 @@ class Ranks:
 
 def ranks_of(model: Any) -> Ranks | None:
     """The ranks that a model is patched to run over, or None."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None  # every decoded token asks, and a model has hundreds of modules
     states = (vars(module).get(LAYER_STATE) for module in model.modules())
     return next((state.model.ranks for state in states if state is not None), None)
 

@@ -186,8 +186,16 @@ def _effect(ranking: Ranking, start: str) -> str:
         return f"can't be judged: before or after training has no number at {at:,} tokens"
     better, worse = ranking.compared(AFTER, start, at)
     if better and worse:
-        return f"helped by {_listed(better)}, and made it worse by {_listed(worse)}"
-    return HELPED if better else "made it worse" if worse else "made no significant difference"
+        return f"{HELPED} by {_listed(better)}, and made it worse by {_listed(worse)}"
+    if not better:
+        return "made it worse" if worse else "made no significant difference"
+    numbers = ranking.numbers(AFTER)
+    effect = HELPED if numbers["measure"] in better else f"{HELPED} by {_listed(better)}"
+    if numbers["sane"]:
+        return effect
+    return (
+        f"{effect}, but not enough: its loss is over half a nat above the baseline's in its window"
+    )
 
 
 def _listed(measures: Collection[str]) -> str:

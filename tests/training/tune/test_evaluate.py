@@ -30,11 +30,13 @@ def rows(after: Sequence[float], before: Sequence[float] = BEFORE) -> list[Measu
 @pytest.mark.parametrize(
     ("after", "word", "helps"),
     [
-        ((2.0, 2.1, 2.2), "helped", True),
+        ((1.2, 1.3, 1.4), "helped", True),
+        ((2.0, 2.1, 2.2), "helped, but not enough: its loss is over half a nat above the "
+         "baseline's in its window", False),
         ((3.5, 3.6, 3.7), "made it worse", False),
         ((1.0, 3.1, 5.0), "made no significant difference", False),  # the interval holds zero
     ],
-)
+)  # fmt: skip
 def test_the_word_is_that_of_the_paired_numbers(
     after: tuple[float, ...], word: str, helps: bool
 ) -> None:
@@ -46,7 +48,7 @@ def test_the_word_is_that_of_the_paired_numbers(
 
 
 def test_a_model_under_its_own_scheme_is_judged_by_itself() -> None:
-    sentence = summarise(rows((2.0, 2.1, 2.2), ()), TUNED)["best"]["sentence"]
+    sentence = summarise(rows((1.2, 1.3, 1.4), ()), TUNED)["best"]["sentence"]
     assert sentence.startswith("300 steps of pi helped. ") and "Before training" not in sentence
     assert "4.100" in sentence and "baseline" in sentence
 
@@ -67,6 +69,14 @@ def test_more_loss_for_more_answers_is_told_as_both() -> None:
     summary = summarise([*rows((3.5, 3.6, 3.7)), *more], TUNED)
     word = "helped by loss of the answers, and made it worse by loss of the same last tokens"
     assert summary["best"]["sentence"].startswith(f"300 steps of pi {word}. ")
+    assert not summary["helps"]
+
+
+def test_answers_alone_are_named_where_the_loss_is_as_it_was() -> None:
+    more = [answered("before", 1024, [2.0, 2.1, 2.2, 2.3]), answered("after", 1024, [0.1] * 4)]
+    summary = summarise([*rows((3.0, 3.1, 3.3)), *more], TUNED)
+    word = "helped by loss of the answers, but not enough: its loss is over half a nat above"
+    assert summary["best"]["sentence"].startswith(f"300 steps of pi {word}")
     assert not summary["helps"]
 
 
