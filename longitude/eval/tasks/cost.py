@@ -58,8 +58,8 @@ def cost(
     seed: int = 0,
     baseline: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Cost:
-    """Prefill `length - new` random tokens and decode `new`, after a short run to warm up; in
-    rounds with the baseline, if there is a context in which the model is the baseline."""
+    """Prefill `length - new` random tokens and decode `new`, `ROUND_STEPS` at most, after a run to
+    warm up; in rounds with the baseline, if there is a context in which the model is it."""
     import torch
 
     from longitude.eval.perplexity import is_out_of_memory
@@ -76,13 +76,10 @@ def cost(
     ids = ids[None].to(input_device(model))
     _timed_run(model, ids[:, :WARM_UP], min(new, 2))
     with peak_memory(model) as peak:
-        first, steps = _timed_run(model, ids, new)
-    prefills, few = [first], min(new, ROUND_STEPS)
+        _timed_run(model, ids, 1)  # the first run of a length is a cold one: its time says nothing
+    few, prefills, steps = min(new, ROUND_STEPS), [], []
     ratios: list[float] = []
     decode_ratios: list[float] = []
-    if baseline is None:  # the first run of a length is a cold one
-        again, steps = _timed_run(model, ids, few)
-        prefills = [again]
     while baseline and len(ratios) < ROUNDS:
         try:
             with baseline():
@@ -95,11 +92,14 @@ def cost(
         _timed_run(model, ids[:, :WARM_UP], 0)
         ours, our_steps = _timed_run(model, ids, few)
         prefills.append(ours)
-        steps = our_steps if not ratios else [*steps, *our_steps]
+        steps += our_steps
         ratios.append(theirs / ours)
         decode_ratios.append(median(their_steps) / median(our_steps))
         if len(ratios) > 1 and max(ratios) <= (1 + AGREE) * min(ratios):
             break
+    if not ratios:
+        ours, steps = _timed_run(model, ids, few)
+        prefills = [ours]
     speeds = [(median(r), min(r), max(r)) if r else None for r in (ratios, decode_ratios)]
     prefill = ids.shape[1] / median(prefills)
     return Cost(prefill, 1e3 * median(steps), peak(), len(prefills), *speeds)
