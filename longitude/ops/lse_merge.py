@@ -355,9 +355,7 @@ def tile_batches(p: AttentionInputs, plan: Plan) -> tuple[list[TileBatch], list[
     return parts, rotated
 
 
-def _by_pass(
-    p: AttentionInputs, plan: Plan
-) -> Iterator[tuple[list[TileBatch], tuple[Tensor, Tensor]]]:
+def _by_pass(p: AttentionInputs, plan: Plan) -> Iterator[tuple[list[TileBatch], list[Tensor]]]:
     """The same of one pass after the other."""
     single = p.q.shape[2] == 1
     for n, one in enumerate((single_query_pass(p),) if single else make_passes(p)):
@@ -375,22 +373,13 @@ def _by_pass(
             for b in batches(s.tiles)
         ]  # fmt: skip
         q, k = one.rotated(rows, columns)
-        qk = with_sums(p, q, k, rows, columns) if plan.extra_dims else (q, k)
+        if plan.extra_dims:
+            q, k = with_sums(p, q, k, rows, columns)
+        yield parts, [q, k]
         del q, k
-        yield parts, qk
-        del qk
 
 
 Sums = tuple[Tensor, Tensor, list[tuple[Any, ...]]]  # output, log-sum-exp, what backwards need
-
-
-def merge_tiles(parts: list[TileBatch], size: tuple[int, float], sinks: Tensor | None, v: Tensor,
-                qk: Sequence[Tensor]) -> Sums:  # fmt: skip
-    """All tiles as one softmax over so many rows."""
-    rows, scale = size
-    merging = merging_for((qk[0].shape[0], qk[0].shape[1], rows), v)
-    extras = add_tiles(merging, parts, scale, v, qk)
-    return *merging.result(sinks), extras
 
 
 def add_tiles(merging: Any, parts: list[TileBatch], scale: float, v: Tensor, qk: Sequence[Tensor],
@@ -435,8 +424,10 @@ class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: list[TileBatch], size: tuple[int, float], sinks: Tensor | None,
                 v: Tensor, *qk: Tensor) -> Tensor:  # fmt: skip
-        out, lse, ctx.extras = merge_tiles(parts, size, sinks, v, qk)
-        ctx.parts, ctx.scale = parts, size[1]
+        rows, ctx.scale = size
+        merging = merging_for((*qk[0].shape[:2], rows), v)
+        ctx.parts, ctx.extras = parts, add_tiles(merging, parts, ctx.scale, v, qk)
+        out, lse = merging.result(sinks)
         ctx.save_for_backward(v, out, lse, sinks, *qk)
         return out
 
