@@ -63,11 +63,8 @@ def bench(
             "longitude bench needs a checkout of the repository, whose benchmarks/ is not part of "
             "the installed package: clone it and run `python -m benchmarks` there."
         ) from None
-    bench(
-        BenchOptions(suite, peers, device, dtype, tokens, rounds, minutes, as_json),
-        given or [],
-        out or [],
-    )
+    options = BenchOptions(suite, peers, device, dtype, tokens, rounds, minutes, as_json)
+    bench(options, given or [], out or [])
 
 
 def env(as_json: o.Json = False) -> None:

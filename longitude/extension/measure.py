@@ -2,10 +2,9 @@
 
 Out of memory is a result, too: the row says so, and the rest goes on. Where one forward at the
 greatest length gives the numbers of every shorter one, a shorter forward is made only if that
-failed. `measure` is the measurement that `extend` and `tune` share: some methods on one loaded
-model. The operations of a small model are too short to be split over the cores of a CPU, whose
-threads would wait for each other: there each core takes a task of its own, on a copy of the model
-that shares its weights. Costs take turns, each on all cores.
+failed. `measure` is what `extend` and `tune` share: some methods on one loaded model. The
+operations of a small model are too short to be split over the cores of a CPU: there each core takes
+a task of its own, on a copy of the model that shares its weights. Costs take turns, on all cores.
 
 Documents are spent where they decide (successive elimination): every method reads those of the
 first round, and in each further one only methods that may still turn out to be the best, until one
@@ -315,21 +314,22 @@ def _run_each(
         worker.run(task, lambda key, value: rows.append((key, value)))
         return rows
 
-    threads, free = torch.get_num_threads(), [*workers]
+    def start(worker: Evaluator) -> None:
+        if (task := next(tasks, None)) is not None:
+            running[pool.submit(run, worker, task)] = task, worker
+
+    threads = torch.get_num_threads()
     running: dict[Future[Any], tuple[Task, Evaluator]] = {}
     try:
         with ThreadPoolExecutor(
             len(workers), initializer=torch.set_num_threads, initargs=(threads // len(workers),)
         ) as pool:
-            while True:
-                while free and (task := next(tasks, None)) is not None:
-                    worker = free.pop()
-                    running[pool.submit(run, worker, task)] = task, worker
-                if not running:
-                    return
+            for worker in workers:
+                start(worker)
+            while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     task, worker = running.pop(future)
-                    free.append(worker)
+                    start(worker)  # it goes on while the rows are written
                     for key, value in future.result():
                         record(key, value)
                     yield task

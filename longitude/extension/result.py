@@ -120,7 +120,7 @@ class ExtendResult:
         content = {k: v for k, v in self.to_json().items() if k != "folder"}
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         replace_file(folder / ADVICE, text.encode())
-        with ThreadPoolExecutor(1) as pool:  # seconds of one core each
+        with ThreadPoolExecutor(1) as pool:  # which mostly waits for another process
             page = pool.submit(viz.write_page, [self.section], folder / PAGE)
             charts = viz.write_charts(self.section, folder / CHARTS)
             viz.write_summary([self.section], folder / SUMMARY, charts)

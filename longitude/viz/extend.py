@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -152,13 +150,11 @@ def write_summary(sections: Sequence[Section], path: Path, charts: Sequence[Path
 
 
 def write_charts(section: Section, folder: Path) -> list[Path]:
-    """Write each chart as a PNG, two at a time; their paths."""
+    """Write each chart as a PNG; their paths."""
     by_file = groupby(extend_charts(section), lambda chart: chart.name.split("-")[0])
     specs = {folder / f"{name}.png": standalone(section, [*group]) for name, group in by_file}
-    draw = partial(vl_convert.vegalite_to_png, scale=2)
-    with ThreadPoolExecutor(2) as pool:
-        for path, png in zip(specs, pool.map(draw, map(json.dumps, specs.values())), strict=True):
-            files.replace_file(path, png)
+    for path, spec in specs.items():
+        files.replace_file(path, vl_convert.vegalite_to_png(json.dumps(spec), scale=2))
     return [*specs]
 
 

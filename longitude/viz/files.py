@@ -10,10 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from subprocess import PIPE, run
 from typing import Any
 
 import vl_convert
@@ -89,9 +91,11 @@ def load_template(package: str, name: str) -> Any:
 
 @cache
 def vega() -> str:
-    """Vega, Vega-Lite and vega-embed, from the installed vl-convert."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return bundle.replace("\r\n", "\n")  # as a browser reads it before it takes the hash
+    """Vega, Vega-Lite and vega-embed, from the installed vl-convert: in a process of its own, since
+    no other thread would run for the seconds that it takes."""
+    make = "import vl_convert as v; print(v.javascript_bundle('window.vegaEmbed = vegaEmbed;'))"
+    bundle = run([sys.executable, "-Xutf8", "-c", make], stdout=PIPE, check=True).stdout
+    return bundle.decode().replace("\r\n", "\n")  # as a browser reads it before it takes the hash
 
 
 def asset(package: str, name: str) -> str:
