@@ -3,6 +3,7 @@ short on the same data and tested long; and a short fine-tune that adapts a chec
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -11,23 +12,10 @@ from typer import Option
 from longitude.cli import common as o
 from longitude.cli.common import display, print_result, say
 
-RECIPES = (
-    "yarn: YaRN's scaling, 400 steps (Peng et al. 2023, arXiv:2309.00071). "
-    "pi: position interpolation, 1,000 steps (Chen et al. 2023, arXiv:2306.15595). "
-    "abf: a larger base, all weights (Rozière et al. 2023, Code Llama, arXiv:2308.12950). "
-    "pose: far positions on short sequences (Zhu et al. 2023, arXiv:2309.10400). "
-    "e2_llm: random factors and offsets of positions (Liu et al. 2024, arXiv:2401.06951). "
-    "cream: positions around the middle of the target (Wu et al. 2024, arXiv:2406.07138). "
-    "longlora: attention in shifted groups while it trains (Chen et al. 2023, arXiv:2309.12307). "
-    "longrope2: windows of both lengths, factors above the trained one, all weights (Shang et al. "
-    "2025, arXiv:2502.20082). "
-    "drope: the rotation dropped, all weights trained at the trained length (Gelberg et al. 2025, "
-    "arXiv:2512.12167). "
-    "alibi: ALiBi on longer text, all weights (Press et al. 2021, arXiv:2108.12409; MPT-7B-"
-    "StoryWriter). "
-    "learned: a table of positions grown hierarchically, then trained (Su 2020, kexue.fm 7947). "
-    "[default: yarn, alibi or learned, as the model has positions]"
+RECIPES = tomllib.loads(
+    (Path(__file__).parents[1] / "training" / "tune" / "recipes.toml").read_text(encoding="utf-8")
 )
+RECIPES_HELP = " ".join(f"{name}: {r['what']} ({r['paper']})." for name, r in RECIPES.items())
 
 
 def train(
@@ -130,7 +118,10 @@ def tune(
             "tiny-rope]"
         ),
     ] = None,
-    recipe: Annotated[str | None, Option(help=RECIPES)] = None,
+    recipe: Annotated[
+        str | None,
+        Option(help=f"{RECIPES_HELP} [default: yarn, alibi or learned, by the model's positions]"),
+    ] = None,
     scheme: Annotated[
         str | None,
         Option(

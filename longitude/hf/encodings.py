@@ -13,9 +13,11 @@ transformers at all.
 
 from __future__ import annotations
 
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,19 +38,9 @@ from longitude.hf.rope_config import make_config
 from longitude.hf.source import SCHEME
 from longitude.parts import Unscaled
 
-KINDS = {
-    "rope": "rotary: queries and keys are rotated by their positions",
-    "alibi": "a penalty that grows with distance, with one slope per head",
-    "learned": "a learned vector for each position, added to the embeddings",
-    "sinusoidal": "sines and cosines of the position, added to the embeddings",
-    "t5": "a learned bias for each bucket of distances",
-    "transformer-xl": "relative: content and sinusoidal offsets, each with a bias",
-    "deberta": "disentangled: content against relative positions, both ways",
-    "relative": "a learned bias, or vector, for each offset",
-    "convolution": "convolutions over neighbours",
-    "unknown": "neither its entries nor its source say",
-    "none": "nothing but the causal mask, recurrence or convolutions",
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("encodings.toml").read_text(encoding="utf-8"))
+KINDS: dict[str, str] = _TABLE["kinds"]
+NAMED_MODELS: dict[str, dict[str, Any]] = _TABLE["models"]
 SIZES = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
 SIZES += ("max_position_embeddings",)
 SHARES = ("rotary_pct", "partial_rotary_factor")
@@ -207,54 +199,24 @@ class KnownModel:
         )
 
 
-DEBERTA = {
-    "relative_attention": True, "position_buckets": 256, "pos_att_type": ["p2c", "c2p"],
-    "max_relative_positions": -1, "position_biased_input": False,
-}  # fmt: skip
-GPT3 = Encoding("learned", scheme="learned(2048)", window=2048, where="Brown et al. 2020")
-PALM = Encoding("rope", scheme="rope()", base=10000.0, window=2048, where="Chowdhery et al. 2022")
-SEVEN = Encoding("rope", scheme="rope()", base=10000.0, window=4096, where="its remote code")
-THIRTEEN = Encoding("alibi", scheme="alibi()", window=4096, where="its remote code")
-Row = tuple[str, str | None, dict[str, Any] | Encoding, str]
-NAMED_MODELS: tuple[Row, ...] = (
-    ("GPT-2", "gpt2", {}, ""),
-    ("GPT-3", None, GPT3, "not in transformers; every other layer attends in sparse bands"),
-    ("BERT", "bert", {}, "position_embedding_type is no longer read"),
-    ("T5", "t5", {}, "in the first layer alone, for all; scores are not divided by √d"),
-    ("XLNet", "xlnet", {}, "Transformer-XL's encoding, read both ways"),
-    ("ALBERT", "albert", {}, "the table is as wide as the factored embedding"),
-    ("RoBERTa", "roberta", {"max_position_embeddings": 514}, "learned, too; counted from row 2"),
-    ("DeBERTa-v3", "deberta-v2", DEBERTA, "the first DeBERTa adds absolute positions at its end"),
-    ("PaLM", None, PALM, "not in transformers"),
-    ("LLaMA", "llama", {}, ""),
-    ("Llama 2", "llama", {"max_position_embeddings": 4096}, "Code Llama's base is 1,000,000"),
-    ("Vicuna, Alpaca", "llama", {}, "LLaMA's"),
-    ("BLOOM", "bloom", {}, "added after scores are divided by √d"),
-    ("ERNIE 3.0", "ernie", {}, "as released; its paper speaks of Transformer-XL"),
-    ("Falcon 7B, 40B, 180B", "falcon", {}, "RoPE: ALiBi is Falcon-RW's alone"),
-    ("Falcon-RW", "falcon", {"alibi": True}, ""),
-    ("BART", "bart", {}, "two rows are left free"),
-    ("MPT", "mpt", {}, "transformers reads neither alibi nor alibi_bias_max"),
-    ("Baichuan 7B", None, SEVEN, "remote code"),
-    ("Baichuan 13B", None, THIRTEEN, "remote code; 40 heads, no power of two"),
-)
-
-
 def known_models() -> Iterator[KnownModel]:
     """The named models, then every type in transformers' auto mapping."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     with quiet_transformers(bars=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that contradict each other
-        for name, kind, entries, note in (*NAMED_MODELS, *((k, k, {}, "") for k in CONFIG_MAPPING)):
-            if isinstance(entries, Encoding):
-                found = (entries,)
+        types: dict[str, dict[str, Any]] = {kind: {"type": kind} for kind in CONFIG_MAPPING}
+        for name, given in (*NAMED_MODELS.items(), *types.items()):
+            kind = given.get("type")
+            if kind is None:
+                found = (Encoding(**given["encoding"]),)
             elif kind in CONFIG_MAPPING:
                 try:
-                    found = encodings(make_config({"model_type": kind, **entries}))
+                    config = make_config({"model_type": kind, **given.get("entries", {})})
+                    found = encodings(config)
                 except UserError:  # its class refuses its own defaults
                     why = "its class makes no configuration by itself"
                     found = (Encoding("unknown", where=why),)
             else:
                 continue
-            yield KnownModel(name, kind, found, note)
+            yield KnownModel(name, kind, found, given.get("note", ""))

@@ -324,35 +324,16 @@ def fraction_of(dim: int, head: int) -> float:
 
 
 def _frequencies(config: Any, own: Entries, whole: Entries) -> Frequencies:
-    match rope_type(own):
-        case "default":
-            return Unscaled()
-        case "linear":
-            return Linear(_number(own, "factor"))
-        case "dynamic" if own.get("alpha") and code_reads(type(config), "alpha"):
-            return Ntk(_number(own, "alpha"))  # Hunyuan: a fixed stretch of the base
-        case "dynamic":  # `original_max_position_embeddings` plays no part in it
-            return DynamicNtk(_max_length(config), _number(own, "factor"))
-        case "proportional":
-            return Proportional(_number(own, SHARE, 1.0), _number(own, "factor", 1) or 1)
-        case "llama3" | "yarn" | "longrope" as kind:
-            return _by_original(kind, config, own, whole)
-    raise UserError(
-        f"no rotation is known under rope_type {shown(rope_type(own))}: "
-        f"transformers has default, linear, dynamic, yarn, longrope, llama3 and proportional."
-    )
-
-
-def _by_original(kind: str, config: Any, own: Entries, whole: Entries) -> Frequencies:
-    """The types that depend on the trained length: the configuration's own (Phi-3), or the
-    dictionary's, or else the maximum."""
-    beside = getattr(config, ORIGINAL, None) if own is whole else None
-    original = int(beside or _number(own, ORIGINAL, None) or _max_length(config))
-    if kind == "llama3":
-        low, high = _number(own, "low_freq_factor"), _number(own, "high_freq_factor")
-        return Llama3(_number(own, "factor"), original=original, low=low, high=high)
-    factor, gain = (_number(own, key, None) for key in ("factor", "attention_factor"))
-    factor = _max_length(config) / original if factor is None else factor
+    """The frequencies of a dictionary with what stands elsewhere in its configuration filled in."""
+    kind, entries = rope_type(own), dict(own)
+    if kind == "dynamic" and own.get("alpha") and code_reads(type(config), "alpha"):
+        return Ntk(_number(own, "alpha"))  # Hunyuan: a fixed stretch of the base
+    longest = getattr(config, "max_position_embeddings", None)
+    if kind in ("llama3", "yarn", "longrope"):
+        # the trained length: the configuration's own (Phi-3), or the dictionary's, or the maximum
+        beside = getattr(config, ORIGINAL, None) if own is whole else None
+        entries[ORIGINAL] = beside or own.get(ORIGINAL) or _known(longest)
+        entries["truncate"] = whole.get("truncate", True)  # never read from a layer type's own
     if kind == "longrope":
         # Phi-3.5-MoE has a factor on q and k by length; that its code in transformers never uses
         # the long frequencies is not reproduced here
@@ -362,51 +343,83 @@ def _by_original(kind: str, config: Any, own: Entries, whole: Entries) -> Freque
                 f"longrope(…) has one attention factor for every length, but got a short_mscale of "
                 f"{brief} and a long_mscale of {long}: make them equal."
             )
-        lists = (_numbers(own, "short_factor"), _numbers(own, "long_factor"))
-        gain = gain if brief is None else brief
-        return LongRope(*lists, original=original, factor=factor, attention_factor=gain)
-    return Yarn(
-        factor,
-        original=original,
-        fast=_number(own, "beta_fast", 32) or 32,  # 0 counts as left out, as in transformers
-        slow=_number(own, "beta_slow", 1) or 1,
-        truncate=bool(whole.get("truncate", True)),  # never read from a layer type's own
-        attention_factor=gain,
-        mscale=_number(own, "mscale", None),
-        mscale_all_dim=_number(own, "mscale_all_dim", None),
+        entries |= {} if brief is None else {"attention_factor": brief}
+    return frequencies(entries, longest)
+
+
+def frequencies(own: Entries, longest: int | None) -> Frequencies:
+    """The frequencies of a complete rope dictionary; `longest` is the configuration's maximum."""
+    kind = rope_type(own)
+    match kind:
+        case "default":
+            return Unscaled()
+        case "linear":
+            return Linear(_number(own, "factor"))
+        case "dynamic":  # `original_max_position_embeddings` plays no part in it
+            return DynamicNtk(_known(longest), _number(own, "factor"))
+        case "proportional":
+            return Proportional(_number(own, SHARE, 1.0), _number(own, "factor", 1) or 1)
+        case "llama3":
+            low, high = (_number(own, f"{end}_freq_factor") for end in ("low", "high"))
+            original = int(_number(own, ORIGINAL))
+            return Llama3(_number(own, "factor"), original=original, low=low, high=high)
+        case "longrope" | "yarn":
+            original, gain = int(_number(own, ORIGINAL)), _number(own, "attention_factor", None)
+            factor = _number(own, "factor", None)
+            factor = _known(longest) / original if factor is None else factor
+            given = {"original": original, "attention_factor": gain}
+            if kind == "longrope":
+                lists = (_numbers(own, key) for key in ("short_factor", "long_factor"))
+                return LongRope(*lists, factor=factor, **given)
+            return Yarn(
+                factor,
+                fast=_number(own, "beta_fast", 32) or 32,  # 0 counts as left out
+                slow=_number(own, "beta_slow", 1) or 1,
+                truncate=bool(own.get("truncate", True)),
+                mscale=_number(own, "mscale", None),
+                mscale_all_dim=_number(own, "mscale_all_dim", None),
+                **given,
+            )
+    raise UserError(
+        f"no rotation is known under rope_type {shown(kind)}: "
+        f"transformers has default, linear, dynamic, yarn, longrope, llama3 and proportional."
     )
 
 
-def _max_length(config: Any) -> int:
-    most = getattr(config, "max_position_embeddings", None)
-    if most is None:
-        raise UserError("these rope_parameters need max_position_embeddings beside them: add it.")
-    return most
+class MissingEntryError(UserError):
+    """A rope dictionary without a number that its type needs, or with something else for it."""
+
+
+def _known(longest: int | None) -> int:
+    if longest is None:
+        raise MissingEntryError(
+            "these rope_parameters need max_position_embeddings beside them: add it."
+        )
+    return longest
 
 
 def _number(own: Entries, key: str, *default: Any) -> Any:
     """A number of a rope dictionary, or the default, if one is given."""
-    if own.get(key) is None and default:
+    value = own.get(key)
+    if value is None and default:
         return default[0]
-    value = _required(own, key)
     if not is_number(value):
-        raise UserError(
-            f"{key} of rope_parameters is a number, but got {shown(value)}: correct it."
-        )
+        raise _wrong(own, key, "a number")
     return float(value)
 
 
-def _required(own: Entries, key: str) -> Any:
-    if own.get(key) is None:
-        raise UserError(
-            f"rope_parameters of type {rope_type(own)!r} need {key}, but got only "
-            f"{shown(sorted(own))}: add it."
-        )
-    return own[key]
-
-
 def _numbers(own: Entries, key: str) -> tuple[float, ...]:
-    values = _required(own, key)
-    if not isinstance(values, list | tuple) or not all(map(is_number, values)):
-        raise UserError(f"{key} of rope_parameters is a list, but got {shown(values)}: correct it.")
+    values = own.get(key)
+    if not isinstance(values, list | tuple) or not values or not all(map(is_number, values)):
+        raise _wrong(own, key, "a list")
     return tuple(map(float, values))
+
+
+def _wrong(own: Entries, key: str, needed: str) -> MissingEntryError:
+    if own.get(key) is not None:
+        what = f"{key} of rope_parameters is {needed}, but got {shown(own[key])}: correct it."
+        return MissingEntryError(what)
+    kind, only = rope_type(own), shown(sorted(own))
+    return MissingEntryError(
+        f"rope_parameters of type {kind!r} need {key}, but got only {only}: add it."
+    )

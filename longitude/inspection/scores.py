@@ -16,7 +16,6 @@ is removed first, because softmax doesn't see it). Attention on the first token 
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,20 +120,9 @@ def _read_text(paths: tuple[str, ...]) -> str:
         from pydoc_data.topics import topics
 
         return "\n\n".join(topics.values())
-    texts = []
-    for path in map(Path, paths):
-        files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
-        for file in files:
-            try:
-                texts.append(file.read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError) as error:
-                if path.is_dir():
-                    continue  # a folder may hold other files
-                why = getattr(error, "strerror", None) or "it is not UTF-8"
-                raise UserError(
-                    f"{shown(str(file))} can't be read ({why}): give a text file."
-                ) from None
-    return "\n\n".join(texts)
+    from longitude.training.data import read_documents
+
+    return "\n\n".join(one.text.decode() for one in read_documents(paths))
 
 
 # one layer

@@ -324,9 +324,9 @@ def haystack(endpoint: Endpoint, length: int) -> str:
     return task + endpoint.fill(size)
 
 
-def with_marker(hay: str, depth: float, key: int, question: str = QUESTION) -> str:
+def with_marker(hay: str, depth: float, key: int) -> str:
     """A prompt with a pass key at a depth; all else stands where it stood without the key."""
     marker = f"\n{KEY.format(key=key)}\n"
     start = hay.find("\n") + 1
     at = start + int(depth * max(0, len(hay) - start - len(marker)))
-    return f"{hay[:at]}{marker}{hay[at + len(marker) :]}\n{question}"
+    return f"{hay[:at]}{marker}{hay[at + len(marker) :]}\n{QUESTION}"

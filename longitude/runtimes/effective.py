@@ -6,7 +6,6 @@ Runtimes differ in which entries they read, in their defaults and in the context
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +14,10 @@ from typing import Any
 
 from longitude.core.part import Frequencies
 from longitude.core.validate import UserError
-from longitude.hf.rope_config import ORIGINAL, is_number, rope_type
-from longitude.parts import DynamicNtk, Linear, Llama3, LongRope, Proportional, Unscaled, Yarn
-from longitude.parts.frequencies import magnitude
+from longitude.hf.rope_config import TYPES, MissingEntryError, is_number, rope_type
+from longitude.hf.rope_config import frequencies as read_frequencies
+from longitude.parts import LongRope
+from longitude.parts.rotary_tables import attention_scaling
 from longitude.runtimes import Issue
 from longitude.runtimes.target import Target, head_size
 
@@ -151,70 +151,35 @@ class RopeEntries:
         return [names.get(key, f"{key} ignored") for key in keys if set_here[key]]
 
     def frequencies(self) -> Frequencies:
-        """The frequencies by the formulas that all runtimes share; a UserError (crossed bounds, a
-        factor below zero) means that the runtime does not start."""
-        match self.kind:
-            case "default" | "mrope" | "none":
-                return Unscaled()
-            case "linear":
-                return Linear(self.number("factor"))
-            case "dynamic":
-                return DynamicNtk(self.max_length, self.number("factor"))
-            case "proportional":
-                share = self.number("partial_rotary_factor", 1.0)
-                return Proportional(share, self.number("factor", 1))
-            case "llama3":
-                low, high = (self.number(f"{end}_freq_factor") for end in ("low", "high"))
-                original = int(self.number(ORIGINAL))
-                return Llama3(self.number("factor"), original=original, low=low, high=high)
-            case "yarn":
-                return Yarn(
-                    self.number("factor"),
-                    original=int(self.number(ORIGINAL)),
-                    fast=self.optional("beta_fast") or 32.0,
-                    slow=self.optional("beta_slow") or 1.0,
-                    truncate=bool(self.entries.get("truncate", True)),
-                )
-            case "longrope" | "su":
-                lists: list[Any] = list(map(self.entries.get, ("short_factor", "long_factor")))
-                for one in lists:
-                    if not isinstance(one, list | tuple) or not one or not all(map(is_number, one)):
-                        raise DoesNotStart("missing key")
-                short, long = (tuple(map(float, one)) for one in lists)
-                return LongRope(short, long, original=int(self.number(ORIGINAL)))
-        raise DoesNotStart("unknown type")
+        """The frequencies by the formulas that all runtimes share."""
+        kind = {"mrope": "default", "none": "default", "su": "longrope"}.get(self.kind, self.kind)
+        if kind not in TYPES:
+            raise DoesNotStart("unknown type")
+        if kind == "yarn":
+            self.number("factor")
+        try:
+            return read_frequencies({**self.entries, "rope_type": kind}, self.max_length)
+        except MissingEntryError as error:
+            raise DoesNotStart("missing key") from error
+        except UserError as error:  # crossed bounds, a factor below zero
+            raise DoesNotStart("out of range") from error
 
-    def yarn_attention(self, *, explicit: bool = True, ratio: bool = True) -> float:
-        """YaRN's factor on cosine and sine as in transformers: `attention_factor` if it is read,
-        the ratio of both mscales if they are, else 0.1 ln s + 1."""
-        given, factor = self.optional("attention_factor"), self.number("factor")
-        if explicit and given is not None:
-            return given
-        top, bottom = self.optional("mscale"), self.optional("mscale_all_dim")
-        if ratio and top and bottom:
-            return magnitude(factor, top) / magnitude(factor, bottom)
-        return magnitude(factor)
-
-    def longrope_attention(self, scale: float | None = None) -> float:
-        """LongRoPE's √(1 + ln s / ln L), s the ratio of the lengths unless given."""
-        original = self.number(ORIGINAL)
-        scale = self.max_length / original if scale is None else scale
-        return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    def attention(self, *unread: str) -> float:
+        """The formula's own factor on cosine and sine, without the entries that are not read."""
+        return attention_scaling(self.updated(**dict.fromkeys(unread)).frequencies(), 1)
 
     def computed(
         self,
         length: float,
         frequencies: Frequencies | None = None,
         *,
-        attention: float = 1.0,
+        attention: float | None = None,
         at: float | None = None,
         issues: Iterable[str] = (),
     ) -> Effective:
-        """The runtime's value; its frequencies are those of an input of `at` tokens (`length`)."""
-        try:
-            frequencies = self.frequencies() if frequencies is None else frequencies
-        except UserError as error:
-            raise DoesNotStart("out of range") from error
+        """The runtime's value; its frequencies are those of an input of `at` tokens (`length`), and
+        its factor on cosine and sine is the formula's own, unless given."""
+        frequencies = self.frequencies() if frequencies is None else frequencies
         if self.base is None:
             raise DoesNotStart("no theta")
         try:
@@ -224,7 +189,8 @@ class RopeEntries:
         two_lists = isinstance(frequencies, LongRope) and frequencies.short != frequencies.long
         switch = ["longrope switch"] if two_lists else []
         met = (*self.issues, *issues, *switch)
-        return Effective(tuple(inv), float(attention), int(length), met)
+        gain = attention_scaling(frequencies, 1) if attention is None else attention
+        return Effective(tuple(inv), float(gain), int(length), met)
 
 
 def rotated_dims(config: Mapping[str, Any], share: float) -> int:

@@ -39,8 +39,8 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
         case "longrope" | "su":
             original = rope.number(ORIGINAL, rope.config.get(ORIGINAL))
             rope = rope.updated(**{ORIGINAL: original})
-            issues, gain = ["attention factor ignored"], rope.longrope_attention()
-            return rope.computed(rope.max_length, attention=gain, issues=issues)
+            plain = rope.updated(attention_factor=None, factor=None)
+            return plain.computed(rope.max_length, issues=["attention factor ignored"])
         case "dynamic":
             raise DoesNotStart("unknown type")
         case "llama3":
@@ -71,15 +71,13 @@ def _yarn(rope: RopeEntries, old: bool) -> Effective:
     stated = rope.number("factor", 1.0)
     if old:
         other = "other original" if original != longest else None
-        unread = dict.fromkeys(("beta_fast", "beta_slow", "truncate"))
-        plain = rope.updated(**{ORIGINAL: longest}, **unread).noting(other)
-        gain = plain.yarn_attention(explicit=False, ratio=False)
-        return plain.computed(longest, attention=gain, issues=["attention factor ignored"])
+        unread = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale")
+        plain = rope.updated(**{ORIGINAL: longest}, **dict.fromkeys(unread)).noting(other)
+        return plain.computed(longest, issues=["attention factor ignored"])
     factor = longest / original if original else stated
     plain = rope.updated(**{ORIGINAL: original or longest}, factor=factor)
     plain = plain.noting("factor from lengths" if factor != stated else None)
-    gain = plain.yarn_attention(ratio=False)
-    return plain.computed(longest, attention=gain, issues=rope.ignoring("mscale"))
+    return plain.updated(mscale=None).computed(longest, issues=rope.ignoring("mscale"))
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:

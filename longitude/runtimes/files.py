@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import metadata_load
+from jinja2 import Template
 from yaml import YAMLError
 
 from longitude import __version__
@@ -50,11 +51,10 @@ REWRITTEN = ("config.json", TOKENIZER, "generation_config.json", "README.md")
 CARRIED = ("license", "license_name", "license_link", "language", "library_name", "pipeline_tag")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = ("long-context", "longitude")
-FENCES = {".py": "python", ".sh": "sh", ".yaml": "yaml"}
-UNMEASURED = (
-    "Nothing was measured. `longitude extend` measures what a scheme does to a model, inside its "
-    "window and past it."
-)
+FENCES = {"py": "python", "sh": "sh", "yaml": "yaml"}
+USUAL = ("causal", "unscaled", "sequential")  # parts that need no explanation
+UNCHANGED = "unchanged; what changed is how it counts positions"
+TABLE_LONGER = "but for its table of positions, which is written out longer"
 
 
 def slug(name: str) -> str:
@@ -236,16 +236,29 @@ def write_settings(
 
 def card(result: ExportResult) -> str:
     """The text of README.md."""
-    source, folder = result.checkpoint.source, result.checkpoint.source.folder
-    name = source.gguf.stem if source.gguf else folder.resolve().name if folder else source.name
-    body = [f"# {name} at {result.target:,} tokens", *_changes(name, result)]
-    if result.run is None:
-        body.append(f"## Measured\n\n{UNMEASURED}")
-    elif result.run.summary:
-        lines = [line for line in result.run.summary.splitlines() if not line.startswith("![")]
-        body.append("## Measured\n\n#" + "\n".join(lines).strip().replace("\n## ", "\n### "))
-    body += ["## Use", *_commands(result), *map(str, result.verified)]
-    return f"---\n{yaml(_header(result.checkpoint))}---\n\n" + "\n\n".join(body) + "\n"
+    checkpoint, source, run = result.checkpoint, result.checkpoint.source, result.run
+    folder = source.folder.resolve() if source.folder else None
+    schemes = {e.scheme: parse(e.scheme) for e in result.exports if e.settings}
+    longer = any(map(is_longer_table, schemes.values()))
+    parts = [p for s in schemes.values() for layer in distinct_layers(s) for p in all_parts(layer)]
+    lines = (run.summary if run else "").splitlines()
+    kept = "\n".join(line for line in lines if not line.startswith("!["))
+    text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+    return Template(text, trim_blocks=True, keep_trailing_newline=True).render(
+        header=yaml(_header(checkpoint)),
+        name=source.gguf.stem if source.gguf else folder.name if folder else source.name,
+        target=result.target,
+        trained=checkpoint.trained,
+        weights=TABLE_LONGER if longer else UNCHANGED,
+        schemes=schemes,
+        own=checkpoint.own,
+        parts=dict.fromkeys(part_row(part) for part in parts if part.name not in USUAL),
+        measured=kept.strip().replace("\n## ", "\n### ") if run else None,
+        exports=result.exports,
+        fences=FENCES,
+        version=__version__,
+        verified=result.verified,
+    )
 
 
 def front_matter(file: Path) -> dict[str, Any]:
@@ -269,35 +282,3 @@ def _header(checkpoint: Checkpoint) -> dict[str, Any]:
     if isinstance(base, list) or REPOSITORY.fullmatch(str(base or "")):
         carried["base_model"] = base
     return {**carried, "tags": list(dict.fromkeys([*map(str, own.get("tags") or ()), *TAGS]))}
-
-
-def _changes(name: str, result: ExportResult) -> Iterator[str]:
-    """What became of the weights, the schemes, the model's own one, and what their parts are."""
-    checkpoint = result.checkpoint
-    schemes = {e.scheme: parse(e.scheme) for e in result.exports if e.settings}
-    weights = "unchanged; what changed is how it counts positions"
-    if any(map(is_longer_table, schemes.values())):
-        weights = "but for its table of positions, which is written out longer"
-    trained = f" where it was made for {checkpoint.trained:,}" if checkpoint.trained else ""
-    reads = f"so that it reads {result.target:,} tokens{trained}."
-    yield f"The weights are those of {name}, {weights}, {reads}"
-    yield from (f"```\n{text}\n```" for text in schemes)
-    if checkpoint.own is not None:
-        yield f"Its own scheme was `{checkpoint.own}`."
-    parts = [p for s in schemes.values() for layer in distinct_layers(s) for p in all_parts(layer)]
-    usual = ("causal", "unscaled", "sequential")
-    rows = dict.fromkeys(part_row(part) for part in parts if part.name not in usual)
-    if rows:
-        yield "\n".join(f"- `{one.name}`: {one.meaning} {one.paper}." for one in rows)
-
-
-def _commands(result: ExportResult) -> Iterator[str]:
-    for one in result.exports:
-        if one.settings is None:
-            yield f"**{one.runtime.title}**: {one.refused}"
-            continue
-        fence = FENCES.get(Path(one.runtime.file).suffix, "")
-        title = one.runtime.called(one.version)
-        yield f"**{title}**\n\n```{fence}\n{one.settings.text.rstrip()}\n```"
-        yield from one.settings.notes
-    yield f"Longitude {__version__} wrote this, and checked it against each runtime's formulas."

@@ -97,7 +97,7 @@ def _converted_scaling(rope: RopeEntries) -> tuple[dict[str, Any], dict[str, Any
             keys |= {"type": "yarn", "factor": rope.number("factor")}
             return keys | {"original_context_length": int(rope.number(ORIGINAL))}, {}
         case "longrope":
-            keys = {"type": "longrope", "attn_factor": rope.longrope_attention()}
+            keys = {"type": "longrope", "attn_factor": rope.attention("attention_factor", "factor")}
             keys["original_context_length"] = int(rope.number(ORIGINAL))
             lists = {SHORT: "short_factor", LONG: "long_factor"}
             return keys, {name: list(rope.entries[key]) for name, key in lists.items()}

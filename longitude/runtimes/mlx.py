@@ -41,9 +41,9 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             rope = rope.updated(**{ORIGINAL: rope.number(ORIGINAL, 4096)})
             return yarn_by_mscale(rope, length, other)
         case "longrope":
-            gain, always_long = rope.longrope_attention(), int(rope.number(ORIGINAL)) + 1
-            issues = ["attention factor ignored"]
-            return rope.computed(length, attention=gain, at=always_long, issues=issues)
+            always_long, issues = int(rope.number(ORIGINAL)) + 1, ["attention factor ignored"]
+            plain = rope.updated(attention_factor=None, factor=None)
+            return plain.computed(length, at=always_long, issues=issues)
         case "dynamic":
             return rope.computed(length * rope.number("factor"), issues=["decode differs"])
         case "llama3":

@@ -47,10 +47,10 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             grown = factor * factor - (factor - 1) if alpha is None else alpha
             return rope.computed(length, Ntk(grown), issues=["dynamic is static"])
         case "yarn":
-            gain = rope.yarn_attention(explicit=False) * rope.number("attn_factor", 1.0)
+            gain = rope.attention("attention_factor") * rope.number("attn_factor", 1.0)
             return rope.computed(length, attention=gain, issues=rope.ignoring("attention_factor"))
         case "longrope":
-            gain = rope.number("long_mscale", rope.longrope_attention())
+            gain = rope.number("long_mscale", rope.attention("attention_factor", "factor"))
             return rope.computed(length, attention=gain, issues=longrope_issues(rope))
     return rope.computed(length)
 

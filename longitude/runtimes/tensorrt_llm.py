@@ -38,8 +38,8 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             return yarn_by_mscale(rope.updated(factor=rope.number("factor", 1.0)), length, [])
         case "longrope":
             at = config.get("max_seq_len") or rope.number(ORIGINAL) + 1
-            gain, issues = rope.longrope_attention(), ["attention factor ignored"]
-            return rope.computed(length, attention=gain, at=at, issues=issues)
+            plain = rope.updated(attention_factor=None, factor=None)
+            return plain.computed(length, at=at, issues=["attention factor ignored"])
         case "dynamic":
             alpha = rope.optional("alpha") or 1.0
             frequencies = Unscaled() if alpha == 1 else Ntk(alpha)

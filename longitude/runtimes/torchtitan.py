@@ -49,7 +49,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     entries["rope_type"] = "default" if unscaled else TYPES[scaling]
     rope = RopeEntries({}, entries, float(config.get("theta", 1e4)), int(config["dim"]))
     issues = ["temperature left out"] * (rope.kind == "yarn")
-    return rope.computed(int(config["max_seq_len"]), issues=issues)
+    return rope.computed(int(config["max_seq_len"]), attention=1.0, issues=issues)
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:

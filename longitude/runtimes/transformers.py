@@ -184,12 +184,6 @@ def computed(rope: RopeEntries, length: int | None = None) -> Effective:
         raise DoesNotStart("no theta")
     length = length or rope.max_length
     match rope.kind:
-        case "yarn":
-            return rope.computed(length, attention=rope.yarn_attention())
-        case "longrope":
-            scale, gain = rope.optional("factor"), rope.optional("attention_factor")
-            gain = rope.longrope_attention(scale or None) if gain is None else gain
-            return rope.computed(length, attention=gain)
         case "dynamic":
             alpha = rope.optional("alpha")
             if alpha and RopeDict(rope.config, {}, {}, "").named("alpha"):  # Hunyuan's, once

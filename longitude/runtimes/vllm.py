@@ -69,7 +69,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             return _yarn(rope, length, version)
         case "longrope":  # the long list for every input if longer ones than the original may come
             long = length > rope.number(ORIGINAL)
-            own = rope.longrope_attention()
+            own = rope.attention("attention_factor", "factor")
             gain = rope.number("long_mscale" if long else "short_mscale", own)
             short = length == rope.config.get(ORIGINAL) != rope.max_length
             issues = longrope_issues(rope) + ["longrope kept short"] * short
@@ -140,7 +140,7 @@ def _yarn(rope: RopeEntries, length: int, version: str | None) -> Effective:
         ignored = map(rope.optional, ("attention_factor", "mscale", "mscale_all_dim"))
         issues = ["attention factor ignored"] if any(ignored) else []
     else:
-        gain, issues = rope.yarn_attention(), []
+        gain, issues = None, []
     rows = math.ceil(rope.number(ORIGINAL) * rope.number("factor"))
     issues += ["length past the table"] * (rows < length)
     return rope.computed(min(length, rows), attention=gain, issues=issues)

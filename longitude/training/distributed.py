@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from longitude.core.validate import UserError
+from longitude.hf.device import device_of
 
 SHARDED_FROM = 100_000_000  # weights of a lab model
 SPARE = 1.1  # times what is counted: gaps of the allocator, work space of kernels
@@ -176,15 +177,9 @@ def process_group(device: str = "auto", context: int = 1) -> Iterator[World]:
 
 
 def _device(name: str) -> torch.device:
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-    try:
-        device = torch.device(kind)
-    except RuntimeError:
-        raise UserError(f"no device is called {name!r}: use auto, cpu or cuda.") from None
+    device = device_of(name)
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"training runs on cpu or cuda, but got {name!r}: use one of them.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"--device {name}, but torch finds no CUDA device here: use cpu.")
     if device.type == "cuda":
         device = torch.device("cuda", device.index or int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)

@@ -201,7 +201,7 @@ def test_a_checkpoint_is_measured_on_text(tmp_path: Path) -> None:
     [
         ({"length": 300}, "16 to 256"),
         ({"length": 3}, "16 to 256"),
-        ({"text": ("nowhere.txt",)}, "can't be read"),
+        ({"text": ("nowhere.txt",)}, "there is no file or folder"),
     ],
 )
 def test_what_can_not_be_read_is_said(options: dict[str, Any], said: str) -> None:

@@ -27,8 +27,7 @@ from longitude.runtimes.transformers import version5
 def emulate(config, version=None):
     rope = version5(config)
     issues = ["dummy ignores it"] * (rope.optional("attention_factor") is not None)
-    gain = rope.yarn_attention(explicit=False) if rope.kind == "yarn" else 1.0
-    return rope.computed(rope.max_length, attention=gain, issues=issues)
+    return rope.updated(attention_factor=None).computed(rope.max_length, issues=issues)
 
 
 def write(target, model, version):

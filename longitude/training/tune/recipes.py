@@ -55,6 +55,7 @@ class Recipe:
     groups: float | None = None
     at_window: bool = False
     short: float = 0.0
+    what: str = ""  # for the help
 
     def __post_init__(self) -> None:
         for name in ("steps", "rows", "length", "rate", "rank"):
@@ -71,7 +72,7 @@ class Recipe:
             raise UserError(f"what is trained is lora or full, but got {shown(self.trained)}.")
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "what"}
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step: linear from a tenth up, then linear down to a tenth."""
