@@ -22,10 +22,9 @@ from longitude.core.validate import UserError
 from longitude.viz.text import safe_lines
 
 if TYPE_CHECKING:
-    from longitude.reading.memwalker import Visit
-if TYPE_CHECKING:
     from longitude.hf.generation import Chat
     from longitude.hf.streaming import Stream
+    from longitude.reading.memwalker import Visit
 
 BLOCK = 4096  # bytes of standard input that are read at once
 MAX_WORD = 256  # the longest word that is kept together at the end of a block
@@ -93,6 +92,7 @@ def read(
     The answer goes to stdout as it comes, all else to stderr. The exit code is 1 if memwalker finds
     no answer.
     """
+    given = o.without(locals(), "files", "question", "show", "quiet", "as_json")
     from rich.console import Console
 
     from longitude.reading import api
@@ -113,12 +113,9 @@ def read(
     with ExitStack() as stack:
         progress = stack.enter_context(display(quiet))
         writer = AnswerWriter(stack.close)  # the progress display would be in the way
-        options = api.ReadOptions(
-            model, by, max_tokens, temperature, seed, window, most_windows, runs, out, key,
-            device, dtype, revision, trust_remote_code, notify=notify, progress=progress,
-            on_text=api.ignore if as_json else writer.write,
-            on_visit=on_visit if show and not as_json else api.ignore,
-        )  # fmt: skip
+        given |= {"on_text": api.ignore if as_json else writer.write}
+        given |= {"on_visit": on_visit if show and not as_json else api.ignore}
+        options = api.ReadOptions(**given, notify=notify, progress=progress)
         try:
             result = api.read(files, question, options=options)
         finally:

@@ -161,7 +161,11 @@ def undo(model: nn.Module) -> None:
 
 def _remove(model: nn.Module) -> Patch | None:
     """The bare model, as its configuration has it; the patch that was removed from it."""
-    patch = _permanent_patch(model)
+    patch = patch_of(model)
+    if patch is not None and not patch.permanent:
+        raise UserError(
+            f"the model is patched with {patch.text} inside a with block: leave the block first."
+        )
     if patch is not None:
         patch.stack.close()
         del vars(model)[PATCH]
@@ -184,15 +188,6 @@ def unpatched(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         if patch is not None:
             _restore(model, patch)
-
-
-def _permanent_patch(model: nn.Module) -> Patch | None:
-    patch = patch_of(model)
-    if patch is not None and not patch.permanent:
-        raise UserError(
-            f"the model is patched with {patch.text} inside a with block: leave the block first."
-        )
-    return patch
 
 
 def trained_length(model: nn.Module) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longitude.core.client import is_url
 from longitude.core.progress import Event, Progress, TextResult, silent
 from longitude.core.validate import UserError, shown
-from longitude.reading.documents import Document, Piece, documents, excerpt, most_relevant, pieces
+from longitude.reading.documents import Document, Piece, documents, most_relevant, pieces
 from longitude.reading.select import AUTO, METHODS, Choice, choose, prior_runs, required_extension
 
 if TYPE_CHECKING:
@@ -98,11 +98,7 @@ class ReadResult(TextResult):
             reading.by_path(visit.plain(), where, console)
         if steps := getattr(self.answer, "steps", None):
             wanted = f"{self.question} {self.answer.text}"
-            places = [
-                reading.Place(one.document.name, one.place, excerpt(one.text, wanted))
-                for one in self.pieces
-            ]
-            reading.by_windows(steps, places, console)
+            reading.by_windows(steps, self.pieces, wanted, console)
 
     def to_json(self) -> dict[str, Any]:
         data = self.answer.plain()

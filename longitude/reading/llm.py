@@ -6,13 +6,12 @@ Both are prompted in plain text at temperature 0; a server through `core/client.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from longitude.core.client import Client, Retry, gather
+from longitude.core.client import Client, Retry
 from longitude.core.store import address
 from longitude.core.text import dump
 from longitude.core.validate import UserError, shown
@@ -42,10 +41,6 @@ class LLM(Protocol):
     def say(self, prompt: str, new: int) -> str:
         """The reply to a prompt, of at most `new` tokens."""
         ...
-
-
-def replies(llm: LLM, prompts: Sequence[str], new: int) -> Iterator[tuple[int, str]]:
-    return gather(lambda prompt: llm.say(prompt, new), prompts, llm.at_once)
 
 
 class Local:

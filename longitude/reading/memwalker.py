@@ -28,10 +28,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from longitude.core.client import gather
 from longitude.core.progress import Event, Progress, silent
 from longitude.core.store import Store
 from longitude.core.validate import UserError
-from longitude.reading.llm import LLM, replies
+from longitude.reading.llm import LLM
 
 # the space after a full stop and its closing quotes, or an empty line; CJK needs no space. It
 # looks back for the full stop: a run of a million dots must not be read a million times.
@@ -202,7 +203,7 @@ def _summaries(
     cached = sum(times[text] for text in found)
     report(cached, cached)
     missing = [text for text in times if text not in found]
-    for n, reply in replies(llm, [prompts[text] for text in missing], new):
+    for n, reply in gather(lambda text: llm.say(prompts[text], new), missing, llm.at_once):
         text = missing[n]
         # an empty reply leaves the beginning of the text to choose by
         summary = truncate(reply, new, llm.size) or truncate(text, new, llm.size) or "(nothing)"

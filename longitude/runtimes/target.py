@@ -17,12 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from longitude import parts
 from longitude.core.part import Frequencies, by_rows
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
+from longitude.hf.encoding_config import head_dim
 from longitude.hf.rope_config import INSIDE, ORIGINAL, is_number, main_rope_dict, sections_of
 from longitude.runtimes import recommended
 
@@ -191,19 +193,13 @@ def _required(scheme: Scheme, own: Scheme) -> str | None:
 def head_size(config: Mapping[str, Any]) -> int:
     """The dimensions of a head; of multi-head latent attention, rotated and unrotated ones."""
     text = text_config(config)
-    unrotated, rotated = (text.get(f"qk_{name}_head_dim") for name in ("nope", "rope"))
-    if is_number(unrotated) and is_number(rotated):
-        return int(unrotated + rotated)
-    heads = text.get("num_attention_heads", text.get("n_head"))
-    width = text.get("hidden_size", text.get("n_embd"))
-    both = is_number(width) and is_number(heads) and heads > 0
-    size = text.get("head_dim") or (width // heads if both else None)
-    if not is_number(size) or size < 2:
+    size = head_dim(SimpleNamespace(**text))
+    if size is None or size < 2:
         raise UserError(
             f"the head size is read from head_dim, or hidden_size and num_attention_heads, but the "
             f"configuration has only {shown(sorted(text))}: give a complete config.json."
         )
-    return int(size)
+    return size
 
 
 def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = None) -> int:

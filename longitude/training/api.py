@@ -234,10 +234,11 @@ def tune(
 
 def _write_loss_curve(losses: tuple[float, ...], title: str, text: str, path: Path) -> Path:
     """The loss of every step as a chart, or a text as Markdown, by the file's ending."""
-    from longitude.viz.lab import write_training_loss
+    from longitude.viz.files import write_spec
+    from longitude.viz.lab import training_spec
 
     if path.suffix == ".md":
         path.write_text(f"# {title}\n\n```\n{text}\n```\n", encoding="utf-8")
     else:
-        write_training_loss(losses, SMOOTHED, title, path)
+        write_spec(training_spec(losses, SMOOTHED, title), title, path)
     return path

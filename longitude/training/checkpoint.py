@@ -157,9 +157,7 @@ class RunFolder:
                 for key in MOMENTS:
                     state[key] = torch.zeros_like(p)
                     assign(state[key], f.get_tensor(f"{key}.{name}"))
-                state["step"] = torch.tensor(
-                    float(step), device=p.device if optimizer.defaults["fused"] else "cpu"
-                )
+                state["step"] = torch.tensor(float(step), device=p.device)  # AdamW is fused
         return step
 
     @contextmanager

@@ -312,11 +312,6 @@ def _table(table: LabTable, labels: Sequence[str]) -> Spec:
     return v.inset(v.document(layers), rows, **size)
 
 
-def write_training_loss(losses: Sequence[float], window: int, title: str, path: Path) -> None:
-    """Draw the loss of every step and its mean over the last `window` into a file."""
-    files.write_spec(training_spec(losses, window, title), title, path)
-
-
 def training_spec(losses: Sequence[float], window: int, title: str) -> Spec:
     """The loss of every training step, and its mean over the last `window` steps."""
     rows = [

@@ -6,7 +6,6 @@ Whatever a document or a model says is printed without what a terminal would int
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from longitude.core.validate import short
+from longitude.reading.documents import Piece, excerpt
 from longitude.viz.plot import DIM
 from longitude.viz.terminal import rich_table
 from longitude.viz.text import NOTHING, printable, safe_lines
@@ -28,23 +28,17 @@ MAX_LISTED = 12  # windows that are listed
 BAR = 12  # characters of the longest bar
 
 
-@dataclass(frozen=True)
-class Place:
-    """A window: its document, where in it, and a few of its words."""
-
-    document: str
-    where: str
-    words: str
-
-
-def by_windows(steps: Sequence[Step], places: Sequence[Place], console: Console) -> None:
-    """Print which window each token came from, then the windows themselves."""
+def by_windows(
+    steps: Sequence[Step], windows: Sequence[Piece], wanted: str, console: Console
+) -> None:
+    """Print which window each token came from, then the windows themselves, each with the sentence
+    that has most of the wanted words."""
     if all(step.window is None for step in steps):
-        every = "; ".join(f"{printable(one.document)}, {one.where}" for one in places)
+        every = "; ".join(f"{printable(one.document.name)}, {one.place}" for one in windows)
         console.print(f"read in full: {every}", markup=False, soft_wrap=True)
         return
     by_mass = any(step.mass for step in steps)
-    drawn = f"windows 1–{len(places)}" if by_mass and len(places) <= MAX_DRAWN else ""
+    drawn = f"windows 1–{len(windows)}" if by_mass and len(windows) <= MAX_DRAWN else ""
     heads = ["token", "window", "attention" if by_mass else "entropy", drawn]
     rows = [_row(step, by_mass) for step in steps if step.token is not None]
     table = rich_table(heads, rows)
@@ -53,7 +47,7 @@ def by_windows(steps: Sequence[Step], places: Sequence[Place], console: Console)
     console.print(table)
     what = "the attention" if by_mass else "the tokens"
     console.print(Text(f"the windows, by their share of {what}", style="bold"))
-    _legend(steps, places, console)
+    _legend(steps, windows, wanted, console)
 
 
 def _row(step: Step, by_mass: bool) -> tuple[Text, ...]:
@@ -76,10 +70,10 @@ def _row(step: Step, by_mass: bool) -> tuple[Text, ...]:
     return Text(f"“{text}”", style=style), Text(number, style=style), Text(value), more
 
 
-def _legend(steps: Sequence[Step], places: Sequence[Place], console: Console) -> None:
+def _legend(steps: Sequence[Step], windows: Sequence[Piece], wanted: str, console: Console) -> None:
     """The windows that an answer came from, by attention or by the tokens chosen: the largest share
     first, with a few words of each."""
-    totals = [0.0] * len(places)
+    totals = [0.0] * len(windows)
     for step in steps:
         for n, share in enumerate(step.mass):
             totals[n] += share
@@ -88,11 +82,11 @@ def _legend(steps: Sequence[Step], places: Sequence[Place], console: Console) ->
     shares = {n: one / (sum(totals) or 1) for n, one in enumerate(totals)}
     order = sorted((n for n in shares if round(100 * shares[n])), key=lambda n: (-shares[n], n))
     for n in order[:MAX_LISTED]:
-        one, bar = places[n], "█" * max(1, round(BAR * shares[n]))
+        one, bar = windows[n], "█" * max(1, round(BAR * shares[n]))
         head = Text.assemble((f"window {n + 1} ", _colour(n)), (f"{bar} {shares[n]:.0%} ", DIM))
-        head.append(f"{printable(one.document)}, {one.where}")
+        head.append(f"{printable(one.document.name)}, {one.place}")
         console.print(head, soft_wrap=True)
-        words = Text(f"  {printable(one.words)}", style=DIM)
+        words = Text(f"  {printable(excerpt(one.text, wanted))}", style=DIM)
         console.print(words, overflow="ellipsis", no_wrap=True)
 
 

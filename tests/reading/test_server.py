@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from longitude.core.client import MAX_REPLY, Retry
+from longitude.core.client import MAX_REPLY, Retry, gather
 from longitude.core.validate import UserError
-from longitude.reading.llm import Server, replies
+from longitude.reading.llm import Server
 from longitude.reading.memwalker import read
 
 from .scripted import MODEL, Bad, Script, Scripted
@@ -146,7 +146,7 @@ def test_a_server_that_dies_and_comes_back() -> None:
 
     with Scripted(script) as server:
         speaker = Server(server.url, at_once=2, retry=QUICK)
-        found = dict(replies(speaker, [*"abcde"], 7))
+        found = dict(gather(lambda text: speaker.say(text, 7), [*"abcde"], speaker.at_once))
     assert found == {n: f"said {letter}" for n, letter in enumerate("abcde")}
     assert len(server.prompts) >= 6
 
@@ -179,7 +179,8 @@ def test_the_first_error_ends_it() -> None:
     with Scripted(script) as server:
         speaker = Server(server.url, at_once=2)
         with pytest.raises(UserError, match="status 400"):
-            dict(replies(speaker, [str(n) for n in range(100)], 7))
+            texts = map(str, range(100))
+            dict(gather(lambda text: speaker.say(text, 7), texts, speaker.at_once))
         time.sleep(0.1)
         assert len(server.prompts) < 20, "those that waited were not asked"
 

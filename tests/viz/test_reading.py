@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from longitude.reading.documents import Document, Piece
 from longitude.reading.generate import Step
-from longitude.viz.reading import Place, by_path, by_windows
+from longitude.viz.reading import by_path, by_windows
 from longitude.viz.text import safe_lines
 
 
@@ -43,12 +44,14 @@ def test_windows_are_told_by_their_share_of_the_tokens() -> None:
         Step(3, "!", 0, 0.0, (0.0, 1.0, 1.0)),
         Step(None, "."),
     ]
-    places = [Place(f"log{n}.txt", f"line {n}", f"words [b]{n}[/b]") for n in range(3)]
-    told = [line.split() for line in lines(by_windows, steps, places)]
+    windows = [
+        Piece(Document(f"log{n}.txt", "\n" * n + f"words [b]{n}[/b]"), n, n + 14) for n in range(3)
+    ]
+    told = [line.split() for line in lines(by_windows, steps, windows, "words")]
     assert ["“", "4”", "2", "0.250", "next:", "window", "1,", "0.500"] in told
     assert ["“7↵”", "2", "0.100", "next:", "window", "3,", "0.050"] in told
     assert [row[:2] for row in told if row[0] == "window"] == [["window", "2"], ["window", "1"]]
-    assert ["window", "2", "████████", "67%", "log1.txt,", "line", "1"] in told
+    assert ["window", "2", "████████", "67%", "log1.txt,", "line", "2"] in told
     assert ["words", "[b]1[/b]"] in told  # no markup of ours
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from longitude.viz.lab import training_spec, write_training_loss
+from longitude.viz.files import write_spec
+from longitude.viz.lab import training_spec
 
 
 def test_each_step_stands_beside_the_mean_of_the_last():
@@ -16,5 +17,6 @@ def test_each_step_stands_beside_the_mean_of_the_last():
 
 
 def test_it_is_drawn(tmp_path):
-    write_training_loss([3.0, 2.5, 2.7], 20, "<a> run & more", tmp_path / "training.png")
+    title, path = "<a> run & more", tmp_path / "training.png"
+    write_spec(training_spec([3.0, 2.5, 2.7], 20, title), title, path)
     assert (tmp_path / "training.png").read_bytes()[:4] == b"\x89PNG"
