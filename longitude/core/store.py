@@ -26,6 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from longitude.core.validate import UserError, shown
+
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 STALE = (CONFIG, ADAPTER, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 VERSION = 1  # of the table below
@@ -69,6 +71,26 @@ def atomic_checkpoint(folder: Path) -> Iterator[Path]:
             file.replace(folder / file.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def read_json(file: Path, optional: bool = False) -> dict[str, Any]:
+    """The object in a JSON file; empty for an optional one that is not there."""
+    if optional and not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{file} is no JSON ({why}): write it again, or name another.") from error
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{file} should hold a JSON object, but holds {shown(content)}: correct it."
+        )
+    return content
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 class StoreError(ValueError):

@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from longitude.core.scheme import Layers, Scheme
+from longitude.core.store import read_json
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, literal, short, shown
 from longitude.hf.encodings import KINDS, read_encodings
-from longitude.hf.rope_config import read_config
 from longitude.hf.source import SCHEME
 from longitude.parts import Alibi, Learned
 from longitude.runtimes.checkpoint import open_checkpoint
@@ -86,7 +86,7 @@ class PageState:
 def start_from(name: str) -> PageState:
     """Start from a name on the Hub, a folder, a config.json, a .gguf file, or a bundled model."""
     if Path(name).suffix == ".json" and Path(name).is_file():
-        return start_from_config(read_config(name), name)
+        return start_from_config(read_json(Path(name)), name)
     found = open_checkpoint(name)
     saved = {SCHEME: found.saved} if found.saved else {}
     return start_from_config({**found.config, **saved}, name)

@@ -8,7 +8,6 @@ fits any model of its shape, and ruins all but one), and the resized position ta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longitude.core.store import read_json
 from longitude.core.validate import UserError, short
 
 ADAPTER_JSON, LONGITUDE_JSON = "adapter_config.json", "longitude.json"
@@ -43,8 +43,8 @@ class Adapter:
 
 def read_adapter(folder: Path, base: str | None = None) -> Adapter:
     """The adapter in a folder; `base` is its base, if that was moved."""
-    peft, ours = _json(folder / ADAPTER_JSON), folder / LONGITUDE_JSON
-    held = _json(ours) if ours.is_file() else {}
+    peft = read_json(folder / ADAPTER_JSON)
+    held = read_json(folder / LONGITUDE_JSON, optional=True)
     about = held.get("base") or {}
     named = base or about.get("name") or peft.get("base_model_name_or_path")
     if not isinstance(named, str):
@@ -123,13 +123,3 @@ def sample_of(tensor: Tensor) -> list[float]:
     """A few numbers of a tensor, evenly spaced."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, len(flat) // NUMBERS)][:NUMBERS].double().cpu().tolist()
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} should hold a JSON object: fetch the adapter again.")
-    return content

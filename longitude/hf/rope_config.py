@@ -13,13 +13,11 @@ layout of pairs in a head is the model's own and in no configuration.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from longitude.core.part import Frequencies
@@ -147,27 +145,6 @@ def default_share(model: type) -> float:
     return share if is_number(share) else 1.0
 
 
-def read_config(source: str | Path | Entries) -> dict[str, Any]:
-    """The content of a config.json, given its path, its folder, or the content itself."""
-    if isinstance(source, Mapping):
-        return dict(source)
-    file = Path(source) / "config.json" if Path(source).is_dir() else Path(source)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(
-            f"no configuration can be read from {shown(str(file))} ({why}): "
-            f"give the config.json of a checkpoint, or its folder."
-        ) from error
-    if not isinstance(content, dict):
-        raise UserError(
-            f"a config.json holds a dictionary, but {shown(str(file))} holds {shown(content)}: "
-            f"give that of a checkpoint."
-        )
-    return content
-
-
 def rope_dicts(raw: Entries, prefix: str = "") -> Iterator[RopeDict]:
     """The rotations of a configuration and of the configurations inside it that are about text."""
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
@@ -275,12 +252,11 @@ def ropes(config: Any) -> dict[str | None, Rope | None]:
     return {t: _rope(config, parameters[t], parameters) if parameters[t] else None for t in types}
 
 
-def read(source: str | Path | Entries) -> dict[str | None, Rope | None]:
-    """The rotations of a config.json: its path, its folder, or its content, in the format of
-    transformers 5 or 4. Raises if it leaves open what they are."""
+def read(raw: Entries) -> dict[str | None, Rope | None]:
+    """The rotations of a config.json's content, in the format of transformers 5 or 4. Raises if it
+    leaves open what they are."""
     from longitude.hf.faults import check
 
-    raw = read_config(source)
     check(raw)
     return ropes(make_config(raw))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude import __version__
-from longitude.core.store import atomic_checkpoint, atomic_file
+from longitude.core.store import atomic_checkpoint, atomic_file, read_json, write_json
 from longitude.core.text import dump
 from longitude.core.validate import UserError, short
 from longitude.hf.device import quiet_transformers
@@ -53,11 +53,11 @@ def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> N
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         if entry is not None:
-            raw = _read(part / "config.json")
+            raw = read_json(part / "config.json")
             if parameters is not None:  # `load` restores the checkpoint's own before it applies
                 entry = entry | {"rope_parameters": raw["rope_parameters"]}
                 raw["rope_parameters"] = parameters
-            _write(part / "config.json", {**raw, SCHEME: entry})
+            write_json(part / "config.json", {**raw, SCHEME: entry})
 
 
 @contextmanager
@@ -72,14 +72,6 @@ def _writing(model: Any, folder: str | os.PathLike[str], what: str, failure: str
         except (ValueError, RuntimeError, TypeError) as error:
             reason = short(str(error), 160).rstrip(".")
             raise UserError(f"{failure} ({reason}): correct it first.") from error
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def written_scheme(model: Any) -> dict[str, Any] | None:
@@ -129,11 +121,11 @@ def name_target(folder: str | os.PathLike[str], target: int) -> None:
     """Write beside a saved scheme the length that it was trained for: if the window was raised to
     it, a factor no longer tells how far the scheme reaches."""
     file = Path(folder) / "config.json"
-    raw = _read(file)
+    raw = read_json(file)
     entry = raw.get(SCHEME)
     if entry is not None and entry.get("target") != target:
         with atomic_file(file) as part:
-            _write(part, {**raw, SCHEME: {**entry, "target": target}})
+            write_json(part, {**raw, SCHEME: {**entry, "target": target}})
 
 
 def save_adapter(

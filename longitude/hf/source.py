@@ -5,7 +5,6 @@ Errors of transformers and of the libraries below it become one sentence each.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from longitude.core.store import read_json
 from longitude.core.validate import UserError, short
 from longitude.hf.peft import ADAPTER_JSON, Adapter, read_adapter
 
@@ -122,12 +122,7 @@ def raw_config(source: Source) -> tuple[Path, dict[str, Any]]:
                 url = hf_hub_url(source.place, "config.json", revision=source.revision)
                 get_hf_file_metadata(url, timeout=HUB_TIMEOUT)
             file = Path(cached_file(source.place, "config.json", **source.where) or "")
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        raise UserError(f"{source.name}: config.json is no JSON: write it anew.") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{source.name}: config.json should hold an object: write it anew.")
+    raw = read_json(file)
     if source.adapter is None or source.adapter.entry is None:
         return file, raw
     before = raw.get(SCHEME) or {}  # the base may have been saved under a scheme of its own

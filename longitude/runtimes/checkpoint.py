@@ -6,7 +6,6 @@ and the rotation, its scaling included.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from longitude.core.scheme import Layers, Scheme
+from longitude.core.store import read_json
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.gguf_config import fix_config
@@ -134,19 +134,8 @@ def open_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
         config = {k: v for k, v in config.items() if k != SCHEME}
         config |= {k: v for k, v in entry.items() if k == "rope_parameters"}
     name, home = str(source.folder or name), file.parent
-    tokenizer = read_json(home / TOKENIZER)
+    tokenizer = read_json(home / TOKENIZER, optional=True)
     return Checkpoint(name, config, tokenizer, None, source, home, read(config), entry)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The dictionary in a JSON file; empty if there is no file."""
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is no JSON ({error}): write it again.") from None
-    return found if isinstance(found, dict) else {}
 
 
 def layer_bases(header: Header) -> tuple[tuple[str, ...], float] | None:

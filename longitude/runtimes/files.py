@@ -25,7 +25,7 @@ from jinja2 import Template
 from yaml import YAMLError
 
 from longitude import __version__
-from longitude.core.store import atomic_checkpoint, atomic_file
+from longitude.core.store import atomic_checkpoint, atomic_file, read_json
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.hf.families.learned import resize_positions
@@ -36,7 +36,7 @@ from longitude.hf.saving import save
 from longitude.hf.source import SCHEME, Source, as_user_error
 from longitude.inspection.catalogue import all_parts, distinct_layers, part_row
 from longitude.runtimes import recommended
-from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, read_json
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.export import Export, ExportResult, complete, exports, is_longer_table
 from longitude.runtimes.gguf import export_gguf
 from longitude.runtimes.rope_dictionaries import yaml
@@ -220,7 +220,8 @@ def write_settings(
     home: Path, part: Path, length: int, config: dict[str, Any], texts: Mapping[str, str]
 ) -> None:
     """The files that limit an input's length, the texts, and config.json."""
-    tokenizer, generation = read_json(home / TOKENIZER), read_json(home / "generation_config.json")
+    names = (TOKENIZER, "generation_config.json")
+    tokenizer, generation = (read_json(home / name, optional=True) for name in names)
     if tokenizer:
         tokenizer["model_max_length"] = length
     if "max_length" in generation:

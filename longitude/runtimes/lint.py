@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import TextResult
 from longitude.core.scheme import Scheme
+from longitude.core.store import read_json
 from longitude.core.validate import UserError, short
 from longitude.hf.faults import Fault, faults
 from longitude.hf.gguf_reader import Header, read_header
@@ -28,7 +29,6 @@ from longitude.hf.rope_config import (
     ORIGINAL,
     is_number,
     main_rope_dict,
-    read_config,
     rope_dicts,
     rope_type,
 )
@@ -210,7 +210,7 @@ def read_settings(name: str, revision: str | None = None) -> dict[str, Any]:
     if isinstance(raw, Header):
         return {**raw.keys, **raw.divisors, **added}
     if (tokenizer := file.parent / TOKENIZER).is_file():
-        added[TOKENIZER] = read_config(tokenizer)
+        added[TOKENIZER] = read_json(tokenizer)
     return {**raw, **added}
 
 
@@ -218,7 +218,7 @@ def read_file(name: str, revision: str | None) -> tuple[Path, dict[str, Any] | H
     """The file with a model's settings and its content, that of a config.json or the header of a
     GGUF file; and the adapter that goes with it, if it is one's base."""
     if Path(name).is_file() and Path(name).suffix == ".json":
-        return Path(name), read_config(name), None
+        return Path(name), read_json(Path(name)), None
     source = find(name, revision)
     if source.gguf is not None:
         return source.gguf, read_header(source.gguf), source.adapter

@@ -17,6 +17,7 @@ from typing import Any
 
 from longitude import __version__
 from longitude.core.scheme import Layers, Scheme
+from longitude.core.store import read_json
 from longitude.hf.rope_config import (
     ORIGINAL,
     RopeDict,
@@ -29,7 +30,7 @@ from longitude.hf.rope_config import (
 from longitude.hf.source import SCHEME
 from longitude.parts import DynamicNtk, Ntk, Yarn
 from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens
-from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, read_json
+from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.effective import (
     DEFAULT_BASE,
     DoesNotStart,
@@ -236,7 +237,7 @@ def top_tokens(question: Question) -> TopTokens:
     from longitude.hf.device import quiet_transformers
 
     path = Path(question["path"])
-    if SCHEME in read_json(path / "config.json"):
+    if SCHEME in read_json(path / "config.json", optional=True):
         from longitude.hf.loading import load
 
         model, _ = load(str(path), device="cpu", dtype="float32", quiet=True)

@@ -13,12 +13,12 @@ scheme that contradicts the checkpoint, as in `longitude.hf.patched`. vLLM sends
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from longitude.core.store import read_json
 from longitude.core.validate import UserError, shown, target_length
 
 KEY, FILE, CONFIG = "longitude", "longitude.json", "config.json"
@@ -48,18 +48,11 @@ def requested(args: Any) -> Mapping[str, Any] | None:
         return given[KEY]
     folder = Path(args.model).expanduser()
     if (folder / FILE).is_file():
-        return _read(folder / FILE)
-    saved = _read(folder / CONFIG).get(KEY) if (folder / CONFIG).is_file() else None
+        return read_json(folder / FILE)
+    saved = read_json(folder / CONFIG, optional=True).get(KEY)
     if saved is None or "rope_parameters" in saved:  # vLLM reads those itself
         return None
     return {"scheme": saved["scheme"], "to": saved.get("target"), "force": saved.get("force")}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is no JSON ({error}): write it again.") from None
 
 
 def prepare(args: Any) -> Settings:

@@ -8,7 +8,6 @@ separately, GPT-2 stores transposed matrices, BLOOM interleaves q, k and v head 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longitude.core.scheme import Layers, Scheme
-from longitude.core.store import atomic_checkpoint
+from longitude.core.store import atomic_checkpoint, read_json, write_json
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import rope_parameters
@@ -155,9 +154,11 @@ def write_checkpoint(
         GenerationConfig(**SPECIAL).save_pretrained(part)
         theirs.save_pretrained(part)
         # what transformers 4 reads in their place; frequencies that are scaled need transformers 5
-        update_json(part / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+        older = {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}
         if kind == "llama":
-            update_json(part / "config.json", rope_theta=theirs.rope_parameters["rope_theta"])
+            older["config.json"] = {"rope_theta": theirs.rope_parameters["rope_theta"]}
+        for name, entries in older.items():
+            write_json(part / name, read_json(part / name) | entries)
 
 
 def _stock_config(kind: Kind, config: DecoderConfig, dtype: str) -> Any:
@@ -246,8 +247,3 @@ def _check_tensors(kind: Kind, config: Any, tensors: dict[str, Tensor]) -> None:
                 f"the weights are not those of this {ARCHITECTURES[kind].name}: {name} should be "
                 f"{shapes.get(name, 'left out')}, but is {given.get(name, 'missing')}."
             )
-
-
-def update_json(file: Path, **entries: Any) -> None:
-    data = json.loads(file.read_text(encoding="utf-8")) | entries
-    file.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import UserError, parse
+from longitude.core.store import read_json
 from longitude.hf.rope_config import fraction_of, read, rope_dicts, rope_parameters, ropes
 from longitude.parts import Proportional, Rope, Unscaled, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
@@ -93,7 +94,7 @@ def test_what_is_written_is_read_back(text: str, saved: bool, tmp_path: Path) ->
     config = llama(rope_parameters(rope(text)))
     if saved:
         config.save_pretrained(tmp_path)
-        assert read(tmp_path) == read(tmp_path / "config.json") == {None: rope(text)}
+        assert read(read_json(tmp_path / "config.json")) == {None: rope(text)}
     assert ropes(config) == {None: rope(text)}
 
 
@@ -332,11 +333,12 @@ def test_a_share_that_a_file_leaves_out_is_its_classs() -> None:
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    for held, why in ((None, "No such file"), ("{", "Expecting"), ("[1]", "holds a dictionary")):
+    file = tmp_path / "config.json"
+    for held, why in ((None, "No such file"), ("{", "Expecting"), ("[1]", "should hold a JSON")):
         if held:
-            (tmp_path / "config.json").write_text(held)
+            file.write_text(held)
         with pytest.raises(UserError, match=why):
-            read(tmp_path if held else tmp_path / "config.json")
+            read_json(file)
 
 
 def test_a_model_that_transformers_does_not_know_is_refused() -> None:

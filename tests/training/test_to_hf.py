@@ -58,7 +58,8 @@ def write(folder: Path, model: Decoder, dtype: str = "float32", **given: Any) ->
 
 
 def load(folder: Path) -> Any:
-    model, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, loading = loaded
     assert not any(loading.values()), loading
     return model.eval()
 
@@ -168,7 +169,7 @@ class Killed(BaseException):
     """What no `except Exception` stops."""
 
 
-@pytest.mark.parametrize("step", ["save_file", "update_json"])
+@pytest.mark.parametrize("step", ["save_file", "write_json"])
 def test_a_kill_leaves_the_checkpoint_that_was_there(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
