@@ -64,6 +64,15 @@ ModelDType = Annotated[
         "faster), float32, bfloat16, float16 or float64.",
     ),
 ]
+Target = Annotated[
+    str | None,
+    Option(
+        help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for tiny-rope]"
+    ),
+]
+Served = Annotated[
+    str | None, Option(help="Tokens to serve: 32768, 32k, 4x. [default: by the scheme's factor]")
+]
 Revision = Annotated[str | None, Option(help="A branch, tag or commit on the Hub.")]
 Trust = Annotated[
     bool, Option("--trust-remote-code", help="Run Python code that comes with the model.")

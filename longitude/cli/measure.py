@@ -17,13 +17,7 @@ from longitude.eval.tasks import task_names
 
 def extend(
     model: o.Model = "tiny-rope",
-    to: Annotated[
-        str | None,
-        Option(
-            help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for "
-            "tiny-rope]"
-        ),
-    ] = None,
+    to: o.Target = None,
     methods: Annotated[
         str,
         Option(

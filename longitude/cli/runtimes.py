@@ -32,10 +32,7 @@ def export(
     version: Annotated[
         str | None, Option(help="Of the runtime. [default: the newest that is known]")
     ] = None,
-    to: Annotated[
-        str | None,
-        Option(help="Tokens to serve: 32768, 32k, 4x. [default: by the scheme's factor]"),
-    ] = None,
+    to: o.Served = None,
     out: Annotated[
         Path | None,
         Option(
@@ -141,10 +138,7 @@ def verify(
             "else its own settings, as they are]"
         ),
     ] = None,
-    to: Annotated[
-        str | None,
-        Option(help="Tokens to serve: 32768, 32k, 4x. [default: by the scheme's factor]"),
-    ] = None,
+    to: o.Served = None,
     revision: o.Revision = None,
     as_json: o.Json = False,
 ) -> None:

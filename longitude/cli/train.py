@@ -111,13 +111,7 @@ def lab(
 
 def tune(
     model: o.Model = "tiny-rope",
-    to: Annotated[
-        str | None,
-        Option(
-            help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for "
-            "tiny-rope]"
-        ),
-    ] = None,
+    to: o.Target = None,
     recipe: Annotated[
         str | None,
         Option(help=f"{RECIPES_HELP} [default: yarn, alibi or learned, by the model's positions]"),

@@ -76,11 +76,11 @@ def faults(raw: Mapping[str, Any]) -> list[Fault]:
     return sorted(found, key=lambda fault: not fault.serious)
 
 
-def check(raw: Mapping[str, Any]) -> None:
-    """Raise the first serious fault of a config.json."""
+def check(raw: Mapping[str, Any], name: str = "") -> None:
+    """Raise the first serious fault of a config.json, of the model of this name."""
     for fault in faults(raw):
         if fault.serious:
-            raise UserError(fault.sentence)
+            raise UserError(f"{name}: {fault.sentence}" if name else fault.sentence)
 
 
 @rule("the rotation in {at} should be a dictionary, but got {got}: give it a rope_type in braces.")

@@ -25,7 +25,7 @@ import torch
 
 from longitude.core.validate import UserError, short, shown
 from longitude.hf.device import device_of, dtype_of, quiet_transformers
-from longitude.hf.faults import faults
+from longitude.hf.faults import check
 from longitude.hf.gguf_config import fix_config
 from longitude.hf.gguf_reader import Header, read_header
 from longitude.hf.patch import apply, window
@@ -161,9 +161,7 @@ def _open(source: Source, trust: bool) -> _Checkpoint:
         return _Checkpoint(source.gguf, config, scheme, header)
     file, raw = raw_config(source)
     _check_code(source, raw, trust)
-    for fault in faults(raw):
-        if fault.serious:
-            raise UserError(f"{source.name}: {fault.sentence}")
+    check(raw, source.name)
     with as_user_error(source, "config.json"):
         config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust, **source.where)
     scheme = raw.get(SCHEME)

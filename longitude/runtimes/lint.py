@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from longitude.core.progress import TextResult
 from longitude.core.scheme import Scheme
@@ -43,9 +45,6 @@ from longitude.runtimes.checkpoint import (
 )
 from longitude.runtimes.effective import ISSUES, Difference, Effective, difference, emulated
 from longitude.runtimes.target import head_size, make_target, text_config
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 ARCHITECTURE = "general.architecture"  # which every GGUF file has, and no config.json
 ROPE = ("rope_parameters", "rope_scaling")

@@ -16,10 +16,11 @@ from functools import cached_property
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from rich.console import Console
 from torch import Tensor, nn
 
 from longitude.core.progress import TextResult
@@ -32,9 +33,6 @@ from longitude.runtimes import Runner, Runtime, TopTokens
 from longitude.runtimes.effective import Effective, difference, emulated
 from longitude.runtimes.lint import explain
 from longitude.runtimes.target import Target
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 BOUND = 0.05  # nats: SmolLM2 in float32 differs by 0.0002
 SLACK = 1.5  # times what quantised weights make differ anyway: 0.4 nats for SmolLM2 in Q4_1
