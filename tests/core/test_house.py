@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_999, 229  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_987, 229  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_857,  # the client of servers and the one reader of JSON files, too
@@ -35,7 +35,7 @@ BUDGET = {
     "probing": 2_029,  # what a live server does
     "viz": 3_028,
     "explorer": 1_203,
-    "cli": 1_518,
+    "cli": 1_515,
     "assets": 100,
 }
 FILE_LINES, FUNCTION_LINES = 450, 60
