@@ -50,8 +50,14 @@ def small_model(kind: str) -> Any:
 
 def saved(kind: str, folder: Path) -> Path:
     """The model's folder, written once."""
+    from tests.hf.tiny import MULTIMODAL
+
     if not (folder / "config.json").is_file():
         lh.save(small_model(kind), folder)
+        if kind in MULTIMODAL:  # its processor, which vLLM 0.31 reads even for texts
+            from transformers import Qwen2VLImageProcessor
+
+            Qwen2VLImageProcessor().save_pretrained(folder)
     return folder
 
 
