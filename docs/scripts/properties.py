@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from longitude.inspection.properties import LENGTH, TRAINED, check, preset_for
-from longitude.inspection.rows import SchemeProperties
-from longitude.presets import PRESETS
+from longitude.inspection.properties import compare
 from longitude.viz.properties import markdown
 
 PAGE = Path(__file__).parents[1] / "results" / "properties.md"
@@ -23,19 +20,13 @@ DIM = 64
 
 def main(given: list[str]) -> None:
     """Write the table, or fail if a row of it is stale."""
-    names = [name for name in given if name != "--check"] or [*PRESETS]
+    names = [name for name in given if name != "--check"]
     old = PAGE.read_text(encoding="utf-8")
-    rows = markdown([measured(name) for name in names])
+    rows = markdown([*compare(dim=DIM, names=names)])
     if "--check" not in given:
         PAGE.write_text(BETWEEN.sub(lambda _: f"\n{rows}\n", old), encoding="utf-8")
     elif stale := [row for row in rows.splitlines() if row not in old.splitlines()]:
         sys.exit(f"{PAGE.name} lacks {stale[0]!r}: run make docs-table.")
-
-
-def measured(name: str) -> SchemeProperties:
-    """The properties of one preset, as `longitude check --all` has them."""
-    scheme = preset_for(PRESETS[name], LENGTH, TRAINED, DIM)
-    return replace(check(scheme, dim=DIM, length=LENGTH, trained=TRAINED), name=name)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ tokens count from 0, n is the length and the last query is n - 1.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -78,18 +78,19 @@ def check(
 
 
 def compare(
-    *, length: int = LENGTH, trained: int = TRAINED, dim: int = 64, heads: int = 8
-) -> Iterator[SchemeProperties]:
-    """The properties of each preset, in the order of the table of presets."""
+    *, length: int = LENGTH, trained: int = TRAINED, dim: int = 64, heads: int = 8,
+    names: Collection[str] = (),
+) -> Iterator[SchemeProperties]:  # fmt: skip
+    """The properties of each preset, or of those named, in the order of the table of presets."""
     if not 2 <= trained <= length:
         raise UserError(
             f"schemes are compared from a trained length to a longer one, but got {trained} and "
             f"{length}: give --trained below --length."
         )
-    for name, build in PRESETS.items():
+    for name in names or PRESETS:
         scheme: Scheme | Layers | str = name  # where these lengths can't even make it
         try:
-            scheme = preset_for(build, length, trained, dim)
+            scheme = preset_for(PRESETS[name], length, trained, dim)
             properties = check(scheme, dim=dim, heads=heads, length=length, trained=trained)
             yield replace(properties, name=name)
         except UserError as error:
