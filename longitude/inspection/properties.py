@@ -81,7 +81,7 @@ def compare(
     *, length: int = LENGTH, trained: int = TRAINED, dim: int = 64, heads: int = 8,
     names: Collection[str] = (),
 ) -> Iterator[SchemeProperties]:  # fmt: skip
-    """The properties of each preset, or of those named, in the order of the table of presets."""
+    """The properties of each preset, in the order of the table of presets, or of those named."""
     if not 2 <= trained <= length:
         raise UserError(
             f"schemes are compared from a trained length to a longer one, but got {trained} and "

@@ -176,7 +176,7 @@ def _far_biased(call: CallSpec, pieces: dict[Area, BandPiece], table: TableSpan)
     return step and (step, [BandPiece(0, (0, call.keys), band)])
 
 
-def far_of_rows(call: CallSpec) -> list[Step]:
+def far_tiles(call: CallSpec) -> list[Step]:
     """Tiles of plain kernels beyond the distance from which a bias is a number for each query and a
     vector that all queries of a head share (Shaw, DeBERTa, a clamped Transformer-XL)."""
     (area, *others), bias = call.scheme.areas(), call.scheme.bias

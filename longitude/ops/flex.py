@@ -3,7 +3,7 @@
 Each pass is one flex call with the bias as its score modification and its areas as its block mask;
 passes merge by their log-sum-exp, which flex differentiates. On CPU it runs uncompiled,
 materialises the scores and has no backward: that is for tests. Where a long call's bias goes flat
-with the distance, flex has the near keys, and plain kernels the far ones (`bands.far_of_rows`).
+with the distance, flex has the near keys, and plain kernels the far ones (`bands.far_tiles`).
 
 `create_block_mask` looks at every pair at once. Here block masks are made in strips of query
 blocks, each reduced to which of its blocks hold any visible pair and which hold nothing else:
@@ -97,8 +97,8 @@ def _with_far_tiles(p: AttentionInputs, far: list[Step]) -> Tensor:
     for step in far:
         (t,) = step.tiles
         ahead = p.q_pos[t.top] < p.k_pos[t.left]
-        numbers, toward = term.far(ahead)  # type: ignore[attr-defined]
-        q = p.q if toward is None else p.q + (toward / p.scale).to(p.q.dtype)[:, None]
+        numbers, key_vectors = term.far(ahead)  # type: ignore[attr-defined]
+        q = p.q if key_vectors is None else p.q + (key_vectors / p.scale).to(p.q.dtype)[:, None]
         tile = TileBatch(OPERATORS[step.kernel], 0, t, [t.top], [t.left], 0, 0)
         ran = in_groups(tile.operator, *tile.arguments(q, p.k, p.v, p.scale))
         (numbers,) = stacked([Windows(numbers[..., None], [t.top], t.height)], tile.flipped)

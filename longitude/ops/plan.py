@@ -264,7 +264,8 @@ def _slower(backend: str, call: CallSpec) -> str | None:
         return "a single query is one pass of a plain kernel"
     if call.sums_in_heads.by_position or _decodes(call):
         chunks = any(area.chunks for areas in call.pass_areas for area in areas)
-        if chunks and call.device.cudnn and call.queries >= CHUNK_QUERIES:
+        plain = fastest_kernel(call, call.queries**2) if call.value_dim == call.head_dim else None
+        if chunks and plain is Kernel.CUDNN and call.queries >= CHUNK_QUERIES:
             return "chunks of so many queries are tiles of cuDNN's, which is faster"
         if backend != "banded" or call.dtype not in HALF:
             return "positions alone decide here, which plain kernels read as tiles"
@@ -318,13 +319,11 @@ def _by_diagonals(call: CallSpec) -> bool:
     """Whether tables of distances give the mask of every block as a view: on a CPU, whose kernel
     takes any strides, for one band of distances in which each query sees a key."""
     (area, *others), bias = call.scheme.areas(), call.scheme.bias
-    if others or area != Area(area.lo, area.hi) or not bias:
+    if others or area != Area(area.lo, area.hi) or not bias or call.options or call.gradients:
         return False
-    if not all(hasattr(term_type(part), "table") for part in bias):
+    if not all(hasattr(term_type(part), "table") for part in bias) or call.device.type != "cpu":
         return False
-    if call.device.type != "cpu" or call.options or call.gradients or call.queries < 2:
-        return False
-    if call.q_pos is None or call.k_pos is None:
+    if call.q_pos is None or call.k_pos is None or call.queries < 2:
         return False
     sees_first = area.lo is None or call.q_pos[0] - area.lo >= call.k_pos[0]
     return sees_first and (area.hi is None or call.q_pos[-1] - area.hi < call.k_pos[-1])
@@ -404,9 +403,9 @@ def _flex(call: CallSpec) -> Plan | str:
         return "the decay over so many queries at once would overflow float32"
     if call.head_dim < 16 and call.device.type == "cuda":
         return "compiled flex needs heads of at least 16"
-    from longitude.ops.bands import far_of_rows  # late: it builds on this module
+    from longitude.ops.bands import far_tiles  # late: it builds on this module
 
-    steps = *far_of_rows(call), *(Step(Kernel.FLEX, (n,)) for n in range(len(call.pass_areas)))
+    steps = *far_tiles(call), *(Step(Kernel.FLEX, (n,)) for n in range(len(call.pass_areas)))
     return Plan("flex", steps, Merge.LSE if len(steps) > 1 else Merge.NONE)
 
 

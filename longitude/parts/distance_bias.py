@@ -68,7 +68,7 @@ class Scratch:
 @dataclass(frozen=True, eq=False)
 class ByRow:
     """The term queries[b, h, i]·vectors[h, entry(i - j)], and keys[b, h, j] if given, each key's
-    product with its head of `toward`.
+    product with its head of `key_vectors`.
 
     A pair looks its product up: in `rows`, or along the diagonals of a `table`.
     """
@@ -79,7 +79,7 @@ class ByRow:
     vectors: Tensor  # (h|1, r, d)
     entry: Callable[[Tensor], Tensor]
     keys: Tensor | None = None
-    toward: Tensor | None = None  # (h, d)
+    key_vectors: Tensor | None = None  # (h, d)
     scratch: Scratch = field(default_factory=Scratch)
 
     @cached_property
@@ -95,7 +95,7 @@ class ByRow:
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
         """Where entries have ended: a number for each query (b h n), and for each head a vector
         whose products with keys are added."""
-        return self.rows[..., last_entry(self.entry, ahead)], self.toward
+        return self.rows[..., last_entry(self.entry, ahead)], self.key_vectors
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The products of every distance between two contiguous ranges, the least first:

@@ -90,14 +90,14 @@ def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class Disentangled:
     """DeBERTa's term: c2p[b, h, i, δ] + p2c[b, h, j, δ], the products of queries and of keys with
-    all vectors, those of keys being `toward` (h, δ, d)."""
+    all vectors, those of keys being `key_vectors` (h, δ, d)."""
 
     q_pos: Tensor
     k_pos: Tensor
     c2p: Tensor
     p2c: Tensor
     delta: Callable[[Tensor], Tensor]
-    toward: Tensor | None
+    key_vectors: Tensor | None
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         r = self.delta(at(self.q_pos, b, i) - at(self.k_pos, b, j))
@@ -106,7 +106,7 @@ class Disentangled:
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
         """As `ByRow.far`."""
         r = last_entry(self.delta, ahead)
-        return self.c2p[..., r], None if self.toward is None else self.toward[:, r]
+        return self.c2p[..., r], None if self.key_vectors is None else self.key_vectors[:, r]
 
 
 @part("deberta", site="bias", paper="He et al. 2020, arXiv:2006.03654")
@@ -164,13 +164,13 @@ class Deberta(Bias):
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         c2p, p2c = (x.new_zeros(()).expand(*x.shape[:3], 2 * self.rows) for x in (q, k))
-        toward = None
+        key_vectors = None
         if self.c2p:
             c2p = torch.einsum("bhid,hrd->bhir", q, weights["keys"].to(q.dtype))
         if self.p2c:
-            toward = weights["queries"].to(k.dtype) * scale
-            p2c = torch.einsum("bhjd,hrd->bhjr", k, toward)
-        return Disentangled(q_pos, k_pos, c2p, p2c, self.delta, toward)
+            key_vectors = weights["queries"].to(k.dtype) * scale
+            p2c = torch.einsum("bhjd,hrd->bhjr", k, key_vectors)
+        return Disentangled(q_pos, k_pos, c2p, p2c, self.delta, key_vectors)
 
     @classmethod
     def training(cls, length: int) -> list[Choice]:

@@ -113,6 +113,11 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(H200, "rope(remap=dual_chunk(3072, 512))", 12800),
          [Kernel.CUDNN, Kernel.BANDED], "banded"),
         (on(H200, "rope(remap=dual_chunk(4096, 512))", 32256), [Kernel.CUDNN] * 3, "native"),
+        # neither of these fits cuDNN's tiles: heads too long, values of another size
+        (on(H200, "rope(remap=dual_chunk(4096, 512))", 32256, d=192),
+         [Kernel.FLASH, Kernel.BANDED], "banded"),
+        (on(H200, "rope(remap=dual_chunk(4096, 512))", 32256, value_dim=64),
+         [Kernel.BANDED], "banded"),
         (on(H200, "shaw(255)", 32768), [Kernel.CUDNN, Kernel.FLEX], "flex"),
         (on(H200, "shaw(255)", 2048), [Kernel.FLEX], "flex"),
         (on(H200, "shaw(255)", 32768, gradients=True), [Kernel.FLEX], "flex"),

@@ -64,18 +64,17 @@ def test_what_was_kept_and_answered_is_told() -> None:
     assert best["numbers"]["effective_length"] == 1024
 
 
-def test_more_loss_for_more_answers_is_told_as_both() -> None:
+@pytest.mark.parametrize(
+    ("after", "word"),
+    [
+        ((3.5, 3.6, 3.7), "helped by loss of the answers, and made it worse by loss of the same "
+         "last tokens. "),
+        ((3.0, 3.1, 3.3), "helped by loss of the answers, but not enough: its loss is over half a"),
+    ],
+)  # fmt: skip
+def test_more_answers_are_told_with_what_they_cost(after: tuple[float, ...], word: str) -> None:
     more = [answered("before", 1024, [2.0, 2.1, 2.2, 2.3]), answered("after", 1024, [0.1] * 4)]
-    summary = summarise([*rows((3.5, 3.6, 3.7)), *more], TUNED)
-    word = "helped by loss of the answers, and made it worse by loss of the same last tokens"
-    assert summary["best"]["sentence"].startswith(f"300 steps of pi {word}. ")
-    assert not summary["helps"]
-
-
-def test_answers_alone_are_named_where_the_loss_is_as_it_was() -> None:
-    more = [answered("before", 1024, [2.0, 2.1, 2.2, 2.3]), answered("after", 1024, [0.1] * 4)]
-    summary = summarise([*rows((3.0, 3.1, 3.3)), *more], TUNED)
-    word = "helped by loss of the answers, but not enough: its loss is over half a nat above"
+    summary = summarise([*rows(after), *more], TUNED)
     assert summary["best"]["sentence"].startswith(f"300 steps of pi {word}")
     assert not summary["helps"]
 
