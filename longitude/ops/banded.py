@@ -1,6 +1,6 @@
 """Bands of distances in one running softmax, with exact gradients.
 
-For windows, remaps, and the biases of the distance alone (T5, ALiBi, KERPLE, Sandwich).
+For windows, remaps, the biases of the distance alone (T5, ALiBi, KERPLE, Sandwich), and FIRE.
 
 Every area of every pass is a band of pairs (`bands`). Each band starts from the output and
 log-sum-exp that stand so far, so nothing has to be merged. What a remap or a flat bias leaves far
@@ -29,10 +29,12 @@ from torch import Tensor
 from longitude.core.part import Bias as BiasPart
 from longitude.core.part import Weights
 from longitude.ops.bands import (
+    SHARE_ROWS,
     BandCall,
     BandGradients,
     BandKernels,
     Bias,
+    Shares,
     Start,
     largest_ahead,
     reach_of,
@@ -51,6 +53,7 @@ from longitude.ops.lse_merge import (
 )
 from longitude.ops.passes import ALL, Rotation, make_passes, some
 from longitude.ops.plan import BandPiece, Kernel, Plan, Step, TableSpan
+from longitude.parts.biases import Fire
 from longitude.parts.distance_bias import ByDistance
 from longitude.parts.rotary_tables import Memo, Tables
 
@@ -73,7 +76,7 @@ def run(p: AttentionInputs, plan: Plan, kernels: BandKernels | None = None) -> T
     )  # fmt: skip
     if not p.needs_grad:
         return bands.forward(bands.rotated(p.q, p.k), p.v, bias, p.sink_logits)[0]
-    table, _, ahead = bias or (None, 0, None)
+    table, ahead = (bias.table, bias.ahead) if bias else (None, None)
     return _Banded.apply(bands, p.q, p.k, p.v, table, ahead, p.sink_logits)  # type: ignore[no-any-return]
 
 
@@ -239,7 +242,12 @@ def bias_of(p: AttentionInputs, span: TableSpan) -> Bias:
     place, so what is learned is computed anew.
     """
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
-    away = p.q_pos[0] - p.k_pos[0]
+    away, part = p.q_pos[0] - p.k_pos[0], p.scheme.bias[0]
+    if isinstance(part, Fire):
+        weights = {name: x.float() for name, x in p.weights.items()}
+        term = _term(part, p.q.shape[1], p.q.device, weights)
+        table, *shares = term.by_share(p.q_pos, p.k_pos, span.first + away, SHARE_ROWS)
+        return Bias(table, -away, shares=Shares(*shares))
     sizes = (p.q.shape[1], span.first + away, span.last + away, p.q.device)
     learned = any(weights_of(part.name, p.weights) for part in p.scheme.bias)
     if learned or _capturing(p.q.device) or torch.is_inference_mode_enabled():
@@ -255,11 +263,9 @@ def _capturing(device: torch.device) -> bool:
 
 def _sum(bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: torch.device,
          weights: Weights) -> Float[Tensor, "h r"]:  # fmt: skip
-    query = torch.empty(1, heads, 1, 1, device=device)  # such a bias asks for its sizes only
-    here = torch.empty(1, 1, dtype=torch.int64, device=device)
     values = []
     for part in bias:
-        term = part.term(query, query, here, here, weights_of(part.name, weights), 1.0)
+        term = _term(part, heads, device, weights)
         assert isinstance(term, ByDistance)
         if term.rows is not None:  # T5: which row each distance has does not change
             entries = _entries.__wrapped__ if _capturing(device) else _entries
@@ -268,6 +274,13 @@ def _sum(bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: 
         away = torch.arange(first, last + 1, device=device)[None]
         values.append(term.value(torch.arange(heads, device=device)[:, None], away).float())
     return sum(values[1:], values[0]).expand(heads, -1)
+
+
+def _term(part: BiasPart, heads: int, device: torch.device, weights: Weights) -> Any:
+    """The term of a bias that asks for the sizes of its tensors only."""
+    query = torch.empty(1, heads, 1, 1, device=device)
+    here = torch.empty(1, 1, dtype=torch.int64, device=device)
+    return part.term(query, query, here, here, weights_of(part.name, weights), 1.0)
 
 
 @lru_cache(maxsize=64)

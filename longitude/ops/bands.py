@@ -32,6 +32,7 @@ from longitude.ops.plan import (
     fastest_kernel,
     term_type,
 )
+from longitude.parts.biases import Fire
 from longitude.parts.distance_bias import ByDistance
 
 MAX_HEAD = 256
@@ -39,6 +40,8 @@ MAX_WINDOW_HEAD = 192  # consumer GPUs (sm86, sm89) have no backward for larger 
 FAR_TILE_ROWS = 2048  # from which on a far tile, or a window's tiles, pay for their own launch
 FAR_TILE_SHARE = 8  # a biased far tile pays where this many near bands fit into the rows
 REACH_QUERIES = 1024  # from which on it pays to ask how far a bias lets them reach
+SHARE_QUERIES, SHARE_ROWS = 1024, 128  # for which a table of shares pays; the most of a block
+SHARE_ERROR = 2**-8  # nats, at most: a step of a weight in bfloat16
 CHUNK_ROWS = 128  # rows of a block of our bands, which must lie in one chunk
 MAX_CHUNKS = 2**20  # bounds that the kernel can multiply
 NEGLIGIBLE = 22.0  # nats: a weight below 2^-32 of its row's largest is no weight
@@ -61,7 +64,10 @@ def plan_banded(call: CallSpec) -> Plan | str:
 
 def _no_bands(call: CallSpec) -> str | None:
     """Why a call is not a set of bands of distances."""
-    if any(term_type(part) is not ByDistance for part in call.scheme.bias):
+    by_share = len(call.scheme.bias) == 1 and isinstance(call.scheme.bias[0], Fire)
+    if by_share and (call.gradients or call.queries < SHARE_QUERIES or call.dtype not in HALF):
+        return f"FIRE's table is for {SHARE_QUERIES:,} queries in half precision, no gradients"
+    if not by_share and any(term_type(part) is not ByDistance for part in call.scheme.bias):
         return "its table is of distances, and needs biases of the distance alone"
     if not call.contiguous or call.options & {"key_padding", "segments"}:
         return "it reads pairs off contiguous positions (ranges), with no padding or segments"
@@ -133,7 +139,8 @@ def _table_span(call: CallSpec, pieces: list[BandPiece]) -> TableSpan:
     ends = [part.flat_beyond for part in call.scheme.bias]
     end = n if None in ends else max([least, *(e - away for e in ends if e is not None)])
     flat = end < n - 1
-    return TableSpan(least, end if flat else n - 1, flat, not flat and n >= REACH_QUERIES)
+    reached = not flat and n >= REACH_QUERIES and not isinstance(call.scheme.bias[0], Fire)
+    return TableSpan(least, end if flat else n - 1, flat, reached)
 
 
 Far = tuple[Step, list[BandPiece]]  # the far tile, and the bands that are left
@@ -220,13 +227,23 @@ def _window_backward(call: CallSpec, piece: BandPiece) -> Kernel:
     return (blocks and fastest_kernel(call._replace(gradients=True), n * hi)) or Kernel.FLASH
 
 
+class Shares(NamedTuple):
+    """The entry of row i at distance r is the nearest to log2(1 + c r) pace[i]. As the pace falls
+    by a part, the bias changes by at most that part of a head's `steepest`."""
+
+    pace: Float[Tensor, " n"]
+    c: Float[Tensor, ""]
+    steepest: Float[Tensor, " h"]
+
+
 class Bias(NamedTuple):
     """table[h, r - first] at distance r; its last entry holds at every distance beyond. `ahead` are
-    the largest entries from each on, where they are known."""
+    the largest entries from each on, where they are known. With `shares` it is a table of those."""
 
     table: Tensor
     first: int
     ahead: Tensor | None = None
+    shares: Shares | None = None
 
     @property
     def flat(self) -> int:

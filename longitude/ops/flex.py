@@ -31,15 +31,13 @@ from longitude.ops.lse_merge import (
     stacked,
 )
 from longitude.ops.passes import Pass, Windows, accum_dtype, make_passes
-from longitude.ops.plan import HALF, Plan, Step
-from longitude.parts.biases import FireTerm
+from longitude.ops.plan import Plan, Step
 from longitude.parts.distance_bias import ByDistance
 
 # every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
 RECOMPILES = 1024
 BLOCK = 128
 STRIP_PAIRS = 2**24  # pairs looked at together
-LOOKUP_QUERIES = 1024  # 8,192 and 32,768 take half of FIRE's time by units
 
 
 @torch.compiler.disable
@@ -128,15 +126,11 @@ def _score_mod(p: AttentionInputs, terms: list[Term]) -> Callable[..., Tensor] |
 
 def _as_lookup(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
-    over all distances instead of adding up in a few weights, where a GPU's threads would queue.
-    FIRE's, too, of a long call in half precision, whose rounding is larger than the look-up's."""
+    over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
     q, k = p.q_pos, p.k_pos
     getattr(term, "rows", None)  # products that a term keeps are computed here, in no score
     if not (isinstance(q, range) and isinstance(k, range)):
         return term
-    if isinstance(term, FireTerm):
-        exact = p.needs_grad or p.q.dtype not in HALF or p.q.shape[2] < LOOKUP_QUERIES
-        return term if exact else term.lookup(q, k)
     if not isinstance(term, ByDistance) or term.cheap:
         return term
     table, last = term.table(p.q.shape[1], q, k), p.k.shape[2] - 1

@@ -359,23 +359,27 @@ class FireTerm:
             out = out + seen * w["outward"][unit][h]
         return out
 
-    def lookup(self, q: range, k: range) -> Term:
-        """The same at these positions, by the nearest of `STEPS` shares: off by at most half a step
-        times f's steepest slope. A logarithm and one look-up for each pair; interpolating takes a
-        second look-up, and with it three times as long."""
+    def by_share(
+        self, q: range, k: range, least: int, more: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The term of these queries, and `more` after them, by the nearest of `STEPS` shares: a
+        table (h, steps), the pace of each query, c, and the steepest x f'(x) of each head, which
+        says how little f changes as shares do by a small part.
+
+        The entry of a pair `least` or more apart is the nearest to log2(1 + c r) times its query's
+        pace; it is off by at most half a step times f's steepest slope.
+        """
         w, device, c = self.w, self.q_pos.device, self.w["c"].abs()
-        farthest = torch.full((), max(q[-1] - k[0], k[-1] - q[0]), device=device)
-        reach = self._reach(torch.arange(q[0], q[-1] + 1, device=device))
-        end = self._psi(farthest) / reach[0] + 1e-6
-        x = torch.linspace(0, 1, STEPS + 1, dtype=end.dtype, device=device)[:, None] * end
-        table = torch.relu(x * w["inward"] + w["inward_bias"]) @ w["outward"] + w["outward_bias"]
-        table, steps, away = table.mT.contiguous(), STEPS / (end * reach), q[0] - k[0]
-
-        def nearest(b: Index, h: Index, i: Index, j: Index) -> Tensor:
-            psi = torch.log1p(c * (i - j + away).abs().to(c.dtype))
-            return table[h, (psi * steps[i] + 0.5).to(torch.int32)]
-
-        return nearest
+        reach = self._reach(torch.arange(q[0], q[-1] + 1 + more, dtype=c.dtype, device=device))
+        x = torch.linspace(0, 1, STEPS + 1, dtype=c.dtype, device=device)
+        if least < 0 or k[0] < 0:  # else no distance is more than its query's position
+            farthest = torch.full((), max(q[-1] - k[0], k[-1] - q[0]), device=device)
+            x = x * (self._psi(farthest) / reach[0] + 1e-6)
+        units = torch.addcmul(w["inward_bias"][:, None], w["inward"][:, None], x).relu_()
+        table = torch.addmm(w["outward_bias"][:, None], w["outward"].mT, units)
+        steps = torch.arange(1, STEPS + 1, dtype=c.dtype, device=device)
+        steepest = torch.linalg.vector_norm(table.diff() * steps, torch.inf, dim=1)
+        return table, STEPS * math.log(2) / (x[-1] * reach), c, steepest
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The term of every distance between two contiguous ranges, the least first:

@@ -168,7 +168,7 @@ def test_reach_changes_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
         ("rope(remap=dual_chunk(6, 2))", {}, "multiples of 128"),
         ("rope(remap=dual_chunk(512, 128))", {}, "no gradients of chunks"),
         ("rope(frequencies=stepped('yarn', original=4))", {}, "not of rows"),
-        ("fire()", {}, "biases of the distance"),
+        ("fire()", {}, "1,024 queries in half precision"),
         ("shaw(4)", {}, "biases of the distance"),
         ("transformer_xl()", {}, "biases of the distance"),
         ("deberta(8) + bidirectional()", {}, "biases of the distance"),

@@ -298,18 +298,24 @@ def test_fire_rows_do_not_change_as_keys_arrive():
     assert torch.equal(whole[:, :, :2, :3], part)
 
 
-@pytest.mark.parametrize(("q", "k"), [(range(90), range(90)), (range(60, 100), range(100))])
-def test_fire_by_a_table_is_off_by_half_a_step_at_most(q, k):
+@pytest.mark.parametrize(
+    ("q", "k", "least"),
+    [(range(90), range(90), 0), (range(60, 100), range(100), 0), (range(90), range(90), -89)],
+)
+def test_fire_by_a_table_is_off_by_half_a_step_at_most(q, k, least):
     """Times f's steepest slope, which no sum of all units' slopes falls below."""
     w = {name: x.double() for name, x in Fire().init(Dims(8, H, 2), torch.Generator()).items()}
     q_pos, k_pos = torch.tensor([*q])[None], torch.tensor([*k])[None]
     term = Fire(threshold=20).term(rand(1, H, len(q), D), rand(1, H, len(k), D), q_pos, k_pos, w, 1)
-    index = torch.meshgrid(*map(torch.arange, (1, H, len(q), len(k))), indexing="ij")
-    found, exact = term.lookup(q, k)(*index), evaluate(Fire(threshold=20), w, q_pos=q_pos,
-                                                       k_pos=k_pos)  # fmt: skip
+    table, pace, c, steepest = term.by_share(q, k, least, 3)  # type: ignore[attr-defined]
+    assert len(pace) == len(q) + 3 and torch.equal(c, w["c"])
+    away = q_pos[0, :, None] - k_pos
+    entry = (torch.log2(1 + c * away.abs()) * pace[: len(q), None] + 0.5).long()
+    exact = evaluate(Fire(threshold=20), w, q_pos=q_pos, k_pos=k_pos)[0]
     slopes = (w["inward"][:, None] * w["outward"]).abs().sum(0).max()
-    assert (found - exact).abs().max() <= slopes * 2 / 2**14 / 2  # shares are 2 at most here
-    assert not torch.equal(found, exact)
+    off = (table[:, entry.clamp(max=2**14)] - exact).abs()[:, away >= least].max()
+    end = 2 if least < 0 else 1  # the largest share
+    assert 0 < off <= slopes * end / 2**14 / 2 and bool((steepest <= slopes * end * 1.01).all())
 
 
 @pytest.mark.parametrize("dim", [128, 8])

@@ -9,6 +9,11 @@ exists. Three things make it cheap:
   log-sum-exp, so the parts of one softmax need no merge of their own;
 - `reach` is a distance per head beyond which every weight is below 2^-32 of its row's largest: keys
   further away are not even read (`bands.reach_of`: with ALiBi's slopes, most of them).
+
+FIRE's bias is of a share, which follows from the distance and the row: its table is of shares
+(`Shares`). Over a block of rows the shares of a distance hardly change, and the bias of its tiles
+is that of the middle row. The first blocks, where they do change, are left to a second launch,
+which looks every pair up.
 """
 
 from __future__ import annotations
@@ -22,10 +27,11 @@ import triton.language as tl
 from torch import Tensor
 
 from longitude.core.validate import UserError
-from longitude.ops.bands import MAX_HEAD, BandCall, Bias, Outs, Start, Sums
+from longitude.ops.bands import MAX_HEAD, SHARE_ERROR, BandCall, Outs, Start, Sums
 from longitude.ops.kernels.launch import launch, require, shape
 
 LOG2E = 1 / math.log(2)
+ERROR = tl.constexpr(SHARE_ERROR)
 NARROW = 512  # a band of few tiles per row
 
 
@@ -56,7 +62,7 @@ class LaunchCall(NamedTuple):
         bias, band = part.bias, part.band.within(n, m)
         table: tuple[Any, ...] = (q, 0, 0, 1)
         if bias is not None:
-            bias = Bias(bias.table.float().contiguous(), bias.first)
+            bias = bias._replace(table=bias.table.float().contiguous())
             table = (bias.table, bias.table.stride(0), bias.first, bias.table.shape[1])
         reach = q if part.reach is None else part.reach
         sizes = (batch * heads, heads, heads // kv, n, m, *band)
@@ -67,7 +73,7 @@ class LaunchCall(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """What follows from the tensors' shapes, and all else that a kernel is compiled for."""
         q, k, v, bias, band, _, reach, chunk = self.part
-        table = bias and (bias.table.shape, bias.first)
+        table = bias and (bias.table.shape, bias.first, bias.shares is None)
         return (shape(q), shape(k), shape(v), table, band, chunk, reach is None)
 
     @property
@@ -206,14 +212,21 @@ def within(ends, first, last, COLUMNS: tl.constexpr):
 @no_type_check
 def bias_tile(table, least, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr,
               FLIP: tl.constexpr):  # fmt: skip
-    """The bias of a tile whose least distance is `least`, (ROWS, COLUMNS) or transposed.
-
-    One entry a thread is read, and a gather spreads the run from shared memory over the tile, in
-    whatever layout the product of q and k has; loading by pairs would convert it there.
-    """
+    """The bias of a tile whose least distance is `least`, (ROWS, COLUMNS) or transposed."""
     pointer, first, length, unit = table
     entry = least - first + tl.arange(0, RUN)
     run = tl.load(pointer + tl.minimum(tl.maximum(entry, 0), length - 1)) * unit
+    return spread(run, ROWS, COLUMNS, FLIP)
+
+
+@triton.jit
+@no_type_check
+def spread(run, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FLIP: tl.constexpr):
+    """A run of distances over the diagonals of a tile.
+
+    One entry a thread was read, and a gather spreads them from shared memory over the tile, in
+    whatever layout the product of q and k has; loading by pairs would convert it there.
+    """
     row, column = tl.arange(0, ROWS), COLUMNS - 1 - tl.arange(0, COLUMNS)
     if FLIP:
         index = tl.reshape(column[:, None] + row[None, :], (COLUMNS * ROWS,))
@@ -224,7 +237,18 @@ def bias_tile(table, least, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.c
     return tile
 
 
-def blocks_for(q: Tensor, v: Tensor, width: int = 2 * NARROW, biased: bool = True) -> Blocks:
+@triton.jit
+@no_type_check
+def bias_by_share(table, c, away, pace):
+    """The bias at distances, of rows with this pace."""
+    pointer, _, length, unit = table
+    entry = (tl.log2(1.0 + c * tl.abs(away).to(tl.float32)) * pace + 0.5).to(tl.int32)
+    return tl.load(pointer + tl.minimum(entry, length - 1)) * unit
+
+
+def blocks_for(
+    q: Tensor, v: Tensor, width: int = 2 * NARROW, biased: bool = True, shares: bool = False
+) -> Blocks:
     """The blocks for a head size and a band's width, as measured on an H200: two small programs
     hide each other's loads, but a bias's gather wants large tiles."""
     d = max(q.shape[-1], v.shape[-1])
@@ -232,16 +256,17 @@ def blocks_for(q: Tensor, v: Tensor, width: int = 2 * NARROW, biased: bool = Tru
         return Blocks(64, 32, 8, 2) if d <= 64 else Blocks(32, 32, 8, 2)
     if d <= 128 and (width <= NARROW or not biased):
         return Blocks(64, 64, 4, 2 if biased else 3)
-    if d <= 64:
-        return Blocks(128, 128, 8, 3)
-    return Blocks(128, 128, 8, 3) if d <= 128 else Blocks(128, 32, 8, 2)
+    if d <= 128:
+        return Blocks(128, 64 if shares else 128, 8, 3)
+    return Blocks(128, 32, 8, 2)
 
 
 @triton.jit
 @no_type_check
-def _span(state, q, k, v, edges, rows, begin, end, table, scale, D: tl.constexpr,
+def _span(state, q, k, v, edges, rows, begin, end, table, shares, scale, D: tl.constexpr,
           DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
-          COLUMNS: tl.constexpr, RUN: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+          COLUMNS: tl.constexpr, RUN: tl.constexpr, SHARES: tl.constexpr,
+          MASKED: tl.constexpr):  # fmt: skip
     """Take the columns begin … end-1 into the running softmax of these rows."""
     acc, total, most = state
     k, k_token = k
@@ -250,11 +275,17 @@ def _span(state, q, k, v, edges, rows, begin, end, table, scale, D: tl.constexpr
     for left in tl.range(begin, end, COLUMNS):
         keys = load_tile(k, k_token, left, m, D, COLUMNS, WIDTH, MASKED)
         s = tl.dot(q, tl.trans(keys), input_precision="ieee")
-        if RUN:
-            s = s * scale + bias_tile(table, at - left - COLUMNS + 1, ROWS, COLUMNS, RUN, False)
+        columns = left + tl.arange(0, COLUMNS)
+        away = rows[:, None] - columns[None, :]
+        least = at - left - COLUMNS + 1
+        if SHARES == "blocks":
+            run = bias_by_share(table, shares[1], least - table[1] + tl.arange(0, RUN), shares[0])
+            s = s * scale + spread(run, ROWS, COLUMNS, False)
+        elif SHARES == "pairs":
+            s = s * scale + bias_by_share(table, shares[1], away - table[1], shares[0][:, None])
+        elif RUN:
+            s = s * scale + bias_tile(table, least, ROWS, COLUMNS, RUN, False)
         if MASKED:
-            columns = left + tl.arange(0, COLUMNS)
-            away = rows[:, None] - columns[None, :]
             here = (columns >= first) & (columns < m)
             s = tl.where((away >= lo) & (away < hi) & here[None, :], s, float("-inf"))
         unit = 1.0 if RUN else scale  # without a bias, scaling waits to be part of a subtraction
@@ -290,10 +321,11 @@ def _begin(start, batch, head, rows, n, log2e, DV: tl.constexpr, ROWS: tl.conste
 
 @triton.jit
 @no_type_check
-def _kernel(q, k, v, out, lse, start, table, reach, chunk, sizes, scales, D: tl.constexpr,
+def _kernel(q, k, v, out, lse, start, table, shares, reach, chunk, sizes, scales, D: tl.constexpr,
             DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
-            COLUMNS: tl.constexpr, RUN: tl.constexpr, STARTED: tl.constexpr,
-            WINDOW: tl.constexpr, REACH: tl.constexpr, CHUNKED: tl.constexpr):  # fmt: skip
+            COLUMNS: tl.constexpr, RUN: tl.constexpr, SHARES: tl.constexpr,
+            STARTED: tl.constexpr, WINDOW: tl.constexpr, REACH: tl.constexpr,
+            CHUNKED: tl.constexpr):  # fmt: skip
     """One block of rows of one head. The longest rows go first, heads that share keys together."""
     lanes, heads, group, n, m, lo, hi = sizes
     scale, log2e = scales
@@ -301,7 +333,17 @@ def _kernel(q, k, v, out, lse, start, table, reach, chunk, sizes, scales, D: tl.
     at = (tl.cdiv(n, ROWS) - 1 - tl.program_id(0) // lanes) * ROWS
     batch, head = lane // heads, lane % heads
     rows = at + tl.arange(0, ROWS)
-    tile = load_tile(tile_of(q, batch, head), q[3], at, n, D, ROWS, WIDTH, True)
+    by_share = (0.0, 0.0)
+    stored = n
+    if SHARES != "none":
+        pace = shares[0] + at
+        falls = 1.0 - tl.load(pace + ROWS) / tl.load(pace)  # by at most half of it from the middle
+        steady = falls * tl.load(shares[2] + head) <= 2 * ERROR
+        mine = steady == (SHARES == "blocks")
+        m, stored = tl.where(mine, m, 0), tl.where(mine, n, 0)  # the other launch has the rest
+        own = tl.load(pace + (ROWS // 2 if SHARES == "blocks" else tl.arange(0, ROWS)))
+        by_share = (own, tl.load(shares[1]))
+    tile = load_tile(tile_of(q, batch, head), q[3], at, stored, D, ROWS, WIDTH, True)
     far = tl.load(reach + lane) if REACH else n
     ends = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
     first = 0
@@ -315,14 +357,15 @@ def _kernel(q, k, v, out, lse, start, table, reach, chunk, sizes, scales, D: tl.
     for span in tl.static_range(3):
         if span > 0 or WINDOW or CHUNKED:
             state = _span(state, tile, keys, values, edges, rows, ends[span], ends[span + 1], bias,
-                          scale, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, span != 1)  # fmt: skip
+                          by_share, scale, D, DV, WIDTH, WIDTH_V, ROWS, COLUMNS, RUN, SHARES,
+                          span != 1)  # fmt: skip
     acc, total, most = state
     none = total == 0.0  # a row that sees nothing gets zeros
     total = tl.where(none, 1.0, total)
     acc = acc / total[:, None]
-    store_tile(out, batch, head, at, n, acc, DV, ROWS, WIDTH_V)
+    store_tile(out, batch, head, at, stored, acc, DV, ROWS, WIDTH_V)
     sums = tl.where(none, float("-inf"), most + tl.log2(total)) / log2e
-    tl.store(tile_of(lse, batch, head) + rows.to(tl.int64) * lse[3], sums, mask=rows < n)
+    tl.store(tile_of(lse, batch, head) + rows.to(tl.int64) * lse[3], sums, mask=rows < stored)
 
 
 def banded(
@@ -333,7 +376,8 @@ def banded(
     call = LaunchCall.of(part)
     q, k, v = call.part[:3]
     lo, hi = call.part.band
-    blocks = blocks or blocks_for(q, v, hi - lo, call.part.bias is not None)
+    shares = tuple(part.bias.shares or ()) if part.bias else ()
+    blocks = blocks or blocks_for(q, v, hi - lo, call.part.bias is not None, bool(shares))
     size = (*q.shape[:3], v.shape[-1])
     if start is not None and (start.out.shape, start.out.dtype) == (size, v.dtype):
         out, lse = start.out, start.lse
@@ -346,12 +390,19 @@ def banded(
     if programs:
         begun = (laid(so_far.out), laid(so_far.lse), so_far.top)
         chunk = tuple(part.chunk or (1, 0, 1, 0, 0))
-        given = (*map(laid, (q, k, v, out, lse)), begun, call.table, call.reach, chunk)
+        given = (
+            *map(laid, (q, k, v, out, lse)), begun, call.table, shares, call.reach, chunk,
+        )  # fmt: skip
         outputs = (out, lse, so_far.out, so_far.lse)
+        tensors = (*call.tensors, *outputs, *shares)
         key = (*call.key, *map(shape, outputs), so_far.top, start is None, blocks)
         how = {"STARTED": start is not None, "CHUNKED": part.chunk is not None}
-        launch(
-            _kernel, (programs, 1, 1), (*given, call.sizes, call.scales),
-            (*call.tensors, *outputs), key, lambda: call.constants(blocks) | how,
-        )  # fmt: skip
+        kinds = {"none": blocks}
+        if shares:  # loads ahead of every pair's entry would not fit into shared memory
+            kinds = {"blocks": blocks, "pairs": blocks._replace(stages=1)}
+        for kind, own in kinds.items():
+            launch(
+                _kernel, (programs, 1, 1), (*given, call.sizes, call.scales), tensors, (*key, kind),
+                lambda own=own, kind=kind: call.constants(own) | how | {"SHARES": kind},
+            )  # fmt: skip
     return out, lse

@@ -12,8 +12,11 @@ from torch import Tensor
 from longitude import Dims, attention
 from longitude.core.validate import UserError
 from longitude.ops.bands import (
+    SHARE_ERROR,
+    SHARE_ROWS,
     BandCall,
     Bias,
+    Shares,
     Start,
     reach_of,
 )
@@ -209,6 +212,35 @@ def test_keys_beyond_reach_are_not_read_and_not_missed() -> None:
 def test_no_reach_where_a_row_may_miss_its_nearest_key() -> None:
     assert reach_of(part(CASES[4])) is None
     assert reach_of(part(Case(1, 1, 1, 9, 5, 16, 16, 0, FAR))) is None
+
+
+@pytest.mark.parametrize(("n", "away", "threshold"), [(500, 0, 30), (500, 0, 300), (90, 4000, 30)])
+@pytest.mark.parametrize("steep", [1.0, 60.0])
+def test_fire_by_its_table_of_shares(n: int, away: int, threshold: int, steep: float) -> None:
+    """Block by block where a row can stand for those around it, else pair by pair."""
+    own = scheme(f"fire(threshold={threshold})")
+    p = part(Case(1, 2, 1, n, n + away, 16, 16, -away, FAR))
+    weights = own.init(Dims(16, 2, 16), torch.Generator().manual_seed(1))
+    weights = {name.removeprefix("fire."): w.to(DEVICE) for name, w in weights.items()}
+    weights["outward"] *= steep
+    q, k, here = range(away, away + n), range(away + n), torch.zeros(1, 1, device=DEVICE)
+    term = own.bias[0].term(p.q, p.k, here, here, weights, 1.0)
+    table, pace, c, steepest = term.by_share(q, k, 0, SHARE_ROWS)  # type: ignore[attr-defined]
+    exact = attention(
+        own, p.q.double(), p.k.double(), p.v.double(), q, k,
+        {f"fire.{name}": w.double() for name, w in weights.items()}, backend="eager",
+    )  # fmt: skip
+    outs = []
+    for change in (steepest, steepest + 1e30):  # and never block by block
+        bias = Bias(table, -away, shares=Shares(pace, c, change))
+        outs.append(banded(p._replace(bias=bias), blocks=SMALL)[0])
+    some, pairs = outs
+    assert far_apart(pairs, exact) < steep * 2e-4 and far_apart(some, exact) < SHARE_ERROR
+    falls = (1 - pace[32 : n + 32 : 32] / pace[:n:32])[:, None]
+    changed = (falls > 0) & (falls <= 2 * SHARE_ERROR / steepest)  # blocks, heads
+    differ = (some != pairs).any(-1)[0].mT
+    blocks = torch.stack([rows.any(0) for rows in differ.split(32)])
+    assert torch.equal(blocks, changed)
 
 
 @pytest.mark.parametrize(
