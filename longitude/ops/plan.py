@@ -45,7 +45,7 @@ CUDNN_OPERATIONS = 1e11  # of a tile's two products
 BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
 SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
-CHUNK_QUERIES = 2**14  # from which on tiles of chunks pay for their launches
+CHUNK_SHAPES = 40  # times a plan's operations from which on chunks' tiles pay for theirs
 MAX_CUDNN_HEAD = 128  # forward and backward
 MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
 
@@ -264,8 +264,8 @@ def _slower(backend: str, call: CallSpec) -> str | None:
         return "a single query is one pass of a plain kernel"
     if call.sums_in_heads.by_position or _decodes(call):
         chunks = any(area.chunks for areas in call.pass_areas for area in areas)
-        plain = fastest_kernel(call, call.queries**2) if call.value_dim == call.head_dim else None
-        if chunks and plain is Kernel.CUDNN and call.queries >= CHUNK_QUERIES:
+        plain = fastest_kernel(call, call.queries**2 / CHUNK_SHAPES)
+        if chunks and plain is Kernel.CUDNN and call.value_dim == call.head_dim:
             return "chunks of so many queries are tiles of cuDNN's, which is faster"
         if backend != "banded" or call.dtype not in HALF:
             return "positions alone decide here, which plain kernels read as tiles"

@@ -40,7 +40,7 @@ def test_the_clock_is_right() -> None:
     hook = m.get_input_embeddings().register_forward_pre_hook(wait)
     found = cost(m, 100, new=7)
     hook.remove()
-    assert calls == [room.WARM_UP, 1, 1, 93, 1, 93, *[1] * 7]
+    assert calls == [room.WARM_UP, 1, 1, 93, 1, 93, *[1] * room.ROUND_STEPS]
     assert 60 < found.prefill < 93 / 0.3
     assert 20 < found.decode < 200, "a single slow token does not count"
 

@@ -30,7 +30,7 @@ STATM = Path("/proc/self/statm")
 SAMPLE_INTERVAL = 0.002  # seconds between two samples of the memory
 WARM_UP = 64  # tokens prefilled before the clock runs
 ROUNDS = 3  # at most: two that agree are enough
-ROUND_STEPS = 8  # tokens decoded in each: the first two of a remap also rotate the prompt's keys
+ROUND_STEPS = 5  # tokens decoded in each: the first two of a remap also rotate the prompt's keys
 AGREE = 0.05  # relative difference of two timings of the same thing
 
 Ratios = tuple[float, float, float]  # median, least, greatest
