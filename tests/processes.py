@@ -31,7 +31,6 @@ import torch.distributed as dist
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
     "longitude.cli.measure",
-    "longitude.cli.train",
     "longitude.extension.api",
     "longitude.ops.ring",
     "longitude.training.api",

@@ -24,7 +24,7 @@ def bench(
     peers: Annotated[
         bool, Option("--peers", help="Also what is installed of other packages.")
     ] = False,
-    device: o.Device = "auto",
+    device: Annotated[str, Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
         str, Option(help="auto (bfloat16 on CUDA), float32, bfloat16 or float16.")
     ] = "auto",

@@ -9,10 +9,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import Field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
 from typer import Argument, Option
 
@@ -25,43 +29,11 @@ if TYPE_CHECKING:
 LOG_INTERVAL = 15.0  # seconds between two lines of a log
 # JSON leaves C1 control characters as they are, and a terminal may obey them
 CONTROLS = {n: f"\\u{n:04x}" for n in range(0x7F, 0xA0)}
-# options of training, then of a model
-Text = Annotated[
-    list[str] | None,
-    Option(
-        "--text",
-        help="A file, a folder or a `datasets` name (owner/name:config:split); as often as you "
-        "like. Without: the sources of the standard library and the help topics of this Python.",
-    ),
-]
-Length = Annotated[int, Option(help="Tokens (bytes) in a training window.")]
-Size = Annotated[str, Option(help="nano, tiny, small or 125m.")]
-Steps = Annotated[int | None, Option(help="As suits the size if not given.")]
-Batch = Annotated[int | None, Option(help="Sequences a step, over all processes.")]
-Rate = Annotated[float | None, Option(help="The highest learning rate.")]
-Device = Annotated[str, Option(help="auto, cpu or cuda.")]
-ModelDevice = Annotated[str, Option("--device", help="auto, cpu, cuda or mps.")]
-DType = Annotated[str, Option(help="auto (bfloat16 on CUDA), float32 or bfloat16.")]
-Every = Annotated[float, Option(help="Seconds between two checkpoints.")]
-Deterministic = Annotated[
-    bool, Option("--deterministic", help="Bit for bit on CUDA too, at a price.")
-]
-Compile = Annotated[
-    bool | None, Option("--compile/--no-compile", help="torch.compile; by default on CUDA.")
-]
 Model = Annotated[
     str,
     Argument(
         metavar="MODEL",
         help="A name on the Hub, a folder, a .gguf file, or tiny-rope, tiny-alibi or tiny-learned.",
-    ),
-]
-ModelDType = Annotated[
-    str,
-    Option(
-        "--dtype",
-        help="auto (the file's own on CUDA; on a CPU float32, or the file's bfloat16 where that is "
-        "faster), float32, bfloat16, float16 or float64.",
     ),
 ]
 Target = Annotated[
@@ -70,21 +42,56 @@ Target = Annotated[
         help="Target length: 32768, 32k, or 4x the trained window. [default: 4x; 8x for tiny-rope]"
     ),
 ]
-Served = Annotated[
-    str | None, Option(help="Tokens to serve: 32768, 32k, 4x. [default: by the scheme's factor]")
-]
-Revision = Annotated[str | None, Option(help="A branch, tag or commit on the Hub.")]
-Trust = Annotated[
-    bool, Option("--trust-remote-code", help="Run Python code that comes with the model.")
-]
 Json = Annotated[bool, Option("--json", help="Print data.")]
 Quiet = Annotated[bool, Option("--quiet", help="Print nothing but the result.")]
-SamplingSeed = Annotated[int | None, Option("--seed", help="Of the sampling.")]
 
 
-def without(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """A command's arguments but for those that are no options of its function."""
-    return {name: value for name, value in given.items() if name not in names}
+def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a dataclass, which it gets as its first argument; the help
+    lists them before the command's keyword-only options."""
+    hints, by_name = get_type_hints(options), {f.name: f for f in fields(options)}
+    offered = [by_name[name] for name in signature(options).parameters if by_name[name].metadata]
+
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        @wraps(run)
+        def call(**given: Any) -> None:
+            values = {f.name: _value(f, hints[f.name], given.pop(f.name)) for f in offered}
+            run(options(**values), **given)
+
+        own = list(signature(run, eval_str=True).parameters.values())[1:]
+        first = [p for p in own if p.kind is not Parameter.KEYWORD_ONLY]
+        both = [*first, *(_parameter(f, hints[f.name]) for f in offered), *own[len(first) :]]
+        keywords = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in both]
+        call.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _parameter(option: Field[Any], hint: Any) -> Parameter:
+    """An option as typer reads it: of several types the first, of a tuple a text or a list."""
+    shown: Any = dict(option.metadata)
+    default: Any = option.default
+    flag, joined = shown.pop("flag"), shown.pop("joined", False)
+    if joined or hint == tuple[int, ...]:
+        hint, default = str | None, ",".join(map(str, default)) or None
+    elif get_origin(hint) is tuple:
+        hint, default = list[str] | None, None
+    elif len(kinds := get_args(hint)) > 1:
+        hint = kinds[0] | None if NoneType in kinds else kinds[0]
+    if default is False:  # there is no --no-…
+        flag = "--" + option.name.replace("_", "-")
+    kind = Annotated[hint, Option(*filter(None, [flag]), **shown)]
+    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _value(option: Field[Any], hint: Any, given: Any) -> Any:
+    """What was given for an option, as its dataclass has it."""
+    if hint == tuple[int, ...]:
+        return integers(option.name, given)
+    if option.metadata.get("joined"):
+        return names(given or "")
+    return tuple(given or ()) if get_origin(hint) is tuple else given
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
@@ -19,6 +18,7 @@ from typer import Argument, Exit, Option
 from longitude.cli import common as o
 from longitude.cli.common import display, print_json, say
 from longitude.core.validate import UserError
+from longitude.options import ModelOptions, ReadOptions, ignore
 from longitude.viz.text import safe_lines
 
 if TYPE_CHECKING:
@@ -30,55 +30,18 @@ BLOCK = 4096  # bytes of standard input that are read at once
 MAX_WORD = 256  # the longest word that is kept together at the end of a block
 
 
+@o.takes(ReadOptions)
 def read(
+    options: ReadOptions,
     files: Annotated[
         list[str],
         Argument(metavar="FILE", help="Text, Markdown, HTML or PDF; - is standard input."),
     ],
     question: Annotated[str, Option("--question", "-q", help="What to ask about the text.")],
-    model: Annotated[
-        str | None,
-        Option(
-            help="A name on the Hub, a folder, a .gguf file; or the URL of an OpenAI-compatible "
-            "server, as in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]"
-        ),
-    ] = None,
-    by: Annotated[
-        str, Option(help="nbce, windows, memwalker, extend, or auto, which says what it chose.")
-    ] = "auto",
+    *,
     show: Annotated[
         bool, Option("--show", help="Show where the answer came from, token by token.")
     ] = False,
-    max_tokens: Annotated[int, Option(help="Of the answer; over 64, auto may walk a tree.")] = 64,
-    temperature: Annotated[float, Option(help="0 takes the likeliest token.")] = 0.0,
-    seed: o.SamplingSeed = None,
-    window: Annotated[
-        int | None,
-        Option(
-            help="Tokens of text in a window; of a server, those it takes. [default: what fits]"
-        ),
-    ] = None,
-    most_windows: Annotated[
-        int | None,
-        Option(
-            help="Windows that are read, those with most of the question's words; 0: all. "
-            "[default: 32; parallel 8]"
-        ),
-    ] = None,
-    runs: Annotated[Path, Option(help="Folder of `longitude extend` runs, or one of them.")] = Path(
-        "runs"
-    ),
-    out: Annotated[
-        Path, Option(help="Folder where summaries are kept for the next question (memwalker).")
-    ] = Path("runs/read"),
-    key: Annotated[
-        str | None,
-        Option(envvar="LONGITUDE_API_KEY", help="For a server that wants one.", metavar="KEY"),
-    ] = None,
-    device: o.ModelDevice = "auto",
-    dtype: o.ModelDType = "auto",
-    revision: o.Revision = None,
-    trust_remote_code: o.Trust = False,
     quiet: Annotated[bool, Option("--quiet", help="Print the answer and nothing else.")] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -92,7 +55,6 @@ def read(
     The answer goes to stdout as it comes, all else to stderr. The exit code is 1 if memwalker finds
     no answer.
     """
-    given = o.without(locals(), "files", "question", "show", "quiet", "as_json")
     from rich.console import Console
 
     from longitude.reading import api
@@ -113,9 +75,10 @@ def read(
     with ExitStack() as stack:
         progress = stack.enter_context(display(quiet))
         writer = AnswerWriter(stack.close)  # the progress display would be in the way
-        given |= {"on_text": api.ignore if as_json else writer.write}
-        given |= {"on_visit": on_visit if show and not as_json else api.ignore}
-        options = api.ReadOptions(**given, notify=notify, progress=progress)
+        options = replace(options, notify=notify, progress=progress)
+        if not as_json:
+            visited = on_visit if show else ignore
+            options = replace(options, on_text=writer.write, on_visit=visited)
         try:
             result = api.read(files, question, options=options)
         finally:
@@ -148,7 +111,9 @@ class AnswerWriter:
             print(flush=True)
 
 
+@o.takes(ModelOptions)
 def stream(
+    options: ModelOptions,
     model: Annotated[
         str, Argument(help="A name on the Hub, a folder, a .gguf file, or tiny-rope.")
     ],
@@ -170,12 +135,9 @@ def stream(
     top_p: Annotated[
         float, Option(help="Nucleus sampling: draw from the top tokens of this sum.")
     ] = 1.0,
-    seed: o.SamplingSeed = None,
+    seed: Annotated[int | None, Option(help="Of the sampling.")] = None,
     chunk: Annotated[int, Option(help="Tokens per forward.")] = 512,
-    device: o.ModelDevice = "auto",
-    dtype: o.ModelDType = "auto",
-    revision: o.Revision = None,
-    trust_remote_code: o.Trust = False,
+    *,
     as_json: Annotated[bool, Option("--json", help="A line of data for each turn.")] = False,
 ) -> None:
     """Chat with a model, or let it write on, for as long as standard input lasts.
@@ -196,8 +158,7 @@ def stream(
         )
     if score and chat:
         raise UserError("--score reads a text and answers nothing, but got --chat: leave one out.")
-    options = {"device": device, "dtype": dtype, "revision": revision}
-    loaded, tokenizer = loading.load(model, trust_remote_code=trust_remote_code, **options)
+    loaded, tokenizer = loading.load(model, **asdict(options))
     if tokenizer is None:
         raise UserError(f"{model} has no tokenizer, so it can't read text: give one that has.")
     chats = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat

@@ -17,10 +17,8 @@ import typer
 from longitude import __version__
 from longitude.cli.bench import bench, env
 from longitude.cli.generate import read, stream
-from longitude.cli.measure import extend, probe, report
-from longitude.cli.runtimes import export, lint, verify
-from longitude.cli.schemes import check, explore, inspect, schemes, show
-from longitude.cli.train import lab, train, tune
+from longitude.cli.measure import extend, lab, probe, report, train, tune
+from longitude.cli.schemes import check, explore, export, inspect, lint, schemes, show, verify
 from longitude.core.store import StoreError
 from longitude.core.validate import UserError
 

@@ -1,9 +1,12 @@
 """`longitude extend`, `report` and `probe`: methods for a longer context measured on your model,
-runs joined into one report, and what a server really does with a long prompt."""
+runs joined into one report, and what a server really does with a long prompt. `train`,
+`lab` and `tune`: a small decoder trained with a scheme; schemes trained short on the same data and
+tested long; and a short fine-tune that adapts a checkpoint."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,67 +15,16 @@ from typer import Argument, Exit, Option
 from longitude.cli import common as o
 from longitude.cli.common import display, print_json, print_result, say
 from longitude.core.validate import UserError
-from longitude.eval.tasks import task_names
+from longitude.options import ExtendOptions, ProbeOptions
+from longitude.training.options import LabOptions, TrainOptions, TuneOptions
 
 
+@o.takes(ExtendOptions)
 def extend(
+    options: ExtendOptions,
     model: o.Model = "tiny-rope",
     to: o.Target = None,
-    methods: Annotated[
-        str,
-        Option(
-            help="auto, all, or names, the table's labels and schemes joined by ;, as in yarn; "
-            "rerope(512); rope(base=500000)."
-        ),
-    ] = "auto",
-    text: o.Text = None,
-    docs: Annotated[int, Option(help="Documents to compare on.")] = 4,
-    lengths: Annotated[
-        str | None, Option(help="Lengths to measure at; without, doubling to the target.")
-    ] = None,
-    goal: Annotated[
-        str,
-        Option(
-            help="What the advice is for: context (use a longer one), stream (read on without end "
-            "in constant memory) or short (make more of the window)."
-        ),
-    ] = "context",
-    tasks: Annotated[
-        str,
-        Option(help=f"What to measure, joined by commas: {', '.join(task_names())}; all; none."),
-    ] = "all",
-    questions: Annotated[
-        int | None,
-        Option(help="Prompts of a family at each length in a round. [default: 2]"),
-    ] = None,
-    budget: Annotated[
-        str | None, Option(help="Time to spend, as in 10m: measures what fits, and says so.")
-    ] = None,
-    search: Annotated[
-        bool, Option("--search", help="Then search parameters around the best methods.")
-    ] = False,
-    lm_eval: Annotated[
-        str | None, Option("--lm-eval", help="lm-eval tasks for the best method, as in a,b.")
-    ] = None,
-    limit: Annotated[
-        int | None, Option(help="Samples of each lm-eval task; 0 for all of them.")
-    ] = 50,
-    engine: Annotated[str, Option(help="local, or ray: an existing Ray cluster.")] = "local",
-    context_parallel: Annotated[
-        int | None,
-        Option(
-            help="Ranks under torchrun, or GPUs of a Ray cluster, that share the tokens of each "
-            "text. [default: the fewest whose memory holds --to]"
-        ),
-    ] = None,
-    device: o.ModelDevice = "auto",
-    dtype: o.ModelDType = "auto",
-    revision: o.Revision = None,
-    trust_remote_code: o.Trust = False,
-    seed: Annotated[int, Option(help="Of documents and questions.")] = 0,
-    out: Annotated[
-        Path | None, Option(help="Folder of rows and report. [default: runs/NAME-TARGET]")
-    ] = None,
+    *,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the plan and what it would cost; run nothing.")
     ] = False,
@@ -93,16 +45,13 @@ def extend(
     and measures nothing twice. The report is one page, report.html. Under torchrun the processes
     share the methods, and the tokens of each text where one device can't hold --to.
     """
-    given = o.without(locals(), "model", "to", "dry_run", "as_json", "quiet")
-    from longitude.extension.api import ExtendOptions, estimate
+    from longitude.extension.api import estimate
     from longitude.extension.api import extend as run
     from longitude.training.distributed import is_first_process
 
-    given |= {"text": tuple(text or ()), "lengths": o.integers("lengths", lengths)}
-    given |= {"tasks": o.names(tasks), "lm_eval": o.names(lm_eval or ""), "limit": limit or None}
     quiet = quiet or not is_first_process()
     with display(quiet, resumes=True) as progress:
-        options = ExtendOptions(**given, progress=progress)
+        options = replace(options, progress=progress)
         result = (estimate if dry_run else run)(model, to=to, options=options)
     if is_first_process():
         print_result(result, as_json)
@@ -131,7 +80,9 @@ def report(
     say(f"wrote {out}")
 
 
+@o.takes(ProbeOptions)
 def probe(
+    options: ProbeOptions,
     urls: Annotated[
         list[str],
         Argument(
@@ -140,36 +91,7 @@ def probe(
             "be its equal.",
         ),
     ],
-    model: Annotated[
-        str | None, Option(help="The name of the model, where the server has several.")
-    ] = None,
-    to: Annotated[
-        str | None,
-        Option(help="Tokens to probe up to: 131072 or 128k. [default: what the server says]"),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        Option(
-            metavar="MODEL|runs/NAME",
-            help="The checkpoint that is served, or the folder of a run of `longitude extend`: "
-            "tells which scheme is in force.",
-        ),
-    ] = None,
-    tasks: Annotated[
-        str, Option(help="Families of questions, joined by commas, as in passkey,keys; or all.")
-    ] = "all",
-    questions: Annotated[int, Option(help="Of each family and depth, at each length.")] = 2,
-    budget: Annotated[
-        str | None, Option(help="Time to spend, as in 5m: measures what fits, and says so.")
-    ] = None,
-    concurrency: Annotated[int, Option(help="Requests at the same time.")] = 4,
-    runtime: Annotated[
-        str | None, Option(help="vllm, sglang, llama.cpp, ollama, …, where the server hides it.")
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        Option(help="Fill prompts with this file or folder instead: it leaves your machine."),
-    ] = None,
+    *,
     save: Annotated[
         Path | None, Option(metavar="FILE", help="Write the probe, for a later --against.")
     ] = None,
@@ -180,9 +102,6 @@ def probe(
         Path | None,
         Option(help="Holds the server's key. [default: the variable LONGITUDE_API_KEY]"),
     ] = None,
-    seed: Annotated[int, Option(help="Of the questions.")] = 0,
-    device: o.ModelDevice = "auto",
-    out: Annotated[Path, Option(help="Folder of answers and report.")] = Path("runs/probe"),
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print how many requests and tokens at most; send none.")
     ] = False,
@@ -199,9 +118,6 @@ def probe(
     The prompts are generated text. Only the address given is called. The same command resumes a
     probe that was stopped.
     """
-    given = o.without(
-        locals(), "urls", "save", "against", "key_file", "dry_run", "quiet", "as_json"
-    )
     from longitude.core.client import read_key
     from longitude.probing import api
 
@@ -212,8 +128,7 @@ def probe(
         )
     key = read_key(key_file) if key_file else os.environ.get("LONGITUDE_API_KEY") or None
     with display(quiet, resumes=True) as progress:
-        given |= {"tasks": o.names(tasks), "text": tuple(text or ()), "key": key}
-        options = api.ProbeOptions(**given, progress=progress)
+        options = replace(options, key=key, progress=progress)
         if dry_run:
             return print_result(api.estimate(urls[0], options=options), as_json)
         result = api.probe(urls[0], urls[1] if len(urls) > 1 else against, options=options)
@@ -221,6 +136,84 @@ def probe(
         api.save(result, save)
     print_result(result, as_json)
     if not quiet:
-        say(f"wrote {out}/report.html and probe.json.")
+        say(f"wrote {options.out}/report.html and probe.json.")
     if result.faults:
         raise Exit(1)
+
+
+@o.takes(TrainOptions)
+def train(
+    options: TrainOptions,
+    scheme: Annotated[str, Option(help="As in 'rope()' or 'layers(…)'.")] = "rope()",
+    *,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train one decoder with a scheme, on bytes.
+
+    Writes model.safetensors, config.json and, if stock transformers has a model that computes the
+    same, a checkpoint for it in hf/. Stop it at any moment: --resume continues from the last
+    checkpoint, bit for bit. Under torchrun each process takes its share of a batch.
+    """
+    from longitude.training import api
+
+    with display(quiet or not api.is_first_process()) as progress:
+        result = api.train(scheme, options=replace(options, progress=progress))
+    if api.is_first_process():
+        print_result(result, as_json)
+
+
+@o.takes(LabOptions)
+def lab(
+    options: LabOptions,
+    schemes: Annotated[
+        str, Option(help="Schemes joined by ;, or all: every encoding that can be trained.")
+    ] = "rope(); alibi()",
+    *,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Train each scheme on the same data, order, seed and steps; test each at every length.
+
+    Rows go to rows.sqlite (and rows.jsonl) in --out; stored rows are not computed again. The table
+    and the curves are printed and drawn into lab.html: loss of the last half window of the same
+    text with more and more context before it, and exact answers on the tasks.
+    """
+    from longitude.training import api
+
+    with display(quiet or not api.is_first_process()) as progress:
+        result = api.lab(schemes, options=replace(options, progress=progress))
+    if api.is_first_process():
+        print_result(result, as_json)
+        if not quiet:
+            say(f"wrote {options.out}/rows.jsonl and {options.out}/lab.html")
+
+
+@o.takes(TuneOptions)
+def tune(
+    options: TuneOptions,
+    model: o.Model = "tiny-rope",
+    to: o.Target = None,
+    *,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Train a model a little on longer positions, and measure what that changed.
+
+    A recipe sets the scheme, the learning rate, the steps, the sequences, their positions and what
+    is trained; any of it can be overridden. Then the same measurements as `longitude extend` takes,
+    of the baseline, before and after training, in report/report.html. The result lies in model/:
+    longitude.hf.load opens it, longitude export writes it for a runtime; an adapter carries its
+    scheme with it.
+
+    Stop it at any moment: the same command continues from the last checkpoint. It runs under
+    `torchrun` and `accelerate launch` as well.
+    """
+    from longitude.training import api
+
+    with display(quiet or not api.is_first_process()) as progress:
+        result = api.tune(model, to=to, options=replace(options, progress=progress))
+    if api.is_first_process():
+        print_result(result, as_json)
+        if not quiet:
+            say(f"wrote {', '.join(map(str, result.files))}.")

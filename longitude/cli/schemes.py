@@ -1,8 +1,11 @@
 """`longitude schemes`, `show`, `check`, `explore` and `inspect`: every part and preset, pictures of
-a scheme, its properties as numbers, schemes side by side, and the encoding of a checkpoint."""
+a scheme, its properties as numbers, schemes side by side, and the encoding of a checkpoint.
+`export`, `lint` and `verify`: a scheme as settings of the runtime that is to serve it, what
+runtimes compute from a model's settings by their source, and what they compute when run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +14,17 @@ from typer import Argument, Exit, Option
 from longitude.cli import common as o
 from longitude.cli.common import display, print_json, print_result, say
 from longitude.core.validate import UserError
+from longitude.options import (
+    CheckOptions,
+    ExploreOptions,
+    ExportOptions,
+    InspectOptions,
+    LintOptions,
+    ShowOptions,
+    VerifyOptions,
+)
 
 EXAMPLE = "As in 'rope(frequencies=ntk(4)) + logn(4096)'."
-Dim = Annotated[int | None, Option(help="Dimensions of a head. [default: 64, or as needed]")]
-Heads = Annotated[int, Option(help="Heads of a layer.")]
 
 
 def schemes(
@@ -27,11 +37,11 @@ def schemes(
     print_result(api.schemes(site), as_json)
 
 
+@o.takes(ShowOptions)
 def show(
+    options: ShowOptions,
     scheme: Annotated[str, Argument(help=EXAMPLE)],
-    length: Annotated[int | None, Option(help="Tokens. [default: to fit the scheme]")] = None,
-    dim: Dim = None,
-    heads: Heads = 8,
+    *,
     as_json: o.Json = False,
     out: Annotated[
         Path | None, Option(help="Also draw into this file: .html, .png or .svg.")
@@ -47,25 +57,18 @@ def show(
 
     if out:
         files.check_kind(out)  # before any work is done
-    result = api.show(scheme, options=api.ShowOptions(length, dim, heads))
+    result = api.show(scheme, options=options)
     print_result(result, as_json)
     if out:
         say(f"wrote {result.report(out)}")
 
 
+@o.takes(CheckOptions)
 def check(
+    options: CheckOptions,
     scheme: Annotated[str | None, Argument(metavar="SCHEME", help=EXAMPLE)] = None,
     every: Annotated[bool, Option("--all", help="Every preset, in one table.")] = False,
-    dim: Dim = None,
-    heads: Heads = 8,
-    length: Annotated[
-        int | None,
-        Option(help="Tokens. [default: 4096, or past the lengths that the scheme names]"),
-    ] = None,
-    trained: Annotated[
-        int | None,
-        Option(help="Trained length in tokens. [default: the scheme's, or length / 4]"),
-    ] = None,
+    *,
     markdown: Annotated[bool, Option("--markdown", help="The table of --all as Markdown.")] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -85,15 +88,16 @@ def check(
     if markdown and not every:
         raise UserError("--markdown writes the table of --all: give both, or neither.")
     with display(quiet=not every) as progress:
-        options = api.CheckOptions(dim, heads, length, trained, progress)
-        result = api.check(scheme, options=options)
+        result = api.check(scheme, options=replace(options, progress=progress))
     if markdown and not as_json:
         print(result.markdown(), end="")
     else:
         print_result(result, as_json)
 
 
+@o.takes(ExploreOptions)
 def explore(
+    options: ExploreOptions,
     model: Annotated[
         str | None,
         Argument(
@@ -102,13 +106,7 @@ def explore(
             "tiny-rope.",
         ),
     ] = None,
-    schemes: Annotated[
-        str | None,
-        Option(help='Up to three methods or schemes: "yarn; leaky_rerope; rope() + logn(4096)".'),
-    ] = None,
-    length: Annotated[
-        int | None, Option(help="Tokens drawn. [default: 4 times the window]")
-    ] = None,
+    *,
     port: Annotated[int, Option(help="Of the page on 127.0.0.1; 0 takes any that is free.")] = 8470,
     export: Annotated[
         Path | None,
@@ -128,7 +126,7 @@ def explore(
 
     if export is not None:
         api.check_name(export)  # before any work is done
-    result = api.explore(model, options=api.ExploreOptions(schemes, length))
+    result = api.explore(model, options=options)
     if export is not None:
         say(f"wrote {result.report(export)}")
     if as_json:
@@ -137,7 +135,9 @@ def explore(
         result.serve(port, browser=not no_browser)
 
 
+@o.takes(InspectOptions)
 def inspect(
+    options: InspectOptions,
     model: Annotated[
         str | None,
         Argument(
@@ -146,27 +146,7 @@ def inspect(
         ),
     ] = None,
     every: Annotated[bool, Option("--all", help="Every known model type, in one table.")] = False,
-    to: Annotated[
-        str | None,
-        Option(metavar="LENGTH", help="A length to reach: 32768, 32k, or 4x the window."),
-    ] = None,
-    weights: Annotated[
-        bool,
-        Option(
-            "--weights", help="Load the weights, and measure scores by distance, heads and sinks."
-        ),
-    ] = False,
-    length: Annotated[
-        int | None, Option(help="Tokens for --weights. [default: twice the window]")
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        Option(
-            help="A file or folder for --weights to read; can be repeated. [default: Python's help "
-            "topics]"
-        ),
-    ] = None,
-    revision: o.Revision = None,
+    *,
     as_json: o.Json = False,
 ) -> None:
     """Show which position encoding a model has, and what follows from it.
@@ -180,12 +160,99 @@ def inspect(
 
     if every == (model is not None):
         raise UserError("inspect takes one model, or --all for every known type: give one.")
-    if every and (to or weights):
+    if every and (options.to or options.weights):
         raise UserError("--to and --weights are about one model: give its name in place of --all.")
     if model is None:
         return print_result(api.known_models(), as_json)
-    options = api.InspectOptions(to, weights, length, tuple(text or ()), revision)
     result = api.inspect(model, options=options)
     print_result(result, as_json)
     if result.faults:
+        raise Exit(1)
+
+
+@o.takes(ExportOptions)
+def export(
+    options: ExportOptions,
+    model: Annotated[
+        str,
+        Argument(
+            metavar="MODEL|RUN",
+            help="A name on the Hub, a folder, a .gguf file or tiny-rope; a model or adapter of "
+            "`longitude tune`, with its own scheme; or a folder that `longitude extend` wrote: "
+            "each runtime then gets the best scheme that it can serve.",
+        ),
+    ],
+    *,
+    as_json: o.Json = False,
+) -> None:
+    """Write a scheme as the runtime's own settings, after checking what it will compute from them.
+
+    For transformers a folder with a config.json that versions 4 and 5 read alike, raised lengths
+    and a model card; for the others the command or file of the version named. A scheme that a
+    runtime can't serve is refused, with the nearest that it can. The model itself is not changed.
+    """
+    from longitude.runtimes import api
+
+    result = api.export(model, options=options)
+    if as_json:
+        print_json(result.to_json())
+    elif result.holds:
+        print(result.table())
+        for line in result.notes:
+            say(line)
+    if not result.holds:
+        for proof in result.verified:
+            say(str(proof))
+        raise Exit(1)
+
+
+@o.takes(LintOptions)
+def lint(
+    options: LintOptions,
+    model: Annotated[
+        str,
+        Argument(
+            metavar="MODEL",
+            help="A config.json, a folder, an adapter's folder, a name on the Hub, a .gguf file or "
+            "tiny-rope.",
+        ),
+    ],
+    *,
+    as_json: o.Json = False,
+) -> None:
+    """Show what each runtime would compute from a model's settings, against what they mean.
+
+    The largest relative difference of a frequency, the factor on cosine and sine, and the longest
+    input, with the known issue behind each difference and its fix. The exit code is 1 if any
+    differs.
+    """
+    from longitude.runtimes import api
+
+    result = api.lint(model, options=options)
+    print_result(result, as_json)
+    if not result.same:
+        raise Exit(1)
+
+
+@o.takes(VerifyOptions)
+def verify(
+    options: VerifyOptions,
+    model: Annotated[
+        str,
+        Argument(metavar="MODEL", help="A folder, a name on the Hub, a .gguf file or tiny-rope."),
+    ],
+    *,
+    as_json: o.Json = False,
+) -> None:
+    """Run a model in the runtimes that are installed, and compare them with Hugging Face.
+
+    The largest difference of a log-probability, inside the trained window and past it, between the
+    runtime and the scheme as Longitude runs it, both in float32. A runtime that is not installed is
+    named with the package to install. The exit code is 1 if any differs, with the cause if known.
+    """
+    from longitude.runtimes import api
+
+    result = api.verify(model, options=options)
+    print_result(result, as_json)
+    if not result.holds:
         raise Exit(1)

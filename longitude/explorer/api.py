@@ -13,21 +13,13 @@ from longitude.core.validate import UserError, shown
 from longitude.explorer.data import draw
 from longitude.explorer.methods import snippets
 from longitude.explorer.state import MAX_COLUMNS, PageState, make_state
+from longitude.options import ExploreOptions
 from longitude.viz import files
 from longitude.viz.scheme_charts import NAMES, explorer_specs
 from longitude.viz.vega import themes
 
 PACKAGE = __package__ or "longitude.explorer"
 SCRIPTS = ("charts.js", "page.js")
-
-
-@dataclass(frozen=True)
-class ExploreOptions:
-    """What the page shows first: up to three methods or schemes separated by `;`, and the length
-    drawn (None: four times the window)."""
-
-    schemes: str | None = None
-    length: int | None = None
 
 
 @dataclass(frozen=True)

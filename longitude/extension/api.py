@@ -293,9 +293,8 @@ def _judge(prepared: Prepared, recommendation: Recommendation, store: Store) -> 
     evaluator = Evaluator(prepared.plan, prepared.target, prepared.documents)
     best, options = recommendation.best.scheme, prepared.options
     chosen = [m for m in prepared.plan.methods if m.patch is None or m.scheme == best]
-    return {
-        m.label: lm_eval.judge(evaluator, m, options.lm_eval, store, options.limit) for m in chosen
-    }
+    limit = options.limit or None
+    return {m.label: lm_eval.judge(evaluator, m, options.lm_eval, store, limit) for m in chosen}
 
 
 def _next_steps(plan: Plan, recommendation: Recommendation, folder: Path) -> list[tuple[str, str]]:

@@ -12,49 +12,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from longitude.core.progress import Progress, silent
+from longitude.core.progress import silent
 from longitude.core.text import dump
 from longitude.core.validate import UserError, shown, target_length
 from longitude.eval.documents import Document, documents
 from longitude.eval.records import COST, KEPT, LOSS, RETRIEVAL, ResultKey, Subject, Text
-from longitude.eval.tasks import ALL, EvalProtocol, Metric, measured_by, metrics
+from longitude.eval.tasks import EvalProtocol, Metric, measured_by, metrics
 from longitude.extension.candidates import by_length, candidates, family, label
 from longitude.extension.rank import GOALS
 from longitude.hf.loading import digest, load
 from longitude.hf.patch import own_scheme, patched, scheme_of, trained_length
 from longitude.hf.source import TINY
+from longitude.options import ExtendOptions
 from longitude.training.distributed import is_first_process
-
-
-@dataclass(frozen=True)
-class ExtendOptions:
-    """What `extend` compares, on which texts and at which lengths, and where it runs."""
-
-    methods: str = "auto"  # auto, all, or names and schemes joined by ;
-    lengths: tuple[int, ...] = ()  # without any: the window, doubled up to the target
-    text: tuple[str, ...] = ()  # files, folders or dataset names
-    docs: int = 4
-    goal: str = "context"  # or "stream" or "short": what the recommendation is for
-    tasks: tuple[str, ...] = (ALL,)
-    questions: int | None = None  # prompts of each family, at each length in each round
-    cost: bool = True
-    budget: str | None = None  # time to spend, as in "10m"
-    search: bool = False  # search parameters around the best methods
-    lm_eval: tuple[str, ...] = ()  # lm-eval tasks for the best method
-    limit: int | None = 50  # samples of each lm-eval task
-    engine: str = "local"  # or "ray"
-    context_parallel: int | None = None  # ranks that share each text; None: the fewest that hold it
-    device: str = "auto"
-    dtype: str = "auto"
-    revision: str | None = None
-    trust_remote_code: bool = False
-    seed: int = 0
-    out: Path | None = None  # without: runs/NAME-TARGET
-    tokenizer: Any = None  # of a model that is given loaded
-    progress: Progress = silent
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longitude.core.progress import Event, Progress, TextResult, silent
+from longitude.core.progress import Event, TextResult
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, target_length
 from longitude.inspection import rows
 from longitude.inspection.rows import plain
+from longitude.options import CheckOptions, InspectOptions, ShowOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,15 +47,6 @@ def schemes(site: str | None = None) -> SchemesResult:
 
 
 @dataclass(frozen=True)
-class ShowOptions:
-    """Sizes for `show`; a length and a head size of None are chosen to fit the scheme."""
-
-    length: int | None = None
-    dim: int | None = None
-    heads: int = 8
-
-
-@dataclass(frozen=True)
 class ShowResult(TextResult):
     """What the parts of a scheme do."""
 
@@ -83,17 +75,6 @@ def show(scheme: str | Scheme | Layers, *, options: ShowOptions | None = None) -
 
     o = options or ShowOptions()
     return ShowResult(page(_parsed(scheme), o.length, o.dim, o.heads))
-
-
-@dataclass(frozen=True)
-class CheckOptions:
-    """Sizes for `check`; those that are None follow from the scheme (see `properties.check`)."""
-
-    dim: int | None = None
-    heads: int = 8
-    length: int | None = None
-    trained: int | None = None
-    progress: Progress = silent
 
 
 @dataclass(frozen=True)
@@ -142,17 +123,6 @@ def check(
 
 def _parsed(scheme: str | Scheme | Layers) -> Scheme | Layers:
     return parse(scheme) if isinstance(scheme, str) else scheme
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """What to compute besides the configuration's encodings."""
-
-    to: str | int | None = None  # a length to reach: 32768, "32k", or "4x" the window
-    weights: bool = False  # load the weights and measure attention scores on
-    length: int | None = None  # so many tokens
-    text: tuple[str, ...] = ()  # of these files and folders
-    revision: str | None = None
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,17 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from longitude.core.client import Client, Retry, is_url
-from longitude.core.progress import Event, Progress, TextResult, silent
+from longitude.core.client import Client, is_url
+from longitude.core.progress import Event, TextResult
 from longitude.core.store import Store, atomic_file
 from longitude.core.validate import UserError, parse_seconds, shown, target_length
-from longitude.eval.tasks import families
 from longitude.extension.api import writable
 from longitude.extension.result import STORE
+from longitude.options import ProbeOptions
 from longitude.probing import verdict
 from longitude.probing.agreement import REQUESTS, Drift, Repeated, compare, repeat
 from longitude.probing.endpoint import CALIBRATION, KIND, Endpoint, OutOfTime
@@ -36,36 +36,9 @@ from longitude.probing.verdict import Finding, runtime_of
 
 DEFAULT_TO = 32768  # tokens, where the server says nothing
 LEAST_TO = 64  # a prompt with a key, filler and a question
-FOLDER, PAGE, JSON = Path("runs/probe"), "report.html", "probe.json"
+PAGE, JSON = "report.html", "probe.json"
 STATED = ("max_model_len", "n_ctx", "context_length", "n_ctx_train")  # in the list of models
 MAX_TEXT = 2**24  # characters of --text
-RETRY = Retry(tries=4, patience=20.0)
-
-
-@dataclass(frozen=True)
-class ProbeOptions:
-    """How far a server is probed, by what, and at which cost."""
-
-    to: int | str | None = None  # tokens; without: what the server says
-    model: str | None = None  # for a server of several
-    reference: str | None = None  # a checkpoint, or the folder of a run of `extend`
-    tasks: tuple[str, ...] = ("all",)  # families of questions
-    questions: int = 2  # of each family (and depth) at each length
-    budget: str | None = None  # time to spend, as in "5m"
-    concurrency: int = 4  # requests at the same time
-    runtime: str | None = None  # what the server runs, where it does not say
-    text: tuple[str, ...] = ()  # files to fill prompts with: they leave the machine
-    key: str | None = field(default=None, repr=False)  # never stored
-    seed: int = 0
-    device: str = "auto"  # of the reference
-    out: Path | None = None  # without: runs/probe
-    retry: Retry = RETRY
-    timeout: float = 600.0  # seconds without a byte
-    progress: Progress = silent
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        return tuple(families()) if "all" in self.tasks else self.tasks
 
 
 @dataclass(frozen=True)
@@ -159,7 +132,7 @@ def probe(
     """
     if against is None:
         return _probe(url, options, {})
-    folder = options.out or FOLDER
+    folder = options.out
     if is_url(against):
         first = _probe(str(against), replace(options, out=folder / "other"), {})
         saved, name = first.to_json(), first.url
@@ -227,7 +200,7 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
     options.progress(Event(bound.table(), 0, 0))
     if options.text:
         options.progress(Event("--text: your files are sent to the server.", 0, 0))
-    folder = writable(options.out or FOLDER)
+    folder = writable(options.out)
     with Store(folder / STORE) as store:
         key, session = _session(store, client, bound, options)
         endpoint = Endpoint(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longitude.core.client import is_url
-from longitude.core.progress import Event, Progress, TextResult, silent
+from longitude.core.progress import Event, TextResult
 from longitude.core.validate import UserError, shown
+from longitude.options import ReadOptions
 from longitude.reading.documents import Document, Piece, documents, most_relevant, pieces
 from longitude.reading.select import AUTO, METHODS, Choice, choose, prior_runs, required_extension
 
@@ -20,50 +20,12 @@ if TYPE_CHECKING:
     from longitude.reading.llm import LLM
     from longitude.reading.memwalker import Visit, Walk
 
-DEFAULT_MODEL = "tiny-rope"
 MAX_WINDOWS = {"nbce": 32, "windows": 8}  # in parallel, many windows drown the relevant one
 NBCE_WINDOW = 1024  # tokens, if not given
 MIN_WINDOW = 16  # tokens
 SEPARATOR = "\n\n"  # between two documents that are read as one text
 COUNTED, SAMPLES = 2**20, 16  # characters counted exactly, and samples of a longer text
 MEMORY = Path("/proc/meminfo")
-
-
-def ignore(*event: Any) -> None:
-    """Do nothing with an event."""
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How to read. Events go to callbacks: `on_text` gets the answer as it comes, `on_visit` each
-    step of MemWalker with its place, `notify` sentences for the user."""
-
-    model: str | None = None  # a name, folder, .gguf file or a server's URL; tiny-rope if None
-    by: str = AUTO  # or nbce, windows, memwalker, extend
-    max_tokens: int = 64
-    temperature: float = 0.0
-    seed: int | None = None
-    window: int | None = None  # tokens of text in a window; of a server, those it takes
-    most_windows: int | None = None  # 0: all; by default 32, or 8 in parallel
-    runs: Path = Path("runs")  # of `longitude extend`
-    out: Path = Path("runs/read")  # where MemWalker stores summaries
-    key: str | None = None  # of a server
-    device: str = "auto"
-    dtype: str = "auto"
-    revision: str | None = None
-    trust_remote_code: bool = False
-    on_text: Callable[[str], None] = ignore
-    on_visit: Callable[[Visit, str], None] = ignore
-    notify: Callable[[str], None] = ignore
-    progress: Progress = silent
-
-    @property
-    def name(self) -> str:
-        return DEFAULT_MODEL if self.model is None else self.model
-
-    @property
-    def server(self) -> bool:
-        return is_url(self.name)
 
 
 @dataclass(frozen=True)

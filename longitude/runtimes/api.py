@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from longitude.core.progress import Progress, silent
 from longitude.core.scheme import Layers
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown, target_length
+from longitude.options import ExportOptions, LintOptions, VerifyOptions
 from longitude.parts import Drope, DynamicNtk
 from longitude.runtimes import Runtime, runtimes, select
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
@@ -32,22 +32,6 @@ from longitude.runtimes.target import make_target
 
 if TYPE_CHECKING:
     from longitude.runtimes.verify import Verified, VerifyResult
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What to write, and where."""
-
-    runtimes: str = "transformers"  # "vllm,transformers==4.51.3", or "all"
-    scheme: str | None = None  # that of the run, or what the model was saved with
-    version: str | None = None  # of the one runtime
-    to: str | int | None = None  # tokens: 32768, 32k, 4x; by default the scheme's factor decides
-    out: Path | None = None  # folder; by default NAME-TARGET, none for a single command
-    weights: str = "link"  # in folders: link, copy or none
-    verify: bool = False  # run what is written in the runtimes that are installed
-    source: str | None = None  # where the model of a run is, if it was moved
-    revision: str | None = None
-    progress: Progress = silent
 
 
 def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
@@ -183,17 +167,6 @@ def _some_ran(proofs: Sequence[Verified]) -> tuple[Verified, ...]:
     return tuple(proofs)
 
 
-@dataclass(frozen=True)
-class VerifyOptions:
-    """In which runtimes a model is run, and what it is compared to."""
-
-    runtimes: str = "all"  # those that can be run: "transformers,llama.cpp"
-    scheme: str | None = None  # is written for each first; without: what the settings mean
-    to: str | int | None = None  # tokens: 32768, 32k, 4x; by default the scheme's factor decides
-    revision: str | None = None
-    progress: Progress = silent
-
-
 def verify(model: str, *, options: VerifyOptions | None = None) -> VerifyResult:
     """Run a model in runtimes, and compare what they compute with what a scheme is.
 
@@ -256,17 +229,6 @@ def _as_it_is(
             path = str(source.gguf or source.folder or source.name)
             proofs.append(verify(runtime, path, settings, reference, target))
     return _some_ran(proofs)
-
-
-@dataclass(frozen=True)
-class LintOptions:
-    """Which runtimes to ask, and what is given to them besides the model."""
-
-    runtimes: str = "all"  # "vllm,transformers==4.51.3"
-    scheme: str | None = None  # what is meant, if not what the settings mean
-    settings: str | Mapping[str, Any] = field(default_factory=dict)  # at the start; JSON if text
-    revision: str | None = None
-    progress: Progress = silent
 
 
 def lint(model: str, *, options: LintOptions | None = None) -> LintResult:

@@ -16,12 +16,13 @@ from longitude.core.store import Store
 from longitude.core.text import parse
 from longitude.training.data import gather
 from longitude.training.distributed import is_first_process, process_group
-from longitude.training.lab.compare import LabOptions, compare, make_plan, slug
+from longitude.training.lab.compare import compare, make_plan, slug
 from longitude.training.lab.rows import Score
-from longitude.training.lab.run import STOCK, RunOptions, lab_folder, make_run, train_run
+from longitude.training.lab.run import STOCK, lab_folder, loop_options, make_run, train_run
 from longitude.training.loop import SMOOTHED, Step, logger
+from longitude.training.options import LabOptions, TrainOptions, TuneOptions
 from longitude.training.to_hf import check_dtype, stock_model
-from longitude.training.tune.run import Tuned, TuneOptions, fine_tune, with_recommendation
+from longitude.training.tune.run import Tuned, fine_tune, with_recommendation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
     from longitude.extension.result import ExtendResult
 
 CHART = "training.png"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions(RunOptions):
-    """Options of `train`."""
-
-    seed: int = 0
-    out: str | Path | None = None  # runs/…, named after the run
-    resume: bool = False
-    weights: str = "float32"  # type of the weights in hf/
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ def train(scheme: str = "rope()", *, options: TrainOptions = TrainOptions()) -> 
         if world.first:
             options.progress(Event(stock_model(parsed, options.block)[1], 0, 0))
         if not folder.done:
-            loop = options.loop_options(run.config.scheme)
+            loop = loop_options(options, run.config.scheme)
             loop = replace(loop, resume="add --resume to continue")
             what = {"compiled": options.compile, "weights_dtype": options.weights}
             train_run(run, corpus, folder, world, loop, **what)

@@ -35,34 +35,18 @@ from longitude.training.lab.model import SIZES, Decoder, chosen
 from longitude.training.lab.rows import TEXT, Score
 from longitude.training.lab.run import (
     Run,
-    RunOptions,
     lab_folder,
     load,
+    loop_options,
     make_run,
     shares,
     train_run,
 )
 from longitude.training.lab.tasks import accuracy, task
+from longitude.training.options import LabOptions
 
 TOKENS_AT_ONCE = 2**15
 SEED = 0  # of excerpts and problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabOptions(RunOptions):
-    """Options of `lab`."""
-
-    size: str = "nano"
-    test: tuple[int, ...] = ()  # lengths; none: 1 to 16 windows
-    seeds: tuple[int, ...] = (0,)
-    out: str | Path = Path("runs/lab")
-    excerpts: int = 16
-    problems: int = 64
-
-    def __post_init__(self) -> None:
-        for name in ("excerpts", "problems"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, but got {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)
@@ -112,7 +96,7 @@ def compare(plan: Plan, corpus: Corpus, store: Store, world: World) -> tuple[Sco
         name = f"{index + 1}/{len(plan.runs)} {label(run.config.scheme)}, seed {run.seed}"
         folder = lab_folder(Path(options.out) / slug(run))
         if not world.broadcast(folder.done):
-            loop = options.loop_options(name)
+            loop = loop_options(options, name)
             train_run(run, corpus, folder, world, loop, compiled=options.compile)
         if world.first:
             model, text = load(folder.path, device=world.device), None

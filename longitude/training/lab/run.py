@@ -24,7 +24,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longitude import __version__
-from longitude.core.progress import Progress, silent
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
@@ -34,6 +33,7 @@ from longitude.training.distributed import World, distribute, generator
 from longitude.training.lab.model import SIZES, Decoder, DecoderConfig, at_test, check_trainable
 from longitude.training.lab.tasks import task
 from longitude.training.loop import Batch, Job, LoopOptions, adamw, train
+from longitude.training.options import RunOptions
 from longitude.training.to_hf import stock_model, write_checkpoint
 
 MODEL, STOCK = "model.safetensors", "hf"
@@ -84,34 +84,15 @@ def lab_folder(path: Path) -> RunFolder:
     return RunFolder(path, "config.json", "run", (MODEL,), lambda data: read_run(data).to_json())
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What `train` and `lab` share; None takes what suits the size."""
-
-    length: int = 256
-    size: str = "tiny"
-    block: str = "llama"
-    tasks: str = "text"
-    text: tuple[str, ...] = ()
-    steps: int | None = None
-    batch: int | None = None
-    rate: float | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    every: float = 60.0  # seconds between two checkpoints
-    deterministic: bool = False
-    compile: bool | None = None  # None: on CUDA
-    progress: Progress = silent
-
-    def loop_options(self, name: str) -> LoopOptions:
-        """How the loop saves and reports; `name` is the job that the progress is of."""
-        return LoopOptions(
-            deterministic=self.deterministic,
-            save_seconds=self.every,
-            sync_steps=SYNC_STEPS,
-            report_seconds=REPORT_SECONDS,
-            report=lambda step: self.progress(step.event(name)),
-        )
+def loop_options(options: RunOptions, name: str) -> LoopOptions:
+    """How the loop saves and reports; `name` is the job that the progress is of."""
+    return LoopOptions(
+        deterministic=options.deterministic,
+        save_seconds=options.every,
+        sync_steps=SYNC_STEPS,
+        report_seconds=REPORT_SECONDS,
+        report=lambda step: options.progress(step.event(name)),
+    )
 
 
 def make_run(

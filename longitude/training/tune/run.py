@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from longitude import __version__
-from longitude.core.progress import Event, Progress, silent
+from longitude.core.progress import Event
 from longitude.core.text import dump, parse
-from longitude.core.validate import UserError, shown, target_length
+from longitude.core.validate import UserError, target_length
 from longitude.eval.records import Subject
 from longitude.hf.families.learned import resize_positions
 from longitude.hf.loading import load, without_weights
@@ -35,8 +35,9 @@ from longitude.hf.source import find
 from longitude.parts import Sequential
 from longitude.training.checkpoint import RunFolder, gather_weights, trainable_parameters
 from longitude.training.distributed import World, assign, distribute, process_group
-from longitude.training.loop import SMOOTHED, Job, LoopOptions, Step, adamw, check_logger, train
+from longitude.training.loop import SMOOTHED, Job, LoopOptions, Step, adamw, train
 from longitude.training.loss import LossModel
+from longitude.training.options import TuneOptions
 from longitude.training.tune.context import (
     TOKENS_AT_ONCE,
     check_shareable,
@@ -45,7 +46,6 @@ from longitude.training.tune.context import (
 )
 from longitude.training.tune.data import TokenStream, position_policy, token_stream
 from longitude.training.tune.model import (
-    FULL,
     LORA,
     check_peft,
     enable_checkpointing,
@@ -53,78 +53,10 @@ from longitude.training.tune.model import (
     make_trainable,
     shifted_groups,
 )
-from longitude.training.tune.recipes import OPTIONS, Recipe, named, settle
+from longitude.training.tune.recipes import Recipe, named, settle
 
 QUESTION, RESULT = "tune.json", "model"
 RUNS = Path("runs")
-SPLITS = ("tokens", "heads", "auto")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """Options of `tune`. None takes the recipe's own; no recipe takes the usual one of the model's
-    kind of positions, or the scheme that an earlier `extend` run recommends."""
-
-    recipe: str | None = None
-    scheme: str | None = None
-    text: tuple[str, ...] = ()
-    steps: int | None = None
-    batch: int | None = None  # sequences per step, over all processes
-    seq: int | None = None  # tokens of a sequence
-    lr: float | None = None
-    warmup: int | None = None
-    positions: str | None = None  # order, pose, pose(chunks), randomized, e2_llm, cream, …
-    lora: bool | None = None
-    rank: int | None = None  # of LoRA's matrices
-    out: str | Path | None = None  # runs/NAME-RECIPE
-    resume: bool = True
-    save_every: int = 50  # steps
-    context_parallel: int | None = None  # processes that share a sequence; None: as few as hold it
-    context_parallel_by: str = "tokens"  # or "heads", or "auto": what sends fewer bytes
-    checkpointing: bool | None = None  # of gradients; None: on an accelerator
-    measure: bool = True
-    test: tuple[str, ...] = ()  # texts to measure on; none: what training holds out
-    docs: int = 4
-    tasks: tuple[str, ...] = ("kept_context", "passkey")
-    questions: int | None = None
-    lengths: tuple[int, ...] = ()
-    report_to: str | None = None  # tensorboard, trackio or wandb
-    device: str = "auto"
-    dtype: str = "auto"
-    revision: str | None = None
-    trust_remote_code: bool = False
-    seed: int = 0
-    progress: Progress = silent
-
-    def __post_init__(self) -> None:
-        """Raise for mistakes that show without the model."""
-        if self.recipe is not None:
-            named(self.recipe)
-        if self.scheme is not None:
-            parse(self.scheme)
-        Recipe("given", "", "", **self.overrides)
-        if self.save_every < 1:
-            raise UserError(
-                f"--save-every counts steps from 1, but got {self.save_every}: give more."
-            )
-        if self.context_parallel_by not in SPLITS:
-            raise UserError(
-                f"--context-parallel-by is {', '.join(SPLITS)}, but got "
-                f"{shown(self.context_parallel_by)}: use one of them."
-            )
-        check_logger(self.report_to)
-
-    @property
-    def overrides(self) -> dict[str, Any]:
-        """What replaces a recipe's own fields, under their names."""
-        given = {name: getattr(self, option) for name, option in OPTIONS.items()}
-        given["trained"] = {None: None, True: LORA, False: FULL}[self.lora]
-        return {name: value for name, value in given.items() if value is not None}
-
-    def folder(self, model: str) -> Path:
-        from longitude.runtimes.files import slug
-
-        return Path(self.out or RUNS / f"{slug(model)}-{slug(self.recipe or 'tuned')}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,287 @@
+"""What every command takes, each option once: a field of a dataclass for Python, and with its help
+an option of the command line (`takes` in cli/common.py). Fields without help are for Python alone.
+
+Nothing here imports torch at its top, so that help answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longitude.core.client import Retry, is_url
+from longitude.core.progress import Progress, silent
+from longitude.eval.tasks import ALL, families, task_names
+from longitude.runtimes import names
+
+DEVICE = "auto, cpu, cuda or mps."
+REVISION = "A branch, tag or commit on the Hub."
+SERVED = "Tokens to serve: 32768, 32k, 4x. [default: by the scheme's factor]"
+TEXT = (
+    "A file, a folder or a `datasets` name (owner/name:config:split); as often as you like. "
+    "Without: the sources of the standard library and the help topics of this Python."
+)
+HEADS, DIM = "Heads of a layer.", "Dimensions of a head. [default: 64, or as needed]"
+
+
+def option(default: Any, help: str, flag: str = "", **shown_as: Any) -> Any:
+    """A field that is an option of the command line: `flag` where it is not the field's name;
+    `joined` for several in one text, by commas."""
+    return field(default=default, metadata={"help": help, "flag": flag, **shown_as})
+
+
+def ignore(*event: Any) -> None:
+    """Do nothing with an event."""
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Sizes for `show`."""
+
+    length: int | None = option(None, "Tokens. [default: to fit the scheme]")
+    dim: int | None = option(None, DIM)
+    heads: int = option(8, HEADS)
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Sizes for `check`; those that are None follow from the scheme (see `properties.check`)."""
+
+    dim: int | None = option(None, DIM)
+    heads: int = option(8, HEADS)
+    length: int | None = option(
+        None, "Tokens. [default: 4096, or past the lengths that the scheme names]"
+    )
+    trained: int | None = option(
+        None, "Trained length in tokens. [default: the scheme's, or length / 4]"
+    )
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class ExploreOptions:
+    """What the page shows first."""
+
+    schemes: str | None = option(
+        None, 'Up to three methods or schemes: "yarn; leaky_rerope; rope() + logn(4096)".'
+    )
+    length: int | None = option(None, "Tokens drawn. [default: 4 times the window]")
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """What to compute besides the configuration's encodings."""
+
+    to: str | int | None = option(
+        None, "A length to reach: 32768, 32k, or 4x the window.", metavar="LENGTH"
+    )
+    weights: bool = option(
+        False, "Load the weights, and measure scores by distance, heads and sinks."
+    )
+    length: int | None = option(None, "Tokens for --weights. [default: twice the window]")
+    text: tuple[str, ...] = option(
+        (),
+        "A file or folder for --weights to read; can be repeated. [default: Python's help topics]",
+    )
+    revision: str | None = option(None, REVISION)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to write, and where."""
+
+    runtimes: str = option(
+        "transformers", f"{', '.join(names())}; several joined by commas, or all.", "--for"
+    )
+    scheme: str | None = option(None, 'As in "rope(frequencies=yarn(4, original=8192))".')
+    version: str | None = option(None, "Of the runtime. [default: the newest that is known]")
+    to: str | int | None = option(None, SERVED)
+    out: Path | None = option(
+        None,
+        "Folder to write. [default: NAME-TARGET if there are files to write; the command of a "
+        "single runtime is only printed]",
+    )
+    weights: str = option("link", "In folders: link, copy or none.")
+    verify: bool = option(False, "Run what is written in the runtimes installed here.")
+    source: str | None = option(None, "Where the model of a run is, if it was moved.", "--model")
+    revision: str | None = option(None, REVISION)
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """In which runtimes a model is run, and what it is compared to."""
+
+    runtimes: str = option(
+        ALL, "transformers, vllm, llama.cpp, mlx; several joined by commas, or all.", "--in"
+    )
+    scheme: str | None = option(
+        None,
+        "Is written for each runtime first. [default: what the model was saved with, or else its "
+        "own settings, as they are]",
+    )
+    to: str | int | None = option(None, SERVED)
+    revision: str | None = option(None, REVISION)
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class LintOptions:
+    """Which runtimes to ask, and what is given to them besides the model."""
+
+    runtimes: str = option(
+        ALL,
+        "Runtimes with commas between them, each with a version if wanted, as "
+        "vllm,transformers==4.51.3; or all.",
+        "--for",
+    )
+    scheme: str | None = option(None, "What is meant, if not what the settings mean.")
+    settings: str | Mapping[str, Any] = option(
+        "{}",
+        'Settings given at the start, as JSON: {"--hf-overrides": {…}, "--max-model-len": 32768}, '
+        '{"-c": 32768, "--rope-scaling": "yarn"}, …',
+        "--with",
+    )
+    revision: str | None = option(None, REVISION)
+    progress: Progress = silent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Where a model runs, and which one of its name."""
+
+    device: str = option("auto", DEVICE)
+    dtype: str = option(
+        "auto",
+        "auto (the file's own on CUDA; on a CPU float32, or the file's bfloat16 where that is "
+        "faster), float32, bfloat16, float16 or float64.",
+    )
+    revision: str | None = option(None, REVISION)
+    trust_remote_code: bool = option(False, "Run Python code that comes with the model.")
+
+
+@dataclass(frozen=True)
+class ExtendOptions(ModelOptions):
+    """What `extend` compares, on which texts and at which lengths, and where it runs."""
+
+    methods: str = option(
+        "auto",
+        "auto, all, or names, the table's labels and schemes joined by ;, as in yarn; "
+        "rerope(512); rope(base=500000).",
+    )
+    lengths: tuple[int, ...] = option((), "Lengths to measure at; without, doubling to the target.")
+    text: tuple[str, ...] = option((), TEXT)
+    docs: int = option(4, "Documents to compare on.")
+    goal: str = option(
+        "context",
+        "What the advice is for: context (use a longer one), stream (read on without end in "
+        "constant memory) or short (make more of the window).",
+    )
+    tasks: tuple[str, ...] = option(
+        (ALL,), f"What to measure, joined by commas: {', '.join(task_names())}; all; none.",
+        joined=True,
+    )  # fmt: skip
+    questions: int | None = option(
+        None, "Prompts of a family at each length in a round. [default: 2]"
+    )
+    cost: bool = True
+    budget: str | None = option(None, "Time to spend, as in 10m: measures what fits, and says so.")
+    search: bool = option(False, "Then search parameters around the best methods.")
+    lm_eval: tuple[str, ...] = option(
+        (), "lm-eval tasks for the best method, as in a,b.", joined=True
+    )
+    limit: int | None = option(50, "Samples of each lm-eval task; 0 for all of them.")
+    engine: str = option("local", "local, or ray: an existing Ray cluster.")
+    context_parallel: int | None = option(
+        None,
+        "Ranks under torchrun, or GPUs of a Ray cluster, that share the tokens of each text. "
+        "[default: the fewest whose memory holds --to]",
+    )
+    seed: int = option(0, "Of documents and questions.")
+    out: Path | None = option(None, "Folder of rows and report. [default: runs/NAME-TARGET]")
+    tokenizer: Any = None  # of a model that is given loaded
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """How far a server is probed, by what, and at which cost."""
+
+    to: str | int | None = option(
+        None, "Tokens to probe up to: 131072 or 128k. [default: what the server says]"
+    )
+    model: str | None = option(None, "The name of the model, where the server has several.")
+    reference: str | None = option(
+        None,
+        "The checkpoint that is served, or the folder of a run of `longitude extend`: tells which "
+        "scheme is in force.",
+        metavar="MODEL|runs/NAME",
+    )
+    tasks: tuple[str, ...] = option(
+        (ALL,), "Families of questions, joined by commas, as in passkey,keys; or all.", joined=True
+    )
+    questions: int = option(2, "Of each family and depth, at each length.")
+    budget: str | None = option(None, "Time to spend, as in 5m: measures what fits, and says so.")
+    concurrency: int = option(4, "Requests at the same time.")
+    runtime: str | None = option(
+        None, "vllm, sglang, llama.cpp, ollama, …, where the server hides it."
+    )
+    text: tuple[str, ...] = option(
+        (), "Fill prompts with this file or folder instead: it leaves your machine."
+    )
+    key: str | None = field(default=None, repr=False)  # never stored
+    seed: int = option(0, "Of the questions.")
+    device: str = option("auto", DEVICE)  # of the reference
+    out: Path = option(Path("runs/probe"), "Folder of answers and report.")
+    retry: Retry = Retry(tries=4, patience=20.0)
+    timeout: float = 600.0  # seconds without a byte
+    progress: Progress = silent
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return tuple(families()) if ALL in self.tasks else self.tasks
+
+
+@dataclass(frozen=True)
+class ReadOptions(ModelOptions):
+    """How to read. Events go to callbacks: `on_text` gets the answer as it comes, `on_visit` each
+    step of MemWalker with its place, `notify` sentences for the user."""
+
+    model: str | None = option(
+        None,
+        "A name on the Hub, a folder, a .gguf file; or the URL of an OpenAI-compatible server, as "
+        "in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]",
+    )
+    by: str = option("auto", "nbce, windows, memwalker, extend, or auto, which says what it chose.")
+    max_tokens: int = option(64, "Of the answer; over 64, auto may walk a tree.")
+    temperature: float = option(0.0, "0 takes the likeliest token.")
+    seed: int | None = option(None, "Of the sampling.")
+    window: int | None = option(
+        None, "Tokens of text in a window; of a server, those it takes. [default: what fits]"
+    )
+    most_windows: int | None = option(
+        None,
+        "Windows that are read, those with most of the question's words; 0: all. [default: 32; "
+        "parallel 8]",
+    )
+    runs: Path = option(Path("runs"), "Folder of `longitude extend` runs, or one of them.")
+    out: Path = option(
+        Path("runs/read"), "Folder where summaries are kept for the next question (memwalker)."
+    )
+    key: str | None = option(
+        None, "For a server that wants one.", envvar="LONGITUDE_API_KEY", metavar="KEY"
+    )
+    on_text: Callable[[str], None] = ignore
+    on_visit: Callable[[Any, str], None] = ignore  # a longitude.reading.memwalker.Visit
+    notify: Callable[[str], None] = ignore
+    progress: Progress = silent
+
+    @property
+    def name(self) -> str:
+        return "tiny-rope" if self.model is None else self.model
+
+    @property
+    def server(self) -> bool:
+        return is_url(self.name)
