@@ -29,6 +29,7 @@ REQUESTS = 3 + BESIDE  # at each length
 KEYS = range(10_000, 50_001)
 SIGNIFICANT = 0.05
 LARGE_GAP = 0.1  # nats: kernels and batches make less
+NONE_SHARED = 10.0  # nats, where two lists of likeliest tokens share none
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,10 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], name: str) -> Dri
         was, now_is = ([float(one["exact"]) for one in side] for side in zip(*pairs, strict=True))
         won = sum(b > a for a, b in zip(was, now_is, strict=True))
         lost = sum(b < a for a, b in zip(was, now_is, strict=True))
-        known = [gap for a, b in pairs if (gap := _gap(a["top"], b["top"])) is not None]
+        tops = [(a["top"], b["top"]) for a, b in pairs if a["top"] and b["top"]]
+        known = [
+            max((abs(a[t] - b[t]) for t in a.keys() & b), default=NONE_SHARED) for a, b in tops
+        ]
         gaps += known
         interval = matched(now_is, was)
         mean = fmean(known) if known else None
@@ -152,11 +156,3 @@ def _by_place(probe: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, An
         return {(r["family"], r["length"], r["depth"], r["index"]): r for r in rows}
     except (KeyError, TypeError):
         raise UserError("this is no saved probe: write one with longitude probe --save.") from None
-
-
-def _gap(a: Mapping[str, float], b: Mapping[str, float]) -> float | None:
-    """The largest difference of a shared token's log-probability; the cap where none is shared."""
-    if not a or not b:
-        return None
-    shared = a.keys() & b.keys()
-    return max((abs(a[t] - b[t]) for t in shared), default=10.0)

@@ -165,7 +165,13 @@ def _bound(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> P
     """The plan, and what it sends at most."""
     from longitude.probing.in_force import TEXTS
 
-    to = _target(client, options, saved)
+    meta = client.facts.get("meta")
+    facts = {**(meta if isinstance(meta, dict) else {}), **client.facts}
+    stated = [facts[name] for name in STATED if type(facts.get(name)) is int and facts[name] > 0]
+    window = stated[0] if stated else DEFAULT_TO
+    to = target_length(saved.get("to") or options.to or window, window)
+    if to < LEAST_TO:
+        raise UserError(f"--to is {LEAST_TO} tokens or more, but got {to}.")
     lengths = saved.get("lengths") or ladder(to)
     names = options.families
     each = options.questions * sum(len(DEPTHS) if n == "passkey" else 1 for n in names) + 1
@@ -178,17 +184,6 @@ def _bound(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> P
     return ProbeEstimate(client.url, client.name, to, tuple(lengths), requests, tokens)
 
 
-def _target(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> int:
-    meta = client.facts.get("meta")
-    facts = {**(meta if isinstance(meta, dict) else {}), **client.facts}
-    stated = [facts[name] for name in STATED if type(facts.get(name)) is int and facts[name] > 0]
-    window = stated[0] if stated else DEFAULT_TO
-    to = target_length(saved.get("to") or options.to or window, window)
-    if to < LEAST_TO:
-        raise UserError(f"--to is {LEAST_TO} tokens or more, but got {to}.")
-    return to
-
-
 def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeResult:
     began = time.monotonic()
     seconds = options.budget and parse_seconds(options.budget)
@@ -198,14 +193,31 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
     client = _client(url, options)
     bound = _bound(client, options, saved)
     options.progress(Event(bound.table(), 0, 0))
+    text = ""
     if options.text:
+        from longitude.training.data import read_documents
+
         options.progress(Event("--text: your files are sent to the server.", 0, 0))
+        texts = [d.text.decode(errors="replace") for d in sorted(read_documents(options.text))]
+        text = " ".join(" ".join(texts).split())[:MAX_TEXT]
+    key = {
+        "kind": f"{KIND}-session", "url": client.url, "model": client.name,
+        "to": bound.to, "lengths": list(bound.lengths), "tasks": list(options.families),
+        "questions": options.questions, "seed": options.seed, "text": list(options.text),
+        "reference": options.reference,
+    }  # fmt: skip
     folder = writable(options.out)
     with Store(folder / STORE) as store:
-        key, session = _session(store, client, bound, options)
+        last = store.get(key)
+        if last and not last["done"]:
+            session = last["id"]
+            options.progress(Event("going on with the probe that was stopped", 0, 0))
+        else:
+            session = uuid.uuid4().hex
+            store.put(key, {"id": session, "done": False})
         endpoint = Endpoint(
             client, store, session, options.concurrency, options.progress,
-            began + seconds if seconds else None, bound.requests, text=_filling(options.text),
+            began + seconds if seconds else None, bound.requests, text,
         )  # fmt: skip
         result = _stages(endpoint, bound, options, saved)
         cost = {"requests": len(endpoint.known), "tokens": round(endpoint.sent_tokens)}
@@ -261,34 +273,6 @@ def _stages(
         endpoint.client.url, endpoint.client.name, runtime, to, end, reach, tuple(repeated),
         tuple(findings), settings, {}, in_force, None, tuple(notes), not endpoint.stopped,
     )  # fmt: skip
-
-
-def _session(
-    store: Store, client: Client, bound: ProbeEstimate, options: ProbeOptions
-) -> tuple[dict[str, Any], str]:
-    """The key and name of the probe that was stopped, or of a new one."""
-    key = {
-        "kind": f"{KIND}-session", "url": client.url, "model": client.name,
-        "to": bound.to, "lengths": list(bound.lengths), "tasks": list(options.families),
-        "questions": options.questions, "seed": options.seed, "text": list(options.text),
-        "reference": options.reference,
-    }  # fmt: skip
-    last = store.get(key)
-    if last and not last["done"]:
-        options.progress(Event("going on with the probe that was stopped", 0, 0))
-        return key, last["id"]
-    fresh = uuid.uuid4().hex
-    store.put(key, {"id": fresh, "done": False})
-    return key, fresh
-
-
-def _filling(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    from longitude.training.data import read_documents
-
-    texts = [one.text.decode(errors="replace") for one in sorted(read_documents(names))]
-    return " ".join(" ".join(texts).split())[:MAX_TEXT]
 
 
 def read_saved(path: Path) -> dict[str, Any]:

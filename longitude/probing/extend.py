@@ -33,8 +33,18 @@ def extend_server(url: str, to: int | str | None, options: ExtendOptions) -> Ext
     rows = [*_rows(probed, options.seed)]
     if not rows:
         raise UserError(f"{url} answered no question that could be counted: see {folder}/probe.")
+    # the verdict in the place of a recommendation: there is nothing to choose
+    faults = " ".join(one.sentence for one in probed.faults) or probed.conclusion
+    reached = probed.reach.effective_length
+    numbers = {"label": BASELINE, "own": BASELINE, "effective_length": reached}
+    best = Advice("the server", BASELINE, None, faults, {**numbers, "in_window_cost": None})
+    lengths = {} if reached is None else {BASELINE: reached}
+    advice = Recommendation("context", best, (), (), None, False, lengths).to_json()
+    notes = [one.sentence for one in probed.findings if one.kind == "note"]
+    by = "The effective length is by retrieval: kept context needs the weights."
+    advice |= {"notes": [*notes, by, *probed.notes]}
     steps = [("See what it does with long prompts", f"longitude probe {probed.url}")]
-    result = ExtendResult(rows, _recommendation(probed), steps, folder)
+    result = ExtendResult(rows, advice, steps, folder)
     with Store(folder / STORE) as store:
         for row in rows:
             store.put(row.key.to_json(), row.value)
@@ -94,16 +104,3 @@ def _rows(probed: ProbeResult, seed: int) -> Iterator[Measurement]:
             value = {"prefill": speed.length / speed.first, "speed": (1.0, 1.0, 1.0), **decode}
             key = ResultKey(COST, subject, SCHEME, speed.length, protocol={"served": True})
             yield Measurement(key, {**common, **value})
-
-
-def _recommendation(probed: ProbeResult) -> dict[str, Any]:
-    """The verdict in the place of a recommendation: there is nothing to choose."""
-    faults = " ".join(one.sentence for one in probed.faults) or probed.conclusion
-    reached = probed.reach.effective_length
-    numbers = {"label": BASELINE, "own": BASELINE, "effective_length": reached}
-    best = Advice("the server", BASELINE, None, faults, {**numbers, "in_window_cost": None})
-    lengths = {} if reached is None else {BASELINE: reached}
-    advice = Recommendation("context", best, (), (), None, False, lengths)
-    notes = [one.sentence for one in probed.findings if one.kind == "note"]
-    by = "The effective length is by retrieval: kept context needs the weights."
-    return {**advice.to_json(), "notes": [*notes, by, *probed.notes]}

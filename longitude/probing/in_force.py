@@ -139,7 +139,8 @@ def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") 
     spent. What is hopeless on short texts is not tried on longer ones, which cost more."""
     model, tokenizer, meant = _load(reference, device)
     tried = hypotheses(meant, [layer.scheme for layer in probed_layers(model)])
-    misfit = _Misfit(model, tokenizer, endpoint.with_logprobs)
+    reference_model = _Reference(model, tokenizer)
+    misfit = reference_model.nats if endpoint.with_logprobs else reference_model.disagreement
     each: dict[str, Misfits] = {one.name: {} for one in tried}
     left = tried
     try:
@@ -149,7 +150,8 @@ def identify(endpoint: Endpoint, reference: str, to: int, device: str = "auto") 
             for one in left if answered else ():
                 endpoint.check_time()
                 endpoint.show(f"which scheme is in force: {one.name}, {length:,} tokens")
-                found[one.name] = [*misfit.by_text(one, answered)]
+                with under(model, one):
+                    found[one.name] = [misfit(ids, answer) for ids, answer in answered]
             for name, values in found.items():
                 each[name][length] = values
             means = {one.name: _mean(each[one.name]) for one in left}
@@ -270,19 +272,20 @@ def _prompt_ids(tokenizer: Any, text: str, api: str) -> list[int]:
     return tokenizer(text, verbose=False).input_ids
 
 
-class _Misfit:
-    """Compares a server's answers with the reference under a hypothesis."""
+class _Reference:
+    """The model as a hypothesis has patched it, which a server's answers are compared with."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, with_logprobs: bool) -> None:
-        self.model, self.tokenizer, self.with_logprobs = model, tokenizer, with_logprobs
-        self.ids = _token_ids(tokenizer)
+    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        found: dict[str, int | None] = {}
+        for index in range(len(tokenizer)):
+            piece = str(tokenizer.convert_ids_to_tokens(index)).replace("▁", " ")
+            for text in {tokenizer.decode([index]), piece}:
+                found[text] = index if found.get(text, index) == index else None
+        # tokens by their text, as servers write it; texts that two tokens share are left out
+        self.ids = {text: n for text, n in found.items() if n is not None and text}
 
-    def by_text(self, one: Hypothesis, answered: Sequence[Answered]) -> Iterator[float]:
-        with under(self.model, one):
-            for ids, answer in answered:
-                yield (self._nats if self.with_logprobs else self._disagreement)(ids, answer)
-
-    def _nats(self, ids: list[int], answer: Answer) -> float:
+    def nats(self, ids: list[int], answer: Answer) -> float:
         """The mean absolute difference over listed tokens, as far as the tokens generated before
         them are known by their text."""
         known: list[int] = []
@@ -290,7 +293,12 @@ class _Misfit:
             if token not in self.ids:
                 break
             known.append(self.ids[token])
-        logprobs = self._last(ids + known, len(known) + 1)
+        head, states = lm_head(self.model), []
+        with torch.no_grad():
+            for read in prefill(self.model, torch.tensor([ids + known]), head=head):
+                states = [*states, read.hidden[0]][-2:]
+            last = torch.cat(states)[-len(known) - 1 :]
+            logprobs = head(last).float().log_softmax(-1).cpu()
         gaps = [
             abs(value - logprobs[n, self.ids[token]].item())
             for n, top in enumerate(answer.top[: len(known) + 1])
@@ -299,15 +307,7 @@ class _Misfit:
         ]
         return fmean(gaps) if gaps else 0.0
 
-    def _last(self, ids: list[int], count: int) -> Tensor:
-        """Log-probabilities after each of the last tokens."""
-        head, states = lm_head(self.model), []
-        with torch.no_grad():
-            for read in prefill(self.model, torch.tensor([ids]), head=head):
-                states = [*states, read.hidden[0]][-2:]
-            return head(torch.cat(states)[-count:]).float().log_softmax(-1).cpu()
-
-    def _disagreement(self, ids: list[int], answer: Answer) -> float:
+    def disagreement(self, ids: list[int], answer: Answer) -> float:
         """The share of a greedy answer that the server does not give."""
         tokens = greedy(self.model, torch.tensor(ids), NEW)
         text = self.tokenizer.decode(tokens)
@@ -318,16 +318,6 @@ class _Misfit:
             min(len(text), len(answer.text)),
         )
         return 1 - same / len(text)
-
-
-def _token_ids(tokenizer: Any) -> dict[str, int]:
-    """Tokens by their text, as servers write it; texts that two tokens share are left out."""
-    found: dict[str, int | None] = {}
-    for index in range(len(tokenizer)):
-        piece = str(tokenizer.convert_ids_to_tokens(index)).replace("▁", " ")
-        for text in {tokenizer.decode([index]), piece}:
-            found[text] = index if found.get(text, index) == index else None
-    return {text: index for text, index in found.items() if index is not None and text}
 
 
 def _mean(misfits: Misfits) -> float:

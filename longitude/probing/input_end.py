@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, Literal
@@ -102,18 +103,13 @@ def find_end(endpoint: Endpoint, to: int) -> InputEnd:
         below = _silent_end(endpoint, looks[-1], looks)
         if below.kind not in ("complete", "unknown"):  # refused when long, and cut when shorter
             return below
-    return InputEnd("refused", limit, to, None, tuple(looks), sentence_of(first.refused))
-
-
-def sentence_of(refused: str) -> str:
-    """The sentence in an error's JSON, or its text."""
-    try:
-        error: Any = json.loads(refused)
+    error: Any = first.refused  # JSON with a sentence, or a text
+    with suppress(ValueError):
+        error = json.loads(first.refused)
         for name in ("error", "message", "detail"):
             error = error.get(name, error) if isinstance(error, dict) else error
-    except ValueError:
-        error = refused
-    return " ".join(str(error).split())[:400]
+    sentence = " ".join(str(error).split())[:400]
+    return InputEnd("refused", limit, to, None, tuple(looks), sentence)
 
 
 def _look(endpoint: Endpoint, length: int) -> Look:

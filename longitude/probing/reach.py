@@ -171,39 +171,27 @@ def _written(sentences: Iterator[str], characters: int) -> str:
     return "".join(pieces)
 
 
-def is_exact(endpoint: Endpoint, question: Question, text: str) -> bool:
-    """Whether the answer follows at once, as greedy decoding is scored in `extend`; in a chat it
-    may stand in a sentence."""
-    answer = re.escape(question.answer)
-    if endpoint.api == CHAT:
-        return re.search(rf"(?<!\w){answer}(?!\w)", text) is not None
-    return re.match(rf"\s*{answer}(?!\w)", text) is not None
-
-
-def questions(
-    endpoint: Endpoint, lengths: Sequence[int], tasks: Sequence[str], count: int, seed: int
-) -> Iterator[Question]:
-    for name in tasks:
-        if name not in families():
-            raise UserError(f"--tasks: no family is called {name!r}: use {', '.join(families())}.")
-    for length in lengths:
-        for name in tasks:
-            for index in range(count):
-                for depth in DEPTHS if name == PASSKEY else (None,):
-                    one = question(endpoint, name, length, index, seed=seed, depth=depth)
-                    if one is not None:
-                        yield one
-
-
 def measure(
     endpoint: Endpoint, lengths: Sequence[int], tasks: Sequence[str], count: int, seed: int
 ) -> Reach:
     """Ask every question, and time a request at each length, as far as the budget goes."""
-    every = [*questions(endpoint, lengths, tasks, count, seed)]
-    echoes, answered, speeds = gives_prompt_logprobs(endpoint), [], []
+    for name in tasks:
+        if name not in families():
+            raise UserError(f"--tasks: no family is called {name!r}: use {', '.join(families())}.")
+    echoes, answered, speeds = False, [], []
+    if endpoint.with_logprobs:  # whether `echo` returns the prompt with its own
+        text = "The sky is blue. The sky is"
+        echo = endpoint.ask(Request(text, 1, echo=True))
+        echoes = not echo.refused and "".join(echo.tokens).startswith(text)
     for length in lengths:
         try:
-            here = [one for one in every if one.length == length]
+            asked = (
+                question(endpoint, name, length, index, seed=seed, depth=depth)
+                for name in tasks
+                for index in range(count)
+                for depth in (DEPTHS if name == PASSKEY else (None,))
+            )
+            here = [one for one in asked if one is not None]
             answered += _answered(endpoint, here, echoes and length <= LONGEST_ECHO)
             timed = question(endpoint, PASSKEY, length, -1, seed=seed, depth=0.5)
             prompt = timed.prompt if timed else haystack(endpoint, length)
@@ -224,23 +212,16 @@ def _answered(endpoint: Endpoint, here: Sequence[Question], echoes: bool) -> lis
         right = [Request(f"{one.prompt} {one.answer}", 1, echo=True) for one in here]
         echoed = zip(endpoint.ask_all(right, what), here, strict=True)
         losses = [answer_loss(echo, one.prompt, one.answer) for echo, one in echoed]
-    found = []
+    found, before = [], r"(?<!\w)" if endpoint.api == CHAT else r"\A\s*"
     for one, answer, loss in zip(here, answers, losses, strict=True):
         if answer.refused:  # longer than thought
             continue
         first = dict(answer.top[0]) if answer.top else {}
-        exact, place = is_exact(endpoint, one, answer.text), (one.depth, one.index)
+        # it follows at once, as greedy decoding is scored in `extend`; a chat may have sentences
+        pattern = rf"{before}{re.escape(one.answer)}(?!\w)"
+        exact, place = re.search(pattern, answer.text) is not None, (one.depth, one.index)
         found.append(Answered(one.family, one.length, *place, exact, answer.text, first, loss))
     return found
-
-
-def gives_prompt_logprobs(endpoint: Endpoint) -> bool:
-    """Whether `echo` returns the prompt with log-probabilities."""
-    if not endpoint.with_logprobs:
-        return False
-    text = "The sky is blue. The sky is"
-    answer = endpoint.ask(Request(text, 1, echo=True))
-    return not answer.refused and "".join(answer.tokens).startswith(text)
 
 
 def answer_loss(echoed: Answer, prompt: str, answer: str) -> float | None:

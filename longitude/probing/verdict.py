@@ -67,18 +67,6 @@ def length_fix(runtime: str, tokens: int) -> str:
     )
 
 
-def scheme_fix(runtime: str, reference: str) -> str:
-    """How a runtime is told the scheme of a reference."""
-    known = runtimes().get(runtime)
-    name = known.name if known else "all"
-    where = f" ({known.overrides})" if known and known.overrides else ""
-    flags = {"llama.cpp": " (--rope-scaling, --rope-scale, --rope-freq-base)"}
-    return (
-        f"longitude export {reference} --for {name} prints the settings{flags.get(name, where)}; "
-        f"start the server with them."
-    )
-
-
 def on_input(end: InputEnd, to: int, runtime: str) -> Iterator[Finding]:
     seen = f"up to {end.length:,} tokens"
     if end.kind == "complete":
@@ -209,7 +197,13 @@ def on_drift(drift: Drift) -> Iterator[Finding]:
 def on_scheme(in_force: InForce, runtime: str, reference: str) -> Iterator[Finding]:
     if in_force.undecided or in_force.as_meant:
         name = "scheme undecided" if in_force.undecided else "scheme"
-        yield Finding(name, "note", in_force.sentence)
-    else:
-        fix = in_force.best.fix or scheme_fix(runtime, reference)
-        yield Finding(in_force.best.name, "fault", in_force.sentence, fix)
+        return (yield Finding(name, "note", in_force.sentence))
+    known = runtimes().get(runtime)
+    name = known.name if known else "all"
+    where = f" ({known.overrides})" if known and known.overrides else ""
+    flags = {"llama.cpp": " (--rope-scaling, --rope-scale, --rope-freq-base)"}
+    fix = (
+        f"longitude export {reference} --for {name} prints the settings{flags.get(name, where)}; "
+        f"start the server with them."
+    )
+    yield Finding(in_force.best.name, "fault", in_force.sentence, in_force.best.fix or fix)
