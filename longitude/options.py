@@ -7,7 +7,7 @@ Nothing here imports torch at its top, so that help answers at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,11 @@ class ModelOptions:
     )
     revision: str | None = option(None, REVISION)
     trust_remote_code: bool = option(False, "Run Python code that comes with the model.")
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What `longitude.hf.load` takes."""
+        return {f.name: getattr(self, f.name) for f in fields(ModelOptions)}
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def stream(
         )
     if score and chat:
         raise UserError("--score reads a text and answers nothing, but got --chat: leave one out.")
-    loaded, tokenizer = loading.load(model, **asdict(options))
+    loaded, tokenizer = loading.load(model, **options.loading)
     if tokenizer is None:
         raise UserError(f"{model} has no tokenizer, so it can't read text: give one that has.")
     chats = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat

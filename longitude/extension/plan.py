@@ -42,10 +42,8 @@ class TargetModel:
         if not isinstance(model, str):
             name = getattr(model.config, "_name_or_path", "") or type(model).__name__
             return cls.of(model, options.tokenizer, name, options.revision)
-        names = ("device", "dtype", "revision", "trust_remote_code")
-        given = {name: getattr(options, name) for name in names}
         quiet = options.progress is silent or not is_first_process()
-        loaded, tokenizer = load(model, **given, quiet=quiet)
+        loaded, tokenizer = load(model, **options.loading, quiet=quiet)
         return cls.of(loaded, tokenizer, model, options.revision)
 
     @classmethod

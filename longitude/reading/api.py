@@ -175,8 +175,7 @@ def _load(question: str, o: ReadOptions) -> _Loaded:
 
     if o.model is None:
         o.notify(f"Using the bundled {o.name} (a toy model); pass --model for real answers.")
-    how = {"device": o.device, "dtype": o.dtype, "revision": o.revision}
-    model, tokenizer = load(o.name, quiet=True, trust_remote_code=o.trust_remote_code, **how)
+    model, tokenizer = load(o.name, quiet=True, **o.loading)
     if tokenizer is None:
         raise UserError(f"{o.name} has no tokenizer, so it can't read text: give one that has.")
     config: Any = model.config
@@ -265,7 +264,13 @@ def _generate(
             scheme = choice.extension.scheme if choice.extension else None
             return extend.answer(model, tokenizer, windows[0], question, scheme, **more)
         if by == "nbce":
-            more["room"] = _cache_room(model.get_input_embeddings().weight.device)
+            device, free = model.get_input_embeddings().weight.device, 0
+            if device.type == "cuda":
+                free = torch.cuda.mem_get_info(device)[0]
+            elif device.type == "cpu" and MEMORY.is_file():
+                lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+                free = int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024
+            more["room"] = free * 3 // 4 or None  # bytes for caches; None where that is not known
             return nbce.answer(model, tokenizer, windows, question, **more)
         return parallel.answer(model, tokenizer, windows, question, **more)
     except (RuntimeError, MemoryError) as error:
@@ -275,19 +280,6 @@ def _generate(
             "the windows do not fit into memory: lower --window or --most-windows, or use another "
             "device or a smaller dtype."
         ) from error
-
-
-def _cache_room(device: Any) -> int | None:
-    """Bytes for caches: three quarters of the free memory, if it is known."""
-    import torch
-
-    free = 0
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    elif device.type == "cpu" and MEMORY.is_file():
-        lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
-        free = int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024
-    return free * 3 // 4 or None
 
 
 # a tree

@@ -57,6 +57,7 @@ BYTE_ORDER_MARKS = (  # UTF-32's little-endian one begins with UTF-16's
 )
 CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
 HTML = re.compile(r"<(!doctype\s+html|html)\b", re.IGNORECASE)
+HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 # comments, declarations and scripts; one that never ends reaches to the end of the page
 NOT_SHOWN = re.compile(
     r"<!--.*?(?:-->|\Z)|<(script|style)\b.*?(?:</\1[^>]*>|\Z)|<[!?].*?(?:>|\Z)",
@@ -120,7 +121,9 @@ def document(name: str, stdin: BinaryIO | None = None) -> Document:
             raise NoText("is called .pdf but is none: rename it, or give the PDF")
         else:
             text = decode(data)
-            text = from_html(text) if is_html(text, suffix) else text
+            head = text[: 4 * HEAD].lstrip()
+            marked = head.startswith("<") and HTML.search(head)
+            text = from_html(text) if marked or suffix in HTML_SUFFIXES else text
         if not text.strip():
             raise NoText("holds nothing but white space: give one with text in it")
     except NoText as error:
@@ -181,12 +184,6 @@ def decode(data: bytes) -> str:
     if "\0" in text:
         raise NoText("is binary, no text: give text, Markdown, HTML or PDF")
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
-
-
-def is_html(text: str, suffix: str) -> bool:
-    head = text[: 4 * HEAD]
-    begins = head.lstrip().startswith("<") and bool(HTML.search(head))
-    return begins or suffix in (".html", ".htm", ".xhtml")
 
 
 def from_html(page: str) -> str:

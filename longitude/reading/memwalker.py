@@ -354,32 +354,29 @@ class _Walker:
     ) -> tuple[tuple[int, str, str] | None, tuple[str, ...]]:
         """A reply that can be parsed, if one comes, and those that can't."""
         invalid: list[str] = []
+        size = self.llm.size
         slots = slots | {"question": self.question, "actions": " / ".join(map(str, actions))}
         while len(invalid) < ATTEMPTS:
             count = {"attempt": str(len(invalid) + 1), "attempts": str(ATTEMPTS)}
             again = prompt("again", **slots, **count) if invalid else ""
-            text = self.llm.say(self._with_memory(name, slots | {"again": again}), self.reply)
+            room = self.llm.window - self.reply - size(prompt(name, **slots, again=again))
+            if room < 0:
+                raise UserError(
+                    f"the question does not fit the model's window of {self.llm.window} tokens "
+                    f"beside what is read: ask a shorter one."
+                )
+            room -= size(prompt("memory"))
+            recalled: list[str] = []  # as many of the latest summaries as there is room for
+            for summary in reversed(self.memory.values()):
+                summary = truncate(summary, room, size)
+                if not summary:
+                    break
+                recalled.insert(0, summary)
+                room -= size(summary) + 1  # and a line break
+            memory = prompt("memory", text="\n".join(recalled)) if recalled else ""
+            asked = prompt(name, **slots, again=again, memory=memory).strip()
+            text = self.llm.say(asked, self.reply)
             if reply := parse_reply(text, actions):
                 return reply, tuple(invalid)
             invalid.append(text)
         return None, tuple(invalid)
-
-    def _with_memory(self, name: str, slots: dict[str, str]) -> str:
-        """A prompt with as many of the latest summaries as there is room for."""
-        size = self.llm.size
-        room = self.llm.window - self.reply - size(prompt(name, **slots))
-        if room < 0:
-            raise UserError(
-                f"the question does not fit the model's window of {self.llm.window} tokens "
-                f"beside what is read: ask a shorter one."
-            )
-        room -= size(prompt("memory"))
-        recalled: list[str] = []
-        for summary in reversed(self.memory.values()):
-            summary = truncate(summary, room, size)
-            if not summary:
-                break
-            recalled.insert(0, summary)
-            room -= size(summary) + 1  # and a line break
-        memory = prompt("memory", text="\n".join(recalled)) if recalled else ""
-        return prompt(name, **slots, memory=memory).strip()
