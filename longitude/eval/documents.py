@@ -71,7 +71,9 @@ def cut(
     need = int((length + 1) / rate * MARGIN) + 1
     long = [t for t in texts if len(t[1]) >= need]
     short = [t for t in texts if len(t[1]) < need]
-    special = _special_tokens(tokenizer)
+    bare, full = _tokens(tokenizer, "a"), tokenizer("a", verbose=False).input_ids
+    places = range(len(full) - len(bare) + 1)  # what stands before any text: usually a BOS token
+    special = next((full[:at] for at in places if full[at : at + len(bare)] == bare), [])
     chosen: list[Document] = []
     for name, text in [*_pieces(long, need, rng), *_joined(short, need)]:
         if len(chosen) == count:
@@ -122,10 +124,3 @@ def _joined(short: Sequence[Named], need: int) -> list[Named]:
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-
-
-def _special_tokens(tokenizer: Any) -> list[int]:
-    """What a tokenizer puts before any text: usually a beginning-of-text token."""
-    bare, full = _tokens(tokenizer, "a"), tokenizer("a", verbose=False).input_ids
-    places = range(len(full) - len(bare) + 1)
-    return next((full[:at] for at in places if full[at : at + len(bare)] == bare), [])

@@ -41,10 +41,6 @@ class _Draft:
     facts: list[list[int]]
     questions: list[tuple[str, list[int], list[int]]]  # family, question, answer
 
-    def with_other(self, other: _Draft) -> _Draft:
-        facts, questions = [*self.facts, *other.facts], [*self.questions, *other.questions]
-        return _Draft(self.parts | other.parts, facts, questions)
-
     @property
     def scattered(self) -> bool:
         """Whether its facts stand in a document, which other families can share."""
@@ -63,22 +59,22 @@ def prompts(session: Session, key: ResultKey, names: Sequence[str]) -> list[Toke
         rng = random.Random(f"{key.seed} {key.at['round']} {key.length} {index}")
         shared: list[_Draft] = []
         for name in names:
-            draft = _draft(session, name, rng, key.protocol["window"] < SMALL_WINDOW)
+            prompt = families()[name].write(rng, key.protocol["window"] < SMALL_WINDOW)
+            asked = [
+                (name, _ids(session, f"\n{question}"), _ids(session, f" {answer}"))
+                for question, answer in prompt.questions
+            ]
+            facts = [_ids(session, f"\n{fact}") for fact in prompt.facts]
+            draft = _Draft({name: prompt}, facts, asked)
             room = key.length // FACTS_SHARE
             if draft.scattered and shared and shared[-1].size + draft.size <= room:
-                shared[-1] = shared[-1].with_other(draft)
+                shared[-1].parts.update(draft.parts)
+                shared[-1].facts.extend(draft.facts)
+                shared[-1].questions.extend(draft.questions)
             else:  # one that others can join stays the last
                 shared.insert(len(shared) if draft.scattered else 0, draft)
         found += [_tokens(session, draft, key.length, index, rng) for draft in shared]
     return found
-
-
-def _draft(session: Session, name: str, rng: random.Random, small: bool) -> _Draft:
-    prompt = families()[name].write(rng, small)
-    questions = [
-        (name, _ids(session, f"\n{q}"), _ids(session, f" {a}")) for q, a in prompt.questions
-    ]
-    return _Draft({name: prompt}, [_ids(session, f"\n{fact}") for fact in prompt.facts], questions)
 
 
 def _tokens(session: Session, draft: _Draft, length: int, index: int, rng: random.Random) -> Tokens:
@@ -102,7 +98,7 @@ def _tokens(session: Session, draft: _Draft, length: int, index: int, rng: rando
 
 def _body(session: Session, draft: _Draft, room: int, index: int, rng: random.Random) -> list[int]:
     """A family's own sentences, or a document, cut to size; with the facts, in their order, at the
-    ends of sentences or lines."""
+    ends of sentences or lines; anywhere in a document without lines."""
     own = next((p.sentences for p in draft.parts.values() if p.sentences), None)
     if own:
         filler, ends = [], []
@@ -114,20 +110,15 @@ def _body(session: Session, draft: _Draft, room: int, index: int, rng: random.Ra
     else:
         document = session.documents[index % len(session.documents)]
         filler = document.ids[document.special :][:room].tolist()
-        ends = _line_ends(session, filler)
+        breaks: dict[int, bool] = session.cache.setdefault("line breaks", {})
+        for token in {*filler} - breaks.keys():
+            breaks[token] = "\n" in session.tokenizer.decode([token])
+        ends = [i for i, token in enumerate(filler) if breaks[token]] or [*range(len(filler) + 1)]
     at = sorted(rng.choice(ends) for _ in draft.facts)
     body = []
     for start, end, fact in zip([0, *at], at, draft.facts, strict=False):
         body += [*filler[start:end], *fact]
     return [*body, *filler[at[-1] if at else 0 :]]
-
-
-def _line_ends(session: Session, filler: Sequence[int]) -> list[int]:
-    """Places before a line break; all places, where there is none."""
-    breaks: dict[int, bool] = session.cache.setdefault("line breaks", {})
-    for token in {*filler} - breaks.keys():
-        breaks[token] = "\n" in session.tokenizer.decode([token])
-    return [i for i, token in enumerate(filler) if breaks[token]] or [*range(len(filler) + 1)]
 
 
 def _ids(session: Session, text: str) -> list[int]:

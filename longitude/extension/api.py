@@ -46,7 +46,6 @@ from longitude.extension.measure import (
 )
 from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
 from longitude.extension.ranks import (
-    all_ranks,
     check_ranks,
     choose,
     evaluator_of,
@@ -58,7 +57,7 @@ from longitude.extension.ranks import (
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
 from longitude.runtimes.target import supporting
 from longitude.serving.schemes import check_schemes
-from longitude.training.distributed import processes
+from longitude.training.distributed import process_group, processes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,10 +94,10 @@ def extend(
         lm_eval.library()  # raise before anything takes its time
     began = time.monotonic()
     options.progress(Event(f"loading {model if isinstance(model, str) else 'the model'}", 0, 1))
-    with all_ranks(options.device) as world:
+    if processes() == 1:
+        return _extended(_prepared(model, to, options), began)
+    with process_group(options.device) as world:
         prepared = _prepared(model, to, options)
-        if world is None:
-            return _extended(prepared, began)
         spread(prepared, world)
         return on_every_rank(prepared, lambda: _extended(prepared, began))
 
@@ -213,7 +212,14 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
         raise UserError(
             "--budget bounds a run of this process, but got --engine ray: leave one out."
         )
-    _check_groups(options)
+    ranks = 1 if options.context_parallel is None else options.context_parallel
+    alone = processes() == 1 and options.engine != "ray"
+    if ranks < 1 or (ranks > 1 and alone):
+        raise UserError(
+            f"--context-parallel is how many ranks share a text, under torchrun or with --engine "
+            f"ray, but got {ranks} with --engine {options.engine}: use torchrun "
+            f"--nproc-per-node {max(ranks, 2)} -m longitude extend."
+        )
     target = to or ("8x" if model == DEFAULT_MODEL else "4x")
     prepared = prepare(TargetModel.load(model, options), target, options)
     choose(prepared, _room_on_ray)
@@ -223,17 +229,6 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
             "one out, or search under torchrun."
         )
     return prepared
-
-
-def _check_groups(options: ExtendOptions) -> None:
-    ranks = 1 if options.context_parallel is None else options.context_parallel
-    alone = processes() == 1 and options.engine != "ray"
-    if ranks < 1 or (ranks > 1 and alone):
-        raise UserError(
-            f"--context-parallel is how many ranks share a text, under torchrun or with --engine "
-            f"ray, but got {ranks} with --engine {options.engine}: use torchrun "
-            f"--nproc-per-node {max(ranks, 2)} -m longitude extend."
-        )
 
 
 def _room_on_ray(prepared: Prepared) -> int:

@@ -98,24 +98,18 @@ def _named(name: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> 
     by_name = [one for one in auto if one.name == name] or [c for c in every if c.name == name]
     if by_name:
         return by_name
-    if "(" in name:
-        return [Candidate(name, _written_out(name))]
+    if "(" in name:  # as it is written, since what it names replaces the model's own
+        try:
+            parse(name)
+            return [Candidate(name, name)]
+        except UserError:  # a label of the table names the parts of a rotation by themselves
+            return [Candidate(name, dump(parse(name, short_form=True)))]
     known = list(dict.fromkeys(one.name for one in every))
     near = get_close_matches(name, known, n=3) or known
     raise UserError(
         f"--methods: no method is called {shown(name)} for this kind of model: use "
         f"{', '.join(near)}, auto, all, or write a scheme."
     )
-
-
-def _written_out(text: str) -> str:
-    """A scheme as it is written, since what it names replaces the model's own; or that of a label
-    of the table, which names the parts of a rotation by themselves."""
-    try:
-        parse(text)
-    except UserError:
-        return dump(parse(text, short_form=True))
-    return text
 
 
 def full_layers(text: str, own: Own) -> str:

@@ -13,8 +13,8 @@ Announcements are JSON; nothing is pickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import cached_property
@@ -49,7 +49,6 @@ from longitude.training.distributed import (
     World,
     check_context,
     fewest_ranks,
-    process_group,
     processes,
 )
 
@@ -66,16 +65,6 @@ def check_ranks(model: Any, options: ExtendOptions) -> None:
             f"{given[0]} needs one process, but torchrun has started {processes()}: leave one of "
             f"the two out."
         )
-
-
-@contextmanager
-def all_ranks(device: str) -> Iterator[World | None]:
-    """All processes that torchrun has started; None for a single one."""
-    if processes() == 1:
-        yield None
-        return
-    with process_group(device) as world:
-        yield world
 
 
 def choose(prepared: Prepared, room: Callable[[Prepared], int]) -> None:

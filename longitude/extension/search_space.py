@@ -244,7 +244,9 @@ def monotone(logs: Sequence[float], attention: float, most: float) -> Curve:
 
 
 def child(parents: Sequence[Curve], step: float, most: float, rng: Random) -> Curve:
-    """A blend of two parents, or one of them bent, or both; the first parents have the most."""
+    """A blend of two parents, or one of them bent, or both; the first parents have the most. Bent
+    is slid along the pairs, or moved at one knot or at all of them; half of the time warmed or
+    cooled as well."""
     curve = parents[int(len(parents) * rng.random() ** 2)]
     if len(parents) > 1 and rng.random() < 0.3:
         (a, b), share = rng.sample(parents, 2), rng.random()
@@ -252,12 +254,6 @@ def child(parents: Sequence[Curve], step: float, most: float, rng: Random) -> Cu
         curve = Curve(tuple(mix), share * a.attention + (1 - share) * b.attention)
         if rng.random() < 0.5:
             return curve
-    return _bent(curve, step, most, rng)
-
-
-def _bent(curve: Curve, step: float, most: float, rng: Random) -> Curve:
-    """Slid along the pairs, or moved at one knot or at all of them; half of the time warmed or
-    cooled as well."""
     pairs = np.arange(len(curve.logs))
     if rng.random() < SLIDES:
         slid = pairs - rng.gauss(0, step * len(pairs) / 4)

@@ -165,7 +165,13 @@ def process_group(device: str = "auto", context: int = 1) -> Iterator[World]:
     share the tokens of their rows."""
     rank, size = int(os.environ.get("RANK", "0")), processes()
     check_context(context, size)
-    world = World(_device(device), rank, size)
+    on = device_of(device)
+    if on.type not in ("cpu", "cuda"):
+        raise UserError(f"training runs on cpu or cuda, but got {device!r}: use one of them.")
+    if on.type == "cuda":
+        on = torch.device("cuda", on.index or int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(on)
+    world = World(on, rank, size)
     joins = size > 1 and not dist.is_initialized()
     if joins:
         dist.init_process_group("nccl" if world.device.type == "cuda" else "gloo")
@@ -174,16 +180,6 @@ def process_group(device: str = "auto", context: int = 1) -> Iterator[World]:
     finally:
         if joins:
             dist.destroy_process_group()
-
-
-def _device(name: str) -> torch.device:
-    device = device_of(name)
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"training runs on cpu or cuda, but got {name!r}: use one of them.")
-    if device.type == "cuda":
-        device = torch.device("cuda", device.index or int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    return device
 
 
 def distribute(model: nn.Module, world: World, shard: bool = False) -> nn.Module:

@@ -40,23 +40,9 @@ Count = Callable[[str], int]
 Form = Literal["landmark", "short"]
 
 
-def byte_count(text: str) -> int:
-    """The count of a byte-level tokenizer."""
-    return len(text.encode())
-
-
 def form_for(length: int) -> Form:
     """The form that fits a window of this many tokens."""
     return "short" if length < SMALL_WINDOW else "landmark"
-
-
-def checked_form(form: Form | None, length: int) -> Form:
-    """The given form; without one, that which fits the length."""
-    if form is not None and form not in get_args(Form):
-        raise UserError(
-            f"a prompt's form is 'landmark' or 'short', but got {shown(form)}: use one of them."
-        )
-    return form or form_for(length)
 
 
 def filler(characters: int) -> str:
@@ -123,14 +109,18 @@ def passkey(
     rng: random.Random | int,
     depth: float | None = None,
     form: Form | None = None,
-    count: Count = byte_count,
+    count: Count = lambda text: len(text.encode()),
 ) -> Passkey:
     """A passkey whose prompt and answer take `length` tokens, or as close below as possible.
 
     `rng` is a seed or a generator; without a `depth` one is drawn. `count` gives the tokens of a
-    text: `lambda text: len(tokenizer(text).input_ids)`, special tokens included.
+    text: `lambda text: len(tokenizer(text).input_ids)`, special tokens included; by default bytes.
     """
-    form = checked_form(form, length)
+    if form is not None and form not in get_args(Form):
+        raise UserError(
+            f"a prompt's form is 'landmark' or 'short', but got {shown(form)}: use one of them."
+        )
+    form = form or form_for(length)
     if depth is not None and not 0 <= depth <= 1:
         raise UserError(
             f"a passkey's depth is a share from 0 to 1, but got {shown(depth)}: "

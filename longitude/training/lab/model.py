@@ -216,23 +216,18 @@ def check_trainable(scheme: Either, length: int, layers: int) -> None:
             )
         if any(getattr(b, "bidirectional", False) for b in one.bias):
             raise UserError(f"{one} is made for encoders: give its bias one direction.")
-        _try_positions(one, length)
-
-
-def _try_positions(scheme: Scheme, length: int) -> None:
-    """Draw a batch's positions and pass them through every part that reads them, so that a table
-    that is too short, or positions that a part can't take, fail here and not in the first step."""
-    pos = as_tensor(scheme.positions.ids(length, rng=torch.Generator().manual_seed(0)))
-    dims = Dims(8, 2, 4)
-    if scheme.embed:
-        x = torch.zeros(1, length, dims.dim)
-        scheme.embed.embed(x, pos, scheme.embed.init(dims, None))
-    for bias in scheme.bias:
-        if pos.is_floating_point() and getattr(bias, "integer_positions", False):
-            raise UserError(
-                f"{scheme.positions} draws positions that are not whole, which {bias} has no entry "
-                f"for: use it with rope(), sinusoidal() or alibi()."
-            )
+        # a table that is too short, or positions that a part can't take, fail here and not in the
+        # first step
+        pos = as_tensor(one.positions.ids(length, rng=torch.Generator().manual_seed(0)))
+        if one.embed:
+            dims = Dims(8, 2, 4)
+            one.embed.embed(torch.zeros(1, length, dims.dim), pos, one.embed.init(dims, None))
+        for bias in one.bias:
+            if pos.is_floating_point() and getattr(bias, "integer_positions", False):
+                raise UserError(
+                    f"{one.positions} draws positions that are not whole, which {bias} has no "
+                    f"entry for: use it with rope(), sinusoidal() or alibi()."
+                )
 
 
 def every(length: int, layers: int) -> tuple[str, ...]:

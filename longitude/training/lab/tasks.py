@@ -143,7 +143,18 @@ def arithmetic(rng: torch.Generator, n: Counts, most: int) -> tuple[Bytes, Bytes
     first, as usual; the paper's "modular arithmetic" without brackets."""
     digits, operators = _drawn("01234", rng, n, most), _drawn("+-*", rng, n, most)
     operators[:, 0] = 0
-    value = _modular(digits, operators)
+    # counting + and - gives each digit its term of the sum; a product becomes a sum of logarithms,
+    # which is added up for all terms at once
+    signs = (operators == ord("+")) | (operators == ord("-"))
+    term = signs.cumsum(1)
+    number = (digits - ord("0")).clamp(min=0)
+    zeros = torch.zeros_like(number)
+    power = zeros.scatter_add(1, term, LOGS[number])
+    # past a row's end there are no digits: its place counts as 0 and its terms vanish
+    vanish = zeros.scatter_add(1, term, ((number == 0) & (digits > 0)).long()) > 0
+    sign = torch.ones_like(number).scatter_add(1, term, -2 * (operators == ord("-")).long())
+    present = zeros.scatter_add(1, term, (digits > 0).long()) > 0
+    value = torch.where(present & ~vanish, sign * POWERS[power % 4], 0).sum(1) % MODULUS
     return torch.stack([operators, digits], -1).flatten(1), _symbols("01234")[value][:, None]
 
 
@@ -176,21 +187,6 @@ TASKS: dict[str, Task] = {
         Line("parity", _RUOSS, 1, 3, parity),
     )
 }
-
-
-def _modular(digits: Bytes, operators: Bytes) -> Int64[Tensor, " size"]:
-    """The value of each row modulo 5. Counting + and - gives each digit its term of the sum; a
-    product becomes a sum of logarithms, which is added up for all terms at once."""
-    signs = (operators == ord("+")) | (operators == ord("-"))
-    term = signs.cumsum(1)
-    number = (digits - ord("0")).clamp(min=0)
-    zeros = torch.zeros_like(number)
-    power = zeros.scatter_add(1, term, LOGS[number])
-    # past a row's end there are no digits: its place counts as 0 and its terms vanish
-    vanish = zeros.scatter_add(1, term, ((number == 0) & (digits > 0)).long()) > 0
-    sign = torch.ones_like(number).scatter_add(1, term, -2 * (operators == ord("-")).long())
-    present = zeros.scatter_add(1, term, (digits > 0).long()) > 0
-    return torch.where(present & ~vanish, sign * POWERS[power % 4], 0).sum(1) % MODULUS
 
 
 def _joined(

@@ -10,11 +10,9 @@ these fit one machine. Every field can be overridden.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from longitude.core.lengths import Lengths
@@ -22,6 +20,7 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.eval.records import Subject
 from longitude.parts import LongRope, Rope
+from longitude.training import options
 from longitude.training.tune.model import FULL, LORA
 
 PAPERS_WIDTH = 4096  # of the models that the papers' learning rates are for
@@ -104,8 +103,7 @@ def _critical_base(s: Lengths, rope: Rope, pairs: int) -> int | float:
 
 
 COMPUTED = {"longrope2": _longrope2, "critical_base": _critical_base}  # slots of a recipe's scheme
-_ENTRIES = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text(encoding="utf-8"))
-RECIPES = {name: Recipe(name, **entry) for name, entry in _ENTRIES.items()}
+RECIPES = {name: Recipe(name, **entry) for name, entry in options.RECIPES.items()}
 USUAL = {"rope": "yarn", "alibi": "alibi", "learned": "learned"}
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from longitude import __version__
 from longitude.core.progress import Event
@@ -301,7 +300,11 @@ def _train(prepared: Prepared, folder: RunFolder, report: Callable[[Step], None]
         }
         with folder.finishing(history):
             if weights is not None:
-                loss, saved = _unsharded(prepared, weights)
+                alone = World(torch.device("cpu"))  # loaded again in one piece
+                whole, _ = _load(prepared.about.name, options, prepared.dtype, alone)
+                loss, _, saved = make_trainable_model(replace(prepared, model=whole))
+                for name, p in trainable_parameters(loss.model):
+                    assign(p, weights[name])
             _save(prepared, loss, saved, folder.path / RESULT)
 
 
@@ -309,16 +312,6 @@ def _checkpoints(options: TuneOptions, world: World) -> bool:
     """Whether layers are computed twice instead of storing their activations."""
     on_cuda = world.device.type == "cuda"
     return on_cuda if options.checkpointing is None else options.checkpointing
-
-
-def _unsharded(prepared: Prepared, weights: dict[str, Tensor]) -> tuple[LossModel, Any]:
-    """The model loaded again in one piece, with the trained weights."""
-    alone = World(torch.device("cpu"))
-    model, _ = _load(prepared.about.name, prepared.options, prepared.dtype, alone)
-    loss, _, saved = make_trainable_model(replace(prepared, model=model))
-    for name, p in trainable_parameters(loss.model):
-        assign(p, weights[name])
-    return loss, saved
 
 
 def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None:
