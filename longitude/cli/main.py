@@ -77,22 +77,18 @@ def run(args: list[str]) -> int:
     except Exception as e:
         if debug:
             traceback.print_exc()
-        sentence, code = _explain(e)
+        code, usage = 2, getattr(e, "format_message", None)  # click's, wherever typer keeps it
+        if isinstance(e, UserError | StoreError):
+            sentence = str(e)
+        elif usage is not None:
+            sentence = f"{usage().rstrip('.')}. See longitude --help."
+        elif isinstance(e, OSError):
+            sentence, code = f"{e.strerror or e}: {e.filename}.", 1
+        else:
+            sentence, code = (
+                f"{type(e).__name__}: {e} (a fault of longitude's: run it with --debug and report "
+                "the traceback with the output of `longitude env`).",
+                1,
+            )
         print(f"longitude: {' '.join(sentence.split())}", file=sys.stderr)
         return code
-
-
-def _explain(error: Exception) -> tuple[str, int]:
-    """The sentence for an error, and the exit code."""
-    if isinstance(error, UserError | StoreError):
-        return str(error), 2
-    usage = getattr(error, "format_message", None)  # click's, wherever this typer keeps its click
-    if usage is not None:
-        return f"{usage().rstrip('.')}. See longitude --help.", 2
-    if isinstance(error, OSError):
-        return f"{error.strerror or error}: {error.filename}.", 1
-    return (
-        f"{type(error).__name__}: {error} (a fault of longitude's: run it with --debug and report "
-        "the traceback with the output of `longitude env`).",
-        1,
-    )

@@ -125,7 +125,8 @@ def forward(
     keep_cache: bool = True,
     first: int = 0,
 ) -> Chunk:
-    """One forward. Without a cache the model builds its own, so that a patch can replace it."""
+    """One forward, the LM head on each row's last token only. Without a cache the model builds its
+    own, so that a patch can replace it."""
     more = {"past_key_values": cache} if cache is not None else {}
     pos, ranks, mode = torch.arange(first, first + ids.shape[1]), ranks_of(model), nullcontext()
     if ranks is not None and keep_cache:
@@ -133,7 +134,15 @@ def forward(
     elif ranks is not None:
         pos = shard_positions(ids.shape[1], ranks.group, "zigzag")
         ids, more = ids[:, pos], {"position_ids": pos[None].to(ids.device)}
-    with _last_token_only(head.module) as inputs, mode:
+    inputs: list[Tensor] = []
+
+    def last_token(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        inputs.append(args[0])
+        return (args[0][:, -1:], *args[1:])
+
+    module = head.module
+    hook = nullcontext() if module is None else module.register_forward_pre_hook(last_token)
+    with hook, mode:
         out: Any = model(input_ids=ids, use_cache=keep_cache, **more)
     if keep_cache and getattr(out, "past_key_values", None) is None:
         raise UserError(
@@ -143,23 +152,6 @@ def forward(
     hidden = inputs[-1] if inputs else out.logits
     cache = out.past_key_values if keep_cache else None
     return Chunk(pos[-hidden.shape[1] :], hidden, out.logits[:, -1], cache)
-
-
-@contextmanager
-def _last_token_only(module: nn.Module | None) -> Iterator[list[Tensor]]:
-    """Record a module's inputs, and give it each row's last token only."""
-    inputs: list[Tensor] = []
-
-    def narrow(_: nn.Module, args: tuple[Any, ...]) -> Any:
-        inputs.append(args[0])
-        return (args[0][:, -1:], *args[1:])
-
-    hook = None if module is None else module.register_forward_pre_hook(narrow)
-    try:
-        yield inputs
-    finally:
-        if hook is not None:
-            hook.remove()
 
 
 # the last layer

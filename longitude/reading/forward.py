@@ -14,7 +14,7 @@ import copy
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import takewhile
@@ -135,13 +135,11 @@ def _alibi_at(model: Any, keys: Tensor | None) -> Iterator[None]:
         both = {"alibi": bias.expand(mask.shape[0], -1, -1, -1)}
         return args, kwargs | both | {"attention_mask": torch.where(hidden, mask, scaled)}
 
-    modules = attentions(model, family.name, ALIBI[family])
-    hooks = [m.register_forward_pre_hook(replace_bias, with_kwargs=True) for m in modules]
-    try:
+    with ExitStack() as hooks:
+        for module in attentions(model, family.name, ALIBI[family]):
+            hook = module.register_forward_pre_hook(replace_bias, with_kwargs=True)
+            hooks.enter_context(hook)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 # caches
