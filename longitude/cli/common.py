@@ -86,27 +86,18 @@ def _parameter(option: Field[Any], hint: Any) -> Parameter:
 
 
 def _value(option: Field[Any], hint: Any, given: Any) -> Any:
-    """What was given for an option, as its dataclass has it."""
+    """What was given for an option, as its dataclass has it: integers in rising order, names joined
+    by commas ("none" is none of them), or the items of a list."""
     if hint == tuple[int, ...]:
-        return integers(option.name, given)
+        try:
+            return tuple(sorted({int(item) for item in given.split(",")})) if given else ()
+        except ValueError:
+            example = f"--{option.name} takes whole numbers, but got {given!r}: write 512,2048."
+            raise UserError(example) from None
     if option.metadata.get("joined"):
-        return names(given or "")
+        items = [item.strip() for item in (given or "").split(",")]
+        return () if items == ["none"] else tuple(filter(None, items))
     return tuple(given or ()) if get_origin(hint) is tuple else given
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Names joined by commas; none of them where the text is none."""
-    items = (item.strip() for item in text.split(","))
-    return () if text.strip() == "none" else tuple(item for item in items if item)
-
-
-def integers(option: str, text: str | None) -> tuple[int, ...]:
-    """Integers, each once, in rising order."""
-    try:
-        return tuple(sorted({int(item) for item in text.split(",")})) if text else ()
-    except ValueError:
-        example = f"--{option} takes whole numbers, but got {text!r}: write 512,2048."
-        raise UserError(example) from None
 
 
 class Result(Protocol):

@@ -293,17 +293,12 @@ def decode_step(model: nn.Module, token: Int[Tensor, " b"], state: Chunk) -> Chu
 _HEADS: WeakKeyDictionary[nn.Module, Head] = WeakKeyDictionary()
 
 
+@torch.no_grad()
 def lm_head(model: nn.Module) -> Head:
     """A model's LM head, checked once on a few tokens against the logits of the model itself."""
-    if model not in _HEADS:
-        head = Head(model.get_output_embeddings(), _logit_transform(model))  # type: ignore[operator]
-        _HEADS[model] = head if _reproduces_logits(model, head) else Head(None, lambda x: x)
-    return _HEADS[model]
-
-
-def _logit_transform(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A family's factor (Cohere), divisor (Granite) or soft cap (Gemma) on its logits."""
-    config = text_config(model)
+    if model in _HEADS:
+        return _HEADS[model]
+    config = text_config(model)  # a factor (Cohere), a divisor (Granite), a soft cap (Gemma)
     times = getattr(config, "logit_scale", None) or 1.0
     by = getattr(config, "logits_scaling", None) or 1.0
     cap = getattr(config, "final_logit_softcapping", None)
@@ -312,20 +307,16 @@ def _logit_transform(model: nn.Module) -> Callable[[Tensor], Tensor]:
         x = x if times == by == 1 else x * times / by
         return x if cap is None else torch.tanh(x / cap) * cap
 
-    return finish
-
-
-@torch.no_grad()
-def _reproduces_logits(model: Any, head: Head) -> bool:
-    if head.module is None:
-        return False
-    ids = torch.arange(PROBE_TOKENS, device=input_device(model))[None]
-    expected: Tensor = model(input_ids=ids, use_cache=False).logits.float()
-    try:
-        logits = head(forward(model, ids, head, keep_cache=False).hidden)
-    except (IndexError, RuntimeError, TypeError):  # called otherwise, or not with every token
-        return False
-    return _equal(model, logits, expected)
+    head = Head(model.get_output_embeddings(), finish)  # type: ignore[operator]
+    found = Head(None, lambda x: x)
+    if head.module is not None:
+        ids = torch.arange(PROBE_TOKENS, device=input_device(model))[None]
+        expected: Tensor = model(input_ids=ids, use_cache=False).logits.float()
+        with suppress(IndexError, RuntimeError, TypeError):  # called otherwise, or not with all
+            if _equal(model, head(forward(model, ids, head, keep_cache=False).hidden), expected):
+                found = head
+    _HEADS[model] = found
+    return found
 
 
 def _equal(model: Any, found: Tensor, expected: Tensor) -> bool:

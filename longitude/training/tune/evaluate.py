@@ -173,7 +173,15 @@ def summarise(rows: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
     name = tuned.recipe.get("name", OWN)
     sentence = f"{tuned.steps:,} steps of {'training' if name == OWN else name} {effect}"
     if after["value"] is not None:
-        sentence += f". {describe(after)}{_compared(ranking, start)}"
+        at, facts = ranking.length, []
+        loss, kept = ranking.loss(start, at), ranking.value(KEPT, start, at)
+        if loss is not None and start != ranking.own:  # the baseline's number stands there already
+            gap = ranking.results[after["measure"]].difference((AFTER, at), (start, at))
+            paired = f" (change {gap.low:+.3f} to {gap.high:+.3f})" if gap and gap.n > 1 else ""
+            facts.append(f"the loss was {loss.mean:.3f}{paired}")
+        facts += [f"it kept {100 * kept.mean:.0f} % of far context"] if kept else []
+        sentence += f". {describe(after)}"
+        sentence += f" Before training {' and '.join(facts)}." if facts else ""
     best = {"what": "tuned", "label": AFTER, "scheme": tuned.scheme, "sentence": sentence}
     best |= {"numbers": after, "before": before}
     return {"best": best, "runtimes": [], "factor": None, "helps": effect == HELPED}
@@ -200,19 +208,6 @@ def _effect(ranking: Ranking, start: str) -> str:
 
 def _listed(measures: Collection[str]) -> str:
     return " and ".join(sorted(metrics()[name].title.lower() for name in measures))
-
-
-def _compared(ranking: Ranking, start: str) -> str:
-    """Before training: what was kept, and the loss with the paired difference."""
-    at, facts = ranking.length, []
-    before, measure = ranking.loss(start, at), ranking.numbers(AFTER)["measure"]
-    if before is not None and start != ranking.own:  # the baseline's number stands there already
-        gap = ranking.results[measure].difference((AFTER, at), (start, at))
-        paired = f" (change {gap.low:+.3f} to {gap.high:+.3f})" if gap and gap.n > 1 else ""
-        facts.append(f"the loss was {before.mean:.3f}{paired}")
-    kept = ranking.value(KEPT, start, at)
-    facts += [f"it kept {100 * kept.mean:.0f} % of far context"] if kept else []
-    return f" Before training {' and '.join(facts)}." if facts else ""
 
 
 def next_steps(tuned: Tuned) -> list[tuple[str, str]]:
