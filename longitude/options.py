@@ -26,7 +26,7 @@ TEXT = (
 HEADS, DIM = "Heads of a layer.", "Dimensions of a head. [default: 64, or as needed]"
 
 
-def option(default: Any, help: str, flag: str = "", **shown_as: Any) -> Any:
+def option(help: str, default: Any = None, flag: str = "", **shown_as: Any) -> Any:
     """A field that is an option of the command line: `flag` where it is not the field's name;
     `joined` for several in one text, by commas."""
     return field(default=default, metadata={"help": help, "flag": flag, **shown_as})
@@ -40,23 +40,21 @@ def ignore(*event: Any) -> None:
 class ShowOptions:
     """Sizes for `show`."""
 
-    length: int | None = option(None, "Tokens. [default: to fit the scheme]")
-    dim: int | None = option(None, DIM)
-    heads: int = option(8, HEADS)
+    length: int | None = option("Tokens. [default: to fit the scheme]")
+    dim: int | None = option(DIM)
+    heads: int = option(HEADS, 8)
 
 
 @dataclass(frozen=True)
 class CheckOptions:
     """Sizes for `check`; those that are None follow from the scheme (see `properties.check`)."""
 
-    dim: int | None = option(None, DIM)
-    heads: int = option(8, HEADS)
+    dim: int | None = option(DIM)
+    heads: int = option(HEADS, 8)
     length: int | None = option(
-        None, "Tokens. [default: 4096, or past the lengths that the scheme names]"
+        "Tokens. [default: 4096, or past the lengths that the scheme names]"
     )
-    trained: int | None = option(
-        None, "Trained length in tokens. [default: the scheme's, or length / 4]"
-    )
+    trained: int | None = option("Trained length in tokens. [default: the scheme's, or length / 4]")
     progress: Progress = silent
 
 
@@ -65,9 +63,9 @@ class ExploreOptions:
     """What the page shows first."""
 
     schemes: str | None = option(
-        None, 'Up to three methods or schemes: "yarn; leaky_rerope; rope() + logn(4096)".'
+        'Up to three methods or schemes: "yarn; leaky_rerope; rope() + logn(4096)".'
     )
-    length: int | None = option(None, "Tokens drawn. [default: 4 times the window]")
+    length: int | None = option("Tokens drawn. [default: 4 times the window]")
 
 
 @dataclass(frozen=True)
@@ -75,17 +73,17 @@ class InspectOptions:
     """What to compute besides the configuration's encodings."""
 
     to: str | int | None = option(
-        None, "A length to reach: 32768, 32k, or 4x the window.", metavar="LENGTH"
+        "A length to reach: 32768, 32k, or 4x the window.", metavar="LENGTH"
     )
     weights: bool = option(
-        False, "Load the weights, and measure scores by distance, heads and sinks."
+        "Load the weights, and measure scores by distance, heads and sinks.", False
     )
-    length: int | None = option(None, "Tokens for --weights. [default: twice the window]")
+    length: int | None = option("Tokens for --weights. [default: twice the window]")
     text: tuple[str, ...] = option(
-        (),
         "A file or folder for --weights to read; can be repeated. [default: Python's help topics]",
+        (),
     )
-    revision: str | None = option(None, REVISION)
+    revision: str | None = option(REVISION)
 
 
 @dataclass(frozen=True)
@@ -93,20 +91,19 @@ class ExportOptions:
     """What to write, and where."""
 
     runtimes: str = option(
-        "transformers", f"{', '.join(names())}; several joined by commas, or all.", "--for"
+        f"{', '.join(names())}; several joined by commas, or all.", "transformers", "--for"
     )
-    scheme: str | None = option(None, 'As in "rope(frequencies=yarn(4, original=8192))".')
-    version: str | None = option(None, "Of the runtime. [default: the newest that is known]")
-    to: str | int | None = option(None, SERVED)
+    scheme: str | None = option('As in "rope(frequencies=yarn(4, original=8192))".')
+    version: str | None = option("Of the runtime. [default: the newest that is known]")
+    to: str | int | None = option(SERVED)
     out: Path | None = option(
-        None,
         "Folder to write. [default: NAME-TARGET if there are files to write; the command of a "
-        "single runtime is only printed]",
+        "single runtime is only printed]"
     )
-    weights: str = option("link", "In folders: link, copy or none.")
-    verify: bool = option(False, "Run what is written in the runtimes installed here.")
-    source: str | None = option(None, "Where the model of a run is, if it was moved.", "--model")
-    revision: str | None = option(None, REVISION)
+    weights: str = option("In folders: link, copy or none.", "link")
+    verify: bool = option("Run what is written in the runtimes installed here.", False)
+    source: str | None = option("Where the model of a run is, if it was moved.", flag="--model")
+    revision: str | None = option(REVISION)
     progress: Progress = silent
 
 
@@ -115,15 +112,14 @@ class VerifyOptions:
     """In which runtimes a model is run, and what it is compared to."""
 
     runtimes: str = option(
-        ALL, "transformers, vllm, llama.cpp, mlx; several joined by commas, or all.", "--in"
+        "transformers, vllm, llama.cpp, mlx; several joined by commas, or all.", ALL, "--in"
     )
     scheme: str | None = option(
-        None,
         "Is written for each runtime first. [default: what the model was saved with, or else its "
-        "own settings, as they are]",
+        "own settings, as they are]"
     )
-    to: str | int | None = option(None, SERVED)
-    revision: str | None = option(None, REVISION)
+    to: str | int | None = option(SERVED)
+    revision: str | None = option(REVISION)
     progress: Progress = silent
 
 
@@ -132,19 +128,19 @@ class LintOptions:
     """Which runtimes to ask, and what is given to them besides the model."""
 
     runtimes: str = option(
-        ALL,
         "Runtimes with commas between them, each with a version if wanted, as "
         "vllm,transformers==4.51.3; or all.",
+        ALL,
         "--for",
     )
-    scheme: str | None = option(None, "What is meant, if not what the settings mean.")
+    scheme: str | None = option("What is meant, if not what the settings mean.")
     settings: str | Mapping[str, Any] = option(
-        "{}",
         'Settings given at the start, as JSON: {"--hf-overrides": {…}, "--max-model-len": 32768}, '
         '{"-c": 32768, "--rope-scaling": "yarn"}, …',
+        "{}",
         "--with",
     )
-    revision: str | None = option(None, REVISION)
+    revision: str | None = option(REVISION)
     progress: Progress = silent
 
 
@@ -152,14 +148,14 @@ class LintOptions:
 class ModelOptions:
     """Where a model runs, and which one of its name."""
 
-    device: str = option("auto", DEVICE)
+    device: str = option(DEVICE, "auto")
     dtype: str = option(
-        "auto",
         "auto (the file's own on CUDA; on a CPU float32, or the file's bfloat16 where that is "
         "faster), float32, bfloat16, float16 or float64.",
+        "auto",
     )
-    revision: str | None = option(None, REVISION)
-    trust_remote_code: bool = option(False, "Run Python code that comes with the model.")
+    revision: str | None = option(REVISION)
+    trust_remote_code: bool = option("Run Python code that comes with the model.", False)
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -172,40 +168,38 @@ class ExtendOptions(ModelOptions):
     """What `extend` compares, on which texts and at which lengths, and where it runs."""
 
     methods: str = option(
-        "auto",
         "auto, all, or names, the table's labels and schemes joined by ;, as in yarn; "
         "rerope(512); rope(base=500000).",
+        "auto",
     )
-    lengths: tuple[int, ...] = option((), "Lengths to measure at; without, doubling to the target.")
-    text: tuple[str, ...] = option((), TEXT)
-    docs: int = option(4, "Documents to compare on.")
+    lengths: tuple[int, ...] = option("Lengths to measure at; without, doubling to the target.", ())
+    text: tuple[str, ...] = option(TEXT, ())
+    docs: int = option("Documents to compare on.", 4)
     goal: str = option(
-        "context",
         "What the advice is for: context (use a longer one), stream (read on without end in "
         "constant memory) or short (make more of the window).",
+        "context",
     )
     tasks: tuple[str, ...] = option(
-        (ALL,), f"What to measure, joined by commas: {', '.join(task_names())}; all; none.",
+        f"What to measure, joined by commas: {', '.join(task_names())}; all; none.",
+        (ALL,),
         joined=True,
-    )  # fmt: skip
-    questions: int | None = option(
-        None, "Prompts of a family at each length in a round. [default: 2]"
     )
+    questions: int | None = option("Prompts of a family at each length in a round. [default: 2]")
     cost: bool = True
-    budget: str | None = option(None, "Time to spend, as in 10m: measures what fits, and says so.")
-    search: bool = option(False, "Then search parameters around the best methods.")
+    budget: str | None = option("Time to spend, as in 10m: measures what fits, and says so.")
+    search: bool = option("Then search parameters around the best methods.", False)
     lm_eval: tuple[str, ...] = option(
-        (), "lm-eval tasks for the best method, as in a,b.", joined=True
+        "lm-eval tasks for the best method, as in a,b.", (), joined=True
     )
-    limit: int | None = option(50, "Samples of each lm-eval task; 0 for all of them.")
-    engine: str = option("local", "local, or ray: an existing Ray cluster.")
+    limit: int | None = option("Samples of each lm-eval task; 0 for all of them.", 50)
+    engine: str = option("local, or ray: an existing Ray cluster.", "local")
     context_parallel: int | None = option(
-        None,
         "Ranks under torchrun, or GPUs of a Ray cluster, that share the tokens of each text. "
-        "[default: the fewest whose memory holds --to]",
+        "[default: the fewest whose memory holds --to]"
     )
-    seed: int = option(0, "Of documents and questions.")
-    out: Path | None = option(None, "Folder of rows and report. [default: runs/NAME-TARGET]")
+    seed: int = option("Of documents and questions.", 0)
+    out: Path | None = option("Folder of rows and report. [default: runs/NAME-TARGET]")
     tokenizer: Any = None  # of a model that is given loaded
     progress: Progress = silent
 
@@ -215,31 +209,28 @@ class ProbeOptions:
     """How far a server is probed, by what, and at which cost."""
 
     to: str | int | None = option(
-        None, "Tokens to probe up to: 131072 or 128k. [default: what the server says]"
+        "Tokens to probe up to: 131072 or 128k. [default: what the server says]"
     )
-    model: str | None = option(None, "The name of the model, where the server has several.")
+    model: str | None = option("The name of the model, where the server has several.")
     reference: str | None = option(
-        None,
         "The checkpoint that is served, or the folder of a run of `longitude extend`: tells which "
         "scheme is in force.",
         metavar="MODEL|runs/NAME",
     )
     tasks: tuple[str, ...] = option(
-        (ALL,), "Families of questions, joined by commas, as in passkey,keys; or all.", joined=True
+        "Families of questions, joined by commas, as in passkey,keys; or all.", (ALL,), joined=True
     )
-    questions: int = option(2, "Of each family and depth, at each length.")
-    budget: str | None = option(None, "Time to spend, as in 5m: measures what fits, and says so.")
-    concurrency: int = option(4, "Requests at the same time.")
-    runtime: str | None = option(
-        None, "vllm, sglang, llama.cpp, ollama, …, where the server hides it."
-    )
+    questions: int = option("Of each family and depth, at each length.", 2)
+    budget: str | None = option("Time to spend, as in 5m: measures what fits, and says so.")
+    concurrency: int = option("Requests at the same time.", 4)
+    runtime: str | None = option("vllm, sglang, llama.cpp, ollama, …, where the server hides it.")
     text: tuple[str, ...] = option(
-        (), "Fill prompts with this file or folder instead: it leaves your machine."
+        "Fill prompts with this file or folder instead: it leaves your machine.", ()
     )
     key: str | None = field(default=None, repr=False)  # never stored
-    seed: int = option(0, "Of the questions.")
-    device: str = option("auto", DEVICE)  # of the reference
-    out: Path = option(Path("runs/probe"), "Folder of answers and report.")
+    seed: int = option("Of the questions.", 0)
+    device: str = option(DEVICE, "auto")  # of the reference
+    out: Path = option("Folder of answers and report.", Path("runs/probe"))
     retry: Retry = Retry(tries=4, patience=20.0)
     timeout: float = 600.0  # seconds without a byte
     progress: Progress = silent
@@ -255,28 +246,26 @@ class ReadOptions(ModelOptions):
     step of MemWalker with its place, `notify` sentences for the user."""
 
     model: str | None = option(
-        None,
         "A name on the Hub, a folder, a .gguf file; or the URL of an OpenAI-compatible server, as "
-        "in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]",
+        "in http://127.0.0.1:8000/v1 or …/v1#NAME. [default: tiny-rope]"
     )
-    by: str = option("auto", "nbce, windows, memwalker, extend, or auto, which says what it chose.")
-    max_tokens: int = option(64, "Of the answer; over 64, auto may walk a tree.")
-    temperature: float = option(0.0, "0 takes the likeliest token.")
-    seed: int | None = option(None, "Of the sampling.")
+    by: str = option("nbce, windows, memwalker, extend, or auto, which says what it chose.", "auto")
+    max_tokens: int = option("Of the answer; over 64, auto may walk a tree.", 64)
+    temperature: float = option("0 takes the likeliest token.", 0.0)
+    seed: int | None = option("Of the sampling.")
     window: int | None = option(
-        None, "Tokens of text in a window; of a server, those it takes. [default: what fits]"
+        "Tokens of text in a window; of a server, those it takes. [default: what fits]"
     )
     most_windows: int | None = option(
-        None,
         "Windows that are read, those with most of the question's words; 0: all. [default: 32; "
-        "parallel 8]",
+        "parallel 8]"
     )
-    runs: Path = option(Path("runs"), "Folder of `longitude extend` runs, or one of them.")
+    runs: Path = option("Folder of `longitude extend` runs, or one of them.", Path("runs"))
     out: Path = option(
-        Path("runs/read"), "Folder where summaries are kept for the next question (memwalker)."
+        "Folder where summaries are kept for the next question (memwalker).", Path("runs/read")
     )
     key: str | None = option(
-        None, "For a server that wants one.", envvar="LONGITUDE_API_KEY", metavar="KEY"
+        "For a server that wants one.", envvar="LONGITUDE_API_KEY", metavar="KEY"
     )
     on_text: Callable[[str], None] = ignore
     on_visit: Callable[[Any, str], None] = ignore  # a longitude.reading.memwalker.Visit

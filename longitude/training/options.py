@@ -22,19 +22,19 @@ SPLITS = ("tokens", "heads", "auto")
 class RunOptions:
     """What `train` and `lab` share; None takes what suits the size."""
 
-    length: int = option(256, "Tokens (bytes) in a training window.")
-    size: str = option("tiny", "nano, tiny, small or 125m.")
-    block: str = option("llama", "llama (RMSNorm, SwiGLU) or gpt (LayerNorm, GELU, biases).")
-    text: tuple[str, ...] = option((), TEXT)
-    tasks: str = option("text", "What a batch is made of, with shares: text:3,passkey:1.")
-    steps: int | None = option(None, "As suits the size if not given.")
-    batch: int | None = option(None, "Sequences a step, over all processes.")
-    rate: float | None = option(None, "The highest learning rate.")
-    device: str = option("auto", "auto, cpu or cuda.")
-    dtype: str = option("auto", "auto (bfloat16 on CUDA), float32 or bfloat16.")
-    every: float = option(60.0, "Seconds between two checkpoints.")
-    deterministic: bool = option(False, "Bit for bit on CUDA too, at a price.")
-    compile: bool | None = option(None, "torch.compile; by default on CUDA.")
+    length: int = option("Tokens (bytes) in a training window.", 256)
+    size: str = option("nano, tiny, small or 125m.", "tiny")
+    block: str = option("llama (RMSNorm, SwiGLU) or gpt (LayerNorm, GELU, biases).", "llama")
+    text: tuple[str, ...] = option(TEXT, ())
+    tasks: str = option("What a batch is made of, with shares: text:3,passkey:1.", "text")
+    steps: int | None = option("As suits the size if not given.")
+    batch: int | None = option("Sequences a step, over all processes.")
+    rate: float | None = option("The highest learning rate.")
+    device: str = option("auto, cpu or cuda.", "auto")
+    dtype: str = option("auto (bfloat16 on CUDA), float32 or bfloat16.", "auto")
+    every: float = option("Seconds between two checkpoints.", 60.0)
+    deterministic: bool = option("Bit for bit on CUDA too, at a price.", False)
+    compile: bool | None = option("torch.compile; by default on CUDA.")
     progress: Progress = silent
 
 
@@ -42,24 +42,24 @@ class RunOptions:
 class TrainOptions(RunOptions):
     """Options of `train`."""
 
-    seed: int = option(0, "Of weights, data and positions.")
-    out: Path | str | None = option(None, "The run's folder; runs/… if not given.")
-    resume: bool = option(False, "Continue an interrupted run.")
-    weights: str = option("float32", "Type of the weights in hf/: float32 or bfloat16.")
+    seed: int = option("Of weights, data and positions.", 0)
+    out: Path | str | None = option("The run's folder; runs/… if not given.")
+    resume: bool = option("Continue an interrupted run.", False)
+    weights: str = option("Type of the weights in hf/: float32 or bfloat16.", "float32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabOptions(RunOptions):
     """Options of `lab`."""
 
-    size: str = option("nano", "nano, tiny, small or 125m.")
+    size: str = option("nano, tiny, small or 125m.", "nano")
     block: str = "llama"
-    test: tuple[int, ...] = option((), "Lengths to test at; without, 1 to 16 windows.")
-    tasks: str = option("text", "What to train and test on: text,passkey,copy:2 …, with shares.")
-    seeds: tuple[int, ...] = option((0,), "As in 0,1,2.")
-    out: Path | str = option(Path("runs/lab"), "Folder of rows, runs, table and chart.")
-    excerpts: int = option(16, "Test excerpts of text.")
-    problems: int = option(64, "Test problems of each other task.")
+    test: tuple[int, ...] = option("Lengths to test at; without, 1 to 16 windows.", ())
+    tasks: str = option("What to train and test on: text,passkey,copy:2 …, with shares.", "text")
+    seeds: tuple[int, ...] = option("As in 0,1,2.", (0,))
+    out: Path | str = option("Folder of rows, runs, table and chart.", Path("runs/lab"))
+    excerpts: int = option("Test excerpts of text.", 16)
+    problems: int = option("Test problems of each other task.", 64)
 
     def __post_init__(self) -> None:
         for name in ("excerpts", "problems"):
@@ -73,77 +73,66 @@ class TuneOptions(ModelOptions):
     kind of positions, or the scheme that an earlier `extend` run recommends."""
 
     recipe: str | None = option(
-        None, f"{RECIPES_HELP} [default: yarn, alibi or learned, by the model's positions]"
+        f"{RECIPES_HELP} [default: yarn, alibi or learned, by the model's positions]"
     )
     scheme: str | None = option(
-        None,
         'As in "rope(frequencies=yarn(4, original=8192))". [default: the recipe\'s own; without '
-        "--recipe what an earlier `longitude extend` of this model and target recommends]",
+        "--recipe what an earlier `longitude extend` of this model and target recommends]"
     )
-    text: tuple[str, ...] = option((), TEXT)
+    text: tuple[str, ...] = option(TEXT, ())
     test: tuple[str, ...] = option(
-        (),
         "Texts to measure on, given as --text is. [default: the tenth of --text that training "
         "never sees]",
+        (),
     )
-    steps: int | None = option(None, "[default: the recipe's]")
-    batch: int | None = option(
-        None, "Sequences a step, over all processes. [default: the recipe's]"
-    )
+    steps: int | None = option("[default: the recipe's]")
+    batch: int | None = option("Sequences a step, over all processes. [default: the recipe's]")
     seq: int | None = option(
-        None,
         "Tokens of a training sequence. [default: the target, or with drawn positions the trained "
-        "window]",
+        "window]"
     )
-    lr: float | None = option(
-        None, "The highest learning rate. [default: the recipe's, for the width]"
-    )
-    warmup: int | None = option(None, "Steps in which the rate rises. [default: the recipe's]")
+    lr: float | None = option("The highest learning rate. [default: the recipe's, for the width]")
+    warmup: int | None = option("Steps in which the rate rises. [default: the recipe's]")
     positions: str | None = option(
-        None,
         "order, pose, pose(3) with three chunks, randomized, e2_llm, cream or random_steps. "
-        "[default: the recipe's]",
+        "[default: the recipe's]"
     )
     lora: bool | None = option(
-        None,
         "Train LoRA's matrices, embeddings and norms (an adapter comes out), or all weights (a "
         "checkpoint). [default: the recipe's]",
-        "--lora/--full",
+        flag="--lora/--full",
     )
-    rank: int | None = option(None, "Of LoRA's matrices. [default: the recipe's, 16]")
-    out: Path | str | None = option(
-        None, "Folder of the run. [default: runs/NAME-RECIPE, or NAME-tuned]"
-    )
-    resume: bool = option(True, "Continue an interrupted run in --out.")
-    save_every: int = option(50, "Steps between two checkpoints.")
+    rank: int | None = option("Of LoRA's matrices. [default: the recipe's, 16]")
+    out: Path | str | None = option("Folder of the run. [default: runs/NAME-RECIPE, or NAME-tuned]")
+    resume: bool = option("Continue an interrupted run in --out.", True)
+    save_every: int = option("Steps between two checkpoints.", 50)
     context_parallel: int | None = option(
-        None,
         "Processes under torchrun that share the tokens of a sequence. [default: the fewest whose "
-        "memory holds a step]",
+        "memory holds a step]"
     )
     context_parallel_by: str = option(
-        "tokens",
         "tokens (a ring of keys), heads (Ulysses, where heads divide), or auto: what sends fewer "
         "bytes.",
+        "tokens",
     )
     checkpointing: bool | None = option(
-        None, "Compute activations twice to hold them once. [default: on an accelerator]"
+        "Compute activations twice to hold them once. [default: on an accelerator]"
     )
-    measure: bool = option(True, "Measure baseline, before and after, as `longitude extend` does.")
-    docs: int = option(4, "Documents to measure on.")
+    measure: bool = option("Measure baseline, before and after, as `longitude extend` does.", True)
+    docs: int = option("Documents to measure on.", 4)
     tasks: tuple[str, ...] = option(
-        ("kept_context", "passkey"),
         "What to measure, joined by commas, as `extend` has it; or none.",
+        ("kept_context", "passkey"),
         joined=True,
     )
-    questions: int | None = option(None, "Prompts of a family at each length. [default: 2]")
+    questions: int | None = option("Prompts of a family at each length. [default: 2]")
     lengths: tuple[int, ...] = ()
     report_to: str | None = option(
-        None, "tensorboard, trackio or wandb, if it is installed. [default: none]"
+        "tensorboard, trackio or wandb, if it is installed. [default: none]"
     )
     _: KW_ONLY
-    dtype: str = option("auto", "auto (bfloat16 on CUDA, float32 on a CPU), float32 or bfloat16.")
-    seed: int = option(0, "Of data, positions, documents and questions.")
+    dtype: str = option("auto (bfloat16 on CUDA, float32 on a CPU), float32 or bfloat16.", "auto")
+    seed: int = option("Of data, positions, documents and questions.", 0)
     progress: Progress = silent
 
     def __post_init__(self) -> None:
