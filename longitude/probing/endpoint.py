@@ -172,13 +172,7 @@ class Endpoint:
         self, requests: Sequence[Request], what: str = "", at_once: int | None = None
     ) -> list[Answer]:
         """The answers in the order of the requests; those that are recorded are not asked again."""
-        asked = {
-            "kind": KIND, "url": self.client.url, "model": self.client.name,
-            "session": self.session, "api": self.api, "logprobs": self.with_logprobs,
-        }  # fmt: skip
-        prompts = [hashlib.sha256(one.prompt.encode()).hexdigest() for one in requests]
-        each = zip(requests, prompts, strict=True)
-        keys = [{**asked, **asdict(one), "prompt": prompt} for one, prompt in each]
+        keys = [self._key(request) for request in requests]
         rows = [self.store.get(key) for key in keys]
         todo = [n for n, row in enumerate(rows) if row is None]
         answers = [Answer.from_row(row) if row else Answer() for row in rows]
@@ -197,6 +191,12 @@ class Endpoint:
             if count < len(todo):
                 self.check_time()
         return answers
+
+    def _key(self, request: Request) -> dict[str, Any]:
+        prompt = hashlib.sha256(request.prompt.encode()).hexdigest()
+        server = {"url": self.client.url, "model": self.client.name, "session": self.session}
+        how = {"api": self.api, "logprobs": self.with_logprobs}
+        return {"kind": KIND, **server, **how, **asdict(request), "prompt": prompt}
 
     def body(self, request: Request) -> Reply:
         body: Reply = {"model": self.client.name, "max_tokens": request.new, "temperature": 0}
