@@ -16,6 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from multiprocessing.pool import ThreadPool
@@ -27,7 +28,7 @@ from longitude.core.validate import UserError, shown
 
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # statuses
 CONNECT_TIMEOUT = 10.0  # seconds
-MAX_REPLY = 2**24  # bytes
+MAX_REPLY, MAX_SECONDS = 2**24, 3600.0  # bytes and time of one reply
 MAX_KEY = 4096  # bytes of a key file
 CHUNK = 2**16  # bytes read at once
 SCHEMES = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
@@ -80,7 +81,6 @@ class Client:
         url: as in http://127.0.0.1:8000/v1; if it serves several models, with the name of one
             after a #, as in http://127.0.0.1:11434/v1#llama3.2.
         timeout: seconds without a byte from the server.
-        longest: seconds of one reply in all.
         key: sent as the bearer token, for a server that wants one.
     """
 
@@ -89,7 +89,6 @@ class Client:
         url: str,
         *,
         timeout: float = 600.0,
-        longest: float = 3600.0,
         key: str | None = None,
         retry: Retry | None = None,
     ) -> None:
@@ -108,7 +107,7 @@ class Client:
         self.at, self.name = at, unquote(at.fragment)
         self.path = at.path.rstrip("/") or "/v1"
         self.url = f"{at.scheme}://{at.netloc}{self.path}"
-        self.timeout, self.longest, self.retry = timeout, longest, retry or Retry()
+        self.timeout, self.retry = timeout, retry or Retry()
         self.headers = {"Content-Type": "application/json", "Accept": "application/json"}
         self.headers |= {"Authorization": f"Bearer {key}"} if key else {}
         self.software = ""  # what the server calls itself
@@ -198,7 +197,13 @@ class Client:
             connection.close()
         raw = b"".join(chunk for _, chunk in chunks)
         self._check_status(response, raw)
-        events = _events(chunks) if streamed else [(chunks[-1][0] if chunks else 0.0, _object(raw))]
+        events = [(chunks[-1][0] if chunks else 0.0, _object(raw))]
+        if streamed:  # server-sent events: the objects of lines that start with `data:`
+            events, rest = [], b""
+            for when, chunk in chunks:
+                *lines, rest = (rest + chunk).split(b"\n")
+                data = (line.strip()[5:].strip() for line in lines if line.startswith(b"data:"))
+                events += [(when, _object(text)) for text in data if text != b"[DONE]"]
         if not events or any(reply is None for _, reply in events):
             text = shown(raw[:200].decode(errors="replace"))
             raise UserError(f"{self.url} replied with {text}: give an OpenAI-compatible server.")
@@ -213,14 +218,19 @@ class Client:
         while size <= MAX_REPLY and (chunk := response.read1(CHUNK)):
             size += len(chunk)
             elapsed = time.monotonic() - sent
-            if elapsed > self.longest:
+            if elapsed > MAX_SECONDS:
                 raise TimeoutError
             yield elapsed, chunk
 
     def _check_status(self, response: http.client.HTTPResponse, raw: bytes) -> None:
         text, status = raw[:2000].decode(errors="replace"), response.status
         if status in TRANSIENT:
-            after = _retry_after(response.getheader("Retry-After"))
+            after, header = None, str(response.getheader("Retry-After")).strip()
+            with suppress(ValueError, TypeError, OverflowError):  # a number of seconds, or a date
+                if header.isdigit():
+                    after = float(header)
+                else:
+                    after = max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
             raise _TransientError(f"status {status}, {shown(text[:200])}", after, status=status)
         if status != 200:
             raise RefusedError(
@@ -264,32 +274,9 @@ def read_key(path: Path) -> str:
     return key
 
 
-def _events(chunks: Iterable[tuple[float, bytes]]) -> list[tuple[float, Reply | None]]:
-    """Server-sent events: the objects of lines that start with `data:`."""
-    found: list[tuple[float, Reply | None]] = []
-    rest = b""
-    for when, chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        data = (line.strip()[5:].strip() for line in lines if line.startswith(b"data:"))
-        found += [(when, _object(text)) for text in data if text != b"[DONE]"]
-    return found
-
-
 def _object(raw: bytes) -> Reply | None:
     try:
         reply = json.loads(raw) if len(raw) <= MAX_REPLY else None
     except (ValueError, RecursionError):
         reply = None
     return reply if isinstance(reply, dict) else None
-
-
-def _retry_after(header: str | None) -> float | None:
-    """What Retry-After asks for, in seconds: it is a number of them, or a date."""
-    if header is None:
-        return None
-    try:
-        if header.strip().isdigit():
-            return float(header)
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None

@@ -12,19 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from longitude.core.part import (
-    PARTS,
-    Bias,
-    Choice,
-    Dims,
-    Embed,
-    HasWeights,
-    Mask,
-    Positions,
-    Scale,
-    Weights,
-    hashed_once,
-)
+from longitude.core import part
 from longitude.core.region import Area, meet
 from longitude.core.validate import UserError, check_arguments, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
@@ -41,17 +29,17 @@ INSIDE_ROPE = (
 )  # sites whose parts are arguments of rope(…)
 
 
-@hashed_once
+@part.hashed_once
 @dataclass(frozen=True, repr=False)
 class Scheme:
     """Six slots of parts. `Scheme.of(*parts)` puts each into its own; causal by default."""
 
-    positions: Positions = Sequential()  # noqa: RUF009 (a part is frozen)
-    embed: Embed | None = None
+    positions: part.Positions = Sequential()  # noqa: RUF009 (a part is frozen)
+    embed: part.Embed | None = None
     rotary: Rope | None = None
-    bias: tuple[Bias, ...] = ()
-    scale: tuple[Scale, ...] = ()
-    mask: tuple[Mask, ...] = (Causal(),)
+    bias: tuple[part.Bias, ...] = ()
+    scale: tuple[part.Scale, ...] = ()
+    mask: tuple[part.Mask, ...] = (Causal(),)
     written: ClassVar[str]  # the text form of this value, set once
 
     @classmethod
@@ -61,7 +49,18 @@ class Scheme:
             site: [] for site in ("positions", "embed", "rotary", "bias", "scale", "mask")
         }
         for p in parts:
-            slots[_site(p)].append(p)
+            site = getattr(p, "site", None)
+            if part.PARTS.get(getattr(p, "name", "")) is not type(p) or site is None:
+                raise UserError(
+                    f"a scheme is made of parts, but got {shown(p)}: `longitude schemes` has their "
+                    f"names."
+                )
+            if site in INSIDE_ROPE:
+                raise UserError(
+                    f"{shown(p)} is no part of a scheme by itself: write it inside rope, as in "
+                    f"rope({site}={shown(p)})."
+                )
+            slots[site].append(p)
         for site in ("positions", "embed", "rotary"):
             if len(slots[site]) > 1:
                 raise UserError(
@@ -137,9 +136,9 @@ class Scheme:
         own = [b.softmax_scale(head_dim) for b in self.bias if hasattr(b, "softmax_scale")]  # type: ignore[attr-defined]
         return own[0] if own else head_dim**-0.5
 
-    def init(self, dims: Dims, rng: torch.Generator | None = None) -> Weights:
+    def init(self, dims: part.Dims, rng: torch.Generator | None = None) -> part.Weights:
         """Fresh weights of every learned part, named part.weight."""
-        learned = [p for p in self.parts if isinstance(p, HasWeights)]
+        learned = [p for p in self.parts if isinstance(p, part.HasWeights)]
         return {f"{p.name}.{key}": w for p in learned for key, w in p.init(dims, rng).items()}
 
     def settled(self, what: Callable[..., T], written: str, *values: Any) -> T:
@@ -152,7 +151,7 @@ class Scheme:
     settled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def scheme_of(choice: Choice) -> Scheme:
+def scheme_of(choice: part.Choice) -> Scheme:
     """The scheme of a part or a tuple of parts, those of a rotation inside `rope(…)`."""
     parts = choice if isinstance(choice, tuple) else (choice,)
     inside = [p for p in parts if getattr(p, "site", None) in INSIDE_ROPE]
@@ -231,27 +230,13 @@ class Split(Layers):
         return int(index >= min(max(1, round(self.share * count)), count - 1))
 
 
-def _reads_heads(bias: Bias) -> bool:
+def _reads_heads(bias: part.Bias) -> bool:
     """Whether a bias has weights that q or k are multiplied with: their size is the head's."""
-    sizes = [{k: w.shape for k, w in bias.init(Dims(8, 2, d), None).items()} for d in (8, 16)]
+    sizes = [{k: w.shape for k, w in bias.init(part.Dims(8, 2, d), None).items()} for d in (8, 16)]
     return sizes[0] != sizes[1]
 
 
 _NOUN = {"positions": "position policy", "embed": "embedding of positions", "rotary": "rotation"}
-
-
-def _site(p: Any) -> str:
-    site = getattr(p, "site", None)
-    if PARTS.get(getattr(p, "name", "")) is not type(p) or site is None:
-        raise UserError(
-            f"a scheme is made of parts, but got {shown(p)}: `longitude schemes` has their names."
-        )
-    if site in INSIDE_ROPE:
-        raise UserError(
-            f"{shown(p)} is no part of a scheme by itself: write it inside rope, as in "
-            f"rope({site}={shown(p)})."
-        )
-    return site
 
 
 def _sorted(parts: list[Any]) -> tuple[Any, ...]:
@@ -272,7 +257,7 @@ def _masks(parts: list[Any]) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=256)
-def _areas(mask: tuple[Mask, ...], rotary: Rope | None) -> tuple[Area, ...]:
+def _areas(mask: tuple[part.Mask, ...], rotary: Rope | None) -> tuple[Area, ...]:
     remap = rotary.remap if rotary else None
     unions = [m.areas() for m in mask]
     return meet(*unions, tuple(r.where for r in remap.regions())) if remap else meet(*unions)

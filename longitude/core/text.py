@@ -84,22 +84,19 @@ def _value(node: ast.expr) -> Any:
         case ast.Name(id=name):
             return _call(name, [], {})
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            return _call(name, [_value(a) for a in args], _keywords(name, keywords))
+            given, values = {}, [_value(a) for a in args]
+            for k in keywords:
+                if k.arg is None:
+                    wrong = "takes plain arguments, but got **: write them out."
+                    raise UserError(f"{shown(name)} {wrong}")
+                if k.arg in given:
+                    raise UserError(f"{shown(name)} got {shown(k.arg)} twice: give it once.")
+                given[k.arg] = _value(k.value)
+            return _call(name, values, given)
     raise UserError(
         f"{shown(ast.unparse(node))} is neither a part nor a number, string or tuple: "
         f"write parts joined by +, as in rope() + logn(8192)."
     )
-
-
-def _keywords(name: str, keywords: list[ast.keyword]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for k in keywords:
-        if k.arg is None:
-            raise UserError(f"{shown(name)} takes plain arguments, but got **: write them out.")
-        if k.arg in given:
-            raise UserError(f"{shown(name)} got {shown(k.arg)} twice: give it once.")
-        given[k.arg] = _value(k.value)
-    return given
 
 
 def _parts(value: Any) -> list[Any]:
@@ -135,15 +132,10 @@ def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
         inspect.signature(make).bind(*args, **kwargs)
     except TypeError as e:
-        raise UserError(f"{name}: {_reason(e)}: it takes {_signature(make)}.") from None
+        takes = f"({', '.join(inspect.signature(make).parameters)})"
+        if dataclasses.is_dataclass(make):
+            fields = dataclasses.fields(make)
+            names = [f.name + "=…" * (f.default is not dataclasses.MISSING) for f in fields]
+            takes = f"{name}({', '.join(names)})" if names else "no arguments"
+        raise UserError(f"{name}: {_reason(e)}: it takes {takes}.") from None
     return make(*args, **kwargs)
-
-
-def _signature(make: Any) -> str:
-    if not dataclasses.is_dataclass(make):
-        return f"({', '.join(inspect.signature(make).parameters)})"
-    names = [
-        f.name if f.default is dataclasses.MISSING else f"{f.name}=…"
-        for f in dataclasses.fields(make)
-    ]
-    return f"{make.name}({', '.join(names)})" if names else "no arguments"  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 MAX_FLOAT = 1e100  # larger numbers, and smaller than its inverse, overflow in a formula's powers
 MAX_INT = 10**15  # larger integers are not exact as positions
+PART_CHECKS: dict[tuple[type, Any], bool] = {}  # whether a class is of a protocol
 
 
 class UserError(ValueError):
@@ -72,20 +73,12 @@ def fits(value: Any, hint: Any) -> bool:
         )
     if hint in (bool, str, types.NoneType):
         return type(value) is hint
-    return _is_part(type(value), hint, value)
-
-
-_part_checks: dict[tuple[type, Any], bool] = {}
-
-
-def _is_part(kind: type, protocol: Any, value: Any) -> bool:
-    """Whether a part is of the protocol's site: some have the methods of another site too. Cached
-    per class, because a protocol's isinstance takes longer than building a part."""
-    if (kind, protocol) not in _part_checks:
-        site = getattr(value, "site", None)
-        fit = isinstance(value, protocol) and site in (None, protocol.__name__.lower())
-        _part_checks[kind, protocol] = fit
-    return _part_checks[kind, protocol]
+    # whether a part is of the protocol's site: some have the methods of another site too; noted per
+    # class, because a protocol's isinstance takes longer than building a part
+    if (key := (type(value), hint)) not in PART_CHECKS:
+        own_site = getattr(value, "site", None) in (None, hint.__name__.lower())
+        PART_CHECKS[key] = isinstance(value, hint) and own_site
+    return PART_CHECKS[key]
 
 
 def in_words(hint: Any) -> str:

@@ -46,9 +46,22 @@ class ExploreResult:
 
     def report(self, path: str | Path) -> Path:
         """Write a static page with everything about this state inside it."""
-        target = Path(path)
+        state, target = self.state, Path(path)
         check_name(target)
-        files.replace_file(target, static_page(self.state).encode())
+
+        def snippets_of(column: int) -> dict[str, Any]:  # errors of a column stay its own
+            try:
+                return snippets(state, column)
+            except UserError as error:
+                return {"mistake": str(error)}
+
+        answers = {
+            "draw": json.loads(draw(state)),
+            "snippets": [snippets_of(n) for n in range(len(state.columns))],
+        }
+        values = _values(state.link, answers) | {"style": files.asset(PACKAGE, "page.css")}
+        page = files.render(PACKAGE, "page.html", SCRIPTS, **values)
+        files.replace_file(target, page.encode())
         return target
 
     def serve(self, port: int = 8470, browser: bool = True) -> None:
@@ -76,24 +89,6 @@ def check_name(path: Path) -> None:
     """Raise unless the name is a page's."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--export writes a page, but got {shown(str(path))}: end it in .html.")
-
-
-def static_page(state: PageState) -> str:
-    """The page with every answer to one state inside it; errors of a column stay its own."""
-
-    def answer(column: int) -> dict[str, Any]:
-        try:
-            return snippets(state, column)
-        except UserError as error:
-            return {"mistake": str(error)}
-
-    answers = {
-        "draw": json.loads(draw(state)),
-        "snippets": [answer(n) for n in range(len(state.columns))],
-    }
-    style = files.asset(PACKAGE, "page.css")
-    values = _values(state.link, answers) | {"style": style}
-    return files.render(PACKAGE, "page.html", SCRIPTS, **values)
 
 
 @lru_cache(maxsize=8)

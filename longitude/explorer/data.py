@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from longitude.core.part import Dims
-from longitude.core.scheme import Layers, Scheme
+from longitude.core.scheme import Scheme
 from longitude.core.text import dump
 from longitude.core.validate import UserError
 from longitude.explorer.methods import parse_cached, resolve
@@ -68,10 +68,20 @@ def draw(state: PageState) -> str:
 
 
 def _column(column: Column, state: PageState) -> str:
+    """One column; of layers that differ, those of one scheme."""
     try:
         resolved = resolve(column, state)
-        scheme, index, kinds = choose_layer(column, resolved.scheme)
         layers, own = resolved.scheme, parse_cached(state.own)
+        drawn_layers = [*distinct_layers(layers).items()][:MAX_KINDS]
+        # those without a window say most about longer texts
+        full = next((n for n, (one, _) in enumerate(drawn_layers) if len(one.mask) == 1), 0)
+        index, count = full if column.layer is None else column.layer, len(drawn_layers)
+        if index >= count:
+            raise UserError(
+                f"there is no layer {index}: {count} kinds of layers are drawn, so give 0 to "
+                f"{count - 1}."
+            )
+        scheme = drawn_layers[index][0]
         at = next((n for n in range(len(layers)) if layers.layer(n) == scheme), 0)
         own_layer = own.layer(at if len(own) == len(layers) else len(own) - 1)
         sizes = Sizes(state.window, state.length, state.dim, state.heads)
@@ -85,26 +95,9 @@ def _column(column: Column, state: PageState) -> str:
         "factor": resolved.factor,
         "scheme": dump(layers),
         "layer": index,
-        "layers": [spans(used) for used in kinds] if len(kinds) > 1 else [],
+        "layers": [spans(used) for _, used in drawn_layers] if count > 1 else [],
     }
     return f"{json.dumps(head)[:-1]}, {drawn[1:]}"
-
-
-def choose_layer(
-    column: Column, scheme: Scheme | Layers
-) -> tuple[Scheme, int, list[tuple[int, ...]]]:
-    """Of layers that differ: the scheme that is drawn, its index, and the layers of each."""
-    kinds = distinct_layers(scheme)
-    schemes, layers = [*kinds][:MAX_KINDS], [*kinds.values()][:MAX_KINDS]
-    # those without a window say most about longer texts
-    full = next((n for n, one in enumerate(schemes) if len(one.mask) == 1), 0)
-    index = full if column.layer is None else column.layer
-    if index >= len(schemes):
-        raise UserError(
-            f"there is no layer {index}: {len(schemes)} kinds of layers are drawn, so give 0 to "
-            f"{len(schemes) - 1}."
-        )
-    return schemes[index], index, layers
 
 
 @lru_cache(maxsize=512)

@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -207,7 +208,7 @@ def snippets(state: PageState, index: int) -> dict[str, Any]:
         "scheme": text,
         "code": _code(state, text),
         "target": target,
-        "exports": [_export_json(one, state, target) for one in _exports(state, text, target)],
+        "exports": _exports(state, text, target),
     }
 
 
@@ -230,45 +231,34 @@ def _code(state: PageState, text: str) -> list[dict[str, str]]:
     return [{"title": title, "text": text} for title, text in texts.items()]
 
 
-def _exports(state: PageState, text: str, target: int) -> list[Export]:
+def _exports(state: PageState, text: str, target: int) -> list[dict[str, Any]]:
     """What each runtime needs, or why it can't run the scheme."""
+    # a link may say anything, and this stands unquoted in commands to copy
+    stem = re.sub(r"[^\w.-]+", "-", Path(state.model).name.removesuffix(".gguf")) or MODEL
     done: dict[str, Export] = {}
-    for gguf, checkpoint in ((False, _folder(state)), (True, _file(state))):
+    for gguf, checkpoint in enumerate(_checkpoints(state, Path(f"{stem}.gguf"))):
         readers = [r for r in runtimes().values() if (r.reads == "gguf") == gguf]
         requests = [Export(runtime, text) for runtime in readers]
         done |= {one.runtime.name: one for one in exports(checkpoint, requests, target)}
-    return [done[name] for name in runtimes()]
+    rows, name = [], f"{stem}-{target}"
+    for one in (filled(done[each], name, Path(f"{name}.gguf")) for each in runtimes()):
+        config, named = one.config, (*CONFIG_KEYS, "longitude")  # the entries about positions
+        rows.append(
+            {
+                "runtime": one.runtime.title,
+                "version": one.version,
+                "text": one.text,
+                "config": config and {k: config[k] for k in named if config.get(k) is not None},
+                "notes": list(one.settings.notes) if one.settings else [],
+                "refused": one.refused,
+            }
+        )
+    return rows
 
 
-def _export_json(one: Export, state: PageState, target: int) -> dict[str, Any]:
-    name = f"{_stem(state)}-{target}"
-    one = filled(one, name, Path(f"{name}.gguf"))
-    config, named = one.config, (*CONFIG_KEYS, "longitude")  # the entries about positions
-    return {
-        "runtime": one.runtime.title,
-        "version": one.version,
-        "text": one.text,
-        "config": config and {k: config[k] for k in named if config.get(k) is not None},
-        "notes": list(one.settings.notes) if one.settings else [],
-        "refused": one.refused,
-    }
-
-
-def _folder(state: PageState) -> Checkpoint:
-    """The model that was picked by name, or one of the page's sizes."""
-    if state.model:
-        try:
-            found = open_checkpoint(state.model)
-            if found.header is None:
-                return found
-        except UserError:
-            pass  # a configuration that was dropped onto the page has a name and no path
-    return _opened(state.model or MODEL, config_of(state))
-
-
-def _file(state: PageState) -> Checkpoint:
-    """A GGUF file of the page's sizes."""
-    rope = _rope(state)
+def _checkpoints(state: PageState, file: Path) -> tuple[Checkpoint, Checkpoint]:
+    """The model that was picked by name, or one of the page's sizes; and a GGUF file of these."""
+    config, rope, name = config_of(state), _rope(state), state.model or MODEL
     own = {
         "context_length": state.window,
         "embedding_length": state.dim * state.heads,
@@ -278,19 +268,14 @@ def _file(state: PageState) -> Checkpoint:
         "rope.freq_base": rope.base,
     }
     keys = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in own.items()}
-    header = Header(Path(f"{_stem(state)}.gguf"), keys, {})
-    return _opened(str(header.path), config_of(state), header)
-
-
-def _stem(state: PageState) -> str:
-    """The name of files made from the model. A link may say anything, and this stands unquoted in
-    commands to copy."""
-    return re.sub(r"[^\w.-]+", "-", Path(state.model).name.removesuffix(".gguf")) or MODEL
-
-
-def _opened(name: str, config: dict[str, Any], header: Header | None = None) -> Checkpoint:
-    source, ropes = Source(name, name), read_ropes(config)
-    return Checkpoint(name, config, header=header, source=source, ropes=ropes)
+    plain = Checkpoint(name, config, source=Source(name, name), ropes=read_ropes(config))
+    source, header = Source(str(file), str(file)), Header(file, keys, {})
+    gguf = replace(plain, name=str(file), header=header, source=source)
+    if state.model:
+        with suppress(UserError):  # a configuration dropped onto the page has a name and no path
+            found = open_checkpoint(state.model)
+            return plain if found.header else found, gguf
+    return plain, gguf
 
 
 def config_of(state: PageState) -> dict[str, Any]:

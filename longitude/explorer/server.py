@@ -59,16 +59,9 @@ HEADERS = {
 ASSETS = dict.fromkeys(("vega.js", *SCRIPTS), "text/javascript") | {"page.css": "text/css"}
 
 
-async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Let through what the page itself or the reader's own browser asks for, by a name of this
-    machine, and add the security headers to every answer."""
-    answer = refuse(request) or await call_next(request)
-    answer.headers.update(HEADERS)
-    return answer
-
-
 def refuse(request: Request) -> Response | None:
-    """The answer to a request that must not be served."""
+    """The answer to a request that is neither of the page itself nor of the reader's own browser,
+    by a name of this machine."""
     host = request.headers.get("host", "").rsplit("@", 1)[-1]
     name = host if host.endswith("]") else host.rsplit(":", 1)[0]
     if name.lower() not in HOSTS:
@@ -107,6 +100,11 @@ def app(first: PageState | None = None) -> Starlette:
             return Response(text, media_type="application/json")
 
         return endpoint
+
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        answer = refuse(request) or await call_next(request)
+        answer.headers.update(HEADERS)
+        return answer
 
     async def page(request: Request) -> Response:
         text = await to_thread.run_sync(live_page, (first or PageState()).link, limiter=drawing)

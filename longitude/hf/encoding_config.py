@@ -15,26 +15,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from longitude import parts
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.hf.merge_scheme import as_layers
 from longitude.hf.modeling_source import entry_of, pair_layout
 from longitude.hf.rope_config import FULL, ORIGINAL, THETAS, is_number, main_rope_dict, ropes
-from longitude.parts import (
-    T5,
-    Alibi,
-    Axial,
-    Bidirectional,
-    Causal,
-    Chunked,
-    Deberta,
-    Learned,
-    Rope,
-    Sinusoidal,
-    TransformerXl,
-    Unscaled,
-    Window,
-)
 
 WINDOWS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
 WINDOWS += ("seq_length", "n_ctx", "max_sequence_length", "max_text_len")
@@ -123,19 +109,19 @@ def _of_images(config: Any) -> bool:
     return images and entry_of(config, "vocab_size") is None
 
 
-def direction(text: str, config: Any = None, part: str = "") -> Causal | Bidirectional:
+def direction(text: str, config: Any = None, part: str = "") -> parts.Causal | parts.Bidirectional:
     """Whether queries see later keys, as far as the source says; causal if it leaves it open."""
     if part.endswith("encoder"):
-        return Bidirectional()
+        return parts.Bidirectional()
     if part.endswith("decoder") or getattr(config, "is_decoder", False):
-        return Causal()
+        return parts.Causal()
     either = EITHER_WAY.search(text) and entry_of(config, "is_decoder") is False
     if either or entry_of(config, "causal") is False:  # an entry of XLM and FlauBERT
-        return Bidirectional()
+        return parts.Bidirectional()
     masks = re.findall(r"create_\w*mask", text)
     if masks:
-        return Causal() if any("causal" in mask for mask in masks) else Bidirectional()
-    return Causal() if CAUSAL.search(text) or not text else Bidirectional()
+        return parts.Causal() if any("causal" in mask for mask in masks) else parts.Bidirectional()
+    return parts.Causal() if CAUSAL.search(text) or not text else parts.Bidirectional()
 
 
 def _absolute(
@@ -151,40 +137,41 @@ def _absolute(
             counted = padding + 1 if isinstance(padding, int) and FROM_PADDING.search(text) else 0
             offset = int(free[1]) if free else counted
             length = (window or 0) - (0 if free else offset)
-            return Scheme.of(Learned(length, offset), way), {"window": length}
+            return Scheme.of(parts.Learned(length, offset), way), {"window": length}
         case "sinusoidal":
             spacing = "endpoint" if ENDPOINT.search(text) else "paper"
             concatenated = CONCATENATED.search(text) or spacing == "endpoint"
             layout = "concatenated" if concatenated else "interleaved"
-            return Scheme.of(Sinusoidal(layout=layout, spacing=spacing), way), {}
+            return Scheme.of(parts.Sinusoidal(layout=layout, spacing=spacing), way), {}
         case "alibi":
             scaled = re.search(r"alibi / math\.sqrt\(", text)
-            return Scheme.of(Alibi()), {"notes": (FALCON_RW,)} if scaled else {}
+            return Scheme.of(parts.Alibi()), {"notes": (FALCON_RW,)} if scaled else {}
         case "t5" if buckets := entry(config, ("relative_attention_num_buckets",)):
             most = entry(config, ("relative_attention_max_distance",)) or 128
-            encoder = Scheme.of(T5(buckets, most, True), Bidirectional())
-            decoder = Scheme.of(T5(buckets, most, False), Causal())
+            encoder = Scheme.of(parts.T5(buckets, most, True), parts.Bidirectional())
+            decoder = Scheme.of(parts.T5(buckets, most, False), parts.Causal())
             if entry_of(config, "is_encoder_decoder") and not part:
                 rows = ((f"encoder: {encoder}", ()), (f"decoder: {decoder}", ()))
                 return decoder, {"layers": rows}
-            return encoder if not text or isinstance(way, Bidirectional) else decoder, {}
+            return encoder if not text or isinstance(way, parts.Bidirectional) else decoder, {}
         case "transformer-xl" if hasattr(config, "clamp_len"):
             both = getattr(config, "attn_type", "uni") == "bi"
-            xl = TransformerXl(max(0, config.clamp_len or 0))
-            return Scheme.of(xl, Bidirectional() if both else Causal()), {}
+            xl = parts.TransformerXl(max(0, config.clamp_len or 0))
+            return Scheme.of(xl, parts.Bidirectional() if both else parts.Causal()), {}
         case "deberta":
             most = getattr(config, "max_relative_positions", -1)
             span = most if most and most > 0 else window
             buckets = getattr(config, "position_buckets", 0) or 0
             terms = getattr(config, "pos_att_type", None) or ()
             terms = terms.split("|") if isinstance(terms, str) else terms
-            bias = Deberta(span or 512, max(0, buckets), "c2p" in terms, "p2c" in terms)
+            bias = parts.Deberta(span or 512, max(0, buckets), "c2p" in terms, "p2c" in terms)
             learned = window if entry_of(config, "position_biased_input") else None
-            return Scheme.of(*([Learned(learned)] if learned else []), bias, Bidirectional()), {}
+            table = [parts.Learned(learned)] if learned else []
+            return Scheme.of(*table, bias, parts.Bidirectional()), {}
     return None, {}  # such as buckets of two dimensions (LayoutLM) or gated (WavLM)
 
 
-Ropes = Mapping[str | None, Rope | None]
+Ropes = Mapping[str | None, parts.Rope | None]
 
 
 def _rope(config: Any, source: Mapping[str, str]) -> Fields:
@@ -204,14 +191,14 @@ def _rope(config: Any, source: Mapping[str, str]) -> Fields:
         else:  # only the source mentions it: the usual base, unless an entry names one
             base = next((v for n in BASES if is_number(v := entry_of(config, n))), 10000)
             head, rotated = head_dim(config), entry_of(config, "rotary_dim")
-            found = {None: Rope(float(base), rotated / head if rotated and head else 1)}
+            found = {None: parts.Rope(float(base), rotated / head if rotated and head else 1)}
         found = {kind: rope and replace(rope, pairs=pairs) for kind, rope in found.items()}
     except (UserError, AttributeError, TypeError, ValueError) as problem:
         return fields | _inexpressible(parameters or {}, str(problem))
     main = _of_layer(FULL, found) or next(filter(None, found.values()), None)
     if main is None:
         return fields
-    scaling = None if main.frequencies == Unscaled() else main.frequencies
+    scaling = None if main.frequencies == parts.Unscaled() else main.frequencies
     fields |= {"base": float(main.base), "fraction": main.fraction, "pairs": main.pairs}
     fields |= {"scaling": str(scaling) if scaling else None}
     fields |= {"original": getattr(scaling, "original", None)}
@@ -245,12 +232,12 @@ def _axial(config: Any, parameters: Mapping[str, Any] | None, source: Mapping[st
         return {}
     if not is_number(base):
         return {}
-    axes: Any = Axial(known[0])  # type: ignore[arg-type]
-    rope = replace(Rope(float(base), axes=axes), pairs=pair_layout(source)[0])
-    return {"base": float(base), "scheme": str(Scheme.of(rope, Bidirectional()))}
+    axes: Any = parts.Axial(known[0])  # type: ignore[arg-type]
+    rope = replace(parts.Rope(float(base), axes=axes), pairs=pair_layout(source)[0])
+    return {"base": float(base), "scheme": str(Scheme.of(rope, parts.Bidirectional()))}
 
 
-def _notes(config: Any, rope: Rope, source: Mapping[str, str]) -> Iterator[str]:
+def _notes(config: Any, rope: parts.Rope, source: Mapping[str, str]) -> Iterator[str]:
     """What else the model does with positions, which the scheme does not say."""
     own, rates = entry_of(config, "rope_parameters"), entry_of(config, "compress_rates")
     if any("mrope_section" in text for text in source.values()):
@@ -290,12 +277,13 @@ def _layer_schemes(config: Any, text: str, found: Ropes) -> Fields:
     @cache
     def scheme(kind: str | None, rotated: bool, base: float | None) -> Scheme:
         rope = _of_layer(kind, found) if rotated else None
-        parts: list[Any] = [replace(rope, base=float(base)) if rope and base else rope]
+        chosen: list[Any] = [replace(rope, base=float(base)) if rope and base else rope]
         if "chunked" in (kind or "") and isinstance(chunk, int):
-            parts.append(Chunked(chunk))
+            chosen.append(parts.Chunked(chunk))
         elif isinstance(size, int) and (everywhere if kind is None else "sliding" in kind):
-            parts.append(Window(size + 1 if isinstance(way, Bidirectional) else size))
-        return Scheme.of(*filter(None, parts), way)
+            both = isinstance(way, parts.Bidirectional)
+            chosen.append(parts.Window(size + 1 if both else size))
+        return Scheme.of(*filter(None, chosen), way)
 
     attending = [n for n, kind in enumerate(types) if not (kind and NO_ATTENTION.search(kind))]
     each = {n: scheme(types[n], rotates(n, types[n]), bases[n]) for n in attending}
@@ -317,7 +305,7 @@ def without_positions(config: Any) -> Fields:
     return fields if "layers" in fields else {}
 
 
-def _of_layer(kind: str | None, found: Ropes) -> Rope | None:
+def _of_layer(kind: str | None, found: Ropes) -> parts.Rope | None:
     """The rotation of a layer type. DeepSeek-V4 has two other names: "main" for layers that see a
     window only, "compress" for all others."""
     if kind in found:

@@ -95,14 +95,10 @@ def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
         return (by_entries(raw),)
     config = make_config(raw)
     first, *others = encodings(config)
-    if "scheme" in saved:
-        first = _under(saved, first, entry(config.get_text_config(), LAYERS) or 1)
-    return (first, *others)
-
-
-def _under(saved: Mapping[str, Any], first: Encoding, count: int) -> Encoding:
-    """An encoding under the scheme that its checkpoint was saved with (saving.py)."""
+    if "scheme" not in saved:
+        return (first, *others)
     own, text = parse(first.scheme or "nope()"), str(saved["scheme"])
+    count = entry(config.get_text_config(), LAYERS) or 1
     before = [own.layer(n, count) for n in range(count)]
     merged = merge_scheme(text, before, first.window, bool(saved.get("force")))
     scheme = as_layers(merged, parse(text))
@@ -115,7 +111,7 @@ def _under(saved: Mapping[str, Any], first: Encoding, count: int) -> Encoding:
         scaling = None if rope.frequencies == Unscaled() else str(rope.frequencies)
         original = getattr(rope.frequencies, "original", None)
         changed |= {"base": float(rope.base), "scaling": scaling, "original": original}
-    return replace(first, **changed, notes=(note, *first.notes))
+    return (replace(first, **changed, notes=(note, *first.notes)), *others)
 
 
 def encodings(config: Any) -> tuple[Encoding, ...]:

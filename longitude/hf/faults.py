@@ -14,6 +14,7 @@ from typing import Any
 
 from longitude.core.validate import UserError, shown
 from longitude.hf.rope_config import (
+    LISTS,
     ORIGINAL,
     SECTIONS,
     SHARE,
@@ -32,9 +33,8 @@ REQUIRED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor"),
+    "longrope": LISTS,
 }
-LISTS = ("short_factor", "long_factor")
 NOT_NUMBERS = {"rope_type", "type", "truncate", "finetuned", *SECTIONS, *LISTS}
 BOUNDS = {
     "llama3": (("low_freq_factor", 1), ("high_freq_factor", 4)),

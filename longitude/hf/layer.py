@@ -27,7 +27,7 @@ from longitude.core.scheme import Scheme
 from longitude.ops.attention import attention
 
 if TYPE_CHECKING:
-    from longitude.hf.model_state import ForwardState, ModelState
+    from longitude.hf.model_state import ModelState
     from longitude.hf.probe import ProbedLayer
 
 NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
@@ -135,7 +135,20 @@ class LayerState:
                 options["segments"] = None if ranks.generating else ranks.segments
                 options |= {"group": forward.group, "split": ranks.split}
                 return attention(self.scheme, q, k, v, pos, pos, **options)
-            return _attend_runs(self.scheme, q, k, v, forward, options)
+            if forward.runs is None:
+                pos, options["length"] = forward.pos, forward.length
+                q_pos = pos if q.shape[2] == k.shape[2] else pos[k.shape[2] - q.shape[2] :]
+                return attention(self.scheme, q, k, v, q_pos, pos, **options)
+            out = q.new_zeros(*q.shape[:3], v.shape[-1])
+            for run in forward.runs:
+                length = forward.length
+                length = length[run.rows] if isinstance(length, Tensor) else length
+                heads = (run.of(q), run.of(k), run.of(v))
+                part = attention(self.scheme, *heads, run.pos, run.pos, length=length, **options)
+                rows = torch.tensor(run.rows, device=q.device)[:, None]
+                index = torch.arange(q.shape[2], device=q.device)[run.tokens]
+                out.transpose(1, 2)[rows, index] = part.transpose(1, 2)
+            return out
         store = self.model.store(self.probed.index)
         if store is not None:
             if self.model.ranks is not None:
@@ -145,26 +158,6 @@ class LayerState:
         k, v = self.rotary_first(k)[:, :, used], v[:, :, used]
         options |= {"key_padding": padding, "length": forward.length}
         return attention(self.scheme, q, k, v, forward.pos, k_pos, **options)
-
-
-def _attend_runs(
-    scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, forward: ForwardState, options: dict[str, Any]
-) -> Tensor:
-    """Attention of new tokens among themselves, run by run."""
-    if forward.runs is None:
-        pos, length = forward.pos, forward.length
-        q_pos = pos if q.shape[2] == k.shape[2] else pos[k.shape[2] - q.shape[2] :]
-        return attention(scheme, q, k, v, q_pos, pos, length=length, **options)
-    out = q.new_zeros(*q.shape[:3], v.shape[-1])
-    for run in forward.runs:
-        length = forward.length
-        length = length[run.rows] if isinstance(length, Tensor) else length
-        heads = (run.of(q), run.of(k), run.of(v))
-        part = attention(scheme, *heads, run.pos, run.pos, length=length, **options)
-        rows = torch.tensor(run.rows, device=q.device)[:, None]
-        index = torch.arange(q.shape[2], device=q.device)[run.tokens]
-        out.transpose(1, 2)[rows, index] = part.transpose(1, 2)
-    return out
 
 
 def register() -> None:

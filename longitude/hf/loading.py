@@ -150,37 +150,18 @@ class _Checkpoint:
 
 
 def _open(source: Source, trust: bool) -> _Checkpoint:
-    from transformers import AutoConfig
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    read = transformers.AutoConfig.from_pretrained
     if source.gguf:
         header = read_header(source.gguf)
         with as_user_error(source, f"header (architecture {header.architecture!r})"):
-            config = AutoConfig.from_pretrained(source.place, **source.where)
+            config = read(source.place, **source.where)
         fix_config(config, header)
         scheme = source.adapter.entry if source.adapter else None
         return _Checkpoint(source.gguf, config, scheme, header)
     file, raw = raw_config(source)
-    _check_code(source, raw, trust)
-    check(raw, source.name)
-    with as_user_error(source, "config.json"):
-        config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust, **source.where)
-    scheme = raw.get(SCHEME)
-    if scheme is not None:
-        if not isinstance(scheme, dict) or not isinstance(scheme.get("scheme"), str):
-            raise UserError(
-                f"{source.name}: the entry {SCHEME} of config.json is no scheme: remove it."
-            )
-        vars(config).pop(SCHEME, None)
-        if "rope_parameters" in scheme:  # the checkpoint's own; `save` wrote the scheme's
-            config.rope_parameters = scheme["rope_parameters"]
-    return _Checkpoint(file, config, scheme)
-
-
-def _check_code(source: Source, raw: dict[str, Any], trust: bool) -> None:
-    """Raise if a model is not one of transformers' own."""
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     kind, remote = raw.get("model_type"), raw.get("auto_map") or {}
     names = raw.get("architectures") or []
     if kind is None and not remote:
@@ -196,38 +177,44 @@ def _check_code(source: Source, raw: dict[str, Any], trust: bool) -> None:
             f"{source.name} is a {shown(kind)}, which transformers {transformers.__version__} does "
             "not know: update transformers or correct model_type in config.json."
         )
-
-
-def _model_class(config: Any, trust: bool) -> Any:
-    """The class that a checkpoint names as its own, or else the one for its kind."""
-    import transformers
-
-    remote = getattr(config, "auto_map", None) or {}
-    named = [name for name in AUTO if name in remote] if trust else []
-    named += getattr(config, "architectures", None) or []
-    for name in named:
-        if hasattr(transformers, name):
-            return getattr(transformers, name)
-    for name in AUTO[1:] if getattr(config, "is_encoder_decoder", False) else AUTO:
-        if type(config) in getattr(transformers, name)._model_mapping:
-            return getattr(transformers, name)
-    raise UserError(f"transformers has no model for {type(config).__name__}: give another one.")
+    check(raw, source.name)
+    with as_user_error(source, "config.json"):
+        config = read(source.place, trust_remote_code=trust, **source.where)
+    scheme = raw.get(SCHEME)
+    if scheme is not None:
+        if not isinstance(scheme, dict) or not isinstance(scheme.get("scheme"), str):
+            raise UserError(
+                f"{source.name}: the entry {SCHEME} of config.json is no scheme: remove it."
+            )
+        vars(config).pop(SCHEME, None)
+        if "rope_parameters" in scheme:  # the checkpoint's own; `save` wrote the scheme's
+            config.rope_parameters = scheme["rope_parameters"]
+    return _Checkpoint(file, config, scheme)
 
 
 def _load_model(
     source: Source, checkpoint: _Checkpoint, dtype: torch.dtype, device: torch.device, trust: bool
 ) -> Any:
-    from transformers import GgufConfig
+    """A model in the class that its checkpoint names as its own, or else in that for its kind."""
+    import transformers
 
-    options: dict[str, Any] = {"config": checkpoint.config, "dtype": dtype, **source.where}
+    config = checkpoint.config
+    remote = (getattr(config, "auto_map", None) or {}) if trust else {}
+    named = [*(n for n in AUTO if n in remote), *(getattr(config, "architectures", None) or [])]
+    kinds = AUTO[1:] if getattr(config, "is_encoder_decoder", False) else AUTO
+    names = [name for name in named if hasattr(transformers, name)]
+    names = names or [n for n in kinds if type(config) in getattr(transformers, n)._model_mapping]
+    if not names:
+        raise UserError(f"transformers has no model for {type(config).__name__}: give another one.")
+    options: dict[str, Any] = {"config": config, "dtype": dtype, **source.where}
     if device.type != "cpu" and find_spec("accelerate"):
         options["device_map"] = {"": device}  # straight to the device
     if trust:
         options["trust_remote_code"] = True
     if checkpoint.header:
-        options["quantization_config"] = GgufConfig(dequantize=True)
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with as_user_error(source, "weights"):
-        model, info = _model_class(checkpoint.config, trust).from_pretrained(
+        model, info = getattr(transformers, names[0]).from_pretrained(
             source.place, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
         _check_weights(source, model, info)

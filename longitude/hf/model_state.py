@@ -24,12 +24,7 @@ from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.layer import NAME, LayerState, TokenRun, as_range, token_runs
-from longitude.hf.probe import (
-    RotaryOwner,
-    attention_implementation,
-    identity_rotation,
-    replaced,
-)
+from longitude.hf.probe import RotaryOwner, attention_implementation, identity_rotation, replaced
 from longitude.ops import axes
 from longitude.parts import Rope
 from longitude.parts.axes import by_axis
@@ -59,10 +54,6 @@ class ForwardState:
     def new_padding(self) -> Tensor | None:
         """Which of the new tokens are padding."""
         n = len(self.pos) if isinstance(self.pos, range) else self.pos.shape[1]
-        return self.new_padding_of(n)
-
-    def new_padding_of(self, n: int) -> Tensor | None:
-        """Which of the last n tokens are padding."""
         return None if self.padding is None else self.padding[:, -n:]
 
     def reached(self, rows: int) -> int | Tensor:
@@ -103,13 +94,14 @@ class ModelState:
             for hook in hooks:
                 stack.callback(hook.remove)
             if hasattr(model, "_prepare_generated_length"):
-                stack.enter_context(self._length_of_generate(model))
+                for name, method in self._noting_length(model).items():
+                    stack.enter_context(replaced(model, name, method))
             stack.enter_context(attention_implementation(NAME, module))
             yield
 
-    @contextmanager
-    def _length_of_generate(self, model: Any) -> Iterator[None]:
-        """While `generate` runs, the total length is the one it computes before a cache opens."""
+    def _noting_length(self, model: Any) -> dict[str, Any]:
+        """Methods with which the total length, while `generate` runs, is the one that it computes
+        before a cache opens."""
         prepare, generate = model._prepare_generated_length, model.generate
 
         def prepared(*args: Any, **kwargs: Any) -> Any:
@@ -124,11 +116,7 @@ class ModelState:
             finally:
                 self._generate_length = None
 
-        with (
-            replaced(model, "_prepare_generated_length", prepared),
-            replaced(model, "generate", generated),
-        ):
-            yield
+        return {"_prepare_generated_length": prepared, "generate": generated}
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the forward: read the padding, adapt an empty cache or open one."""
@@ -141,24 +129,31 @@ class ModelState:
             cache = DynamicCache(config=self.owner.module.config)  # type: ignore[arg-type]
             args, kwargs = (), {**given, "past_key_values": cache}
         if cache is not None:
-            self._adapt(getattr(cache, "self_attention_cache", cache))  # of an encoder-decoder
+            from longitude.hf.cache_adapter import adapt
+
+            first = min(self.layers)
+            self.forward.cache = own = getattr(cache, "self_attention_cache", cache)  # of a decoder
+            self.forward.past = past = int(own.get_seq_length(first))
+            if past == 0:
+                adapt(own, self.layers)
+            elif self.store(first) is None and own not in self._positions:
+                raise UserError(
+                    f"the cache holds {past} tokens whose keys this patch never saw: open a new "
+                    f"cache inside it."
+                )
         self._padded = self.forward.padding  # of all ranks
         if self.ranks is not None:
             ours = cache is not None and self._ours(min(self.layers)) is not None
             given = self.ranks.share({**given, **kwargs}, self.forward, ours)
             self.forward.padding, args, kwargs = padding_of(given.get("attention_mask")), (), given
         if not self.owner.rotaries:
-            self._on_positions(*self._counted(given))
+            tokens = given.get("input_ids")
+            tokens = given["inputs_embeds"] if tokens is None else tokens
+            ids, past = given.get("position_ids"), self.forward.past
+            if ids is None:
+                ids = torch.arange(past, past + tokens.shape[1], device=tokens.device)
+            self._on_positions(ids, tokens.shape[0])
         return args, kwargs
-
-    def _counted(self, given: dict[str, Any]) -> tuple[Tensor, int]:
-        """The positions and batch size of a forward that rotates nothing."""
-        tokens = given.get("input_ids")
-        tokens = given["inputs_embeds"] if tokens is None else tokens
-        ids, past = given.get("position_ids"), self.forward.past
-        if ids is None:
-            ids = torch.arange(past, past + tokens.shape[1], device=tokens.device)
-        return ids, tokens.shape[0]
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         """After the forward, even a failed one: note the positions of a cache of the model's."""
@@ -177,19 +172,6 @@ class ModelState:
         ours = all(one.scheme.causal and one.probed.plain_cache for one in self.layers.values())
         spread = self.ranks is None or self.ranks.generating
         return bool(use) and not checkpointing and ours and spread
-
-    def _adapt(self, cache: Any) -> None:
-        from longitude.hf.cache_adapter import adapt
-
-        self.forward.cache, first = cache, min(self.layers)
-        self.forward.past = past = int(cache.get_seq_length(first))
-        if past == 0:
-            adapt(cache, self.layers)
-        elif self.store(first) is None and cache not in self._positions:
-            raise UserError(
-                f"the cache holds {past} tokens whose keys this patch never saw: open a new cache "
-                f"inside it."
-            )
 
     def _on_positions(self, ids: Tensor, rows: int) -> None:
         """Take the forward's positions from the rotary embedding's call."""
@@ -232,7 +214,8 @@ class ModelState:
             raise UserError("images need a cache that keeps positions: use a dynamic cache.")
         store = self.store(first)
         last = self._as_rows(store.positions)[:, -1:] if store is not None and len(store) else None
-        pos = axes.temporal_order(ids, forward.new_padding_of(ids.shape[2]), last)
+        padding = None if forward.padding is None else forward.padding[:, -ids.shape[2] :]
+        pos = axes.temporal_order(ids, padding, last)
         forward.left = ids.double() - pos
         return pos
 

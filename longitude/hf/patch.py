@@ -25,25 +25,18 @@ from longitude.core.part import by_rows
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
+from longitude.hf import probe
 from longitude.hf.families import family_of
 from longitude.hf.layer import LAYER_STATE, LayerState, register
 from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.hf.model_state import ModelState
-from longitude.hf.probe import (
-    ProbedLayer,
-    probe_forward,
-    probe_layers,
-    replaced,
-    rotary_owners,
-    unrotated_owners,
-)
 from longitude.parts import Rope
 from longitude.parts.rotary_tables import attention_scaling
 
 SchemeLike = str | Scheme | Layers
 PATCH, SAVED = "_longitude_patch", "_longitude_saved"  # attributes of a model
 WINDOW = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two MPT's and BLOOM's
-_PROBED: WeakKeyDictionary[nn.Module, list[ProbedLayer]] = WeakKeyDictionary()
+_PROBED: WeakKeyDictionary[nn.Module, list[probe.ProbedLayer]] = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -207,16 +200,16 @@ def window(config: Any) -> int | None:
     return max((n for n in (*stated, parameters.get(name)) if isinstance(n, int)), default=None)
 
 
-def probed_layers(model: nn.Module) -> list[ProbedLayer]:
+def probed_layers(model: nn.Module) -> list[probe.ProbedLayer]:
     """The model's attention modules with their own schemes; probed once per model."""
     if model not in _PROBED:
-        owners = rotary_owners(model) or unrotated_owners(model)
+        owners = probe.rotary_owners(model) or probe.unrotated_owners(model)
         if not owners:
             raise UserError(
                 f"{type(model).__name__} has neither rotary embeddings that longitude knows nor a "
                 f"family of its own in longitude.hf.families: it can't be patched."
             )
-        _PROBED[model] = probe_layers(model, owners)
+        _PROBED[model] = probe.probe_layers(model, owners)
     return _PROBED[model]
 
 
@@ -270,7 +263,10 @@ def _entered(
 
 @contextmanager
 def attention_patched(
-    model: nn.Module, layers: list[ProbedLayer], schemes: list[Scheme], length: int | None = None
+    model: nn.Module,
+    layers: list[probe.ProbedLayer],
+    schemes: list[Scheme],
+    length: int | None = None,
 ) -> Iterator[list[ModelState]]:
     """Our attention in every layer, with identity rotations."""
     for layer in layers:
@@ -285,7 +281,7 @@ def attention_patched(
             state = states[probed.owner]
             layer = state.layers[probed.index] = LayerState(probed, scheme, state)
             stack.callback(setattr, layer, "active", False)
-            stack.enter_context(replaced(probed.module, LAYER_STATE, layer))
+            stack.enter_context(probe.replaced(probed.module, LAYER_STATE, layer))
         yield list(states.values())
 
 
@@ -318,7 +314,7 @@ def over_ranks(model: nn.Module, group: Any, states: list[ModelState]) -> Iterat
         yield
 
 
-def only_frequencies(layers: list[ProbedLayer], wanted: list[Scheme]) -> bool:
+def only_frequencies(layers: list[probe.ProbedLayer], wanted: list[Scheme]) -> bool:
     """Whether schemes differ from the model's own in frequencies alone, which no length changes."""
     by_type: dict[tuple[Any, str | None], Rope] = {}
     changed = wanted != [layer.scheme for layer in layers]
@@ -338,7 +334,7 @@ def only_frequencies(layers: list[ProbedLayer], wanted: list[Scheme]) -> bool:
 
 
 @contextmanager
-def frequencies_replaced(layers: list[ProbedLayer], wanted: list[Scheme]) -> Iterator[None]:
+def frequencies_replaced(layers: list[probe.ProbedLayer], wanted: list[Scheme]) -> Iterator[None]:
     """The model with these schemes' `inv_freq` and `attention_scaling`."""
     by_type = {
         (layer.owner.rotaries[0], layer.rope_type): scheme.rotary
@@ -355,7 +351,7 @@ def frequencies_replaced(layers: list[ProbedLayer], wanted: list[Scheme]) -> Ite
             rotary._buffers[name] = new.to(before.device)
             if getattr(rotary, scaling, None) is not None:
                 factor = attention_scaling(rope.frequencies, 1)
-                stack.enter_context(replaced(rotary, scaling, factor))
+                stack.enter_context(probe.replaced(rotary, scaling, factor))
         yield
 
 
@@ -364,5 +360,5 @@ def _sample_logits(model: nn.Module) -> list[torch.Tensor]:
     """Logits of two short inputs: at near positions, and spread up to twice the trained length."""
     far = 2 * (trained_length(model) or 4096)
     spread = torch.cat([torch.arange(8) + start for start in (0, far // 2 - 4, far - 8)])
-    outputs = [probe_forward(model, pos[None]) for pos in (torch.arange(24), spread)]
+    outputs = [probe.probe_forward(model, pos[None]) for pos in (torch.arange(24), spread)]
     return [(out.logits if hasattr(out, "logits") else out[0]).float().cpu() for out in outputs]

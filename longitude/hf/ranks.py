@@ -93,7 +93,8 @@ class Ranks:
         own = shard_positions(n, self.group, "zigzag").to(tokens.device)
         ids = given.get("position_ids")
         ids = torch.arange(n, device=tokens.device)[None] if ids is None else ids
-        cut = {name: _cut(given[name], own) for name in BY_TOKEN if given.get(name) is not None}
+        whole = {name: given[name] for name in BY_TOKEN if given.get(name) is not None}
+        cut = {name: x.index_select(min(x.dim() - 1, 1), own) for name, x in whole.items()}
         return {**given, **cut, "position_ids": ids[..., own]}
 
     def last_token(self, out: Any) -> Any:
@@ -111,7 +112,3 @@ def ranks_of(model: Any) -> Ranks | None:
         return None  # every decoded token asks, and a model has hundreds of modules
     states = (vars(module).get(LAYER_STATE) for module in model.modules())
     return next((state.model.ranks for state in states if state is not None), None)
-
-
-def _cut(x: Tensor, own: Tensor) -> Tensor:
-    return x.index_select(min(x.dim() - 1, 1), own)

@@ -20,35 +20,26 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeGuard
 
+from longitude import parts
 from longitude.core.part import Frequencies
 from longitude.core.validate import MAX_FLOAT, UserError, short, shown
 from longitude.hf.modeling_source import code_reads
-from longitude.parts import (
-    DynamicNtk,
-    Linear,
-    Llama3,
-    LongRope,
-    Ntk,
-    Proportional,
-    Rope,
-    Unscaled,
-    Yarn,
-)
 
 ORIGINAL = "original_max_position_embeddings"
 FULL = "full_attention"  # the layer type that sees everything, if layer types differ
 SHARE = "partial_rotary_factor"
 SECTIONS = ("mrope_section", "mrope_interleaved", "interleaved")  # M-RoPE's: which pair has which
-YARN_ATTENTION = ("attention_factor", "mscale", "mscale_all_dim")
+LISTS = ("short_factor", "long_factor")
+YARN = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
 # transformers' rope types: the part, and the keys that transformers reads
 TYPES: dict[str, tuple[type, tuple[str, ...]]] = {
-    "default": (Unscaled, ()),
-    "linear": (Linear, ("factor",)),
-    "dynamic": (DynamicNtk, ("factor",)),
-    "proportional": (Proportional, (SHARE, "factor")),
-    "llama3": (Llama3, ("factor", ORIGINAL, "low_freq_factor", "high_freq_factor")),
-    "longrope": (LongRope, ("factor", ORIGINAL, "short_factor", "long_factor", "attention_factor")),
-    "yarn": (Yarn, ("factor", ORIGINAL, "beta_fast", "beta_slow", "truncate", *YARN_ATTENTION)),
+    "default": (parts.Unscaled, ()),
+    "linear": (parts.Linear, ("factor",)),
+    "dynamic": (parts.DynamicNtk, ("factor",)),
+    "proportional": (parts.Proportional, (SHARE, "factor")),
+    "llama3": (parts.Llama3, ("factor", ORIGINAL, "low_freq_factor", "high_freq_factor")),
+    "longrope": (parts.LongRope, ("factor", ORIGINAL, *LISTS, "attention_factor")),
+    "yarn": (parts.Yarn, ("factor", ORIGINAL, *YARN)),
 }
 FIELDS = {  # of the part, if it has another name than the key
     ORIGINAL: "original",
@@ -197,7 +188,7 @@ def make_config(raw: Entries) -> Any:
 # written
 
 
-def rope_parameters(rope: Rope) -> dict[str, Any]:
+def rope_parameters(rope: parts.Rope) -> dict[str, Any]:
     """The `rope_parameters` from which transformers computes these frequencies.
 
     Dynamic NTK also needs `max_position_embeddings` at its original length: no key says it.
@@ -233,7 +224,7 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
 # read
 
 
-def ropes(config: Any) -> dict[str | None, Rope | None]:
+def ropes(config: Any) -> dict[str | None, parts.Rope | None]:
     """The rotation of each layer type of a transformers configuration, in `pairs="half"`.
 
     The key is None if there is one for all layers, the value None if nothing rotates. Layers that a
@@ -242,7 +233,7 @@ def ropes(config: Any) -> dict[str | None, Rope | None]:
     config = _text_config(config)
     parameters = getattr(config, "rope_parameters", None)
     if getattr(config, "position_embedding_type", None) == "rotary" and not parameters:  # ESM
-        return {None: Rope(float(config.rope_theta))}
+        return {None: parts.Rope(float(config.rope_theta))}
     if not parameters or getattr(config, "alibi", False):
         return {None: None}
     labels = getattr(config, "_rope_type_labels", None) or getattr(config, "layer_types", None)
@@ -252,7 +243,7 @@ def ropes(config: Any) -> dict[str | None, Rope | None]:
     return {t: _rope(config, parameters[t], parameters) if parameters[t] else None for t in types}
 
 
-def read(raw: Entries) -> dict[str | None, Rope | None]:
+def read(raw: Entries) -> dict[str | None, parts.Rope | None]:
     """The rotations of a config.json's content, in the format of transformers 5 or 4. Raises if it
     leaves open what they are."""
     from longitude.hf.faults import check
@@ -277,7 +268,7 @@ def rope_type(own: Entries) -> str:
     return str(own.get("rope_type") or own.get("type") or "default")
 
 
-def _rope(config: Any, own: Entries, whole: Entries) -> Rope | None:
+def _rope(config: Any, own: Entries, whole: Entries) -> parts.Rope | None:
     """The rotation of one dictionary; `whole` is the one it is in, or itself."""
     kind = rope_type(own)
     share = _number(own, SHARE, 1.0)
@@ -290,7 +281,7 @@ def _rope(config: Any, own: Entries, whole: Entries) -> Rope | None:
         share = fraction_of(int(head * share), fixed + rotated) if rotated else 0.0
     if not share:
         return None
-    return Rope(_number(own, "rope_theta"), share, "half", _frequencies(config, own, whole))
+    return parts.Rope(_number(own, "rope_theta"), share, "half", _frequencies(config, own, whole))
 
 
 def fraction_of(dim: int, head: int) -> float:
@@ -303,7 +294,7 @@ def _frequencies(config: Any, own: Entries, whole: Entries) -> Frequencies:
     """The frequencies of a dictionary with what stands elsewhere in its configuration filled in."""
     kind, entries = rope_type(own), dict(own)
     if kind == "dynamic" and own.get("alpha") and code_reads(type(config), "alpha"):
-        return Ntk(_number(own, "alpha"))  # Hunyuan: a fixed stretch of the base
+        return parts.Ntk(_number(own, "alpha"))  # Hunyuan: a fixed stretch of the base
     longest = getattr(config, "max_position_embeddings", None)
     if kind in ("llama3", "yarn", "longrope"):
         # the trained length: the configuration's own (Phi-3), or the dictionary's, or the maximum
@@ -328,26 +319,26 @@ def frequencies(own: Entries, longest: int | None) -> Frequencies:
     kind = rope_type(own)
     match kind:
         case "default":
-            return Unscaled()
+            return parts.Unscaled()
         case "linear":
-            return Linear(_number(own, "factor"))
+            return parts.Linear(_number(own, "factor"))
         case "dynamic":  # `original_max_position_embeddings` plays no part in it
-            return DynamicNtk(_known(longest), _number(own, "factor"))
+            return parts.DynamicNtk(_known(longest), _number(own, "factor"))
         case "proportional":
-            return Proportional(_number(own, SHARE, 1.0), _number(own, "factor", 1) or 1)
+            return parts.Proportional(_number(own, SHARE, 1.0), _number(own, "factor", 1) or 1)
         case "llama3":
             low, high = (_number(own, f"{end}_freq_factor") for end in ("low", "high"))
             original = int(_number(own, ORIGINAL))
-            return Llama3(_number(own, "factor"), original=original, low=low, high=high)
+            return parts.Llama3(_number(own, "factor"), original=original, low=low, high=high)
         case "longrope" | "yarn":
             original, gain = int(_number(own, ORIGINAL)), _number(own, "attention_factor", None)
             factor = _number(own, "factor", None)
             factor = _known(longest) / original if factor is None else factor
             given = {"original": original, "attention_factor": gain}
             if kind == "longrope":
-                lists = (_numbers(own, key) for key in ("short_factor", "long_factor"))
-                return LongRope(*lists, factor=factor, **given)
-            return Yarn(
+                lists = (_numbers(own, key) for key in LISTS)
+                return parts.LongRope(*lists, factor=factor, **given)
+            return parts.Yarn(
                 factor,
                 fast=_number(own, "beta_fast", 32) or 32,  # 0 counts as left out
                 slow=_number(own, "beta_slow", 1) or 1,

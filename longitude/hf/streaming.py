@@ -97,6 +97,8 @@ class Stream:
     def __init__(
         self, model: nn.Module, tokenizer: Any, scheme: SchemeLike, length: int | None
     ) -> None:
+        from longitude.hf.cache_adapter import REPLACEABLE
+
         self.model: Any = model
         self.tokenizer = tokenizer
         changes = not evicts(own_scheme(model))  # its own shorter window may hide what ours does
@@ -114,7 +116,22 @@ class Stream:
                         f"without end: add window(…), or leave the scheme out."
                     )
             self.reset()
-            self._try()
+            name = type(model).__name__
+            try:  # one token, to see that this model returns logits and that its cache can evict
+                self._forward(torch.zeros(1, dtype=torch.long), every=False)
+            except (TypeError, ValueError) as error:  # a cache or arguments of another kind
+                if isinstance(error, UserError):
+                    raise
+                raise UserError(
+                    f"{name} can't read a text piece by piece ({short(str(error), 120)}): use "
+                    f"another model."
+                ) from error
+            if any(type(layer) in REPLACEABLE for layer in self._cache.layers):
+                raise UserError(
+                    f"{name} caches keys in a form of its own, from which a stream can't evict: "
+                    f"use another model."
+                )
+            self.reset()
             self._open: ExitStack | None = stack.pop_all()
 
     def reset(self) -> None:
@@ -284,27 +301,6 @@ class Stream:
     def _check_open(self) -> None:
         if self._open is None:
             raise UserError("this stream is closed: open another with stream(model).")
-
-    def _try(self) -> None:
-        """Read one token, to see that this model returns logits and that its cache can evict."""
-        from longitude.hf.cache_adapter import REPLACEABLE
-
-        name = type(self.model).__name__
-        try:
-            self._forward(torch.zeros(1, dtype=torch.long), every=False)
-        except UserError:
-            raise
-        except (TypeError, ValueError) as error:  # a cache or arguments of another kind
-            raise UserError(
-                f"{name} can't read a text piece by piece ({short(str(error), 120)}): use another "
-                f"model."
-            ) from error
-        if any(type(layer) in REPLACEABLE for layer in self._cache.layers):
-            raise UserError(
-                f"{name} caches keys in a form of its own, from which a stream can't evict: use "
-                f"another model."
-            )
-        self.reset()
 
 
 def _nbytes(value: Any) -> int:

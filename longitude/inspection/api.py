@@ -10,7 +10,8 @@ from longitude.core.progress import Event, TextResult
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError, target_length
-from longitude.inspection import rows
+from longitude.inspection import catalogue, rows
+from longitude.inspection.curves import page
 from longitude.inspection.rows import plain
 from longitude.options import CheckOptions, InspectOptions, ShowOptions
 
@@ -41,8 +42,6 @@ class SchemesResult(TextResult):
 
 def schemes(site: str | None = None) -> SchemesResult:
     """List every part (of one site) and every preset (without a site)."""
-    from longitude.inspection import catalogue
-
     return SchemesResult(catalogue.parts(site), () if site else catalogue.presets())
 
 
@@ -71,8 +70,6 @@ class ShowResult(TextResult):
 
 def show(scheme: str | Scheme | Layers, *, options: ShowOptions | None = None) -> ShowResult:
     """Compute what the parts of a scheme do: distances, decay, wavelengths, bias, scale, mask."""
-    from longitude.inspection.curves import page
-
     o = options or ShowOptions()
     return ShowResult(page(_parsed(scheme), o.length, o.dim, o.heads))
 
@@ -224,10 +221,7 @@ def inspect(model: str, *, options: InspectOptions | None = None) -> InspectResu
 
 def encoding_page(encoding: Encoding) -> rows.Page | None:
     """The rows behind the pictures, at the window; None if they can't be drawn."""
-    from longitude.inspection.catalogue import MAX_LENGTH
-    from longitude.inspection.curves import page
-
-    length = min(encoding.window or 0, MAX_LENGTH)
+    length = min(encoding.window or 0, catalogue.MAX_LENGTH)
     sizes = (length if length > 1 else None, encoding.head_dim, encoding.heads or 8)
     try:
         return page(parse(encoding.scheme), *sizes) if encoding.scheme else None

@@ -42,26 +42,23 @@ def page(
     dim = max(map(catalogue.default_dim, layers)) if dim is None else dim
     catalogue.check_sizes(length, dim, heads)
     trained = [n for s in layers if (n := catalogue.named_trained_length(s))]
-    sheets = tuple(_sheet(s, length, dim, heads, used) for s, used in layers.items())
-    return rows.Page(str(scheme), length, dim, heads, min(trained, default=None), sheets)
-
-
-def _sheet(
-    scheme: Scheme, length: int, dim: int, heads: int, layers: tuple[int, ...]
-) -> rows.Sheet:
     dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
-    return rows.Sheet(
-        written=str(scheme),
-        layers=layers,
-        parts=tuple(catalogue.part_row(p) for p in (catalogue.all_parts(scheme) or scheme.mask)),
-        notes=tuple(notes(scheme, length, dims)),
-        distances=distances(scheme, length),
-        decay=decay(scheme, length, dim),
-        wavelengths=wavelengths(scheme, length, dim),
-        bias=bias(scheme, length, dims),
-        scale=scale(scheme, length, dims),
-        visible=grid(scheme, length),
+    sheets = tuple(
+        rows.Sheet(
+            written=str(one),
+            layers=used,
+            parts=tuple(map(catalogue.part_row, catalogue.all_parts(one) or one.mask)),
+            notes=tuple(notes(one, length, dims)),
+            distances=distances(one, length),
+            decay=decay(one, length, dim),
+            wavelengths=wavelengths(one, length, dim),
+            bias=bias(one, length, dims),
+            scale=scale(one, length, dims),
+            visible=grid(one, length),
+        )
+        for one, used in layers.items()
     )
+    return rows.Page(str(scheme), length, dim, heads, min(trained, default=None), sheets)
 
 
 def notes(

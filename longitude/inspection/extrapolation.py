@@ -67,7 +67,23 @@ def extrapolation(
     hidden = 1 - float(seen.double().mean())
     if n > ALL_TOKENS and scheme.positions == parts.Sequential():  # keys are a sample: count
         hidden = 1 - float(visible_keys(model.scheme, n, last)[0]) / n
-    distance, unseen = _unseen_angles(model, known, keys[seen]) if rope else (None, None)
+    distance = unseen = None
+    if (
+        rope
+    ):  # the largest distance that the rotation gets, and the pairs that meet untrained angles
+        angles, largest = [], []
+        for m, k, beyond in ((model, keys[seen], 0), (known, _keys(known), 1)):
+            remapped, own = (
+                m.remapped_distance(torch.tensor(m.length - 1), k).abs(),
+                m.scheme.rotary,
+            )
+            assert own is not None, "training had a rotation, too"
+            largest.append(float(remapped[~remapped.isnan()].max()))
+            # of training, the first angle that it did not show
+            theta = own.inv_freq(own.dim(m.dims.head_dim), m.length)
+            angles.append((largest[-1] + beyond) * theta)
+        new = (angles[1] < 2 * torch.pi) & (angles[0] > angles[1] * (1 + ROUNDING))
+        distance, unseen = largest[0], int(new.sum())
     return Extrapolation(
         trained=trained,
         length=n,
@@ -104,24 +120,6 @@ def as_trained(scheme: Scheme, trained: int) -> tuple[Scheme, int]:
     return Scheme(embed=embed, rotary=rope, bias=bias, mask=scheme.mask), length
 
 
-def _unseen_angles(
-    model: ScoreModel, known: ScoreModel, keys: Int[Tensor, " n"]
-) -> tuple[float, int]:
-    """The largest distance that the rotation gets, and the pairs that meet untrained angles."""
-    angles, largest = [], []
-    for m, k in ((model, keys), (known, _keys(known))):
-        rope = m.scheme.rotary
-        assert rope is not None, "only called if the scheme has a rotation"
-        distance = m.remapped_distance(torch.tensor(m.length - 1), k).abs()
-        largest.append(float(distance[~distance.isnan()].max()))
-        dim = rope.dim(m.dims.head_dim)
-        beyond = m is known  # the first angle that was not trained
-        theta = rope.inv_freq(dim, m.length)
-        angles.append((largest[-1] + beyond) * theta)
-    unseen = (angles[1] < 2 * torch.pi) & (angles[0] > angles[1] * (1 + ROUNDING))
-    return largest[0], int(unseen.sum())
-
-
 def _novelty(model: ScoreModel, known: ScoreModel, keys: Int[Tensor, " n"]) -> dict[str, float]:
     """By site, the largest distance of the last query's codes from those of training."""
     spread = torch.linspace(0, len(keys) - 1, KEYS).long()
@@ -130,7 +128,17 @@ def _novelty(model: ScoreModel, known: ScoreModel, keys: Int[Tensor, " n"]) -> d
     last = torch.full_like(keys, model.length - 1)
     distance = model.remapped_distance(last[0], keys)
     distance = torch.cat([distance.floor().long(), distance.ceil().long(), last - keys]).unique()
-    i, j = _trained_pairs(known, distance)
+    # pairs that training showed: all keys of its last query, or a sample and those at these
+    # distances; fewer keys of some earlier queries
+    end = known.length - 1
+    extra = end - distance[(distance >= 0) & (distance <= end)]
+    every, some = torch.cat([_tokens(end + 1), extra]).unique(), torch.tensor(sample(end + 1))
+    trained = [(end, every), *([] if known.scheme.causal else [(0, every)])]
+    trained += [(end * n // QUERIES, some) for n in range(1, QUERIES)]
+    i = torch.cat([torch.full_like(k, query) for query, k in trained])
+    j = torch.cat([k for _, k in trained])
+    seen = known.visible(i, j)
+    i, j = i[seen], j[seen]
     novelty: dict[str, float] = {}
     if model.scheme.rotary:
         codes = model.rotation_code(last, keys, factors=False)
@@ -160,23 +168,6 @@ def _keys(model: ScoreModel) -> Int[Tensor, " n"]:
     ends = [e for area in model.scheme.areas() for e in area.interval(last)]
     ends = torch.cat([e - past for e in ends for past in (0, 1)]).clamp(0, model.length - 1)
     return torch.cat([keys, ends]).unique()
-
-
-def _trained_pairs(
-    known: ScoreModel, distances: Int[Tensor, " m"]
-) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """Pairs that training showed: all keys of its last query, or a sample and those at these
-    distances; fewer keys of some earlier queries."""
-    last = known.length - 1
-    extra = last - distances[(distances >= 0) & (distances <= last)]
-    keys = torch.cat([_tokens(known.length), extra]).unique()
-    some = torch.tensor(sample(known.length))
-    rows = [(last, keys), *([] if known.scheme.causal else [(0, keys)])]
-    rows += [(last * n // QUERIES, some) for n in range(1, QUERIES)]
-    i = torch.cat([torch.full_like(k, query) for query, k in rows])
-    j = torch.cat([k for _, k in rows])
-    seen = known.visible(i, j)
-    return i[seen], j[seen]
 
 
 def _farthest(codes: Float[Tensor, "n f"], trained: Float[Tensor, "m f"]) -> float:

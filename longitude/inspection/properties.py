@@ -25,7 +25,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from longitude.core.part import Dims
@@ -73,8 +72,32 @@ def check(
     if trained is not None and trained < 2:
         raise UserError(f"a trained length of {trained} tokens has no distance: give 2 or more.")
     dims = Dims(dim=dim * heads, heads=heads, head_dim=dim)
-    sheets = tuple(_properties(s, length, dims, trained, used) for s, used in layers.items())
-    return SchemeProperties(str(scheme), length, dim, heads, sheets)
+    sheets = []
+    for one, used in layers.items():
+        grows = [p for p in one.bias if getattr(p, "grows", False)]
+        if grows and length > MAX_TABLE:
+            raise UserError(
+                f"{grows[0]} keeps a number for every distance: give a length of at most "
+                f"{MAX_TABLE}."
+            )
+        model = ScoreModel(one, length, dims)
+        reach, refused = embedded_length(model)
+        lines = notes(one, length, dims, f"measured over {CONTENTS} drawn queries and keys")
+        if one.embed and model.input_weights:
+            lines.append(f"{one.embed.name} is learned: its weights are drawn (seed {SEED}).")
+        known = trained or trained_length(one) or max(2, length // 4)
+        sheets.append(
+            Properties(
+                written=str(one),
+                layers=used,
+                uniqueness=uniqueness(model, reach),
+                extrapolation=extrapolation(model, known, reach, refused),
+                relativity=relativity(model, reach),
+                decay=decay(model, reach),
+                notes=tuple(lines),
+            )
+        )
+    return SchemeProperties(str(scheme), length, dim, heads, tuple(sheets))
 
 
 def compare(
@@ -87,22 +110,8 @@ def compare(
             f"schemes are compared from a trained length to a longer one, but got {trained} and "
             f"{length}: give --trained below --length."
         )
-    for name in names or PRESETS:
-        scheme: Scheme | Layers | str = name  # where these lengths can't even make it
-        try:
-            scheme = preset_for(PRESETS[name], length, trained, dim)
-            properties = check(scheme, dim=dim, heads=heads, length=length, trained=trained)
-            yield replace(properties, name=name)
-        except UserError as error:
-            yield SchemeProperties(str(scheme), length, dim, heads, (), name, str(error))
-
-
-def preset_for(
-    build: Callable[..., Scheme | Layers], length: int, trained: int, dim: int
-) -> Scheme | Layers:
-    """A preset with its parameters, known by their names, for these lengths."""
     factor = length / trained
-    values: dict[str, Any] = {
+    values: dict[str, Any] = {  # of parameters, known by their names
         **dict.fromkeys(("train", "original", "length", "mean", "chunk"), trained),
         "target": length,
         "max": 4 * length,
@@ -116,34 +125,17 @@ def preset_for(
         "short": (1.0,) * (dim // 2),
         "long": (factor,) * (dim // 2),
     }
-    names = {*inspect.signature(build).parameters} & {*values}
-    names -= {"factor"} if build.__name__ in OWN_FACTOR else set()
-    return build(**{name: values[name] for name in names})
-
-
-def _properties(
-    scheme: Scheme, length: int, dims: Dims, trained: int | None, layers: tuple[int, ...]
-) -> Properties:
-    grows = [p for p in scheme.bias if getattr(p, "grows", False)]
-    if grows and length > MAX_TABLE:
-        raise UserError(
-            f"{grows[0]} keeps a number for every distance: give a length of at most {MAX_TABLE}."
-        )
-    model = ScoreModel(scheme, length, dims)
-    reach, refused = embedded_length(model)
-    lines = notes(scheme, length, dims, f"measured over {CONTENTS} drawn queries and keys")
-    if scheme.embed and model.input_weights:
-        lines.append(f"{scheme.embed.name} is learned: its weights are drawn (seed {SEED}).")  # type: ignore[attr-defined]
-    known = trained or trained_length(scheme) or max(2, length // 4)
-    return Properties(
-        written=str(scheme),
-        layers=layers,
-        uniqueness=uniqueness(model, reach),
-        extrapolation=extrapolation(model, known, reach, refused),
-        relativity=relativity(model, reach),
-        decay=decay(model, reach),
-        notes=tuple(lines),
-    )
+    for name in names or PRESETS:
+        scheme = name  # where these lengths can't even make it
+        known = values.keys() & inspect.signature(PRESETS[name]).parameters.keys()
+        known -= {"factor"} if name in OWN_FACTOR else set()
+        try:
+            made = PRESETS[name](**{one: values[one] for one in known})
+            scheme = str(made)
+            properties = check(made, dim=dim, heads=heads, length=length, trained=trained)
+            yield replace(properties, name=name)
+        except UserError as error:
+            yield SchemeProperties(scheme, length, dim, heads, (), name, str(error))
 
 
 def uniqueness(model: ScoreModel, reach: int) -> Uniqueness:
@@ -166,20 +158,17 @@ def uniqueness(model: ScoreModel, reach: int) -> Uniqueness:
         size = own.square().mean() + (not isinstance(model.scheme.embed, Multiplicative))
         codes.append(code[1:] * (size / model.dims.dim) ** 0.5)
     code = torch.cat(codes, -1)
-    nearest = torch.cat([_nearest(code, rows) for rows in torch.arange(len(keys)).split(BLOCK)])
+    square, found = code.square().sum(-1), []
+    for rows in torch.arange(len(keys)).split(BLOCK):  # the nearest other code of each
+        squared = square[rows, None] + square - 2 * code[rows] @ code.T
+        squared[torch.arange(len(rows)), rows] = torch.inf
+        found.append(squared.argmin(-1))
+    nearest = torch.cat(found)
     distance = (code - code[nearest]).norm(dim=-1)
     distance = distance.where(distance > ROUNDING, 0.0)
     least = int(distance.argmin())
     a, b = sorted((int(keys[least]), int(keys[nearest[least]])))
     return Uniqueness(float(distance[least]), (a, b), int((distance == 0).sum()), len(keys))
-
-
-def _nearest(codes: Float[Tensor, "n f"], rows: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
-    """The nearest other code of each of these rows."""
-    size = codes.square().sum(-1)
-    squared = size[rows, None] + size - 2 * codes[rows] @ codes.T
-    squared[torch.arange(len(rows)), rows] = torch.inf
-    return squared.argmin(-1)
 
 
 # relativity
@@ -196,7 +185,16 @@ def relativity(model: ScoreModel, reach: int) -> Relativity:
     exists = (j >= 0) & (j < reach)
     j = j.clamp(0, reach - 1)
     seen = exists & model.visible(i, j)
-    within = _variance_within(model, i, j, seen)
+    # the mean variance among pairs of one distance (a row of i and j): that of m values is the sum
+    # of their squared differences, each pair once, over m²
+    first, second = torch.triu_indices(i.shape[1], i.shape[1], 1)
+    row, pair = (seen[:, first] & seen[:, second]).nonzero(as_tuple=True)
+    within = 0.0
+    if len(row):
+        a, b = first[pair], second[pair]
+        squared = model.squared_distance(i[row, a], j[row, a], i[row, b], j[row, b])
+        sums = torch.zeros(len(i), dtype=torch.float64).index_add(0, row, squared)
+        within = float((sums / seen.sum(1).clamp(min=1)).sum() / seen.sum())
     spread = within**0.5 if within > ROUNDING**2 else 0.0
     share = 0.0
     if spread:  # over the total variance, from drawn pairs
@@ -211,20 +209,6 @@ def relativity(model: ScoreModel, reach: int) -> Relativity:
         uneven=float((seen.any(1) & ~(seen == exists).all(1)).double().mean()),
         inner=_inner_products(model, i, j, exists) if model.scheme.embed else None,
     )
-
-
-def _variance_within(model: ScoreModel, i: Tensor, j: Tensor, seen: Tensor) -> float:
-    """The mean variance among pairs of one distance (a row of i and j)."""
-    first, second = torch.triu_indices(i.shape[1], i.shape[1], 1)
-    row, pair = (seen[:, first] & seen[:, second]).nonzero(as_tuple=True)
-    if not len(row):
-        return 0.0
-    a, b = first[pair], second[pair]
-    squared = model.squared_distance(i[row, a], j[row, a], i[row, b], j[row, b])
-    # the variance of m values is the sum of their squared differences, each pair once, over m²
-    sums = torch.zeros(len(i), dtype=torch.float64).index_add(0, row, squared)
-    count = seen.sum(1)
-    return float((sums / count.clamp(min=1)).sum() / count.sum())
 
 
 def _inner_products(model: ScoreModel, i: Tensor, j: Tensor, exists: Tensor) -> float:
@@ -259,7 +243,7 @@ CURVES: dict[str, tuple[str, Callable[[ScoreModel, Tensor, Tensor], Tensor]]] = 
 
 
 def decay(model: ScoreModel, reach: int) -> tuple[Curve, ...]:
-    """A curve for each site that the scheme has, over the first `reach` tokens."""
+    """A curve for each site that the scheme has, over the first `reach` tokens; nan is hidden."""
     rows, last = sample(reach, even=False), torch.tensor([reach - 1])
     r = torch.arange(reach)
     if reach > ALL_DISTANCES:
@@ -270,28 +254,23 @@ def decay(model: ScoreModel, reach: int) -> tuple[Curve, ...]:
         if getattr(model.scheme, site):
             blocks = r.split(DECAY_BLOCK)
             values = torch.cat([value_at(model, last, reach - 1 - block) for block in blocks])
-            curves.append(_curve(name, torch.tensor(rows), r, values.where(seen, torch.nan)))
+            values = values.where(seen, torch.nan)
+            shown, below = values[~values.isnan()], r[values < 0]
+            steps = values.diff()[r.diff() == 1]
+            least, size = float(shown.min()), float(shown.max() - shown.min())
+            lowest = int((values <= least + FLAT * size).nonzero()[0])
+            steps = steps[~steps.isnan()]
+            at_rows = values[torch.searchsorted(r, torch.tensor(rows))]
+            curves.append(
+                Curve(
+                    name=name,
+                    rows=tuple(zip(rows, map(number, at_rows.tolist()), strict=True)),
+                    start=float(shown[0]),
+                    least=float(values[lowest]),
+                    falls_to=int(r[lowest]),
+                    last=float(shown[-1]),
+                    negative=int(below[0]) if len(below) else None,
+                    rises=float((steps > 0).double().mean()) if len(steps) else 0.0,
+                )
+            )
     return tuple(curves)
-
-
-def _curve(
-    name: str, rows: Int[Tensor, " rows"], r: Int[Tensor, " n"], values: Float[Tensor, " n"]
-) -> Curve:
-    """The curve through these values at distances r, nan where hidden; `rows` are among r."""
-    shown = values[~values.isnan()]
-    least, range_ = float(shown.min()), float(shown.max() - shown.min())
-    lowest = int((values <= least + FLAT * range_).nonzero()[0])
-    steps = values.diff()[r.diff() == 1]
-    steps = steps[~steps.isnan()]
-    below = r[values < 0]
-    at_rows = values[torch.searchsorted(r, rows)]
-    return Curve(
-        name=name,
-        rows=tuple(zip(rows.tolist(), map(number, at_rows.tolist()), strict=True)),
-        start=float(shown[0]),
-        least=float(values[lowest]),
-        falls_to=int(r[lowest]),
-        last=float(shown[-1]),
-        negative=int(below[0]) if len(below) else None,
-        rises=float((steps > 0).double().mean()) if len(steps) else 0.0,
-    )

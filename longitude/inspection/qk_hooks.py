@@ -170,11 +170,19 @@ def _attention_function(model: nn.Module, on_layer: OnLayer, own: Scheme | None)
 
 @contextmanager
 def _projections(model: nn.Module, on_layer: OnLayer, own: Scheme) -> Iterator[None]:
-    """Hook models with one projection for queries, keys and values."""
+    """Hook models with one projection for queries, keys and values, split as the module does."""
 
     def hook_for(index: int, parent: Any) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, projected: Tensor) -> None:
-            q, k = _split_projection(parent, projected)
+            if hasattr(parent, "_reshape"):  # BLOOM
+                q, k = parent._reshape(projected)[:2]
+            elif hasattr(parent, "_split_heads"):  # Falcon
+                q, k = (x.transpose(1, 2) for x in parent._split_heads(projected)[:2])
+            else:  # MPT
+                clip = getattr(parent, "clip_qkv", None)
+                projected = projected.clamp(-clip, clip) if clip else projected
+                split = projected.unflatten(-1, (3, -1, parent.head_dim))
+                q, k, _ = split.permute(2, 0, 3, 1, 4)
             scale = getattr(parent, "softmax_scale", None) or q.shape[-1] ** -0.5
             bias_scale = scale if hasattr(parent, "_split_heads") else 1.0
             on_layer(LayerQK(index, q, k, own, scale, bias_scale=bias_scale))
@@ -185,19 +193,6 @@ def _projections(model: nn.Module, on_layer: OnLayer, own: Scheme) -> Iterator[N
     hooks = [(getattr(m, key), hook_for(n, m)) for n, (m, key) in enumerate(modules)]
     with _forward_hooks(hooks):
         yield
-
-
-def _split_projection(parent: Any, projected: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys (b h n d) of a fused projection, split as its own module does."""
-    if hasattr(parent, "_reshape"):  # BLOOM
-        return parent._reshape(projected)[:2]
-    if hasattr(parent, "_split_heads"):  # Falcon
-        q, k = parent._split_heads(projected)[:2]
-        return q.transpose(1, 2), k.transpose(1, 2)
-    clip = getattr(parent, "clip_qkv", None)  # MPT
-    projected = projected.clamp(-clip, clip) if clip else projected
-    q, k = (x.unflatten(-1, (-1, parent.head_dim)) for x in projected.chunk(3, dim=2)[:2])
-    return q.transpose(1, 2), k.transpose(1, 2)
 
 
 @contextmanager

@@ -276,10 +276,6 @@ class HeadRow:
     def uses_position(self) -> bool:
         return self.position >= USES
 
-    @property
-    def is_sink(self) -> bool:
-        return self.sink >= SINK
-
 
 @dataclass(frozen=True)
 class LayerRow:

@@ -52,7 +52,12 @@ def measure(
     model, tokenizer = load(name, **{"quiet": True, **load_options})
     if tokenizer is None:
         raise UserError(f"{shown(name)} has no tokenizer, so no text can be read: add its files.")
-    content, limit = _read_text(text), _max_length(model)
+    from pydoc_data.topics import topics
+
+    from longitude.training.data import read_documents
+
+    texts = [one.text.decode() for one in read_documents(text)] if text else topics.values()
+    content, limit = "\n\n".join(texts), _max_length(model)
     if length is None:
         trained = trained_length(model) or 1024
         device = next(model.parameters()).device.type
@@ -112,17 +117,6 @@ def _max_length(model: Any) -> int | None:
     """How many tokens a model has positions for, if they end."""
     embed: Any = own_scheme(model).layer(0).embed
     return None if embed is None else getattr(embed, "reach", embed.length)
-
-
-def _read_text(paths: tuple[str, ...]) -> str:
-    """The text of some files, and of the files in some folders."""
-    if not paths:
-        from pydoc_data.topics import topics
-
-        return "\n\n".join(topics.values())
-    from longitude.training.data import read_documents
-
-    return "\n\n".join(one.text.decode() for one in read_documents(paths))
 
 
 # one layer

@@ -90,7 +90,16 @@ def _exported(
             done[runtime.name] = Export(runtime, "", version, refused=str(error))
     target = _length(checkpoint, requests, options.to, run)
     done |= {e.runtime.name: e for e in exports(checkpoint, requests, target)}
-    every = [_with_cost(done[runtime.name], run) for runtime, _ in selected]
+    every = [done[runtime.name] for runtime, _ in selected]
+    for n, one in enumerate(every):  # what its scheme costs against the best of a run
+        cost, settings = run.cost(one.runtime) if run else None, one.settings
+        best = run.scheme(one.runtime) if run and cost else None
+        if cost and settings and best == one.requested:
+            notes = (*settings.notes, f"{one.scheme}: {cost}.")
+            every[n] = replace(one, settings=replace(settings, notes=notes))
+        elif cost and not settings and best != one.requested:
+            instead = f"of those measured it can serve {best}, and {cost}"
+            every[n] = replace(one, refused=f"{str(one.refused).rstrip('.')}; {instead}.")
     if not any(one.settings for one in every):
         raise UserError(" ".join(dict.fromkeys(str(one.refused) for one in every)))
     return ExportResult(checkpoint, tuple(every), target, run)
@@ -123,21 +132,6 @@ def _length(
             f"--to 4x."
         )
     return round(factor * original)
-
-
-def _with_cost(one: Export, run: PriorRun | None) -> Export:
-    """What a runtime's scheme costs against the best of a run, among its notes."""
-    cost = run.cost(one.runtime) if run else None
-    if run is None or cost is None:
-        return one
-    best, settings = run.scheme(one.runtime), one.settings
-    if settings is None and best != one.requested:
-        instead = f"of those measured it can serve {best}, and {cost}"
-        return replace(one, refused=f"{str(one.refused).rstrip('.')}; {instead}.")
-    if settings is None or best != one.requested:
-        return one
-    notes = (*settings.notes, f"{one.scheme}: {cost}.")
-    return replace(one, settings=replace(settings, notes=notes))
 
 
 def _verified(result: ExportResult, out: Path) -> tuple[Verified, ...]:
@@ -174,14 +168,33 @@ def verify(model: str, *, options: VerifyOptions | None = None) -> VerifyResult:
         model: a name on the Hub, a folder or a .gguf file. With a scheme it is exported into a
             temporary folder first; without, it is run as it is.
     """
-    from longitude.runtimes.verify import VerifyResult
+    from longitude.runtimes.verify import Reference, Verified, VerifyResult
+    from longitude.runtimes.verify import verify as run_in
 
     options = options or VerifyOptions()
-    selected = _runnable(options.runtimes)
+    selected = runnable()
+    if options.runtimes.strip() != "all":  # each as the one whose export is run
+        chosen = (runtimes()[r.verified_as or r.name] for r, _ in select(options.runtimes))
+        selected = list(dict.fromkeys(chosen))
+    if unable := [r.name for r in selected if r.runner is None]:
+        able = ", ".join(r.name for r in runnable())
+        raise UserError(f"{', '.join(unable)} can't be run from Python: use {able}.")
     checkpoint = open_checkpoint(model, options.revision)
     scheme = options.scheme or checkpoint.saved.get("scheme")
-    if scheme is None:
-        return VerifyResult(None, _as_it_is(model, checkpoint, selected, options))
+    if scheme is None:  # what runtimes compute from its own settings, against what these mean
+        source, own, trained = checkpoint.source, checkpoint.own, checkpoint.trained or 1
+        target = make_target(own, checkpoint.config, trained) if own else None
+        original = target.original if target else trained
+        reference = Reference(source.gguf or source.name, None, original, trained)
+        settings, gguf = read_settings(model, options.revision), source.gguf is not None
+        path, proofs = str(source.gguf or source.folder or source.name), []
+        for runtime in selected:
+            if gguf == (runtime.reads == "gguf") or (gguf and "gguf" in runtime.lints):
+                proofs.append(run_in(runtime, path, settings, reference, target))
+            else:
+                reads = "a GGUF file" if runtime.reads == "gguf" else "a checkpoint's folder"
+                proofs.append(Verified(runtime.title, skipped=f"it reads {reads}."))
+        return VerifyResult(None, _some_ran(proofs))
     # a checkpoint without a folder gets one by the export that is a complete checkpoint
     needed = [complete()] if checkpoint.needs_conversion else []
     both = [(r, None) for r in dict.fromkeys([*needed, *selected])]
@@ -196,39 +209,6 @@ def verify(model: str, *, options: VerifyOptions | None = None) -> VerifyResult:
 def runnable() -> list[Runtime]:
     """The runtimes that can be run from Python."""
     return [runtime for runtime in runtimes().values() if runtime.runner]
-
-
-def _runnable(names: str) -> list[Runtime]:
-    """The runtimes of a text, each as the one whose export is run."""
-    if names.strip() == "all":
-        return runnable()
-    chosen = [runtimes()[r.verified_as] if r.verified_as else r for r, _ in select(names)]
-    if unable := [r.name for r in chosen if r.runner is None]:
-        able = ", ".join(r.name for r in runnable())
-        raise UserError(f"{', '.join(unable)} can't be run from Python: use {able}.")
-    return list(dict.fromkeys(chosen))
-
-
-def _as_it_is(
-    model: str, checkpoint: Checkpoint, selected: Sequence[Runtime], options: VerifyOptions
-) -> tuple[Verified, ...]:
-    """What runtimes compute from a model's own settings, against what these mean."""
-    from longitude.runtimes.verify import Reference, Verified, verify
-
-    source, own, trained = checkpoint.source, checkpoint.own, checkpoint.trained or 1
-    target = make_target(own, checkpoint.config, trained) if own else None
-    original = target.original if target else trained
-    reference = Reference(source.gguf or source.name, None, original, trained)
-    settings, gguf = read_settings(model, options.revision), source.gguf is not None
-    proofs = []
-    for runtime in selected:
-        if gguf != (runtime.reads == "gguf") and not (gguf and "gguf" in runtime.lints):
-            reads = "a GGUF file" if runtime.reads == "gguf" else "a checkpoint's folder"
-            proofs.append(Verified(runtime.title, skipped=f"it reads {reads}."))
-        else:
-            path = str(source.gguf or source.folder or source.name)
-            proofs.append(verify(runtime, path, settings, reference, target))
-    return _some_ran(proofs)
 
 
 def lint(model: str, *, options: LintOptions | None = None) -> LintResult:

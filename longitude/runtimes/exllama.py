@@ -35,7 +35,17 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     rope = _read(text_config(config), old)
     match rope.kind:
         case "yarn":
-            return _yarn(rope, old)
+            original, longest = rope.optional(ORIGINAL), rope.max_length
+            stated = rope.number("factor", 1.0)
+            if old:
+                other = "other original" if original != longest else None
+                unread = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale")
+                plain = rope.updated(**{ORIGINAL: longest}, **dict.fromkeys(unread)).noting(other)
+                return plain.computed(longest, issues=["attention factor ignored"])
+            factor = longest / original if original else stated
+            plain = rope.updated(**{ORIGINAL: original or longest}, factor=factor, mscale=None)
+            plain = plain.noting("factor from lengths" if factor != stated else None)
+            return plain.computed(longest, issues=rope.ignoring("mscale"))
         case "longrope" | "su":
             original = rope.number(ORIGINAL, rope.config.get(ORIGINAL))
             rope = rope.updated(**{ORIGINAL: original})
@@ -64,20 +74,6 @@ def _read(text: Mapping[str, Any], old: bool) -> RopeEntries:
         "rope_parameters unread" if unread else None,
         "theta beside" if base != own.get("rope_theta", base) else None,
     )
-
-
-def _yarn(rope: RopeEntries, old: bool) -> Effective:
-    original, longest = rope.optional(ORIGINAL), rope.max_length
-    stated = rope.number("factor", 1.0)
-    if old:
-        other = "other original" if original != longest else None
-        unread = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale")
-        plain = rope.updated(**{ORIGINAL: longest}, **dict.fromkeys(unread)).noting(other)
-        return plain.computed(longest, issues=["attention factor ignored"])
-    factor = longest / original if original else stated
-    plain = rope.updated(**{ORIGINAL: original or longest}, factor=factor)
-    plain = plain.noting("factor from lengths" if factor != stated else None)
-    return plain.updated(mscale=None).computed(longest, issues=rope.ignoring("mscale"))
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:

@@ -125,10 +125,21 @@ class ExportResult:
 
 def exports(checkpoint: Checkpoint, requests: Sequence[Export], length: int) -> list[Export]:
     """The outcome of several requests: the refusal of one stops none of the others."""
-    done, selected = [], [request.runtime for request in requests]
+    done, folder, given = [], complete(), checkpoint.needs_conversion
+    converts = folder in [request.runtime for request in requests]
     for request in requests:
+        runtime, reads_gguf = request.runtime, request.runtime.reads == "gguf"
         try:
-            _check_format(checkpoint, request.runtime, selected)
+            if given and reads_gguf and checkpoint.source.adapter is not None:
+                raise UserError(
+                    f"{runtime.title} reads a GGUF file, but got an adapter: write it --for "
+                    f"{folder.name}, which merges it, and convert that folder."
+                )
+            if given and not (reads_gguf or runtime.writes == "folder" or converts):
+                raise UserError(
+                    f"{runtime.title} reads a checkpoint's folder, but got {given}: add "
+                    f"{folder.name} to --for, which makes a folder of it."
+                )
             done.append(_export(checkpoint, request, length))
         except UserError as error:
             done.append(replace(request, scheme=request.requested, refused=str(error)))
@@ -138,23 +149,6 @@ def exports(checkpoint: Checkpoint, requests: Sequence[Export], length: int) -> 
 def complete() -> Runtime:
     """The runtime whose export is a complete checkpoint, which others can be started on."""
     return next(r for r in runtimes().values() if r.write_any and r.writes == "folder")
-
-
-def _check_format(checkpoint: Checkpoint, runtime: Runtime, selected: Sequence[Runtime]) -> None:
-    """Raise if the runtime can't read the model's format, and no other export converts it."""
-    reads_gguf, given = runtime.reads == "gguf", checkpoint.needs_conversion
-    if given is None:
-        return
-    if checkpoint.source.adapter is not None and reads_gguf:
-        raise UserError(
-            f"{runtime.title} reads a GGUF file, but got an adapter: write it --for "
-            f"{complete().name}, which merges it, and convert that folder."
-        )
-    if not (reads_gguf or runtime.writes == "folder" or complete() in selected):
-        raise UserError(
-            f"{runtime.title} reads a checkpoint's folder, but got {given}: add "
-            f"{complete().name} to --for, which makes a folder of it."
-        )
 
 
 def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:

@@ -33,10 +33,10 @@ from longitude.hf.loading import load
 from longitude.hf.patch import undo
 from longitude.hf.rope_config import ORIGINAL
 from longitude.hf.saving import save
-from longitude.hf.source import SCHEME, Source, as_user_error
+from longitude.hf.source import SCHEME, as_user_error
 from longitude.inspection.catalogue import all_parts, distinct_layers, part_row
 from longitude.runtimes import recommended
-from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
+from longitude.runtimes.checkpoint import TOKENIZER
 from longitude.runtimes.export import Export, ExportResult, complete, exports, is_longer_table
 from longitude.runtimes.gguf import export_gguf
 from longitude.runtimes.rope_dictionaries import yaml
@@ -66,7 +66,15 @@ def write_files(result: ExportResult, out: Path, weights: str = "link") -> Expor
     """Write what was exported, but for the card of all. Of what is returned the texts name the new
     folders and files, and `written` are the paths of what is new."""
     result, folders, gguf_file = _located(result, out)
-    text = card(replace(result, exports=(*result.exports, *_servers(result, out))))
+    one, *others = result.exports
+    servers = []  # of an only export: how they are started on its folder, for the card
+    if not others and one.runtime.write_any and one.target and one.config:
+        settings = {"config": one.config, "tokenizer": {"model_max_length": result.target}}
+        model = replace(result.checkpoint, name=str(out), header=None, **settings)
+        able = [r for r in recommended() if r.writes == "command" and r.reads != "gguf"]
+        done = exports(model, [Export(r, one.requested) for r in able], result.target)
+        servers = [export for export in done if export.settings]
+    text = card(replace(result, exports=(*result.exports, *servers)))
     written: list[Path] = []
     for export, folder in zip(result.exports, folders, strict=True):
         if export.config is not None:
@@ -120,18 +128,6 @@ def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:
     text = export.settings.text.replace("{folder}", str(folder)).replace("{file}", str(gguf_file))
     text = text.replace("{name}", gguf_file.name)
     return replace(export, settings=replace(export.settings, text=text))
-
-
-def _servers(result: ExportResult, out: Path) -> list[Export]:
-    """How servers are started on the folder, for its card: if it is the only export."""
-    one = result.exports[0]
-    if len(result.exports) > 1 or not one.runtime.write_any or not one.target or not one.config:
-        return []
-    settings = {"config": one.config, "tokenizer": {"model_max_length": result.target}}
-    folder = replace(result.checkpoint, name=str(out), header=None, **settings)
-    servers = [r for r in recommended() if r.writes == "command" and r.reads != "gguf"]
-    done = exports(folder, [Export(r, one.requested) for r in servers], result.target)
-    return [export for export in done if export.settings]
 
 
 @contextmanager
@@ -191,7 +187,15 @@ def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Pat
             undo(model)  # the scheme is written by what is exported
         save(model, part, tokenizer)
         return part
-    home = _fetched(source, weights)
+    home = source.folder
+    if home is None:  # on the Hub
+        from huggingface_hub import snapshot_download
+
+        small = [f"*{ending}" for ending in SMALL] + [f"{name}*" for name in LEGAL] + ["README.md"]
+        files = small if weights == "none" else [*small, f"*{HEAVY[0]}"]
+        given: dict[str, Any] = {"revision": source.revision, "allow_patterns": files}
+        with as_user_error(source, "files"):
+            home = Path(snapshot_download(source.place, **given))
     for file in sorted(home.iterdir()):
         if not file.is_file() or file.name in REWRITTEN:
             continue
@@ -202,18 +206,6 @@ def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Pat
         elif weights != "none" if file.suffix in HEAVY or index else small:
             shutil.copyfile(file, to)
     return home
-
-
-def _fetched(source: Source, weights: str) -> Path:
-    """The folder of the checkpoint, downloaded if it is on the Hub."""
-    if source.folder is not None:
-        return source.folder
-    from huggingface_hub import snapshot_download
-
-    small = [f"*{ending}" for ending in SMALL] + [f"{name}*" for name in LEGAL] + ["README.md"]
-    files = small if weights == "none" else [*small, f"*{HEAVY[0]}"]
-    with as_user_error(source, "files"):
-        return Path(snapshot_download(source.place, revision=source.revision, allow_patterns=files))
 
 
 def write_settings(
@@ -238,6 +230,17 @@ def write_settings(
 def card(result: ExportResult) -> str:
     """The text of README.md."""
     checkpoint, source, run = result.checkpoint, result.checkpoint.source, result.run
+    own: Mapping[str, Any] = front_matter(checkpoint.home / "README.md")
+    if checkpoint.header is not None:
+        keys = checkpoint.header.keys
+        url = str(keys.get("general.base_model.0.repo_url", "")).rstrip("/")
+        own = {"license": keys.get("general.license"), "base_model": "/".join(url.split("/")[-2:])}
+    header = {key: own[key] for key in CARRIED if own.get(key)}
+    base = source.name if source.folder is None else own.get("base_model")
+    # the Hub takes names of its own alone
+    if isinstance(base, list) or REPOSITORY.fullmatch(str(base or "")):
+        header["base_model"] = base
+    header["tags"] = list(dict.fromkeys([*map(str, own.get("tags") or ()), *TAGS]))
     folder = source.folder.resolve() if source.folder else None
     schemes = {e.scheme: parse(e.scheme) for e in result.exports if e.settings}
     longer = any(map(is_longer_table, schemes.values()))
@@ -246,7 +249,7 @@ def card(result: ExportResult) -> str:
     kept = "\n".join(line for line in lines if not line.startswith("!["))
     text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     return Template(text, trim_blocks=True, keep_trailing_newline=True).render(
-        header=yaml(_header(checkpoint)),
+        header=yaml(header),
         name=source.gguf.stem if source.gguf else folder.name if folder else source.name,
         target=result.target,
         trained=checkpoint.trained,
@@ -268,18 +271,3 @@ def front_matter(file: Path) -> dict[str, Any]:
         return metadata_load(file) or {}
     except (OSError, ValueError, YAMLError):
         return {}
-
-
-def _header(checkpoint: Checkpoint) -> dict[str, Any]:
-    header, source = checkpoint.header, checkpoint.source
-    own: Mapping[str, Any] = front_matter(checkpoint.home / "README.md")
-    if header is not None:
-        url = str(header.keys.get("general.base_model.0.repo_url", "")).rstrip("/")
-        own = {"license": header.keys.get("general.license")}
-        own["base_model"] = "/".join(url.split("/")[-2:])
-    carried = {key: own[key] for key in CARRIED if own.get(key)}
-    base = source.name if source.folder is None else own.get("base_model")
-    # the Hub takes names of its own alone
-    if isinstance(base, list) or REPOSITORY.fullmatch(str(base or "")):
-        carried["base_model"] = base
-    return {**carried, "tags": list(dict.fromkeys([*map(str, own.get("tags") or ()), *TAGS]))}

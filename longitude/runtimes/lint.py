@@ -165,7 +165,10 @@ def lint_settings(
         causes, beside = explain(runtime, found, away)
         rows.append(Row(runtime.name, version or runtime.newest, found, away, causes, beside))
     wrong = () if gguf else tuple(faults(_config_only(settings)))
-    scaled = intent.starts and _is_scaled(settings)
+    # whether frequencies are scaled for short inputs as for long ones
+    tensors = any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
+    kinds = {rope_type(main_rope_dict(text_config(settings).get(key))) for key in ROPE}
+    scaled = intent.starts and (tensors if gguf else bool(kinds & SCALED))
     notes = (ISSUES["short inputs"],) if scaled else ()
     layers = gguf_layers(settings) if gguf else ()
     return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes, layers)
@@ -271,7 +274,22 @@ def meant(settings: Mapping[str, Any], scheme: Scheme | None = None) -> Effectiv
         sizes["num_attention_heads"] = key("attention.head_count")
     else:
         length = length or (settings.get(ADAPTER_JSON) or {}).get("target")
-        own = emulated(transformers.emulate, _merged(settings))
+        config: Mapping[str, Any] = _config_only(settings)
+        for option in (runtime.overrides for runtime in runtimes().values()):
+            given = settings.get(option)  # at the start of a server: put in, dictionaries merged
+            if not isinstance(given, Mapping):
+                continue
+            inner = given.get("text_config", given)
+            given = dict(inner) if isinstance(inner, Mapping) else {}
+            new = next((given[k] for k in ROPE if isinstance(given.get(k), Mapping)), None)
+            text = text_config(config)
+            rope = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
+            base = next(filter(None, (one.get("rope_theta") for one in (given, text, rope))), None)
+            theta = {"rope_theta": base} if base else {}
+            merged = {**theta, **new} if new else {**rope, **theta}
+            given |= {"rope_parameters": merged or None, "rope_scaling": None}
+            config = transformers.overridden(config, given, option)
+        own = emulated(transformers.emulate, config)
     own = Effective(own.inv_freq, own.attention, int(length or own.length))
     if scheme is None:
         return own
@@ -292,31 +310,3 @@ def _config_only(settings: Mapping[str, Any]) -> dict[str, Any]:
     for runtime in runtimes().values():
         given |= {runtime.overrides, *runtime.lengths}
     return {k: v for k, v in settings.items() if k not in given}
-
-
-def _merged(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The file with what a server is given at the start put into it, dictionaries merged."""
-    config: Mapping[str, Any] = _config_only(settings)
-    for key in (runtime.overrides for runtime in runtimes().values()):
-        given = settings.get(key)
-        if not isinstance(given, Mapping):
-            continue
-        inner = given.get("text_config", given)
-        given = dict(inner) if isinstance(inner, Mapping) else {}
-        new = next((given[k] for k in ROPE if isinstance(given.get(k), Mapping)), None)
-        text = text_config(config)
-        own = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
-        base = next(filter(None, (one.get("rope_theta") for one in (given, text, own))), None)
-        theta = {"rope_theta": base} if base else {}
-        merged = {**theta, **new} if new else {**own, **theta}
-        given |= {"rope_parameters": merged or None, "rope_scaling": None}
-        config = transformers.overridden(config, given, key)
-    return config
-
-
-def _is_scaled(settings: Mapping[str, Any]) -> bool:
-    """Whether the frequencies are scaled for short inputs as for long ones."""
-    if ARCHITECTURE in settings:
-        return any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
-    text = text_config(settings)
-    return any(rope_type(main_rope_dict(text.get(key))) in SCALED for key in ROPE)

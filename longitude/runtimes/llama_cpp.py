@@ -72,7 +72,28 @@ def converted(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = version5({k: v for k, v in text.items() if k != "rope_scaling"} if first else text)
     model_type = str(text.get("model_type", "llama"))
     arch = "llama" if model_type == "mistral" else model_type
-    scaling, tensors = _converted_scaling(rope)
+    scaling: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    match rope.kind:
+        case "linear":
+            scaling = {"type": "linear", "factor": rope.number("factor")}
+        case "yarn":
+            read = {f"yarn_{k}": rope.entries.get(k) for k in ("beta_fast", "beta_slow")}
+            scaling = {key: value for key, value in read.items() if value}
+            if (gain := rope.optional("attention_factor")) is not None:
+                scaling["yarn_attn_factor"] = gain
+            scaling |= {"type": "yarn", "factor": rope.number("factor")}
+            scaling["original_context_length"] = int(rope.number(ORIGINAL))
+        case "longrope":
+            gain = rope.attention("attention_factor", "factor")
+            scaling = {"type": "longrope", "attn_factor": gain}
+            scaling["original_context_length"] = int(rope.number(ORIGINAL))
+            lists = {SHORT: "short_factor", LONG: "long_factor"}
+            tensors = {name: list(rope.entries[key]) for name, key in lists.items()}
+        case "llama3":
+            base = float(rope.base or 0)
+            scaled = rope.frequencies().inv_freq(rope.dims, base, rope.max_length)
+            tensors = {DIVISORS: (1 / (scaled * powers(rope.dims, base))).tolist()}
     own = {
         "context_length": rope.max_length,
         "rope.dimension_count": rope.dims,
@@ -82,30 +103,6 @@ def converted(config: Mapping[str, Any]) -> dict[str, Any]:
     flags = {k: v for k, v in config.items() if k.startswith("-") or k in CONTEXT}
     keys = {f"{arch}.{key}": value for key, value in own.items()}
     return {"general.architecture": arch, **keys, **tensors, **flags}
-
-
-def _converted_scaling(rope: RopeEntries) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keys under rope.scaling, and the tensors."""
-    match rope.kind:
-        case "linear":
-            return {"type": "linear", "factor": rope.number("factor")}, {}
-        case "yarn":
-            betas = {f"yarn_{k}": rope.entries.get(k) for k in ("beta_fast", "beta_slow")}
-            keys = {key: value for key, value in betas.items() if value}
-            if (gain := rope.optional("attention_factor")) is not None:
-                keys["yarn_attn_factor"] = gain
-            keys |= {"type": "yarn", "factor": rope.number("factor")}
-            return keys | {"original_context_length": int(rope.number(ORIGINAL))}, {}
-        case "longrope":
-            keys = {"type": "longrope", "attn_factor": rope.attention("attention_factor", "factor")}
-            keys["original_context_length"] = int(rope.number(ORIGINAL))
-            lists = {SHORT: "short_factor", LONG: "long_factor"}
-            return keys, {name: list(rope.entries[key]) for name, key in lists.items()}
-        case "llama3":
-            base = float(rope.base or 0)
-            scaled = rope.frequencies().inv_freq(rope.dims, base, rope.max_length)
-            return {}, {DIVISORS: (1 / (scaled * powers(rope.dims, base))).tolist()}
-    return {}, {}
 
 
 class _File:
@@ -153,7 +150,17 @@ def from_keys(
 ) -> Effective:
     """What llama-server computes from keys and flags; if `literal`, were every key of it read."""
     file = _File(keys, literal)
-    entries, dead = _scaling(file)
+    entries: dict[str, Any] = {"rope_type": "linear", "factor": file.factor}
+    dead = []
+    if file.kind == "yarn":
+        entries |= {"rope_type": "yarn", ORIGINAL: file.original}
+        for end, default in (("fast", 32.0), ("slow", 1.0)):
+            key = f"yarn_beta_{end}"
+            names = (f"rope.scaling.{key}",) if file.reads_all else ()
+            bound = file.number(f"--yarn-beta-{end}", *names, default=default)
+            entries[f"beta_{end}"] = bound
+            if not file.reads_all and file.scaling(key) not in (None, bound):
+                dead = ["dead betas"]
     divisors, switch = _divisors(file)
     gain, unread = _attention(file, version)
     capped = is_number(file.requested) and file.requested > file.context
@@ -170,22 +177,6 @@ def from_keys(
     # YaRN's ramp is by pair, so it commutes with divisors
     divided = (f / g for f, g in zip(found.inv_freq, divisors, strict=True))
     return replace(found, inv_freq=tuple(divided))
-
-
-def _scaling(file: _File) -> tuple[dict[str, Any], list[str]]:
-    """Linear or YaRN by transformers' names, and whether its bounds are not read."""
-    if file.kind != "yarn":
-        return {"rope_type": "linear", "factor": file.factor}, []
-    entries: dict[str, Any] = {"rope_type": "yarn", "factor": file.factor, ORIGINAL: file.original}
-    dead = []
-    for end, default in (("fast", 32.0), ("slow", 1.0)):
-        key = f"yarn_beta_{end}"
-        names = (f"rope.scaling.{key}",) if file.reads_all else ()
-        bound = file.number(f"--yarn-beta-{end}", *names, default=default)
-        entries[f"beta_{end}"] = bound
-        if not file.reads_all and file.scaling(key) not in (None, bound):
-            dead = ["dead betas"]
-    return entries, dead
 
 
 def _divisors(file: _File) -> tuple[tuple[float, ...], list[str]]:

@@ -19,7 +19,15 @@ from typing import Any
 
 def answers(question: dict[str, Any]) -> list[list[tuple[int, float]]]:
     """The likeliest tokens after the first so many ids, for each length."""
-    server = _server(question["path"], max(question["lengths"]) + 8, question["threads"])
+    xllamacpp: Any = import_module("xllamacpp")  # its types are made as it loads
+    params = xllamacpp.CommonParams()
+    params.model.path = question["path"]
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = max(question["lengths"]) + 8, 1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = question["threads"]
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.warmup = params.fit_params = params.ctx_shift = False
+    server = xllamacpp.Server(params)
     found = []
     for length in sorted(question["lengths"]):  # each continues the one before
         answer = server.handle_completions(
@@ -38,18 +46,6 @@ def answers(question: dict[str, Any]) -> list[list[tuple[int, float]]]:
         first = answer["choices"][0]["logprobs"]["content"][0]
         found.append([(token["id"], token["logprob"]) for token in first["top_logprobs"]])
     return found
-
-
-def _server(file: str, context: int, threads: int) -> Any:
-    xllamacpp: Any = import_module("xllamacpp")  # its types are made as it loads
-    params = xllamacpp.CommonParams()
-    params.model.path = file
-    params.n_ctx, params.n_parallel, params.n_gpu_layers = context, 1, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.warmup = params.fit_params = params.ctx_shift = False
-    return xllamacpp.Server(params)
 
 
 if __name__ == "__main__":

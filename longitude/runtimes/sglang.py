@@ -14,18 +14,12 @@ from typing import Any
 
 from longitude.hf.rope_config import ORIGINAL, main_rope_dict
 from longitude.parts import Ntk
-from longitude.runtimes import Runtime, Settings
+from longitude.runtimes import Runtime, Settings, vllm
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
 from longitude.runtimes.rope_dictionaries import by_attn_factor, started, unmultiplied
 from longitude.runtimes.target import Target
 from longitude.runtimes.transformers import version5
-from longitude.runtimes.vllm import (
-    longrope_issues,
-    refuse_integer_factor,
-    refuse_sections,
-    without_theta,
-)
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
@@ -37,11 +31,11 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
         raise DoesNotStart("length refused")
     length = int(requested or length)
     twice = rope.kind == "linear" and requested is None
-    refuse_sections(rope)
+    vllm.refuse_sections(rope)
     rope = rope.noting("length counted twice" if twice else None)
     match rope.kind:
         case "linear":
-            refuse_integer_factor(rope)
+            vllm.refuse_integer_factor(rope)
         case "dynamic":
             alpha, factor = rope.optional("alpha"), rope.number("factor", 1.0)
             grown = factor * factor - (factor - 1) if alpha is None else alpha
@@ -51,7 +45,7 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             return rope.computed(length, attention=gain, issues=rope.ignoring("attention_factor"))
         case "longrope":
             gain = rope.number("long_mscale", rope.attention("attention_factor", "factor"))
-            return rope.computed(length, attention=gain, issues=longrope_issues(rope))
+            return rope.computed(length, attention=gain, issues=vllm.longrope_issues(rope))
     return rope.computed(length)
 
 
@@ -66,7 +60,7 @@ def _read(config: Mapping[str, Any], version: str | None) -> RopeEntries:
     rope = version5(config, given)
     if str(rope.config.get("model_type")).startswith("gemma3") and rope.kind != "default":
         rope = rope.updated(rope_type="default", factor=None).noting("full layers unscaled")
-    return without_theta(rope) if rope.base is None else rope
+    return vllm.without_theta(rope) if rope.base is None else rope
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:

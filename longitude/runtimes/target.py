@@ -65,7 +65,16 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
     one, text = kinds.pop(), text_config(config)
     rope = one.rotary
     if rope is None:
-        raise UserError(_without_rotation(one, length))
+        # `unrotated` is what settings can say of a scheme without rotation
+        why = f"describe a rotation, but {shown(one)} has none: export a scheme with rope(…)."
+        for part in one.scale:
+            if isinstance(part, parts.Drope) and part.length is None:
+                why = f"have one factor for all queries, but {part} has each query's own: the "
+                why += f"nearest they can is {replace(part, length=length)}."
+            elif isinstance(part, parts.Drope):
+                why = f"scale the rotated share of a head, but {part} scales all of it: the "
+                why += "nearest they can is nope()."
+        raise UserError(f"settings of a runtime {why}")
     fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, parts.LongRope)
     windows = [m for m in one.mask if m != parts.Causal() and not text.get("sliding_window")]
     others = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *windows]
@@ -102,25 +111,6 @@ def unrotated(
     scale = {"factor": max(1.0, length / original), "attention_factor": math.sqrt(beta)}
     frequencies = parts.LongRope(factors, factors, original=original, **scale)
     return replace(own, rotary=replace(rope, frequencies=frequencies))
-
-
-def _without_rotation(scheme: Scheme, length: int) -> str:
-    """Why settings can't describe a scheme without rotation; `unrotated` is what they can."""
-    for part in scheme.scale:
-        if isinstance(part, parts.Drope) and part.length is None:
-            return (
-                f"settings of a runtime have one factor for all queries, but {part} has each "
-                f"query's own: the nearest they can is {replace(part, length=length)}."
-            )
-        if isinstance(part, parts.Drope):
-            return (
-                f"settings of a runtime scale the rotated share of a head, but {part} scales "
-                f"all of it: the nearest they can is nope()."
-            )
-    return (
-        f"settings of a runtime describe a rotation, but {shown(scheme)} has none: export a "
-        f"scheme with rope(…)."
-    )
 
 
 def nearest(scheme: Scheme, config: Mapping[str, Any], length: int) -> Scheme:

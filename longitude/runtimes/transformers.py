@@ -57,25 +57,20 @@ lh.apply(model, "{scheme}")
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    if "general.architecture" in config:
-        return _from_gguf(config)
+    if "general.architecture" in config:  # of a GGUF file it reads the base and drops the scaling
+        from longitude.runtimes import llama_cpp  # which reads config.json by `version5`
+
+        dropped = [k for k in config if ".rope.scal" in k or k.startswith("rope_")]
+        read = {k: v for k, v in config.items() if k not in dropped and not k.startswith("-")}
+        found = llama_cpp.from_keys(read)
+        gemma = str(config["general.architecture"]).startswith("gemma")
+        bos = config.get("tokenizer.ggml.add_bos_token") or gemma
+        issues = ["scaling dropped"] * bool(dropped) + ["no BOS"] * bool(bos)
+        return Effective(found.inv_freq, found.attention, found.length, tuple(issues))
     given = config.get("from_pretrained") or {}
     if before(version, "5"):
         return computed(version4(overridden(config, given, "from_pretrained"), version))
     return computed(version5(config, given))
-
-
-def _from_gguf(keys: Mapping[str, Any]) -> Effective:
-    """Of a GGUF file transformers reads the base and drops the scaling."""
-    from longitude.runtimes import llama_cpp  # which reads config.json by `version5`
-
-    read = {k: v for k, v in keys.items() if ".rope.scal" not in k and not k.startswith("rope_")}
-    found = llama_cpp.from_keys({k: v for k, v in read.items() if not k.startswith("-")})
-    arch = str(keys["general.architecture"])
-    dropped = ["scaling dropped"] if len(read) < len(keys) else []
-    bos = keys.get("tokenizer.ggml.add_bos_token") or arch.startswith("gemma")
-    issues = (*dropped, *["no BOS"] * bool(bos))
-    return Effective(found.inv_freq, found.attention, found.length, issues)
 
 
 def overridden(
@@ -144,38 +139,27 @@ def version4(config: Mapping[str, Any], version: str | None) -> RopeEntries:
     entries, dims = {**own, "rope_type": kind}, _rotated_dims(text, {}, kind)
     rope = RopeEntries(text, entries, _default_theta(text), dims)
     rope = rope.noting("rope_parameters unread" if unread else None)
-    if kind == "longrope":
-        return _longrope4(rope, version)
-    if kind == "llama3":
-        return rope.updated(**{ORIGINAL: own.get(ORIGINAL) or rope.max_length})
-    return _yarn4(rope, version) if kind == "yarn" else rope
-
-
-def _longrope4(rope: RopeEntries, version: str | None) -> RopeEntries:
-    """Version 4 takes the original length beside the dictionary, or else the maximum; versions
-    before 4.45 then chose the long list by the factor."""
-    beside = rope.config.get(ORIGINAL)
-    factor = rope.max_length / beside if beside else rope.entries.get("factor")
-    rope = rope.updated(**{ORIGINAL: beside or rope.max_length}, factor=factor)
-    if beside:
-        return rope
-    if before(version, "4.45") and (rope.optional("factor") or 1.0) > 1:
-        rope = rope.updated(short_factor=rope.entries.get("long_factor"))
-    return rope.noting("other original")
-
-
-def _yarn4(rope: RopeEntries, version: str | None) -> RopeEntries:
-    own, longest = rope.entries, rope.max_length
-    truncate = rope.ignoring("truncate")
-    if before(version, "4.45"):
-        other = "other original" if own.get(ORIGINAL) != longest else None
-        plain = rope.updated(mscale=None, truncate=None, **{ORIGINAL: longest})
-        return plain.noting(other, *truncate)
-    if before(version, "4.56") and own.get(ORIGINAL):
-        factor = longest / float(own[ORIGINAL])
-        other = "factor from lengths" if factor != own.get("factor") else None
-        return rope.updated(factor=factor, truncate=None).noting(other, *truncate)
-    return rope.updated(**{ORIGINAL: own.get(ORIGINAL) or longest})
+    original, longest = own.get(ORIGINAL), rope.max_length
+    match kind:
+        case "longrope":  # its original length is the one beside it, or else the maximum
+            beside = rope.config.get(ORIGINAL)
+            factor = longest / beside if beside else own.get("factor")
+            rope = rope.updated(**{ORIGINAL: beside or longest}, factor=factor)
+            if not beside and before(version, "4.45") and (rope.optional("factor") or 1.0) > 1:
+                rope = rope.updated(short_factor=own.get("long_factor"))  # chosen by the factor
+            return rope.noting(None if beside else "other original")
+        case "yarn" if before(version, "4.45"):
+            other = "other original" if original != longest else None
+            plain = rope.updated(mscale=None, truncate=None, **{ORIGINAL: longest})
+            return plain.noting(other, *rope.ignoring("truncate"))
+        case "yarn" if before(version, "4.56") and original:
+            factor = longest / float(original)
+            other = "factor from lengths" if factor != own.get("factor") else None
+            plain = rope.updated(factor=factor, truncate=None)
+            return plain.noting(other, *rope.ignoring("truncate"))
+        case "llama3" | "yarn":
+            return rope.updated(**{ORIGINAL: original or longest})
+    return rope
 
 
 def computed(rope: RopeEntries, length: int | None = None) -> Effective:

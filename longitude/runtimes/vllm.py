@@ -65,8 +65,15 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
             grown = factor * rows / rope.number("max_trained_positions", rows) - (factor - 1)
             frequencies = Ntk(grown) if grown != 1 else Unscaled()
             return rope.computed(min(length, rows), frequencies, issues=["dynamic is static"])
-        case "yarn":
-            return _yarn(rope, length, version)
+        case "yarn":  # the table has original length times factor rows
+            gain, issues = None, []
+            if before(version, "0.32"):
+                gain = magnitude(rope.number("factor")) * rope.number("attn_factor", 1.0)
+                ignored = map(rope.optional, ("attention_factor", "mscale", "mscale_all_dim"))
+                issues = ["attention factor ignored"] * any(ignored)
+            rows = math.ceil(rope.number(ORIGINAL) * rope.number("factor"))
+            issues += ["length past the table"] * (rows < length)
+            return rope.computed(min(length, rows), attention=gain, issues=issues)
         case "longrope":  # the long list for every input if longer ones than the original may come
             long = length > rope.number(ORIGINAL)
             own = rope.attention("attention_factor", "factor")
@@ -131,19 +138,6 @@ def _length(rope: RopeEntries, config: Mapping[str, Any], limit: float, version:
     if requested > longest and requested > (rope.config.get("model_max_length") or 0):
         raise DoesNotStart("length refused")
     return int(requested)
-
-
-def _yarn(rope: RopeEntries, length: int, version: str | None) -> Effective:
-    """The table has original length times factor rows."""
-    if before(version, "0.32"):
-        gain = magnitude(rope.number("factor")) * rope.number("attn_factor", 1.0)
-        ignored = map(rope.optional, ("attention_factor", "mscale", "mscale_all_dim"))
-        issues = ["attention factor ignored"] if any(ignored) else []
-    else:
-        gain, issues = None, []
-    rows = math.ceil(rope.number(ORIGINAL) * rope.number("factor"))
-    issues += ["length past the table"] * (rows < length)
-    return rope.computed(min(length, rows), attention=gain, issues=issues)
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:

@@ -193,7 +193,7 @@ def show_scores(measured: ScoreStatistics, console: Console) -> None:
     side_by_side(score_plots(measured), console)
     every = [(f"{row.layer}.{h.head}", h) for row in measured.layers for h in row.heads]
     uses = [name for name, h in every if h.uses_position]
-    sinks = [name for name, h in every if h.is_sink]
+    sinks = [name for name, h in every if h.sink >= SINK]
     share, left = f"(distance explains {USES:.0%} or more)", f"leave {SINK:.0%} or more of their"
     sentences = [
         f"{len(uses)} of {len(every)} heads use position {share}{_some(uses)}",
@@ -212,9 +212,9 @@ def show_scores(measured: ScoreStatistics, console: Console) -> None:
         console.print(Text(sentence, style=DIM))
 
 
-def _some(names: Sequence[str], most: int = 8) -> str:
-    more = ", …" if len(names) > most else ""
-    return f": {', '.join(names[:most])}{more}." if names else "."
+def _some(names: Sequence[str]) -> str:
+    more = ", …" if len(names) > 8 else ""
+    return f": {', '.join(names[:8])}{more}." if names else "."
 
 
 def _layers(rows: Sequence[LayerRow]) -> Table:

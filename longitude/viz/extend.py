@@ -116,6 +116,12 @@ def markdown(section: Section, charts: Sequence[tuple[str, str]] = ()) -> str:
     ]
     signs = f"**Bold**: the best; {NEAR}: not significantly different from it; ranges are 95 % CIs."
     searches = [f"{escaped(s)}{f' {fenced(text)}' if text else ''}" for s, text in section.searches]
+    by_length = []
+    for metric in (metrics()[m] for m in (KEPT, RETRIEVAL, CONTEXT) if m in section.tables):
+        table = length_table(section, section.tables[metric.name])
+        lines = [[fenced(label), *(c.markdown() for c in cells)] for label, *cells in table["rows"]]
+        drawn = markdown_table(table["heads"], lines)
+        by_length.append(f"{metric.title}, {metric.unit}:\n\n{drawn}")
     scores = ""
     if section.lm_eval:
         (first, *labels), lines = section.lm_eval
@@ -127,19 +133,13 @@ def markdown(section: Section, charts: Sequence[tuple[str, str]] = ()) -> str:
         listed([f"**{escaped(what)}**: {escaped(text)}" for what, text in section.advice()]),
         f"{markdown_table(heads, rows)}\n{signs}{f' {INSANE}' if section.any_insane else ''}\n",
         listed([*map(escaped, [*section.remarks(), *section.notes])]),
-        *(_by_length(section, m) for m in (KEPT, RETRIEVAL, CONTEXT) if m in section.tables),
+        *by_length,
         listed(searches, "Search:\n\n"),
         scores,
         "".join(f"![{escaped(title)}]({file})\n" for title, file in charts),
         listed([*map(escaped, section.machines())], "Measured on:\n\n"),
     ]
     return "\n".join(filter(None, parts))
-
-
-def _by_length(section: Section, measure: str) -> str:
-    metric, table = metrics()[measure], length_table(section, section.tables[measure])
-    rows = [[fenced(label), *(c.markdown() for c in cells)] for label, *cells in table["rows"]]
-    return f"{metric.title}, {metric.unit}:\n\n{markdown_table(table['heads'], rows)}"
 
 
 def write_summary(sections: Sequence[Section], path: Path, charts: Sequence[Path] = ()) -> None:

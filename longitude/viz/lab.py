@@ -238,37 +238,34 @@ def write(scores: Iterable[Score], path: Path, title: str) -> None:
 def spec(scores: Iterable[Score], title: str) -> Spec:
     """A Vega-Lite document: for each task its curves, and beside them its table, which is the key
     to them too."""
-    tables = lab_tables(scores)
+    tables, drawn = lab_tables(scores), []
     labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
+    for table in tables:
+        rows = [
+            {"label": s, "x": x, "mean": mean, "low": least, "high": greatest, "seeds": seeds}
+            for s, path in table.curves.items()
+            for x, (mean, least, greatest, seeds) in path
+        ]
+        beside = [_table(table, labels)]
+        if len({r["x"] for r in rows}) > 1:
+            what = "position in the longest text" if table.bins else "test length"
+            x = v.axis("x", f"{what} (tokens)", "log2", **charts.length_ticks(rows, table.ticks))
+            y = v.axis("mean", "exact answers", ends={"domain": [0, 1]})
+            y = charts.loss_axis(rows, "loss (nats per byte)") if table.by_loss else y
+            look = {"first": 1, "size": 9 if table.bins else 40, "shade": 0.16}
+            layers = charts.lines(rows, labels, table.trained, x, y, **look)
+            beside.insert(0, v.inset(v.document(layers), rows, width=460, height=300))
+        notes = [line for r in table.reasons() for line in textwrap.wrap(f"– {r}", 150)]
+        head = {"text": f"{table.task}, trained at {table.trained:,}", "fontSize": 14, "offset": 14}
+        head |= {"subtitle": [table.measure, *notes]}
+        drawn.append({"title": head, "hconcat": beside, "spacing": 36, "center": True})
     return {
         "title": {"text": printable(title), "fontSize": 18, "offset": 20},
         "params": [v.CHOSEN],
-        "vconcat": [_row(table, labels) for table in tables],
+        "vconcat": drawn,
         "resolve": {"scale": {"fillOpacity": "independent"}},
         "spacing": 44,
     }
-
-
-def _row(table: LabTable, labels: Sequence[str]) -> Spec:
-    """A task's curves, where it has some, and its table."""
-    rows = [
-        {"label": s, "x": x, "mean": mean, "low": least, "high": greatest, "seeds": seeds}
-        for s, path in table.curves.items()
-        for x, (mean, least, greatest, seeds) in path
-    ]
-    drawn = [_table(table, labels)]
-    if len({r["x"] for r in rows}) > 1:
-        title = "position in the longest text (tokens)" if table.bins else "test length (tokens)"
-        x = v.axis("x", title, "log2", **charts.length_ticks(rows, table.ticks))
-        y = v.axis("mean", "exact answers", ends={"domain": [0, 1]})
-        y = charts.loss_axis(rows, "loss (nats per byte)") if table.by_loss else y
-        look = {"first": 1, "size": 9 if table.bins else 40, "shade": 0.16}
-        layers = charts.lines(rows, labels, table.trained, x, y, **look)
-        drawn.insert(0, v.inset(v.document(layers), rows, width=460, height=300))
-    notes = [line for r in table.reasons() for line in textwrap.wrap(f"– {r}", 150)]
-    head = {"text": f"{table.task}, trained at {table.trained:,}", "fontSize": 14, "offset": 14}
-    head |= {"subtitle": [table.measure, *notes]}
-    return {"title": head, "hconcat": drawn, "spacing": 36, "center": True}
 
 
 def _table(table: LabTable, labels: Sequence[str]) -> Spec:
@@ -294,7 +291,7 @@ def _table(table: LabTable, labels: Sequence[str]) -> Spec:
     x = v.channel("length:O", title="test length (tokens)", axis=top, scale=band)
     at: Spec = {"x": x, "y": y}
     tips = v.tooltip("label:N", "length:Q", "mean:Q", "seeds:Q", "reason:N", label="scheme")
-    shade: Spec = {"tooltip": tips, "fillOpacity": tint, "opacity": v.strength()}
+    shade: Spec = {"tooltip": tips, "fillOpacity": tint, "opacity": v.STRENGTH}
     ends: Spec = {"x": {"value": -STROKE - 6}, "x2": {"value": -6}}
     ends |= {"color": charts.colour(labels), "strokeDash": charts.dash(labels, 1)}
     stroke = v.mark("rule", strokeDash=[1, 0], strokeWidth=2.2, clip=False)

@@ -143,7 +143,15 @@ def draw(plot: Plot, width: int) -> Group:
         column = round(x.share(plot.mark[1]) * (2 * across - 1))
         canvas.line([(column, 0), (column, 4 * plot.height - 1)], MARK, DOTTED)
     for line in plot.lines:
-        _stroke(canvas, line, x, y)
+        columns: dict[int, list[float]] = {}
+        for px, py in [*line.points, (0.0, None)]:
+            if py is not None:  # points closer together than dots are drawn as their mean
+                height = (1 - y.share(py)) * (4 * plot.height - 1)
+                columns.setdefault(round(x.share(px) * (2 * across - 1)), []).append(height)
+            elif columns:
+                run = [(column, sum(ys) / len(ys)) for column, ys in columns.items()]
+                canvas.line(run, line.style, line.pattern)
+                columns = {}
     middle = y.number(1 - (plot.height // 2 + 0.5) / plot.height)
     middle = 0 if abs(middle) < (y.high - y.low) / 100 and y.low < 0 else middle
     numbers = {0: short(y.high), plot.height // 2: short(middle), plot.height - 1: short(y.low)}
@@ -186,18 +194,6 @@ def side_by_side(plots: Sequence[Plot | Group], console: Console) -> None:
         row.add_row(*drawn[first : first + across])
         console.print()
         console.print(row)
-
-
-def _stroke(canvas: Canvas, line: Line, x: Axis, y: Axis) -> None:
-    wide, high = 2 * canvas.width - 1, 4 * canvas.height - 1
-    columns: dict[int, list[float]] = {}
-    for px, py in [*line.points, (0.0, None)]:
-        if py is not None:  # points closer together than dots are drawn as their mean
-            columns.setdefault(round(x.share(px) * wide), []).append((1 - y.share(py)) * high)
-        elif columns:
-            run = [(column, sum(ys) / len(ys)) for column, ys in columns.items()]
-            canvas.line(run, line.style, line.pattern)
-            columns = {}
 
 
 def _ticks(x: Axis, across: int, ticks: Sequence[int]) -> str:

@@ -31,8 +31,8 @@ BAR = 12  # characters of the longest bar
 def by_windows(
     steps: Sequence[Step], windows: Sequence[Piece], wanted: str, console: Console
 ) -> None:
-    """Print which window each token came from, then the windows themselves, each with the sentence
-    that has most of the wanted words."""
+    """Print which window each token came from, then the windows themselves, the largest share
+    first, each with the sentence that has most of the wanted words."""
     if all(step.window is None for step in steps):
         every = "; ".join(f"{printable(one.document.name)}, {one.place}" for one in windows)
         console.print(f"read in full: {every}", markup=False, soft_wrap=True)
@@ -47,7 +47,21 @@ def by_windows(
     console.print(table)
     what = "the attention" if by_mass else "the tokens"
     console.print(Text(f"the windows, by their share of {what}", style="bold"))
-    _legend(steps, windows, wanted, console)
+    totals = [0.0] * len(windows)
+    for step in steps:
+        for n, share in enumerate(step.mass):
+            totals[n] += share
+        if not step.mass and step.window is not None:
+            totals[step.window] += 1
+    shares = {n: one / (sum(totals) or 1) for n, one in enumerate(totals)}
+    order = sorted((n for n in shares if round(100 * shares[n])), key=lambda n: (-shares[n], n))
+    for n in order[:MAX_LISTED]:
+        one, bar = windows[n], "█" * max(1, round(BAR * shares[n]))
+        head = Text.assemble((f"window {n + 1} ", _colour(n)), (f"{bar} {shares[n]:.0%} ", DIM))
+        head.append(f"{printable(one.document.name)}, {one.place}")
+        console.print(head, soft_wrap=True)
+        words = Text(f"  {printable(excerpt(one.text, wanted))}", style=DIM)
+        console.print(words, overflow="ellipsis", no_wrap=True)
 
 
 def _row(step: Step, by_mass: bool) -> tuple[Text, ...]:
@@ -68,26 +82,6 @@ def _row(step: Step, by_mass: bool) -> tuple[Text, ...]:
     number = NOTHING if window is None else str(window + 1)
     style = _colour(window)
     return Text(f"“{text}”", style=style), Text(number, style=style), Text(value), more
-
-
-def _legend(steps: Sequence[Step], windows: Sequence[Piece], wanted: str, console: Console) -> None:
-    """The windows that an answer came from, by attention or by the tokens chosen: the largest share
-    first, with a few words of each."""
-    totals = [0.0] * len(windows)
-    for step in steps:
-        for n, share in enumerate(step.mass):
-            totals[n] += share
-        if not step.mass and step.window is not None:
-            totals[step.window] += 1
-    shares = {n: one / (sum(totals) or 1) for n, one in enumerate(totals)}
-    order = sorted((n for n in shares if round(100 * shares[n])), key=lambda n: (-shares[n], n))
-    for n in order[:MAX_LISTED]:
-        one, bar = windows[n], "█" * max(1, round(BAR * shares[n]))
-        head = Text.assemble((f"window {n + 1} ", _colour(n)), (f"{bar} {shares[n]:.0%} ", DIM))
-        head.append(f"{printable(one.document.name)}, {one.place}")
-        console.print(head, soft_wrap=True)
-        words = Text(f"  {printable(excerpt(one.text, wanted))}", style=DIM)
-        console.print(words, overflow="ellipsis", no_wrap=True)
 
 
 def by_path(visit: Mapping[str, Any], place: str, console: Console) -> None:

@@ -139,7 +139,7 @@ def _distance_map(section: Section) -> Iterator[Chart]:
     between: Spec = {"x": x, "y": y, "y2": {"field": "low"}, "opacity": _shade(labels)}
     area = v.layer("area", where=wide, **between, color=colour(labels))
     look: Spec = {"x": x, "color": colour(labels), "strokeDash": dash(labels)}
-    look |= {"opacity": v.strength(), "tooltip": _tips(rows)}
+    look |= {"opacity": v.STRENGTH, "tooltip": _tips(rows)}
     layers = [
         *v.level(f"trained window {at:,}", at, [r["x"] for r in rows], "x"),
         v.layer("rule", [{"high": at}], y=y),
@@ -169,7 +169,7 @@ def _cost(section: Section) -> Iterator[Chart]:
     y = loss_axis(rows) if board.lower_is_better else v.axis("mean", board.metric.unit)
     bar = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5)
     interval: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "opacity": _shade(labels)}
-    dot: Spec = {"x": x, "y": y, "opacity": v.strength(), "tooltip": _tips(rows)}
+    dot: Spec = {"x": x, "y": y, "opacity": v.STRENGTH, "tooltip": _tips(rows)}
     seen = {"test": f"width > {NARROW} && ({v.POINTED})", "value": 1}
     name: Spec = {"x": x, "y": y, "text": "label:N", "opacity": {"condition": seen, "value": 0}}
     layers = [
@@ -230,7 +230,7 @@ def lines(
     shade: float | None = None,
 ) -> list[Spec]:
     """A line for each method with its interval as a band, and the trained window as a rule."""
-    look: Spec = {"x": x, "y": y, "color": colour(labels), "opacity": v.strength()}
+    look: Spec = {"x": x, "y": y, "color": colour(labels), "opacity": v.STRENGTH}
     area: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "color": colour(labels)}
     area["opacity"] = _shade(labels, shade)
     bands = [v.layer("area", where="datum.low < datum.high", **area)]

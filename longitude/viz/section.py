@@ -288,7 +288,16 @@ def section(
         raise UserError("A section is of one model, but got rows of several: make one for each.")
     advice = recommendation or {}
     steps = next_steps or [(n["title"], n["command"]) for n in advice.get("next", ())]
-    return Section([*map(_printable, rows)], advice, tuple(steps), maps or {}, run, by_size)
+    safe = []  # rows with every text from outside on one line and printable
+    for row in rows:
+        subject, text = row.key.subject, row.key.text
+        names = {"name": printable(subject.name), "scheme": printable(subject.scheme)}
+        text = text and replace(text, name=printable(text.name))
+        scheme, subject = printable(row.key.scheme), replace(subject, **names)
+        key = replace(row.key, scheme=scheme, subject=subject, text=text)
+        texts = {"label": printable(row.label), "refused": row.refused and printable(row.refused)}
+        safe.append(replace(row, key=key, value={**row.value, **texts}))
+    return Section(safe, advice, tuple(steps), maps or {}, run, by_size)
 
 
 def signed(value: Interval | None) -> Cell:
@@ -297,17 +306,6 @@ def signed(value: Interval | None) -> Cell:
         return Cell("")
     mean, low, high = (f"{x:+z.3f}" for x in (value.mean, value.low, value.high))  # z: no -0.000
     return Cell(mean, "" if low == high else f"{low} – {high}")
-
-
-def _printable(row: Measurement) -> Measurement:
-    """A measurement with every text from outside on one line and printable."""
-    subject, text = row.key.subject, row.key.text
-    names = {"name": printable(subject.name), "scheme": printable(subject.scheme)}
-    text = text and replace(text, name=printable(text.name))
-    scheme, subject = printable(row.key.scheme), replace(subject, **names)
-    key = replace(row.key, scheme=scheme, subject=subject, text=text)
-    texts = {"label": printable(row.label), "refused": row.refused and printable(row.refused)}
-    return replace(row, key=key, value={**row.value, **texts})
 
 
 def _line(value: Any) -> str:

@@ -40,6 +40,10 @@ MARKS: dict[str, Spec] = {
 }
 CHOSEN: Spec = {"name": "chosen", "value": None}  # the method that is pointed at
 POINTED = "!chosen || chosen == datum.label"
+STRENGTH: Spec = {
+    "condition": {"test": POINTED, "value": 1.0},
+    "value": 0.12,
+}  # of methods: opacity
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 MONO = "ui-monospace, monospace"
@@ -153,11 +157,6 @@ def level(name: str, at: float, values: Sequence[float], channel: str = "y") -> 
         layer("rule", rows, **{channel: "at:Q"}),
         layer(text, rows, **{channel: "at:Q"}, text="name:N", **other),
     ]
-
-
-def strength(full: float = 1.0, faint: float = 0.12) -> Spec:
-    """Opacity: all methods alike, or the one pointed at above the others."""
-    return {"condition": {"test": POINTED, "value": full}, "value": faint}
 
 
 def stroke(index: int) -> tuple[int, int]:

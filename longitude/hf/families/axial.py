@@ -92,24 +92,6 @@ def rotated_by(tower: Tower, config: Any, rope: Rope | None, image: Tensor) -> A
     return tables
 
 
-def tower_scheme(model: nn.Module, tower: Tower, rotary: Any) -> Scheme:
-    """The rotation of such a model, checked against its own tables."""
-    config: Any = model.config
-    stated = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
-    rope = Rope(float(stated["rope_theta"]), pairs=tower.pairs, axes=Axial())
-    size = config.image_size
-    sizes = size if isinstance(size, Iterable) else (size, size)
-    image = torch.zeros(1, 1, *sizes, device=next(model.parameters()).device)
-    ours, theirs = rotated_by(tower, config, rope, image), type(rotary).forward(rotary, image)
-    for one, other in zip(ours, theirs, strict=True):
-        if one.shape != other.shape or not torch.allclose(one, other, atol=1e-4):
-            raise UserError(
-                f"{type(rotary).__name__} rotates in another way than {rope}: "
-                f"{type(model).__name__} can't be patched."
-            )
-    return Scheme.of(rope, Bidirectional())
-
-
 def claims(model: nn.Module) -> bool:
     """Whether a model is a vision tower whose configuration says that its rotation is axial."""
     if tower_of(model) is not None:
@@ -119,9 +101,24 @@ def claims(model: nn.Module) -> bool:
 
 
 def own_scheme(model: nn.Module) -> Scheme:
-    """The rotation under which its rotary embedding moves by one row, and by one column."""
+    """The rotation under which its rotary embedding moves by one row, and by one column; of one
+    that is given the image, the configuration's, checked against its own tables."""
+    config: Any = model.config
     if (found := tower_of(model)) is not None:
-        return tower_scheme(model, *found)
+        tower, module = found
+        stated = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
+        rope = Rope(float(stated["rope_theta"]), pairs=tower.pairs, axes=Axial())
+        size = config.image_size
+        sizes = size if isinstance(size, Iterable) else (size, size)
+        image = torch.zeros(1, 1, *sizes, device=next(model.parameters()).device)
+        ours, theirs = rotated_by(tower, config, rope, image), type(module).forward(module, image)
+        for one, other in zip(ours, theirs, strict=True):
+            if one.shape != other.shape or not torch.allclose(one, other, atol=1e-4):
+                raise UserError(
+                    f"{type(module).__name__} rotates in another way than {rope}: "
+                    f"{type(model).__name__} can't be patched."
+                )
+        return Scheme.of(rope, Bidirectional())
     rotary: Any = rotary_owners(model)[0].rotaries[0]
     ids = torch.eye(2, dtype=torch.long, device=rotary.inv_freq.device)
     x = torch.zeros(1, 1, device=ids.device)
@@ -130,7 +127,7 @@ def own_scheme(model: nn.Module) -> Scheme:
     first, second = angle.chunk(2, -1)
     pairs = "half" if torch.equal(first, second) else "adjacent"
     measured = first if pairs == "half" else angle[:, ::2]
-    base = float(model.config.rope_parameters["rope_theta"])  # type: ignore[union-attr]
+    base = float(config.rope_parameters["rope_theta"])
     for spectrum in ("shared", "alternating"):
         rope = Rope(base, pairs=pairs, axes=Axial(spectrum))
         if torch.allclose(spectrum_of(rope, angle.shape[1]), measured, rtol=1e-4, atol=1e-7):
@@ -247,19 +244,16 @@ def attend(
     state: _Forward = getattr(module, STATE)
     pos, segments = state.positions(module, query.shape[2]), None
     if attention_mask is not None:
-        segments = images_of(attention_mask).expand(query.shape[0], -1)
+        # which image each patch belongs to (b n), from a mask (b 1 n n) that hides other images
+        mask = attention_mask[:, 0]
+        shown = mask if mask.dtype == torch.bool else mask == 0
+        ids = shown.int().argmax(-1)
+        if not torch.equal(shown, ids[:, :, None] == ids[:, None]):
+            raise UserError("a mask hides more than other images: patch the model without a mask.")
+        segments = ids.expand(query.shape[0], -1)
     options: dict[str, Any] = {"scale": scaling, "dropout": dropout, "segments": segments}
     out = attention(state.scheme, query, key, value, pos, pos, **options)
     return out.transpose(1, 2).contiguous(), None
-
-
-def images_of(mask: Tensor) -> Tensor:
-    """Which image each patch belongs to (b n), from a mask (b 1 n n) that hides other images."""
-    shown = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
-    ids = shown.int().argmax(-1)
-    if not torch.equal(shown, ids[:, :, None] == ids[:, None]):
-        raise UserError("a mask hides more than other images: patch the model without a mask.")
-    return ids
 
 
 AXIAL = Family("axial", claims, own_scheme, patch)

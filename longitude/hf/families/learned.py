@@ -155,8 +155,15 @@ def _extended(found: list[PositionTable], part: Any, full: Scheme) -> Iterator[S
     buffers = [(each.parent, dict(each.parent._buffers)) for each in found]
     try:
         for each in found:
-            each.parent._buffers.update(_longer_position_ids(each, part))
-            cls = type(each.table)
+            # buffers with one integer per row (0, 1, 2, … or all equal), continued
+            rows, cls = each.table.num_embeddings, type(each.table)
+            length = max(rows, min(part.reach or MAX_POSITION_IDS, MAX_POSITION_IDS) + part.offset)
+            for key, held in [*each.parent.named_buffers(recurse=False)]:
+                if tuple(held.shape) == (1, rows) and not held.is_floating_point():
+                    more = torch.arange(rows, length, dtype=held.dtype, device=held.device)[None]
+                    counts = bool((held[0, 1:] > held[0, :-1]).all())
+                    more = more if counts else held[:, -1:].expand(-1, more.shape[1])
+                    each.parent._buffers[key] = torch.cat([held, more], 1)
             bases = (ExtendedTable,) if cls is nn.Embedding else (cls, ExtendedTable)
             each.table.__class__ = type(f"Extended{cls.__name__}", bases, {"part": part})
         yield full
@@ -165,19 +172,6 @@ def _extended(found: list[PositionTable], part: Any, full: Scheme) -> Iterator[S
             table.__class__ = cls
         for parent, held in buffers:
             parent._buffers.update(held)
-
-
-def _longer_position_ids(each: PositionTable, part: Any) -> dict[str, Tensor]:
-    """Buffers with one integer per row (0, 1, 2, … or all equal), continued."""
-    longer, rows = {}, each.table.num_embeddings
-    length = max(rows, min(part.reach or MAX_POSITION_IDS, MAX_POSITION_IDS) + part.offset)
-    for key, held in each.parent.named_buffers(recurse=False):
-        if tuple(held.shape) == (1, rows) and not held.is_floating_point():
-            more = torch.arange(rows, length, dtype=held.dtype, device=held.device)[None]
-            counts = bool((held[0, 1:] > held[0, :-1]).all())
-            more = more if counts else held[:, -1:].expand(-1, more.shape[1])
-            longer[key] = torch.cat([held, more], 1)
-    return longer
 
 
 @torch.no_grad()
