@@ -92,7 +92,7 @@ def check_name(path: Path) -> None:
 
 
 @lru_cache(maxsize=8)
-def live_page(link: str = "") -> str:
+def live_page(link: str) -> str:
     """The page behind the server; `link` is the state that it starts from."""
     values = _values(link, None) | {"style": "", "scripts": [], "policy": ""}
     return files.load_template(PACKAGE, "page.html").render(**values)

@@ -204,22 +204,13 @@ def snippets(state: PageState, index: int) -> dict[str, Any]:
     resolved = resolve(state.columns[index], state)
     text = dump(resolved.scheme)
     target = round((resolved.factor or state.stretch) * state.window)
-    return {
-        "scheme": text,
-        "code": _code(state, text),
-        "target": target,
-        "exports": _exports(state, text, target),
-    }
-
-
-def _code(state: PageState, text: str) -> list[dict[str, str]]:
     model, to = state.model or MODEL, ["--to", str(state.length)]
     quoted = json.dumps(text, ensure_ascii=False)
     sizes = {"length": min(state.length, EXAMPLE_LENGTH), "heads": state.heads, "dim": state.dim}
     patch = PATCH.format(model=json.dumps(model, ensure_ascii=False), text=quoted)
     measure = ["longitude", "extend", model, *to, "--methods", text]
     write = ["longitude", "export", model, *to, "--for", "all", "--scheme", text]
-    texts = {
+    code = {
         "Attention in PyTorch": ATTENTION.format(text=quoted, **sizes),
         "A Hugging Face model": patch,
         "Draw it in the terminal": f"longitude show {shlex.quote(text)}\n",
@@ -227,8 +218,13 @@ def _code(state: PageState, text: str) -> list[dict[str, str]]:
         "Write it for every runtime": shlex.join(write) + "\n",
     }
     if text.startswith(("layers(", "split(")):
-        del texts["Attention in PyTorch"]
-    return [{"title": title, "text": text} for title, text in texts.items()]
+        del code["Attention in PyTorch"]
+    return {
+        "scheme": text,
+        "code": [{"title": title, "text": each} for title, each in code.items()],
+        "target": target,
+        "exports": _exports(state, text, target),
+    }
 
 
 def _exports(state: PageState, text: str, target: int) -> list[dict[str, Any]]:

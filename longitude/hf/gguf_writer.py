@@ -34,7 +34,18 @@ def rewrite(layout: Layout, out: Path, keys: Keys, tensors: Tensors) -> None:
         raise UserError(f"{out} is the file to be exported itself: name another one.")
     if out.is_dir():
         raise UserError(f"{out} is a folder, but a GGUF file is to be written: name a file in it.")
-    table, end = _tensor_table(layout, tensors)
+    table, end = list(layout.tensors), padded(layout.used, layout.step)  # where their bytes end
+    known = {tensor.name: tensor for tensor in table}
+    for name, values in tensors.items():
+        size, old = 4 * len(values), known.get(name)
+        if old is not None and (old.kind, old.size) != (FLOAT32, size):
+            raise UserError(
+                f"{layout.path} holds {name} of shape {old.shape}, where {len(values)} float32 "
+                "numbers should go: convert the model again."
+            )
+        if old is None:
+            table.append(TensorEntry(name, (len(values),), FLOAT32, end, size))
+            end += padded(size, layout.step)
     try:
         with atomic_file(out) as part, part.open("wb") as new, layout.path.open("rb", 0) as source:
             source.seek(START.size)
@@ -55,23 +66,6 @@ def rewrite(layout: Layout, out: Path, keys: Keys, tensors: Tensors) -> None:
             size = f"takes {end / 1e9:.2f} GB, but there is no space left"
             why = f"{size}: free some, or name another place."
         raise UserError(f"{out} {why}") from error
-
-
-def _tensor_table(layout: Layout, tensors: Tensors) -> tuple[list[TensorEntry], int]:
-    """The tensors of the new file, and where their bytes end."""
-    table, end = list(layout.tensors), padded(layout.used, layout.step)
-    for tensor in table:
-        new = tensors.get(tensor.name)
-        if new is not None and (tensor.kind, tensor.size) != (FLOAT32, 4 * len(new)):
-            raise UserError(
-                f"{layout.path} holds {tensor.name} of shape {tensor.shape}, where {len(new)} "
-                "float32 numbers should go: convert the model again."
-            )
-    for name in [n for n in tensors if n not in {tensor.name for tensor in table}]:
-        size = 4 * len(tensors[name])
-        table.append(TensorEntry(name, (len(tensors[name]),), FLOAT32, end, size))
-        end += padded(size, layout.step)
-    return table, end
 
 
 def _head(layout: Layout, old: bytes, keys: Keys, added: Sequence[TensorEntry]) -> bytes:

@@ -310,7 +310,13 @@ def over_ranks(model: nn.Module, group: Any, states: list[ModelState]) -> Iterat
     ranks = Ranks(group, model, str(schemes))
     for state in states:
         state.ranks = ranks
-    with ranks.installed(model) if hasattr(model, "generate") else nullcontext():
+    generate: Any = getattr(model, "generate", None)  # notes that it runs
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        with ranks.full_prompts():
+            return generate(*args, **kwargs)
+
+    with probe.replaced(model, "generate", noted) if generate else nullcontext():
         yield
 
 

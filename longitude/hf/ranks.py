@@ -19,7 +19,6 @@ from torch import Tensor
 
 from longitude.core.validate import UserError
 from longitude.hf.layer import LAYER_STATE
-from longitude.hf.probe import replaced
 from longitude.ops.shards import LayerGroup, answered, shard_positions
 
 if TYPE_CHECKING:
@@ -38,18 +37,6 @@ class Ranks:
         self.split = "tokens"  # or "heads": how attention shares the work of a forward
         self.segments: Tensor | None = None  # which document each token of a forward is of
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-
-    @contextmanager
-    def installed(self, model: Any) -> Iterator[None]:
-        """`generate` that notes that it runs."""
-        generate = model.generate
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            with self.full_prompts():
-                return generate(*args, **kwargs)
-
-        with replaced(model, "generate", noted):
-            yield
 
     @contextmanager
     def full_prompts(self) -> Iterator[None]:

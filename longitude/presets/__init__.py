@@ -229,12 +229,9 @@ def llama4(base: float = 500_000, chunk: int = 8192) -> Layers:
 @preset("Gemma Team 2025, arXiv:2503.19786")
 def gemma3(window: int = 1024, factor: float = 8) -> Layers:
     """Five local layers at base 10,000, then a global one at 1,000,000, interpolated."""
-    return Layers(
-        (
-            *[Scheme.of(parts.Rope(), parts.Window(window))] * 5,
-            Scheme.of(parts.Rope(1_000_000, frequencies=parts.Linear(factor))),
-        )
-    )
+    local = Scheme.of(parts.Rope(), parts.Window(window))
+    far = Scheme.of(parts.Rope(1_000_000, frequencies=parts.Linear(factor)))
+    return Layers((*[local] * 5, far))
 
 
 @preset("Longitude")
@@ -380,9 +377,8 @@ def dynamic_yarn_llama(original: int = 4096, base: float = 10000) -> Scheme:
 def stepped_yarn(original: int = 4096, step: float = 1, base: float = 10000) -> Scheme:
     """YaRN whose factor grows with the query's own position: decoding equals prefill at any
     length."""
-    return Scheme.of(
-        parts.Rope(base, frequencies=parts.Stepped("yarn", original=original, step=step))
-    )
+    yarn = parts.Stepped("yarn", original=original, step=step)
+    return Scheme.of(parts.Rope(base, frequencies=yarn))
 
 
 @preset("Wang et al. 2024, arXiv:2403.00071")
@@ -435,9 +431,8 @@ def longrope_phi3(
     short: tuple[float, ...], long: tuple[float, ...], original: int = 4096, factor: float = 32
 ) -> Scheme:
     """Searched factors, one for each pair."""
-    return Scheme.of(
-        parts.Rope(frequencies=parts.LongRope(short, long, original=original, factor=factor))
-    )
+    frequencies = parts.LongRope(short, long, original=original, factor=factor)
+    return Scheme.of(parts.Rope(frequencies=frequencies))
 
 
 __all__ = [*PRESETS, "PAPERS", "PRESETS"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -15,9 +15,8 @@ def su_rerope(train: int = 4096, base: float = 10000) -> Scheme:
 @preset("Su 2023, kexue.fm/archives/9708")
 def su_leaky_rerope(train: int = 4096, factor: float = 16, base: float = 10000) -> Scheme:
     """Leaky ReRoPE with a window of a quarter of the trained length, and logn."""
-    return Scheme.of(
-        parts.Rope(base, remap=parts.LeakyRerope(train // 4, factor)), parts.LogN(train)
-    )
+    remap = parts.LeakyRerope(train // 4, factor)
+    return Scheme.of(parts.Rope(base, remap=remap), parts.LogN(train))
 
 
 @preset("Su 2023, kexue.fm/archives/9728")

@@ -33,35 +33,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
-    rope = _read(overridden(config, config.get("model_config") or {}, "model_config"))
-    length = rope.max_length
-    match rope.kind:
-        case "yarn":
-            other = ["other original"] * (rope.optional(ORIGINAL) is None)
-            rope = rope.updated(**{ORIGINAL: rope.number(ORIGINAL, 4096)})
-            return yarn_by_mscale(rope, length, other)
-        case "longrope":
-            always_long, issues = int(rope.number(ORIGINAL)) + 1, ["attention factor ignored"]
-            plain = rope.updated(attention_factor=None, factor=None)
-            return plain.computed(length, at=always_long, issues=issues)
-        case "dynamic":
-            return rope.computed(length * rope.number("factor"), issues=["decode differs"])
-        case "llama3":
-            rope = rope.updated(**{**LLAMA3, **rope.entries})
-    return rope.computed(length)
-
-
-def yarn_by_mscale(rope: RopeEntries, length: int, issues: list[str]) -> Effective:
-    """YaRN of runtimes that read the mscales alone, and round the ramp's ends."""
-    factor = rope.number("factor")
-    top, bottom = rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0)
-    gain = magnitude(factor, top) / magnitude(factor, bottom)
-    issues = rope.ignoring("attention_factor", "truncate") + issues
-    return rope.updated(truncate=None).computed(length, attention=gain, issues=issues)
-
-
-def _read(config: Mapping[str, Any]) -> RopeEntries:
-    text = text_config(config)
+    text = text_config(overridden(config, config.get("model_config") or {}, "model_config"))
     scaling, theta = text.get("rope_scaling"), text.get("rope_theta")
     other, model_type = text.get("rope_parameters"), str(text.get("model_type"))
     issues = ()
@@ -76,7 +48,31 @@ def _read(config: Mapping[str, Any]) -> RopeEntries:
     full = model_type in ROTATES_FULL_HEADS or own["rope_type"] == "proportional"
     dims = rotated_dims(text, 1.0 if full else RopeDict(text, own, own, "").share)
     base = float(theta) if is_number(theta) else BASES.get(model_type, DEFAULT_BASE)
-    return RopeEntries(text, own, base, dims, issues)
+    rope = RopeEntries(text, own, base, dims, issues)
+    length = rope.max_length
+    match rope.kind:
+        case "yarn":
+            unstated = ["other original"] * (rope.optional(ORIGINAL) is None)
+            rope = rope.updated(**{ORIGINAL: rope.number(ORIGINAL, 4096)})
+            return yarn_by_mscale(rope, length, unstated)
+        case "longrope":
+            always_long = int(rope.number(ORIGINAL)) + 1
+            plain = rope.updated(attention_factor=None, factor=None)
+            return plain.computed(length, at=always_long, issues=["attention factor ignored"])
+        case "dynamic":
+            return rope.computed(length * rope.number("factor"), issues=["decode differs"])
+        case "llama3":
+            rope = rope.updated(**{**LLAMA3, **rope.entries})
+    return rope.computed(length)
+
+
+def yarn_by_mscale(rope: RopeEntries, length: int, issues: list[str]) -> Effective:
+    """YaRN of runtimes that read the mscales alone, and round the ramp's ends."""
+    factor = rope.number("factor")
+    top, bottom = rope.number("mscale", 1.0), rope.number("mscale_all_dim", 0.0)
+    gain = magnitude(factor, top) / magnitude(factor, bottom)
+    issues = rope.ignoring("attention_factor", "truncate") + issues
+    return rope.updated(truncate=None).computed(length, attention=gain, issues=issues)
 
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:

@@ -158,9 +158,9 @@ def write_charts(section: Section, folder: Path) -> list[Path]:
     return [*specs]
 
 
-def write_page(sections: Sequence[Section], path: Path, title: str | None = None) -> None:
+def write_page(sections: Sequence[Section], path: Path) -> None:
     """Write the page of one model or several: one file that loads nothing."""
-    named = title or (sections[0].title if len(sections) == 1 else "Models side by side")
+    named = sections[0].title if len(sections) == 1 else "Models side by side"
     files.replace_file(path, page(sections, named).encode())
 
 

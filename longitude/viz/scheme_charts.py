@@ -192,19 +192,15 @@ def _sheet_charts(sheet: Sheet, page: Page) -> Iterator[Spec]:
     unscaled = v.layer(dotted, x=x, y="plain:Q")
     states = [s for s in PAIR_STATES if s in {w.state for w in sheet.wavelengths}]
     longest = max((w.scaled or w.plain for w in sheet.wavelengths), default=0)
-    length = v.level(f"length {page.length:,}", page.length, [0, longest])
+    level = v.level(f"length {page.length:,}", page.length, [0, longest])
+    waves = [*wavelengths(states), *level]
     cells = _pair_rows(sheet.visible, page)
     deepest = max((c["believed"] or 0 for c in cells if not c["past"]), default=1)
     legend: Spec = {"title": "distance", "labelExpr": v.SHORT, "gradientLength": 120}
     charts: list[tuple[str, str, list[Spec], Sequence[Any]]] = [  # title, y, layers, rows
         ("Distance map (dotted: the true distance)", "high", near, distances),
         ("Decay (dotted: unscaled RoPE; band: range)", "mean", [unscaled, *decay()], sheet.decay),
-        (
-            "Wavelengths (small dots: unscaled RoPE)",
-            "",
-            [*wavelengths(states), *length],
-            sheet.wavelengths,
-        ),
+        ("Wavelengths (small dots: unscaled RoPE)", "", waves, sheet.wavelengths),
         ("Query scale", "", scale(), sheet.scale),
         ("Bias", "bias", bias(), sheet.bias),
         ("Visible pairs (pale: hidden)", "", pairs(str(deepest), legend), cells),
