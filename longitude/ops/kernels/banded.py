@@ -301,14 +301,14 @@ def _span(state, q, k, v, edges, rows, begin, end, table, shares, scale, D: tl.c
 
 @triton.jit
 @no_type_check
-def _begin(start, batch, head, rows, n, log2e, DV: tl.constexpr, ROWS: tl.constexpr,
+def _begin(start, top, batch, head, rows, n, log2e, DV: tl.constexpr, ROWS: tl.constexpr,
            WIDTH_V: tl.constexpr, STARTED: tl.constexpr):  # fmt: skip
     """The softmax so far: of an earlier launch, or of nothing."""
     acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     if STARTED:
-        out, lse, top = start
+        out, lse = start
         here = (rows >= top) & (rows < n)
         row, column = (rows - top).to(tl.int64), tl.arange(0, WIDTH_V)
         where = tile_of(out, batch, head) + row[:, None] * out[3] + column[None, :]
@@ -319,15 +319,16 @@ def _begin(start, batch, head, rows, n, log2e, DV: tl.constexpr, ROWS: tl.conste
     return acc, total, most
 
 
-@triton.jit
+# kernels are compiled anew for numbers that are multiples of 16: not for those of tokens
+@triton.jit(do_not_specialize=("n", "m", "lo", "hi", "top"))
 @no_type_check
-def _kernel(q, k, v, out, lse, start, table, shares, reach, chunk, sizes, scales, D: tl.constexpr,
-            DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
-            COLUMNS: tl.constexpr, RUN: tl.constexpr, SHARES: tl.constexpr,
+def _kernel(q, k, v, out, lse, start, table, shares, reach, chunk, sizes, scales, n, m, lo, hi, top,
+            D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
+            ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, SHARES: tl.constexpr,
             STARTED: tl.constexpr, WINDOW: tl.constexpr, REACH: tl.constexpr,
             CHUNKED: tl.constexpr):  # fmt: skip
     """One block of rows of one head. The longest rows go first, heads that share keys together."""
-    lanes, heads, group, n, m, lo, hi = sizes
+    lanes, heads, group = sizes
     scale, log2e = scales
     lane = tl.program_id(0) % lanes
     at = (tl.cdiv(n, ROWS) - 1 - tl.program_id(0) // lanes) * ROWS
@@ -353,7 +354,7 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, chunk, sizes, scales
     own = head // group
     keys, values = (tile_of(k, batch, own), k[3]), (tile_of(v, batch, own), v[3])
     bias, edges = bias_of(table, head, log2e), (at, first, m, lo, hi)
-    state = _begin(start, batch, head, rows, n, log2e, DV, ROWS, WIDTH_V, STARTED)
+    state = _begin(start, top, batch, head, rows, n, log2e, DV, ROWS, WIDTH_V, STARTED)
     for span in tl.static_range(3):
         if span > 0 or WINDOW or CHUNKED:
             state = _span(state, tile, keys, values, edges, rows, ends[span], ends[span + 1], bias,
@@ -384,15 +385,16 @@ def banded(
     else:
         (b, h, n), d = size[:3], size[3]  # in memory tokens before heads, as layers have them
         out = torch.empty(b, n, h, d, dtype=v.dtype, device=v.device).transpose(1, 2)
-        lse = torch.empty(size[:3], dtype=torch.float32, device=v.device)
+        lse = torch.empty(b, h, n + -n % 16, dtype=torch.float32, device=v.device)[..., :n]
     so_far = start or Start(out, lse)
     programs = call.sizes[0] * -(-q.shape[2] // blocks.rows)
     if programs:
-        begun = (laid(so_far.out), laid(so_far.lse), so_far.top)
+        begun = (laid(so_far.out), laid(so_far.lse))
         chunk = tuple(part.chunk or (1, 0, 1, 0, 0))
         given = (
             *map(laid, (q, k, v, out, lse)), begun, call.table, shares, call.reach, chunk,
         )  # fmt: skip
+        tokens = (*call.sizes[3:], so_far.top)
         outputs = (out, lse, so_far.out, so_far.lse)
         tensors = (*call.tensors, *outputs, *shares)
         key = (*call.key, *map(shape, outputs), so_far.top, start is None, blocks)
@@ -402,7 +404,8 @@ def banded(
             kinds = {"blocks": blocks, "pairs": blocks._replace(stages=1)}
         for kind, own in kinds.items():
             launch(
-                _kernel, (programs, 1, 1), (*given, call.sizes, call.scales), tensors, (*key, kind),
+                _kernel, (programs, 1, 1), (*given, call.sizes[:3], call.scales, *tokens), tensors,
+                (*key, kind),
                 lambda own=own, kind=kind: call.constants(own) | how | {"SHARES": kind},
             )  # fmt: skip
     return out, lse
