@@ -156,9 +156,9 @@ def test_a_budget_ends_a_run_with_an_advice(target, slow, tmp_path):
 def test_a_forward_that_runs_over_is_cut_short(target, slow, tmp_path, monkeypatch):
     """Where the estimate was far too low."""
     monkeypatch.setattr(api, "time_model", lambda prepared: Pace(1e-6, 0.0))
-    result = budgeted(target, tmp_path, "20s")
-    assert "Ended by the budget of 20s." in result.recommendation["notes"]
-    assert slow.read[-2] <= 18 and slow.now <= 20  # no forward begins after the deadline
+    result = budgeted(target, tmp_path, "15s")
+    assert "Ended by the budget of 15s." in result.recommendation["notes"]
+    assert slow.read[-2] <= 13.5 and slow.now <= 15  # no forward begins after the deadline
     assert {CONTEXT, LOSS} <= {row.key.measure for row in result.rows}
     assert result.best.sentence.endswith(".")
     with Store(tmp_path / "results.sqlite") as store:

@@ -25,18 +25,19 @@ def types(dtype: torch.dtype, *tensors: str) -> dict[str, Any]:
     one, sums = (POINTER[dtype], "i64", "i64", "i64"), ("*fp32", "i64", "i64", "i64")
     wide = ("lse", "delta")
     found: dict[str, Any] = {name: sums if name in wide else one for name in tensors}
-    if "start" in found:
-        found["start"] = (one, sums, "i32")
     if "dtable" in found:
         found["dtable"] = ("*fp32", "i32", "i32", "i32")
-    found |= {"table": ("*fp32", "i32", "i32", "i32"), "reach": "*i32"}
-    if "start" in found:
-        found["chunk"] = ("i32",) * 5
-    return found | {"sizes": ("i32",) * 7, "scales": ("fp32", "fp32")}
+    found["table"] = ("*fp32", "i32", "i32", "i32")
+    scales = ("fp32", "fp32")
+    if "start" not in found:
+        return found | {"reach": "*i32", "sizes": ("i32",) * 7, "scales": scales}
+    found |= {"start": (one, sums), "shares": ("*fp32",) * 3, "reach": "*i32"}
+    found |= {"chunk": ("i32",) * 5, "sizes": ("i32",) * 3, "scales": scales}
+    return found | dict.fromkeys(("n", "m", "lo", "hi", "top"), "i32")
 
 
 def spec(
-    kernel: str, found: dict[str, Any], d: int, blocks: Blocks, **constants: int | bool
+    kernel: str, found: dict[str, Any], d: int, blocks: Blocks, **constants: int | bool | str
 ) -> Spec:
     aligned = [(n, at) for n, t in enumerate(found.values()) for at in range(4)
                if isinstance(t, tuple) and t[1:] == ("i64",) * 3]  # fmt: skip
@@ -51,14 +52,17 @@ def spec(
 
 
 def forward(
-    d: int, dtype: torch.dtype, window: bool = True, started: bool = True, biased: bool = True
-) -> Spec:
+    d: int, dtype: torch.dtype, window: bool = True, started: bool = True, biased: bool = True,
+    shares: str = "none",
+) -> Spec:  # fmt: skip
     x = torch.empty(1, 1, 1, d, dtype=dtype, device="meta")
     found = types(dtype, "q", "k", "v", "out", "lse", "start")
-    blocks = blocks_for(x, x, 128 if window else 4096, biased)
+    blocks = blocks_for(x, x, 128 if window else 4096, biased, shares != "none")
+    blocks = blocks._replace(stages=1) if shares == "pairs" else blocks
     bare: dict[str, int | bool] = {} if biased else {"RUN": 0}
-    return spec(f"{WHERE}:_kernel", found, d, blocks, STARTED=started, WINDOW=window,
-                REACH=not window and biased, CHUNKED=not biased, **bare)  # fmt: skip
+    return spec(f"{WHERE}:_kernel", found, d, blocks, SHARES=shares, STARTED=started,
+                WINDOW=window, REACH=not window and biased and shares == "none",
+                CHUNKED=not biased, **bare)  # fmt: skip
 
 
 def backward(d: int, dtype: torch.dtype) -> list[Spec]:
@@ -87,6 +91,7 @@ USUAL = together(
     [
         forward(64, torch.bfloat16, window=False, started=False),
         forward(128, torch.bfloat16, biased=False),
+        *(forward(128, torch.bfloat16, False, False, shares=x) for x in ("blocks", "pairs")),
     ]
 )
 
@@ -100,3 +105,6 @@ def test_forward_compiles() -> None:
 @pytest.mark.parametrize("d", [64, 96, 128, 256])
 def test_every_kernel_compiles_for_every_head_size(d: int, dtype: torch.dtype) -> None:
     held([forward(d, dtype), forward(d, dtype, False, False), *backward(d, dtype)], dtype)
+    if dtype != torch.float32:
+        kinds = ("blocks", "pairs")
+        held([forward(d, dtype, False, False, shares=kind) for kind in kinds], dtype)
