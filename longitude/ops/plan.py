@@ -6,7 +6,7 @@ the first call and the hundredth. `attention` runs a plan, `explain` prints it, 
 A backend is a function from a spec to a plan, or to the sentence why it can't run the call:
 
 - banded: bands of distances in one running softmax by our own kernel (windows, remaps, biases of
-  the distance alone); what lies far away first, as one tile of the fastest plain kernel;
+  the distance alone, FIRE); what lies far away first, as one tile of the fastest plain kernel;
 - alibi: one causal call of SDPA over longer heads, whose extra dimensions carry the bias;
 - flex: FlexAttention, compiled, for terms that no other kernel knows;
 - native: PyTorch's kernels: one call of SDPA or tiles merged by their log-sum-exp, forget gates in
