@@ -233,9 +233,15 @@ def test_fire_by_its_table_of_shares(n: int, away: int, threshold: int, steep: f
     outs = []
     for change in (steepest, steepest + 1e30):  # and never block by block
         bias = Bias(table, -away, shares=Shares(pace, c, change))
-        outs.append(banded(p._replace(bias=bias), blocks=SMALL)[0])
-    some, pairs = outs
+        outs.append(banded(p._replace(bias=bias), blocks=SMALL))
+    (some, _), (pairs, lse) = outs
     assert far_apart(pairs, exact) < steep * 2e-4 and far_apart(some, exact) < SHARE_ERROR
+    torch.testing.assert_close(some[:, :, 16::32], pairs[:, :, 16::32])  # a block's middle row
+    r = torch.tensor([*q], device=DEVICE)[:, None] - torch.tensor([*k], device=DEVICE)
+    entry = (torch.log2(1 + c * r.clamp(min=0)) * pace[:n, None] + 0.5).long()
+    scores = p.q.double() @ p.k.double().mT.repeat_interleave(2, 1) * p.scale + table[:, entry]
+    want = scores.masked_fill(r < 0, -torch.inf).logsumexp(-1)
+    torch.testing.assert_close(lse.double(), want, rtol=0, atol=2e-6 * steep)
     falls = (1 - pace[32 : n + 32 : 32] / pace[:n:32])[:, None]
     changed = (falls > 0) & (falls <= 2 * SHARE_ERROR / steepest)  # blocks, heads
     differ = (some != pairs).any(-1)[0].mT
