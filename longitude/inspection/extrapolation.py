@@ -68,15 +68,11 @@ def extrapolation(
     if n > ALL_TOKENS and scheme.positions == parts.Sequential():  # keys are a sample: count
         hidden = 1 - float(visible_keys(model.scheme, n, last)[0]) / n
     distance = unseen = None
-    if (
-        rope
-    ):  # the largest distance that the rotation gets, and the pairs that meet untrained angles
+    if rope:  # the largest distance that it gets, and the pairs that meet untrained angles
         angles, largest = [], []
         for m, k, beyond in ((model, keys[seen], 0), (known, _keys(known), 1)):
-            remapped, own = (
-                m.remapped_distance(torch.tensor(m.length - 1), k).abs(),
-                m.scheme.rotary,
-            )
+            remapped = m.remapped_distance(torch.tensor(m.length - 1), k).abs()
+            own = m.scheme.rotary
             assert own is not None, "training had a rotation, too"
             largest.append(float(remapped[~remapped.isnan()].max()))
             # of training, the first angle that it did not show

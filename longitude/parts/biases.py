@@ -335,7 +335,7 @@ class FireTerm:
     scratch: Scratch = field(default_factory=Scratch)
 
     def share(self, here: Tensor, away: Tensor) -> Tensor:
-        """ψ(i - j) / ψ(max(L, i))."""
+        """The distance normalised by the query's position: ψ(i - j) / ψ(max(L, i))."""
         return self._psi(away.abs()) / self._reach(here)
 
     def _psi(self, x: Tensor) -> Tensor:

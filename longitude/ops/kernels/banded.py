@@ -10,7 +10,7 @@ exists. Three things make it cheap:
 - `reach` is a distance per head beyond which every weight is below 2^-32 of its row's largest: keys
   further away are not even read (`bands.reach_of`: with ALiBi's slopes, most of them).
 
-FIRE's bias is of a share, which follows from the distance and the row: its table is of shares
+FIRE's bias is of a share, the distance normalised by the query's position: its table is of shares
 (`Shares`). Over a block of rows the shares of a distance hardly change, and the bias of its tiles
 is that of the middle row. The first blocks, where they do change, are left to a second launch,
 which looks every pair up.
