@@ -8,6 +8,7 @@ by piece, so that "at 4,096" means 4,096 tokens, answers included.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -102,8 +103,9 @@ def _body(session: Session, draft: _Draft, room: int, index: int, rng: random.Ra
     own = next((p.sentences for p in draft.parts.values() if p.sentences), None)
     if own:
         filler, ends = [], []
+        tokens = functools.cache(lambda sentence: _ids(session, sentence))  # a few, over and over
         while len(filler) < room:
-            filler += _ids(session, next(own))
+            filler += tokens(next(own))
             ends.append(len(filler))
         cut = len(filler) - room  # at its beginning, to the token
         filler, ends = filler[cut:], [end - cut for end in ends]
