@@ -319,10 +319,13 @@ def _begin(start, top, batch, head, rows, n, log2e, DV: tl.constexpr, ROWS: tl.c
     return acc, total, most
 
 
-# kernels are compiled anew for numbers that are multiples of 16: not for those of tokens
-@triton.jit(do_not_specialize=("n", "m", "lo", "hi", "top"))
+# kernels are compiled anew for numbers that are 1 or multiples of 16: not for those of tokens
+@triton.jit(
+    do_not_specialize="n m lo hi top chunk_size chunk_lo chunk_hi chunk_row chunk_column".split()
+)
 @no_type_check
-def _kernel(q, k, v, out, lse, start, table, shares, reach, chunk, sizes, scales, n, m, lo, hi, top,
+def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m, lo, hi, top,
+            chunk_size, chunk_lo, chunk_hi, chunk_row, chunk_column,
             D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
             ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, SHARES: tl.constexpr,
             STARTED: tl.constexpr, WINDOW: tl.constexpr, REACH: tl.constexpr,
@@ -349,6 +352,7 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, chunk, sizes, scales
     ends = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
     first = 0
     if CHUNKED:
+        chunk = (chunk_size, chunk_lo, chunk_hi, chunk_row, chunk_column)
         first, m = chunk_of(chunk, at, m)
         ends = within(ends, first, m, COLUMNS)
     own = head // group
@@ -390,11 +394,8 @@ def banded(
     programs = call.sizes[0] * -(-q.shape[2] // blocks.rows)
     if programs:
         begun = (laid(so_far.out), laid(so_far.lse))
-        chunk = tuple(part.chunk or (1, 0, 1, 0, 0))
-        given = (
-            *map(laid, (q, k, v, out, lse)), begun, call.table, shares, call.reach, chunk,
-        )  # fmt: skip
-        tokens = (*call.sizes[3:], so_far.top)
+        given = (*map(laid, (q, k, v, out, lse)), begun, call.table, shares, call.reach)
+        tokens = (*call.sizes[3:], so_far.top, *(part.chunk or (1, 0, 1, 0, 0)))
         outputs = (out, lse, so_far.out, so_far.lse)
         tensors = (*call.tensors, *outputs, *shares)
         key = (*call.key, *map(shape, outputs), so_far.top, start is None, blocks)

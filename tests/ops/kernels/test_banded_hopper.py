@@ -32,8 +32,9 @@ def types(dtype: torch.dtype, *tensors: str) -> dict[str, Any]:
     if "start" not in found:
         return found | {"reach": "*i32", "sizes": ("i32",) * 7, "scales": scales}
     found |= {"start": (one, sums), "shares": ("*fp32",) * 3, "reach": "*i32"}
-    found |= {"chunk": ("i32",) * 5, "sizes": ("i32",) * 3, "scales": scales}
-    return found | dict.fromkeys(("n", "m", "lo", "hi", "top"), "i32")
+    found |= {"sizes": ("i32",) * 3, "scales": scales}
+    chunk = [f"chunk_{name}" for name in ("size", "lo", "hi", "row", "column")]
+    return found | dict.fromkeys(["n", "m", "lo", "hi", "top", *chunk], "i32")
 
 
 def spec(
