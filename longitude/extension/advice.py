@@ -165,16 +165,17 @@ def describe(numbers: Mapping[str, Any], *, brief: bool = False) -> str:
     def part(name: str, text: str, show: Callable[[Any], Any], when: bool = True) -> str:
         return text.format(show(numbers[name])) if when and numbers[name] else ""
 
-    full, other = not brief, not brief and not is_baseline
-    loss = "Loss {}" if numbers["kept"] else f"At {at} the loss is {{}}"
+    full, other, kept = not brief, not brief and not is_baseline, bool(numbers["kept"])
+    beside = kept and not past and not is_baseline
+    window = f"; the baseline {{}} at its window of {trained}"
     sentences = (
         part("kept", f"At {at} it keeps {{}} of far context", _share)
-        + part("window_kept", f"; the baseline {{}} at its window of {trained}", _percent, past)
-        + part("baseline_kept", "; the baseline {}", _share, not past and not is_baseline),
+        + part("window_kept", window, _percent, kept and past)
+        + part("baseline_kept", "; the baseline {}", _share, beside),
         part("effective_length", "Effective length {} tokens", "{:,}".format),
         part("retrieval", "It answers {} of the questions exactly", _share, full)
         + part("passkey", " and retrieves {} of passkeys", _share, full),
-        part("value", loss, _loss)
+        part("value", "Loss {}" if kept else f"At {at} the loss is {{}}", _loss)
         + part("baseline", "; baseline {}", _loss, other)
         + part("window", ", {} at its window", _loss, other and past),
         part("in_window_cost", "In-window cost {}", _change, full),
@@ -192,8 +193,8 @@ def _percent(value: Mapping[str, float]) -> str:
 
 
 def _share(value: Mapping[str, float]) -> str:
-    low, high = f"{100 * value['low']:.0f}", f"{100 * value['high']:.0f}"
-    return _percent(value) + _interval(value, low, high, " to " if value["low"] < 0 else "–")
+    low, high = f"{100 * value['low']:z.0f}", f"{100 * value['high']:z.0f}"
+    return _percent(value) + _interval(value, low, high, " to " if low.startswith("-") else "–")
 
 
 def _loss(value: Mapping[str, float]) -> str:

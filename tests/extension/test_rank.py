@@ -65,6 +65,7 @@ def advised(
     for advice in (made.best, *made.runtimes, *made.goals, *([made.factor] if made.factor else [])):
         assert advice.sentence.endswith(".") and "None" not in advice.sentence
         assert "nan" not in advice.sentence and len(advice.sentence) < 900
+        assert ". ;" not in advice.sentence and " -0 " not in advice.sentence
     return made
 
 
@@ -101,7 +102,7 @@ def test_a_copy_under_another_name_is_tied_with_it() -> None:
 
 
 def test_what_is_not_significant_does_not_outweigh_what_is() -> None:
-    kept_shares, losses = {OWN: 0.0, LEAKY: 0.15, REROPE: 0.25}, dict.fromkeys((LEAKY, REROPE), 2.0)
+    kept_shares, losses = {OWN: 0.0, LEAKY: 0.15, REROPE: 0.25}, {LEAKY: 2.0, REROPE: 2.0}
     rows = measured(kept_shares, losses, {LEAKY: 1.0, REROPE: 1.008})
     ranking = Ranking(rows, TARGET)
     by_means = ranking.mean_ranks((LEAKY, REROPE), TARGET, ranking.groups(TARGET), clear=False)
@@ -213,6 +214,8 @@ def test_streaming_is_for_streams() -> None:
     assert made.goal == "stream" and made.best.label == STREAMING
     assert [one.what for one in made.goals] == ["context", "short"]
     assert made.goals[0].label == LEAKY
+    out_of_time = [r for r in rows if (r.key.measure, r.key.scheme) != ("kept_context", STREAMING)]
+    assert "At 1,024 tokens the loss is 1." in advised(out_of_time, goal="stream").best.sentence
     insane = measured(shares, {OWN: 9.0, STREAMING: 3.9, LEAKY: 2.0})
     assert advised(insane, goal="stream").best.label is None
 
