@@ -24,7 +24,13 @@ from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.layer import NAME, LayerState, TokenRun, as_range, token_runs
-from longitude.hf.probe import RotaryOwner, attention_implementation, identity_rotation, replaced
+from longitude.hf.probe import (
+    RotaryOwner,
+    attention_implementation,
+    identity_rotation,
+    replaced,
+    rotations_skipped,
+)
 from longitude.ops import axes
 from longitude.parts import Rope
 from longitude.parts.axes import by_axis
@@ -80,13 +86,16 @@ class ModelState:
         self._axes: tuple[int, ...] | None = None  # of M-RoPE, once an image has come
 
     @contextmanager
-    def installed(self, model: nn.Module) -> Iterator[None]:
-        """The owner with identity rotations, our attention and the hooks of this state."""
+    def installed(self, model: nn.Module, skips: bool) -> Iterator[None]:
+        """The owner with identity rotations, our attention and the hooks of this state; `skips`:
+        these rotations need not be computed."""
         module = self.owner.module
         with ExitStack() as stack:
             for rotary in self.owner.rotaries:
-                identity = identity_rotation(rotary, self._on_positions)
+                identity = identity_rotation(rotary, self._on_positions, skips)
                 stack.enter_context(replaced(rotary, "forward", identity))
+            if skips:
+                stack.enter_context(rotations_skipped(module))
             hooks = [
                 module.register_forward_pre_hook(self._before, with_kwargs=True),
                 module.register_forward_hook(self._after, with_kwargs=True, always_call=True),

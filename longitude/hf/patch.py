@@ -275,8 +275,9 @@ def attention_patched(
     register()
     states = {layer.owner: ModelState(layer.owner, length) for layer in layers}
     with ExitStack() as stack:
-        for state in states.values():
-            stack.enter_context(state.installed(model))
+        for owner, state in states.items():
+            skips = all(layer.skips_rotation for layer in layers if layer.owner is owner)
+            stack.enter_context(state.installed(model, skips))
         for probed, scheme in zip(layers, schemes, strict=True):
             state = states[probed.owner]
             layer = state.layers[probed.index] = LayerState(probed, scheme, state)

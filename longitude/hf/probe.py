@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
+from threading import Lock
 from typing import Any
 
 import torch
@@ -31,6 +33,9 @@ from longitude.parts.rotary_tables import cos_sin
 TOKENS = 24
 TARGET_TOKENS = 17  # for an encoder-decoder: so that cross-attention differs in shape
 LAYOUTS = ("half", "adjacent")
+ROTATE = "apply_rotary_pos_emb"  # the function of a modeling file that rotates queries and keys
+IDENTITY = "_longitude_identity"  # the attribute of a cosine that rotates nothing
+Exact = dict[int, bool]  # by modeling file: whether rotating by nothing returns what it was given
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +59,7 @@ class ProbedLayer:
     rotary_start: int = 0
     rotary_dim: int = 0
     plain_cache: bool = False  # a cache holds exactly the keys and values that attention gets
+    skips_rotation: bool = False  # an identity rotation need not be computed
     unsupported_reason: str | None = None  # why the rotation can't be replaced, if it can't
 
 
@@ -98,10 +104,11 @@ def unrotated_owners(model: nn.Module) -> list[RotaryOwner]:
 def probe_layers(model: nn.Module, owners: list[RotaryOwner]) -> list[ProbedLayer]:
     """Every self-attention module below these owners, in the order in which they run."""
     register()
-    rotated = _record(model, owners, identity=False)
-    plain = _record(model, owners, identity=True)
+    exact: Exact = {}
+    rotated = _record(model, owners)
+    plain = _record(model, owners, exact)
     try:
-        cached = _record(model, owners, identity=True, use_cache=True)
+        cached = _record(model, owners, exact, use_cache=True)
     except Exception:  # a model without a cache, or with a cache of its own kind
         cached = plain
     owner_of = {module: owner for owner in owners for module in owner.module.modules()}
@@ -115,7 +122,9 @@ def probe_layers(model: nn.Module, owners: list[RotaryOwner]) -> list[ProbedLaye
         if call.extra:
             reason = f"{type(module).__name__} chooses or weighs keys itself (by {call.extra})"
             one = replace(one, unsupported_reason=reason)
-        found.append(replace(one, plain_cache=module in cached and cached[module].from_cache))
+        plain_cache = module in cached and cached[module].from_cache
+        skips = exact.get(id(_modeling_file(module)), False)
+        found.append(replace(one, plain_cache=plain_cache, skips_rotation=skips))
     if not found:
         raise UserError(
             f"no attention of {type(model).__name__} goes through transformers' attention "
@@ -125,9 +134,10 @@ def probe_layers(model: nn.Module, owners: list[RotaryOwner]) -> list[ProbedLaye
 
 
 def _record(
-    model: nn.Module, owners: list[RotaryOwner], identity: bool, use_cache: bool = False
+    model: nn.Module, owners: list[RotaryOwner], exact: Exact | None = None, use_cache: bool = False
 ) -> dict[nn.Module, _Call]:
-    """The attention calls of one forward without dropout."""
+    """The attention calls of one forward without dropout; without rotation, if `exact` is given,
+    which notes whose rotation could be skipped."""
     from transformers import DynamicCache
 
     calls: dict[nn.Module, _Call] = {}
@@ -153,8 +163,12 @@ def _record(
         model.eval()
         for owner in owners:
             stack.enter_context(attention_implementation(NAME, owner.module))
-            for rotary in owner.rotaries if identity else ():
-                stack.enter_context(replaced(rotary, "forward", identity_rotation(rotary)))
+            if exact is None:
+                continue
+            stack.enter_context(rotations_skipped(owner.module))
+            for rotary in owner.rotaries:
+                identity = identity_rotation(rotary, skip=exact)
+                stack.enter_context(replaced(rotary, "forward", identity))
         if use_cache:
             stack.enter_context(replaced(cache, "update", update))
         stack.callback(RECORDER.reset, RECORDER.set(record))
@@ -257,21 +271,78 @@ def _masks(request: Any, module: nn.Module) -> tuple[Any, ...]:
 
 
 def identity_rotation(
-    rotary: nn.Module, on_positions: Callable[[Tensor, int], None] | None = None
+    rotary: nn.Module,
+    on_positions: Callable[[Tensor, int], None] | None = None,
+    skip: bool | Exact = False,
 ) -> Callable[..., Any]:
     """A forward for a rotary embedding that rotates nothing (cos 1, sin 0) and reports the
-    positions and the batch size it was called with."""
+    positions and the batch size it was called with. `skip`: rotating by it is skipped, or noted to
+    be exact, inside `rotations_skipped`."""
 
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         if on_positions is not None:
             on_positions(position_ids, x.shape[0])
         # at position 0, for the shape alone: a large one may change dynamic frequencies for good
         out = type(rotary).forward(rotary, x, torch.zeros_like(position_ids), *args, **kwargs)
-        if isinstance(out, tuple):
-            return torch.ones_like(out[0]), torch.zeros_like(out[1])
-        return torch.ones_like(out)
+        if not isinstance(out, tuple):
+            return torch.ones_like(out)
+        cos = torch.ones_like(out[0])
+        if not torch.compiler.is_compiling():  # where it costs nothing, either
+            setattr(cos, IDENTITY, skip)
+        return cos, torch.zeros_like(out[1])
 
     return forward
+
+
+def _modeling_file(module: nn.Module) -> dict[str, Any]:
+    """The names that a module's forward reads."""
+    return inspect.unwrap(type(module).forward).__globals__
+
+
+_skipping: dict[int, tuple[int, Any]] = {}  # by file: how many patches, and what it rotates by
+_lock = Lock()  # patches of several models come and go in any order
+
+
+@contextmanager
+def rotations_skipped(owner: nn.Module) -> Iterator[None]:
+    """A module's modeling files return queries and keys as they are where an identity rotation says
+    so: eight launches less for every layer of every token."""
+    files = {id(file): file for file in map(_modeling_file, owner.modules()) if ROTATE in file}
+    with _lock:
+        for name, file in files.items():
+            count, rotate = _skipping.get(name, (0, file[ROTATE]))
+            _skipping[name] = count + 1, rotate
+            if not count:
+                file[ROTATE] = _skipping_rotation(rotate, name)
+    try:
+        yield
+    finally:
+        with _lock:
+            for name, file in files.items():
+                count, rotate = _skipping.pop(name)
+                if count > 1:
+                    _skipping[name] = count - 1, rotate
+                else:
+                    file[ROTATE] = rotate
+
+
+def _skipping_rotation(rotate: Callable[..., Any], file: int) -> Callable[..., Any]:
+    @wraps(rotate)
+    def rotated(*args: Any, **kwargs: Any) -> Any:
+        marks: list[Any] = [getattr(x, IDENTITY, False) for x in args]
+        at = next((n for n, mark in enumerate(marks) if mark is not False), None)
+        if at is None:
+            return rotate(*args, **kwargs)
+        given, exact = args[:at], marks[at]
+        if exact is True:
+            return given if at > 1 else given[0]
+        out = rotate(*args, **kwargs)
+        both = [*zip((out,) if isinstance(out, Tensor) else out, given, strict=False)]
+        same = len(both) == at and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in both)
+        exact[file] = exact.get(file, True) and same
+        return out
+
+    return rotated
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,17 @@ import longitude.hf as lh
 from longitude.core.scheme import Split
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.hf.patch import applied, apply, own_scheme, patched, scheme_of, undo, unpatched
+from longitude.hf import model_state
+from longitude.hf.patch import (
+    applied,
+    apply,
+    own_scheme,
+    patched,
+    probed_layers,
+    scheme_of,
+    undo,
+    unpatched,
+)
 from tests.hf.test_architectures import by_steps, greedy
 from tests.hf.tiny import WINDOW, decoder, ids, shared
 
@@ -381,6 +392,52 @@ def rotation_removed(model):
     rotary = still.model.rotary_emb
     rotary.forward = identity_rotation(rotary)
     return still
+
+
+def rotating(model):
+    """What the modeling file of a model rotates by."""
+    return type(model.model.layers[0].self_attn).forward.__globals__["apply_rotary_pos_emb"]
+
+
+def test_an_identity_rotation_is_not_computed(monkeypatch):
+    one, other, text = decoder("granite"), decoder("granite"), ids(32)
+    assert all(layer.skips_rotation for model in (one, other) for layer in probed_layers(model))
+    stock, own, calls = one(text).logits, rotating(one), []
+
+    def counted(*args):
+        calls.append(args)
+        return own(*args)
+
+    file = type(one.model.layers[0].self_attn).forward.__globals__
+    monkeypatch.setitem(file, "apply_rotary_pos_emb", counted)
+    with ExitStack() as first:
+        first.enter_context(patched(one, "rope(remap=rerope(8))", check=False))
+        skipped = one(text).logits
+        assert not calls
+        with patched(other, "rope(remap=rerope(16))", check=False):
+            first.close()  # patches end in any order
+            other(text)
+            assert not calls
+            assert torch.equal(one(text).logits, stock) and calls  # others rotate as before
+    assert rotating(one) is counted
+    monkeypatch.setattr(model_state, "rotations_skipped", lambda _: nullcontext())
+    calls.clear()
+    with patched(one, "rope(remap=rerope(8))", check=False):
+        assert torch.equal(one(text).logits, skipped) and calls
+
+
+def test_a_rotation_that_does_more_than_rotate_is_computed(monkeypatch):
+    model, text = decoder("granite"), ids(32)
+    own, file = rotating(model), type(model.model.layers[0].self_attn).forward.__globals__
+
+    def reordered(q, k, cos, sin):  # as DeepSeek's, which brings pairs together
+        return own(q.flip(-1), k.flip(-1), cos, sin)
+
+    monkeypatch.setitem(file, "apply_rotary_pos_emb", reordered)
+    assert not any(layer.skips_rotation for layer in probed_layers(model))
+    expected = rotation_removed(model)(text).logits
+    with patched(model, "nope()"):
+        close(model(text).logits, expected)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "smollm3"])
