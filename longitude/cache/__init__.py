@@ -27,12 +27,12 @@ from torch import Tensor
 
 from longitude.cache.kv_buffer import Buffer, append_positions, select_positions, to_host
 from longitude.cache.rotated_keys import RotatedKeys, latest_step, one_if_equal, run_step
-from longitude.core.part import Dims, Pos, Region, Weights, as_tensor, by_rows
+from longitude.core.part import Dims, Pos, Region, Weights, as_rows, by_rows
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops import axes, decode
 from longitude.ops.attention import attention
-from longitude.ops.inputs import keys_by_position, prepare, scale_factors, weights_of
+from longitude.ops.inputs import cut_tokens, prepare, scale_factors, weights_of
 from longitude.ops.lse_merge import operator_for
 from longitude.ops.passes import Latest
 from longitude.parts.rope import Rope, apply_rotary
@@ -60,7 +60,12 @@ class Cache:
             )
         self._axes = None  # the rotation of several positions per token, if there is one
         if scheme.rotary and scheme.rotary.axes:
-            self._axes, scheme = _fixed(scheme.rotary), axes.without_axes(scheme)
+            if scheme.rotary.axes.weights(Dims(8, 1, 8), 8, 10.0, torch.Generator()):
+                raise UserError(
+                    f"a cache keeps rotated keys, and {scheme.rotary.axes} is learned head by "
+                    f"head: run it without a cache."
+                )
+            self._axes, scheme = scheme.rotary, axes.without_axes(scheme)
         rope = scheme.rotary
         if rope and rope.frequencies.by_length and length is None:
             raise UserError(
@@ -117,7 +122,7 @@ class Cache:
         if self._axes is not None and len(self._at):
             at = self._at.view().transpose(0, 1)
             keys = axes.rotate_left(self._axes, keys, at, one, inverse=True)
-            one = torch.cat([torch.atleast_2d(as_tensor(one, k.device)).expand_as(at[0])[None], at])
+            one = torch.cat([as_rows(one, k.device).expand_as(at[0])[None], at])
         return Cached(keys, self.values.view(), one, self._hidden())
 
     def add(
@@ -183,9 +188,7 @@ class Cache:
                 # keys are rotated once and for all, and attention runs without rotation
                 rope = scheme.rotary
                 assert rope is not None
-                size, length, dtype, device = keys.table_spec(k)
-                how = {"dtype": dtype, "device": device}
-                tables = cos_sin(rope, Region(), "q", q_pos, size, length, **how)
+                tables = cos_sin(rope, Region(), "q", q_pos, *keys.table_spec(k))
                 q, scheme = apply_rotary(q, *tables, rope.pairs), replace(scheme, rotary=None)
                 keys.rotate_all(Region())
                 k = keys.buffer.view()
@@ -200,11 +203,11 @@ class Cache:
             return k, pos
         at, one = axes.split(rope, "pos", pos, k)
         if one is None:
-            last = torch.atleast_2d(as_tensor(self._pos, k.device))[:, -1:] if len(self) else None
+            last = as_rows(self._pos, k.device)[:, -1:] if len(self) else None
             whole = replace(self.scheme, rotary=rope)
             one = axes.order(whole, at, padding, last, first=self.seen)
         if len(self._at) < len(self):  # text before the first image
-            before = torch.atleast_2d(as_tensor(self._pos, k.device)).double()[:, None]
+            before = as_rows(self._pos, k.device).double()[:, None]
             self._at.append(before.expand(k.shape[0], len(at), -1))
         self._at.append(at.double().transpose(0, 1).expand(k.shape[0], -1, -1))
         return axes.rotate_left(rope, k, at, one), one
@@ -213,9 +216,9 @@ class Cache:
         """The same of the queries, which are the tokens just added."""
         if not len(self._at):
             return q, pos
-        (at, one), n, kept = axes.split(rope, "q_pos", pos, q), q.shape[2], self._pos
+        at, one = axes.split(rope, "q_pos", pos, q)
         if one is None:
-            one = kept[-n:] if isinstance(kept, range) else kept[:, -n:]
+            one = cut_tokens(self._pos, slice(-q.shape[2], None))
         return axes.rotate_left(rope, q, at, one, gain=True), one
 
     def _decode(
@@ -262,8 +265,7 @@ class Cache:
                 f"this cache can't go back to its first {seen} tokens, because what these could "
                 f"see has been evicted: crop to {self._min_crop} or more, or give a larger slack."
             )
-        order = torch.as_tensor(as_tensor(self._order))
-        self._select((order.flatten() < seen).nonzero()[:, 0])
+        self._select((as_rows(self._order)[0] < seen).nonzero()[:, 0])
         self.seen, self._checked = seen, min(self._checked, seen)
 
     def reorder(self, rows: Tensor) -> None:
@@ -296,17 +298,16 @@ class Cache:
         before = len(self) - self.slack
         if before <= 0:
             return
-        device = torch.device("cpu") if isinstance(self._pos, range) else self._pos.device
-        pos = torch.atleast_2d(as_tensor(self._pos, device))[:, :before]
+        pos = as_rows(self._pos)[:, :before]
         now = pos.amax(1, keepdim=True) + 1
         keep = torch.zeros_like(pos, dtype=torch.bool)
         for area in self.scheme.areas():
             keep |= area.ever(now, pos)
         if len(self._padding):
-            keep = keep & ~self._padding.view()[:, :before].to(device)
+            keep = keep & ~self._padding.view()[:, :before].to(pos.device)
         keep = keep.any(0)
         if not bool(keep.all()):
-            last = torch.arange(before, len(self), device=device)
+            last = torch.arange(before, len(self), device=pos.device)
             self._select(torch.cat([keep.nonzero()[:, 0], last]))
             self._min_crop = self.seen - self.slack
 
@@ -318,25 +319,13 @@ class Cache:
         self._order = select_positions(self._order, index)
 
 
-def _fixed(rope: Rope) -> Rope:
-    """A rotation of several positions whose frequencies are not learned."""
-    assert rope.axes is not None
-    if rope.axes.weights(Dims(8, 1, 8), 8, 10.0, torch.Generator()):
-        raise UserError(
-            f"a cache keeps rotated keys, and {rope.axes} is learned head by head: run it without "
-            f"a cache."
-        )
-    return rope
-
-
 @torch.no_grad()
 def _query_factors(
     scheme: Scheme, pos: range, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "1 h n 1"]:
     """What ④ multiplies queries at these positions by, in float32 at least."""
     with torch.inference_mode(False):  # they may be used outside it later
-        rows = as_tensor(pos, device)[None]
-        factors = scale_factors(scheme, rows, keys_by_position(scheme, rows), {})
+        factors = scale_factors(scheme, as_rows(pos, device))
         return factors.to(torch.promote_types(dtype, torch.float32))[..., None]
 
 

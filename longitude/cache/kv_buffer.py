@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from longitude.core.part import Pos, as_tensor
+from longitude.core.part import Pos, as_rows
 from longitude.ops.decode import Line, Run
 
 MAX_RUNS = 16  # per sequence; positions in more pieces are not treated as runs
@@ -102,7 +102,7 @@ def append_positions(old: Pos, new: Pos, device: torch.device | None = None) -> 
             return new
         if old.step == new.step == 1 and old.stop == new.start:
             return range(old.start, new.stop)
-    a, b = (torch.atleast_2d(as_tensor(p, device)) for p in (old, new))
+    a, b = (as_rows(p, device) for p in (old, new))
     if size == 0:
         return b
     rows = max(a.shape[0], b.shape[0])
@@ -114,7 +114,7 @@ def select_positions(pos: Pos, index: Tensor) -> Pos:
     first, last = (int(index[0]), int(index[-1]) + 1) if index.numel() else (0, 0)
     if isinstance(pos, range) and last - first == index.numel():
         return pos[first:last]
-    rows = torch.atleast_2d(as_tensor(pos))
+    rows = as_rows(pos)
     return rows[:, index.to(rows.device)]
 
 
@@ -154,7 +154,7 @@ def lines_of(pos: Pos, padding: Tensor | None, first: int) -> list[Line] | None:
     """
     if isinstance(pos, range) and pos.step == 1 and padding is None:
         return [(Run(first, pos.start, len(pos)),) if pos else ()]
-    rows = torch.atleast_2d(as_tensor(pos) if isinstance(pos, range) else to_host(pos))
+    rows = as_rows(pos if isinstance(pos, range) else to_host(pos))
     if rows.is_floating_point():
         return None
     hidden = None if padding is None else to_host(padding)

@@ -28,7 +28,7 @@ from longitude.core.part import Pos, Region
 from longitude.core.scheme import Scheme
 from longitude.ops.decode import Line, Run, TableSpec, frame_of
 from longitude.ops.lse_merge import Operator
-from longitude.ops.passes import Latest, region_areas
+from longitude.ops.passes import Latest, accum_dtype, region_areas
 from longitude.parts.rope import Rope, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
@@ -113,8 +113,7 @@ class RotatedKeys:
 
     def table_spec(self, k: Tensor) -> TableSpec:
         """Size, length, dtype and device of rotary tables for these keys."""
-        accum_dtype = torch.promote_types(k.dtype, torch.float32)
-        return TableSpec(k.shape[-1], self.length, accum_dtype, k.device)
+        return TableSpec(k.shape[-1], self.length, accum_dtype(k), k.device)
 
     def apply(self, step: DecodeStep) -> Tensor:
         """Rotate the keys that a step changes; all keys, in their frames after it."""
@@ -310,11 +309,11 @@ def _region_tables(
     rope: Rope, spec: TableSpec, region: Region, side: str, starts: tuple[int, ...], n: int
 ) -> Tables:
     """Tables of one side of a region, for n tokens from each start on."""
-    size, length, dtype, device = spec
-    pos, how = range(starts[0], starts[0] + n), {"dtype": dtype, "device": device}
+    pos: Pos = range(starts[0], starts[0] + n)
     if len(starts) > 1 or n <= STEPS:  # a range's tables would be cached for longer
-        pos = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
-    return cos_sin(rope, region, side, pos, size, length, **how)
+        first = torch.tensor(starts, device=spec.device)[:, None]
+        pos = first + torch.arange(n, device=spec.device)
+    return cos_sin(rope, region, side, pos, *spec)
 
 
 def _head_rotation(rope: Rope, spec: TableSpec, cos: Tensor, sin: Tensor) -> HeadRotation:

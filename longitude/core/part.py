@@ -311,3 +311,8 @@ def as_tensor(pos: Pos, device: torch.device | str | None = None) -> Tensor:
     if isinstance(pos, range):
         return torch.arange(pos.start, pos.stop, pos.step, device=device)
     return pos if device is None else pos.to(device)
+
+
+def as_rows(pos: Pos, device: torch.device | None = None) -> Tensor:
+    """Positions as a tensor (b|1, n)."""
+    return torch.atleast_2d(as_tensor(pos, device))

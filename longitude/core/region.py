@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
+from operator import and_, or_
 from typing import Any
 
 import torch
@@ -87,10 +88,8 @@ class Area:
         tests += [*_between(j, self.first, self.last), *_between(i, self.top, self.bottom)]
         for c in self.chunks:
             tests += _between(i // c.size - j // c.size, c.lo, c.hi)
-        seen = tests[0] if tests else torch.ones((), dtype=torch.bool, device=i.device)
-        for test in tests[1:]:
-            seen = seen & test
-        return seen.expand(_shape(i, j))
+        tests = tests or [torch.ones((), dtype=torch.bool, device=i.device)]
+        return reduce(and_, tests).expand(_shape(i, j))
 
     def interval(self, i: Tensor) -> tuple[Tensor, Tensor]:
         """The key positions start <= j < stop that each query position sees, from position 0 on."""
@@ -98,9 +97,8 @@ class Area:
         start = reduce(torch.maximum, starts, torch.full_like(i, max(self.first or 0, 0)))
         last = torch.full_like(i, FAR if self.last is None else self.last)
         stop = reduce(torch.minimum, stops, last)
-        inside = torch.ones_like(i, dtype=torch.bool)
-        for test in _between(i, self.top, self.bottom):
-            inside = inside & test
+        everywhere = torch.ones_like(i, dtype=torch.bool)
+        inside = reduce(and_, _between(i, self.top, self.bottom), everywhere)
         return start, torch.where(inside, torch.maximum(start, stop), start)
 
     def interval_of(self, i: int) -> tuple[int, int]:
@@ -138,24 +136,14 @@ class Area:
     def ever(self, now: Tensor, j: Tensor) -> Tensor:
         """Whether a query at `now` or later can still see key j: what a cache must keep."""
         # for a key, too, an area is one interval, of query positions
-        start, stop = torch.broadcast_tensors(now, torch.full_like(j, FAR))
-        if self.top is not None:
-            start = start.clamp(min=self.top)
-        if self.bottom is not None:
-            stop = stop.clamp(max=self.bottom)
-        if self.lo is not None:
-            start = torch.maximum(start, j + self.lo)
-        if self.hi is not None:
-            stop = torch.minimum(stop, j + self.hi)
+        starts = [now] + ([] if self.lo is None else [j + self.lo])
+        stops = [torch.full_like(j, FAR)] + ([] if self.hi is None else [j + self.hi])
         for c in self.chunks:
-            if c.lo is not None:
-                start = torch.maximum(start, (j // c.size + c.lo) * c.size)
-            if c.hi is not None:
-                stop = torch.minimum(stop, (j // c.size + c.hi) * c.size)
-        keep = start < stop
-        for test in _between(j, self.first, self.last):
-            keep = keep & test
-        return keep
+            starts += [] if c.lo is None else [(j // c.size + c.lo) * c.size]
+            stops += [] if c.hi is None else [(j // c.size + c.hi) * c.size]
+        start = reduce(torch.maximum, starts).clamp(min=-FAR if self.top is None else self.top)
+        stop = reduce(torch.minimum, stops).clamp(max=FAR if self.bottom is None else self.bottom)
+        return reduce(and_, _between(j, self.first, self.last), start < stop)
 
 
 EVERYWHERE = Area()
@@ -175,10 +163,9 @@ def meet(*unions: tuple[Area, ...]) -> tuple[Area, ...]:
 
 def visible(areas: tuple[Area, ...], i: Tensor, j: Tensor) -> Tensor:
     """Whether each pair lies in one of the areas."""
-    seen = torch.zeros((), dtype=torch.bool, device=i.device)
-    for n, area in enumerate(areas):
-        seen = seen | area.visible(i, j) if n else area.visible(i, j)
-    return seen.expand(_shape(i, j))
+    none = torch.zeros((), dtype=torch.bool, device=i.device)
+    seen = [area.visible(i, j) for area in areas] or [none.expand(_shape(i, j))]
+    return reduce(or_, seen)
 
 
 def _shape(i: Tensor, j: Tensor) -> torch.Size:

@@ -21,12 +21,9 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Scheme | Layers]")
 PRESETS: dict[str, Callable[..., Any]] = {}  # functions that return a scheme, by name
 PAPERS: dict[str, str] = {}  # of each preset
-INSIDE_ROPE = (
-    "frequencies",
-    "remap",
-    "decay",
-    "axes",
-)  # sites whose parts are arguments of rope(…)
+INSIDE_ROPE = ("frequencies", "remap", "decay", "axes")  # whose parts are arguments of rope(…)
+# the sites that one part fills, in words
+_NOUN = {"positions": "position policy", "embed": "embedding of positions", "rotary": "rotation"}
 
 
 @part.hashed_once
@@ -45,9 +42,7 @@ class Scheme:
     @classmethod
     def of(cls, *parts: Any) -> Scheme:
         """The scheme of these parts, in any order."""
-        slots: dict[str, list[Any]] = {
-            site: [] for site in ("positions", "embed", "rotary", "bias", "scale", "mask")
-        }
+        slots: dict[str, list[Any]] = {site: [] for site in (*_NOUN, "bias", "scale", "mask")}
         for p in parts:
             site = getattr(p, "site", None)
             if part.PARTS.get(getattr(p, "name", "")) is not type(p) or site is None:
@@ -61,14 +56,14 @@ class Scheme:
                     f"rope({site}={shown(p)})."
                 )
             slots[site].append(p)
-        for site in ("positions", "embed", "rotary"):
+        for site, noun in _NOUN.items():
             if len(slots[site]) > 1:
                 raise UserError(
-                    f"a scheme has one {_NOUN[site]}, but got "
+                    f"a scheme has one {noun}, but got "
                     f"{' and '.join(map(shown, slots[site][:2]))}: "
                     f"keep one, or give each layer its own with layers(…)."
                 )
-        single = {site: slots[site][0] for site in ("positions", "embed", "rotary") if slots[site]}
+        single = {site: slots[site][0] for site in _NOUN if slots[site]}
         return cls(
             **single,
             bias=_sorted(slots["bias"]),
@@ -232,11 +227,10 @@ class Split(Layers):
 
 def _reads_heads(bias: part.Bias) -> bool:
     """Whether a bias has weights that q or k are multiplied with: their size is the head's."""
-    sizes = [{k: w.shape for k, w in bias.init(part.Dims(8, 2, d), None).items()} for d in (8, 16)]
+    with torch.device("meta"):  # a table may have any number of rows
+        made = [bias.init(part.Dims(8, 2, d), None) for d in (8, 16)]
+    sizes = [{name: w.shape for name, w in weights.items()} for weights in made]
     return sizes[0] != sizes[1]
-
-
-_NOUN = {"positions": "position policy", "embed": "embedding of positions", "rotary": "rotation"}
 
 
 def _sorted(parts: list[Any]) -> tuple[Any, ...]:

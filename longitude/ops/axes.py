@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from longitude.core.part import Pos, Weights, as_tensor, by_rows
+from longitude.core.part import Pos, Weights, as_rows, as_tensor, by_rows
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
 from longitude.parts import Bidirectional, Causal, Rope
@@ -43,8 +43,7 @@ def one_position(
 ) -> tuple[Scheme, Heads, Heads, Heads, Any, Any]:  # fmt: skip
     """A call of `rope(axes=…)` as one with a position per token: scheme, q, k, v, q_pos, k_pos."""
     (q, k, v), rope = heads, scheme.rotary
-    if rope is None or rope.axes is None:
-        return scheme, q, k, v, q_pos, k_pos
+    assert rope is not None and rope.axes is not None
     if rope.axes.temporal and not any(map(has_axes, (q_pos, k_pos))):
         return without_axes(scheme), q, k, v, q_pos, k_pos
     q_at, q_order = split(rope, "q_pos", q_pos, q)
@@ -75,7 +74,7 @@ def split(rope: Rope, name: str, pos: Any, x: Tensor) -> tuple[Tensor, Pos | Non
     count, (batch, n) = rope.axes.count, (x.shape[0], x.shape[2])
     if not has_axes(pos):
         given = pos if isinstance(pos, range | Tensor) else torch.empty(0)
-        given = torch.atleast_2d(as_tensor(given, x.device))
+        given = as_rows(given, x.device)
         if given.shape[1:] != (n,):
             raise UserError(
                 f"{name} must hold a position for each of {n} tokens, but got {shown(pos)}."
@@ -133,7 +132,7 @@ def _order_of_last(scheme: Scheme, q_at: Tensor, k_at: Tensor, k_order: Pos) -> 
             "q_pos holds other positions than the last of k_pos, so which keys a query sees does "
             "not follow: give one row more to both, the order of tokens as the first."
         )
-    return k_order[-n:] if isinstance(k_order, range) else torch.atleast_2d(k_order)[:, -n:]
+    return k_order[-n:] if isinstance(k_order, range) else as_rows(k_order)[:, -n:]
 
 
 def temporal_order(

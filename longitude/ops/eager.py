@@ -97,7 +97,7 @@ def in_blocks(p: AttentionInputs, run: Callable[[AttentionInputs], Tensor], larg
 
     Where gradients are needed a block is recomputed in the backward pass.
     """
-    blocks = [p.rows(rows.start, rows.stop) for rows in query_blocks(p, largest)]
+    blocks = [p.rows(rows) for rows in query_blocks(p, largest)]
     if len(blocks) == 1:
         return run(p)
     if not torch.is_grad_enabled():

@@ -52,16 +52,10 @@ class _Exchange(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: Any, counts: list[int], to_heads: bool) -> Tensor:
         ctx.rest = (group, counts, to_heads)
         rank, size = dist.get_rank(group), len(counts)
-        if to_heads:
-            pieces, shapes = x.chunk(size, 1), [(2, n) for n in counts]
-        else:
-            pieces, shapes = x.split(counts, 2), [(2, counts[rank])] * size
-        pieces = [piece.contiguous() for piece in pieces]
-        got = []
-        for r, (dim, n) in enumerate(shapes):
-            shape = list(pieces[rank].shape)
-            shape[dim] = n
-            got.append(pieces[rank] if r == rank else x.new_empty(shape))
+        pieces = [p.contiguous() for p in (x.chunk(size, 1) if to_heads else x.split(counts, 2))]
+        sizes, heads = counts if to_heads else [counts[rank]] * size, pieces[rank].shape[1]
+        got = [x.new_empty(x.shape[0], heads, n, x.shape[3]) for n in sizes]
+        got[rank] = pieces[rank]
         others = [r for r in range(size) if r != rank]
         sends = [(r, [pieces[r]], 0) for r in others]
         transfer(group, sends, [(r, [got[r]], 0) for r in others])()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from longitude.core.part import Dims, HasWeights, Index, Pos, Term, Weights, as_tensor
+from longitude.core.part import Dims, HasWeights, Index, Pos, Term, Weights, as_rows, as_tensor
 from longitude.core.region import Area, visible
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
@@ -61,12 +61,12 @@ class AttentionInputs:
     @property
     def q_rows(self) -> Tensor:
         """Query positions as a tensor (b|1, n)."""
-        return torch.atleast_2d(as_tensor(self.q_pos, self.q.device))
+        return as_rows(self.q_pos, self.q.device)
 
     @property
     def k_rows(self) -> Tensor:
         """Key positions as a tensor (b|1, n)."""
-        return torch.atleast_2d(as_tensor(self.k_pos, self.k.device))
+        return as_rows(self.k_pos, self.k.device)
 
     @property
     def empty(self) -> bool:
@@ -100,15 +100,15 @@ class AttentionInputs:
         out = self.v.new_zeros(*self.q.shape[:3], self.v.shape[-1])
         return out + sum(x[..., :0].sum() for x in (self.q, self.k, self.v))
 
-    def rows(self, start: int, stop: int) -> AttentionInputs:
+    def rows(self, cut: slice) -> AttentionInputs:
         """The same call for some of its queries."""
-        pos = self.q_pos[start:stop] if isinstance(self.q_pos, range) else self.q_pos[:, start:stop]
-        segments = self.segments and (self.segments[0][:, start:stop], self.segments[1])
-        length, sums = self.q_length, self.forget_sums
-        if isinstance(length, Tensor) and length.shape[1] > 1:
-            length = length[:, start:stop]
-        q, sums = self.q[:, :, start:stop], sums and (sums[0][:, :, start:stop], sums[1])
-        return replace(self, q=q, q_pos=pos, segments=segments, q_length=length, forget_sums=sums)
+        segments, sums = self.segments, self.forget_sums
+        return replace(
+            self, q=self.q[:, :, cut], q_pos=cut_tokens(self.q_pos, cut),
+            q_length=cut_tokens(self.q_length, cut),
+            segments=segments and (segments[0][:, cut], segments[1]),
+            forget_sums=sums and (sums[0][:, :, cut], sums[1]),
+        )  # fmt: skip
 
     def mask(
         self, areas: tuple[Area, ...] | None = None
@@ -147,6 +147,13 @@ class AttentionInputs:
         }
 
 
+def cut_tokens(x: Any, tokens: slice) -> Any:
+    """The positions or lengths of some tokens; a number that all share stays."""
+    if isinstance(x, range):
+        return x[tokens]
+    return x[:, tokens] if isinstance(x, Tensor) and x.shape[1] > 1 else x
+
+
 def weights_of(name: str, weights: Weights) -> Weights:
     """One part's weights, without its name."""
     return {key.split(".", 1)[1]: w for key, w in weights.items() if key.split(".", 1)[0] == name}
@@ -161,7 +168,9 @@ def prepare(
     scheme = one_scheme(scheme)
     _check_tensors(q, k, v)
     _check_numbers(scale, dropout, softcap)
-    pair = _check_hidden(q, k, key_padding, segments, sink_logits)
+    _check_hidden(q, k, key_padding, sink_logits)
+    rule = "segments must be one integer per token"
+    segments = _pair(rule, segments, _is_integer, q.shape[:1], q, k)
     _check_weights(scheme, weights := weights or {}, q.shape[1], q.shape[3])
     if scheme.rotary is not None and scheme.rotary.axes is not None:
         call = (scheme, (q, k, v), q_pos, k_pos, weights, key_padding)
@@ -172,7 +181,7 @@ def prepare(
     scheme, q, k, v = as_half_pairs(scheme, q, k, v, weights)
     p = AttentionInputs(
         scheme, q, k, v, q_pos, k_pos, weights, scale, dropout, softcap,
-        None if key_padding is None else key_padding.to(q.device), pair, sink_logits,
+        None if key_padding is None else key_padding.to(q.device), segments, sink_logits,
         forget_sums=_check_sums(scheme, q, k, forget_sums),
     )  # fmt: skip
     if p.empty:
@@ -271,11 +280,8 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
 
 
-def _check_hidden(
-    q: Tensor, k: Tensor, key_padding: Any, segments: Any, sink_logits: Any
-) -> tuple[Tensor, Tensor] | None:
-    """Check what hides keys; the segments of queries and of keys."""
-    (batch, heads, nq, _), nk = q.shape, k.shape[2]
+def _check_hidden(q: Tensor, k: Tensor, key_padding: Any, sink_logits: Any) -> None:
+    batch, heads, nk = *q.shape[:2], k.shape[2]
     if key_padding is not None and _described(key_padding) != f"({batch}, {nk}) of torch.bool":
         raise UserError(
             f"key_padding must be bool (batch, keys) = ({batch}, {nk}), but got "
@@ -283,21 +289,8 @@ def _check_hidden(
         )
     fits = isinstance(sink_logits, Tensor) and sink_logits.is_floating_point()
     if sink_logits is not None and not (fits and sink_logits.shape == (heads,)):
-        raise UserError(
-            f"sink_logits must be one number per head, ({heads},), but got "
-            f"{_described(sink_logits)}."
-        )
-    if segments is None:
-        return None
-    pair = segments if isinstance(segments, (tuple, list)) else (segments, segments)
-    fits = len(pair) == 2 and all(isinstance(x, Tensor) and _is_integer(x) for x in pair)
-    if not fits or [tuple(x.shape) for x in pair] != [(batch, nq), (batch, nk)]:
-        raise UserError(
-            f"segments must be one integer per token, ({batch}, {nq}) for queries and ({batch}, "
-            f"{nk}) for keys, but got {' and '.join(map(_described, pair))}: give a pair where "
-            f"they differ."
-        )
-    return pair[0].to(q.device), pair[1].to(q.device)
+        got = _described(sink_logits)
+        raise UserError(f"sink_logits must be one number per head, ({heads},), but got {got}.")
 
 
 def _check_sums(scheme: Scheme, q: Tensor, k: Tensor, sums: Any) -> tuple[Tensor, Tensor] | None:
@@ -308,16 +301,23 @@ def _check_sums(scheme: Scheme, q: Tensor, k: Tensor, sums: Any) -> tuple[Tensor
             f"{scheme} takes {takes} forget_sums of its gates, but {given} given: "
             f"longitude.nn.PositionAttention computes them from a layer's input x."
         )
-    if sums is None:
+    rule = "forget_sums must be one number per head and token"
+    return _pair(rule, sums, torch.is_floating_point, q.shape[:2], q, k)
+
+
+def _pair(
+    rule: str, given: Any, fits: Callable[[Tensor], bool], first: torch.Size, q: Tensor, k: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """What each query and each key has, if given; one tensor serves both."""
+    if given is None:
         return None
-    pair = sums if isinstance(sums, (tuple, list)) else (sums, sums)
-    shapes = [(*q.shape[:2], x.shape[2]) for x in (q, k)]
-    fits = len(pair) == 2 and all(isinstance(x, Tensor) and x.is_floating_point() for x in pair)
-    if not fits or [tuple(x.shape) for x in pair] != shapes:
+    pair = given if isinstance(given, (tuple, list)) else (given, given)
+    shapes = [(*first, x.shape[2]) for x in (q, k)]
+    tensors = [x for x in pair if isinstance(x, Tensor) and fits(x)]
+    if len(tensors) < len(pair) or [tuple(x.shape) for x in tensors] != shapes:
         raise UserError(
-            f"forget_sums must be one number per head and token, {shapes[0]} for queries and "
-            f"{shapes[1]} for keys, but got {' and '.join(map(_described, pair))}: give a pair "
-            f"where they differ."
+            f"{rule}, {shapes[0]} for queries and {shapes[1]} for keys, but got "
+            f"{' and '.join(map(_described, pair))}: give a pair where they differ."
         )
     return pair[0].to(q.device), pair[1].to(q.device)
 
@@ -383,14 +383,12 @@ def _check_weights(scheme: Scheme, weights: Weights, heads: int, head_dim: int) 
 
 def _scaled(p: AttentionInputs) -> Tensor:
     """q times every factor of site ④, rounded once."""
-    rows = p.q_rows
-    if p.scheme.causal and p.segments is None:
-        counts = keys_by_position(p.scheme, rows)
-    else:  # how many keys of the call each query sees (b|1, n), in blocks of queries
+    counts = None
+    if not p.scheme.causal or p.segments is not None:  # how many keys of the call each query sees
         (b, _, i, j), seen = p.grid(), p.mask()
         size = max(1, BLOCK_SCORES // max(1, p.q.shape[0] * p.k.shape[2]))
         counts = torch.cat([seen(b, some, j).sum(-1) for some in i.split(size, 2)], 2)[:, 0]
-    factor = scale_factors(p.scheme, rows, counts, p.weights)[..., None]
+    factor = scale_factors(p.scheme, p.q_rows, counts, p.weights)[..., None]
     wide = torch.promote_types(p.q.dtype, torch.float32)
     return (p.q.to(wide) * factor.to(wide)).to(p.q.dtype)
 
@@ -406,21 +404,18 @@ def _factors_fit_tables(p: AttentionInputs) -> bool:
     return many and not learned and p.segments is None and rope.dim(p.q.shape[-1]) == p.q.shape[-1]
 
 
-def scale_factors(scheme: Scheme, q_pos: Tensor, counts: Tensor, weights: Weights) -> Tensor:
-    """The product of all factors of ④ (b|1, h|1, n), in float64; `counts` are visible keys."""
+def scale_factors(
+    scheme: Scheme, q_pos: Tensor, counts: Tensor | None = None, weights: Weights | None = None
+) -> Tensor:
+    """The product of all factors of ④ (b|1, h|1, n), in float64. `counts` are visible keys, by
+    default the positions from 0 on that a causal mask shows: evicted keys count as well."""
+    if counts is None:
+        intervals = [area.interval(q_pos) for area in scheme.areas()]
+        counts = sum((stop - start for start, stop in intervals), torch.zeros_like(q_pos))
     factor = torch.ones((), dtype=torch.float64, device=q_pos.device)
     for part in scheme.scale:
-        factor = factor * part.scale(q_pos, counts, weights_of(part.name, weights))
+        factor = factor * part.scale(q_pos, counts, weights_of(part.name, weights or {}))
     return factor
-
-
-def keys_by_position(scheme: Scheme, q_pos: Tensor) -> Tensor:
-    """How many positions from 0 on each query's causal mask shows: evicted keys count as well."""
-    total = torch.zeros_like(q_pos)
-    for area in scheme.areas():
-        start, stop = area.interval(q_pos)
-        total = total + (stop - start).clamp(min=0)
-    return total
 
 
 def _lengths(p: AttentionInputs) -> tuple[Length, Length]:

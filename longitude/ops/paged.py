@@ -27,7 +27,7 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops import decode
 from longitude.ops.attention import attention
-from longitude.ops.inputs import keys_by_position, scale_factors
+from longitude.ops.inputs import scale_factors
 
 Ints = Sequence[int] | Int[Tensor, " _"]  # on the host: reading a device's would wait for it
 
@@ -122,7 +122,8 @@ def plan_paged(
     for r, (start, stop) in enumerate(pairwise(starts)):
         if start < stop and (decoded is None or r not in few):
             q_pos = range(lens[r] - stop + start, lens[r])
-            k_pos = range(_first_seen(scheme, q_pos[0]), lens[r])
+            seen = [area.interval_of(q_pos[0])[0] for area in scheme.areas()]
+            k_pos = range(max(0, min([q_pos[0], *seen])), lens[r])  # what none sees is not read
             gathered.append(Gathered(r, slice(start, stop), q_pos, k_pos))
     return PagedPlan(tuple(gathered), decoded, why)
 
@@ -162,8 +163,7 @@ def _plan_decode(
         return None
     factors = None
     if scheme.scale:
-        rows = torch.tensor(at)
-        made = scale_factors(scheme, rows, keys_by_position(scheme, rows), {})
+        made = scale_factors(scheme, torch.tensor(at))
         factors = made.expand(len(few), -1, nq).transpose(1, 2).reshape(len(tokens), -1, 1)
         factors = factors.to(q.device, torch.promote_types(q.dtype, torch.float32))
     return Decoded(plan, _index(few, q.device), _index(tokens, q.device), factors)
@@ -204,12 +204,6 @@ def gather(
     first = tokens.start // size
     some = cache[blocks[first : -(-tokens.stop // size)]].flatten(0, 1)
     return some[tokens.start - first * size :][: len(tokens)].transpose(0, 1)[None]
-
-
-def _first_seen(scheme: Scheme, first: int) -> int:
-    """The first token that a query at `first`, or a later one, sees: others need not be read."""
-    start = min((int(area.interval(torch.tensor(first))[0]) for area in scheme.areas()), default=0)
-    return min(start, first)
 
 
 def _host(numbers: Ints) -> list[int]:

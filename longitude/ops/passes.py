@@ -24,10 +24,10 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from longitude.core.part import Pos, QueryRows, Region, as_tensor
+from longitude.core.part import Pos, QueryRows, Region, as_rows
 from longitude.core.region import FAR, Area, meet, visible
 from longitude.core.scheme import Scheme
-from longitude.ops.inputs import AttentionInputs, Length, keys_by_position, scale_factors
+from longitude.ops.inputs import AttentionInputs, Length, cut_tokens, scale_factors
 from longitude.ops.kernels.launch import triton_available
 from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
@@ -102,30 +102,22 @@ class Pass:
         p, rope = self.inputs, self.inputs.scheme.rotary
         if self.region is None or rope is None:
             return None
-        q_pos, k_pos = (
-            pos[cut] if isinstance(pos, range) else pos[:, cut]
-            for pos, cut in ((p.q_pos, rows), (p.k_pos, cols))
-        )
-        q_length, k_length = (
-            length[:, cut] if isinstance(length, Tensor) and length.shape[1] > 1 else length
-            for length, cut in ((p.q_length, rows), (p.k_length, cols))
-        )
+        q_pos, q_length = cut_tokens(p.q_pos, rows), cut_tokens(p.q_length, rows)
+        k_pos, k_length = cut_tokens(p.k_pos, cols), cut_tokens(p.k_length, cols)
         centre = 0.0
         if rope.decay and p.q.shape[2]:
             centre = float(q_pos[-1] if isinstance(q_pos, range) else q_pos.max())
-        size, dtype, device = p.q.shape[-1], accum_dtype(p.q), p.q.device
-        how = {"dtype": dtype, "device": device, "centre": centre}
+        size, how = p.q.shape[-1], (accum_dtype(p.q), p.q.device, centre)
         if p.scale_in_tables:
-            make = _make_scaled_tables if isinstance(q_length, Tensor) else _scaled_tables
-            q_tables = make(p.scheme, self.region, q_pos, size, q_length, dtype, device, centre)
+            q_tables = _scaled_tables(p.scheme, self.region, q_pos, size, q_length, *how)
         else:
-            q_tables = cos_sin(rope, self.region, "q", q_pos, size, q_length, **how)
+            q_tables = cos_sin(rope, self.region, "q", q_pos, size, q_length, *how)
         fixed = isinstance(q_pos, range) and isinstance(q_length, int)
         alike = fixed and isinstance(k_pos, range) and isinstance(k_length, int)
         alike = alike and (q_pos, q_length) == (k_pos, k_length) and not p.scale_in_tables
-        if alike and _same_tables(rope, self.region, q_length):  # type: ignore[arg-type]
+        if alike and _same_tables(rope, self.region, q_length):
             return Rotation(q_tables, q_tables, rope.pairs)
-        k_tables = cos_sin(rope, self.region, "k", k_pos, size, k_length, **how)
+        k_tables = cos_sin(rope, self.region, "k", k_pos, size, k_length, *how)
         return Rotation(q_tables, k_tables, rope.pairs)
 
 
@@ -158,20 +150,15 @@ def region_areas(
     return tuple((region, areas) for region, areas in met if areas)
 
 
-def _make_scaled_tables(scheme: Scheme, region: Region, pos: Pos, size: int, length: Length,
-                        dtype: torch.dtype, device: torch.device,
-                        centre: float) -> Tables:  # fmt: skip
+@Memo
+def _scaled_tables(scheme: Scheme, region: Region, pos: Pos, size: int, length: Length,
+                   dtype: torch.dtype, device: torch.device, centre: float) -> Tables:  # fmt: skip
     """The tables of q, multiplied by the factors of ④."""
     assert scheme.rotary is not None
-    how = {"dtype": torch.float64, "device": device, "centre": centre}
-    cos, sin = cos_sin(scheme.rotary, region, "q", pos, size, length, **how)
-    with torch.inference_mode(False), torch.no_grad():
-        rows = torch.atleast_2d(as_tensor(pos, device))
-        factor = scale_factors(scheme, rows, keys_by_position(scheme, rows), {})[..., None]
-        return (cos * factor).to(dtype), (sin * factor).to(dtype)
-
-
-_scaled_tables = Memo(_make_scaled_tables, limit=2**26)
+    wide = (torch.float64, device, centre)
+    cos, sin = cos_sin(scheme.rotary, region, "q", pos, size, length, *wide)
+    factor = scale_factors(scheme, as_rows(pos, device))[..., None]
+    return (cos * factor).to(dtype), (sin * factor).to(dtype)
 
 
 @lru_cache(maxsize=256)
@@ -200,34 +187,26 @@ def single_query_pass(p: AttentionInputs) -> Pass:
     if rope is None or len(passes) == 1:
         return passes[0]
     regions = tuple((one.region, one.areas) for one in passes if one.region is not None)
-    fixed = (
-        isinstance(p.q_pos, range) and isinstance(p.k_pos, range) and isinstance(p.k_length, int)
-    )
-    make = _pair_tables if fixed and not torch.compiler.is_compiling() else _make_pair_tables
-    size, dtype = p.k.shape[-1], accum_dtype(p.k)
-    cos, sin = make(rope, regions, p.q_pos, p.k_pos, size, p.k_length, dtype, p.k.device)
+    how = (p.k.shape[-1], p.k_length, accum_dtype(p.k), p.k.device)
+    cos, sin = _pair_tables(rope, regions, p.q_pos, p.k_pos, *how)
     rotated = replace(p, k=apply_rotary(p.k, cos, sin, rope.pairs))
     return Pass(rotated, tuple(area for one in passes for area in one.areas))
 
 
-def _make_pair_tables(rope: Rope, regions: RegionAreas, q_pos: Pos, k_pos: Pos, size: int,
-                      length: Length, dtype: torch.dtype,
-                      device: torch.device) -> Tables:  # fmt: skip
+@Memo
+def _pair_tables(rope: Rope, regions: RegionAreas, q_pos: Pos, k_pos: Pos, size: int,
+                 length: Length, dtype: torch.dtype, device: torch.device) -> Tables:  # fmt: skip
     """Tables that rotate every key to minus its distance, as the region it lies in gives it."""
-    with torch.inference_mode(False), torch.no_grad():  # memoised: may serve training later
-        q, k = (torch.atleast_2d(as_tensor(pos, device)) for pos in (q_pos, k_pos))
-        cos, sin = (torch.zeros((), dtype=dtype, device=device) for _ in range(2))
-        pairs = rope.dim(size) // 2
-        for region, areas in regions:
-            plain = Region(frequencies=region.frequencies)
-            away = region.q.by_pair(q, pairs) - region.k.by_pair(k, pairs)
-            made = cos_sin(rope, plain, "pair", -away, size, length, dtype=dtype, device=device)
-            here = visible(areas, q, k)[:, None, :, None]
-            cos, sin = torch.where(here, made[0], cos), torch.where(here, made[1], sin)
-        return cos, sin
-
-
-_pair_tables = Memo(_make_pair_tables, limit=2**26)
+    q, k = (as_rows(pos, device) for pos in (q_pos, k_pos))
+    cos, sin = (torch.zeros((), dtype=dtype, device=device) for _ in range(2))
+    pairs = rope.dim(size) // 2
+    for region, areas in regions:
+        plain = Region(frequencies=region.frequencies)
+        away = region.q.by_pair(q, pairs) - region.k.by_pair(k, pairs)
+        made = cos_sin(rope, plain, "pair", -away, size, length, dtype, device)
+        here = visible(areas, q, k)[:, None, :, None]
+        cos, sin = torch.where(here, made[0], cos), torch.where(here, made[1], sin)
+    return cos, sin
 
 
 @dataclass(frozen=True)
@@ -355,24 +334,20 @@ def _above(hi: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
             yield Tile(start, size, left + size, k1 - left - size)
 
 
-def _halves(t: Tile) -> Iterator[Tile]:
+def _halves(t: Tile, size: int = 0) -> Iterator[Tile]:
     """A lower triangle as triangles of up to `MAX_BAND` rows and the squares below them, most of
     one size; other tiles as they are."""
-    parts = 1
-    while t.kind == "lower" and t.height > parts * MAX_BAND:
-        parts *= 2
-    yield from _halved(t, -(-t.height // parts), parts)
-
-
-def _halved(t: Tile, size: int, parts: int) -> Iterator[Tile]:
-    half = size * parts // 2
-    if parts == 1 or t.height <= half:
+    size = size or -(-t.height // 2 ** ((t.height - 1) // MAX_BAND).bit_length())
+    if t.kind != "lower" or t.height <= size:
         yield t
         return
+    half = size
+    while 2 * half < t.height:
+        half *= 2
     rest, top, left = t.height - half, t.top + half, t.left + half
-    yield from _halved(replace(t, height=half, width=half), size, parts // 2)
+    yield from _halves(replace(t, height=half, width=half), size)
     yield Tile(top, rest, t.left, half)
-    yield from _halved(Tile(top, rest, left, rest, "lower"), size, parts // 2)
+    yield from _halves(Tile(top, rest, left, rest, "lower"), size)
 
 
 def batches(pieces: Sequence[Tile]) -> list[list[Tile]]:

@@ -19,7 +19,7 @@ rank has the same queries and its own keys, and only outputs travel.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,12 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longitude.core.part import Pos, Weights
+from longitude.core.part import Weights
 from longitude.core.region import Area
 from longitude.core.validate import UserError
 from longitude.ops.axes import has_axes
 from longitude.ops.head_split import by_heads, check_heads
-from longitude.ops.inputs import AttentionInputs, as_half_pairs, one_scheme, prepare
+from longitude.ops.inputs import AttentionInputs, as_half_pairs, cut_tokens, one_scheme, prepare
 from longitude.ops.lse_merge import MergeOneByOne, TileOutput, merging_for, sink_gradients
 from longitude.ops.passes import accum_dtype
 from longitude.ops.ring_blocks import Merged, backward_block, forward_block, zeros_for
@@ -150,7 +150,7 @@ class Ring:
 
     def owner(self, step: int) -> int:
         """Whose block is here at a step."""
-        return (self.rank - step) % len(self.shards)
+        return self.neighbour(-step)
 
     def runs(self, step: int) -> tuple[Runs, Runs]:
         """The positions of the queries and of the block that is here at a step."""
@@ -158,23 +158,26 @@ class Ring:
 
     def holds(self, step: int) -> bool:
         """Whether a block is here at a step."""
-        return step < len(self.shards) and step <= self.hops[self.owner(step)]
+        return step <= self.hops[self.owner(step)]
 
-    def inputs(
-        self, step: int, q: Tensor, held: Sequence[Tensor], sums: Tensor | None, weights: Weights
-    ) -> AttentionInputs:
+    def fixed(self, q: Tensor, sums: Tensor | None, weights: Iterable[Tensor]) -> Weights:
+        """What stays on this rank, by name: queries, their forget sums, and weights."""
+        named = dict(zip(self.p.weights, weights, strict=True))
+        return {"q": q} | ({} if sums is None else {"sums": sums}) | named
+
+    def inputs(self, step: int, fixed: Weights, held: Sequence[Tensor]) -> AttentionInputs:
         """This rank's queries over the block that is here at a step."""
-        owner = self.owner(step)
+        owner, (k, v, *k_sums), q = self.owner(step), held, fixed["q"]
         shard, first = self.shards[owner], sum(s.keys for s in self.shards[:owner])
-        length, segments = self.p.k_length, self.p.segments
-        if isinstance(length, Tensor) and length.shape[1] > 1:
-            length = length[:, first : first + shard.keys]
+        segments = self.p.segments
         if segments is not None and shard.segments is not None:
             segments = (segments[0], shard.segments)
         return replace(
-            self.p, q=q, k=held[0], v=held[1], k_pos=_on(shard.pos, q.device), k_length=length,
-            key_padding=shard.padding, segments=segments, weights=weights, sink_logits=None,
-            forget_sums=None if sums is None else (sums, held[2]),
+            self.p, q=q, k=k, v=v, segments=segments, key_padding=shard.padding,
+            k_pos=shard.pos if isinstance(shard.pos, range) else shard.pos.to(q.device),
+            k_length=cut_tokens(self.p.k_length, slice(first, first + shard.keys)),
+            weights={name: fixed[name] for name in self.p.weights}, sink_logits=None,
+            forget_sums=(fixed["sums"], k_sums[0]) if k_sums else None,
         )  # fmt: skip
 
     def empty_like(self, step: int, own: Sequence[Tensor], wide: bool = False) -> list[Tensor]:
@@ -187,44 +190,33 @@ class Ring:
 
     def next_keys(
         self, step: int, held: Sequence[Tensor], own: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Message], list[Message]]:
-        """Room for the next block, and what is sent and received for it."""
-        size = len(self.shards)
-        sends: list[Message] = []
-        receives: list[Message] = []
-        arriving: list[Tensor] = []
-        if self.holds(step) and step < self.hops[self.owner(step)]:
-            sends.append(((self.rank + 1) % size, held, KEYS))
-        if self.holds(step + 1):
-            arriving = self.empty_like(step + 1, own)
-            receives.append(((self.rank - 1) % size, arriving, KEYS))
-        return arriving, sends, receives
+    ) -> tuple[list[Tensor], Message, Message]:
+        """Room for the next block, and what is sent and received for it: maybe nothing."""
+        goes_on = step < self.hops[self.owner(step)]
+        arriving = self.empty_like(step + 1, own) if self.holds(step + 1) else []
+        send = (self.neighbour(1), held if goes_on else [], KEYS)
+        return arriving, send, (self.neighbour(-1), arriving, KEYS)
 
     def gradients_on(
         self, step: int, made: list[Tensor], own: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Message], list[Message]]:
+    ) -> tuple[list[Tensor], Message, Message]:
         """The gradients of the step before go on with their block, or home from its last rank;
-        those of this step's block arrive, or those of the own one from its last rank."""
-        size, before = len(self.shards), self.owner(step - 1)
-        sends: list[Message] = []
-        receives: list[Message] = []
-        arriving: list[Tensor] = []
-        if made:
-            last = step - 1 == self.hops[before]
-            to, tag = (before, HOME) if last else ((self.rank + 1) % size, GRADIENTS)
-            sends.append((to, made, tag))
-        if step > 1 and self.holds(step):
-            arriving = self.empty_like(step, own, wide=True)
-            receives.append(((self.rank - 1) % size, arriving, GRADIENTS))
-        return arriving, sends, receives
+        those of this step's block arrive."""
+        before = self.owner(step - 1)
+        last = step - 1 == self.hops[before]
+        send = (before, made, HOME) if last else (self.neighbour(1), made, GRADIENTS)
+        arriving = self.empty_like(step, own, wide=True) if step > 1 and self.holds(step) else []
+        return arriving, send, (self.neighbour(-1), arriving, GRADIENTS)
 
-    def home(self, step: int, own: Sequence[Tensor]) -> tuple[list[Tensor], list[Message]]:
+    def home(self, step: int, own: Sequence[Tensor]) -> tuple[list[Tensor], Message]:
         """The gradients of the own block, at the step at which they come home."""
         hops = self.hops[self.rank]
-        if not hops or step != hops + 1:
-            return [], []
-        arriving = self.empty_like(0, own, wide=True)
-        return arriving, [((self.rank + hops) % len(self.shards), arriving, HOME)]
+        arriving = self.empty_like(0, own, wide=True) if hops and step == hops + 1 else []
+        return arriving, (self.neighbour(hops), arriving, HOME)
+
+    def neighbour(self, hops: int) -> int:
+        """The rank so many ranks on."""
+        return (self.rank + hops) % len(self.shards)
 
 
 def hops(shards: list[Shard], areas: tuple[Area, ...]) -> list[int]:
@@ -242,10 +234,6 @@ def hops(shards: list[Shard], areas: tuple[Area, ...]) -> list[int]:
     ]
 
 
-def _on(pos: Pos, device: torch.device) -> Pos:
-    return pos if isinstance(pos, range) else pos.to(device)
-
-
 def _add(totals: list[Tensor], more: list[Tensor]) -> None:
     """Add to the first of the totals, in place."""
     for total, x in zip(totals, more, strict=False):
@@ -253,6 +241,7 @@ def _add(totals: list[Tensor], more: list[Tensor]) -> None:
 
 
 def _leaf(x: Tensor) -> Tensor:
+    """A tensor of its own, to which gradients lead."""
     return x.detach().requires_grad_(x.is_floating_point())
 
 
@@ -262,14 +251,14 @@ class _Ring(torch.autograd.Function):
                 sums: Tensor | None, k_sums: Tensor | None,
                 *weights: Tensor) -> Tensor:  # fmt: skip
         own = [x.contiguous() for x in (k, v, k_sums) if x is not None]
-        named = dict(zip(ring.p.weights, weights, strict=True))
+        fixed = ring.fixed(q, sums, weights)
         merging, held = merging_for(q.shape[:3], v), own  # type: ignore[arg-type]
         ctx.extras = {}
         for step in range(len(ring.shards)):
-            arriving, *messages = ring.next_keys(step, held, own)
-            wait = transfer(ring.group, *messages)
+            arriving, send, receive = ring.next_keys(step, held, own)
+            wait = transfer(ring.group, [send], [receive])
             if ring.holds(step):
-                block = ring.inputs(step, q, held, sums, named)
+                block = ring.inputs(step, fixed, held)
                 ctx.extras[step] = forward_block(block, ring.runs(step), ring.backend, merging)
             wait()
             held = arriving
@@ -284,45 +273,36 @@ class _Ring(torch.autograd.Function):
         q, k, v, sinks, sums, k_sums, out, lse, *weights = ctx.saved_tensors
         grad, size = grad_outputs[0].contiguous(), len(ring.shards)
         own = [x.contiguous() for x in (k, v, k_sums) if x is not None]
-        fixed = [x for x in (q, sums, *weights) if x is not None]  # which stay on this rank
-        totals = [zeros_for(x) for x in (*fixed, *own)]
+        fixed = ring.fixed(q, sums, weights)
+        totals = [zeros_for(x) for x in (*fixed.values(), *own)]
         merged = Merged(grad, out, lse, (grad * out).sum(-1, dtype=lse.dtype))
         held, made = own, []  # a block, and the gradients of the one before it
         for step in range(size + 1):
-            arriving, sends, receives = ring.next_keys(step, held, own)
-            partial, *more = ring.gradients_on(step, made, own)
+            arriving, keys, next_keys = ring.next_keys(step, held, own)
+            partial, sent, received = ring.gradients_on(step, made, own)
             returned, last = ring.home(step, own)
-            wait = transfer(ring.group, [*sends, *more[0]], [*receives, *more[1], *last])
+            wait = transfer(ring.group, [keys, sent], [next_keys, received, last])
             found: list[Tensor] = []
             if ring.holds(step):
-                leaves = [_leaf(x) for x in (*fixed, *held)]
-                block = _rebuilt(ring, step, leaves, sums is not None)
+                stay, here = {name: _leaf(x) for name, x in fixed.items()}, [*map(_leaf, held)]
                 how = (ring.runs(step), ring.backend, ctx.extras[step])
-                found = backward_block(block, *how, merged, leaves)
+                leaves = [*stay.values(), *here]
+                found = backward_block(ring.inputs(step, stay, here), *how, merged, leaves)
             wait()
             made = found[len(fixed) :]
             _add(made, partial)
             _add(totals, found if step == 0 else found[: len(fixed)])
             _add(totals[len(fixed) :], returned)
             held, made = arriving, made if step else []
-        grads = [g.to(x.dtype) for g, x in zip(totals, (*fixed, *own), strict=True)]
-        d_sums = grads.pop(1) if sums is not None else None
-        dk_sums = grads.pop() if k_sums is not None else None
+        named = fixed | dict(zip(("k", "v", "k_sums"), own, strict=False))
+        grads = {
+            name: g.to(x.dtype) if x.is_floating_point() else None
+            for (name, x), g in zip(named.items(), totals, strict=True)
+        }
         d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
-        dq, *d_weights, dk, dv = grads
-        d_weights = [
-            g if x.is_floating_point() else None for g, x in zip(d_weights, weights, strict=True)
-        ]
-        return None, dq, dk, dv, d_sinks, d_sums, dk_sums, *d_weights
-
-
-def _rebuilt(ring: Ring, step: int, leaves: list[Tensor], gated: bool) -> AttentionInputs:
-    """The call of a step with tensors of its own, to which gradients lead."""
-    first = 2 if gated else 1
-    count = len(ring.p.weights)
-    named = dict(zip(ring.p.weights, leaves[first : first + count], strict=True))
-    held = leaves[first + count :]
-    return ring.inputs(step, leaves[0], held, leaves[1] if gated else None, named)
+        dq, dk, dv = (grads[name] for name in ("q", "k", "v"))
+        d_weights = [grads[name] for name in ring.p.weights]
+        return None, dq, dk, dv, d_sinks, grads.get("sums"), grads.get("k_sums"), *d_weights
 
 
 def _by_keys(ring: Ring, k: Tensor, v: Tensor, sums: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -330,8 +310,8 @@ def _by_keys(ring: Ring, k: Tensor, v: Tensor, sums: tuple[Tensor, Tensor] | Non
     all others, and are merged in the order of ranks, so that every rank has the same bits."""
     p = ring.p
     own, merged = MergeOneByOne(p.q.shape[:3], v), MergeOneByOne(p.q.shape[:3], v)  # type: ignore[arg-type]
-    of_q, of_k = (None, []) if sums is None else (sums[0], [sums[1]])
-    block = ring.inputs(0, p.q, (k, v, *of_k), of_q, p.weights)
+    of_q, *of_k = sums or (None,)
+    block = ring.inputs(0, ring.fixed(p.q, of_q, p.weights.values()), (k, v, *of_k))
     forward_block(block, ring.runs(0), ring.backend, own)
     both = torch.cat([own.out, own.lse[..., None]], -1)
     for part in all_gather(both, ring.group):

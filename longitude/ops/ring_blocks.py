@@ -15,13 +15,8 @@ import torch
 from torch import Tensor
 
 from longitude.ops import eager
-from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
-from longitude.ops.lse_merge import (
-    TileOutput,
-    add_tiles,
-    tile_batches,
-    tile_gradients,
-)
+from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs, cut_tokens
+from longitude.ops.lse_merge import TileOutput, add_tiles, tile_batches, tile_gradients
 from longitude.ops.passes import accum_dtype
 from longitude.ops.plan import CallSpec, Plan, plan_tiles
 from longitude.ops.shards import Run, Runs
@@ -58,19 +53,16 @@ def pieces(p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str) -> list
                 one._replace(plan=plan)  # type: ignore[arg-type]
                 for one, plan in zip(cut, plans, strict=True)
             ]
-    return [
-        Piece(rows, p.rows(rows.start, rows.stop), None)
-        for rows in eager.query_blocks(p, BLOCK_SCORES)
-    ]
+    return [Piece(rows, p.rows(rows), None) for rows in eager.query_blocks(p, BLOCK_SCORES)]
 
 
 def _cut(p: AttentionInputs, q_run: Run, k_run: Run) -> Piece:
-    rows, columns, length = q_run.tokens, k_run.tokens, p.k_length
-    if isinstance(length, Tensor) and length.shape[1] > 1:
-        length = length[:, columns]
-    k, v = (x[:, :, columns] for x in (p.k, p.v))
-    cut = replace(p.rows(rows.start, rows.stop), q_pos=q_run.pos, key_padding=None, segments=None)
-    return Piece(rows, replace(cut, k=k, v=v, k_pos=k_run.pos, k_length=length), None)
+    rows, columns = q_run.tokens, k_run.tokens
+    cut = replace(
+        p.rows(rows), q_pos=q_run.pos, k_pos=k_run.pos, k=p.k[:, :, columns], v=p.v[:, :, columns],
+        k_length=cut_tokens(p.k_length, columns), key_padding=None, segments=None,
+    )  # fmt: skip
+    return Piece(rows, cut, None)
 
 
 def forward_block(

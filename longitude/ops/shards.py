@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longitude.core.part import Pos, as_tensor
+from longitude.core.part import Pos, as_rows, as_tensor
 from longitude.core.validate import UserError
 from longitude.ops.inputs import AttentionInputs
 
@@ -89,13 +89,10 @@ def gather_shards(x: Tensor, pos: Pos, group: Any, dim: int = 1) -> Tensor:
         return x[mine.argsort()].movedim(0, dim)
     counts = [int(row[0]) for row in all_gather(mine.new_tensor([len(mine)]), group)]
     most = max(counts)
-    filled = [all_gather(_filled(t, most), group) for t in (x, mine)]
-    tokens, at = (torch.cat([t[:n] for t, n in zip(ts, counts, strict=True)]) for ts in filled)
+    filled = [torch.cat([t, t.new_zeros(most - len(t), *t.shape[1:])]) for t in (x, mine)]
+    gathered = [all_gather(t, group) for t in filled]
+    tokens, at = (torch.cat([t[:n] for t, n in zip(ts, counts, strict=True)]) for ts in gathered)
     return tokens[at.argsort()].movedim(0, dim)
-
-
-def _filled(x: Tensor, n: int) -> Tensor:
-    return torch.cat([x, x.new_zeros(n - x.shape[0], *x.shape[1:])])
 
 
 def all_gather(x: Tensor, group: Any) -> list[Tensor]:
@@ -329,11 +326,6 @@ def check_overlaps(shards: list[Shard]) -> None:
         if bool(same.any()):
             at = int(same.nonzero()[0])
             raise _overlap(int(rank[at]), int(rank[at + 1]), pos[at].item())
-
-
-def as_rows(pos: Pos) -> Tensor:
-    """Positions as a tensor (b|1, n)."""
-    return torch.atleast_2d(as_tensor(pos))
 
 
 def joined(positions: list[Pos], device: torch.device) -> Tensor:

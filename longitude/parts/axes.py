@@ -7,7 +7,7 @@ the differences p_a(m) - p_a(n) alone, axis by axis. Site ③, inside `rope(axes
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -70,17 +70,25 @@ def by_axis(axis_of_pairs: tuple[int, ...], count: int, theta: Tensor) -> Tensor
     return (own * theta)[:, None]
 
 
-def check_quarters(name: str, dim: int) -> None:
-    """Raise unless half of the pairs can have each of two axes."""
-    if dim % 4:
-        raise UserError(
-            f"{name}: a rotary dimension of {dim} has {dim // 2} pairs, which two axes can't share "
-            f"evenly: choose a head size that 4 divides."
-        )
+class TwoAxes(Axes, Protocol):
+    """A row and a column, each with half of the pairs."""
+
+    name: ClassVar[str] = ""  # set by @part
+
+    @property
+    def count(self) -> int:
+        return 2
+
+    def check_dim(self, dim: int) -> None:
+        if dim % 4:
+            raise UserError(
+                f"{self.name}: a rotary dimension of {dim} has {dim // 2} pairs, which two axes "
+                f"can't share evenly: choose a head size that 4 divides."
+            )
 
 
 @part("axial", site="axes", paper="Heo et al. 2024, arXiv:2403.13298")
-class Axial(Axes):
+class Axial(TwoAxes):
     """Axial RoPE: the first half of the pairs rotates by the first position, the rest by the
     second.
 
@@ -93,13 +101,6 @@ class Axial(Axes):
 
     spectrum: Literal["shared", "alternating"] = "shared"
 
-    @property
-    def count(self) -> int:
-        return 2
-
-    def check_dim(self, dim: int) -> None:
-        check_quarters(self.name, dim)  # type: ignore[attr-defined]
-
     def inv_freq(
         self, frequencies: Frequencies, dim: int, base: float, length: int, weights: Weights
     ) -> Tensor:
@@ -111,7 +112,7 @@ class Axial(Axes):
 
 
 @part("mixed", site="axes", paper="Heo et al. 2024, arXiv:2403.13298")
-class Mixed(Axes):
+class Mixed(TwoAxes):
     """RoPE-Mixed: pair t of head h rotates by x f^x_ht + y f^y_ht, all of them learned.
 
     Heo et al. 2024, "Rotary Position Embedding for Vision Transformer". Initially the first half of
@@ -119,13 +120,6 @@ class Mixed(Axes):
     along one random direction, the second half along its perpendicular. A scaling divides what was
     learned as it would divide these frequencies. Give the weight no weight decay.
     """
-
-    @property
-    def count(self) -> int:
-        return 2
-
-    def check_dim(self, dim: int) -> None:
-        check_quarters(self.name, dim)  # type: ignore[attr-defined]
 
     def weights(self, dims: Dims, dim: int, base: float, rng: torch.Generator | None) -> Weights:
         angle = 2 * math.pi * torch.rand(dims.heads, 1, generator=rng, dtype=torch.float64)

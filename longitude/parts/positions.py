@@ -7,7 +7,7 @@ short sequences sees large positions: randomized (Ruoss et al. 2023), equal-mean
 at test time.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,24 @@ from longitude.core.part import Choice, Pos, Positions, part
 from longitude.core.validate import PositiveFloat, PositiveInt, UserError
 from longitude.parts.frequencies import Linear
 from longitude.parts.rope import Rope
+
+
+def with_rope(times: int) -> Any:
+    """The `training` of a policy whose argument is so many times the length, under RoPE."""
+
+    def training(cls: Any, length: int) -> list[Choice]:
+        return [(cls(times * length), Rope())]
+
+    return classmethod(training)
+
+
+def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64)
+
+
+def _whole(rng: torch.Generator, low: int, high: int, *shape: int) -> Tensor:
+    """Whole numbers from low to high, both included."""
+    return torch.randint(low, high + 1, shape, generator=rng, device=rng.device)
 
 
 @part("sequential", site="positions", paper="Vaswani et al. 2017, arXiv:1706.03762")
@@ -53,9 +71,7 @@ class Randomized(Positions):
             return torch.arange(n) * self.max // max(n, 1)
         return torch.randperm(self.max, generator=rng, device=rng.device)[:n].sort().values
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [(cls(16 * length), Rope())]
+    training = with_rope(16)
 
 
 @part("equal_mean", site="positions", paper="Su 2023, kexue.fm/archives/9444")
@@ -84,7 +100,7 @@ class EqualMean(Positions):
     def ids(self, n: int, *, rng: torch.Generator | None = None) -> Pos:
         if rng is None:
             return range(n)
-        u = torch.rand((), generator=rng, device=rng.device, dtype=torch.float64)
+        u = _uniform(rng)
         # both laws by inverting their distribution function; Beta(1, b) has mean 1 / (1 + b)
         if self.draw == "exponential" or self.max is None:
             end = -torch.log1p(-u) * self.mean
@@ -92,9 +108,7 @@ class EqualMean(Positions):
             end = self.max * (1 - (1 - u) ** (1 / (self.max / self.mean - 1)))
         return torch.linspace(0, 1, n, dtype=torch.float64, device=rng.device) * end
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [(cls(length), Rope())]
+    training = with_rope(1)
 
 
 @part("pose", site="positions", paper="Zhu et al. 2023, arXiv:2309.10400")
@@ -121,27 +135,12 @@ class Pose(Positions):
             )
         device, pieces = rng.device, self.chunks - 1
         cuts = torch.randperm(n - 1, generator=rng, device=device)[:pieces].sort().values + 1
-        skips = (
-            torch.randint(self.target - n + 1, (pieces,), generator=rng, device=device)
-            .sort()
-            .values
-        )
+        skips = _whole(rng, 0, self.target - n, pieces).sort().values
         tokens = torch.arange(n, device=device)
         piece = torch.searchsorted(cuts, tokens, right=True)
         return tokens + torch.cat([skips.new_zeros(1), skips])[piece]
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [(cls(16 * length), Rope())]
-
-
-def _uniform(rng: torch.Generator, *shape: int) -> Tensor:
-    return torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64)
-
-
-def _whole(rng: torch.Generator, low: int, high: int) -> int:
-    """A whole number from low to high, both included."""
-    return int(torch.randint(low, high + 1, (), generator=rng, device=rng.device))
+    training = with_rope(16)
 
 
 @part("e2_llm", site="positions", paper="Liu et al. 2024, arXiv:2401.06951")
@@ -171,14 +170,12 @@ class E2Llm(Positions):
                 f"e2_llm: {n} tokens do not fit into a window of {self.window}: train on at most "
                 f"{self.window}."
             )
-        g = _whole(rng, 1, self.max_factor)
+        g = int(_whole(rng, 1, self.max_factor))
         tokens = torch.arange(n, dtype=torch.float64, device=rng.device)
         offset = _whole(rng, 0, g * self.window - n)
         return (tokens + torch.where(tokens > 3, offset, 0)) / g * self.scale
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [(cls(length), Rope())]
+    training = with_rope(1)
 
 
 @part("cream", site="positions", paper="Wu et al. 2024, arXiv:2406.07138")
@@ -210,7 +207,7 @@ class Cream(Positions):
         head = tail = 4 * int(s) if short else n // 3
         middle, alpha = n - head - tail, _middle_factor(s, rng)
         low, high = int(head + (middle - 1) * alpha), int(alpha * n) - tail - 1
-        end = _whole(rng, low, max(low, high))
+        end = int(_whole(rng, low, max(low, high)))
         starts = ((0, head), (end - middle + 1, middle), (self.target - tail, tail))
         return torch.cat([torch.arange(at, at + size, device=device) for at, size in starts])
 
@@ -246,9 +243,7 @@ class RandomFloat(Positions):
             return _uniform(rng, n).sort().values * self.train
         return (torch.arange(n, dtype=torch.float64) + 0.5) * self.train / max(self.train, n)
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [(cls(length), Rope())]
+    training = with_rope(1)
 
 
 @part("random_steps", site="positions", paper="Pal et al. 2023, arXiv:2308.10882")
@@ -268,6 +263,4 @@ class RandomSteps(Positions):
         ids = (2 * _uniform(rng, n)).cumsum(0)
         return ids * min(1.0, self.max / float(ids[-1])) if n else ids
 
-    @classmethod
-    def training(cls, length: int) -> list[Choice]:
-        return [(cls(2 * length), Rope())]
+    training = with_rope(2)

@@ -13,7 +13,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from longitude.core.part import Frequencies, Pos, Region, as_tensor
+from longitude.core.part import Frequencies, Pos, Region, as_rows
 from longitude.parts.rope import Rope
 
 Tables = tuple[Tensor, Tensor]
@@ -21,19 +21,25 @@ MIN_SIZE = 4096  # what a small table counts as: a decoder builds one at each st
 
 
 class Memo:
-    """Results of `make` for recent arguments, up to `limit` numbers in all; the oldest go first."""
+    """What `make` gives, without gradients: cached for recent arguments, up to `limit` numbers in
+    all, the oldest go first; made anew where a tensor is an argument, or while a compiler traces.
+    """
 
-    def __init__(self, make: Callable[..., Tables], limit: int) -> None:
+    def __init__(self, make: Callable[..., Tables], limit: int = 2**26) -> None:
         self.make, self.limit, self.size = make, limit, 0
         self.cached: OrderedDict[tuple[Hashable, ...], Tables] = OrderedDict()
         self.lock = Lock()
 
     def __call__(self, *key: Hashable) -> Tables:
+        if torch.compiler.is_compiling():
+            return self._made(key)
         with self.lock:
             if key in self.cached:
                 self.cached.move_to_end(key)
                 return self.cached[key]
-        tables = self.make(*key)
+        tables = self._made(key)
+        if any(isinstance(x, Tensor) for x in key):
+            return tables
         with self.lock:
             if key not in self.cached:
                 self.cached[key] = tables
@@ -41,6 +47,11 @@ class Memo:
             while self.size > self.limit and len(self.cached) > 1:
                 self.size -= _numbers(self.cached.popitem(last=False)[1])
         return tables
+
+    def _made(self, key: tuple[Hashable, ...]) -> Tables:
+        # outside inference mode, because a cached table may serve a training step later
+        with torch.inference_mode(False), torch.no_grad():
+            return self.make(*key)
 
 
 def _numbers(tables: Tables) -> int:
@@ -54,7 +65,6 @@ def cos_sin(
     pos: Pos,
     head_dim: int,
     length: int | Tensor,
-    *,
     dtype: torch.dtype,
     device: torch.device,
     centre: float = 0.0,
@@ -66,43 +76,27 @@ def cos_sin(
     too. `length` is one number, or one for each sequence or token, (b, n|1). `centre` is where a
     decay's gain is 1.
     """
-    fixed = isinstance(pos, range) and not isinstance(length, Tensor)
-    make = _cached_tables if fixed and not torch.compiler.is_compiling() else _make
-    return make(rope, region, side, pos, head_dim, length, dtype, device, centre)
+    return _tables(rope, region, side, pos, head_dim, length, dtype, device, centre)
 
 
-def _make(
-    rope: Rope,
-    region: Region,
-    side: str,
-    pos: Pos,
-    head_dim: int,
-    length: int | Tensor,
-    dtype: torch.dtype,
-    device: torch.device,
-    centre: float,
-) -> Tables:
+@Memo
+def _tables(rope: Rope, region: Region, side: str, pos: Pos, head_dim: int, length: int | Tensor,
+            dtype: torch.dtype, device: torch.device, centre: float) -> Tables:  # fmt: skip
     frequencies, dim = region.frequencies or rope.frequencies, rope.dim(head_dim)
-    # built outside inference mode, because a cached table may serve a training step later
-    with torch.inference_mode(False), torch.no_grad():
-        where = torch.atleast_2d(as_tensor(pos, device))
-        if side != "pair":
-            where = (region.q if side == "q" else region.k).by_pair(where, dim // 2)
-        elif where.dim() == 2:
-            where = where[..., None]
-        # a copy of its own from the host: waiting for it would wait for all work on the device
-        inv, gain = (
-            x.to(device, non_blocking=True) for x in _of_length(rope, frequencies, dim, length)
-        )
-        angle = where * inv
-        size = gain if side != "k" else torch.ones_like(gain)
-        if rope.decay:
-            away = (where - centre) if side == "q" else (centre - where)
-            size = size * (rope.decay.rate(dim).to(device, non_blocking=True) * away).exp()
-        return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
-
-
-_cached_tables = Memo(_make, limit=2**26)
+    where = as_rows(pos, device)
+    if side != "pair":
+        where = (region.q if side == "q" else region.k).by_pair(where, dim // 2)
+    elif where.dim() == 2:
+        where = where[..., None]
+    # a copy of its own from the host: waiting for it would wait for all work on the device
+    of_length = _of_length(rope, frequencies, dim, length)
+    inv, gain = (x.to(device, non_blocking=True) for x in of_length)
+    angle = where * inv
+    size = gain if side != "k" else torch.ones_like(gain)
+    if rope.decay:
+        away = (where - centre) if side == "q" else (centre - where)
+        size = size * (rope.decay.rate(dim).to(device, non_blocking=True) * away).exp()
+    return (angle.cos() * size).to(dtype)[:, None], (angle.sin() * size).to(dtype)[:, None]
 
 
 def _of_length(
