@@ -69,12 +69,10 @@ def attention_over(
     group = process_group(group)
     rank = dist.get_rank(group) if len(shards) > 1 else 0
     ring = Ring.of((group, rank), shards, given, call, backend, options)
-    k, v = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})[2:]
     if split == "keys":
-        return _by_keys(ring, k, v, given.forget_sums)[..., :width]
-    p = ring.p
-    sums = (None, None) if given.forget_sums is None else given.forget_sums
-    tensors = (p.q, k, v, p.sink_logits, *sums, *p.weights.values())
+        return _by_keys(ring, given)[..., :width]
+    p, sums = ring.p, given.forget_sums or (None, None)
+    tensors = (p.q, given.k, given.v, p.sink_logits, *sums, *p.weights.values())
     return _Ring.apply(ring, *tensors)[..., :width]  # type: ignore[index]
 
 
@@ -128,9 +126,10 @@ class Ring:
     ) -> Ring:  # fmt: skip
         """The call of a rank, which is told by its group and number. What holds for the call as a
         whole follows from all positions: lengths, and factors of ④ that count keys."""
-        scheme, q, k, v = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})
+        scheme, q, *_ = as_half_pairs(call[0], *call[1:4], weights=call[6] or {})
         total, pos = sum(s.keys for s in shards), joined([s.pos for s in shards], q.device)
-        k, v = (x.new_zeros(()).expand(*x.shape[:2], total, x.shape[3]) for x in (k, v))
+        kv = (given.k, given.v)
+        k, v = (x.new_zeros(()).expand(*x.shape[:2], total, x.shape[3]) for x in kv)
         options = options | {"scale": given.scale} | hidden_keys(shards, given)
         if given.forget_sums is not None:
             own = given.forget_sums[0]
@@ -305,13 +304,13 @@ class _Ring(torch.autograd.Function):
         return None, dq, dk, dv, d_sinks, grads.get("sums"), grads.get("k_sums"), *d_weights
 
 
-def _by_keys(ring: Ring, k: Tensor, v: Tensor, sums: tuple[Tensor, Tensor] | None) -> Tensor:
+def _by_keys(ring: Ring, given: AttentionInputs) -> Tensor:
     """The same queries on every rank over the keys of all: each rank's output and log-sum-exp go to
     all others, and are merged in the order of ranks, so that every rank has the same bits."""
-    p = ring.p
-    own, merged = MergeOneByOne(p.q.shape[:3], v), MergeOneByOne(p.q.shape[:3], v)  # type: ignore[arg-type]
-    of_q, *of_k = sums or (None,)
-    block = ring.inputs(0, ring.fixed(p.q, of_q, p.weights.values()), (k, v, *of_k))
+    p, (of_q, *of_k) = ring.p, given.forget_sums or (None,)
+    own, merged = (MergeOneByOne(p.q.shape[:3], given.v) for _ in range(2))  # type: ignore[arg-type]
+    fixed = ring.fixed(p.q, of_q, p.weights.values())
+    block = ring.inputs(0, fixed, (given.k, given.v, *of_k))
     forward_block(block, ring.runs(0), ring.backend, own)
     both = torch.cat([own.out, own.lse[..., None]], -1)
     for part in all_gather(both, ring.group):

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
     rows: slice
     inputs: AttentionInputs
-    plan: Plan | None
+    plan: Any  # of its tiles
 
 
 def pieces(p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str) -> list[Piece]:
@@ -46,23 +46,19 @@ def pieces(p: AttentionInputs, of_runs: tuple[Runs, Runs], backend: str) -> list
         return []
     q_runs, k_runs = of_runs
     if backend != "eager" and q_runs is not None and k_runs is not None:
-        cut = [_cut(p, q, k) for q in q_runs for k in k_runs if q.segment == k.segment]
-        plans = [plan_tiles(CallSpec.of(one.inputs)) for one in cut]
-        if all(isinstance(plan, Plan) for plan in plans):
-            return [
-                one._replace(plan=plan)  # type: ignore[arg-type]
-                for one, plan in zip(cut, plans, strict=True)
-            ]
+        found = [_piece(p, q, k) for q in q_runs for k in k_runs if q.segment == k.segment]
+        if all(isinstance(piece.plan, Plan) for piece in found):
+            return found
     return [Piece(rows, p.rows(rows), None) for rows in eager.query_blocks(p, BLOCK_SCORES)]
 
 
-def _cut(p: AttentionInputs, q_run: Run, k_run: Run) -> Piece:
+def _piece(p: AttentionInputs, q_run: Run, k_run: Run) -> Piece:
     rows, columns = q_run.tokens, k_run.tokens
     cut = replace(
         p.rows(rows), q_pos=q_run.pos, k_pos=k_run.pos, k=p.k[:, :, columns], v=p.v[:, :, columns],
         k_length=cut_tokens(p.k_length, columns), key_padding=None, segments=None,
     )  # fmt: skip
-    return Piece(rows, cut, None)
+    return Piece(rows, cut, plan_tiles(CallSpec.of(cut)))
 
 
 def forward_block(

@@ -249,16 +249,13 @@ def _with_positions(
     """The shards with their positions, and with padding and segments if any rank has some."""
     padded, packed = (any(r[name] for r in rows) for name in ("padding", "segments"))
     if all(r["is_range"] for r in rows) and not padded and not packed:
-        spans = [(int(s.k_span[0]), int(s.k_span[1]) + 1) if s.keys else (0, 0) for s in shards]
-        every = [range(*span) for span in spans]
+        every = [range(int(s.k_span[0]), int(s.k_span[0]) + s.keys) for s in shards]
         return [replace(s, pos=x, runs=runs(x)) for s, x in zip(shards, every, strict=True)]
     b, n = p.k.shape[0], p.k.shape[2]
     mine = torch.zeros(3, b, max(s.keys for s in shards), dtype=torch.float64, device=p.k.device)
-    mine[0, :, :n] = p.k_rows
-    if p.key_padding is not None:
-        mine[1, :, :n] = p.key_padding
-    if p.segments is not None:
-        mine[2, :, :n] = p.segments[1]
+    for own, x in zip(mine, (p.k_rows, p.key_padding, p.segments and p.segments[1]), strict=True):
+        if x is not None:
+            own[:, :n] = x
     dtype = torch.float64 if any(r["real"] for r in rows) else torch.int64
     gathered = torch.stack(all_gather(mine, group))
     on_host = gathered.cpu()  # once: every look at a device's numbers waits for its work
@@ -313,10 +310,8 @@ def check_overlaps(shards: list[Shard]) -> None:
             if start < stop and a != b:
                 raise _overlap(a, b, start)
         return
-    rows = max(as_rows(s.pos).shape[0] for s in shards)
-    rows = rows if not hidden else max(len(x) for s in shards for x in (s.padding, s.segments)
-                                       if x is not None)  # fmt: skip
-    for row in range(rows):
+    by_row = [x for s in shards for x in (as_rows(s.pos), s.padding, s.segments) if x is not None]
+    for row in range(max(map(len, by_row))):
         tokens = [_row(s, row, r) for r, s in enumerate(shards)]
         pos, segment, rank = (torch.cat(x) for x in zip(*tokens, strict=True))
         order = pos.argsort(stable=True)

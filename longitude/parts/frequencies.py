@@ -10,7 +10,7 @@ so that in float32 they give transformers' bits.
 import math
 from collections.abc import Iterable
 from dataclasses import field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, float64
@@ -132,15 +132,24 @@ class NtkMixed(Frequencies):
         return combinations(factor=lengths.factors(self.factor), power=power)
 
 
-def ramp_grid(factor: float, low: float, high: float, lengths: Lengths) -> Iterable[Setting]:
-    """Factors and the bounds between which pairs are interpolated in part."""
-    return combinations(
-        factor=lengths.factors(factor), low=(0.5, 1, 2, low), high=(4, 8, 16, 32, high)
-    )
+class Ramp(Frequencies, Protocol):
+    """Pairs are interpolated in part between two bounds."""
+
+    factor: PositiveFloat
+    low: float
+    high: float
+
+    @classmethod
+    def more_candidates(cls: Any, lengths: Lengths) -> list[Choice]:
+        return [cls(lengths.factor(), original=lengths.trained)]
+
+    def grid(self, lengths: Lengths) -> Iterable[Setting]:
+        low, high = (0.5, 1, 2, self.low), (4, 8, 16, 32, self.high)
+        return combinations(factor=lengths.factors(self.factor), low=low, high=high)
 
 
 @part("by_parts", site="frequencies", paper="Peng et al. 2023, arXiv:2309.00071")
-class ByParts(Frequencies):
+class ByParts(Ramp):
     """NTK-by-parts: pairs with many rotations inside the window stay, those with less than one are
     interpolated.
 
@@ -162,13 +171,6 @@ class ByParts(Frequencies):
         rotations = self.original * theta / (2 * math.pi)
         keep = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
         return (1 - keep) * theta / self.factor + keep * theta
-
-    @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
-        return [cls(lengths.factor(), original=lengths.trained)]
-
-    def grid(self, lengths: Lengths) -> Iterable[Setting]:
-        return ramp_grid(self.factor, self.low, self.high, lengths)
 
 
 def magnitude(factor: float, mscale: float = 1) -> float:
@@ -248,7 +250,7 @@ class Yarn(Frequencies):
 
 
 @part("llama3", site="frequencies", paper="Dubey et al. 2024, arXiv:2407.21783")
-class Llama3(Frequencies):
+class Llama3(Ramp):
     """Llama 3.1's scaling: NTK-by-parts with bounds 1 and 4, in wavelengths.
 
     Dubey et al. 2024, "The Llama 3 Herd of Models", and its released code. Wavelengths above
@@ -273,13 +275,6 @@ class Llama3(Frequencies):
         mixed = (1 - keep) * slow / self.factor + keep * slow
         between = (wavelength >= shortest) & (wavelength <= longest)
         return torch.where(between, mixed, slow)
-
-    @classmethod
-    def more_candidates(cls, lengths: Lengths) -> list[Choice]:
-        return [cls(lengths.factor(), original=lengths.trained)]
-
-    def grid(self, lengths: Lengths) -> Iterable[Setting]:
-        return ramp_grid(self.factor, self.low, self.high, lengths)
 
 
 @part("longrope", site="frequencies", paper="Ding et al. 2024, arXiv:2402.13753")
