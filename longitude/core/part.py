@@ -315,4 +315,5 @@ def as_tensor(pos: Pos, device: torch.device | str | None = None) -> Tensor:
 
 def as_rows(pos: Pos, device: torch.device | None = None) -> Tensor:
     """Positions as a tensor (b|1, n)."""
-    return torch.atleast_2d(as_tensor(pos, device))
+    rows = as_tensor(pos, device)
+    return rows if rows.dim() > 1 else rows[None]
