@@ -30,8 +30,9 @@ class Scores:
 
 
 def scores(p: AttentionInputs) -> Scores:
-    """The terms of every score (b h i j), before the softmax."""
-    p = _wide(p)
+    """The terms of every score (b h i j) in float32 at least, before the softmax."""
+    wide = accum_dtype(p.q)
+    p = replace(p, q=p.q.to(wide), k=p.k.to(wide))
     b, h, i, j = p.grid()
     heads = p.q.shape[1] // p.k.shape[1]
     content = p.q.new_zeros(())
@@ -57,18 +58,11 @@ def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
     return in_blocks(p, _run, BLOCK_SCORES)
 
 
-def _wide(p: AttentionInputs) -> AttentionInputs:
-    """The call in float32 at least."""
-    wide = accum_dtype(p.q)
-    return p if p.q.dtype == wide else replace(p, q=p.q.to(wide), k=p.k.to(wide), v=p.v.to(wide))
-
-
 def _run(p: AttentionInputs) -> Tensor:
-    dtype, p = p.v.dtype, _wide(p)
     s = scores(p)
     weights = softmax(s.total, s.visible, p.sink_logits)
     weights = torch.nn.functional.dropout(weights, p.dropout) if p.dropout else weights
-    return values(p, weights).to(dtype)
+    return values(p, weights).to(p.v.dtype)
 
 
 def values(p: AttentionInputs, weights: Tensor) -> Tensor:

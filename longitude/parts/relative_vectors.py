@@ -139,7 +139,7 @@ class Deberta(Bias):
 
     @property
     def rows(self) -> int:
-        """PerPair the rows of a table: s of the formula."""
+        """Half of a table's rows: s of the formula."""
         return self.buckets or self.span
 
     @property

@@ -139,18 +139,14 @@ class Rope(HasWeights):
                 f"rope: polar pairs take all channels of a head, but got fraction="
                 f"{self.fraction}: leave it out."
             )
-        if self.axes is not None:
-            self._check_axes(self.axes)
-
-    def _check_axes(self, axes: Axes) -> None:
-        if self.pairs == "polar":
-            raise UserError(f"rope: polar pairs have one position, but got {axes}: keep one.")
+        if self.axes is not None and self.pairs == "polar":
+            raise UserError(f"rope: polar pairs have one position, but got {self.axes}: keep one.")
         rate = self.frequencies
-        odd = self.remap or self.decay or (rate if rate.by_length or by_rows(rate) else None)
-        if odd is not None and not axes.temporal:
+        by_text = self.remap or self.decay or (rate if rate.by_length or by_rows(rate) else None)
+        if by_text is not None and self.axes is not None and not self.axes.temporal:
             raise UserError(
-                f"rope: {odd} goes by the length of a text, but {axes} has no order of tokens: "
-                f"leave it out, or use fixed frequencies such as linear(2)."
+                f"rope: {by_text} goes by the length of a text, but {self.axes} has no order of "
+                f"tokens: leave it out, or use fixed frequencies such as linear(2)."
             )
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:

@@ -16,13 +16,13 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_258, 229  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_248, 229  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_801,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
-    "parts": 3_504,  # tables of biases for CPUs, too
-    "ops": 6_788,  # over several ranks, and forget gates in heads, too
+    "parts": 3_500,  # tables of biases for CPUs, too
+    "ops": 6_782,  # over several ranks, and forget gates in heads, too
     "cache": 919,  # tables of many steps at once, too
     "hf": 5_635,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_388,  # the last tokens alone in the last layer, too
