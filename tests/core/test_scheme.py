@@ -85,3 +85,8 @@ def test_a_split_gives_the_first_share_of_the_layers_one_scheme(share, layers, p
     assert [split.layer(n, layers) for n in range(len(picks))] == [
         {"A": A, "B": B}[pick] for pick in picks
     ]
+
+
+def test_polar_pairs_beside_a_bias_are_checked_without_its_weights():
+    scheme = parse("rope(pairs='polar') + t5(100000000000000, 200000000000000)")  # more than fits
+    assert scheme.bias[0].buckets == 10**14
