@@ -289,23 +289,18 @@ def run_tasks(
                 progress(Event(str(task), done, total, "measure", seconds_left=seconds))
                 yield task
 
-    def record(key: ResultKey, value: Value) -> None:
-        store.put(key.to_json(), value)
-
     with clock.limit() if clock else nullcontext():
         for timed, some in groupby(tasks, key=lambda task: task.measure == COST):
             workers = [evaluator] if timed else evaluator.workers
-            for task in _run_each(workers, admitted(some), record):
+            for task in _run_each(workers, admitted(some), store):
                 done += work[task]
 
 
-def _run_each(
-    workers: Sequence[Evaluator], tasks: Iterator[Task], record: Record
-) -> Iterator[Task]:
+def _run_each(workers: Sequence[Evaluator], tasks: Iterator[Task], store: Store) -> Iterator[Task]:
     """Each task by the next free worker, recorded by this thread; gives those that are done."""
     if len(workers) == 1:
         for task in tasks:
-            workers[0].run(task, record)
+            workers[0].run(task, lambda key, value: store.put(key.to_json(), value))
             yield task
         return
 
@@ -318,9 +313,12 @@ def _run_each(
         if (task := next(tasks, None)) is not None:
             running[pool.submit(run, worker, task)] = task, worker
 
-    threads = torch.get_num_threads()
+    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     running: dict[Future[Any], tuple[Task, Evaluator]] = {}
     try:
+        # in float32 on arm64 its small products run on every core, whatever a thread may use
+        fixed = platform.machine() == "aarch64" and workers[0].target.model.dtype == torch.float32
+        torch.backends.mkldnn.enabled = onednn and not fixed
         with ThreadPoolExecutor(
             len(workers), initializer=torch.set_num_threads, initargs=(threads // len(workers),)
         ) as pool:
@@ -331,10 +329,11 @@ def _run_each(
                     task, worker = running.pop(future)
                     start(worker)  # it goes on while the rows are written
                     for key, value in future.result():
-                        record(key, value)
+                        store.put(key.to_json(), value)
                     yield task
     finally:
         torch.set_num_threads(threads)
+        torch.backends.mkldnn.enabled = onednn
 
 
 # time
