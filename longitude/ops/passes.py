@@ -291,7 +291,7 @@ def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int, small: bool) -> 
         yield from _above(hi, q0, q1, k0, k1)
     elif small and hi - lo <= MAX_BAND and (first := max(q0, k0 + hi)) < (last := min(q1, k1 + lo)):
         yield from _band(lo, hi, q0, first, k0, k1, small)  # whose band begins before k0
-        size = max(BAND_ROWS, (hi - lo) // 2)
+        size = max(BAND_ROWS, (hi - lo) // 4)
         for top in range(first, last, size):
             rows = min(size, last - top)
             yield Tile(top, rows, top - hi + 1, rows + hi - lo - 1, "band")

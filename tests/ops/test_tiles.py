@@ -80,11 +80,11 @@ def test_a_near_band_is_a_batch_of_diagonal_blocks_and_one_of_blocks_before_them
     assert {(t.height, t.kind) for t in found} == {(1024, "lower"), (1023, "upper")}
 
 
-def test_of_small_tiles_a_narrow_band_is_one_batch_of_blocks_of_half_its_width() -> None:
+def test_of_small_tiles_a_narrow_band_is_one_batch_of_blocks_of_a_quarter_of_it() -> None:
     first, *blocks = tiles((Area(lo=0, hi=128),), range(1024), range(1024), True)
     assert first == Tile(0, 128, 0, 128, "lower")
-    assert [b.top for b in blocks] == [*range(128, 1024, 64)]
-    assert {(b.top - b.left, b.height, b.width, b.kind) for b in blocks} == {(127, 64, 191, "band")}
+    assert [b.top for b in blocks] == [*range(128, 1024, 32)]
+    assert {(b.top - b.left, b.height, b.width, b.kind) for b in blocks} == {(127, 32, 159, "band")}
     wide = tiles((Area(lo=0, hi=1024),), range(4096), range(4096), True)
     assert {t.kind for t in wide} == {"lower", "upper", "full"}, "it would cost more than triangles"
 
