@@ -94,6 +94,8 @@ class Cache:
         self._order: Pos = range(0)  # index of each cached token among all ever added
         self._checked = 0  # tokens added when eviction was last considered
         self._min_crop = 0  # earlier tokens have lost what they could see
+        self.slot: Tensor | None = None  # where a captured graph writes, which `advance` has noted
+        self.planned: tuple[Tensor, decode.DecodePlan] | None = None  # its queries and its plan
 
     def __len__(self) -> int:
         """Cached tokens."""
@@ -135,6 +137,9 @@ class Cache:
     ) -> None:
         """Add the keys and values of new tokens, whose queries may then `attend`; the logarithms of
         their forget gates where the scheme has some."""
+        if self.slot is not None:
+            self.keys.buffer.write(k, self.slot)
+            return self.values.write(v, self.slot)
         new = k.shape[2]
         if (len(pos) if isinstance(pos, range) else pos.shape[-1]) != new:
             raise UserError(f"{new} keys came with {pos} for positions: give one per key.")
@@ -155,6 +160,40 @@ class Cache:
             sums = log_gates.cumsum(-1)
             self._sums.append(sums + self._sums.view()[..., -1:] if len(self._sums) else sums)
         self.seen += new
+
+    @property
+    def next_position(self) -> int | None:
+        """Of a token whose step a graph can be captured of, and replayed where the cache is; None
+        if it is no such step."""
+        lines, buffers = self.keys.lines, (self.keys.buffer, self.values)
+        if lines is None or len(lines) > 1 or not all(buffer.has_room for buffer in buffers):
+            return None
+        more = len(self._padding) or len(self._sums) or self._axes or self.scheme.scale
+        evicts = self._evicts and self.seen - self._checked > self.slack
+        if more or evicts or not self._rotates or not decode.supports(self.scheme):
+            return None
+        return lines[0][-1].pos + lines[0][-1].n
+
+    @property
+    def where(self) -> tuple[Any, ...]:
+        """Where the keys and values are in memory."""
+        both = (self.keys.buffer.storage, self.values.storage)
+        return tuple((x.data_ptr(), x.stride()) for x in both if x is not None)
+
+    def advance(self, pos: range) -> None:
+        """Note tokens whose keys and values are written to `slot`."""
+        device = self.keys.buffer.view().device
+        self._pos = append_positions(self._pos, pos, device)
+        self._order = append_positions(self._order, range(self.seen, self.seen + len(pos)))
+        self.keys.note(pos)
+        for buffer in (self.keys.buffer, self.values):
+            buffer.size += len(pos)
+        self.seen += len(pos)
+
+    def plan(self, q: Tensor, pos: range) -> decode.DecodePlan | None:
+        """How the decoding kernel runs queries at these positions, or None if it can't."""
+        lines, k, v = tuple(self.keys.lines or ((),)), self.keys.buffer.view(), self.values.view()
+        return decode.plan_for(self.scheme, q, k, v, self.keys.length, lines, (tuple(pos),))
 
     def attend(
         self,
@@ -246,6 +285,7 @@ class Cache:
             own = {"scale": scale, "segments": None, "length": keys.length}
             q = prepare(scheme, q, k, v, q_pos, self._pos, weights, **own).q
         if plan is not None:
+            self.planned = None if self.slot is None else (q, plan)
             return [decode.run_kernel(scheme, q, k, v, plan, scale, sinks)]
         assert operator is not None
         outs = []

@@ -58,6 +58,17 @@ class Buffer:
             self.storage.narrow(self.dim, self.size, total - self.size).copy_(new)
         self.size = total
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more column can be written in place."""
+        room = self.storage is not None and self.size < self.storage.shape[self.dim]
+        return room and self._writable() and not self.shared
+
+    def write(self, new: Tensor, slot: Tensor) -> None:
+        """Write a column at an index on the device: one that counts already."""
+        assert self.storage is not None
+        self.storage.index_copy_(self.dim, slot, new)
+
     def _grow(self, total: int, like: Tensor) -> None:
         assert self.storage is not None
         shape = list(self.storage.shape)

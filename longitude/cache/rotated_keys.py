@@ -88,6 +88,11 @@ class RotatedKeys:
 
     def append(self, k: Tensor, pos: Pos, padding: Tensor | None) -> None:
         """Add the pre-RoPE keys of new tokens."""
+        self.note(pos, padding)
+        self.buffer.append(k)
+
+    def note(self, pos: Pos, padding: Tensor | None = None) -> None:
+        """Note the positions of keys that come next."""
         new = lines_of(pos, padding, len(self.buffer)) if self.lines is not None else None
         if new is None or self.lines is None:
             self.rotate_all(None)
@@ -95,7 +100,6 @@ class RotatedKeys:
         else:  # one line for all becomes one each if rows differ
             old, rows = self.lines, range(max(len(self.lines), len(new)))
             self.lines = [merge_runs(old[r % len(old)] + new[r % len(new)]) for r in rows]
-        self.buffer.append(k)
 
     def any_rotated(self) -> bool:
         """Whether some key is not pre-RoPE."""

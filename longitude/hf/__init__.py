@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longitude.hf.decode_graph import cuda_graphs as cuda_graphs
     from longitude.hf.loading import load as load
     from longitude.hf.patch import apply as apply
     from longitude.hf.patch import patched as patched
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 _HOME = {
     **dict.fromkeys(("apply", "patched", "scheme_of", "undo"), "longitude.hf.patch"),
     **dict.fromkeys(("save", "save_adapter"), "longitude.hf.saving"),
+    "cuda_graphs": "longitude.hf.decode_graph",
     "load": "longitude.hf.loading",
     "stream": "longitude.hf.streaming",
 }
-__all__ = ["apply", "load", "patched", "save", "save_adapter", "scheme_of", "stream", "undo"]
+__all__ = ["apply", "cuda_graphs", "load", "patched", "save", "save_adapter", "scheme_of", "stream"]
+__all__ += ["undo"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,4 +32,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(_HOME)
+    return __all__

@@ -84,6 +84,7 @@ class ModelState:
         self._positions: WeakKeyDictionary[Any, Pos] = WeakKeyDictionary()  # of caches not ours
         self._padded: Tensor | None = None
         self._axes: tuple[int, ...] | None = None  # of M-RoPE, once an image has come
+        self.pos: range | None = None  # of the next forward, if they need not be read from memory
 
     @contextmanager
     def installed(self, model: nn.Module, skips: bool) -> Iterator[None]:
@@ -192,7 +193,7 @@ class ModelState:
             ids, as_one = self._of_images(ids), None
         else:
             ids = torch.atleast_2d(ids[0] if ids.dim() == 3 else ids)
-            as_one = as_range(ids)
+            as_one = as_range(ids) if self.pos is None else self.pos
         forward.pos = ids if as_one is None else as_one
         new = forward.new_padding
         if forward.past == 0 and not forward.sharded and (as_one is None or new is not None):

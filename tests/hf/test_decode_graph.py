@@ -1,0 +1,91 @@
+"""Decoding by CUDA graphs gives the tokens and logits of decoding without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import longitude.hf as lh
+from longitude.cache import Cache
+from longitude.core.part import as_rows
+from longitude.core.text import parse
+from longitude.core.validate import UserError
+from tests.hf.tiny import decoder, ids
+
+REMAP = "rope(remap=rerope(24))"
+
+
+def test_a_model_that_no_graph_serves_is_refused():
+    model = decoder("llama")
+    with pytest.raises(UserError, match="patch it first"), lh.cuda_graphs(model):
+        pass
+    with lh.patched(model, REMAP, check=False):
+        with pytest.raises(UserError, match="the model is on cpu"), lh.cuda_graphs(model):
+            pass
+
+
+@pytest.mark.parametrize("scheme", [REMAP, "rope(remap=streaming(2, 12))"])
+def test_what_is_written_to_a_slot_is_what_is_added(scheme):
+    scheme, gen = parse(scheme), torch.Generator().manual_seed(0)
+    added, written = Cache(scheme), Cache(scheme)
+    for n in range(90):
+        count = 20 if n == 0 else 1
+        k, v = torch.randn(2, 1, 3, count, 8, generator=gen)
+        first = added.seen
+        pos = range(first, first + count)
+        room = written.next_position
+        if room is not None:
+            assert room == first
+            where = written.where
+            written.advance(pos)
+            written.slot = torch.tensor([len(written) - 1])
+        written.add(k, v, pos)
+        written.slot = None
+        added.add(k, v, pos)
+        if room is not None:
+            assert written.where == where
+        assert written.seen == added.seen and written.keys.lines == added.keys.lines
+        for a, b in ((added.keys.buffer, written.keys.buffer), (added.values, written.values)):
+            assert torch.equal(a.view(), b.view())
+        assert torch.equal(as_rows(added.positions), as_rows(written.positions))
+    assert room is not None  # and so it was in most steps
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize(
+    "scheme",
+    [REMAP, "rope(remap=leaky_rerope(24, 4))", "rope(remap=self_extend(4, 16))",
+     "rope(remap=dual_chunk(48, 16))", "rope(remap=streaming(2, 40))", "window(40)",
+     "rope(base=500) + window(1000)", "split(streaming(2, 40), rerope(24), share=0.5)"],
+)  # fmt: skip
+def test_graphs_give_the_same_tokens(kind, scheme):
+    model = decoder(kind).to("cuda")
+    for rows in (1, 3):
+        prompt = ids(30, rows=1).expand(rows, -1).to("cuda")
+        how = {"max_new_tokens": 220, "do_sample": False, "eos_token_id": None,
+               "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
+        with lh.patched(model, scheme, check=False):
+            expected = model.generate(prompt, **how)
+            with lh.cuda_graphs(model) as graphs:
+                found = model.generate(prompt, **how)
+        assert graphs.replayed > 150 and graphs.captured < 25
+        assert torch.equal(found.sequences, expected.sequences)
+        for a, b in zip(found.logits, expected.logits, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.accelerator
+def test_what_no_graph_takes_runs_as_without():
+    model, prompt = decoder("llama").to("cuda"), ids(30, rows=2).to("cuda")
+    mask = torch.ones_like(prompt)
+    mask[0, :5] = 0  # padding
+    how = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
+    for scheme, more in ((REMAP, {"attention_mask": mask}), (REMAP, {"num_beams": 3}),
+                         ("logn(20)", {})):  # fmt: skip
+        with lh.patched(model, scheme, check=False):
+            expected = model.generate(prompt, **how, **more)
+            with lh.cuda_graphs(model) as graphs:
+                assert torch.equal(model.generate(prompt, **how, **more), expected)
+        assert graphs.replayed == 0, scheme
