@@ -4,7 +4,9 @@ The shape is SmolLM2-135M's with fewer layers, the weights are random: prefill o
 one token behind a context, by transformers' own code and cache and by ours. A cache is filled with
 random keys rather than by a prefill, so that a long context costs no more to set up than to write.
 cuDNN's attention is left out of decoding: it plans anew at every length, which takes ten times as
-long as the step itself and would make anything beside it look fast.
+long as the step itself and would make anything beside it look fast. On a GPU a token also goes by
+CUDA graphs: ours (`longitude.hf.cuda_graphs`), and transformers' own compiled step over a static
+cache, in which every token takes the same slot.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.suites.case import Case, Way
 from benchmarks.suites.peers import found
-from benchmarks.suites.rows import BASELINE, OURS, Work
+from benchmarks.suites.rows import BASELINE, OURS, PEER, Work
 from benchmarks.suites.setup import Setup, machine
 from benchmarks.suites.timing import Run
-from longitude.hf import apply
+from longitude.hf import apply, cuda_graphs
 
 STOCK = "transformers, untouched"
+STATIC = "transformers, static cache, compiled"
+GRAPHED = "leaky ReRoPE"
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SHAPE = {
     "vocab_size": 4096,
@@ -55,14 +59,22 @@ def cases(setup: Setup) -> Iterator[Case]:
             models[f"longitude, {name}"] = model = _model(setup, layers)
             apply(model, text.format(w=w))
         yield _case(setup, "prefill", n, layers, {m: _prefill(x, n) for m, x in models.items()})
-        yield _case(setup, "one token", n, layers, {m: _token(x, n) for m, x in models.items()})
+        tokens = {m: _token(x, n) for m, x in models.items()}
+        if setup.cuda:
+            model = _model(setup, layers)
+            apply(model, SCHEMES[GRAPHED].format(w=w))
+            graphs = cuda_graphs(model)
+            graphs.__enter__()
+            tokens[f"longitude, {GRAPHED}, CUDA graphs"] = _token(model, n, graphs)
+            tokens[STATIC] = _static_token(_model(setup, layers), n)
+        yield _case(setup, "one token", n, layers, tokens)
 
 
 def _case(setup: Setup, name: str, n: int, layers: int, runs: dict[str, Run]) -> Case:
     sizes = f"{layers} layers × 9 heads (3 of keys) × {n:,} × 64, {setup.written}"
     work = Work("model", f"full model, {name}", sizes, n, STOCK, machine(setup.device))
-    ways = [Way(m, run, BASELINE if m == STOCK else OURS) for m, run in runs.items()]
-    return Case(work, ways)
+    kinds = {STOCK: BASELINE, STATIC: PEER}
+    return Case(work, [Way(m, run, kinds.get(m, OURS)) for m, run in runs.items()])
 
 
 def _model(setup: Setup, layers: int) -> Any:
@@ -78,12 +90,27 @@ def _prefill(model: Any, n: int) -> Run:
     return lambda: model(tokens, use_cache=True, logits_to_keep=1).logits
 
 
-def _token(model: Any, n: int) -> Run:
-    """A token behind n others; the cache goes on from run to run."""
-    return partial(_step, model, torch.ones(1, 1, dtype=torch.long), n, [])
+def _token(model: Any, n: int, *held: Any) -> Run:
+    """A token behind n others; the cache goes on from run to run, inside the contexts held."""
+    return partial(_step, model, torch.ones(1, 1, dtype=torch.long), n, [], held)
 
 
-def _step(model: Any, token: Tensor, n: int, kept: list[Any]) -> Tensor:
+def _static_token(model: Any, n: int) -> Run:
+    """The last of n + 1 tokens, over and over, as `generate` compiles it for a static cache."""
+    device, (static,) = next(model.parameters()).device, found("transformers", "StaticCache")
+    step = torch.compile(model.forward, fullgraph=True, mode="reduce-overhead")
+    token, pos = torch.ones(1, 1, dtype=torch.long).to(device), torch.tensor([n], device=device)
+    cache = static(config=model.config, max_cache_len=n + 1)
+
+    def run() -> Tensor:
+        given = {"cache_position": pos, "position_ids": pos[None], "use_cache": True}
+        with sdpa_kernel(WITHOUT_CUDNN):
+            return step(input_ids=token, past_key_values=cache, **given).logits
+
+    return run
+
+
+def _step(model: Any, token: Tensor, n: int, kept: list[Any], held: tuple[Any, ...]) -> Tensor:
     device = next(model.parameters()).device
     if not kept:
         kept.append(model(token.to(device), use_cache=True).past_key_values)
@@ -91,8 +118,8 @@ def _step(model: Any, token: Tensor, n: int, kept: list[Any]) -> Tensor:
     at = kept[0].get_seq_length()
     pos = torch.tensor([[at]], device=device)
     with sdpa_kernel(WITHOUT_CUDNN):
-        made = model(token.to(device), past_key_values=kept[0], position_ids=pos, use_cache=True)
-    return made.logits
+        given = {"past_key_values": kept[0], "position_ids": pos, "use_cache": True}
+        return model(input_ids=token.to(device), **given).logits
 
 
 def fill(cache: Any, tokens: int, model: Any) -> None:

@@ -89,3 +89,18 @@ def test_what_no_graph_takes_runs_as_without():
             with lh.cuda_graphs(model) as graphs:
                 assert torch.equal(model.generate(prompt, **how, **more), expected)
         assert graphs.replayed == 0, scheme
+
+
+@pytest.mark.accelerator
+def test_a_stream_decodes_by_graphs():
+    model, prompt = decoder("llama").to("cuda"), ids(30).to("cuda")
+    scheme = "rope(remap=streaming(2, 40))"
+    with lh.patched(model, scheme, check=False):
+        how = {"max_new_tokens": 200, "do_sample": False, "eos_token_id": None}
+        expected = model.generate(prompt, **how)[0, 30:].tolist()
+    model.generation_config.eos_token_id = None
+    with lh.stream(model, scheme=scheme) as stream:
+        assert "forward" in vars(model)
+        stream.feed(prompt[0].cpu())
+        assert [*stream.generate_ids(200)] == expected
+    assert "forward" not in vars(model)

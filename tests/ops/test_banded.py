@@ -293,3 +293,20 @@ def test_flash_gives_the_gradients_of_a_window(hi: int, n: int) -> None:
     made = window_backward_flash(call, grad.transpose(1, 2).contiguous().transpose(1, 2), out, lse)
     for one, exact in zip(made[:3], want[:3], strict=True):
         assert (one.float() - exact).norm() < 1e-2 * exact.norm()
+
+
+@on_gpu
+@pytest.mark.parametrize("text", ["rope(remap=rerope(512))", "rope(remap=dual_chunk(1536, 512))"])
+def test_values_that_were_expanded_over_heads_get_the_gradients_of_copies(text: str) -> None:
+    n, rng = 8192, torch.Generator("cuda").manual_seed(0)
+    draw = {"generator": rng, "device": "cuda", "dtype": torch.bfloat16}
+    q, grad = (torch.randn(1, 16, n, 128, **draw) for _ in range(2))
+    k, v = (torch.randn(1, 1, n, 128, **draw).requires_grad_() for _ in range(2))
+    found = []
+    for copied in (False, True):
+        wide = [x.expand(-1, 16, -1, -1) for x in (k, v)]
+        wide = [x.contiguous() for x in wide] if copied else wide
+        out = attention(scheme(text), q, *wide, range(n), range(n))
+        found.append(torch.autograd.grad(out, (k, v), grad))
+    for one, want in zip(*found, strict=True):
+        assert (one - want).float().norm() < 1e-3 * want.float().norm()
