@@ -185,8 +185,7 @@ def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) 
 
 def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
                     scale: float) -> Three:  # fmt: skip
-    """All it needs of a forward is an output and log-sum-exp. Each expanded head gets a gradient of
-    its own, which autograd adds up."""
+    """All it needs of a forward is an output and log-sum-exp; expanded heads are copied."""
     k, v = (x if x is _one_head(x) else x.contiguous() for x in (k, v))
     out, lse = ran.out, ran.lse.contiguous()
     if _steps(grad) != _steps(out):  # which the kernel would put right with a warning

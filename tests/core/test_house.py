@@ -16,22 +16,22 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_248, 229  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_474, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_801,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
     "parts": 3_500,  # tables of biases for CPUs, too
-    "ops": 6_782,  # over several ranks, and forget gates in heads, too
-    "cache": 919,  # tables of many steps at once, too
-    "hf": 5_635,  # over several ranks, and schemes that checkpoints were saved under, too
+    "ops": 6_783,  # over several ranks, and forget gates in heads, too
+    "cache": 974,  # tables of many steps at once, too
+    "hf": 5_806,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_388,  # the last tokens alone in the last layer, too
     "inspection": 2_347,
     "reading": 2_183,
     "training": 4_026,  # how many processes share a sequence, by memory, too
     "runtimes": 3_894,
     "serving": 789,  # the vLLM plugin
-    "extension": 3_705,  # tasks side by side on a CPU, over ranks and on Ray, too
+    "extension": 3_704,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_940,  # what a live server does
     "viz": 3_008,
     "explorer": 1_162,
