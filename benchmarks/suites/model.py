@@ -5,8 +5,7 @@ one token behind a context, by transformers' own code and cache and by ours. A c
 random keys rather than by a prefill, so that a long context costs no more to set up than to write.
 cuDNN's attention is left out of decoding: it plans anew at every length, which takes ten times as
 long as the step itself and would make anything beside it look fast. On a GPU a token also goes by
-CUDA graphs: ours (`longitude.hf.cuda_graphs`), and transformers' own compiled step over a static
-cache, in which every token takes the same slot.
+CUDA graphs (`longitude.hf.cuda_graphs`).
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.suites.case import Case, Way
 from benchmarks.suites.peers import found
-from benchmarks.suites.rows import BASELINE, OURS, PEER, Work
+from benchmarks.suites.rows import BASELINE, OURS, Work
 from benchmarks.suites.setup import Setup, machine
 from benchmarks.suites.timing import Run
 from longitude.hf import apply, cuda_graphs
 
 STOCK = "transformers, untouched"
-STATIC = "transformers, static cache, compiled"
 GRAPHED = "leaky ReRoPE"
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SHAPE = {
@@ -66,15 +64,14 @@ def cases(setup: Setup) -> Iterator[Case]:
             graphs = cuda_graphs(model)
             graphs.__enter__()
             tokens[f"longitude, {GRAPHED}, CUDA graphs"] = _token(model, n, graphs)
-            tokens[STATIC] = _static_token(_model(setup, layers), n)
         yield _case(setup, "one token", n, layers, tokens)
 
 
 def _case(setup: Setup, name: str, n: int, layers: int, runs: dict[str, Run]) -> Case:
     sizes = f"{layers} layers × 9 heads (3 of keys) × {n:,} × 64, {setup.written}"
     work = Work("model", f"full model, {name}", sizes, n, STOCK, machine(setup.device))
-    kinds = {STOCK: BASELINE, STATIC: PEER}
-    return Case(work, [Way(m, run, kinds.get(m, OURS)) for m, run in runs.items()])
+    ways = [Way(m, run, BASELINE if m == STOCK else OURS) for m, run in runs.items()]
+    return Case(work, ways)
 
 
 def _model(setup: Setup, layers: int) -> Any:
@@ -93,21 +90,6 @@ def _prefill(model: Any, n: int) -> Run:
 def _token(model: Any, n: int, *held: Any) -> Run:
     """A token behind n others; the cache goes on from run to run, inside the contexts held."""
     return partial(_step, model, torch.ones(1, 1, dtype=torch.long), n, [], held)
-
-
-def _static_token(model: Any, n: int) -> Run:
-    """The last of n + 1 tokens, over and over, as `generate` compiles it for a static cache."""
-    device, (static,) = next(model.parameters()).device, found("transformers", "StaticCache")
-    step = torch.compile(model.forward, fullgraph=True, mode="reduce-overhead")
-    token, pos = torch.ones(1, 1, dtype=torch.long).to(device), torch.tensor([n], device=device)
-    cache = static(config=model.config, max_cache_len=n + 1)
-
-    def run() -> Tensor:
-        given = {"cache_position": pos, "position_ids": pos[None], "use_cache": True}
-        with sdpa_kernel(WITHOUT_CUDNN):
-            return step(input_ids=token, past_key_values=cache, **given).logits
-
-    return run
 
 
 def _step(model: Any, token: Tensor, n: int, kept: list[Any], held: tuple[Any, ...]) -> Tensor:

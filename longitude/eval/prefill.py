@@ -40,6 +40,7 @@ from longitude.hf.model_state import ModelState
 from longitude.hf.patch import probed_layers
 from longitude.hf.probe import ProbedLayer, attention_implementation, replaced
 from longitude.hf.ranks import ranks_of
+from longitude.ops.bands import CHUNK_ROWS
 from longitude.ops.shards import shard_positions
 
 ACTIVATION_BYTES = 2**31  # of one forward
@@ -107,6 +108,8 @@ def prefill(
     cache, first, keep = None, 0, keep_cache or chunk < total
     narrow = nullcontext()
     if last is not None and 2 * last <= total and not keep and ranks_of(model) is None:
+        if input_device(model).type == "cuda":  # whole blocks of rows, whose kernels have run
+            last += (total - last) % CHUNK_ROWS
         narrow = _last_rows_only(model, total, last)
     for part in ids.to(input_device(model)).split(chunk, 1):
         with narrow:
