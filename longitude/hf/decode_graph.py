@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.core.validate import UserError
+from longitude.core.validate import UserError, short
 from longitude.hf.cache_adapter import CacheLayer
 from longitude.hf.layer import LAYER_STATE
 from longitude.hf.probe import replaced
@@ -93,14 +93,24 @@ class CudaGraphs:
         try:
             out = self.eager(**inputs)
             if all(store.planned for store in stores):
-                with torch.cuda.graph(step.graph):
-                    step.out = self.eager(**inputs)
-                self.step, self.captured = step, self.captured + 1
+                self._record(step)
         finally:
             state.pos = None
             for store in stores:
                 store.slot = None
         return out
+
+    def _record(self, step: _Step) -> None:
+        try:
+            with torch.cuda.graph(step.graph):
+                step.out = self.eager(**step.inputs)
+        except RuntimeError as error:
+            raise UserError(
+                f"no CUDA graph can be captured of {type(self.model).__name__} "
+                f"({short(str(error), 120)}): a forward that waits for the GPU, as a mixture of "
+                f"experts may, decodes without cuda_graphs."
+            ) from error
+        self.step, self.captured = step, self.captured + 1
 
 
 def _cache_layers(given: dict[str, Any]) -> list[Any]:

@@ -13,7 +13,7 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import count
 from typing import Any, cast
 
@@ -24,7 +24,6 @@ from torch.nn import functional as F
 
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, short, shown
-from longitude.hf.decode_graph import cuda_graphs
 from longitude.hf.generation import Detokenizer, Sampling
 from longitude.hf.patch import SchemeLike, own_scheme, patched, scheme_of, trained_length
 from longitude.hf.probe import rotary_owners
@@ -133,8 +132,6 @@ class Stream:
                     f"use another model."
                 )
             self.reset()
-            with suppress(UserError):  # without a GPU
-                stack.enter_context(cuda_graphs(model))
             self._open: ExitStack | None = stack.pop_all()
 
     def reset(self) -> None:
