@@ -89,7 +89,7 @@ class CudaGraphs:
         step.write(ids, position, stores)
         state.pos = range(position, position + 1)
         for store, slot in zip(stores, slots, strict=True):
-            store.slot = slot
+            store.slot, store.planned = slot, None
         try:
             out = self.eager(**inputs)
             if all(store.planned for store in stores):
