@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from benchmarks.side_by_side import compare, show
-from longitude import Scheme, parse
+from longitude import Dims, Scheme, parse
 from longitude.ops import banded, flex
 from longitude.ops.bands import BandCall, plan_bands, reach_of
 from longitude.ops.extra_dims import run_alibi

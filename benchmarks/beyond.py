@@ -48,6 +48,7 @@ def schemes(window: int, factor: int) -> dict[str, str | None]:
 def main() -> None:
     args = options().parse_args()
     model, tokenizer = lh.load(args.model, device=args.device, dtype=args.dtype)
+    assert tokenizer is not None
     text = "\n".join(topics[name] for name in sorted(topics))
     ids = torch.tensor(tokenizer(text).input_ids[: max(args.lengths) + 1])
     factor = max(2, -(-(max(args.lengths) + args.gap) // args.window))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -25,7 +25,7 @@ class Row:
 
 
 def compare(
-    ways: dict[str, Callable[[], object]],
+    ways: Mapping[str, Callable[[], object]],
     baseline: str,
     rounds: int,
     errors: dict[str, float],

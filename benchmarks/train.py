@@ -132,7 +132,8 @@ class UsualBlock(nn.Module):
         self.qkv, self.out = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
         self.gate, self.up = (nn.Linear(d, shape.hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(shape.hidden, d, bias=False)
-        inv = 1e4 ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        size = d // shape.heads
+        inv = 1e4 ** (-torch.arange(0, size, 2) / size)
         angle = torch.outer(torch.arange(shape.length), inv).repeat(1, 2)
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())

@@ -94,7 +94,7 @@ def build(args: argparse.Namespace, rope: dict[str, Any] | None = None) -> Any:
     config = LlamaConfig(**WHOLE, num_hidden_layers=args.layers)
     config.use_cache = False
     if rope is not None:
-        config.rope_parameters = {**config.rope_parameters, **rope}
+        config.rope_parameters = {**(config.rope_parameters or {}), **rope}
     return LlamaForCausalLM(config).to(args.device).train()
 
 

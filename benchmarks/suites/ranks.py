@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,9 @@ from longitude.ops.shards import Shard, runs
 SCHEMES = {"RoPE": "rope()", "leaky ReRoPE": "rope(remap=leaky_rerope({w}, 8))"}
 RANKS = (4, 8)
 GOAL = {131072: 1 / 1.1}  # of one call's speed, by length
-OPTIONS = dict.fromkeys(("key_padding", "segments", "length", "forget_sums", "sink_logits"))
+OPTIONS: dict[str, Any] = dict.fromkeys(
+    ("key_padding", "segments", "length", "forget_sums", "sink_logits")
+)
 
 
 class Rank(NamedTuple):
@@ -49,7 +51,7 @@ class Rank(NamedTuple):
             if ring.holds(step):
                 held = blocks[ring.owner(step)]
                 held = tuple(x.clone() for x in held) if copies and step else held
-                block = ring.inputs(step, ring.p.q, held, None, {})
+                block = ring.inputs(step, {"q": ring.p.q}, held)
                 forward_block(block, ring.runs(step), "auto", merging)
         return merging.result(None)[0]
 
