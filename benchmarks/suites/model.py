@@ -11,6 +11,7 @@ CUDA graphs (`longitude.hf.cuda_graphs`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -61,8 +62,8 @@ def cases(setup: Setup) -> Iterator[Case]:
         if setup.cuda:
             model = _model(setup, layers)
             apply(model, SCHEMES[GRAPHED].format(w=w))
-            graphs = cuda_graphs(model)
-            graphs.__enter__()
+            graphs = ExitStack()
+            graphs.enter_context(cuda_graphs(model))
             tokens[f"longitude, {GRAPHED}, CUDA graphs"] = _token(model, n, graphs)
         yield _case(setup, "one token", n, layers, tokens)
 

@@ -163,10 +163,12 @@ class Cache:
 
     @property
     def next_position(self) -> int | None:
-        """Of a token whose step a graph can be captured of, and replayed where the cache is; None
-        if it is no such step."""
+        """The position of the next token, if a CUDA graph can take its step: its key and value have
+        room where the cache is, and its plan is all that changes from step to step. Else None."""
         lines, buffers = self.keys.lines, (self.keys.buffer, self.values)
-        if lines is None or len(lines) > 1 or not all(buffer.has_room for buffer in buffers):
+        if lines is None or len(lines) > 1 or not lines[0]:
+            return None
+        if not all(buffer.has_room for buffer in buffers):
             return None
         more = len(self._padding) or len(self._sums) or self._axes or self.scheme.scale
         evicts = self._evicts and self.seen - self._checked > self.slack
@@ -178,7 +180,7 @@ class Cache:
     def where(self) -> tuple[Any, ...]:
         """Where the keys and values are in memory."""
         both = (self.keys.buffer.storage, self.values.storage)
-        return tuple((x.data_ptr(), x.stride()) for x in both if x is not None)
+        return tuple((x.data_ptr(), x.shape, x.stride()) for x in both if x is not None)
 
     def advance(self, pos: range) -> None:
         """Note tokens whose keys and values are written to `slot`."""

@@ -91,7 +91,7 @@ def extend(
 
         return extend_server(str(model), to, options)
     if options.lm_eval:
-        lm_eval.library()  # raise before anything takes its time
+        lm_eval.package()  # raise before anything takes its time
     began = time.monotonic()
     options.progress(Event(f"loading {model if isinstance(model, str) else 'the model'}", 0, 1))
     if processes() == 1:

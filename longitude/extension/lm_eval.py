@@ -37,7 +37,7 @@ def judge(
 ) -> dict[str, Any]:
     """Scores by task, recorded: {task: {metric: number}}."""
     plan = evaluator.plan
-    protocol = {"limit": limit, "version": getattr(library(), "__version__", None)}
+    protocol = {"limit": limit, "version": getattr(package(), "__version__", None)}
     row = ResultKey(KIND, plan.subject, method.scheme, plan.target, protocol=protocol)
     key = {**row.to_json(), "kind": KIND, "tasks": list(tasks)}
     if (known := store.get(key)) is not None:
@@ -63,7 +63,7 @@ def _evaluate(
     with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         tokenizer.save_pretrained(folder)
         metadata = {"max_seq_lengths": [length], "tokenizer": folder}
-        manager = library("tasks").TaskManager(metadata=metadata)
+        manager = package("tasks").TaskManager(metadata=metadata)
         for task in tasks:
             if task not in manager.all_tasks:
                 raise UserError(
@@ -71,10 +71,10 @@ def _evaluate(
                 )
         device = str(next(model.parameters()).device)
         settings = {"max_length": length, "batch_size": 1, "device": device}
-        hflm = library("models.huggingface").HFLM
+        hflm = package("models.huggingface").HFLM
         wrapped = hflm(pretrained=model, tokenizer=tokenizer, **settings)
         try:
-            output = library().simple_evaluate(
+            output = package().simple_evaluate(
                 model=wrapped, tasks=[*tasks], limit=limit, metadata=metadata, task_manager=manager
             )
         except (ImportError, OSError) as error:  # packages or datasets that are not there
@@ -94,7 +94,7 @@ def _evaluate(
     }
 
 
-def library(part: str = "") -> Any:
+def package(part: str = "") -> Any:
     """lm-eval, or a module of it; raises unless it is installed."""
     try:
         return importlib.import_module(f"lm_eval.{part}" if part else "lm_eval")

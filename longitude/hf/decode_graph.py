@@ -141,6 +141,8 @@ def _renewed(stores: list[Any], position: int) -> bool:
         if id(plan) in done:
             continue
         later = store.plan(q, range(position, position + 1))
+        if later is None:
+            return False
         done.add(id(plan))
         try:
             plan.renew(later)

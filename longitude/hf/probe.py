@@ -287,7 +287,7 @@ def identity_rotation(
         if not isinstance(out, tuple):
             return torch.ones_like(out)
         cos = torch.ones_like(out[0])
-        if not torch.compiler.is_compiling():  # where it costs nothing, either
+        if not torch.compiler.is_compiling():  # which fuses the products into what follows
             setattr(cos, IDENTITY, skip)
         return cos, torch.zeros_like(out[1])
 
@@ -306,27 +306,30 @@ _lock = Lock()  # patches of several models come and go in any order
 @contextmanager
 def rotations_skipped(owner: nn.Module) -> Iterator[None]:
     """A module's modeling files return queries and keys as they are where an identity rotation says
-    so: eight launches less for every layer of every token."""
+    so: ten launches less in every layer."""
     files = {id(file): file for file in map(_modeling_file, owner.modules()) if ROTATE in file}
     with _lock:
-        for name, file in files.items():
-            count, rotate = _skipping.get(name, (0, file[ROTATE]))
-            _skipping[name] = count + 1, rotate
+        for number, file in files.items():
+            count, rotate = _skipping.get(number, (0, file[ROTATE]))
+            _skipping[number] = count + 1, rotate
             if not count:
-                file[ROTATE] = _skipping_rotation(rotate, name)
+                file[ROTATE] = _skipping_rotation(rotate, number)
     try:
         yield
     finally:
         with _lock:
-            for name, file in files.items():
-                count, rotate = _skipping.pop(name)
+            for number, file in files.items():
+                count, rotate = _skipping.pop(number)
                 if count > 1:
-                    _skipping[name] = count - 1, rotate
+                    _skipping[number] = count - 1, rotate
                 else:
                     file[ROTATE] = rotate
 
 
 def _skipping_rotation(rotate: Callable[..., Any], file: int) -> Callable[..., Any]:
+    """A file's rotation, which returns what stands before a marked cosine: the queries and keys. A
+    probe's mark has it compute them, and notes whether they are the same."""
+
     @wraps(rotate)
     def rotated(*args: Any, **kwargs: Any) -> Any:
         marks: list[Any] = [getattr(x, IDENTITY, False) for x in args]

@@ -27,7 +27,7 @@ def test_a_model_that_no_graph_serves_is_refused():
 @pytest.mark.parametrize("scheme", [REMAP, "rope(remap=streaming(2, 12))"])
 def test_what_is_written_to_a_slot_is_what_is_added(scheme):
     scheme, gen = parse(scheme), torch.Generator().manual_seed(0)
-    added, written = Cache(scheme), Cache(scheme)
+    added, written, slots = Cache(scheme), Cache(scheme), 0
     for n in range(90):
         count = 20 if n == 0 else 1
         k, v = torch.randn(2, 1, 3, count, 8, generator=gen)
@@ -39,6 +39,7 @@ def test_what_is_written_to_a_slot_is_what_is_added(scheme):
             where = written.where
             written.advance(pos)
             written.slot = torch.tensor([len(written) - 1])
+            slots += 1
         written.add(k, v, pos)
         written.slot = None
         added.add(k, v, pos)
@@ -48,7 +49,7 @@ def test_what_is_written_to_a_slot_is_what_is_added(scheme):
         for a, b in ((added.keys.buffer, written.keys.buffer), (added.values, written.values)):
             assert torch.equal(a.view(), b.view())
         assert torch.equal(as_rows(added.positions), as_rows(written.positions))
-    assert room is not None  # and so it was in most steps
+    assert slots > 80
 
 
 @pytest.mark.accelerator
