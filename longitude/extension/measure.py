@@ -313,12 +313,9 @@ def _run_each(workers: Sequence[Evaluator], tasks: Iterator[Task], store: Store)
         if (task := next(tasks, None)) is not None:
             running[pool.submit(run, worker, task)] = task, worker
 
-    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    threads = torch.get_num_threads()
     running: dict[Future[Any], tuple[Task, Evaluator]] = {}
     try:
-        # in float32 on arm64 its small products run on every core, whatever a thread may use
-        fixed = platform.machine() == "aarch64" and workers[0].target.model.dtype == torch.float32
-        torch.backends.mkldnn.enabled = onednn and not fixed
         with ThreadPoolExecutor(
             len(workers), initializer=torch.set_num_threads, initargs=(threads // len(workers),)
         ) as pool:
@@ -333,7 +330,6 @@ def _run_each(workers: Sequence[Evaluator], tasks: Iterator[Task], store: Store)
                     yield task
     finally:
         torch.set_num_threads(threads)
-        torch.backends.mkldnn.enabled = onednn
 
 
 # time

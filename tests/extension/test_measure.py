@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -217,22 +216,6 @@ def test_costs_are_measured_one_at_a_time(small, two_cores, monkeypatch):
         assert ran == [two_cores] * 3
         run_tasks(two_cores, [Task(m, LOSS, document=0) for m in small.plan.methods], other)
         assert {*ran[3:]} == {*two_cores.workers}
-
-
-def test_on_arm64_small_products_keep_to_their_workers_cores(small, two_cores, monkeypatch):
-    found, before = set(), torch.backends.mkldnn.enabled
-
-    def run(self, task, record):
-        found.add(torch.backends.mkldnn.enabled)
-
-    monkeypatch.setattr(Evaluator, "run", run)
-    tasks = [Task(m, LOSS, document=0) for m in small.plan.methods]
-    for machine, expected in (("aarch64", False), ("x86_64", before)):
-        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
-        with Store(":memory:") as other:
-            run_tasks(two_cores, tasks, other)
-        assert found == {expected} and torch.backends.mkldnn.enabled == before
-        found.clear()
 
 
 def test_an_error_of_a_worker_is_raised(small, two_cores, monkeypatch):
