@@ -18,7 +18,8 @@ from torch import Tensor
 
 from benchmarks.side_by_side import compare, show
 from longitude.ops.kernels import merge, rope
-from longitude.ops.lse_merge import TileOutput, Windows, windows
+from longitude.ops.lse_merge import TileOutput
+from longitude.ops.passes import Windows, windows
 
 Ways = dict[str, Callable[[], object]]
 

@@ -50,6 +50,9 @@ def peers_of(
     if setup.cuda and isinstance(bias, Alibi):
         make = partial(_flash, qkv, alibi_slopes=slopes(qkv[0].shape[1]).float().to(setup.device))
         ways.append(peer("flash-attn's slopes", "flash_attn", make, judge))
+    if setup.cuda and not bias:
+        make, name = partial(_flash4, qkv, window), "FlashAttention 4, no rotation"
+        ways.append(peer(name + ("" if window is None else ", no sinks"), "flash_attn", make))
     if setup.cuda and window is not None:
         make = partial(_flash, qkv, window_size=(window - 1, 0))
         ways.append(peer("flash-attn's window, no rotation, no sinks", "flash_attn", make))
@@ -115,3 +118,11 @@ def _flash(qkv: Qkv, **options: Any) -> Run:
     (apply,) = found("flash_attn", "flash_attn_func")
     q, k, v = (x.transpose(1, 2) for x in qkv)
     return lambda: apply(q, k, v, causal=True, **options).transpose(1, 2)
+
+
+def _flash4(qkv: Qkv, window: int | None) -> Run:
+    """Causal attention, which remaps and other frequencies change the scores of, not the cost."""
+    (apply,) = found("flash_attn.cute", "flash_attn_func")
+    q, k, v = (x.transpose(1, 2) for x in qkv)
+    seen = (None if window is None else window - 1, 0)
+    return lambda: apply(q, k, v, causal=True, window_size=seen)[0].transpose(1, 2)

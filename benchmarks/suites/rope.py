@@ -172,6 +172,7 @@ def _peers(setup: Setup, t: Turn) -> list[Way]:
         every.append(peer("Liger, in place", "liger_kernel", partial(_liger, t), t.error))
         every.append(way("flash-attn's kernel", "flash_attn", partial(_flash, t)))
         every.append(peer("FlashInfer", "flashinfer", partial(_flashinfer, t), t.error))
+        every.append(way("flash-linear-attention", "fla", partial(_linear, t)))
     return every
 
 
@@ -243,3 +244,16 @@ def _flashinfer(t: Turn) -> Run:
     pos = t.pos.expand(b, n).reshape(-1).int()
     options = {"rotary_dim": t.width, "interleave": t.pairs == "adjacent", "rope_theta": BASE}
     return lambda: [x.view(b, n, -1, d).transpose(1, 2) for x in apply(q, k, pos, **options)]
+
+
+def _linear(t: Turn) -> Apply:
+    (apply,) = found("fla.modules.rotary", "rotary_embedding")
+    if t.pos.shape[0] > 1:
+        raise Unfit("it takes one table for all sequences")
+    cos, sin = (x[0, 0].to(t.q.dtype).contiguous() for x in t.tables())
+    inter = t.pairs == "adjacent"
+
+    def one(x: Tensor) -> Tensor:
+        return apply(x.transpose(1, 2), cos, sin, interleaved=inter).transpose(1, 2)
+
+    return lambda q, k: (one(q), one(k))

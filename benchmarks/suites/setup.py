@@ -105,6 +105,7 @@ def machine(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "triton": _installed("triton") if cuda else None,
         "cudnn": str(torch.backends.cudnn.version()) if cuda else None,
+        "flash-attn-4": _installed("flash-attn-4") if cuda else None,
     }
     return {name: value for name, value in known.items() if value}
 

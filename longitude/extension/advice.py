@@ -107,7 +107,30 @@ def _advice(ranking: Ranking, goal: str) -> Advice:
         begin = f"Use {first} {TITLES[goal]}"
         begin += f", though nothing reached {ranking.target:,}" if far else ""
     sentence = f"{begin}. {describe(numbers)}"
+    if goal == CONTEXT_GOAL:
+        reached = ranking.effective_length
+        furthest = max(reached, key=reached.__getitem__, default=first)
+        if reached and reached[furthest] > reached[first]:
+            sentence += (
+                f" {furthest} keeps more of shorter texts: its effective length is "
+                f"{reached[furthest]:,} tokens."
+            )
+        sentence += _undecided(ranking, first)
     return Advice(goal, first, ranking.schemes[first], sentence, numbers)
+
+
+def _undecided(ranking: Ranking, label: str | None) -> str:
+    """Which methods may keep more than this one, as far as so few documents tell."""
+    names = ranking.undecided(label)
+    kept = {s: value for s in names[:3] if (value := ranking.value(KEPT, s, ranking.length))}
+    if not kept:
+        return ""
+    shares = "; ".join(f"{s}, {_share(asdict(value))}" for s, value in kept.items())
+    count = min(value.n for value in kept.values())
+    return (
+        f" More may be kept by {shares}: {count} documents are too few to tell, so measure more "
+        f"(--docs, or a larger --budget)."
+    )
 
 
 def _nothing(ranking: Ranking, goal: str) -> Advice:
@@ -130,6 +153,7 @@ def _nothing(ranking: Ranking, goal: str) -> Advice:
             f"Training helps (`longitude tune`), or read the text in windows (`longitude read --by "
             f"nbce`)."
         )
+        sentence += _undecided(ranking, None)
     return Advice(goal, None, None, sentence, numbers)
 
 

@@ -267,6 +267,16 @@ class Ranking:
         others = (s for s in self.candidates(goal) if s != label)
         return [s for s in others if not any(self.compared(s, label, self.length_for(goal)))]
 
+    def undecided(self, label: str | None) -> list[str]:
+        """The methods that keep more at the target than this one (without one, than nothing) but
+        not significantly above zero: more documents could make candidates of them. The most
+        first."""
+        kept = {s: self.value(KEPT, s, self.length) for s in self.schemes}
+        own, known = kept.get(str(label)), self.candidates(CONTEXT_GOAL)
+        means = {s: k.mean for s, k in kept.items() if k and k.mean > (own.mean if own else 0)}
+        open_ = [s for s in means if s not in known and self._may_qualify(s, CONTEXT_GOAL)]
+        return sorted(open_, key=means.__getitem__, reverse=True)
+
     def in_race(self, goal: str) -> list[str]:
         """The methods that may still turn out to be the best: not those that use the context
         significantly less than the leader, by what is kept or answered, and are better by no

@@ -44,14 +44,12 @@ from longitude.ops.lse_merge import (
     OPERATORS,
     Forward,
     Operator,
-    Windows,
     backward,
     forward,
     sink_gradients,
     stacked,
-    windows,
 )
-from longitude.ops.passes import ALL, Rotation, make_passes, some
+from longitude.ops.passes import ALL, Rotation, Windows, make_passes, some, windows
 from longitude.ops.plan import BandPiece, Kernel, Plan, Step, TableSpan
 from longitude.parts.biases import Fire
 from longitude.parts.distance_bias import ByDistance

@@ -1,10 +1,5 @@
 """Passes run tile by tile and merged exactly by their log-sum-exp (LSE), with exact gradients.
 
-Public `scaled_dot_product_attention` returns no LSE, so each operator here is the aten call that
-SDPA itself would make. Causal tiles are square: it does not matter that these kernels align causal
-masks at the top left. Grouped heads become a batch of groups over expanded keys, without repeating
-them in memory; cuDNN takes grouped heads by itself.
-
 Two parts of one softmax merge as out = out₁ + σ(lse₂ - lse₁)(out₂ - out₁), lse = ln(e^lse₁ +
 e^lse₂); a sink's logit is one more part, whose output is zero. The gradient of the sum is each
 tile's own backward, called with the *merged* output and LSE: then e^(score - lse) is the weight in
@@ -17,14 +12,14 @@ stacks windows and another merges several parts in one launch (`kernels.merge`);
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from longitude.ops.extra_dims import values_for, with_sums
+from longitude.ops.gpu_operators import GPU_OPERATORS, Causal, Forward, Operator, Three
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import (
@@ -42,29 +37,9 @@ from longitude.ops.passes import (
 )
 from longitude.ops.plan import Kernel, Plan, lse_kernel
 
-aten = torch.ops.aten
 # its own binding: through torch.ops a call of one token takes noticeably longer
 cpu_flash: Any = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
 STRIP = 64  # rows of a small causal tile that a CPU runs at once
-Three = tuple[Tensor, Tensor, Tensor]
-Causal = bool | Tensor  # on a CPU a mask to add may stand in its place
-
-
-class Forward(NamedTuple):
-    """What a forward leaves: the output, its log-sum-exp (b h n) in float32, and what backward
-    needs."""
-
-    out: Tensor
-    lse: Tensor
-    extra: tuple[Any, ...] = ()
-
-
-class Operator(NamedTuple):
-    """forward(q, k, v, causal, scale) and backward(grad, q, k, v, forward, causal, scale)."""
-
-    forward: Callable[..., Forward]
-    backward: Callable[..., Three]
-    grouped: bool = False  # whether it takes fewer heads of keys than of queries
 
 
 def operator_for(q: Tensor) -> Operator | None:
@@ -135,88 +110,12 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float) 
 def _cpu_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
                   causal: Causal, scale: float) -> Three:  # fmt: skip
     how, mask = (False, causal) if isinstance(causal, Tensor) else (causal, None)
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, ran.out, ran.lse, 0.0, how, attn_mask=mask, scale=scale
     )
 
 
-def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
-    out, lse, *extra = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
-    return Forward(out, lse, tuple(extra[:6]))
-
-
-def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
-                    scale: float) -> Three:  # fmt: skip
-    *lengths, state, unused = ran.extra
-    return aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, ran.out, ran.lse, *lengths, 0.0, causal, state, unused, scale=scale
-    )
-
-
-def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
-    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(
-        q, k, v, None, True, 0.0, causal, scale=scale
-    )
-    return Forward(out, lse[..., : q.shape[2]], (seed, offset))
-
-
-def _efficient_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
-                        scale: float) -> Three:  # fmt: skip
-    # the kernel reads its log-sum-exp in rows padded to 32; infinity there weighs nothing
-    lse = torch.nn.functional.pad(ran.lse, (0, -ran.lse.shape[-1] % 32), value=float("inf"))
-    made = aten._scaled_dot_product_efficient_attention_backward(
-        grad, q, k, v, None, ran.out, lse, *ran.extra, 0.0, [True, True, True, False], causal,
-        scale=scale,
-    )  # fmt: skip
-    return made[:3]
-
-
-def _one_head(x: Tensor) -> Tensor:
-    """Keys that were expanded over a group as the one head they are."""
-    return x[:, :1] if x.shape[1] > 1 and x.stride(1) == 0 else x
-
-
-def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
-    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
-        q, _one_head(k), _one_head(v), None, True, 0.0, causal, False, scale=scale
-    )
-    return Forward(out, lse.reshape(q.shape[:3]))
-
-
-def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
-                    scale: float) -> Three:  # fmt: skip
-    """All it needs of a forward is an output and log-sum-exp; expanded heads are copied."""
-    k, v = (x if x is _one_head(x) else x.contiguous() for x in (k, v))
-    out, lse = ran.out, ran.lse.contiguous()
-    if _steps(grad) != _steps(out):  # which the kernel would put right with a warning
-        grad, out = grad.contiguous(), out.contiguous()
-    dims, seed = _cudnn_state(q.device)
-    return aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, out, lse if dims == lse.dim() else lse[..., None], seed, seed, None, None,
-        None, q.shape[2], k.shape[2], 0.0, causal, scale=scale,
-    )  # fmt: skip
-
-
-def _steps(x: Tensor) -> list[int]:
-    """Its strides, but for dimensions of one."""
-    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
-
-
-@cache
-def _cudnn_state(device: torch.device) -> tuple[int, Tensor]:
-    """How many dimensions this torch's log-sum-exp has there, and the random state of a forward
-    without dropout: read off the smallest one."""
-    x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
-    made = aten._scaled_dot_product_cudnn_attention(x, x, x, None, True, 0.0, False, False)
-    return made[1].dim(), made[6]
-
-
-OPERATORS = {
-    Kernel.CPU_FLASH: Operator(_cpu_forward, _cpu_backward),
-    Kernel.FLASH: Operator(_flash_forward, _flash_backward),
-    Kernel.EFFICIENT: Operator(_efficient_forward, _efficient_backward),
-    Kernel.CUDNN: Operator(_cudnn_forward, _cudnn_backward, grouped=True),
-}
+OPERATORS = {Kernel.CPU_FLASH: Operator(_cpu_forward, _cpu_backward), **GPU_OPERATORS}
 
 
 def stacked(sources: list[Windows], flipped: bool) -> list[Tensor]:
@@ -319,6 +218,8 @@ class TileBatch(NamedTuple):
         causal: Causal = self.shape.kind != "full"
         if self.shape.kind == "band":
             causal = band_mask(self.shape.height, self.shape.width, q.dtype)
+        elif self.shape.kind == "window":
+            causal = self.shape.window
         sources = [
             Windows(q, [row - self.top for row in self.rows], self.shape.height),
             Windows(k, [column - self.left for column in self.columns], self.shape.width),

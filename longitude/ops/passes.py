@@ -8,9 +8,9 @@ gives the pair, so q·k sees that distance whatever the region (`single_query_pa
 Over ranges of positions an area is a set of tiles that plain kernels run: rectangles, lower
 triangles (causal attention) and upper ones (causal attention with rows and columns reversed). A
 band of width w becomes blocks of w rows, each with a lower triangle on its diagonal and an upper
-one before it: no kernel needs a window argument. A CPU's kernel computes every pair of triangles of
-up to 512 rows: there a band is blocks of w/2 rows, each a rectangle under a mask, and a triangle is
-small ones on its diagonal and squares below them.
+one before it: no kernel needs a window argument. For a kernel that has one, a band is one tile. A
+CPU's kernel computes every pair of triangles of up to 512 rows: there a band is blocks of w/2 rows,
+each a rectangle under a mask, and a triangle is small ones on its diagonal and squares below them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from longitude.ops.kernels.launch import triton_available
 from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
-Kind = Literal["full", "lower", "upper", "band"]
+Kind = Literal["full", "lower", "upper", "band", "window"]
+Cut = Literal["triangles", "small", "windows"]  # what a band becomes
 BAND_ROWS = 32  # at least, of a block under a mask
 MAX_BAND = 512  # columns of the blocks that torch's CPU kernel works in: it skips whole ones only
 ALL = slice(None)
@@ -214,7 +215,7 @@ class Tile:
     """Rows top … top+height-1 of q against columns left … left+width-1 of k.
 
     "lower": row r sees columns 0 … r; "upper": columns r … width-1; both are square. "band": row r
-    sees columns r … r + width - height.
+    sees columns r … r + width - height. "window": row r sees the columns c with lo <= r - c < hi.
     """
 
     top: int
@@ -222,24 +223,47 @@ class Tile:
     left: int
     width: int
     kind: Kind = "full"
+    lo: int = 0
+    hi: int = 0
 
     @property
     def pairs(self) -> float:
         if self.kind == "band":
             return self.height * (self.width - self.height + 1.0)
+        if self.kind == "window":
+            rows = range(self.height)
+            return float(
+                sum(min(self.width, r - self.lo + 1) - max(0, r - self.hi + 1) for r in rows)
+            )
         return self.height * self.width * (1.0 if self.kind == "full" else 0.5)
+
+    @property
+    def window(self) -> Window:
+        """What a kernel with a window argument takes."""
+        offset = self.width - self.height
+        left = None if self.hi >= self.height else self.hi - 1 + offset
+        return Window(left, None if self.lo <= 1 - self.width else -self.lo - offset)
+
+
+class Window(NamedTuple):
+    """The columns `left` before to `right` behind the diagonal that ends in the last row and
+    column; None: all."""
+
+    left: int | None
+    right: int | None
 
 
 @lru_cache(maxsize=1024)
-def tiles(areas: tuple[Area, ...], q: range, k: range, small: bool = False) -> tuple[Tile, ...]:
+def tiles(areas: tuple[Area, ...], q: range, k: range, cut: Cut = "triangles") -> tuple[Tile, ...]:
     """Disjoint tiles that cover exactly the areas' pairs, in indices of q and k; small ones for a
-    kernel that takes a mask and skips nothing in a block of `MAX_BAND` columns."""
+    kernel that takes a mask and skips nothing in a block of `MAX_BAND` columns, windows for one
+    that takes those."""
     pieces = [
         replace(t, top=t.top - q.start, left=t.left - k.start)
         for area in areas
-        for t in _area(area, q.start, q.stop, k.start, k.stop, small)
+        for t in _area(area, q.start, q.stop, k.start, k.stop, cut)
     ]
-    if small:
+    if cut == "small":
         pieces = [half for t in pieces for half in _halves(t)]
     return tuple(_joined(pieces) if len(q) == 1 else pieces)
 
@@ -255,47 +279,60 @@ def _joined(row_tiles: list[Tile]) -> list[Tile]:
     return row
 
 
-def _area(area: Area, q0: int, q1: int, k0: int, k1: int, small: bool) -> Iterator[Tile]:
+def _area(area: Area, q0: int, q1: int, k0: int, k1: int, cut: Cut) -> Iterator[Tile]:
     """Tiles of one area, in positions."""
     q0, q1 = max(q0, _or(area.top, -FAR)), min(q1, _or(area.bottom, FAR))
     k0, k1 = max(k0, _or(area.first, -FAR)), min(k1, _or(area.last, FAR))
     if not area.chunks:
-        yield from _band(_or(area.lo, -FAR), _or(area.hi, FAR), q0, q1, k0, k1, small)
+        yield from _band(_or(area.lo, -FAR), _or(area.hi, FAR), q0, q1, k0, k1, cut)
         return
     chunk, rest = area.chunks[0], replace(area, chunks=area.chunks[1:])
     lo = _or(chunk.lo, -FAR)
-    if not small and chunk.hi is None and replace(rest, lo=None) == Area() and lo >= 0:
+    far = cut != "small" and chunk.hi is None and lo >= 0 and replace(rest, lo=None) == Area()
+    if far and (cut == "triangles" or q1 - k0 > (lo + 2) * chunk.size):
         # all pairs so far apart are in it: one triangle, and one shape for what is left of chunks
         away = max(lo * chunk.size, _or(rest.lo, -FAR))
-        yield from _below(away, q0, q1, k0, k1)
+        yield from _band(away, FAR, q0, q1, k0, k1, cut)
         chunk, rest = replace(chunk, hi=lo + 1), replace(rest, hi=away)
     for c in range(q0 // chunk.size, (q1 - 1) // chunk.size + 1 if q1 > q0 else q0 // chunk.size):
         first = (c - _or(chunk.hi, FAR) + 1) * chunk.size
         last = (c - _or(chunk.lo, -FAR) + 1) * chunk.size
         top, bottom = max(q0, c * chunk.size), min(q1, (c + 1) * chunk.size)
-        yield from _area(rest, top, bottom, max(k0, first), min(k1, last), small)
+        yield from _area(rest, top, bottom, max(k0, first), min(k1, last), cut)
 
 
 def _or(bound: int | None, otherwise: int) -> int:
     return otherwise if bound is None else bound
 
 
-def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int, small: bool) -> Iterator[Tile]:
+def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int, cut: Cut) -> Iterator[Tile]:
     """Tiles of lo <= i - j < hi."""
     q0, q1 = max(q0, k0 + lo), min(q1, k1 + hi - 1)  # rows that see anything at all
     if q0 >= q1 or k0 >= k1 or lo >= hi:
         return
-    if hi >= q1 - k0:  # no row is so far down that the band's lower edge hides a key
+    if cut == "windows":
+        k0, k1 = max(k0, q0 - hi + 1), min(k1, q1 - lo)  # columns that any row sees
+        height, width, away = q1 - q0, k1 - k0, q0 - k0
+        lo, hi = max(lo - away, 1 - width), min(hi - away, height)
+        if hi == height and (lo == 1 - width or (lo == 0 and width == height)):
+            yield Tile(q0, height, k0, width, "lower" if lo == 0 < width - 1 else "full")
+        else:
+            yield Tile(q0, height, k0, width, "window", lo, hi)
+    elif hi >= q1 - k0:  # no row is so far down that the band's lower edge hides a key
         yield from _below(lo, q0, q1, k0, k1)
     elif lo <= q0 - k1 + 1:
         yield from _above(hi, q0, q1, k0, k1)
-    elif small and hi - lo <= MAX_BAND and (first := max(q0, k0 + hi)) < (last := min(q1, k1 + lo)):
-        yield from _band(lo, hi, q0, first, k0, k1, small)  # whose band begins before k0
+    elif (
+        cut == "small"
+        and hi - lo <= MAX_BAND
+        and (first := max(q0, k0 + hi)) < (last := min(q1, k1 + lo))
+    ):
+        yield from _band(lo, hi, q0, first, k0, k1, cut)  # whose band begins before k0
         size = max(BAND_ROWS, (hi - lo) // 4)
         for top in range(first, last, size):
             rows = min(size, last - top)
             yield Tile(top, rows, top - hi + 1, rows + hi - lo - 1, "band")
-        yield from _band(lo, hi, last, q1, k0, k1, small)  # whose band ends behind k1
+        yield from _band(lo, hi, last, q1, k0, k1, cut)  # whose band ends behind k1
     else:
         width = hi - lo
         for top in range(q0, q1, width):
@@ -352,9 +389,9 @@ def _halves(t: Tile, size: int = 0) -> Iterator[Tile]:
 
 def batches(pieces: Sequence[Tile]) -> list[list[Tile]]:
     """Tiles of one shape together, in the order of their first."""
-    same: dict[tuple[int, int, Kind], list[Tile]] = {}
+    same: dict[Tile, list[Tile]] = {}
     for t in pieces:
-        same.setdefault((t.height, t.width, t.kind), []).append(t)
+        same.setdefault(replace(t, top=0, left=0), []).append(t)
     return list(same.values())
 
 

@@ -13,8 +13,9 @@ A backend is a function from a spec to a plan, or to the sentence why it can't r
   extra dimensions, else a dense mask in blocks of queries; our own for a few queries (`decode`);
 - eager: the full score matrix in blocks of queries; it runs everything.
 
-On Hopper cuDNN's kernels are the fastest (554 TFLOP/s; FlashAttention 2: 315, our bands: 390); each
-new shape costs a plan of 70 ms, which pays for tiles of `CUDNN_OPERATIONS` or more.
+On Hopper cuDNN's is the fastest kernel of torch's (554 TFLOP/s; FlashAttention 2: 315, our bands:
+390); each new shape costs a plan of 70 ms, which pays for tiles of `CUDNN_OPERATIONS` or more.
+FlashAttention 4, where it is installed, is faster still and runs a band as one tile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -34,14 +35,14 @@ from longitude.core.validate import UserError
 from longitude.ops import decode
 from longitude.ops.extra_dims import slopes_of, sum_dims
 from longitude.ops.inputs import AttentionInputs
-from longitude.ops.kernels.launch import triton_available
+from longitude.ops.kernels.launch import Device, device_of
 from longitude.ops.passes import Tile, batches, query_rows, region_areas, tiles
 from longitude.parts.biases import Alibi, AlibiInterpolated, NtkAlibi
 
 Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 HALF = (torch.float16, torch.bfloat16)
-HOPPER = (9, 0)  # before it, FlashAttention is as fast as cuDNN
 CUDNN_OPERATIONS = 1e11  # of a tile's two products
+FLASH4_OPERATIONS = 8e10  # which hide what a call takes on the host
 BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
 SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
@@ -62,6 +63,7 @@ class Kernel(Enum):
     FLASH = "FlashAttention 2"
     EFFICIENT = "memory-efficient attention (xformers)"
     CUDNN = "cuDNN's attention"
+    FLASH4 = "FlashAttention 4"
     BANDED = "the banded kernel"
     DECODE = "the decoding kernel, which rotates keys as it reads them"
     FLEX = "FlexAttention"
@@ -140,22 +142,6 @@ class Plan:
     declined: Mapping[str, str] = field(default_factory=dict)
 
 
-class Device(NamedTuple):
-    """What a device offers: our Triton kernels, and cuDNN's attention as its fastest."""
-
-    type: str
-    triton: bool = False
-    cudnn: bool = False
-
-
-@cache
-def device_of(device: torch.device) -> Device:
-    """The same for every call."""
-    cudnn = device.type == "cuda" and torch.backends.cudnn.is_available()
-    hopper = cudnn and torch.cuda.get_device_capability(device) >= HOPPER
-    return Device(device.type, triton_available(device), hopper)
-
-
 class CallSpec(NamedTuple):
     """All that the choice may depend on. Positions are None where they are tensors."""
 
@@ -226,7 +212,16 @@ class CallSpec(NamedTuple):
         """Areas as tiles; small ones on a CPU, unless their gradients would have to be added up."""
         assert self.q_pos is not None and self.k_pos is not None
         small = small and self.device.type == "cpu" and not self.gradients
-        return tiles(areas, self.q_pos, self.k_pos, small)
+        return tiles(areas, self.q_pos, self.k_pos, "small" if small else "triangles")
+
+    def windows(self) -> list[tuple[Tile, ...]]:
+        """The tiles of each pass for FlashAttention 4, a band as one; none where it won't pay."""
+        if not self.device.flash4 or self.q_pos is None or self.k_pos is None:
+            return []
+        found = [tiles(areas, self.q_pos, self.k_pos, "windows") for areas in self.pass_areas]
+        calls = [len(same) * same[0].pairs for own in found for same in batches(own)]
+        pays = calls and fastest_kernel(self, sum(calls) / len(calls)) is Kernel.FLASH4
+        return found if pays and self.value_dim == self.head_dim else []
 
 
 def make_plan(inputs: AttentionInputs, backend: str = "auto") -> Plan:
@@ -263,6 +258,8 @@ def _slower(backend: str, call: CallSpec) -> str | None:
     if call.queries == 1:
         return "a single query is one pass of a plain kernel"
     if call.sums_in_heads.by_position or _decodes(call):
+        if call.sums_in_heads.windows():
+            return "FlashAttention 4 runs each band as one call, and faster"
         chunks = any(area.chunks for areas in call.pass_areas for area in areas)
         plain = fastest_kernel(call, call.queries**2 / CHUNK_SHAPES)
         if chunks and plain is Kernel.CUDNN and call.value_dim == call.head_dim:
@@ -278,20 +275,22 @@ def lse_kernel(device: str, dtype: torch.dtype, head_dim: int) -> Kernel | None:
     if device == "cpu":
         fits = dtype in (torch.float32, torch.float64, torch.bfloat16)
         return Kernel.CPU_FLASH if fits else None
-    if device != "cuda":
-        return None
-    if dtype in HALF and head_dim % 8 == 0 and head_dim <= 256:
+    if device == "cuda" and dtype in HALF and head_dim % 8 == 0 and head_dim <= 256:
         return Kernel.FLASH
-    return Kernel.EFFICIENT if dtype == torch.float32 and head_dim % 4 == 0 else None
+    fits = device == "cuda" and dtype == torch.float32 and head_dim % 4 == 0
+    return Kernel.EFFICIENT if fits else None
 
 
 def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
-    """The plain kernel for so many pairs of each head: cuDNN's where its plan pays."""
+    """The plain kernel for so many pairs of each head, the faster ones where their calls pay."""
     kernel = lse_kernel(call.device.type, call.dtype, call.head_dim)
     operations = 4.0 * pairs * call.batch * call.heads * call.head_dim
     operations *= BACKWARD_OPERATIONS if call.gradients else 1
-    cudnn = call.device.cudnn and kernel is Kernel.FLASH and call.head_dim <= MAX_CUDNN_HEAD
-    return Kernel.CUDNN if cudnn and operations >= CUDNN_OPERATIONS else kernel
+    if kernel is not Kernel.FLASH or call.head_dim > MAX_CUDNN_HEAD:
+        return kernel
+    if call.device.flash4 and operations >= FLASH4_OPERATIONS:
+        return Kernel.FLASH4
+    return Kernel.CUDNN if call.device.cudnn and operations >= CUDNN_OPERATIONS else kernel
 
 
 def _eager(call: CallSpec) -> Plan | str:
@@ -305,10 +304,9 @@ def _native(call: CallSpec) -> Plan | str:
         return "Shaw's value side needs the full row of weights"
     if call.overflows:
         return "the decay over so many queries at once would overflow float32"
-    every = tuple(range(len(call.pass_areas)))
+    every, plan = tuple(range(len(call.pass_areas))), _plain_tiles(call)
     if _decodes(call):
         return Plan("native", (Step(Kernel.DECODE, every),))
-    plan = _plain_tiles(call)
     if isinstance(plan, Plan) or call.by_position or (call.queries > 1 and len(every) > 1):
         return plan
     kernel = Kernel.SDPA_DIAGONALS if _by_diagonals(call) else Kernel.SDPA_MASKED
@@ -357,6 +355,9 @@ def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
     passes = [((n,), areas) for n, areas in enumerate(call.pass_areas)]
     if call.queries == 1:  # its regions are rotated as one pass
         passes = [(tuple(range(len(passes))), tuple(a for _, areas in passes for a in areas))]
+    if found := call.windows():
+        steps = (Step(Kernel.FLASH4, (n,), own) for n, own in enumerate(found) if own)
+        return Plan("native", tuple(steps), Merge.LSE)
     by_kernel: dict[tuple[tuple[int, ...], Kernel], list[Tile]] = {}
     for n, areas in passes:
         for batch in batches(call.tiles(areas, small)):  # tiles of one shape are one launch

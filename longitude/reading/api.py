@@ -247,8 +247,9 @@ def _generate(
     import torch
 
     from longitude.eval.perplexity import is_out_of_memory
-    from longitude.reading import extend, nbce
+    from longitude.reading import nbce
     from longitude.reading import windows as parallel
+    from longitude.reading.generate import answer_in_one_row
 
     more: dict[str, Any] = {"max_new_tokens": o.max_tokens, "tell": lambda s: o.on_text(s.text)}
     if o.temperature:
@@ -262,7 +263,7 @@ def _generate(
     try:
         if by == "extend":
             scheme = choice.extension.scheme if choice.extension else None
-            return extend.answer(model, tokenizer, windows[0], question, scheme, **more)
+            return answer_in_one_row(model, tokenizer, windows[0], question, scheme, **more)
         if by == "nbce":
             device, free = model.get_input_embeddings().weight.device, 0
             if device.type == "cuda":

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longitude.core.validate import UserError, shown
 from longitude.eval.prefill import input_device
 from longitude.hf.generation import Detokenizer
-from longitude.hf.patch import trained_length
+from longitude.hf.patch import patched, trained_length
+from longitude.reading.forward import Rows
 
 PLACEHOLDER = "LONGITUDE-WINDOW"  # stands for the window in a chat template
 SAMPLING = ("temperature", "top_p", "top_k")
@@ -240,3 +242,29 @@ def generate_tokens(
     out = shell.generate(input_ids=ids, use_cache=False, **options)
     out = out if isinstance(out, Tensor) else out.sequences
     return out[0, len(tail) :].tolist()
+
+
+def answer_in_one_row(
+    model: nn.Module,
+    tokenizer: Any,
+    text: str,
+    question: str,
+    scheme: str | None = None,
+    *,
+    max_new_tokens: int = 64,
+    **options: Any,
+) -> Answer:
+    """Answer from the full text, uncut, under a scheme that was measured at its length or, without
+    one, by the unmodified model; other options are those of `answer_by`."""
+
+    def build(layout: Prompt, ids: list[list[int]]) -> Source:
+        row = layout.row(ids[0])
+        if scheme is not None:
+            # what depends on the length is fixed before the first token, as `generate` does
+            stack.enter_context(patched(model, scheme, length=len(row) + max_new_tokens))
+        rows = Rows(model, [row])
+        return lambda token: (rows(token)[0], {})
+
+    options |= {"max_new_tokens": max_new_tokens, "inside_window": False}
+    with ExitStack() as stack:
+        return answer_by("extend", build, model, tokenizer, [text], question, **options)

@@ -16,22 +16,22 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_487, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_628, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_801,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
     "parts": 3_500,  # tables of biases for CPUs, too
-    "ops": 6_783,  # over several ranks, and forget gates in heads, too
+    "ops": 6_903,  # over several ranks, and forget gates in heads, too
     "cache": 976,  # tables of many steps at once, too
     "hf": 5_818,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_391,  # the last tokens alone in the last layer, too
     "inspection": 2_347,
-    "reading": 2_183,
+    "reading": 2_170,
     "training": 4_026,  # how many processes share a sequence, by memory, too
     "runtimes": 3_894,
     "serving": 789,  # the vLLM plugin
-    "extension": 3_700,  # tasks side by side on a CPU, over ranks and on Ray, too
+    "extension": 3_734,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_940,  # what a live server does
     "viz": 3_008,
     "explorer": 1_162,

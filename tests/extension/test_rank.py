@@ -241,6 +241,35 @@ def test_few_documents_that_disagree_show_nothing() -> None:
     assert not made.helps and LEAKY not in made.forgets  # neither is shown
 
 
+def test_what_may_keep_more_on_so_few_documents_is_told() -> None:
+    """The lucky one of four documents is not the last word: others kept more, and were noisier."""
+    losses = {OWN: 9.0, LEAKY: 2.0, REROPE: 2.0, STREAMING: 2.0}
+    rows = [row for row in measured({}, losses) if row.key.measure != "kept_context"]
+    rows += [kept(OWN, WINDOW, [0.05] * 4), kept(STREAMING, TARGET, [0.09, -0.05, 0.1, 0.0])]
+    rows += [kept(LEAKY, TARGET, [0.03, 0.04, 0.03, 0.02])]
+    rows += [kept(REROPE, TARGET, [0.2, 0.0, 0.06, 0.0])]
+    made = advised(rows)
+    assert made.best.label == LEAKY
+    said = f"More may be kept by {REROPE}, 6 % (95 % CI -9 to 22): 4 documents are too few to tell"
+    assert said in made.best.sentence
+    alone = advised(row for row in rows if row.key.scheme != LEAKY).best
+    assert alone.label is None and said in alone.sentence
+    sure = [kept(REROPE, TARGET, [0.07, 0.06, 0.07, 0.06])]
+    assert "More may" not in advised([*rows[:-1], *sure]).best.sentence
+
+
+def test_a_longer_effective_length_of_another_method_is_told() -> None:
+    rows = measured({LEAKY: 0.1, REROPE: 0.1}, {OWN: 9.0, LEAKY: 2.0, REROPE: 2.2})
+    rows += [kept(LEAKY, 512, [0.1] * DOCUMENTS), kept(REROPE, 512, [0.3] * DOCUMENTS)]
+    rows += context(REROPE, 512, [2.0] * DOCUMENTS)
+    best = advised(rows).best
+    assert best.label == LEAKY
+    told = f"{REROPE} keeps more of shorter texts: its effective length is 512 tokens."
+    assert told in best.sentence
+    rows += [kept(LEAKY, 512, [0.3] * DOCUMENTS), *context(LEAKY, 512, [2.0] * DOCUMENTS)]
+    assert "shorter texts" not in advised(rows).best.sentence
+
+
 def test_without_kept_context_only_what_can_keep_something_is_recommended() -> None:
     losses = {OWN: 9.0, STREAMING: 1.5, LEAKY: 2.0}
     rows = [one for s, loss in losses.items() for one in context(s, TARGET, [loss, loss + 0.1])]

@@ -20,8 +20,9 @@ from longitude.ops.bands import (
     reach_of,
 )
 from longitude.ops.inputs import AttentionInputs, prepare
+from longitude.ops.kernels.launch import Device
 from longitude.ops.lse_merge import OPERATORS
-from longitude.ops.plan import Band, CallSpec, Device, Kernel, Plan, plan_call
+from longitude.ops.plan import Band, CallSpec, Kernel, Plan, plan_call
 from tests.grid import scheme
 from tests.ops.references import REFERENCE, band_backward_reference, band_reference
 

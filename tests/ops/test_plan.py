@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 
 from longitude import Dims, UserError, attention, explain, parse
+from longitude.ops import plan as plans
 from longitude.ops.explain import steps
 from longitude.ops.inputs import prepare
+from longitude.ops.kernels.launch import Device
 from longitude.ops.lse_merge import OPERATORS, Forward, Operator
-from longitude.ops.plan import AUTO, CallSpec, Device, Kernel, Merge, Plan, make_plan, plan_call
+from longitude.ops.passes import Window
+from longitude.ops.plan import AUTO, CallSpec, Kernel, Merge, Plan, make_plan, plan_call
 from tests.grid import scheme
 
 N = 640
 LEAKY = "rope(remap=leaky_rerope(48, 4))"
 H200 = Device("cuda", triton=True, cudnn=True)
+FLASH4 = H200._replace(flash4=True)
 A100 = Device("cuda", triton=True)
 TEXTS = {
     "rope()": Kernel.SDPA,
@@ -138,6 +142,23 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(H200, "rope(remap=leaky_rerope(48, 4))", 640, rows=15), [Kernel.DECODE], "native"),
         (on(H200, "rope(remap=leaky_rerope(48, 4))", 640, rows=1, gradients=True),
          [Kernel.SDPA], "native"),
+        (on(FLASH4, "rope()", 8192), [Kernel.SDPA], "native"),
+        (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192), [Kernel.FLASH4] * 2, "native"),
+        (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192, gradients=True),
+         [Kernel.FLASH4] * 2, "native"),
+        (on(FLASH4, "rope(remap=dual_chunk(4096, 512))", 32256), [Kernel.FLASH4] * 3, "native"),
+        (on(FLASH4, "rope(remap=dual_chunk(4096, 512))", 8192, 32), [Kernel.FLASH4] * 3, "native"),
+        (on(FLASH4, "rope() + window(2048)", 8192), [Kernel.FLASH4], "native"),
+        (on(FLASH4, "forget() + window(2048)", 16384, d=64), [Kernel.FLASH4], "native"),
+        (on(FLASH4, "rope(remap=streaming(4, 1020))", 65536), [Kernel.FLASH4] * 2, "native"),
+        # what is too small for several calls
+        (on(FLASH4, "rope(remap=streaming(4, 1020))", 8192), [Kernel.BANDED], ""),
+        (on(FLASH4, "rope(remap=dual_chunk(1024, 128))", 8192),
+         [Kernel.FLASH4, Kernel.BANDED], ""),
+        (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 2048), [Kernel.BANDED], ""),
+        (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192, d=192),
+         [Kernel.FLASH, Kernel.BANDED], ""),
+        (on(FLASH4, "t5()", 8192), [Kernel.FLASH4, Kernel.BANDED], ""),
     ],
 )  # fmt: skip
 def test_plans_on_a_gpu(call: CallSpec, kernels: list[Kernel], backend: str) -> None:
@@ -156,6 +177,61 @@ def test_a_far_tile_and_its_near_band() -> None:
         "7,168 × 7,168 by cuDNN's attention, "
         "then 1 band by the banded kernel, in one running softmax"
     )
+
+
+def by_formula(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: float) -> Forward:
+    """Attention under FlashAttention 4's window, whose diagonal ends in the last row and column."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    left, right = causal if isinstance(causal, Window) else (None, 0 if causal else None)
+    away = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - k.shape[2] + q.shape[2]
+    hidden = (away > (N if right is None else right)) | (away < -(N if left is None else left))
+    scores = (scale * q @ k.mT).masked_fill(hidden, -torch.inf)
+    return Forward(scores.softmax(-1) @ v, scores.logsumexp(-1))
+
+
+def gradients_by_formula(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, *how: Any
+) -> Any:
+    """Of a part of a softmax whose output and log-sum-exp are given."""
+    with torch.enable_grad():
+        given = [x.detach().requires_grad_() for x in (q, k, v)]
+        out, lse, _ = by_formula(*given, *how)
+        weight = (lse - ran.lse).exp()[..., None]  # of this part in the whole
+        shift = ((grad * (out - ran.out)).sum(-1, keepdim=True) * weight).detach()
+        total = (grad * weight.detach() * out).sum() + (shift * lse[..., None]).sum()
+        return torch.autograd.grad(total, given)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [(LEAKY, N), (LEAKY, 200), ("rope(remap=dual_chunk(96, 24))", N), ("rope() + window(100)", N)],
+)
+def test_bands_as_windows_are_the_same_attention(
+    text: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiles and windows given to FlashAttention 4, run by the formula of its documentation."""
+    monkeypatch.setattr(plans, "device_of", lambda _: FLASH4._replace(triton=False))
+    monkeypatch.setattr(plans, "lse_kernel", lambda *_: Kernel.FLASH)
+    monkeypatch.setattr(plans, "FLASH4_OPERATIONS", 0)
+    plan_call.cache_clear()
+    operator = Operator(by_formula, gradients_by_formula, grouped=True)
+    monkeypatch.setitem(OPERATORS, Kernel.FLASH4, operator)
+    q, k, v, *pos = (x.double() if isinstance(x, Tensor) else x for x in inputs(rows))
+    given = [x.requires_grad_() for x in (q, k, v)]
+    plan = make_plan(prepare(scheme(text), *given, *pos))
+    assert {step.kernel for step in plan.steps} == {Kernel.FLASH4}
+    assert any(t.kind == "window" for step in plan.steps for t in step.tiles)
+    grad = torch.randn_like(q)
+    made, want = (
+        (out, *torch.autograd.grad(out, given, grad))
+        for out in (attention(scheme(text), *given, *pos, backend=b) for b in ("native", "eager"))
+    )
+    for one, other in zip(made, want, strict=True):
+        assert torch.allclose(one, other, atol=1e-11)
+    with torch.no_grad():
+        out = attention(scheme(text), *given, *pos, backend="native")
+    assert torch.allclose(out, want[0], atol=1e-11)
+    plan_call.cache_clear()
 
 
 @pytest.mark.parametrize(

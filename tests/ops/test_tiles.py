@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from longitude import attention, explain
 from longitude.core.region import Area, Chunks
 from longitude.ops.lse_merge import OPERATORS
-from longitude.ops.passes import Tile, band_mask, batches, tiles
+from longitude.ops.passes import Cut, Tile, band_mask, batches, tiles
 from longitude.ops.plan import Kernel
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
@@ -46,6 +46,13 @@ def covered(found: list[Tile], nq: int, nk: int) -> torch.Tensor:
         if t.kind == "band":
             shape = shape.triu().tril(t.width - t.height)
             assert shape.sum() == t.pairs
+        elif t.kind == "window":
+            shape = shape.tril(-t.lo).triu(1 - t.hi)
+            left, right = (t.width if x is None else x for x in t.window)
+            assert left >= 0 and right >= 0, "others mean something else to a kernel"
+            last = t.width - t.height  # the diagonal that ends in the last row and column
+            assert torch.equal(shape, torch.ones_like(shape).tril(last + right).triu(last - left))
+            assert shape.sum() == t.pairs
         elif t.kind != "full":
             assert t.height == t.width
             shape = shape.tril() if t.kind == "lower" else shape.triu()
@@ -54,9 +61,9 @@ def covered(found: list[Tile], nq: int, nk: int) -> torch.Tensor:
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
-@given(AREAS, RANGES, RANGES, st.booleans())
-def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range, small: bool) -> None:
-    found = list(tiles((area,), q, k, small))
+@given(AREAS, RANGES, RANGES, st.sampled_from(["triangles", "small", "windows"]))
+def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range, cut: Cut) -> None:
+    found = list(tiles((area,), q, k, cut))
     i, j = (
         torch.tensor(list(q), dtype=torch.int64)[:, None],
         torch.tensor(list(k), dtype=torch.int64),
@@ -81,21 +88,31 @@ def test_a_near_band_is_a_batch_of_diagonal_blocks_and_one_of_blocks_before_them
 
 
 def test_of_small_tiles_a_narrow_band_is_one_batch_of_blocks_of_a_quarter_of_it() -> None:
-    first, *blocks = tiles((Area(lo=0, hi=128),), range(1024), range(1024), True)
+    first, *blocks = tiles((Area(lo=0, hi=128),), range(1024), range(1024), "small")
     assert first == Tile(0, 128, 0, 128, "lower")
     assert [b.top for b in blocks] == [*range(128, 1024, 32)]
     assert {(b.top - b.left, b.height, b.width, b.kind) for b in blocks} == {(127, 32, 159, "band")}
-    wide = tiles((Area(lo=0, hi=1024),), range(4096), range(4096), True)
+    wide = tiles((Area(lo=0, hi=1024),), range(4096), range(4096), "small")
     assert {t.kind for t in wide} == {"lower", "upper", "full"}, "it would cost more than triangles"
 
 
 @pytest.mark.parametrize("n", [1, 512, 513, 700, 1024, 1984, 2500])
 def test_a_triangle_in_halves_is_the_same_triangle(n: int) -> None:
-    found = list(tiles((Area(lo=3),), range(n + 3), range(n + 3), True))
+    found = list(tiles((Area(lo=3),), range(n + 3), range(n + 3), "small"))
     want = torch.ones(n + 3, n + 3, dtype=torch.int64).tril(-3)
     assert torch.equal(covered(found, n + 3, n + 3), want)
     assert max(t.height for t in found if t.kind == "lower") <= 512
     assert len(batches(found)) <= 8, "a call each"
+
+
+def test_as_windows_every_band_is_one_tile() -> None:
+    near, far = Area(lo=0, hi=1024), Area(lo=1024)
+    assert tiles((near, far), range(4096), range(4096), "windows") == (
+        Tile(0, 4096, 0, 4096, "window", 0, 1024),
+        Tile(1024, 3072, 0, 3072, "lower"),
+    )
+    (chunk,) = tiles((Area(lo=0),), range(100, 150), range(150), "windows")
+    assert chunk == Tile(0, 50, 0, 150, "window", -100, 50) and chunk.window == (None, 0)
 
 
 def test_chunked_prefill_is_a_rectangle_and_a_triangle() -> None:

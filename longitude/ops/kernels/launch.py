@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can run, and launching them without looking their kernel up.
+"""What a device can run, and launching Triton's kernels without looking their kernel up.
 
 Kernels run on a CUDA device, or on a CPU under Triton's interpreter (`TRITON_INTERPRET=1`, set
 before Triton is first imported): thousands of times slower, for tests, and never chosen for a user.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch import Tensor
 from longitude.core.validate import UserError
 
 OLDEST = (8, 0)  # the first generation whose cores multiply bfloat16
+HOPPER = (9, 0)  # before it, FlashAttention 2 is as fast as cuDNN
 
 
 def usable(x: Tensor) -> bool:
@@ -45,6 +46,33 @@ def triton_available(device: torch.device) -> bool:
 def installed() -> bool:
     """Whether Triton can be imported."""
     return find_spec("triton") is not None
+
+
+class Device(NamedTuple):
+    """What a device offers: our Triton kernels, cuDNN's attention as the fastest of torch's, and
+    FlashAttention 4."""
+
+    type: str
+    triton: bool = False
+    cudnn: bool = False
+    flash4: bool = False
+
+
+@cache
+def device_of(device: torch.device) -> Device:
+    """The same for every call."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    cudnn = capability >= HOPPER and torch.backends.cudnn.is_available()
+    flash = capability == HOPPER and _flash4_installed()  # where it was seen to be faster
+    return Device(device.type, triton_available(device), cudnn, flash)
+
+
+def _flash4_installed() -> bool:
+    """Whether FlashAttention 4 is; the package of an older one may fail when it is imported."""
+    try:
+        return find_spec("flash_attn.cute") is not None
+    except ImportError:
+        return False
 
 
 def require(where: Tensor | torch.device) -> None:

@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from longitude.ops.kernels.launch import on_device, require
-from longitude.ops.lse_merge import TileOutput, Windows
+from longitude.ops.lse_merge import TileOutput
+from longitude.ops.passes import Windows
 
 MAX_PARTS = 8  # that one launch merges: leaky ReRoPE has three, dual chunk six or seven
 

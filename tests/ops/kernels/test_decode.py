@@ -20,7 +20,7 @@ from longitude.ops.decode import (
     make_decode_plan,
     supports,
 )
-from longitude.ops.plan import Device
+from longitude.ops.kernels.launch import Device
 from tests.cache.test_decode import ROTATED
 from tests.grid import scheme
 from tests.ops.references import decode_reference

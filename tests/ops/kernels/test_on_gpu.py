@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from longitude import attention, parse
+from longitude.ops import plan as plans
+from longitude.ops.inputs import prepare
 from longitude.ops.lse_merge import MergeOneByOne, TileOutput
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables
@@ -126,3 +129,35 @@ def part(count: int, h: int, height: int, tops: list[int], flipped: bool, seed: 
     out = drawn(count, 1, h // 4, height, 4, 128, seed=seed).transpose(3, 4)
     lse = 3 * drawn(count, 1, h // 4, 4, height, seed=seed + 20, dtype=torch.float32)
     return TileOutput(out, lse, tops, flipped)
+
+
+REMAPS = ("leaky_rerope(1024, 8)", "rerope(512)", "self_extend(8, 1024)", "dual_chunk(1536, 512)",
+          "streaming(4, 1020)")  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [4096, 1500])
+@pytest.mark.parametrize("text", [*(f"rope(remap={r})" for r in REMAPS), "rope() + window(700)"])
+def test_flash_attention_4_runs_bands_with_gradients(
+    text: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against float64, beside the error of plain attention; with grouped heads and few queries."""
+    pytest.importorskip("flash_attn.cute")
+    monkeypatch.setattr(plans, "FLASH4_OPERATIONS", 0)
+    plans.plan_call.cache_clear()
+    n, errors = 4096, {}
+    q, k, v = (drawn(2, n, h, 128, seed=h + m).transpose(1, 2) for m, h in enumerate((8, 2, 2)))
+    grad, pos = drawn(2, rows, 8, 128, seed=9).transpose(1, 2), (range(n - rows, n), range(n))
+    for scheme in ("rope()", text):
+        made = []
+        for dtype, backend in ((torch.bfloat16, "auto"), (torch.float64, "eager")):
+            given = [x.to(dtype).requires_grad_() for x in (q[:, :, n - rows :], k, v)]
+            out = attention(scheme, *given, *pos, backend=backend)
+            made.append((out, *torch.autograd.grad(out, given, grad.to(dtype))))
+        errors[scheme] = [float((a - b).norm() / b.norm()) for a, b in zip(*made, strict=True)]
+    how = plans.make_plan(
+        prepare(parse(text), *(x.requires_grad_() for x in (q, k, v)), *pos[1:] * 2)
+    )
+    plans.plan_call.cache_clear()
+    assert {step.kernel for step in how.steps} == {plans.Kernel.FLASH4}
+    for own, plain in zip(errors[text], errors["rope()"], strict=True):
+        assert own <= 1.4 * plain, errors

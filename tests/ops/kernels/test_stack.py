@@ -10,7 +10,8 @@ from torch import Tensor
 
 from longitude import attention, parse
 from longitude.ops import lse_merge
-from longitude.ops.lse_merge import Windows, stacked
+from longitude.ops.lse_merge import stacked
+from longitude.ops.passes import Windows
 
 pytest.importorskip("triton")
 
