@@ -84,7 +84,7 @@ def steps(plan: Plan) -> str:
         kernel, tile = s.kernel.value, s.tiles[0] if s.tiles else None
         if s.kernel is Kernel.BANDED:
             parts[f"{len(s.bands)} band{'s' * (len(s.bands) != 1)} by {kernel}"] = None
-        elif s.kernel is Kernel.SDPA and tile:
+        elif s.kernel in (Kernel.SDPA, Kernel.FLASH4) and plan.merge is Merge.NONE and tile:
             parts[f"one {'full' if tile.kind == 'full' else 'causal'} {kernel}"] = None
         elif plan.merge is Merge.RUNNING_SOFTMAX and tile:
             parts[f"{tile.height:,} × {tile.width:,} by {kernel}"] = None

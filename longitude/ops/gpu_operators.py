@@ -124,7 +124,7 @@ def _flash4_forward(q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: floa
     from flash_attn.cute.interface import _flash_attn_fwd  # type: ignore[import-not-found]
 
     tokens_first = (x.transpose(1, 2) for x in _own_heads(q, k, v))
-    how = {"softmax_scale": scale, "return_lse": True}
+    how = {"softmax_scale": scale, "return_lse": True, "pack_gqa": False}  # which is for decoding
     out, lse, *_ = _flash_attn_fwd(*tokens_first, **how, **_window_sizes(causal))
     return Forward(out.transpose(1, 2), lse)
 

@@ -35,7 +35,7 @@ from longitude.ops.passes import (
     spacings,
     windows,
 )
-from longitude.ops.plan import Kernel, Plan, lse_kernel
+from longitude.ops.plan import Kernel, Merge, Plan, lse_kernel
 
 # its own binding: through torch.ops a call of one token takes noticeably longer
 cpu_flash: Any = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
@@ -240,6 +240,9 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     merging = None
     for parts, qk in _by_pass(p, plan):  # what a pass has read is freed before the next is rotated
         v = values_for(qk[0], p.v) if plan.extra_dims else p.v
+        if plan.merge is Merge.NONE:
+            arguments = parts[0].arguments(*_dense(*qk, v), p.scale)
+            return forward(parts[0].operator, *arguments).out
         merging = merging or merging_for(p.q.shape[:3], v)
         add_tiles(merging, parts, p.scale, v, qk)
         del qk

@@ -13,9 +13,8 @@ A backend is a function from a spec to a plan, or to the sentence why it can't r
   extra dimensions, else a dense mask in blocks of queries; our own for a few queries (`decode`);
 - eager: the full score matrix in blocks of queries; it runs everything.
 
-On Hopper cuDNN's is the fastest kernel of torch's (554 TFLOP/s; FlashAttention 2: 315, our bands:
-390); each new shape costs a plan of 70 ms, which pays for tiles of `CUDNN_OPERATIONS` or more.
-FlashAttention 4, where it is installed, is faster still and runs a band as one tile.
+On Hopper cuDNN's is the fastest kernel of torch's: each new shape costs a plan of 70 ms, which pays
+for tiles of `CUDNN_OPERATIONS` or more. FlashAttention 4, where it is installed, is faster.
 """
 
 from __future__ import annotations
@@ -219,9 +218,9 @@ class CallSpec(NamedTuple):
         if not self.device.flash4 or self.q_pos is None or self.k_pos is None:
             return []
         found = [tiles(areas, self.q_pos, self.k_pos, "windows") for areas in self.pass_areas]
-        calls = [len(same) * same[0].pairs for own in found for same in batches(own)]
-        pays = calls and fastest_kernel(self, sum(calls) / len(calls)) is Kernel.FLASH4
-        return found if pays and self.value_dim == self.head_dim else []
+        each = [len(same) * same[0].pairs for own in found for same in batches(own)]
+        pays = each and fastest_kernel(self, sum(each) / len(each)) is Kernel.FLASH4
+        return found if pays else []
 
 
 def make_plan(inputs: AttentionInputs, backend: str = "auto") -> Plan:
@@ -288,7 +287,7 @@ def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
     operations *= BACKWARD_OPERATIONS if call.gradients else 1
     if kernel is not Kernel.FLASH or call.head_dim > MAX_CUDNN_HEAD:
         return kernel
-    if call.device.flash4 and operations >= FLASH4_OPERATIONS:
+    if call.device.flash4 and operations >= FLASH4_OPERATIONS and call.value_dim == call.head_dim:
         return Kernel.FLASH4
     return Kernel.CUDNN if call.device.cudnn and operations >= CUDNN_OPERATIONS else kernel
 
@@ -334,7 +333,9 @@ def _plain_tiles(call: CallSpec) -> Plan | str:
         return "several regions need contiguous positions (ranges), no bias, padding or segments"
     extra = wide.head_dim - call.head_dim
     if (tile := _single_tile(wide)) is not None:
-        return Plan("native", (Step(Kernel.SDPA, every, (tile,)),), extra_dims=extra)
+        plain = call.gradients or "dropout" in call.options or not wide.windows()
+        kernel = Kernel.SDPA if plain else Kernel.FLASH4
+        return Plan("native", (Step(kernel, every, (tile,)),), extra_dims=extra)
     plan = _merged_tiles(wide)
     return plan if isinstance(plan, str) else replace(plan, extra_dims=extra)
 
@@ -432,8 +433,7 @@ def term_type(part: HasWeights) -> type | None:
     """What kind of term a bias has, tried at its smallest; None if its gates are not known yet."""
     if getattr(part, "gated", False):
         return None
-    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
-    pos = torch.zeros(1, 1, dtype=torch.int64)
+    dims, one, pos = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8), torch.zeros(1, 1, dtype=torch.int64)
     weights = part.init(dims, torch.Generator().manual_seed(0))
     return type(part.term(one, one, pos, pos, weights, 1.0))  # type: ignore[attr-defined]
 

@@ -142,7 +142,9 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(H200, "rope(remap=leaky_rerope(48, 4))", 640, rows=15), [Kernel.DECODE], "native"),
         (on(H200, "rope(remap=leaky_rerope(48, 4))", 640, rows=1, gradients=True),
          [Kernel.SDPA], "native"),
-        (on(FLASH4, "rope()", 8192), [Kernel.SDPA], "native"),
+        (on(FLASH4, "rope()", 8192), [Kernel.FLASH4], "native"),
+        (on(FLASH4, "rope()", 8192, gradients=True), [Kernel.SDPA], "native"),
+        (on(FLASH4, "rope()", 2048), [Kernel.SDPA], "native"),
         (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192), [Kernel.FLASH4] * 2, "native"),
         (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192, gradients=True),
          [Kernel.FLASH4] * 2, "native"),
@@ -204,7 +206,13 @@ def gradients_by_formula(
 
 @pytest.mark.parametrize(
     ("text", "rows"),
-    [(LEAKY, N), (LEAKY, 200), ("rope(remap=dual_chunk(96, 24))", N), ("rope() + window(100)", N)],
+    [
+        ("rope()", N),
+        (LEAKY, N),
+        (LEAKY, 200),
+        ("rope(remap=dual_chunk(96, 24))", N),
+        ("rope() + window(100)", N),
+    ],
 )
 def test_bands_as_windows_are_the_same_attention(
     text: str, rows: int, monkeypatch: pytest.MonkeyPatch
@@ -218,9 +226,10 @@ def test_bands_as_windows_are_the_same_attention(
     monkeypatch.setitem(OPERATORS, Kernel.FLASH4, operator)
     q, k, v, *pos = (x.double() if isinstance(x, Tensor) else x for x in inputs(rows))
     given = [x.requires_grad_() for x in (q, k, v)]
-    plan = make_plan(prepare(scheme(text), *given, *pos))
+    plan = make_plan(prepare(scheme(text), *(x.detach() for x in given), *pos))
     assert {step.kernel for step in plan.steps} == {Kernel.FLASH4}
-    assert any(t.kind == "window" for step in plan.steps for t in step.tiles)
+    kinds = {t.kind for step in plan.steps for t in step.tiles}
+    assert kinds == {"lower"} if text == "rope()" else "window" in kinds
     grad = torch.randn_like(q)
     made, want = (
         (out, *torch.autograd.grad(out, given, grad))
@@ -232,6 +241,13 @@ def test_bands_as_windows_are_the_same_attention(
         out = attention(scheme(text), *given, *pos, backend="native")
     assert torch.allclose(out, want[0], atol=1e-11)
     plan_call.cache_clear()
+
+
+def test_calls_of_flash_attention_4_are_explained() -> None:
+    assert steps(plan_call(on(FLASH4, "rope()", 8192))) == "one causal FlashAttention 4"
+    assert steps(plan_call(on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192))) == (
+        "2 tiles in 2 calls of FlashAttention 4, merged by their log-sum-exp"
+    )
 
 
 @pytest.mark.parametrize(
