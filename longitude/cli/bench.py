@@ -71,7 +71,7 @@ def env(as_json: o.Json = False) -> None:
     """Print the versions that matter in a bug report."""
     import torch
 
-    packages: dict[str, str | None] = dict.fromkeys(("transformers", "triton"))
+    packages: dict[str, str | None] = dict.fromkeys(("transformers", "triton", "flash-attn-4"))
     for name in packages:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)

@@ -41,7 +41,7 @@ from longitude.parts.biases import Alibi, AlibiInterpolated, NtkAlibi
 Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 HALF = (torch.float16, torch.bfloat16)
 CUDNN_OPERATIONS = 1e11  # of a tile's two products
-FLASH4_OPERATIONS = 8e10  # which hide what a call takes on the host
+FLASH4_OPERATIONS = 1.5e11  # a quarter of a millisecond, as long as a call takes on the host
 BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
 SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums

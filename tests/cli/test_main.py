@@ -142,7 +142,7 @@ def test_env(longitude: Callable[..., Ran]) -> None:
     code, out, _ = longitude("env", "--json")
     found = json.loads(out)
     assert code == 0 and found["longitude"] == __version__
-    names = "longitude python platform torch transformers triton cuda device"
+    names = "longitude python platform torch transformers triton flash-attn-4 cuda device"
     assert list(found) == names.split()
     assert [line.split()[0] for line in longitude("env")[1].splitlines()] == list(found)
 

@@ -145,18 +145,18 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(FLASH4, "rope()", 8192), [Kernel.FLASH4], "native"),
         (on(FLASH4, "rope()", 8192, gradients=True), [Kernel.SDPA], "native"),
         (on(FLASH4, "rope()", 2048), [Kernel.SDPA], "native"),
-        (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192), [Kernel.FLASH4] * 2, "native"),
+        (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192, 32), [Kernel.FLASH4] * 2, "native"),
         (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192, gradients=True),
          [Kernel.FLASH4] * 2, "native"),
         (on(FLASH4, "rope(remap=dual_chunk(4096, 512))", 32256), [Kernel.FLASH4] * 3, "native"),
-        (on(FLASH4, "rope(remap=dual_chunk(4096, 512))", 8192, 32), [Kernel.FLASH4] * 3, "native"),
-        (on(FLASH4, "rope() + window(2048)", 8192), [Kernel.FLASH4], "native"),
-        (on(FLASH4, "forget() + window(2048)", 16384, d=64), [Kernel.FLASH4], "native"),
-        (on(FLASH4, "rope(remap=streaming(4, 1020))", 65536), [Kernel.FLASH4] * 2, "native"),
+        (on(FLASH4, "rope() + window(2048)", 16384), [Kernel.FLASH4], "native"),
+        (on(FLASH4, "forget() + window(2048)", 32768, d=64), [Kernel.FLASH4], "native"),
+        (on(FLASH4, "rope(remap=streaming(4, 2044))", 65536), [Kernel.FLASH4] * 2, "native"),
         # what is too small for several calls
         (on(FLASH4, "rope(remap=streaming(4, 1020))", 8192), [Kernel.BANDED], ""),
         (on(FLASH4, "rope(remap=dual_chunk(1024, 128))", 8192),
          [Kernel.FLASH4, Kernel.BANDED], ""),
+        (on(FLASH4, "rope(remap=dual_chunk(4096, 512))", 8192, 32), [Kernel.BANDED], ""),
         (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 2048), [Kernel.BANDED], ""),
         (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192, d=192),
          [Kernel.FLASH, Kernel.BANDED], ""),
@@ -245,7 +245,7 @@ def test_bands_as_windows_are_the_same_attention(
 
 def test_calls_of_flash_attention_4_are_explained() -> None:
     assert steps(plan_call(on(FLASH4, "rope()", 8192))) == "one causal FlashAttention 4"
-    assert steps(plan_call(on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192))) == (
+    assert steps(plan_call(on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 16384))) == (
         "2 tiles in 2 calls of FlashAttention 4, merged by their log-sum-exp"
     )
 
