@@ -241,8 +241,8 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     for parts, qk in _by_pass(p, plan):  # what a pass has read is freed before the next is rotated
         v = values_for(qk[0], p.v) if plan.extra_dims else p.v
         if plan.merge is Merge.NONE:
-            arguments = parts[0].arguments(*_dense(*qk, v), p.scale)
-            return forward(parts[0].operator, *arguments).out
+            q, k, v = _dense(*qk, v)
+            return forward(parts[0].operator, *parts[0].arguments(q, k, v, p.scale)).out
         merging = merging or merging_for(p.q.shape[:3], v)
         add_tiles(merging, parts, p.scale, v, qk)
         del qk
