@@ -287,7 +287,9 @@ def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
     operations *= BACKWARD_OPERATIONS if call.gradients else 1
     if kernel is not Kernel.FLASH or call.head_dim > MAX_CUDNN_HEAD:
         return kernel
-    if call.device.flash4 and operations >= FLASH4_OPERATIONS and call.value_dim == call.head_dim:
+    tried = ((128, 128),) if call.gradients else ((64, 64), (128, 128))  # heads of keys and values
+    fits = call.device.flash4 and (call.head_dim, call.value_dim) in tried
+    if fits and operations >= FLASH4_OPERATIONS:
         return Kernel.FLASH4
     return Kernel.CUDNN if call.device.cudnn and operations >= CUDNN_OPERATIONS else kernel
 
@@ -356,16 +358,14 @@ def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
     passes = [((n,), areas) for n, areas in enumerate(call.pass_areas)]
     if call.queries == 1:  # its regions are rotated as one pass
         passes = [(tuple(range(len(passes))), tuple(a for _, areas in passes for a in areas))]
-    if found := call.windows():
-        steps = (Step(Kernel.FLASH4, (n,), own) for n, own in enumerate(found) if own)
-        return Plan("native", tuple(steps), Merge.LSE)
     by_kernel: dict[tuple[tuple[int, ...], Kernel], list[Tile]] = {}
     for n, areas in passes:
         for batch in batches(call.tiles(areas, small)):  # tiles of one shape are one launch
             kernel = fastest_kernel(call, len(batch) * batch[0].pairs)
             assert kernel is not None
             by_kernel.setdefault((n, kernel), []).extend(batch)
-    steps = [Step(kernel, n, tuple(found)) for (n, kernel), found in by_kernel.items()]
+    steps = [Step(Kernel.FLASH4, (n,), own) for n, own in enumerate(call.windows()) if own]
+    steps = steps or [Step(kernel, n, tuple(own)) for (n, kernel), own in by_kernel.items()]
     return Plan("native", tuple(steps), Merge.LSE)
 
 

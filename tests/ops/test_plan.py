@@ -150,7 +150,11 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
          [Kernel.FLASH4] * 2, "native"),
         (on(FLASH4, "rope(remap=dual_chunk(4096, 512))", 32256), [Kernel.FLASH4] * 3, "native"),
         (on(FLASH4, "rope() + window(2048)", 16384), [Kernel.FLASH4], "native"),
-        (on(FLASH4, "forget() + window(2048)", 32768, d=64), [Kernel.FLASH4], "native"),
+        (on(FLASH4, "rope() + window(2048)", 32768, d=64), [Kernel.FLASH4], "native"),
+        # sizes of heads that it was not tried with
+        (on(FLASH4, "rope() + window(2048)", 32768, d=64, gradients=True), [Kernel.BANDED], ""),
+        (on(FLASH4, "forget() + window(2048)", 32768, d=64), [Kernel.CUDNN], "native"),
+        (on(FLASH4, "rope() + window(2048)", 32768, value_dim=64), [Kernel.BANDED], ""),
         (on(FLASH4, "rope(remap=streaming(4, 2044))", 65536), [Kernel.FLASH4] * 2, "native"),
         # what is too small for several calls
         (on(FLASH4, "rope(remap=streaming(4, 1020))", 8192), [Kernel.BANDED], ""),
@@ -224,7 +228,9 @@ def test_bands_as_windows_are_the_same_attention(
     plan_call.cache_clear()
     operator = Operator(by_formula, gradients_by_formula, grouped=True)
     monkeypatch.setitem(OPERATORS, Kernel.FLASH4, operator)
-    q, k, v, *pos = (x.double() if isinstance(x, Tensor) else x for x in inputs(rows))
+    pos, rng = (range(N - rows, N), range(N)), torch.Generator().manual_seed(0)
+    sizes = ((4, rows), (2, N), (2, N))
+    q, k, v = (torch.randn(1, *size, 128, generator=rng, dtype=torch.float64) for size in sizes)
     given = [x.requires_grad_() for x in (q, k, v)]
     plan = make_plan(prepare(scheme(text), *(x.detach() for x in given), *pos))
     assert {step.kernel for step in plan.steps} == {Kernel.FLASH4}
