@@ -18,7 +18,7 @@ help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(RUNS)  ## measure every extension method on tiny-rope; the report is runs/tiny-rope-2048/report.html
-	@env -u OMP_NUM_THREADS $(BIN)/longitude extend
+	@env -u OMP_NUM_THREADS $(BIN)/longitude extend --budget 145s
 
 test: $(READY)  ## run the tests, except slow ones and those that need an accelerator
 	$(BIN)/python -m pytest -n 2 -m "not slow and not accelerator"

@@ -109,7 +109,7 @@ def _advice(ranking: Ranking, goal: str) -> Advice:
     sentence = f"{begin}. {describe(numbers)}"
     if goal == CONTEXT_GOAL:
         reached = ranking.effective_length
-        furthest = max(reached, key=reached.__getitem__, default=first)
+        furthest = max(ranking.candidates(goal), key=lambda label: reached.get(label, 0))
         if reached and reached[furthest] > reached[first]:
             sentence += (
                 f" {furthest} keeps more of shorter texts: its effective length is "

@@ -221,13 +221,15 @@ def measurements(plan: Plan, store: Store) -> list[Measurement]:
 
 
 def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = False) -> str:
-    """Every round, for the methods that are still in the race; why it ended. Losses come first,
-    under a budget those of one document: they tell what to leave out."""
-    race = plan.methods
-    for round in range(plan.protocol.rounds):
+    """Every round, for the methods that are still in the race; why it ended. Losses come first, and
+    tell what to leave out. Under a budget, what does not tell which method is best comes last."""
+    race, later, ended, rounds = plan.methods, list[Task](), "", plan.protocol.rounds
+    for round in range(rounds):
         tasks = plan.tasks(round, race)
-        first = [t for t in tasks if t.document == 0 or (t.document and not budgeted)]
-        run(missing(plan, first, store))
+        if budgeted:
+            later += [task for task in tasks if not plan.decides(task)]
+            tasks = [task for task in tasks if plan.decides(task)]
+        run(missing(plan, [task for task in tasks if task.document is not None], store))
         leave_out(plan, tasks, store)
         run(missing(plan, tasks, store))
         # a run that is continued has rows of later rounds: it must decide as if it had not
@@ -240,12 +242,15 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = F
         race = tuple(m for m in plan.methods if m.label in names)
         others = [m.label for m in race if m.patch is not None]
         decided = not others or (len(others) == 1 and others[0] in ranking.candidates(goal))
-        if decided and round < plan.protocol.rounds - 1:
-            run(missing(plan, plan.tasks(plan.protocol.rounds - 1, ()), store))  # costs
-            ended = f"{others[0]} stands out" if others else "no method is left in the race"
-            return f"Ended after round {round + 1} of {plan.protocol.rounds}: {ended} (95 %)."
+        if decided and round < rounds - 1:
+            why = f"{others[0]} stands out" if others else "no method is left in the race"
+            ended = f"Ended after round {round + 1} of {rounds}: {why} (95 %)."
+            later += plan.tasks(rounds - 1, ())  # costs
+            break
+    leave_out(plan, later, store)
+    run(missing(plan, sorted(later, key=lambda task: task.document is None), store))
     left = ", ".join(m.label for m in race if m.patch is not None) or "none"
-    return f"Ended with the last of {plan.protocol.rounds} rounds; still in the race: {left}."
+    return ended or f"Ended with the last of {rounds} rounds; still in the race: {left}."
 
 
 def leave_out(plan: Plan, tasks: Sequence[Task], store: Store) -> None:
@@ -394,16 +399,17 @@ class Clock:
             return kinds["remap=" in task.method.scheme]
 
         group = sorted(group, key=turn)
-        first, room = group[0], room if room > 1 else 0  # one method alone is no comparison
+        # one method is no comparison, nor are some of a round, then known from more documents
+        first, room = group[0], 0 if room < 2 or group[0].round else room
         round = f" (round {first.round + 1})" if first.round else ""
         what = str(first).partition(": ")[2] + round
         left = [task.method.label for task in group[room:]]
         if not room:
             self.skipped[what] = None
-        elif first.round or first.measure == COST:
-            self.skipped[f"{what} of {', '.join(left)}"] = None
-        else:
+        elif plan.decides(first):
             self.dropped |= {*left}
+        else:
+            self.skipped[f"{what} of {', '.join(left)}"] = None
         return group[:room]
 
     @contextmanager
@@ -421,9 +427,8 @@ class Clock:
             hook.remove()
 
     def notes(self, plan: Plan) -> list[str]:
-        dropped = [m.label for m in plan.methods if m.label in self.dropped]
-        without = [f"without {', '.join(dropped)}"] if dropped else []
-        return without + [f"no {what}" for what in self.skipped]
+        dropped = ", ".join(m.label for m in plan.methods if m.label in self.dropped)
+        return [f"without {dropped}"] * bool(dropped) + [f"no {what}" for what in self.skipped]
 
 
 def time_model(prepared: Prepared) -> Pace:

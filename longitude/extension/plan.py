@@ -151,6 +151,13 @@ class Plan:
             tasks += [Task(m, COST, length=n) for n in ends for m in self.methods]
         return tasks
 
+    def decides(self, task: Task) -> bool:
+        """Whether a task tells which method is best, or what to leave out: the first document's
+        loss, and what is kept and answered at the target and inside the window."""
+        if task.document is not None:
+            return task.document == 0
+        return task.measure != COST and task.length in (self.target, self.subject.trained)
+
     def all_tasks(self) -> list[Task]:
         """The tasks of every round, for every method: what a run takes at most."""
         return [task for round in range(self.protocol.rounds) for task in self.tasks(round)]

@@ -101,14 +101,21 @@ def test_in_later_rounds_and_of_costs_what_is_left_out_is_named(monkeypatch):
     planted.keeps_time(monkeypatch)
     later = [t for t in PLAN.tasks(1) if t.measure == KEPT and t.length == 256]
     clock = Clock(5.5 * PACE.task(PLAN, later[0]), PACE)
-    assert clock.admit(PLAN, later) == later[:5]
+    assert clock.admit(PLAN, later) == [], "some would be known from more documents than others"
     costs = [t for t in PLAN.tasks(2) if t.measure == COST and t.length == 256]
     clock.deadline = 6.5 * PACE.task(PLAN, costs[0])
     assert clock.admit(PLAN, costs) == costs[:6] and not clock.dropped
-    assert clock.notes(PLAN) == [
-        "no kept context at 256 (round 2) of m4, m5",
-        "no prefill at 256 of m5",
-    ]
+    assert clock.notes(PLAN) == ["no kept context at 256 (round 2)", "no prefill at 256 of m5"]
+
+
+def test_what_decides_nothing_drops_no_method(monkeypatch):
+    planted = Planted(PLAN, METHODS, {})
+    planted.keeps_time(monkeypatch)
+    second = [t for t in PLAN.tasks() if t.document == 1]
+    clock = Clock(3.5 * PACE.task(PLAN, second[0]), PACE)
+    assert len(clock.admit(PLAN, second)) == 3 and not clock.dropped
+    (note,) = clock.notes(PLAN)
+    assert note.startswith("no loss of the first tokens of document 2 of ")
 
 
 # on a model

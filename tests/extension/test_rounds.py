@@ -89,6 +89,18 @@ def test_what_a_continued_run_has_of_later_rounds_does_not_decide_earlier_ones()
     assert again.rounds_of("b") == {0, 1}  # then a is out, and b stands out
 
 
+def test_under_a_budget_every_round_comes_before_what_decides_nothing() -> None:
+    """Other documents' losses, lengths in between and costs, in this order; nothing is lost."""
+    planted, rows, _ = ran(ALIKE, budgeted=True)
+    decisive = [planted.plan.decides(task) for task in planted.ran]
+    assert decisive == sorted(decisive, reverse=True) and 2 in planted.rounds_of("a")
+    rest = planted.ran[decisive.index(False) :]
+    kinds = [(task.document is None, task.measure == COST) for task in rest]
+    assert kinds == sorted(kinds) and len(set(kinds)) == 3
+    keys, unhurried = ({str(r.key) for r in found} for found in (rows, ran(ALIKE)[1]))
+    assert keys == unhurried
+
+
 def test_better_by_any_measure_stays_in_the_race() -> None:
     planted, *_ = ran({"a": 0.3, "b": 0.1}, over={"a": 0.3})  # b has the lower loss
     assert planted.rounds_of("b") == {0, 1, 2}
