@@ -251,11 +251,14 @@ def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
 
         return run_on_ray(prepared, tasks, store, options.progress)
 
+    by_budget = f"Ended by the budget of {options.budget}."
     try:
         ended = run_rounds(plan, store, options.goal, run, budgeted=clock is not None)
     except OutOfTime:
-        ended = f"Ended by the budget of {options.budget}."
+        ended = by_budget
     left_out = clock.notes(plan) if clock else []
+    if left_out and not ended.startswith("Ended after"):  # one that stands out needs no more
+        ended = by_budget
     return [ended, *(f"left out to fit into {options.budget}: {note}" for note in left_out)]
 
 

@@ -153,6 +153,7 @@ def test_a_budget_ends_a_run_with_an_advice(target, slow, tmp_path):
     assert slow.now <= 30 and result.best.sentence
     left_out = [n for n in result.recommendation["notes"] if n.startswith("left out to fit")]
     assert left_out and all("30s" in note for note in left_out)
+    assert "Ended by the budget of 30s." in result.recommendation["notes"]
     rows = len(result.rows)
     slow.now = 0.0
     more = budgeted(target, tmp_path, "1h")  # goes on where it was stopped
