@@ -231,11 +231,17 @@ class Tile:
         if self.kind == "band":
             return self.height * (self.width - self.height + 1.0)
         if self.kind == "window":
-            rows = range(self.height)
-            return float(
-                sum(min(self.width, r - self.lo + 1) - max(0, r - self.hi + 1) for r in rows)
-            )
+            return self._apart(self.lo) - self._apart(self.hi)
         return self.height * self.width * (1.0 if self.kind == "full" else 0.5)
+
+    def _apart(self, least: int) -> float:
+        """How many pairs lie r - c >= least apart, in closed form: rows of a call are many."""
+
+        def below(rows: int) -> float:  # of a triangle that is cut off at this width
+            cut = max(0, rows - self.width)
+            return (max(0, rows) * (max(0, rows) + 1) - cut * (cut + 1)) / 2
+
+        return below(self.height - least) - below(-least)
 
     @property
     def window(self) -> Window:

@@ -305,27 +305,16 @@ def _native(call: CallSpec) -> Plan | str:
         return "Shaw's value side needs the full row of weights"
     if call.overflows:
         return "the decay over so many queries at once would overflow float32"
-    every, plan = tuple(range(len(call.pass_areas))), _plain_tiles(call)
+    every = tuple(range(len(call.pass_areas)))
     if _decodes(call):
         return Plan("native", (Step(Kernel.DECODE, every),))
+    plan = _plain_tiles(call)
     if isinstance(plan, Plan) or call.by_position or (call.queries > 1 and len(every) > 1):
         return plan
-    kernel = Kernel.SDPA_DIAGONALS if _by_diagonals(call) else Kernel.SDPA_MASKED
+    from longitude.ops.sdpa import fits_diagonals  # late: it builds on this module
+
+    kernel = Kernel.SDPA_DIAGONALS if fits_diagonals(call) else Kernel.SDPA_MASKED
     return Plan("native", (Step(kernel, every),))
-
-
-def _by_diagonals(call: CallSpec) -> bool:
-    """Whether tables of distances give the mask of every block as a view: on a CPU, whose kernel
-    takes any strides, for one band of distances in which each query sees a key."""
-    (area, *others), bias = call.scheme.areas(), call.scheme.bias
-    if others or area != Area(area.lo, area.hi) or not bias or call.options or call.gradients:
-        return False
-    if not all(hasattr(term_type(part), "table") for part in bias) or call.device.type != "cpu":
-        return False
-    if call.q_pos is None or call.k_pos is None or call.queries < 2:
-        return False
-    sees_first = area.lo is None or call.q_pos[0] - area.lo >= call.k_pos[0]
-    return sees_first and (area.hi is None or call.q_pos[-1] - area.hi < call.k_pos[-1])
 
 
 def _plain_tiles(call: CallSpec) -> Plan | str:
@@ -355,6 +344,9 @@ def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
         return "dropout can't be merged across passes"
     if fastest_kernel(call, 0) is None or call.value_dim != call.head_dim:
         return "no kernel gives a log-sum-exp for this device, type or head size"
+    if windows := call.windows():
+        steps = [Step(Kernel.FLASH4, (n,), own) for n, own in enumerate(windows) if own]
+        return Plan("native", tuple(steps), Merge.LSE)
     passes = [((n,), areas) for n, areas in enumerate(call.pass_areas)]
     if call.queries == 1:  # its regions are rotated as one pass
         passes = [(tuple(range(len(passes))), tuple(a for _, areas in passes for a in areas))]
@@ -364,8 +356,7 @@ def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
             kernel = fastest_kernel(call, len(batch) * batch[0].pairs)
             assert kernel is not None
             by_kernel.setdefault((n, kernel), []).extend(batch)
-    steps = [Step(Kernel.FLASH4, (n,), own) for n, own in enumerate(call.windows()) if own]
-    steps = steps or [Step(kernel, n, tuple(own)) for (n, kernel), own in by_kernel.items()]
+    steps = [Step(kernel, n, tuple(own)) for (n, kernel), own in by_kernel.items()]
     return Plan("native", tuple(steps), Merge.LSE)
 
 
@@ -433,7 +424,8 @@ def term_type(part: HasWeights) -> type | None:
     """What kind of term a bias has, tried at its smallest; None if its gates are not known yet."""
     if getattr(part, "gated", False):
         return None
-    dims, one, pos = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8), torch.zeros(1, 1, dtype=torch.int64)
+    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
+    pos = torch.zeros(1, 1, dtype=torch.int64)
     weights = part.init(dims, torch.Generator().manual_seed(0))
     return type(part.term(one, one, pos, pos, weights, 1.0))  # type: ignore[attr-defined]
 

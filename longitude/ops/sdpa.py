@@ -19,7 +19,7 @@ from longitude.ops.eager import in_blocks
 from longitude.ops.extra_dims import run_alibi, values_for, with_sums
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
 from longitude.ops.passes import Pass, accum_dtype, make_passes, single_query_pass
-from longitude.ops.plan import Kernel, Plan
+from longitude.ops.plan import CallSpec, Kernel, Plan, term_type
 from longitude.parts.distance_bias import ByDistance, ByRow, along_diagonals
 
 CUDA_BLOCK_SCORES = 2**27  # where memory is plenty but every call costs
@@ -64,6 +64,20 @@ def _masked(p: AttentionInputs) -> Tensor:
         mask = torch.cat([mask, sink], -1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
     return (_sdpa(q, k, v, mask, p) * some).to(p.v.dtype)
+
+
+def fits_diagonals(call: CallSpec) -> bool:
+    """Whether tables of distances give the mask of every block as a view: on a CPU, whose kernel
+    takes any strides, for one band of distances in which each query sees a key."""
+    (area, *others), bias = call.scheme.areas(), call.scheme.bias
+    if others or area != Area(area.lo, area.hi) or not bias or call.options or call.gradients:
+        return False
+    if not all(hasattr(term_type(part), "table") for part in bias) or call.device.type != "cpu":
+        return False
+    if call.q_pos is None or call.k_pos is None or call.queries < 2:
+        return False
+    sees_first = area.lo is None or call.q_pos[0] - area.lo >= call.k_pos[0]
+    return sees_first and (area.hi is None or call.q_pos[-1] - area.hi < call.k_pos[-1])
 
 
 def _by_diagonals(p: AttentionInputs) -> Tensor:

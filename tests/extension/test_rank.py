@@ -250,7 +250,7 @@ def test_what_may_keep_more_on_so_few_documents_is_told() -> None:
     rows += [kept(REROPE, TARGET, [0.2, 0.0, 0.06, 0.0])]
     made = advised(rows)
     assert made.best.label == LEAKY
-    said = f"More may be kept by {REROPE}, 6 % (95 % CI -9 to 22): 4 documents are too few to tell"
+    said = f"More may be kept by {REROPE}, 6 % (95 % CI -9 to 22): 4 documents can't tell"
     assert said in made.best.sentence
     alone = advised(row for row in rows if row.key.scheme != LEAKY).best
     assert alone.label is None and said in alone.sentence
