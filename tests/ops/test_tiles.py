@@ -75,6 +75,17 @@ def test_tiles_cover_an_area_exactly(area: Area, q: range, k: range, cut: Cut) -
     )
 
 
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(some(-20, 20), some(-20, 25), RANGES, RANGES)
+def test_a_band_is_one_window_of_exactly_its_pairs(
+    lo: int | None, hi: int | None, q: range, k: range
+) -> None:
+    found = list(tiles((Area(lo=lo, hi=hi),), q, k, "windows"))
+    i, j = (torch.tensor(list(x), dtype=torch.int64) for x in (q, k))
+    want = Area(lo=lo, hi=hi).visible(i[:, None], j[None]).to(torch.int64)
+    assert torch.equal(covered(found, len(q), len(k)), want) and len(found) == bool(want.any())
+
+
 def test_a_far_band_is_one_causal_triangle() -> None:
     assert tiles((Area(lo=1024),), range(4096), range(4096)) == (
         Tile(1024, 3072, 0, 3072, "lower"),
