@@ -48,7 +48,7 @@ def covered(found: list[Tile], nq: int, nk: int) -> torch.Tensor:
             assert shape.sum() == t.pairs
         elif t.kind == "window":
             shape = shape.tril(-t.lo).triu(1 - t.hi)
-            left, right = (t.width if x is None else x for x in t.window)
+            left, right = (t.width + t.height if x is None else x for x in t.window)
             assert left >= 0 and right >= 0, "others mean something else to a kernel"
             last = t.width - t.height  # the diagonal that ends in the last row and column
             assert torch.equal(shape, torch.ones_like(shape).tril(last + right).triu(last - left))
