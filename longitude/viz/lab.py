@@ -6,9 +6,9 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from longitude.core.validate import UserError
-from longitude.training.lab.rows import TEXT, Bin, Score, Spread, curves, summary
-from longitude.training.lab.rows import Cell as LabCell
+from longitude.eval.stats import Interval
+from longitude.eval.tables import Place
+from longitude.training.lab.rows import TEXT, Score
 from longitude.viz import files
 from longitude.viz import plot as p
 from longitude.viz import result_charts as charts
@@ -28,20 +29,24 @@ from longitude.viz.vega import Spec
 
 COLOURS = ("cyan", "yellow", "magenta", "blue", "red")  # green is the trained window's
 PATTERNS = (p.SOLID, p.DASHED, p.SPARSE, p.DOTTED)  # 5 × 4: twenty schemes differ
+Point = tuple[float, Interval]
 STROKE = 26  # pixels of the stroke before a scheme's name
 
 
 @dataclass(frozen=True)
 class LabTable:
-    """One task at one trained window: schemes down, test lengths across; and of text the loss in
-    bins of positions."""
+    """One task at one trained window: schemes down, test lengths across. A value is the mean over
+    seeds with its range, and a curve a scheme's loss by position, where there is one, or else its
+    values by test length."""
 
     task: str
     trained: int
     labels: tuple[str, ...]
     lengths: tuple[int, ...]
-    cells: Mapping[tuple[str, int], LabCell]
-    bins: tuple[Bin, ...]
+    cells: Mapping[Place, Interval | None]  # of every scheme and length that was run
+    refused: Mapping[Place, str]
+    curves: Mapping[str, Sequence[Point]]
+    by_position: bool
 
     @property
     def by_loss(self) -> bool:
@@ -53,86 +58,98 @@ class LabTable:
         """What its numbers are."""
         share, loss = "share of exact answers", "loss of the last tokens, nats per byte"
         what = loss if self.by_loss else share
-        seeds = {c.spread.n for c in self.cells.values() if c.spread}
+        seeds = {value.n for value in self.cells.values() if value}
         most, some = max(seeds, default=1), "up to " if len(seeds) > 1 else ""
         return what + (f"; mean of {some}{most} seeds ± half their range" if most > 1 else "")
-
-    def mean(self, label: str, length: int) -> float | None:
-        cell = self.cells.get((label, length))
-        return cell.spread.mean if cell and cell.spread else None
 
     def cell(self, label: str, length: int) -> Cell:
         """A number as printed: a dash where a scheme has none, empty where it was not run. The best
         has no better one at its length as printed, and some worse."""
-        cell = self.cells.get((label, length))
-        if not cell or not cell.spread:
-            return Cell(NOTHING if cell else "", reason=cell.refused if cell else None)
+        place = label, length
+        value = self.cells.get(place)
+        if value is None:
+            return Cell(NOTHING if place in self.cells else "", reason=self.refused.get(place))
         digits = 3 if self.by_loss else 2
-        means = [m for s in self.labels if (m := self.mean(s, length)) is not None]
-        value, best = f"{cell.spread.mean:.{digits}f}", (min if self.by_loss else max)(means)
+        means = [one.mean for (_, n), one in self.cells.items() if n == length and one]
+        text, best = f"{value.mean:.{digits}f}", (min if self.by_loss else max)(means)
         several = len({f"{m:.{digits}f}" for m in means}) > 1
-        mark = BEST if several and value == f"{best:.{digits}f}" else ""
-        half = (cell.spread.greatest - cell.spread.least) / 2
-        return Cell(value, f"±{half:.{digits}f}" if cell.spread.n > 1 else "", mark)
+        mark = BEST if several and text == f"{best:.{digits}f}" else ""
+        half = (value.high - value.low) / 2
+        return Cell(text, f"±{half:.{digits}f}" if value.n > 1 else "", mark)
 
     def reasons(self) -> list[str]:
         """Why there are dashes: each reason once, with the schemes and lengths it is for."""
         groups: dict[tuple[str, str], list[str]] = {}
         for label in self.labels:
             tried = [n for n in self.lengths if (label, n) in self.cells]
-            missing = [n for n in tried if self.mean(label, n) is None]
+            missing = [n for n in tried if self.cells[label, n] is None]
             last = len(missing) > 1 and missing == tried[-len(missing) :]
             where = f"from {missing[0]} on" if last else f"at {', '.join(map(str, missing))}"
-            given = [r for n in missing if (r := self.cells[label, n].refused)]
+            given = [r for n in missing if (r := self.refused.get((label, n)))]
             if given:
                 groups.setdefault((given[0], where), []).append(label)
         return [f"{', '.join(who)} {where}: {why}" for (why, where), who in groups.items()]
-
-    @cached_property
-    def curves(self) -> dict[str, list[tuple[float, Spread]]]:
-        """Each scheme's points: its loss by position, where there are bins, else its values by test
-        length."""
-        every = sorted(self.cells.values(), key=lambda c: c.length)
-        paths = {
-            s: curve_points(b for b in self.bins if b.label == s)
-            if self.bins
-            else [(float(c.length), c.spread) for c in every if c.label == s and c.spread]
-            for s in self.labels
-        }
-        return {s: path for s, path in paths.items() if path}
 
     @property
     def ticks(self) -> Sequence[int]:
         """Numbers for the axis of the curves, the trained window first."""
         highest = max((x for path in self.curves.values() for x, _ in path), default=0)
-        return position_ticks(self.trained, highest) if self.bins else self.lengths
+        return position_ticks(self.trained, highest) if self.by_position else self.lengths
 
 
 def lab_tables(scores: Iterable[Score]) -> list[LabTable]:
-    """A table for each trained window and task, in the order in which the scores come; texts are
-    made safe to print."""
-    safe = []
+    """A table for each trained window and task, in the order in which the scores come; of equal
+    scores the last counts. Two schemes under one label, which would be taken for two seeds, go by
+    their written forms. Texts are made safe to print."""
+    last: dict[tuple[Any, ...], Score] = {}
+    schemes: dict[str, set[str]] = {}
     for s in scores:
         names = {name: printable(getattr(s, name)) for name in ("scheme", "label", "task")}
-        safe.append(replace(s, **names, refused=s.refused and printable(s.refused)))
-    groups: dict[tuple[str, int], dict[tuple[str, int], LabCell]] = {}
-    for c in summary(safe):
-        groups.setdefault((c.task, c.trained), {})[c.label, c.length] = c
-    tables = []
-    for (task, trained), cells in groups.items():
-        labels = tuple(dict.fromkeys(label for label, _ in cells))
-        lengths = tuple(sorted({length for _, length in cells}))
-        bins = tuple(b for b in curves(safe) if task == TEXT and b.trained == trained)
-        tables.append(LabTable(task, trained, labels, lengths, cells, bins))
-    return tables
+        s = replace(s, **names, refused=s.refused and printable(s.refused))
+        last[s.scheme, s.label, s.seed, s.task, s.trained, s.length] = s
+        schemes.setdefault(s.label, set()).add(s.scheme)
+    groups: dict[tuple[str, int], dict[Place, list[Score]]] = {}
+    for s in last.values():
+        label = s.label if len(schemes[s.label]) == 1 else s.scheme
+        groups.setdefault((s.task, s.trained), {}).setdefault((label, s.length), []).append(s)
+    return [_lab_table(*group, seeds) for group, seeds in groups.items()]
 
 
-def curve_points(bins: Iterable[Bin]) -> list[tuple[float, Spread]]:
-    """One curve's points: each bin at the middle of its positions (counted from 1, on a log axis),
-    and the last once more where it ends."""
-    inside = sorted(bins, key=lambda b: b.first)
-    path = [(math.sqrt((b.first + 1) * b.past), b.spread) for b in inside]
-    return [*path, *((float(b.past), b.spread) for b in inside[-1:] if b.past > b.first + 1)]
+def _lab_table(task: str, trained: int, seeds: Mapping[Place, Sequence[Score]]) -> LabTable:
+    """The table of scores that differ by their seeds at each place."""
+    cells, refused = {}, {}
+    for place, some in seeds.items():
+        values = [s.value for s in some if s.value is not None]
+        cells[place] = _over_seeds(values) if values else None
+        if not values and (why := next((s.refused for s in some if s.refused), None)):
+            refused[place] = why
+    labels = tuple(dict.fromkeys(label for label, _ in seeds))
+    lengths = tuple(sorted({length for _, length in seeds}))
+    scored = labels if task == TEXT else ()
+    curves = {s: path for s in scored if (path := _loss_by_position(s, seeds))}
+    by_length = {
+        s: [(float(n), value) for n in lengths if (value := cells.get((s, n)))] for s in labels
+    }
+    paths = curves or {s: path for s, path in by_length.items() if path}
+    return LabTable(task, trained, labels, lengths, cells, refused, paths, bool(curves))
+
+
+def _loss_by_position(label: str, seeds: Mapping[Place, Sequence[Score]]) -> list[Point]:
+    """The curve of a scheme's longest text that has one: each bin at the middle of its positions
+    (counted from 1, on a log axis), and the last once more where it ends."""
+    drawn = [s for (name, _), some in seeds.items() if name == label for s in some if s.curve]
+    longest = max((s.length for s in drawn), default=0)
+    bins: dict[tuple[int, int], list[float]] = {}
+    for first, past, loss in (bin for s in drawn if s.length == longest for bin in s.curve):
+        bins.setdefault((first, past), []).append(loss)
+    places = sorted(bins)
+    path = [(math.sqrt((a + 1) * b), _over_seeds(bins[a, b])) for a, b in places]
+    return [*path, *((float(b), path[-1][1]) for a, b in places[-1:] if b > a + 1)]
+
+
+def _over_seeds(values: Sequence[float]) -> Interval:
+    """The mean, and as its bounds the range."""
+    return Interval(math.fsum(values) / len(values), min(values), max(values), len(values))
 
 
 def position_ticks(trained: int, high: float) -> list[int]:
@@ -169,7 +186,7 @@ def show(scores: Iterable[Score], console: Console) -> None:
     labels, small = [*dict.fromkeys(label for table in tables for label in table.labels)], []
     for table in tables:
         plot = _plot(table, labels)
-        if plot and table.bins:
+        if plot and table.by_position:
             console.print(p.draw(plot, min(console.width, 100)))
             console.print()
         elif plot:
@@ -208,12 +225,12 @@ def _plot(table: LabTable, labels: Sequence[str]) -> p.Plot | None:
         return None
     styles = {s: (COLOURS[n % 5], PATTERNS[n % 4]) for n, s in enumerate(labels)}
     what = "nats per byte" if table.by_loss else "exact answers"
-    where = "position in the longest text" if table.bins else "test length"
-    ticks = table.ticks if table.bins else reversed(table.ticks)
+    where = "position in the longest text" if table.by_position else "test length"
+    ticks = table.ticks if table.by_position else reversed(table.ticks)
     highest = sorted(paths, key=lambda label: -paths[label][-1][1].mean)  # in the order they end
     inside = xs[0] <= table.trained <= xs[-1]
     return p.Plot(
-        "Loss by position" if table.bins else table.task,
+        "Loss by position" if table.by_position else table.task,
         f"{what}, by {where} (log)",
         [p.Line(s, [(x, v.mean) for x, v in paths[s]], *styles[s]) for s in highest],
         x_log=True,
@@ -242,17 +259,17 @@ def spec(scores: Iterable[Score], title: str) -> Spec:
     labels = [*dict.fromkeys(label for table in tables for label in table.labels)]
     for table in tables:
         rows = [
-            {"label": s, "x": x, "mean": mean, "low": least, "high": greatest, "seeds": seeds}
+            {"label": s, "x": x, "mean": at.mean, "low": at.low, "high": at.high, "seeds": at.n}
             for s, path in table.curves.items()
-            for x, (mean, least, greatest, seeds) in path
+            for x, at in path
         ]
         beside = [_table(table, labels)]
         if len({r["x"] for r in rows}) > 1:
-            what = "position in the longest text" if table.bins else "test length"
+            what = "position in the longest text" if table.by_position else "test length"
             x = v.axis("x", f"{what} (tokens)", "log2", **charts.length_ticks(rows, table.ticks))
             y = v.axis("mean", "exact answers", ends={"domain": [0, 1]})
             y = charts.loss_axis(rows, "loss (nats per byte)") if table.by_loss else y
-            look = {"first": 1, "size": 9 if table.bins else 40, "shade": 0.16}
+            look = {"first": 1, "size": 9 if table.by_position else 40, "shade": 0.16}
             layers = charts.lines(rows, labels, table.trained, x, y, **look)
             beside.insert(0, v.inset(v.document(layers), rows, width=460, height=300))
         notes = [line for r in table.reasons() for line in textwrap.wrap(f"– {r}", 150)]
@@ -271,11 +288,11 @@ def spec(scores: Iterable[Score], title: str) -> Spec:
 def _table(table: LabTable, labels: Sequence[str]) -> Spec:
     """The table, tinted by value; before a scheme's name, its stroke."""
     rows = [
-        {"label": c.label, "length": c.length, "reason": c.refused}
+        {"label": s, "length": n, "reason": shown.reason}
         | {"text": f"{shown.value} {shown.interval}", "best": bool(shown.mark)}
-        | {"mean": c.spread and c.spread.mean, "seeds": c.spread.n if c.spread else 0}
-        for c in table.cells.values()
-        for shown in [table.cell(c.label, c.length)]
+        | {"mean": value and value.mean, "seeds": value.n if value else 0}
+        for (s, n), value in table.cells.items()
+        for shown in [table.cell(s, n)]
     ]
     means = [r["mean"] for r in rows if r["seeds"]]
     scale: Spec = {"domain": [0, 1]}

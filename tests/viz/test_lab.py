@@ -16,9 +16,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from longitude.core.validate import UserError
-from longitude.training.lab.rows import Score, curves
+from longitude.training.lab.rows import Score
 from longitude.viz import files, lab
-from longitude.viz.lab import curve_points, lab_tables, position_ticks
+from longitude.viz.lab import lab_tables, position_ticks
 from longitude.viz.terminal import BEST
 from longitude.viz.vega import method_themes
 
@@ -106,11 +106,9 @@ def test_a_reason_stands_once_with_all_it_is_for() -> None:
 
 
 def test_the_points_of_a_curve_lie_inside_its_bins_and_the_last_ends_it() -> None:
-    bins = [b for b in curves(RUN) if b.label == "rope()"]
-    path = curve_points(reversed(bins))
+    path = lab_tables(RUN)[0].curves["rope()"]
     assert [round(x, 3) for x, _ in path] == [1, 5.657, 131.939, 1024]
     assert [s.mean for _, s in path] == [5.0, 2.5, 4.0, 4.0]
-    assert curve_points(bins[:1]) == [(1.0, bins[0].spread)]  # a bin of one position is a point
 
 
 @pytest.mark.parametrize("trained", [1, 3, 256, 1000, 131072])
