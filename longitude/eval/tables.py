@@ -75,13 +75,8 @@ class ResultTable:
     metric: Metric
     trained: int
     labels: tuple[str, ...]
-    schemes: Mapping[str, str]
     lengths: tuple[int, ...]
     cells: Mapping[Place, Cell]
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self.metric.lower_is_better
 
 
 def labels(rows: Iterable[Measurement]) -> dict[str, str]:
@@ -151,25 +146,25 @@ def result_table(rows: Sequence[Measurement], name: str) -> ResultTable | None:
     if not numbers.lengths:
         return None
     present = {row.key.scheme for row in rows}
-    schemes = {label: scheme for scheme, label in names.items() if scheme in present}
+    methods = tuple(label for scheme, label in names.items() if scheme in present)
     own = next((names[row.key.scheme] for row in rows if row.is_baseline), BASELINE)
     cells: dict[Place, Cell] = {}
     for length in numbers.lengths:
-        known = {s: units for s in schemes if (units := numbers.numbers.get((s, length)))}
+        known = {s: units for s in methods if (units := numbers.numbers.get((s, length)))}
         values = {s: numbers.interval((s, length)) for s in known}
         most = max(map(len, known.values()), default=0)
         means = {s: values[s].mean for s, units in known.items() if len(units) == most}
         pick = min if metric.lower_is_better else max
         best = pick(means, key=means.__getitem__, default="")
         differ = len({value.mean for value in values.values()}) > 1
-        for s in schemes:
+        for s in methods:
             place, value = (s, length), values.get(s)
             top = differ and means.get(s) == means[best]
             tied = differ and value is not None and not top and numbers.tied(place, (best, length))
             over = None if s == own else numbers.difference(place, (own, length))
             cells[place] = Cell(value, numbers.refused.get(place), top, tied, over)
     trained = rows[0].key.subject.trained
-    return ResultTable(metric, trained, (*schemes,), schemes, numbers.lengths, cells)
+    return ResultTable(metric, trained, methods, numbers.lengths, cells)
 
 
 def curves(rows: Sequence[Measurement]) -> dict[str, list[tuple[int, int, Interval]]]:

@@ -162,11 +162,11 @@ def _cost(section: Section) -> Iterator[Chart]:
     rows = [{"label": s, "x": x.mean, **vars(value)} for s, value, x in pairs if value and x]
     if not rows:
         return
-    better = "down" if board.lower_is_better else "up"
+    better = "down" if board.metric.lower_is_better else "up"
     reading = f"{board.metric.title} against speed, at {at:,} tokens. Better is right and {better}."
     ends: Spec = {"zero": False, "padding": 24}
     x = v.axis("x", "prefill (tokens/s)", ends=ends, labelExpr=v.COUNT, tickCount=5, grid=False)
-    y = loss_axis(rows) if board.lower_is_better else v.axis("mean", board.metric.unit)
+    y = loss_axis(rows) if board.metric.lower_is_better else v.axis("mean", board.metric.unit)
     bar = v.mark("rule", strokeDash=[1, 0], strokeWidth=1.5)
     interval: Spec = {"x": x, "y": "low:Q", "y2": {"field": "high"}, "opacity": _shade(labels)}
     dot: Spec = {"x": x, "y": y, "opacity": v.STRENGTH, "tooltip": _tips(rows)}

@@ -108,11 +108,12 @@ class Section:
         """Labels: the recommended one, then by effective length, then by what they have at the
         target; those without a number last."""
         main = self.main
+        rises = main is not None and not main.metric.lower_is_better
 
         def key(label: str) -> tuple[bool, int, float]:
             cell = self._last(main, label) if main else None
             mean = cell.value.mean if cell and cell.value else math.inf
-            place = mean if main is None or main.lower_is_better or math.isinf(mean) else -mean
+            place = -mean if rises and math.isfinite(mean) else mean
             return label != self.best, -self.effective_length.get(label, 0), place
 
         return sorted(self.labels, key=key)

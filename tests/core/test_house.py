@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_604, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_591, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_801,  # the client of servers and the one reader of JSON files, too
@@ -25,7 +25,7 @@ BUDGET = {
     "ops": 6_918,  # over several ranks, and forget gates in heads, too
     "cache": 976,  # tables of many steps at once, too
     "hf": 5_824,  # over several ranks, and schemes that checkpoints were saved under, too
-    "eval": 2_391,  # the last tokens alone in the last layer, too
+    "eval": 2_377,  # the last tokens alone in the last layer, too
     "inspection": 2_347,
     "reading": 2_170,
     "training": 3_949,  # how many processes share a sequence, by memory, too
@@ -33,7 +33,7 @@ BUDGET = {
     "serving": 789,  # the vLLM plugin
     "extension": 3_749,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_940,  # what a live server does
-    "viz": 3_025,
+    "viz": 3_026,
     "explorer": 1_162,
     "cli": 1_130,
     "assets": 100,

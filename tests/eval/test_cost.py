@@ -13,7 +13,7 @@ import torch
 import longitude.hf as lh
 from longitude import UserError
 from longitude.eval.tasks import cost as room
-from longitude.eval.tasks.cost import Cost, cost
+from longitude.eval.tasks.cost import cost
 from tests.eval.test_perplexity import model
 
 
@@ -25,7 +25,7 @@ def test_it_reads_and_writes_the_length() -> None:
     found = cost(m, 200, new=5)
     hook.remove()
     assert shapes[-8:] == [(1, 195), (1, 1), (1, 195), *[(1, 1)] * 5]
-    assert found.prefill > 0 and found.decode > 0
+    assert found["prefill"] > 0 and found["decode"] > 0
 
 
 def test_the_clock_is_right() -> None:
@@ -41,8 +41,8 @@ def test_the_clock_is_right() -> None:
     found = cost(m, 100, new=7)
     hook.remove()
     assert calls == [room.WARM_UP, 1, 1, 93, 1, 93, *[1] * room.ROUND_STEPS]
-    assert 60 < found.prefill < 93 / 0.3
-    assert 20 < found.decode < 200, "a single slow token does not count"
+    assert 60 < found["prefill"] < 93 / 0.3
+    assert 20 < found["decode"] < 200, "a single slow token does not count"
 
 
 def test_the_first_prefill_of_a_length_is_cold_and_does_not_count() -> None:
@@ -55,7 +55,7 @@ def test_the_first_prefill_of_a_length_is_cold_and_does_not_count() -> None:
     hook = m.get_input_embeddings().register_forward_pre_hook(wait)
     found = cost(m, 100, new=7)
     hook.remove()
-    assert found.prefill > 93 / 0.5
+    assert found["prefill"] > 93 / 0.5
 
 
 def test_decoding_is_compared_in_rounds_with_the_baseline() -> None:
@@ -77,7 +77,7 @@ def test_decoding_is_compared_in_rounds_with_the_baseline() -> None:
     hook.remove()
     each = [*[(True, 1)] * 4, (False, room.WARM_UP), (False, 96)]
     assert str(each)[1:-1] in str(calls), "the baseline's tokens, then a run of the method"
-    assert found.decode_speed is not None and found.decode_speed[0] > 1.5
+    assert found["decode_speed"][0] > 1.5
 
 
 def test_memory_that_was_taken_is_seen() -> None:
@@ -93,18 +93,18 @@ def test_memory_that_was_taken_is_seen() -> None:
     hook = m.get_input_embeddings().register_forward_pre_hook(take)
     found = cost(m, 100, new=2)
     hook.remove()
-    assert 48 * 2**20 < found.peak - weights < 90 * 2**20
-    assert cost(m, 100, new=2).peak - weights < 30 * 2**20
+    assert 48 * 2**20 < found["peak"] - weights < 90 * 2**20
+    assert cost(m, 100, new=2)["peak"] - weights < 30 * 2**20
 
 
 def test_a_patch_is_measured_too() -> None:
     m = model("tiny-rope")
     with lh.patched(m, "rope(remap=rerope(128))"):
-        assert isinstance(cost(m, 300, new=2), Cost)
+        assert cost(m, 300, new=2)["rounds"] == 1
 
 
 def test_a_table_that_is_just_long_enough_is_enough() -> None:
-    assert cost(model("tiny-learned"), 256, new=3).prefill > 0
+    assert cost(model("tiny-learned"), 256, new=3)["prefill"] > 0
 
 
 def test_what_makes_no_sense_is_told() -> None:

@@ -36,8 +36,7 @@ def test_a_board_has_means_over_documents_and_paired_differences() -> None:
     own, other = [3.0, 4.0, 5.0, 6.0], [2.8, 3.9, 4.7, 5.8]
     board = result_tables([*context("b", 512, other), *context(OWN, 512, own)])["context"]
     assert board.labels == (BASELINE, "b")  # the untouched first
-    assert board.schemes == {BASELINE: OWN, "b": "b"}
-    assert (board.lengths, board.trained, board.lower_is_better) == ((512,), 256, True)
+    assert (board.lengths, board.trained, board.metric.lower_is_better) == ((512,), 256, True)
     cell, untouched = board.cells["b", 512], board.cells[BASELINE, 512]
     about(cell.value, other)
     about(cell.over, [a - b for a, b in zip(other, own, strict=True)])
@@ -149,7 +148,7 @@ def test_costs_are_tied_within_what_timings_vary_by() -> None:
     prefill = made["prefill"].cells
     marks = {s: (prefill[s, 512].best, prefill[s, 512].tied) for s in (BASELINE, "b", "c")}
     assert marks == {BASELINE: (True, False), "b": (False, True), "c": (False, False)}
-    assert made["decode"].lower_is_better and not made["prefill"].lower_is_better
+    assert made["decode"].metric.lower_is_better and not made["prefill"].metric.lower_is_better
     assert not any(made["memory"].cells[s, 512].best for s in (BASELINE, "b", "c"))  # all alike
     over = prefill["c", 512].over
     assert over is not None and over.mean == -500

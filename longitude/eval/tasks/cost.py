@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -33,22 +32,6 @@ ROUNDS = 3  # at most: two that agree are enough
 ROUND_STEPS = 5  # tokens decoded in each: the first two of a remap also rotate the prompt's keys
 AGREE = 0.05  # relative difference of two timings of the same thing
 
-Ratios = tuple[float, float, float]  # median, least, greatest
-
-
-@dataclass(frozen=True)
-class Cost:
-    """`peak` is the weights and everything beside them at once. On CUDA it is the most that was
-    allocated; elsewhere the weights and the growth of the process, sampled every few milliseconds:
-    memory that the process had free already is not seen."""
-
-    prefill: float  # tokens per second
-    decode: float  # milliseconds per token
-    peak: int  # bytes
-    rounds: int = 1
-    speed: Ratios | None = None  # of the prefill, relative to the baseline's
-    decode_speed: Ratios | None = None
-
 
 def cost(
     model: Any,
@@ -57,9 +40,10 @@ def cost(
     new: int = 16,
     seed: int = 0,
     baseline: Callable[[], AbstractContextManager[None]] | None = None,
-) -> Cost:
-    """Prefill `length - new` random tokens and decode `new`, `ROUND_STEPS` at most, after a run to
-    warm up; in rounds with the baseline, if there is a context in which the model is it."""
+) -> Value:
+    """The numbers of a row: prefill `length - new` random tokens and decode `new`, `ROUND_STEPS` at
+    most, after a run to warm up; in rounds with the baseline, if there is a context in which the
+    model is it."""
     import torch
 
     from longitude.eval.perplexity import is_out_of_memory
@@ -78,7 +62,7 @@ def cost(
     with peak_memory(model) as peak:
         _timed_run(model, ids, 1)  # the first run of a length is a cold one: its time says nothing
     few, prefills, steps = min(new, ROUND_STEPS), [], []
-    ratios: list[float] = []
+    ratios: list[float] = []  # of seconds, the baseline's over ours
     decode_ratios: list[float] = []
     while baseline and len(ratios) < ROUNDS:
         try:
@@ -100,9 +84,14 @@ def cost(
     if not ratios:
         ours, steps = _timed_run(model, ids, few)
         prefills = [ours]
-    speeds = [(median(r), min(r), max(r)) if r else None for r in (ratios, decode_ratios)]
-    prefill = ids.shape[1] / median(prefills)
-    return Cost(prefill, 1e3 * median(steps), peak(), len(prefills), *speeds)
+    speeds = {"speed": ratios, "decode_speed": decode_ratios} if ratios else {}
+    return {
+        "prefill": ids.shape[1] / median(prefills),
+        "decode": 1e3 * median(steps),
+        "peak": peak(),
+        "rounds": len(prefills),
+        **{name: (median(r), min(r), max(r)) for name, r in speeds.items()},
+    }
 
 
 def _timed_run(model: Any, ids: Any, new: int) -> tuple[float, list[float]]:
@@ -131,7 +120,10 @@ def _timed_run(model: Any, ids: Any, new: int) -> tuple[float, list[float]]:
 
 @contextmanager
 def peak_memory(model: Any) -> Iterator[Callable[[], int]]:
-    """Gives the peak of memory, in bytes, once the context is left."""
+    """Gives the peak of memory, in bytes, once the context is left: the weights and everything
+    beside them at once. On CUDA it is the most that was allocated; elsewhere the weights and the
+    growth of the process, sampled every few milliseconds: memory that the process had free already
+    is not seen."""
     import torch
 
     from longitude.eval.prefill import input_device
@@ -178,10 +170,9 @@ def measure(session: Session, keys: Sequence[ResultKey]) -> list[Value]:
         new = key.protocol["new"]
         rounds = session.baseline_reaches and not session.is_baseline
         beside = session.baseline if rounds else None
-        values = asdict(cost(session.model, key.length, new=new, baseline=beside))
+        rows.append(cost(session.model, key.length, new=new, baseline=beside))
         if session.is_baseline:
-            values |= dict.fromkeys(("speed", "decode_speed"), (1.0, 1.0, 1.0))
-        rows.append({name: value for name, value in values.items() if value is not None})
+            rows[-1] |= dict.fromkeys(("speed", "decode_speed"), (1.0, 1.0, 1.0))
     return rows
 
 
