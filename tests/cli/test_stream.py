@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,7 +14,7 @@ import pytest
 
 from longitude.cli.generate import words
 
-from .conftest import ROOT, Ran
+from .conftest import Ran
 
 pytestmark = pytest.mark.usefixtures("_offline")
 BOOK = "def main(argument):\n    return argument\n\n" * 10
@@ -151,22 +150,20 @@ def test_nothing_to_go_on_from(says: Callable[..., Ran]) -> None:
     assert (code, out) == (2, "") and "standard input was empty" in err
 
 
-def test_interrupting_is_an_end_like_another() -> None:
-    program = subprocess.Popen(
-        [sys.executable, "-m", "longitude", *TINY, "--score"],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # a shell's background jobs ignore interrupts, and so would what they start
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    assert program.stdin and program.stdout and program.stderr
-    program.stdin.write(BOOK)
-    program.stdin.flush()  # and left open: more may come
-    assert "tokens" in program.stdout.readline()
-    program.send_signal(signal.SIGINT)
-    assert program.wait(60) == 130
-    told = program.stderr.read().splitlines()
-    for pipe in (program.stdin, program.stdout, program.stderr):
-        pipe.close()
+def test_interrupting_is_an_end_like_another(
+    longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(io.BytesIO):  # where it waits for more
+        def read1(self, size: int | None = -1, /) -> bytes:
+            return super().read1(size) or signal.raise_signal(signal.SIGINT) or b""
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Interrupted(BOOK.encode())))
+    # a shell's background jobs ignore interrupts, and so would what they start
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    code, out, err = longitude(*TINY, "--score")
+    signal.signal(signal.SIGINT, before)
+    told = err.splitlines()
+    assert code == 130 and "tokens" in out
     assert len(told) == 2 and told[1].startswith("stopped: ") and "MiB kept" in told[1]
 
 
