@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import longitude.hf as lh
 from longitude import UserError
@@ -65,13 +66,15 @@ def test_exact_match_is_what_greedy_decoding_says(session: Session, seed: int) -
     right, together = set(), made(session, 256, EVERY, seed=seed)
     found = answers(session.model, together)
     for prompt in together:
+        logits = session.model(prompt.ids[None, :-1]).logits[0]
         for (family, at), (named, exact, loss) in zip(prompt.answers, found, strict=False):
             said = greedy(session.model, prompt.ids[: at.start], len(at), stop=())
             assert named == family
             assert exact is (said == prompt.ids[at.start : at.stop].tolist())
             right |= {family} if exact else set()
-            logits = session.model(prompt.ids[None, :-1]).logits[0, at.start - 1 : at.stop - 1]
-            expected = torch.nn.functional.cross_entropy(logits, prompt.ids[at.start : at.stop])
+            expected = F.cross_entropy(
+                logits[at.start - 1 : at.stop - 1], prompt.ids[at.start : at.stop]
+            )
             assert loss == pytest.approx(float(expected), abs=1e-4)
     assert "passkey" in right  # or the test would show nothing
 

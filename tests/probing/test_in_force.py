@@ -23,7 +23,7 @@ from longitude.probing.reach import ladder
 from .servers import Brain, Server, Token, behaving
 
 YARN = "rope(frequencies=yarn(4, original=256))"
-TO = 128
+TO = 64
 
 
 @pytest.fixture(autouse=True)
