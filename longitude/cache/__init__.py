@@ -25,7 +25,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.cache.kv_buffer import Buffer, append_positions, select_positions, to_host
+from longitude.cache.kv_buffer import (
+    Buffer,
+    append_positions,
+    merge_runs,
+    select_positions,
+    to_host,
+)
 from longitude.cache.rotated_keys import RotatedKeys, latest_step, one_if_equal, run_step
 from longitude.core.part import Dims, Pos, Region, Weights, as_rows, by_rows
 from longitude.core.scheme import Scheme
@@ -192,10 +198,17 @@ class Cache:
             buffer.size += len(pos)
         self.seen += len(pos)
 
-    def plan(self, q: Tensor, pos: range) -> decode.DecodePlan | None:
-        """How the decoding kernel runs queries at these positions, or None if it can't."""
-        lines, k, v = tuple(self.keys.lines or ((),)), self.keys.buffer.view(), self.values.view()
-        return decode.plan_for(self.scheme, q, k, v, self.keys.length, lines, (tuple(pos),))
+    @property
+    def state(self) -> list[Any]:
+        """What is another object after any change of the cache."""
+        return [self.keys.lines, self.keys.buffer.storage, self.values.storage]
+
+    def plan_next(self, q: Tensor, position: int) -> decode.DecodePlan | None:
+        """How the decoding kernel will run the query of the next token, which is at this position,
+        or None if it can't."""
+        new, k, v = decode.Run(len(self), position, 1), self.keys.buffer.view(), self.values.view()
+        lines = tuple(merge_runs((*line, new)) for line in self.keys.lines or ((),))
+        return decode.plan_for(self.scheme, q, k, v, self.keys.length, lines, ((position,),))
 
     def attend(
         self,

@@ -36,17 +36,54 @@ class _Step:
     """A captured step: its inputs and output in memory, and where its caches were."""
 
     graph: torch.cuda.CUDAGraph
+    stores: list[Any]
     where: list[Any]
     inputs: dict[str, Any]
     slots: Tensor  # a row per layer, whose windows may differ
     out: Any = None
+    position: int = 0
+    state: list[Any] | None = None  # of the caches as the written inputs continue them
 
-    def write(self, ids: Tensor, position: int, stores: list[Any]) -> None:
-        """The inputs of a step, in the memory that the graph reads."""
-        self.inputs["input_ids"].copy_(ids)
+    def write(self, position: int) -> None:
+        """The position and slots of the next token, in the memory that the graph reads."""
+        self.position = position
         self.inputs["position_ids"].fill_(position)
-        slots = torch.tensor([[len(store) - 1] for store in stores]).pin_memory()
+        slots = torch.tensor([[len(store)] for store in self.stores])
         self.slots.copy_(slots, non_blocking=True)
+
+    def prepare(self) -> bool:
+        """Write all that the next step reads but its token; False where it needs another graph."""
+        self.state, position = None, self.stores[0].next_position
+        if position is None:
+            return False
+        done = set()  # layers share their plans
+        for store in self.stores:
+            if store.planned is None:
+                return False
+            q, plan = store.planned
+            if id(plan) in done:
+                continue
+            later = store.plan_next(q, position)
+            if later is None:
+                return False
+            done.add(id(plan))
+            try:
+                plan.renew(later)
+            except UserError:  # it has more segments, or longer tables
+                return False
+        self.write(position)
+        self.state = _state(self.stores)
+        return True
+
+    def is_next(self, given: dict[str, Any]) -> bool:
+        """Whether this forward is the step that was prepared."""
+        layers = given["past_key_values"].layers
+        stores = [layer.store for layer in layers if isinstance(layer, CacheLayer)]
+        if self.state is None or stores != self.stores or len(layers) != len(stores):
+            return False
+        if not all(a is b for a, b in zip(self.state, _state(stores), strict=True)):
+            return False
+        return _at(given.get("position_ids"), self.position) and layers[0].layer.active
 
 
 class CudaGraphs:
@@ -60,35 +97,42 @@ class CudaGraphs:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
-        layers = [] if args or torch.is_grad_enabled() else _cache_layers(kwargs)
+        one = not args and not torch.is_grad_enabled() and _one_token(kwargs)
+        if one and self.step is not None and self.step.is_next(kwargs):
+            return self._replay(self.step, kwargs)
+        layers = _cache_layers(kwargs) if one else []
         stores = [layer.store for layer in layers]
         where = [store.where for store in stores]
         if not layers or where != self.last:  # a graph of caches that move would not serve twice
             out = self.eager(*args, **kwargs)
             self.last = [store.where for store in stores]
             return out
-        ids, position = kwargs["input_ids"], stores[0].next_position
-        for store in stores:
-            store.advance(range(position, position + 1))
-        cache = kwargs["past_key_values"]
-        if self.step is None or self.step.where != where or not _renewed(stores, position):
-            return self._capture(layers, ids, cache, position)
-        self.step.write(ids, position, stores)
-        self.step.graph.replay()
-        self.replayed += 1
-        logits = self.step.out.logits.clone()  # the next replay writes over them
-        return type(self.step.out)(logits=logits, past_key_values=cache)
+        step = self.step
+        if step is None or (step.stores, step.where) != (stores, where) or not step.prepare():
+            return self._capture(layers, kwargs["input_ids"], kwargs["past_key_values"])
+        return self._replay(step, kwargs)
 
-    def _capture(self, layers: list[Any], ids: Tensor, cache: Any, position: int) -> Any:
+    def _replay(self, step: _Step, given: dict[str, Any]) -> Any:
+        step.inputs["input_ids"].copy_(given["input_ids"])
+        step.graph.replay()
+        self.replayed += 1
+        logits = step.out.logits.clone()  # the next replay writes over them
+        for store in step.stores:
+            store.advance(range(step.position, step.position + 1))
+        step.prepare()  # while the GPU is busy; what it copies waits for the graph's end
+        return type(step.out)(logits=logits, past_key_values=given["past_key_values"])
+
+    def _capture(self, layers: list[Any], ids: Tensor, cache: Any) -> Any:
         """Run a step, which warms up all that it launches, and capture it for those after it."""
         stores, state = [layer.store for layer in layers], layers[0].layer.model
         inputs = {"input_ids": ids.clone(), "position_ids": torch.empty_like(ids)}
         inputs |= {"past_key_values": cache, "use_cache": True, "return_dict": True}
         slots = torch.empty(len(stores), 1, dtype=torch.int64, device=ids.device)
-        step = _Step(torch.cuda.CUDAGraph(), self.last, inputs, slots)
-        step.write(ids, position, stores)
-        state.pos = range(position, position + 1)
+        step = _Step(torch.cuda.CUDAGraph(), stores, self.last, inputs, slots)
+        step.write(stores[0].next_position)
+        state.pos = range(step.position, step.position + 1)
         for store, slot in zip(stores, slots, strict=True):
+            store.advance(state.pos)
             store.slot, store.planned = slot, None
         try:
             out = self.eager(**inputs)
@@ -113,42 +157,35 @@ class CudaGraphs:
         self.step, self.captured = step, self.captured + 1
 
 
-def _cache_layers(given: dict[str, Any]) -> list[Any]:
-    """The layers of the cache of a step that a graph can take; none of any other forward."""
-    ids, cache, pos = (given.get(x) for x in ("input_ids", "past_key_values", "position_ids"))
+def _one_token(given: dict[str, Any]) -> bool:
+    """Whether a forward is over one token of each sequence and a cache, and nothing else."""
+    ids, cache = given.get("input_ids"), given.get("past_key_values")
     known = ("input_ids", "past_key_values", "position_ids", *UNNEEDED)
     more = [x for name, x in given.items() if name not in known]
     if ids is None or ids.shape[1] != 1 or any(isinstance(x, Tensor) or x for x in more):
-        return []
-    layers = getattr(cache, "layers", [])
-    if not layers or not all(isinstance(layer, CacheLayer) and layer.store for layer in layers):
+        return False
+    return bool(getattr(cache, "layers", []))
+
+
+def _at(pos: Tensor | None, position: int) -> bool:
+    """Whether all position ids, if there are any, are this one."""
+    return pos is None or (pos.dim() == 2 and {*pos.flatten().tolist()} == {position})
+
+
+def _cache_layers(given: dict[str, Any]) -> list[Any]:
+    """The layers of the cache of one token that a graph can take; none of any other."""
+    layers, pos = given["past_key_values"].layers, given.get("position_ids")
+    if not all(isinstance(layer, CacheLayer) and layer.store for layer in layers):
         return []
     state, positions = layers[0].layer.model, {layer.store.next_position for layer in layers}
     mine = all(layer.layer.model is state and layer.layer.active for layer in layers)
     if not mine or state.ranks is not None or len(positions) > 1 or None in positions:
         return []
-    asked = positions if pos is None else {*pos.flatten().tolist()}
-    return layers if asked == positions and (pos is None or pos.dim() == 2) else []
+    return layers if _at(pos, positions.pop()) else []
 
 
-def _renewed(stores: list[Any], position: int) -> bool:
-    """Have the plans of a captured step become those of the next one; False where they can't."""
-    done = set()  # layers share their plans
-    for store in stores:
-        if store.planned is None:
-            return False
-        q, plan = store.planned
-        if id(plan) in done:
-            continue
-        later = store.plan(q, range(position, position + 1))
-        if later is None:
-            return False
-        done.add(id(plan))
-        try:
-            plan.renew(later)
-        except UserError:  # it has more segments, or longer tables
-            return False
-    return True
+def _state(stores: list[Any]) -> list[Any]:
+    return [x for store in stores for x in store.state]
 
 
 @contextmanager
