@@ -53,8 +53,9 @@ class _Step:
 
     def prepare(self) -> bool:
         """Write all that the next step reads but its token; False where it needs another graph."""
-        self.state, position = None, self.stores[0].next_position
-        if position is None:
+        self.state, positions = None, {store.next_position for store in self.stores}
+        position = positions.pop()
+        if positions or position is None:  # one layer's cache may be full before another's
             return False
         done = set()  # layers share their plans
         for store in self.stores:

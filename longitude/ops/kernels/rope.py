@@ -2,9 +2,10 @@
 
 y₁ = x₁ cos - x₂ sin, y₂ = x₂ cos + x₁ sin for each pair (x₁, x₂); `parts.rope.apply_rotary` is the
 reference. The work is reading x and writing y, so a program takes one run of tokens for several
-heads, reads its tables once for all of them, and has every load under way before the first store;
-the programs of one run of tokens, over all heads, the full batch, queries and keys, follow each
-other, so the tables come from memory once. The gradient is the same launch with the sine negated.
+heads, reads its tables once for all of them, and has every load under way before the first store.
+Programs follow each other as x lies in memory, which counts more than how often tables are read:
+run after run of the same heads, or all heads of one run. The gradient is the same launch with the
+sine negated.
 
 Tables are the ones `cos_sin` makes: float64 angles, rounded once. A kernel that made its own angles
 in float32 would be off by a full turn at ten million positions.
@@ -40,14 +41,17 @@ Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
 Options = tuple[Pairs, bool, Blocks | None]  # pairs, inverse, blocks
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 @no_type_check
-def _rope_kernel(q, k, q_lanes, lanes, HALF: tl.constexpr, REST: tl.constexpr,
+def _rope_kernel(q, k, q_lanes, lanes, runs, HALF: tl.constexpr, REST: tl.constexpr,
                  ADJACENT: tl.constexpr, INVERSE: tl.constexpr, TOKENS: tl.constexpr,
-                 HEADS: tl.constexpr, WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
-    """A lane is some heads of one sequence's queries or keys; lanes run fastest."""
+                 HEADS: tl.constexpr, WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
+                 HEADS_FIRST: tl.constexpr):  # fmt: skip
+    """A lane is some heads of one sequence's queries or keys."""
     program = tl.program_id(0)
     block, lane = program // lanes, program % lanes
+    if HEADS_FIRST:
+        block, lane = program % runs, program // runs
     if lane < q_lanes:
         _rope_tile(q, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS, HEADS, WIDTH, REST_WIDTH)
     else:
@@ -76,10 +80,10 @@ def _rope_tile(side, block, lane, HALF: tl.constexpr, REST: tl.constexpr,
     rows = (head < heads)[:, None, None] & (token < tokens)[None, :, None]
     x += batch * xb + head[:, None, None] * xh + token[None, :, None] * xn
     out += batch * ob + head[:, None, None] * oh + token[None, :, None] * on
+    rest = 2 * HALF + tl.arange(0, REST_WIDTH)[None, None, :]
+    left = rows & (rest < 2 * HALF + REST)
     if REST:  # partial rotary: these pass through
-        rest = tl.arange(0, REST_WIDTH)[None, None, :]
-        here = rows & (rest < REST)
-        tl.store(out + 2 * HALF + rest, tl.load(x + 2 * HALF + rest, mask=here), mask=here)
+        same = tl.load(x + rest, mask=left)
     if ADJACENT:
         column = tl.arange(0, 2 * WIDTH)[None, None, :]
         here = rows & (column < 2 * HALF)
@@ -94,6 +98,8 @@ def _rope_tile(side, block, lane, HALF: tl.constexpr, REST: tl.constexpr,
         b = tl.load(x + HALF + column, mask=here).to(c.dtype)
         tl.store(out + column, a * c - b * s, mask=here)
         tl.store(out + HALF + column, b * c + a * s, mask=here)
+    if REST:
+        tl.store(out + rest, same, mask=left)
 
 
 def rotate_qk(
@@ -143,7 +149,7 @@ def _run(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor]
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     if layout.programs:
         sides = (q, q_out, c, s, *layout.q), (k, k_out, kc, ks, *layout.k)
-        given = (*sides, *layout.lanes)
+        given = (*sides, *layout.counts)
         launch(_rope_kernel, (layout.programs, 1, 1), given, (*tensors, q_out, k_out), (layout,),
                lambda: layout.constants)  # fmt: skip
     return q_out, k_out
@@ -155,7 +161,7 @@ class _Layout:
 
     q: tuple[int, ...]
     k: tuple[int, ...]
-    lanes: tuple[int, int]
+    counts: tuple[int, int, int]  # lanes of q, lanes, runs of tokens
     programs: int
     constants: dict[str, Any]
     fits: bool  # whether the kernel can read them as they lie in memory
@@ -168,20 +174,20 @@ def _layout(shapes: tuple[Shape, ...], options: Options, device: torch.device) -
     _check(xs, tables)
     pairs, inverse, blocks = options
     d, half = xs[0][0][3], tables[0][0][3]
-    blocks = blocks or blocks_for([x[0] for x in xs], half, xs[0][2].itemsize)
+    blocks = blocks or blocks_for([x[0] for x in xs], xs[0][2].itemsize)
     q_lanes, k_lanes = (x[0][0] * triton.cdiv(x[0][1], blocks.heads) for x in xs)
     runs = max(triton.cdiv(x[0][2], blocks.tokens) for x in xs) if d else 0
     width, rest_width = (triton.next_power_of_2(max(n, 1)) for n in (half, d - 2 * half))
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": pairs == "adjacent", "INVERSE": inverse,
         "TOKENS": blocks.tokens, "HEADS": blocks.heads, "WIDTH": width, "REST_WIDTH": rest_width,
-        "num_warps": blocks.warps,
+        "HEADS_FIRST": xs[0][1][1] > xs[0][1][2], "num_warps": blocks.warps,
     }  # fmt: skip
     sides = [_numbers(x, table) for x, table in zip(xs, tables[::2], strict=True)]
     alike = sides == [_numbers(x, table) for x, table in zip(xs, tables[1::2], strict=True)]
     fits = alike and all(strides[3] == 1 for _, strides, _ in shapes)
-    lanes = (q_lanes, q_lanes + k_lanes)
-    return _Layout(sides[0], sides[1], lanes, runs * lanes[1], constants, fits)
+    counts = (q_lanes, q_lanes + k_lanes, runs)
+    return _Layout(sides[0], sides[1], counts, runs * counts[1], constants, fits)
 
 
 def _numbers(x: Shape, table: Shape) -> tuple[int, ...]:
@@ -191,16 +197,15 @@ def _numbers(x: Shape, table: Shape) -> tuple[int, ...]:
     return *size[1:3], *strides[:3], *out[:3], steps[0] if rows[0] > 1 else 0, steps[2]
 
 
-def blocks_for(shapes: list[torch.Size], half: int, itemsize: int) -> Blocks:
-    """Some 1 KiB a side of a pair for a single warp, two heads of a token: measured on an H200, as
-    wide as what is moved at once needs to be; single tokens take more heads instead."""
+def blocks_for(shapes: list[torch.Size], itemsize: int) -> Blocks:
+    """Some 2 KiB for a single warp, two heads of a token: measured on an H200, as wide as what is
+    moved at once needs to be; single tokens take more heads instead."""
     heads, tokens = (max(shape[axis] for shape in shapes) for axis in (1, 2))
     most_heads, most_tokens = (triton.next_power_of_2(max(size, 1)) for size in (heads, tokens))
     if tokens <= 1:
         return Blocks(1, min(8, most_heads), 2)
-    width = triton.next_power_of_2(half)
-    taken = min(2, most_heads)
-    return Blocks(max(1, min(1024 // (width * taken * itemsize), most_tokens)), taken, 1)
+    width, taken = triton.next_power_of_2(shapes[0][3]), min(2, most_heads)
+    return Blocks(max(1, min(2048 // (width * taken * itemsize), most_tokens)), taken, 1)
 
 
 def _check(xs: tuple[Shape, ...], tables: tuple[Shape, ...]) -> None:

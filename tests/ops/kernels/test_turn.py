@@ -224,6 +224,6 @@ def test_blocks_fit_their_shapes() -> None:
     for heads in (1, 3, 32):
         for tokens in (0, 1, 5, 8192):
             for half in (1, 40, 64, 128):
-                found = blocks_for([torch.Size((2, heads, tokens, 2 * half))], half, 2)
+                found = blocks_for([torch.Size((2, heads, tokens, 2 * half))], 2)
                 assert all(n & (n - 1) == 0 and n > 0 for n in found)
                 assert found.tokens * found.heads * triton.next_power_of_2(half) <= 2**13
