@@ -124,9 +124,10 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, options: Options, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        made = _run(tensors, options)  # first: the GPU waits for it
         ctx.save_for_backward(*tensors[2:])
         ctx.options = options
-        return _run(tensors, options)
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
