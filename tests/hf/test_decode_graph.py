@@ -52,6 +52,27 @@ def test_what_is_written_to_a_slot_is_what_is_added(scheme):
     assert slots > 80
 
 
+def test_the_state_of_a_cache_tells_every_change():
+    cache, gen = Cache(parse(REMAP)), torch.Generator().manual_seed(0)
+
+    def add(count: int) -> None:
+        k, v = torch.randn(2, 1, 3, count, 8, generator=gen)
+        cache.add(k, v, range(cache.seen, cache.seen + count))
+
+    add(20)
+    add(1)  # moves to memory with room
+    changes = [
+        lambda: add(1), lambda: cache.crop(cache.seen - 1),
+        lambda: cache.advance(range(cache.seen, cache.seen + 1)),
+        lambda: cache.reorder(torch.tensor([0])), cache.reset,
+    ]  # fmt: skip
+    for change in changes:
+        before = cache.state
+        assert all(a is b for a, b in zip(before, cache.state, strict=True))
+        change()
+        assert any(a is not b for a, b in zip(before, cache.state, strict=True))
+
+
 @pytest.mark.accelerator
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 @pytest.mark.parametrize(
