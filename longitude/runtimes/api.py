@@ -26,7 +26,7 @@ from longitude.runtimes.export import (
     is_run,
     read_run,
 )
-from longitude.runtimes.files import card, slug, started_on, write_files, write_text
+from longitude.runtimes.files import card, located, slug, write_files, write_text
 from longitude.runtimes.lint import LintResult, lint_settings, read_settings, saved_scheme
 from longitude.runtimes.target import make_target
 
@@ -65,7 +65,8 @@ def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
     if out is not None:
         result = write_files(result, out, options.weights)
     if options.verify:
-        result = replace(result, verified=_verified(result, out or Path()))
+        placed = result if out is not None else located(result, Path())
+        result = replace(result, verified=_verified(placed))
     if out is None or result.written == (out,):
         return result
     readme = write_text(out / "README.md", card(result))
@@ -134,13 +135,13 @@ def _length(
     return round(factor * original)
 
 
-def _verified(result: ExportResult, out: Path) -> tuple[Verified, ...]:
+def _verified(result: ExportResult) -> tuple[Verified, ...]:
     """What runtimes themselves compute from what was written; raises if none can be run."""
     from longitude.runtimes.verify import Reference, Verified, verify
 
     checkpoint, proofs = result.checkpoint, []
     references: dict[str, Reference] = {}
-    for export, path in zip(result.exports, started_on(result, out), strict=True):
+    for export in result.exports:
         if export.runtime.runner is None:
             continue
         if export.settings is None:
@@ -151,7 +152,7 @@ def _verified(result: ExportResult, out: Path) -> tuple[Verified, ...]:
             what = (checkpoint.source.gguf or checkpoint.source.name, export.requested)
             references[export.requested] = Reference(*what, original, result.target)
         reference, settings = references[export.requested], export.settings.entries
-        proofs.append(verify(export.runtime, path, settings, reference, export.target))
+        proofs.append(verify(export.runtime, export.path, settings, reference, export.target))
     return _some_ran(proofs)
 
 
@@ -200,8 +201,7 @@ def verify(model: str, *, options: VerifyOptions | None = None) -> VerifyResult:
     both = [(r, None) for r in dict.fromkeys([*needed, *selected])]
     exported = _exported(checkpoint, both, scheme, ExportOptions(to=options.to), None)
     with TemporaryDirectory() as folder:
-        result = write_files(exported, Path(folder), "link")
-        proofs = _verified(result, Path(folder))
+        proofs = _verified(write_files(exported, Path(folder), "link"))
     titles = tuple(runtime.title for runtime in selected)
     return VerifyResult(scheme, tuple(p for p in proofs if p.runtime.startswith(titles)))
 

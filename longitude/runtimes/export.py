@@ -51,6 +51,7 @@ class Export:
     settings: Settings | None = None
     target: Target | None = None
     refused: str | None = None
+    path: str = ""  # what the runtime is started on, once files have their places
 
     @property
     def config(self) -> Mapping[str, Any] | None:

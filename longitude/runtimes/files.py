@@ -65,7 +65,7 @@ def slug(name: str) -> str:
 def write_files(result: ExportResult, out: Path, weights: str = "link") -> ExportResult:
     """Write what was exported, but for the card of all. Of what is returned the texts name the new
     folders and files, and `written` are the paths of what is new."""
-    result, folders, gguf_file = _located(result, out)
+    result = located(result, out)
     one, *others = result.exports
     servers = []  # of an only export: how they are started on its folder, for the card
     if not others and one.runtime.write_any and one.target and one.config:
@@ -76,49 +76,44 @@ def write_files(result: ExportResult, out: Path, weights: str = "link") -> Expor
         servers = [export for export in done if export.settings]
     text = card(replace(result, exports=(*result.exports, *servers)))
     written: list[Path] = []
-    for export, folder in zip(result.exports, folders, strict=True):
+    for export in result.exports:
+        path = Path(export.path)
         if export.config is not None:
-            if folder not in written:
-                _write_folder(result, export, folder, weights, text)
-                written.append(folder)
+            if path not in written:
+                _write_folder(result, export, path, weights, text)
+                written.append(path)
         elif export.settings is not None:
             written.append(write_text(out / export.runtime.file, export.settings.text))
             source, target = result.checkpoint.source.gguf, export.target
-            if export.runtime.writes == "gguf" and source and target and gguf_file not in written:
-                export_gguf(source, gguf_file, target)
-                written.append(gguf_file)
+            if export.runtime.writes == "gguf" and source and target and path not in written:
+                export_gguf(source, path, target)
+                written.append(path)
     return replace(result, written=tuple(written))
 
 
-def _located(result: ExportResult, out: Path) -> tuple[ExportResult, list[Path], Path]:
-    """The result with texts that name folders and files, the folder of each export (its own, or
-    that of an earlier one with the same config.json), and the new GGUF file."""
+def located(result: ExportResult, out: Path) -> ExportResult:
+    """The result with texts that name folders and files, and what each runtime is started on: its
+    folder (that of an earlier export with the same config.json, if there is one), the new GGUF
+    file, or the model as it is or as another export converts it."""
+    source, exports = result.checkpoint.source, result.exports
     gguf_file = out / f"{slug(result.checkpoint.name)}-{result.target}.gguf"
     folders = []
-    for export in result.exports:
-        same = (e for e in result.exports if e.config is not None and e.content == export.content)
+    for export in exports:
+        same = (e for e in exports if e.config is not None and e.content == export.content)
         name = next(same, export).runtime.name
-        folders.append(out if len(result.exports) == 1 else out / name)
-    placed = list(zip(result.exports, folders, strict=True))
-    complete = next((f for export, f in placed if export.runtime.writes == "folder"), out)
-    done = [
-        filled(export, complete if export.config is None else folder, gguf_file)
-        for export, folder in placed
-    ]
-    return replace(result, exports=tuple(done)), folders, gguf_file
-
-
-def started_on(result: ExportResult, out: Path) -> list[str]:
-    """What each runtime is started on: its folder or file in `out`, or the model as it is."""
-    result, folders, gguf_file = _located(result, out)
-    placed = list(zip(result.exports, folders, strict=True))
-    given: Path | str = result.checkpoint.source.folder or result.checkpoint.name
+        folders.append(out if len(exports) == 1 else out / name)
+    placed = list(zip(exports, folders, strict=True))
+    model: Path | str = source.folder or result.checkpoint.name
     if result.checkpoint.needs_conversion:
-        given = next((folder for e, folder in placed if e.runtime == complete()), given)
-    return [
-        str(folder if e.config is not None else gguf_file if e.runtime.writes == "gguf" else given)
-        for e, folder in placed
-    ]
+        model = next((folder for e, folder in placed if e.runtime == complete()), model)
+    first = next((folder for e, folder in placed if e.runtime.writes == "folder"), out)
+    done = []
+    for export, folder in placed:
+        own = export.config is not None
+        path = folder if own else gguf_file if export.runtime.writes == "gguf" else model
+        text = filled(export, folder if own else first, gguf_file)
+        done.append(replace(text, path=str(path)))
+    return replace(result, exports=tuple(done))
 
 
 def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:
