@@ -146,7 +146,7 @@ def test_chunks_are_cut_out_of_a_band(
     within: int, lo: int, hi: int, row: int, column: int, m: int
 ) -> None:
     at = row - column  # causal by positions
-    p = part(Case(1, 2, 1, 70, m, 16, 16, -at, within - at, biased=False))
+    p = part(Case(1, 1, 1, 70, m, 16, 16, -at, within - at, biased=False))
     p = p._replace(chunk=Chunk(32, lo, hi, row, column))
     out, lse = banded(p, blocks=SMALL)
     want, want_lse = band_reference(double(p))
