@@ -47,7 +47,8 @@ from longitude.training.api import tune
 from longitude.training.tune.run import TuneOptions
 text, out = sys.argv[1:3]
 options = TuneOptions(recipe="yarn", text=(text,), steps=1, batch=2, seq=48, lr=1e-4, lora=False,
-                      out=out, device="cpu", docs=1, tasks=("passkey",), context_parallel=2)
+                      out=out, device="cpu", docs=1, tasks=("passkey",), questions=1,
+                      context_parallel=2)
 tune("tiny-rope", to="2x", options=options)
 """
 LOST = BROKEN.format(ranks=[1], end="os._exit(9)") + SHARED
@@ -93,7 +94,7 @@ def test_two_processes_that_share_sequences_have_the_losses_of_one(folder, tmp_p
 def test_processes_that_shared_sequences_share_the_texts_that_are_measured(folder, tmp_path):
     options = TuneOptions(recipe="yarn", text=(str(folder),), steps=1, batch=2, seq=48, lr=1e-4,
                           lora=False, out=tmp_path / "1", device="cpu", docs=1,
-                          tasks=("passkey",))  # fmt: skip
+                          tasks=("passkey",), questions=1)  # fmt: skip
     one = tune("tiny-rope", to="2x", options=options).measured
     ran = begin(FORK + MEASURED, 1, folder, tmp_path / "2")
     assert ran.returncode == 0, ran.stderr
