@@ -131,14 +131,10 @@ def _measure(
     from longitude.extension.plan import Method, TargetModel, protocol_for
     from longitude.extension.ranks import measure_together
 
-    model, tokenizer = load(
-        name,
-        device=options.device if group is None else str(device),
-        dtype=options.dtype,
-        revision=revision,
-        trust_remote_code=options.trust_remote_code,
-        quiet=True,
-    )
+    loading: dict[str, Any] = {**options.loading, "revision": revision}
+    if group is not None:
+        loading["device"] = str(device)
+    model, tokenizer = load(name, quiet=True, **loading)
     # a checkpoint of weights alone has its base's tokenizer
     target = TargetModel.of(model, tokenizer or test_set.tokenizer, name, revision)
     protocol = protocol_for(  # the same for all: by the base's window

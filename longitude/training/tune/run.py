@@ -197,14 +197,9 @@ def _load(name: str, options: TuneOptions, dtype: str, world: World) -> tuple[An
     """The model and its tokenizer. One that is to be sharded stays on the CPU, and it is loaded in
     float32 unless it is certain to stay frozen."""
     trained = options.overrides.get("trained") or (options.recipe and named(options.recipe).trained)
-    return load(
-        name,
-        device="cpu" if world.size > 1 else world.device,
-        dtype=dtype if trained == LORA else "float32",
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-        quiet=True,
-    )
+    device = "cpu" if world.size > 1 else world.device
+    where: dict[str, Any] = {"device": device, "dtype": dtype if trained == LORA else "float32"}
+    return load(name, quiet=True, **options.loading | where)
 
 
 def make_trainable_model(prepared: Prepared) -> tuple[LossModel, TokenStream, Any]:
