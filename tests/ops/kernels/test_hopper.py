@@ -18,9 +18,9 @@ def turning(
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": adjacent, "INVERSE": False,
         "TOKENS": blocks[0], "HEADS": blocks[1], "WIDTH": 1 << (half - 1).bit_length(),
-        "REST_WIDTH": 1 << max(d - 2 * half - 1, 0).bit_length(),
+        "REST_WIDTH": 1 << max(d - 2 * half - 1, 0).bit_length(), "HEADS_FIRST": not adjacent,
     }  # fmt: skip
-    types = {"q": side, "k": side, "q_lanes": "i32", "lanes": "i32"}
+    types = {"q": side, "k": side, "q_lanes": "i32", "lanes": "i32", "runs": "i32"}
     aligned = tuple((i, j) for i in range(2) for j in range(14) if j not in (4, 5))
     kernel = "longitude.ops.kernels.rope:_rope_kernel"
     return Spec(kernel, types, constants, aligned, {"num_warps": blocks[2]})
