@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from longitude.core.store import Store
 from longitude.eval import perplexity as reading
 from longitude.eval import prefill
 from longitude.eval.records import CONTEXT, COST, LOSS
+from longitude.eval.tasks import cost as cost_task
 from longitude.eval.tasks.cost import cost
 from longitude.extension.measure import Evaluator, measurements, missing, run_tasks
 from longitude.extension.plan import ExtendOptions, Task, prepare
@@ -97,52 +99,54 @@ def test_costs_of_a_method_alternate_with_the_baseline(small, evaluator, monkeyp
     assert low <= median <= high and row["rounds"] == len(timed) // 2
 
 
-def test_one_cold_sample_of_the_baseline_does_not_count(target):
-    """As where YaRN had "3.66 of the speed" of the very same kernels."""
-    import time
-    from contextlib import contextmanager
+@pytest.fixture
+def clock(target, monkeypatch):
+    """A clock that runs by the tokens of each forward, and by the seconds that a test adds."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
 
+    def tick(module, given):
+        clock.now += 1e-3 * given[0].shape[1]
+
+    monkeypatch.setattr(cost_task, "time", clock)
+    hook = target.model.get_input_embeddings().register_forward_pre_hook(tick)
+    yield clock
+    hook.remove()
+
+
+def test_one_cold_sample_of_the_baseline_does_not_count(target, clock):
+    """As where YaRN had "3.66 of the speed" of the very same kernels."""
     seconds = iter([0.2, 0.0, 0.0, 0.0])  # the baseline's first run is a cold one
-    slow = []
+    prefills = []
 
     def wait(module, given):
-        if slow and given[0].shape[1] > 64:
-            time.sleep(slow[0] + 0.02)
+        if given[0].shape[1] > 64 and prefills:
+            clock.now += prefills.pop()
 
     @contextmanager
     def baseline():
-        slow[:] = [next(seconds)]
+        prefills[:] = [next(seconds)]
         yield
-        slow[:] = [0.0]
 
     hook = target.model.get_input_embeddings().register_forward_pre_hook(wait)
-    slow[:] = [0.0]
     found = cost(target.model, 100, new=2, baseline=baseline)
     hook.remove()
-    assert found["speed"][0] < 1.6 and found["rounds"] == 3
+    assert found["speed"][0] == pytest.approx(1.0) and found["rounds"] == 3
 
 
-def test_methods_on_the_kernels_of_the_baseline_have_its_speed(target):
-    """The machine may be busy with something else: so up to three attempts, whose ranges add up,
-    and 5 % are a tie as everywhere."""
+def test_methods_that_take_as_long_as_the_baseline_have_its_speed(target, clock):
     methods = ("rope(frequencies=yarn(2, original=256))", "rope(frequencies=linear(2))")
     options = ExtendOptions(methods="; ".join(methods), docs=1, tasks=())
     prepared = prepare(target, "2x", options)
     evaluator = Evaluator(prepared.plan, target, prepared.documents)
     tasks = [task for task in prepared.plan.all_tasks() if task.measure == COST]
     assert len(tasks) == 3 * 2
-    ranges = {}
-    for _ in range(3):
-        with Store(":memory:") as store:
-            run_tasks(evaluator, tasks, store)
-            for row in measurements(prepared.plan, store):
-                median, low, high = row.value["speed"]
-                assert low <= median <= high
-                ranges.setdefault((row.label, row.key.length), []).append((low, high))
-        ends = [(min(a for a, _ in all_), max(b for _, b in all_)) for all_ in ranges.values()]
-        if max(low for low, _ in ends) <= 1.05 * min(high for _, high in ends):
-            return
-    raise AssertionError(ranges)
+    with Store(":memory:") as store:
+        run_tasks(evaluator, tasks, store)
+        rows = [row.value for row in measurements(prepared.plan, store)]
+    assert len(rows) == len(tasks)
+    for row in rows:
+        assert (*row["speed"], *row["decode_speed"]) == pytest.approx((1.0,) * 6)
+        assert (row["prefill"], row["decode"]) == pytest.approx((1000.0, 1.0))
 
 
 def test_out_of_memory_is_recorded_and_the_rest_goes_on(small, monkeypatch):
