@@ -136,6 +136,7 @@ def test_the_rate_is_that_of_a_recorded_row() -> None:
         if row["key"]["name"] == "leaky ReRoPE, window 4,096"
         and row["key"]["sizes"] == "1 × 32 heads (8 of keys) × 131,072 × 128, bfloat16"
         and row["key"]["way"] == "longitude"
+        and "flash-attn-4" not in str(row["key"])  # which need not be installed
     ]
     assert pytest.approx(rate, rel=0.01) == KERNEL_FLOPS
 
