@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,38 +29,46 @@ def test_it_reads_and_writes_the_length() -> None:
     assert found["prefill"] > 0 and found["decode"] > 0
 
 
-def test_the_clock_is_right() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that stands still until a test moves it."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(room, "time", clock)
+    return clock
+
+
+def test_the_clock_is_read_around_a_prompt_and_every_token(clock: SimpleNamespace) -> None:
     """A model that takes 0.3 s for a prompt and 20 ms for a token, and once 0.3 s."""
     m, calls = model("tiny-rope"), []
 
     def wait(module: Any, given: Any) -> None:
         calls.append(given[0].shape[1])
         slow = 0.3 if len(calls) == 10 else 0.02
-        time.sleep(0.3 if given[0].shape[1] > room.WARM_UP else slow)
+        clock.now += 0.3 if given[0].shape[1] > room.WARM_UP else slow
 
     hook = m.get_input_embeddings().register_forward_pre_hook(wait)
     found = cost(m, 100, new=7)
     hook.remove()
     assert calls == [room.WARM_UP, 1, 1, 93, 1, 93, *[1] * room.ROUND_STEPS]
-    assert 60 < found["prefill"] < 93 / 0.3
-    assert 20 < found["decode"] < 200, "a single slow token does not count"
+    assert found["prefill"] == pytest.approx(93 / 0.3)
+    assert found["decode"] == pytest.approx(20), "a single slow token does not count"
 
 
-def test_the_first_prefill_of_a_length_is_cold_and_does_not_count() -> None:
+def test_the_first_prefill_of_a_length_is_cold_and_does_not_count(clock: SimpleNamespace) -> None:
     m, calls = model("tiny-rope"), []
 
     def wait(module: Any, given: Any) -> None:
         calls.append(given[0].shape[1])
-        time.sleep(0.5 if calls.count(93) == 1 and calls[-1] == 93 else 0)
+        clock.now += 0.5 if calls.count(93) == 1 and calls[-1] == 93 else 0.1
 
     hook = m.get_input_embeddings().register_forward_pre_hook(wait)
     found = cost(m, 100, new=7)
     hook.remove()
-    assert found["prefill"] > 93 / 0.5
+    assert found["prefill"] == pytest.approx(93 / 0.1)
 
 
-def test_decoding_is_compared_in_rounds_with_the_baseline() -> None:
-    """Whatever the machine does meanwhile: a baseline whose tokens take three times as long."""
+def test_decoding_is_compared_in_rounds_with_the_baseline(clock: SimpleNamespace) -> None:
+    """A baseline whose tokens take three times as long, while the machine grows slower."""
     m, slower, calls = model("tiny-rope"), [], []
 
     @contextmanager
@@ -70,14 +79,15 @@ def test_decoding_is_compared_in_rounds_with_the_baseline() -> None:
 
     def wait(module: Any, given: Any) -> None:
         calls.append((bool(slower), given[0].shape[1]))
-        time.sleep((0.15 if slower else 0.05) if given[0].shape[1] == 1 else 0)
+        clock.now += (3 if slower and given[0].shape[1] == 1 else 1) * 1.002 ** len(calls)
 
     hook = m.get_input_embeddings().register_forward_pre_hook(wait)
     found = cost(m, 100, new=4, baseline=baseline)
     hook.remove()
     each = [*[(True, 1)] * 4, (False, room.WARM_UP), (False, 96)]
     assert str(each)[1:-1] in str(calls), "the baseline's tokens, then a run of the method"
-    assert found["decode_speed"][0] > 1.5
+    assert found["decode_speed"] == pytest.approx((3.0,) * 3, rel=0.05)
+    assert found["speed"] == pytest.approx((1.0,) * 3, rel=0.05)
 
 
 def test_memory_that_was_taken_is_seen() -> None:
