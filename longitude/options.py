@@ -96,7 +96,7 @@ class ExportOptions:
     scheme: str | None = option('As in "rope(frequencies=yarn(4, original=8192))".')
     version: str | None = option("Of the runtime. [default: the newest that is known]")
     to: str | int | None = option(SERVED)
-    out: Path | None = option(
+    out: Path | str | None = option(
         "Folder to write. [default: NAME-TARGET if there are files to write; the command of a "
         "single runtime is only printed]"
     )
@@ -199,7 +199,7 @@ class ExtendOptions(ModelOptions):
         "[default: the fewest whose memory holds --to]"
     )
     seed: int = option("Of documents and questions.", 0)
-    out: Path | None = option("Folder of rows and report. [default: runs/NAME-TARGET]")
+    out: Path | str | None = option("Folder of rows and report. [default: runs/NAME-TARGET]")
     tokenizer: Any = None  # of a model that is given loaded
     progress: Progress = silent
 
@@ -230,7 +230,7 @@ class ProbeOptions:
     key: str | None = field(default=None, repr=False)  # never stored
     seed: int = option("Of the questions.", 0)
     device: str = option(DEVICE, "auto")  # of the reference
-    out: Path = option("Folder of answers and report.", Path("runs/probe"))
+    out: Path | str = option("Folder of answers and report.", Path("runs/probe"))
     retry: Retry = Retry(tries=4, patience=20.0)
     timeout: float = 600.0  # seconds without a byte
     progress: Progress = silent
@@ -260,8 +260,8 @@ class ReadOptions(ModelOptions):
         "Windows that are read, those with most of the question's words; 0: all. [default: 32; "
         "parallel 8]"
     )
-    runs: Path = option("Folder of `longitude extend` runs, or one of them.", Path("runs"))
-    out: Path = option(
+    runs: Path | str = option("Folder of `longitude extend` runs, or one of them.", Path("runs"))
+    out: Path | str = option(
         "Folder where summaries are kept for the next question (memwalker).", Path("runs/read")
     )
     key: str | None = option(

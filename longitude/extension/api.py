@@ -108,7 +108,7 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
     seconds = options.budget and parse_seconds(options.budget)
     name = plan.subject.name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
-    folder = options.out or Path("runs") / f"{name}-{plan.target}"
+    folder = Path(options.out or f"runs/{name}-{plan.target}")
     clock = None
     if seconds:
         measured = began + SPARE * seconds * (1 - SEARCH_SHARE * options.search)

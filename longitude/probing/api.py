@@ -132,7 +132,7 @@ def probe(
     """
     if against is None:
         return _probe(url, options, {})
-    folder = options.out
+    folder = Path(options.out)
     if is_url(against):
         first = _probe(str(against), replace(options, out=folder / "other"), {})
         saved, name = first.to_json(), first.url
@@ -206,7 +206,7 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
         "questions": options.questions, "seed": options.seed, "text": list(options.text),
         "reference": options.reference,
     }  # fmt: skip
-    folder = writable(options.out)
+    folder = writable(Path(options.out))
     with Store(folder / STORE) as store:
         last = store.get(key)
         if last and not last["done"]:

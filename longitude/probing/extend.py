@@ -28,7 +28,7 @@ KEY = "LONGITUDE_API_KEY"
 
 def extend_server(url: str, to: int | str | None, options: ExtendOptions) -> ExtendResult:
     """Measure a server, and write the run's folder."""
-    folder = options.out or Path(FOLDER)
+    folder = Path(options.out or FOLDER)
     probed = probe(url, options=_options(to, options, folder))
     rows = [*_rows(probed, options.seed)]
     if not rows:

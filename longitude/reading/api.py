@@ -210,7 +210,7 @@ def _choose(loaded: _Loaded, tokens: int, o: ReadOptions) -> Choice:
     need, trained = tokens + loaded.prompt + o.max_tokens, loaded.trained
     runs = []
     if trained is not None and need > trained:
-        runs = prior_runs(o.runs, describe(loaded.model, o.name, o.revision))
+        runs = prior_runs(Path(o.runs), describe(loaded.model, o.name, o.revision))
     if o.by == AUTO or need <= (trained or 0):
         chats = bool(getattr(loaded.tokenizer, "chat_template", None))
         windows = -(-tokens // loaded.window)

@@ -58,7 +58,7 @@ def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
         able = ", ".join(runtime.name for runtime in runnable())
         raise UserError(f"--verify runs {able}: name one of them in --for.")
     result = _exported(checkpoint, selected, scheme, options, run)
-    out = options.out
+    out = None if options.out is None else Path(options.out)
     folder = any(one.config is not None for one in result.exports)
     if out is None and (folder or len(selected) > 1 or selected[0][0].writes != "command"):
         out = Path(f"{slug(checkpoint.source.name)}-{result.target}")

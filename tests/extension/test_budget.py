@@ -143,7 +143,7 @@ def slow(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simpl
 def budgeted(target: TargetModel, folder: Path, budget: str) -> ExtendResult:
     options = ExtendOptions(
         methods="rerope; streaming", docs=1, tasks=("kept_context",), questions=1,
-        tokenizer=target.tokenizer, out=folder, budget=budget,
+        tokenizer=target.tokenizer, out=str(folder), budget=budget,  # as good as a Path
     )  # fmt: skip
     return extend(target.model, to="2x", options=options)
 

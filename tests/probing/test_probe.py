@@ -29,7 +29,7 @@ LIMIT = 900
 @pytest.fixture
 def options(tmp_path: Path) -> ProbeOptions:
     return ProbeOptions(
-        to=TO, tasks=("passkey", "keys"), questions=1, out=tmp_path / "run", retry=QUICK
+        to=TO, tasks=("passkey", "keys"), questions=1, out=str(tmp_path / "run"), retry=QUICK
     )
 
 

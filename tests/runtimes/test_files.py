@@ -198,7 +198,7 @@ def test_a_kill_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_vllm_gets_a_folder_for_what_it_has_no_settings_for(tmp_path: Path) -> None:
     out, text = tmp_path / "out", "rope(remap=rerope(128))"
-    options = ExportOptions("vllm", text, to="8x", out=out)
+    options = ExportOptions("vllm", text, to="8x", out=str(out))
     result = export("tiny-rope", options=options)
     assert json.loads((out / "longitude.json").read_text())["to"] == 2048
     assert (out / "vllm.sh").read_text() == f"vllm serve {out}\n" == f"{result.table()}\n"
