@@ -6,13 +6,15 @@ Nothing here imports torch at its top, so that help answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from longitude.core.client import Retry, is_url
 from longitude.core.progress import Progress, silent
+from longitude.core.validate import UserError
 from longitude.eval.tasks import ALL, families, task_names
 from longitude.runtimes import names
 
@@ -36,8 +38,41 @@ def ignore(*event: Any) -> None:
     """Do nothing with an event."""
 
 
+class Options:
+    """Options as they are written, in a command or in Python: one path, name or number is a tuple
+    of one, names and numbers may be joined by commas, and a list may stand for a joined text."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for one in fields(self):  # type: ignore[arg-type]
+            given = getattr(self, one.name)
+            if get_origin(hints[one.name]) is tuple:
+                object.__setattr__(self, one.name, _items(one, hints[one.name], given))
+            elif isinstance(given, (list, tuple)):  # schemes have commas of their own
+                between = "; " if one.name in ("methods", "schemes") else ","
+                object.__setattr__(self, one.name, between.join(map(str, given)))
+
+
+def _items(option: Field[Any], hint: Any, given: Any) -> tuple[Any, ...]:
+    """What was given for a tuple: numbers of a text are in rising order, "none" is none of its
+    names."""
+    if isinstance(given, str) and hint == tuple[int, ...]:
+        try:
+            return tuple(sorted({int(item) for item in given.split(",")})) if given else ()
+        except ValueError:
+            example = f"--{option.name} takes whole numbers, but got {given!r}: write 512,2048."
+            raise UserError(example) from None
+    if isinstance(given, str) and option.metadata.get("joined"):
+        items = [item.strip() for item in given.split(",")]
+        return () if items == ["none"] else tuple(filter(None, items))
+    if given is None:
+        return ()
+    several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    return tuple(os.fspath(item) if isinstance(item, os.PathLike) else item for item in several)
+
+
 @dataclass(frozen=True)
-class ShowOptions:
+class ShowOptions(Options):
     """Sizes for `show`."""
 
     length: int | None = option("Tokens. [default: to fit the scheme]")
@@ -46,7 +81,7 @@ class ShowOptions:
 
 
 @dataclass(frozen=True)
-class CheckOptions:
+class CheckOptions(Options):
     """Sizes for `check`; those that are None follow from the scheme (see `properties.check`)."""
 
     dim: int | None = option(DIM)
@@ -59,7 +94,7 @@ class CheckOptions:
 
 
 @dataclass(frozen=True)
-class ExploreOptions:
+class ExploreOptions(Options):
     """What the page shows first."""
 
     schemes: str | None = option(
@@ -69,7 +104,7 @@ class ExploreOptions:
 
 
 @dataclass(frozen=True)
-class InspectOptions:
+class InspectOptions(Options):
     """What to compute besides the configuration's encodings."""
 
     to: str | int | None = option(
@@ -87,7 +122,7 @@ class InspectOptions:
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(Options):
     """What to write, and where."""
 
     runtimes: str = option(
@@ -108,7 +143,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
+class VerifyOptions(Options):
     """In which runtimes a model is run, and what it is compared to."""
 
     runtimes: str = option(
@@ -124,7 +159,7 @@ class VerifyOptions:
 
 
 @dataclass(frozen=True)
-class LintOptions:
+class LintOptions(Options):
     """Which runtimes to ask, and what is given to them besides the model."""
 
     runtimes: str = option(
@@ -145,7 +180,7 @@ class LintOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(Options):
     """Where a model runs, and which one of its name."""
 
     device: str = option(DEVICE, "auto")
@@ -205,7 +240,7 @@ class ExtendOptions(ModelOptions):
 
 
 @dataclass(frozen=True)
-class ProbeOptions:
+class ProbeOptions(Options):
     """How far a server is probed, by what, and at which cost."""
 
     to: str | int | None = option(

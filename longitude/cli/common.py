@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin
 from typer import Argument, Option
 
 from longitude.core.progress import Event, Progress
-from longitude.core.validate import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,8 +54,7 @@ def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
         @wraps(run)
         def call(**given: Any) -> None:
-            values = {f.name: _value(f, hints[f.name], given.pop(f.name)) for f in offered}
-            run(options(**values), **given)
+            run(options(**{f.name: given.pop(f.name) for f in offered}), **given)
 
         own = list(signature(run, eval_str=True).parameters.values())[1:]
         first = [p for p in own if p.kind is not Parameter.KEYWORD_ONLY]
@@ -83,21 +81,6 @@ def _parameter(option: Field[Any], hint: Any) -> Parameter:
         flag = "--" + option.name.replace("_", "-")
     kind = Annotated[hint, Option(*filter(None, [flag]), **shown)]
     return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def _value(option: Field[Any], hint: Any, given: Any) -> Any:
-    """What was given for an option, as its dataclass has it: integers in rising order, names joined
-    by commas ("none" is none of them), or the items of a list."""
-    if hint == tuple[int, ...]:
-        try:
-            return tuple(sorted({int(item) for item in given.split(",")})) if given else ()
-        except ValueError:
-            example = f"--{option.name} takes whole numbers, but got {given!r}: write 512,2048."
-            raise UserError(example) from None
-    if option.metadata.get("joined"):
-        items = [item.strip() for item in (given or "").split(",")]
-        return () if items == ["none"] else tuple(filter(None, items))
-    return tuple(given or ()) if get_origin(hint) is tuple else given
 
 
 class Result(Protocol):

@@ -77,12 +77,12 @@ class ExploreResult:
 
 
 def explore(
-    model: str | None = None,
+    model: str | Path | None = None,
     *,
     options: ExploreOptions = ExploreOptions(),  # noqa: B008 (frozen)
 ) -> ExploreResult:
     """Compare schemes on a model: the baseline and two methods, or those of the options."""
-    return ExploreResult(make_state(model, options.schemes, options.length))
+    return ExploreResult(make_state(model and str(model), options.schemes, options.length))
 
 
 def check_name(path: Path) -> None:

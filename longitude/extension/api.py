@@ -72,7 +72,7 @@ SEARCH_SHARE = 0.5  # of a time budget, where there is a search
 
 
 def extend(
-    model: str | PreTrainedModel = DEFAULT_MODEL,
+    model: str | Path | PreTrainedModel = DEFAULT_MODEL,
     *,
     to: int | str | None = None,
     options: ExtendOptions = ExtendOptions(),  # noqa: B008 (frozen)
@@ -85,6 +85,7 @@ def extend(
         to: the target length: 32768, "32k", or "4x" the trained window (the default; 8x for the
             bundled tiny-rope).
     """
+    model = str(model) if isinstance(model, Path) else model
     check_ranks(model, options)
     if is_url(model):
         from longitude.probing.extend import extend_server
@@ -177,12 +178,13 @@ class ExtendEstimate:
 
 
 def estimate(
-    model: str | PreTrainedModel = DEFAULT_MODEL,
+    model: str | Path | PreTrainedModel = DEFAULT_MODEL,
     *,
     to: int | str | None = None,
     options: ExtendOptions = ExtendOptions(),  # noqa: B008 (frozen)
 ) -> ExtendEstimate:
     """The plan of `extend` and what it would cost; nothing runs and nothing is written."""
+    model = str(model) if isinstance(model, Path) else model
     if is_url(model):
         from longitude.probing.extend import estimate_server
 

@@ -192,13 +192,13 @@ def known_models() -> KnownModelsResult:
     return KnownModelsResult(tuple(encodings.known_models()))
 
 
-def inspect(model: str, *, options: InspectOptions | None = None) -> InspectResult:
+def inspect(model: str | Path, *, options: InspectOptions | None = None) -> InspectResult:
     """Read a checkpoint's position encodings from its configuration, and what follows from them."""
     from longitude.inspection.rope_limits import rope_limits
     from longitude.inspection.scores import measure
     from longitude.runtimes.lint import lint_settings, read_settings, saved_scheme
 
-    o = options or InspectOptions()
+    model, o = str(model), options or InspectOptions()
     if not o.weights and (o.length is not None or o.text):
         raise UserError("length and text are what --weights reads: give --weights too.")
     encodings, faults = _read_encodings(model, o.revision)

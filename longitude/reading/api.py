@@ -79,11 +79,16 @@ class ReadResult(TextResult):
         return {**used, **data, "why": self.choice.why or None, **scheme}
 
 
-def read(paths: Sequence[str], question: str, *, options: ReadOptions | None = None) -> ReadResult:
+def read(
+    paths: str | Path | Sequence[str | Path],
+    question: str,
+    *,
+    options: ReadOptions | None = None,
+) -> ReadResult:
     """Answer a question about files that may be longer than the model's window."""
     o = options or ReadOptions()
     _check(question, o)
-    texts = documents(paths)
+    texts = documents([str(p) for p in ([paths] if isinstance(paths, (str, Path)) else paths)])
     if o.server:
         from longitude.reading.llm import Server
 

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from longitude.runtimes.verify import Verified, VerifyResult
 
 
-def export(model: str, *, options: ExportOptions | None = None) -> ExportResult:
+def export(model: str | Path, *, options: ExportOptions | None = None) -> ExportResult:
     """Write a scheme as runtimes' own settings, after checking what they will compute from them.
 
     Args:
         model: a name on the Hub, a folder, a .gguf file, an adapter, or the folder of an `extend`
             run, whose recommendations are exported.
     """
-    options = options or ExportOptions()
+    model, options = str(model), options or ExportOptions()
     run = read_run(model) if is_run(model) else None
     selected = select(options.runtimes)
     if options.version is not None and len(selected) > 1:
@@ -162,7 +162,7 @@ def _some_ran(proofs: Sequence[Verified]) -> tuple[Verified, ...]:
     return tuple(proofs)
 
 
-def verify(model: str, *, options: VerifyOptions | None = None) -> VerifyResult:
+def verify(model: str | Path, *, options: VerifyOptions | None = None) -> VerifyResult:
     """Run a model in runtimes, and compare what they compute with what a scheme is.
 
     Args:
@@ -172,7 +172,7 @@ def verify(model: str, *, options: VerifyOptions | None = None) -> VerifyResult:
     from longitude.runtimes.verify import Reference, Verified, VerifyResult
     from longitude.runtimes.verify import verify as run_in
 
-    options = options or VerifyOptions()
+    model, options = str(model), options or VerifyOptions()
     selected = runnable()
     if options.runtimes.strip() != "all":  # each as the one whose export is run
         chosen = (runtimes()[r.verified_as or r.name] for r, _ in select(options.runtimes))
@@ -211,13 +211,13 @@ def runnable() -> list[Runtime]:
     return [runtime for runtime in runtimes().values() if runtime.runner]
 
 
-def lint(model: str, *, options: LintOptions | None = None) -> LintResult:
+def lint(model: str | Path, *, options: LintOptions | None = None) -> LintResult:
     """What each runtime would compute from a model's settings, against what they mean.
 
     Args:
         model: a config.json, a folder, an adapter's folder, a name on the Hub or a .gguf file.
     """
-    options = options or LintOptions()
+    model, options = str(model), options or LintOptions()
     scheme = parse(options.scheme) if options.scheme else None
     if isinstance(scheme, Layers):
         raise UserError("--scheme of lint is one for all layers: leave layers(…) out.")

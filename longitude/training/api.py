@@ -191,7 +191,7 @@ class TuneResult:
 
 
 def tune(
-    model: str = "tiny-rope",
+    model: str | Path = "tiny-rope",
     *,
     to: str | int | None = None,
     options: TuneOptions = TuneOptions(),  # noqa: B008
@@ -201,6 +201,7 @@ def tune(
     tiny-rope). Processes that share each sequence share the texts that are measured, too."""
     from longitude.training.tune.evaluate import evaluate, make_test_set
 
+    model = str(model)
     to = str(to or ("8x" if model == "tiny-rope" else "4x"))
     first, out = is_first_process(), options.folder(model)
     options, note = with_recommendation(model, to, options)

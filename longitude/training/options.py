@@ -9,7 +9,7 @@ from typing import Any
 
 from longitude.core.progress import Progress, silent
 from longitude.core.validate import UserError, shown
-from longitude.options import TEXT, ModelOptions, option
+from longitude.options import TEXT, ModelOptions, Options, option
 
 RECIPES = tomllib.loads(
     (Path(__file__).parent / "tune" / "recipes.toml").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ SPLITS = ("tokens", "heads", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Options):
     """What `train` and `lab` share; None takes what suits the size."""
 
     length: int = option("Tokens (bytes) in a training window.", 256)
@@ -62,6 +62,7 @@ class LabOptions(RunOptions):
     problems: int = option("Test problems of each other task.", 64)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("excerpts", "problems"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1, but got {getattr(self, name)}.")
@@ -141,6 +142,7 @@ class TuneOptions(ModelOptions):
         from longitude.training.loop import check_logger
         from longitude.training.tune.recipes import Recipe, named
 
+        super().__post_init__()
         if self.recipe is not None:
             named(self.recipe)
         if self.scheme is not None:

