@@ -25,13 +25,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.cache.kv_buffer import (
-    Buffer,
-    append_positions,
-    merge_runs,
-    select_positions,
-    to_host,
-)
+from longitude.cache.kv_buffer import Buffer, append_positions, select_positions, to_host
 from longitude.cache.rotated_keys import RotatedKeys, latest_step, one_if_equal, run_step
 from longitude.core.part import Dims, Pos, Region, Weights, as_rows, by_rows
 from longitude.core.scheme import Scheme
@@ -200,15 +194,15 @@ class Cache:
 
     @property
     def state(self) -> list[Any]:
-        """What is another object after any change of the cache."""
+        """Objects of which any change of the cache replaces one or more."""
         return [self.keys.lines, self.keys.buffer.storage, self.values.storage]
 
     def plan_next(self, q: Tensor, position: int) -> decode.DecodePlan | None:
         """How the decoding kernel will run the query of the next token, which is at this position,
         or None if it can't."""
-        new, k, v = decode.Run(len(self), position, 1), self.keys.buffer.view(), self.values.view()
-        lines = tuple(merge_runs((*line, new)) for line in self.keys.lines or ((),))
-        return decode.plan_for(self.scheme, q, k, v, self.keys.length, lines, ((position,),))
+        lines = tuple(self.keys.lines_with(range(position, position + 1)) or ((),))
+        k, v, at = self.keys.buffer.view(), self.values.view(), ((position,),)
+        return decode.plan_for(self.scheme, q, k, v, self.keys.length, lines, at)
 
     def attend(
         self,

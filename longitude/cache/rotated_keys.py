@@ -93,13 +93,19 @@ class RotatedKeys:
 
     def note(self, pos: Pos, padding: Tensor | None = None) -> None:
         """Note the positions of keys that come next."""
-        new = lines_of(pos, padding, len(self.buffer)) if self.lines is not None else None
-        if new is None or self.lines is None:
+        lines = self.lines_with(pos, padding)
+        if lines is None:
             self.rotate_all(None)
-            self.lines = None
-        else:  # one line for all becomes one each if rows differ
-            old, rows = self.lines, range(max(len(self.lines), len(new)))
-            self.lines = [merge_runs(old[r % len(old)] + new[r % len(new)]) for r in rows]
+        self.lines = lines
+
+    def lines_with(self, pos: Pos, padding: Tensor | None = None) -> list[Line] | None:
+        """The lines once keys at these positions have come; None: no runs."""
+        old = self.lines
+        new = None if old is None else lines_of(pos, padding, len(self.buffer))
+        if old is None or new is None:
+            return None
+        rows = range(max(len(old), len(new)))  # one line for all becomes one each if rows differ
+        return [merge_runs(old[r % len(old)] + new[r % len(new)]) for r in rows]
 
     def any_rotated(self) -> bool:
         """Whether some key is not pre-RoPE."""
