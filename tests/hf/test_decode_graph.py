@@ -36,8 +36,9 @@ def test_what_is_written_to_a_slot_is_what_is_added(scheme):
         room = written.next_position
         if room is not None:
             assert room == first
-            where = written.where
+            where, ahead = written.where, written.keys.lines_with(pos)
             written.advance(pos)
+            assert written.keys.lines == ahead  # what the step was planned for beforehand
             written.slot = torch.tensor([len(written) - 1])
             slots += 1
         written.add(k, v, pos)
