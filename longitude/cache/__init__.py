@@ -201,7 +201,7 @@ class Cache:
         """How the decoding kernel will run the query of the next token, which is at this position,
         or None if it can't."""
         lines = tuple(self.keys.lines_with(range(position, position + 1)) or ((),))
-        k, v, at = self.keys.buffer.view(), self.values.view(), ((position,),)
+        k, v, at = self.keys.buffer.stored, self.values.stored, ((position,),)
         return decode.plan_for(self.scheme, q, k, v, self.keys.length, lines, at)
 
     def attend(
@@ -219,15 +219,15 @@ class Cache:
         if len(self._sums):
             sums = self._sums.view()
             options |= {"forget_sums": (sums[..., sums.shape[-1] - q.shape[2] :], sums)}
-        scheme, keys, v = self.scheme, self.keys, self.values.view()
+        scheme, keys = self.scheme, self.keys
         if self._axes is not None:
             q, q_pos = self._one_query_position(self._axes, q, q_pos)
+        k, v = keys.buffer.stored, self.values.stored
         alone = options.get("group") is None  # over a group, keys stay pre-RoPE
         if alone and self._rotates and keys.lines is not None and q.shape[0] == v.shape[0]:
-            k = keys.buffer.view()
             grads = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
             at = None if grads else _query_positions(q, q_pos, options)
-            if at is not None and (out := self._decode(q, k, v, q_pos, at, weights, options)):
+            if at is not None and (out := self._decode(q, q_pos, at, weights, options)):
                 return out[0] if len(out) == 1 else torch.cat(out, 2)
             # if the kernel decodes after these queries, keys stay pre-RoPE
             many = q.shape[2] > decode.MAX_QUERIES and not keys.any_rotated()
@@ -239,9 +239,10 @@ class Cache:
                 tables = cos_sin(rope, Region(), "q", q_pos, *keys.table_spec(k))
                 q, scheme = apply_rotary(q, *tables, rope.pairs), replace(scheme, rotary=None)
                 keys.rotate_all(Region())
-                k = keys.buffer.view()
+                k, v = keys.buffer.view(), self.values.view()
                 return attention(scheme, q, k, v, q_pos, self._pos, weights, **options)
-        return attention(scheme, q, keys.pre_rope(), v, q_pos, self._pos, weights, **options)
+        k, v = keys.pre_rope(), self.values.view()
+        return attention(scheme, q, k, v, q_pos, self._pos, weights, **options)
 
     def _one_position(
         self, rope: Rope, k: Tensor, pos: Pos, padding: Tensor | None
@@ -270,13 +271,14 @@ class Cache:
         return axes.rotate_left(rope, q, at, one, gain=True), one
 
     def _decode(
-        self, q: Tensor, k: Tensor, v: Tensor, q_pos: Pos, at: decode.QueryPositions,
-        weights: Weights | None, options: dict[str, Any],
+        self, q: Tensor, q_pos: Pos, at: decode.QueryPositions, weights: Weights | None,
+        options: dict[str, Any],
     ) -> list[Tensor]:  # fmt: skip
         """A few queries by the decoding kernel, or one by one over keys rotated in place; nothing
         where neither can, or a masked call is faster."""
         scheme, keys, sinks = self.scheme, self.keys, options.get("sink_logits")
         lines, size, scale = keys.lines or [()], q.shape[-1], options.get("scale")
+        k, v = keys.buffer.stored, self.values.stored  # a plan reads the columns in use
         plan = decode.plan_for(scheme, q, k, v, keys.length, tuple(lines), at)
         operator = operator_for(q) if plan is None and size == v.shape[-1] else None
         if plan is None:
@@ -285,25 +287,31 @@ class Cache:
             if many_rows or not few or operator is None or q.shape[1] % v.shape[1]:
                 return []
         scale = scheme.softmax_scale(size) if scale is None else scale
-        learned = any(weights_of(part.name, weights or {}) for part in scheme.scale)
-        if scheme.scale and isinstance(q_pos, range) and scheme.causal and not learned:
-            capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
-            make = query_factors.make if capturing else query_factors
-            q = (q * make(scheme, q_pos, q.dtype, q.device)).to(q.dtype)
-        elif scheme.scale:  # the queries times the factors of ④
-            own = {"scale": scale, "segments": None, "length": keys.length}
-            q = prepare(scheme, q, k, v, q_pos, self._pos, weights, **own).q
+        if scheme.scale:
+            q = self._scaled(q, q_pos, weights, scale)
         if plan is not None:
             self.planned = None if self.slot is None else (q, plan)
             return [decode.run_kernel(scheme, q, k, v, plan, scale, sinks)]
         assert operator is not None
-        outs = []
+        outs, v = [], self.values.view()
         for n, positions in enumerate(zip(*at, strict=True)):
             now = one_if_equal(positions)
             step = latest_step(scheme, keys.table_spec(k), keys.lines or [()], now)
             one = q if q.shape[2] == 1 else q[:, :, n : n + 1]
             outs.append(run_step(step, operator, one, keys.apply(step), v, scale, sinks))
         return outs
+
+    def _scaled(self, q: Tensor, q_pos: Pos, weights: Weights | None, scale: float) -> Tensor:
+        """A few queries times the factors of ④."""
+        scheme = self.scheme
+        learned = any(weights_of(part.name, weights or {}) for part in scheme.scale)
+        if isinstance(q_pos, range) and scheme.causal and not learned:
+            capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+            make = query_factors.make if capturing else query_factors
+            return (q * make(scheme, q_pos, q.dtype, q.device)).to(q.dtype)
+        own = {"scale": scale, "segments": None, "length": self.keys.length}
+        k, v = self.keys.buffer.view(), self.values.view()
+        return prepare(scheme, q, k, v, q_pos, self._pos, weights, **own).q
 
     def crop(self, seen: int) -> None:
         """Drop all but the first `seen` tokens ever added."""

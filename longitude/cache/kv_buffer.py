@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -40,10 +41,15 @@ class Buffer:
         """Memory allocated, spare capacity included."""
         return 0 if self.storage is None else self.storage.nbytes
 
+    @property
+    def stored(self) -> Tensor:
+        """All columns, and those to spare."""
+        assert self.storage is not None
+        return self.storage
+
     def view(self) -> Tensor:
         """All columns."""
-        assert self.storage is not None
-        return self.storage.narrow(self.dim, 0, self.size)
+        return self.stored.narrow(self.dim, 0, self.size)
 
     def append(self, new: Tensor) -> None:
         """Add columns at the end."""
@@ -136,17 +142,19 @@ def cut(run: Run, start: int, stop: int | None) -> Run:
     return Run(first, run.pos + first - run.col, max(last - first, 0), run.frame)
 
 
+def join(line: Line, more: Line) -> Line:
+    """A line with runs behind it, the first of which may continue its last."""
+    if not line or not more:
+        return line or more
+    (*before, last), (new, *others) = line, more
+    if (new.col, new.pos, new.frame) == (last.col + last.n, last.pos + last.n, last.frame):
+        return (*before, Run(last.col, last.pos, last.n + new.n, last.frame), *others)
+    return line + more
+
+
 def merge_runs(runs: Iterable[Run]) -> Line:
     """Runs with those that continue each other as one, and without empty ones."""
-    merged: list[Run] = []
-    for run in runs:
-        if merged:
-            last = merged[-1]
-            if (run.col, run.pos, run.frame) == (last.col + last.n, last.pos + last.n, last.frame):
-                run = merged.pop()._replace(n=last.n + run.n)
-        if run.n:
-            merged.append(run)
-    return tuple(merged)
+    return reduce(join, ((run,) for run in runs if run.n), ())
 
 
 def select_columns(line: Line, kept: Line) -> Line:

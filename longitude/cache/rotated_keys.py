@@ -23,7 +23,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from longitude.cache.kv_buffer import Buffer, cut, lines_of, merge_runs, runs_of, select_columns
+from longitude.cache.kv_buffer import (
+    Buffer,
+    cut,
+    join,
+    lines_of,
+    merge_runs,
+    runs_of,
+    select_columns,
+)
 from longitude.core.part import Pos, Region
 from longitude.core.scheme import Scheme
 from longitude.ops.decode import Line, Run, TableSpec, frame_of
@@ -105,7 +113,7 @@ class RotatedKeys:
         if old is None or new is None:
             return None
         rows = range(max(len(old), len(new)))  # one line for all becomes one each if rows differ
-        return [merge_runs(old[r % len(old)] + new[r % len(new)]) for r in rows]
+        return [join(old[r % len(old)], new[r % len(new)]) for r in rows]
 
     def any_rotated(self) -> bool:
         """Whether some key is not pre-RoPE."""

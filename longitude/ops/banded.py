@@ -40,6 +40,7 @@ from longitude.ops.bands import (
     reach_of,
 )
 from longitude.ops.inputs import AttentionInputs, weights_of
+from longitude.ops.kernels.launch import usable
 from longitude.ops.lse_merge import (
     OPERATORS,
     Forward,
@@ -242,9 +243,14 @@ def bias_of(p: AttentionInputs, span: TableSpan) -> Bias:
     assert isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     away, part = p.q_pos[0] - p.k_pos[0], p.scheme.bias[0]
     if isinstance(part, Fire):
+        call = (p.q_pos, p.k_pos, span.first + away, SHARE_ROWS)
+        if usable(p.q):
+            from longitude.ops.kernels.fire import share_table  # it imports Triton
+
+            table, shares = share_table(part, weights_of(part.name, p.weights), *call)
+            return Bias(table, -away, shares=shares)
         weights = {name: x.float() for name, x in p.weights.items()}
-        term = _term(part, p.q.shape[1], p.q.device, weights)
-        table, *shares = term.by_share(p.q_pos, p.k_pos, span.first + away, SHARE_ROWS)
+        table, *shares = _term(part, p.q.shape[1], p.q.device, weights).by_share(*call)
         return Bias(table, -away, shares=Shares(*shares))
     sizes = (p.q.shape[1], span.first + away, span.last + away, p.q.device)
     learned = any(weights_of(part.name, p.weights) for part in p.scheme.bias)

@@ -139,7 +139,8 @@ def _table_span(call: CallSpec, pieces: list[BandPiece]) -> TableSpan:
     ends = [part.flat_beyond for part in call.scheme.bias]
     end = n if None in ends else max([least, *(e - away for e in ends if e is not None)])
     flat = end < n - 1
-    reached = not flat and n >= REACH_QUERIES and not isinstance(call.scheme.bias[0], Fire)
+    slow = all(getattr(part, "falls_slowly", False) for part in call.scheme.bias)
+    reached = not (flat or slow) and n >= REACH_QUERIES
     return TableSpan(least, end if flat else n - 1, flat, reached)
 
 

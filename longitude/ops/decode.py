@@ -33,6 +33,7 @@ from longitude.parts.rope import Rope
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
 MAX_QUERIES = 16  # of one sequence; more of them are a prefill
+STEPS = 64  # of one query each, planned at once
 MAX_POSITION = 2**30  # positions of the kernel are 32 bits wide
 FIELDS = 12  # integers of a segment, before the bounds of its queries; some of them:
 BEFORE, COUNT, FIRST, LEAD = 0, 1, 3, 8
@@ -143,10 +144,15 @@ class DecodePlan(NamedTuple):
     starts: Tables
     segments: int
     queries: int
-    blocks: int  # of the sequence that has most
-    total: int  # blocks of all sequences, or of the one for all
+    blocks: tuple[int, ...]  # of each row
     rotates: bool  # whether any keys are rotated as they are read
     even: int  # every block begins at a multiple of it
+
+    def row(self, n: int) -> DecodePlan:
+        """The plan of one row, in memory of its own."""
+        ints = self.ints[n : n + 1].clone()
+        floats = ints.view(torch.float32)[:, ints.shape[1] - self.floats.shape[1] :]
+        return self._replace(ints=ints, floats=floats, blocks=self.blocks[n : n + 1])
 
     def renew(self, later: DecodePlan) -> None:
         """Become a later step, in place: for a captured graph, which reads this one's memory."""
@@ -161,15 +167,33 @@ class DecodePlan(NamedTuple):
 
 def unsupported_reason(scheme: Scheme, q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Why the kernel can't run these queries over these keys, or None."""
-    if not triton_available(q.device):
-        return "it needs a CUDA device and Triton"
-    if q.shape[2] > MAX_QUERIES:
-        return f"it takes up to {MAX_QUERIES} queries"
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return "it has no gradients"
+    return _unsupported(scheme, _sizes(q, k, v))
+
+
+class Sizes(NamedTuple):
+    """What a plan depends on of the tensors."""
+
+    queries: torch.Size
+    kv_heads: int
+    value_dim: int
+    dtypes: tuple[torch.dtype, ...]
+    device: torch.device
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+    return Sizes(q.shape, k.shape[1], v.shape[3], (q.dtype, k.dtype, v.dtype), q.device)
+
+
+def _unsupported(scheme: Scheme, sizes: Sizes) -> str | None:
+    if not triton_available(sizes.device):
+        return "it needs a CUDA device and Triton"
+    if sizes.queries[2] > MAX_QUERIES:
+        return f"it takes up to {MAX_QUERIES} queries"
     if not supports(scheme):
         return "scores must be q·k alone, of keys whose pairs are all rotated evenly"
-    return unsupported_tensors((q.dtype, k.dtype, v.dtype), max(q.shape[-1], v.shape[-1]))
+    return unsupported_tensors(sizes.dtypes, max(sizes.queries[3], sizes.value_dim))
 
 
 def unsupported_tensors(dtypes: tuple[torch.dtype, ...], size: int) -> str | None:
@@ -201,14 +225,44 @@ def plan_for(
     at: QueryPositions,
 ) -> DecodePlan | None:  # fmt: skip
     """The plan of queries at these positions over lines of keys, None if it can't be run."""
-    if unsupported_reason(scheme, q, k, v) is not None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
-    spec = TableSpec(q.shape[-1], length, torch.float32, q.device)
-    rows = q.shape[1] // k.shape[1] * q.shape[2]
-    keys = k.shape[1] * sum(run.n for line in lines for run in line)
-    keys *= q.shape[0] // len(lines)  # one line may be that of all sequences
-    blocks = _kernel().blocks_for(max(q.shape[-1], v.shape[-1]), q.dtype, rows, keys)
-    return _latest(scheme, spec, lines, at, blocks.keys)
+    return _latest(scheme, _sizes(q, k, v), length, lines, at)
+
+
+def _make_plan(
+    scheme: Scheme, sizes: Sizes, length: int, lines: Sequence[Line], at: QueryPositions
+) -> DecodePlan | None:
+    if _unsupported(scheme, sizes) is not None:
+        return None
+    (b, heads, nq, d), kv_heads, value_dim, (dtype, *_), device = sizes
+    keys = kv_heads * sum(run.n for line in lines for run in line)
+    keys *= b // len(lines)  # one line may be that of all sequences
+    block = _kernel().blocks_for(max(d, value_dim), dtype, heads // kv_heads * nq, keys).keys
+    spec = TableSpec(d, length, torch.float32, device)
+    last = lines[0][-1] if len(lines) == len(at) == nq == 1 and lines[0] else NO_RUN
+    if scheme.causal and at[0] == (last.pos + last.n - 1,):
+        # the steps after it will come: all of a group of positions are planned at once
+        since = at[0][0] % STEPS
+        longer = (*lines[0][:-1], last._replace(n=last.n + STEPS - 1 - since))
+        steps = _steps(scheme, spec, (longer,), at[0][0] - since, block)
+        if steps is not None:
+            return steps.row(since)
+    return make_decode_plan(scheme, spec, lines, at, block)
+
+
+_latest = Latest(_make_plan)  # the other layers of a step need the same
+
+
+def plan_steps(
+    scheme: Scheme, spec: TableSpec, lines: Sequence[Line], first: int, block: int
+) -> DecodePlan | None:
+    """The plans of one query at each of STEPS positions, a row each. It sees nothing behind itself,
+    so a line may have keys that come later."""
+    return make_decode_plan(scheme, spec, lines, [(first + n,) for n in range(STEPS)], block)
+
+
+_steps = Latest(plan_steps)
 
 
 def run_kernel(
@@ -279,13 +333,8 @@ def make_decode_plan(
     steps, starts = (_key_tables(scheme.rotary, distinct, block, spec, n) for n in (0, rounded))
     rotates = any(rotation.divide != math.inf for rotation in distinct)
     even = math.gcd(*(size for rotation in distinct for size in (rotation.span, rotation.chunk)))
-    most, total = int(until[:, -1].max()), int(until[:, -1].sum())
-    return DecodePlan(
-        ints, floats, steps, starts, order.shape[1], nq, most, total, rotates, even
-    )  # fmt: skip
-
-
-_latest = Latest(make_decode_plan)
+    blocks = tuple(until[:, -1].tolist())
+    return DecodePlan(ints, floats, steps, starts, order.shape[1], nq, blocks, rotates, even)
 
 
 def _segments(scheme: Scheme, lines: Sequence[Line], at: Tensor) -> Segments | None:

@@ -183,6 +183,8 @@ class KerpleLog(Bias):
     pass changes them.
     """
 
+    falls_slowly = True  # no key is ever too far away to count
+
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:
         return {
             "r1": torch.rand(dims.heads, generator=rng) * 2,
@@ -306,6 +308,7 @@ class Fire(Bias):
     hidden: PositiveInt = 32
     threshold: PositiveFloat = 512
     c: PositiveFloat = 0.1
+    falls_slowly = True
     many_reads = True  # its weights are read unit by unit, which compiled flex can't differentiate
 
     def init(self, dims: Dims, rng: torch.Generator | None) -> Weights:

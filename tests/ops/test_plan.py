@@ -63,6 +63,19 @@ def on(
     return CallSpec.of(p)._replace(device=device, **more)
 
 
+@pytest.mark.parametrize(
+    ("text", "n", "reached"),
+    [("alibi()", 8192, True), ("kerple_power()", 8192, True), ("kerple()", 8192, False),
+     ("fire()", 8192, False), ("kerple() + alibi()", 8192, True), ("alibi()", 512, False),
+     ("t5()", 8192, False)],
+)  # fmt: skip
+def test_keys_too_far_away_to_count_are_looked_for_where_there_may_be_some(
+    text: str, n: int, reached: bool
+) -> None:
+    table = plan_call(on(H200, text, n)).steps[-1].table
+    assert table is not None and table.reached == reached
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_plans_on_a_cpu(text: str) -> None:
     plan = make_plan(prepare(scheme(text), *inputs(), weights(text)))

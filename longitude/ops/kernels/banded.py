@@ -12,8 +12,8 @@ exists. Three things make it cheap:
 
 FIRE's bias is of a share, the distance normalised by the query's position: its table is of shares
 (`Shares`). Over a block of rows the shares of a distance hardly change, and the bias of its tiles
-is that of the middle row. The first blocks, where they do change, are left to a second launch,
-which looks every pair up.
+is that of the middle row. The first blocks, where they do change, are left to a launch with blocks
+of fewer rows, and what changes over those to one that looks every pair up.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class Blocks(NamedTuple):
     columns: int
     warps: int
     stages: int
+
+
+FINER = Blocks(64, 64, 4, 2)  # of rows whose shares change too much over more of them
 
 
 class LaunchCall(NamedTuple):
@@ -246,6 +249,15 @@ def bias_by_share(table, c, away, pace):
     return tl.load(pointer + tl.minimum(entry, length - 1)) * unit
 
 
+@triton.jit
+@no_type_check
+def _steady(shares, head, at, ROWS: tl.constexpr):
+    """Whether a middle row can stand for the block of so many rows that this one is in."""
+    pace = shares[0] + at // ROWS * ROWS
+    falls = 1.0 - tl.load(pace + ROWS) / tl.load(pace)  # by at most half of it from the middle
+    return falls * tl.load(shares[2] + head) <= 2 * ERROR
+
+
 def blocks_for(
     q: Tensor, v: Tensor, width: int = 2 * NARROW, biased: bool = True, shares: bool = False
 ) -> Blocks:
@@ -329,7 +341,7 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m,
             D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
             ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, SHARES: tl.constexpr,
             STARTED: tl.constexpr, WINDOW: tl.constexpr, REACH: tl.constexpr,
-            CHUNKED: tl.constexpr):  # fmt: skip
+            CHUNKED: tl.constexpr, COARSER: tl.constexpr):  # fmt: skip
     """One block of rows of one head. The longest rows go first, heads that share keys together."""
     lanes, heads, group = sizes
     scale, log2e = scales
@@ -338,16 +350,16 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m,
     batch, head = lane // heads, lane % heads
     rows = at + tl.arange(0, ROWS)
     by_share = (0.0, 0.0)
-    stored = n
     if SHARES != "none":
-        pace = shares[0] + at
-        falls = 1.0 - tl.load(pace + ROWS) / tl.load(pace)  # by at most half of it from the middle
-        steady = falls * tl.load(shares[2] + head) <= 2 * ERROR
-        mine = steady == (SHARES == "blocks")
-        m, stored = tl.where(mine, m, 0), tl.where(mine, n, 0)  # the other launch has the rest
-        own = tl.load(pace + (ROWS // 2 if SHARES == "blocks" else tl.arange(0, ROWS)))
+        # other launches have the rest: blocks of more rows, and of fewer
+        mine = SHARES == "pairs" or _steady(shares, head, at, ROWS)
+        if COARSER:
+            mine = mine & (_steady(shares, head, at, COARSER) == 0)
+        if not mine:
+            return
+        own = tl.load(shares[0] + at + (ROWS // 2 if SHARES == "blocks" else tl.arange(0, ROWS)))
         by_share = (own, tl.load(shares[1]))
-    tile = load_tile(tile_of(q, batch, head), q[3], at, stored, D, ROWS, WIDTH, True)
+    tile = load_tile(tile_of(q, batch, head), q[3], at, n, D, ROWS, WIDTH, True)
     far = tl.load(reach + lane) if REACH else n
     ends = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
     first = 0
@@ -368,9 +380,9 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m,
     none = total == 0.0  # a row that sees nothing gets zeros
     total = tl.where(none, 1.0, total)
     acc = acc / total[:, None]
-    store_tile(out, batch, head, at, stored, acc, DV, ROWS, WIDTH_V)
+    store_tile(out, batch, head, at, n, acc, DV, ROWS, WIDTH_V)
     sums = tl.where(none, float("-inf"), most + tl.log2(total)) / log2e
-    tl.store(tile_of(lse, batch, head) + rows.to(tl.int64) * lse[3], sums, mask=rows < stored)
+    tl.store(tile_of(lse, batch, head) + rows.to(tl.int64) * lse[3], sums, mask=rows < n)
 
 
 def banded(
@@ -391,8 +403,7 @@ def banded(
         out = torch.empty(b, n, h, d, dtype=v.dtype, device=v.device).transpose(1, 2)
         lse = torch.empty(b, h, n + -n % 16, dtype=torch.float32, device=v.device)[..., :n]
     so_far = start or Start(out, lse)
-    programs = call.sizes[0] * -(-q.shape[2] // blocks.rows)
-    if programs:
+    if q.numel():
         begun = (laid(so_far.out), laid(so_far.lse))
         given = (*map(laid, (q, k, v, out, lse)), begun, call.table, shares, call.reach)
         tokens = (*call.sizes[3:], so_far.top, *(part.chunk or (1, 0, 1, 0, 0)))
@@ -400,13 +411,17 @@ def banded(
         tensors = (*call.tensors, *outputs, *shares)
         key = (*call.key, *map(shape, outputs), so_far.top, start is None, blocks)
         how = {"STARTED": start is not None, "CHUNKED": part.chunk is not None}
-        kinds = {"none": blocks}
+        kinds, coarser = [("none", blocks)], 0
         if shares:  # loads ahead of every pair's entry would not fit into shared memory
-            kinds = {"blocks": blocks, "pairs": blocks._replace(stages=1)}
-        for kind, own in kinds.items():
+            levels = [blocks, FINER] if FINER.rows < blocks.rows else [blocks]
+            kinds = [("blocks", own) for own in levels]
+            kinds.append(("pairs", levels[-1]._replace(stages=1)))
+        for kind, own in kinds:
+            programs = call.sizes[0] * -(-q.shape[2] // own.rows)
+            kernel = how | {"SHARES": kind, "COARSER": coarser}
             launch(
                 _kernel, (programs, 1, 1), (*given, call.sizes[:3], call.scales, *tokens), tensors,
-                (*key, kind),
-                lambda own=own, kind=kind: call.constants(own) | how | {"SHARES": kind},
+                (*key, kind, own), lambda own=own, kernel=kernel: call.constants(own) | kernel,
             )  # fmt: skip
+            coarser = own.rows
     return out, lse

@@ -39,15 +39,15 @@ VARYING = (
 
 @triton.jit(do_not_specialize=VARYING)
 @no_type_check
-def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_sin, hidden, table,
+def decode_kernel(q, k, v, out, ints, floats, cos, sin, start_cos, start_sin, hidden, table,
             capacity, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, hidden_b, table_b, plan_row,
             scale, kv_heads, group, tiles, queries, segments, splits, least, total_rows,
             HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
             DV: tl.constexpr, DV_PAD: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
             ADJACENT: tl.constexpr, ROTATES: tl.constexpr, ALONE: tl.constexpr,
             HIDES: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, K_PAGE: tl.constexpr,
-            V_PAGE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """One share of one key head's blocks: the output and the log-sum-exp (base 2) of it."""
+            V_PAGE: tl.constexpr, WIDE: tl.constexpr, ONCE: tl.constexpr):  # fmt: skip
+    """One share of a key head's blocks: its output and, behind all outputs, its log-sum-exp."""
     tile, split = tl.program_id(0), tl.program_id(1)
     pair, tile = tile // tiles, tile % tiles
     batch, kv_head = (pair // kv_heads).to(tl.int64), (pair % kv_heads).to(tl.int64)
@@ -89,11 +89,11 @@ def decode_kernel(q, k, v, out, lse, ints, floats, cos, sin, start_cos, start_si
         floats += queries * 2 * HALF
     at = split * total_rows + (batch * kv_heads * group + head) * queries + n
     some = tl.where(norm > 0, norm, 1.0)
-    tl.store(lse + at, top + tl.log2(some), mask=live)
     column = tl.arange(0, DV_PAD)
-    written = live & (norm > 0)
-    if splits == 1:
-        written = live
+    written = live if ONCE else live & (norm > 0)
+    if not ONCE:
+        lse = out + total_rows.to(tl.int64) * splits * DV
+        tl.store(lse + at, top + tl.log2(some), mask=live)  # of base 2
     tl.store(
         out + at[:, None] * DV + column[None, :],
         (acc / some[:, None]).to(out.dtype.element_ty),
@@ -268,10 +268,11 @@ def _join(product, value, top, norm, acc, WIDE: tl.constexpr):
 
 @triton.jit(do_not_specialize=VARYING)
 @no_type_check
-def merge_kernel(parts, lses, sinks, out, splits, total_rows, per_head, heads, SINKS: tl.constexpr,
+def merge_kernel(parts, sinks, out, splits, total_rows, per_head, heads, SINKS: tl.constexpr,
            DV: tl.constexpr, DV_PAD: tl.constexpr, S: tl.constexpr):  # fmt: skip
     """The parts of one query's softmax, and a sink's logit as one more whose value is nothing."""
     row = tl.program_id(0).to(tl.int64)
+    lses = parts + total_rows.to(tl.int64) * splits * DV
     column, part = tl.arange(0, DV_PAD), tl.arange(0, S)
     top = tl.full((), float("-inf"), tl.float32)
     norm = tl.zeros((), tl.float32)
@@ -349,22 +350,23 @@ def decode(
     layout = _layout(shapes, q.dtype, q.device, tables, key_padding is not None, paged, blocks)
     by_row = plan.ints.stride(0) if plan.ints.shape[0] > 1 else 0
     # as many programs as there would be if the longest sequences had all blocks
-    full = -(-layout.programs * plan.total // max(1, plan.blocks * plan.ints.shape[0]))
-    splits = splits or _splits(max(1, full), plan.blocks, q.device, layout.constants["num_warps"])
-    least = -(-plan.blocks // splits)
+    most = max(plan.blocks)
+    full = -(-layout.programs * sum(plan.blocks) // max(1, most * len(plan.blocks)))
+    splits = splits or _splits(max(1, full), most, q.device, layout.constants["num_warps"])
+    least = -(-most // splits)
     once, rows, dv = splits == 1 and sink_logits is None, layout.rows, v.shape[3]
-    lse = out.new_empty(splits, rows, dtype=torch.float32)
-    parts = out if once else lse.new_empty(splits, rows, dv)
+    # the outputs of all shares, then their log-sum-exps
+    parts = out if once else out.new_empty(splits * rows * (dv + 1), dtype=torch.float32)
     ints, starts = plan.ints, plan.starts
-    pointers = (q, k, v, parts, lse, ints, plan.floats, *plan.steps, *starts, hidden, table)
+    pointers = (q, k, v, parts, ints, plan.floats, *plan.steps, *starts, hidden, table)
     by = LOG2E.value * (q.shape[3] ** -0.5 if scale is None else scale)
     strides = (*layout.strides, hidden.stride(0), table.stride(0), by_row)
     numbers = (starts[0].shape[1], *strides, by, *layout.counts, plan.segments, splits, least, rows)
     key = (layout, once, table.dtype)
     launch(decode_kernel, (layout.programs, splits, 1), (*pointers, *numbers),
-           (q, k, v, hidden, table), key, lambda: layout.constants)  # fmt: skip
+           (q, k, v, hidden, table), key, lambda: layout.constants | {"ONCE": once})  # fmt: skip
     if not once:
-        given = (parts, lse, sink_logits, out, splits, rows, q.shape[2], q.shape[1])
+        given = (parts, sink_logits, out, splits, rows, q.shape[2], q.shape[1])
         sinks, key = (parts, None) if sink_logits is None else (sink_logits, sink_logits.dtype)
         launch(merge_kernel, (rows, 1, 1), given, (sinks, out), (layout, key),
                lambda: {"SINKS": key is not None, "DV": dv, "DV_PAD": _pad(dv), "S": 16,

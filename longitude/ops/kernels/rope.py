@@ -113,30 +113,30 @@ def rotate_qk(
     blocks: Blocks | None = None,
 ) -> tuple[Float[Tensor, "b h nq d"], Float[Tensor, "b hkv nk d"]]:
     """q and k rotated by their tables (b|1 1 n half), or rotated back, in one launch."""
-    options = (pairs, inverse, blocks)
+    tables = (*q_tables, *k_tables)
+    options: Options = (pairs, inverse, blocks)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-        return _Rotate.apply(options, q, k, *q_tables, *k_tables)  # type: ignore[return-value]
-    return _run((q, k, *q_tables, *k_tables), options)
+        return _Rotate.apply(tables, options, q, k)  # type: ignore[return-value]
+    return _run((q, k, *tables), options)
 
 
 class _Rotate(torch.autograd.Function):
-    """The gradient is rotated back, and its gradient forth again."""
+    """The gradient is rotated back, and its gradient forth again. Tables have no gradients: as one
+    argument that is no tensor they take the least of the host's time, for which the GPU waits."""
 
     @staticmethod
-    def forward(ctx: Any, options: Options, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        made = _run(tensors, options)  # first: the GPU waits for it
-        ctx.save_for_backward(*tensors[2:])
-        ctx.options = options
-        return made
+    def forward(
+        ctx: Any, tables: tuple[Tensor, ...], options: Options, q: Tensor, k: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.tables, ctx.options = tables, options
+        return _run((q, k, *tables), options)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        c, s, kc, ks = ctx.saved_tensors
+        (dq, dk), (c, s, kc, ks) = grads, ctx.tables
         pairs, inverse, blocks = ctx.options
-        dq, dk = rotate_qk(
-            grads[0], grads[1], (c, s), (kc, ks), pairs, inverse=not inverse, blocks=blocks
-        )
-        return None, dq, dk, None, None, None, None
+        made = rotate_qk(dq, dk, (c, s), (kc, ks), pairs, inverse=not inverse, blocks=blocks)
+        return None, None, *made
 
 
 def _run(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from longitude.ops.bands import (
     reach_of,
 )
 from longitude.ops.plan import Band, Chunk
+from longitude.parts.biases import Fire
 from tests.grid import scheme
 from tests.ops.references import band_backward_reference, band_reference
 
@@ -29,6 +30,7 @@ triton = pytest.importorskip("triton")
 from longitude.ops.kernels.banded import Blocks, banded, blocks_for  # noqa: E402
 from longitude.ops.kernels.banded_backward import BlockPlan, backward  # noqa: E402
 from longitude.ops.kernels.banded_backward import blocks_for as plan_for  # noqa: E402
+from longitude.ops.kernels.fire import share_table  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Blocks(32, 16, 4, 1)
@@ -214,17 +216,22 @@ def test_no_reach_where_a_row_may_miss_its_nearest_key() -> None:
     assert reach_of(part(Case(1, 1, 1, 9, 5, 16, 16, 0, FAR))) is None
 
 
-@pytest.mark.parametrize(("n", "away", "threshold"), [(290, 0, 30), (260, 0, 130), (40, 4000, 30)])
+@pytest.mark.parametrize(
+    ("n", "away", "threshold", "rows"),
+    [(290, 0, 30, 32), (260, 0, 130, 32), (40, 4000, 30, 32), (290, 0, 30, 128)],
+)
 @pytest.mark.parametrize("steep", [1.0, 60.0])
-def test_fire_by_its_table_of_shares(n: int, away: int, threshold: int, steep: float) -> None:
-    """Block by block where a row can stand for those around it, else pair by pair."""
+def test_fire_by_its_table_of_shares(
+    n: int, away: int, threshold: int, rows: int, steep: float
+) -> None:
+    """Block by block where a row can stand for those around it, of 128 or 64, else pair by pair."""
     own = scheme(f"fire(threshold={threshold})")
     p = part(Case(1, 2, 1, n, n + away, 16, 16, -away, FAR))
     weights = own.init(Dims(16, 2, 16), torch.Generator().manual_seed(1))
     weights = {name.removeprefix("fire."): w.to(DEVICE) for name, w in weights.items()}
     weights["outward"] *= steep
     q, k, here = range(away, away + n), range(away + n), torch.zeros(1, 1, device=DEVICE)
-    wide = Blocks(32, 256 if away else 128, 4, 1)  # the interpreter's time is by tile
+    wide = Blocks(rows, 256 if away else 128, 4, 1)  # the interpreter's time is by tile
     term = own.bias[0].term(p.q, p.k, here, here, weights, 1.0)
     table, pace, c, steepest = term.by_share(q, k, 0, SHARE_ROWS)  # type: ignore[attr-defined]
     exact = attention(
@@ -235,19 +242,49 @@ def test_fire_by_its_table_of_shares(n: int, away: int, threshold: int, steep: f
     for change in (steepest, steepest + 1e30):  # and never block by block
         bias = Bias(table, -away, shares=Shares(pace, c, change))
         outs.append(banded(p._replace(bias=bias), blocks=wide))
-    (some, _), (pairs, lse) = outs
+    (some, some_lse), (pairs, lse) = outs
     assert far_apart(pairs, exact) < steep * 2e-4 and far_apart(some, exact) < SHARE_ERROR
-    torch.testing.assert_close(some[:, :, 16::32], pairs[:, :, 16::32])  # a block's middle row
+    i = torch.arange(n, device=DEVICE)
+    stand_in, found = i.expand(2, n).clone(), torch.zeros(2, n, dtype=torch.bool, device=DEVICE)
+    for size in (rows, 64) if rows > 64 else (rows,):
+        first = i // size * size
+        steady = (1 - pace[first + size] / pace[first]) * steepest[:, None] <= 2 * SHARE_ERROR
+        stand_in = torch.where(steady & ~found, first + size // 2, stand_in)
+        found |= steady
     r = torch.tensor([*q], device=DEVICE)[:, None] - torch.tensor([*k], device=DEVICE)
-    entry = (torch.log2(1 + c * r.clamp(min=0)) * pace[:n, None] + 0.5).long()
-    scores = p.q.double() @ p.k.double().mT.repeat_interleave(2, 1) * p.scale + table[:, entry]
-    want = scores.masked_fill(r < 0, -torch.inf).logsumexp(-1)
-    torch.testing.assert_close(lse.double(), want, rtol=0, atol=2e-6 * steep)
-    falls = (1 - pace[32 : n + 32 : 32] / pace[:n:32])[:, None]
-    changed = (falls > 0) & (falls <= 2 * SHARE_ERROR / steepest)  # blocks, heads
-    differ = (some != pairs).any(-1)[0].mT
-    blocks = torch.stack([rows.any(0) for rows in differ.split(32)])
-    assert torch.equal(blocks, changed)
+    content = p.q.double() @ p.k.double().mT.repeat_interleave(2, 1) * p.scale
+    for row, got in ((stand_in, some_lse), (i.expand(2, n), lse)):
+        entry = (torch.log2(1 + c * r.clamp(min=0)) * pace[row][..., None] + 0.5).long()
+        entry = entry.clamp(max=table.shape[1] - 1)
+        scores = content + table.gather(1, entry.flatten(1)).view_as(entry)
+        want = scores.masked_fill(r < 0, -torch.inf).logsumexp(-1)
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=2e-6 * steep)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "least", "c", "dtype"),
+    [(range(90), range(90), 0, 0.1, torch.float32),
+     (range(1060, 1100), range(1100), 0, -1e-6, torch.float32),
+     (range(90), range(90), -89, 2.0, torch.bfloat16),
+     (range(3, 7), range(-5, 7), 0, -1e-9, torch.float32)],
+)  # fmt: skip
+def test_fire_has_its_table_in_one_launch(
+    q: range, k: range, least: int, c: float, dtype: torch.dtype
+) -> None:
+    """Against the reference in float64; heads lie apart in memory, as a slice's do."""
+    part = Fire(hidden=5, threshold=20)
+    weights = part.init(Dims(16, 3, 16), torch.Generator().manual_seed(1))
+    weights |= {"c": torch.tensor(c), "multiplier": torch.tensor(-1.5)}
+    weights = {name: x.to(DEVICE, dtype) for name, x in weights.items()}
+    weights["outward"] = weights["outward"].repeat(1, 2)[:, :3]
+    here = torch.zeros(1, 1, device=DEVICE)
+    wide = {name: x.double() for name, x in weights.items()}
+    x = torch.zeros(1, 3, 1, 16, device=DEVICE)
+    term = part.term(x, x, here, here, wide, 1.0)
+    want = term.by_share(q, k, least, SHARE_ROWS)  # type: ignore[attr-defined]
+    table, shares = share_table(part, weights, q, k, least, SHARE_ROWS)
+    for got, its, close in zip((table, *shares), want, (2e-6, 2e-6, 0, 1e-3), strict=True):
+        torch.testing.assert_close(got.double(), its, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from tests.ops.kernels.hopper import Spec, compiled, together
 
 pytest.importorskip("triton")
 
-from longitude.ops.kernels.banded import Blocks, blocks_for
+from longitude.ops.kernels.banded import FINER, Blocks, blocks_for
 from longitude.ops.kernels.banded_backward import STRIP
 from longitude.ops.kernels.banded_backward import blocks_for as plan_for
 
 WHERE = "longitude.ops.kernels.banded"
 SHARED = 227 * 1024
+SHARES = ("blocks", "finer", "pairs")
 POINTER = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
@@ -59,11 +60,13 @@ def forward(
     x = torch.empty(1, 1, 1, d, dtype=dtype, device="meta")
     found = types(dtype, "q", "k", "v", "out", "lse", "start")
     blocks = blocks_for(x, x, 128 if window else 4096, biased, shares != "none")
-    blocks = blocks._replace(stages=1) if shares == "pairs" else blocks
+    coarser = {"finer": blocks.rows, "pairs": FINER.rows}.get(shares, 0)
+    blocks = {"finer": FINER, "pairs": FINER._replace(stages=1)}.get(shares, blocks)
     bare: dict[str, int | bool] = {} if biased else {"RUN": 0}
-    return spec(f"{WHERE}:_kernel", found, d, blocks, SHARES=shares, STARTED=started,
+    kind = "blocks" if shares == "finer" else shares
+    return spec(f"{WHERE}:_kernel", found, d, blocks, SHARES=kind, STARTED=started,
                 WINDOW=window, REACH=not window and biased and shares == "none",
-                CHUNKED=not biased, **bare)  # fmt: skip
+                CHUNKED=not biased, COARSER=coarser, **bare)  # fmt: skip
 
 
 def backward(d: int, dtype: torch.dtype) -> list[Spec]:
@@ -92,7 +95,7 @@ USUAL = together(
     [
         forward(64, torch.bfloat16, window=False, started=False),
         forward(128, torch.bfloat16, biased=False),
-        *(forward(128, torch.bfloat16, False, False, shares=x) for x in ("blocks", "pairs")),
+        *(forward(128, torch.bfloat16, False, False, shares=x) for x in SHARES),
     ]
 )
 
@@ -107,5 +110,4 @@ def test_forward_compiles() -> None:
 def test_every_kernel_compiles_for_every_head_size(d: int, dtype: torch.dtype) -> None:
     held([forward(d, dtype), forward(d, dtype, False, False), *backward(d, dtype)], dtype)
     if dtype != torch.float32:
-        kinds = ("blocks", "pairs")
-        held([forward(d, dtype, False, False, shares=kind) for kind in kinds], dtype)
+        held([forward(d, dtype, False, False, shares=kind) for kind in SHARES], dtype)

@@ -13,11 +13,13 @@ from longitude.core.region import SAME
 from longitude.ops import decode as decoding
 from longitude.ops import plan
 from longitude.ops.decode import (
+    STEPS,
     DecodePlan,
     Line,
     Run,
     TableSpec,
     make_decode_plan,
+    plan_steps,
     supports,
 )
 from longitude.ops.kernels.launch import Device
@@ -94,6 +96,24 @@ def test_what_is_seen_is_the_scheme(name: str, queries: int) -> None:
     pairs = s.rotary.pairs if s.rotary else "half"
     got = decode_reference(q, k, v, seen(s, 16, [(Run(0, 0, n),)], last(n, queries)), pairs)
     assert off(got, want) < 5e-7  # tables are float32, and three of them turn a pair
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_steps_planned_at_once_are_those_planned_one_by_one(name: str) -> None:
+    """Over a line that ends behind them, which holds keys that come later."""
+    s, first = scheme(SCHEMES[name]), 2 * STEPS
+    q, k, v = (x.double() for x in qkv((1, 2, 2, 1), first + STEPS, 16))
+    spec, pairs = TableSpec(16, 40, torch.float32, k.device), s.rotary.pairs if s.rotary else "half"
+    steps = plan_steps(s, spec, [(Run(0, 0, first + STEPS),)], first, 16)
+    assert steps is not None
+    for n in (0, 1, 7, STEPS - 1):
+        own, one = steps.row(n), seen(s, 16, [(Run(0, 0, first + n + 1),)], [(first + n,)])
+        assert own.blocks == one.blocks and own.ints.shape[0] == 1
+        assert off(*(decode_reference(q, k, v, plan, pairs) for plan in (own, one))) < 1e-12
+        later = steps.row((n + 1) % STEPS)
+        own.renew(later)  # in memory of its own
+        assert torch.equal(own.ints, later.ints)
+        assert torch.equal(steps.row(n).ints, steps.ints[n : n + 1])
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -364,7 +384,7 @@ def shares(
 ) -> Spec:  # fmt: skip
     """The kernel as `decode` launches it over heads of d, with all strides multiples of 16."""
     blocks = blocks_for(d, torch.float32 if dtype == "fp32" else torch.bfloat16, rows, keys)
-    pointers = {"q": dtype, "k": dtype, "v": dtype, "out": "fp32", "lse": "fp32", "ints": "i32"}
+    pointers = {"q": dtype, "k": dtype, "v": dtype, "out": "fp32", "ints": "i32"}
     floats = ("floats", "cos", "sin", "start_cos", "start_sin")
     strides = [*(f"{x}_{axis}" for x in "qkv" for axis in "bhn"), "hidden_b", "table_b"]
     counts = ("kv_heads", "group", "tiles", "queries", "segments", "splits", "least", "total_rows")
@@ -378,7 +398,7 @@ def shares(
         "REST_PAD": padded(d - 2 * half), "DV": d, "DV_PAD": padded(d), "R": rows,
         "N": blocks.keys, "ADJACENT": adjacent, "ROTATES": True, "ALONE": rows == 16,
         "HIDES": rows > 16, "PAGE": page, "GROUP": page or 1,
-        "K_PAGE": page * 1024, "V_PAGE": page * 1024, "WIDE": False,
+        "K_PAGE": page * 1024, "V_PAGE": page * 1024, "WIDE": False, "ONCE": False,
     }  # fmt: skip
     divided = [*pointers, *floats, *strides]
     aligned = tuple((n,) for n, name in enumerate(types) if name in divided)

@@ -50,6 +50,17 @@ def stacking(dtype: str, d: int, flipped: bool) -> Spec:
     return Spec(kernel, types, constants, aligned, {"num_warps": 4})
 
 
+def tabulating(beyond: bool) -> Spec:
+    weights = ("inward", "inward_bias", "outward", "outward_bias", "c", "multiplier")
+    made = ("table", "pace", "steepest", "own_c")
+    numbers = {"by_unit": "i32", "by_head": "i32", "threshold": "fp32"}
+    numbers |= dict.fromkeys(("first", "farthest", "rows", "heads"), "i32")
+    types = dict.fromkeys(weights, "*bf16") | dict.fromkeys(made, "*fp32") | numbers
+    constants = {"HIDDEN": 32, "STEPS": 2**14, "BLOCK": 1024, "BEYOND": beyond}
+    aligned = tuple((n,) for n in range(len(weights) + len(made)))
+    return Spec("longitude.ops.kernels.fire:_kernel", types, constants, aligned, {"num_warps": 4})
+
+
 USUAL = together([turning("bf16", 128, 64, False), joining("bf16", 128, 3, True, True)])
 OTHERS = [
     turning("bf16", 128, 64, True),
@@ -73,3 +84,9 @@ def test_kernels_compile_for_hopper(specs: list[Spec]) -> None:
         written = [name for name in moved if name.startswith("st")]
         single = [name for name in written if ".v4.b32" not in name]  # one log-sum-exp a row
         assert len(single) == spec.kernel.count("merge_kernel") and len(written) > len(single)
+
+
+def test_the_table_of_fire_compiles_for_hopper() -> None:
+    for made in compiled([tabulating(False), tabulating(True)]):
+        assert ".local" not in made["ptx"] and made["shared"] <= 1024
+        assert "atom.global.gpu.acq_rel.max" in made["ptx"]
