@@ -29,7 +29,7 @@ from longitude.training.distributed import World
 from longitude.training.loop import Job, adamw, take_step
 from longitude.training.loss import LossModel
 from longitude.training.tune.data import TokenStream
-from longitude.training.tune.model import FULL, enable_checkpointing, make_trainable
+from longitude.training.tune.model import FULL, make_trainable
 from longitude.training.tune.run import TOKENS_AT_ONCE
 
 TRAINER = "HF Trainer, SDPA, YaRN"
@@ -105,7 +105,7 @@ def ours(scheme: str, length: int, args: argparse.Namespace) -> Turn:
     loss = LossModel(model)
     make_trainable(model, FULL, 16)
     if args.checkpointing:
-        enable_checkpointing(model)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     rows = rows_at(length, args)
     tokens = _tokens(8 * rows * length)
     text = TokenStream(tokens, torch.zeros_like(tokens), "random", "", Sequential(), packed=False)

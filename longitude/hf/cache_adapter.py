@@ -7,6 +7,7 @@ returns the new tokens' own keys and values.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -50,6 +51,12 @@ class CacheLayer(CacheLayerMixin):
         self.columns = 0  # over a group: tokens that all ranks have seen
         self.without_length = False  # opened for a length that further tokens would change
 
+    def __deepcopy__(self, memo: Any) -> CacheLayer:
+        """A prompt's cache for several answers: tokens are copied, the patched model is not."""
+        other = copy.copy(self)
+        other.store = copy.deepcopy(self.store, memo)
+        return other
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Open the store now that the total length is known, if it is known at all."""
         forward, rope = self.layer.model.forward, self.layer.scheme.rotary
@@ -84,7 +91,8 @@ class CacheLayer(CacheLayerMixin):
             padding = None if padding is None else padding[:, kept]
             self.store.add(keys[:, :, kept], value_states[:, :, kept], pos, padding)
         else:
-            self.store.add(keys, value_states, forward.pos, forward.new_padding)
+            unseen = forward.new_padding if forward.unseen is None else forward.unseen
+            self.store.add(keys, value_states, forward.pos, unseen)
         return key_states, value_states
 
     def get_seq_length(self) -> int:

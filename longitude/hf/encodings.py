@@ -44,6 +44,7 @@ NAMED_MODELS: dict[str, dict[str, Any]] = _TABLE["models"]
 SIZES = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
 SIZES += ("max_position_embeddings",)
 SHARES = ("rotary_pct", "partial_rotary_factor")
+LATENT = ("qk_nope_head_dim", "qk_rope_head_dim")
 # of a model without source: the entries that name an encoding
 BY_ENTRY = (
     ("alibi", ("alibi",)),
@@ -169,11 +170,12 @@ def by_entries(raw: Mapping[str, Any]) -> Encoding:
         return Encoding(kind, where=where)
     if kind != "rope":
         return Encoding(kind, **describe(kind, SimpleNamespace(**raw), {}, "", where))
-    names = (*SIZES, *dict(BY_ENTRY)["rope"])
+    names = (*SIZES, *LATENT, *dict(BY_ENTRY)["rope"])
     given = {name: raw[name] for name in names if raw.get(name) is not None}
-    partial = given.keys() & {*SHARES}
     # the plainest of transformers' models that rotates whole heads, or a fraction of them
-    config = make_config({"model_type": "stablelm" if partial else "llama", **given})
+    model = "stablelm" if given.keys() & {*SHARES} else "llama"
+    model = "deepseek_v3" if given.keys() & {*LATENT} else model
+    config = make_config({"model_type": model, **given})
     fields = describe(kind, config, {}, "", where) | {"where": where, "notes": (ASSUMED,)}
     return Encoding(kind, **fields)
 

@@ -179,10 +179,10 @@ def out_of_range(s: RopeDict) -> str | None:
     return next(iter(wrong + shares), None)
 
 
-@rule("the bounds of {kind} in {at} should rise, but got {got}: exchange them.")
+@rule("the bounds of {kind} in {at} should not fall, but got {got}: exchange them.")
 def bounds_crossed(s: RopeDict) -> str | None:
     ends = [(name, s.number(name) or default) for name, default in BOUNDS.get(s.kind, ())]
-    crossed = bool(ends) and not ends[0][1] < ends[1][1]
+    crossed = bool(ends) and ends[0][1] > ends[1][1]
     return " and ".join(f"{name}={end}" for name, end in ends) if crossed else None
 
 

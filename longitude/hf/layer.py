@@ -105,6 +105,21 @@ def token_runs(pos: Real[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) ->
     ]
 
 
+def all_but_last(runs: list[TokenRun], pos: Real[Tensor, "b n"]) -> Bool[Tensor, "b n"] | None:
+    """All tokens but each row's last document, whose text goes on; None where no row has several:
+    the cache's padding is enough."""
+    rows = [row for run in runs for row in run.rows]
+    if len(set(rows)) == len(rows):
+        return None
+    unseen, index = torch.ones_like(pos, dtype=torch.bool), range(pos.shape[1])
+    ends = [index[t][-1] if isinstance(t := run.tokens, slice) else int(t[-1]) for run in runs]
+    for _, run in sorted(zip(ends, runs, strict=True), key=lambda each: each[0]):
+        here = torch.ones(pos.shape[1], dtype=torch.bool, device=pos.device)
+        here[run.tokens] = False
+        unseen[run.rows] = here
+    return unseen
+
+
 @dataclass(eq=False)
 class LayerState:
     """A patched attention module: what was probed of it, its scheme, and its model's state."""

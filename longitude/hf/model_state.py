@@ -9,10 +9,12 @@ last.
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +25,14 @@ from longitude.core.part import Pos, as_tensor
 from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.layer import NAME, LayerState, TokenRun, as_range, token_runs
+from longitude.hf.layer import (
+    NAME,
+    LayerState,
+    TokenRun,
+    all_but_last,
+    as_range,
+    token_runs,
+)
 from longitude.hf.probe import (
     RotaryOwner,
     attention_implementation,
@@ -38,6 +47,9 @@ from longitude.parts.axes import by_axis
 if TYPE_CHECKING:
     from longitude.hf.ranks import Ranks
 
+# of layers that run again when their gradients are due (Chen et al. 2016, arXiv:1604.06174)
+CHECKPOINT = "_gradient_checkpointing_func"
+
 
 @dataclass
 class ForwardState:
@@ -46,8 +58,10 @@ class ForwardState:
     pos: Pos = range(0)  # of the new tokens
     past: int = 0  # tokens in the cache before this forward
     runs: list[TokenRun] | None = None  # None: every row is the range `pos`
+    unseen: Tensor | None = None  # which of packed tokens (b n) none after them sees
     length: int | Tensor | None = None  # the total length that length-dependent frequencies see
     padding: Tensor | None = None  # (b, past + tokens), True where a token is padding
+    padded: Tensor | None = None  # the same of all ranks
     cache: Any = None
     position_ids: Tensor | None = None  # as the rotary embedding was called with them
     group: Any = None  # whose ranks share this forward
@@ -71,20 +85,29 @@ class ForwardState:
 
 
 class ModelState:
-    """The patch of one module that owns rotary embeddings, and its forward in progress."""
+    """The patch of one module that owns rotary embeddings, and its forwards in progress."""
 
     def __init__(self, owner: RotaryOwner, length: int | None) -> None:
         self.owner = owner
         self.layers: dict[int, LayerState] = {}
-        self.forward = ForwardState()
+        self._forwards: dict[int, ForwardState] = defaultdict(ForwardState)  # by thread
         self.ranks: Ranks | None = None
         self._length = length  # the total length that was given, if one was
-        self._generate_length: int | None = None  # how far `generate` will go, padding included
+        self._generate_length: dict[int, int] = {}  # how far `generate` will go, by thread
         self._parameters = tuple(inspect.signature(owner.module.forward).parameters)
         self._positions: WeakKeyDictionary[Any, Pos] = WeakKeyDictionary()  # of caches not ours
-        self._padded: Tensor | None = None
         self._axes: tuple[int, ...] | None = None  # of M-RoPE, once an image has come
+        self._recomputed = ExitStack()  # of this forward, if gradients are checkpointed
         self.pos: range | None = None  # of the next forward, if they need not be read from memory
+
+    @property
+    def forward(self) -> ForwardState:
+        """The forward in progress, of this thread."""
+        return self._forwards[get_ident()]
+
+    @forward.setter
+    def forward(self, forward: ForwardState) -> None:
+        self._forwards[get_ident()] = forward
 
     @contextmanager
     def installed(self, model: nn.Module, skips: bool) -> Iterator[None]:
@@ -116,7 +139,7 @@ class ModelState:
 
         def prepared(*args: Any, **kwargs: Any) -> Any:
             settings = prepare(*args, **kwargs)
-            self._generate_length = int(settings.max_length)
+            self._generate_length[get_ident()] = int(settings.max_length)
             return settings
 
         @wraps(generate)
@@ -124,7 +147,7 @@ class ModelState:
             try:
                 return generate(*args, **kwargs)
             finally:
-                self._generate_length = None
+                self._generate_length.pop(get_ident(), None)
 
         return {"_prepare_generated_length": prepared, "generate": generated}
 
@@ -132,6 +155,9 @@ class ModelState:
         """Before the forward: read the padding, adapt an empty cache or open one."""
         given = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         self.forward = ForwardState(padding=padding_of(given.get("attention_mask")))
+        self._check_attention()
+        if self._checkpoints:
+            self._keep_for_recomputation()
         cache = given.get("past_key_values")
         if cache is None and "past_key_values" in self._parameters and self._opens_cache(given):
             from transformers import DynamicCache
@@ -151,7 +177,7 @@ class ModelState:
                     f"the cache holds {past} tokens whose keys this patch never saw: open a new "
                     f"cache inside it."
                 )
-        self._padded = self.forward.padding  # of all ranks
+        self.forward.padded = self.forward.padding
         if self.ranks is not None:
             ours = cache is not None and self._ours(min(self.layers)) is not None
             given = self.ranks.share({**given, **kwargs}, self.forward, ours)
@@ -167,21 +193,49 @@ class ModelState:
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         """After the forward, even a failed one: note the positions of a cache of the model's."""
+        self._recomputed.close()
         prompt = self.ranks is not None and self.ranks.generating and self.forward.sharded
         created = getattr(out, "past_key_values", None)
         if created is not None and self.forward.cache is None:
             self._positions[created] = self.forward.pos
-        self.forward = ForwardState()
+        self._forwards.pop(get_ident(), None)
         return self.ranks.last_token(out) if self.ranks and prompt and out is not None else out
+
+    def _check_attention(self) -> None:
+        found = getattr(self.owner.module.config, "_attn_implementation", NAME)
+        if found != NAME:
+            raise UserError(
+                f"the model's attention became {found} while it was patched, and would see no "
+                f"positions: set it before the patch."
+            )
+
+    @property
+    def _checkpoints(self) -> bool:
+        """Whether layers run again when their gradients are due."""
+        module = self.owner.module
+        return module.training and bool(getattr(module, "gradient_checkpointing", False))
+
+    def _keep_for_recomputation(self) -> None:
+        for layer in self.owner.module.modules():
+            if (checkpoint := vars(layer).get(CHECKPOINT)) is not None:
+                ours = partial(self._checkpointed, checkpoint)
+                self._recomputed.enter_context(replaced(layer, CHECKPOINT, ours))
+
+    def _checkpointed(self, checkpoint: Any, run: Any, *args: Any) -> Any:
+        """A layer's checkpoint: when it runs again, it is in the forward that it was in."""
+        return checkpoint(partial(self._within, self.forward, run), *args)
+
+    def _within(self, forward: ForwardState, run: Any, *args: Any) -> Any:
+        with forward_state(self, forward):
+            return run(*args)
 
     def _opens_cache(self, given: dict[str, Any]) -> bool:
         module: Any = self.owner.module
         use = given.get("use_cache")
         use = getattr(module.config, "use_cache", False) if use is None else use
-        checkpointing = module.training and getattr(module, "gradient_checkpointing", False)
         ours = all(one.scheme.causal and one.probed.plain_cache for one in self.layers.values())
         spread = self.ranks is None or self.ranks.generating
-        return bool(use) and not checkpointing and ours and spread
+        return bool(use) and not self._checkpoints and ours and spread
 
     def _on_positions(self, ids: Tensor, rows: int) -> None:
         """Take the forward's positions from the rotary embedding's call."""
@@ -198,10 +252,12 @@ class ModelState:
         new = forward.new_padding
         if forward.past == 0 and not forward.sharded and (as_one is None or new is not None):
             forward.runs = token_runs(ids.expand(rows, -1), new)
+            forward.unseen = all_but_last(forward.runs, ids.expand(rows, -1))
         forward.length = self._length
-        if self._length is None and self._generate_length is not None:
-            padded = 0 if self._padded is None else self._padded.sum(1).expand(rows)
-            forward.length = self._generate_length - padded
+        length = self._generate_length.get(get_ident())
+        if self._length is None and length is not None:
+            padded = 0 if forward.padded is None else forward.padded.sum(1).expand(rows)
+            forward.length = length - padded
         if forward.cache is None or self.store(min(self.layers)) is not None:
             return
         # a cache that can't hold positions itself: they are kept here
@@ -277,6 +333,16 @@ class ModelState:
                     f"further back: use a dynamic cache."
                 )
         return slice(used), pos, None if padding is None else padding[:, first:total]
+
+
+@contextmanager
+def forward_state(state: ModelState, forward: ForwardState) -> Iterator[None]:
+    """A model's forward state replaced, and restored on exit."""
+    before, state.forward = state.forward, forward
+    try:
+        yield
+    finally:
+        state.forward = before
 
 
 def padding_of(mask: Any) -> Tensor | None:

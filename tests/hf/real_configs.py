@@ -56,6 +56,11 @@ REAL: dict[str, Real] = {
         *_scaled(500000.0, **LLAMA3, **{ORIGINAL: 8192}),
         {None: "rope(base=500000, frequencies=llama3(8, original=8192))"},
     ),
+    "Llama-4-Scout-17B-16E": Real(  # equal bounds: a step
+        _sizes("llama4_text", 5120, 40, 10485760, head_dim=128, num_hidden_layers=4),
+        *_scaled(500000.0, **LLAMA3 | {"factor": 16.0, "high_freq_factor": 1.0, ORIGINAL: 8192}),
+        {None: "rope(base=500000, frequencies=llama3(16, original=8192, high=1))"},
+    ),
     "Qwen2.5-7B-Instruct": Real(  # as its card says to extend it
         _sizes("qwen2", 3584, 28, 32768),
         *_scaled(1000000.0, rope_type="yarn", factor=4.0, **{ORIGINAL: 32768}),
@@ -96,6 +101,14 @@ REAL: dict[str, Real] = {
         {
             None: f"rope(fraction={64 / 192}, "
             f"frequencies=yarn(40, original=4096, mscale=1, mscale_all_dim=1))"
+        },
+    ),
+    "Kimi-K2": Real(  # equal bounds again
+        _sizes("deepseek_v3", 7168, 64, 131072, qk_nope_head_dim=128, qk_rope_head_dim=64),
+        *_scaled(50000.0, **YARN | {"beta_fast": 1.0}, factor=32.0, mscale=1.0, mscale_all_dim=1.0),
+        {
+            None: f"rope(base=50000, fraction={64 / 192}, "
+            f"frequencies=yarn(32, original=4096, fast=1, mscale=1, mscale_all_dim=1))"
         },
     ),
     "gemma-3-4b": Real(

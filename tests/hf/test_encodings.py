@@ -277,6 +277,13 @@ def test_a_rotation_of_remote_code_is_scaled_as_its_entries_say() -> None:
 
 
 @pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="a later transformers")
+def test_latent_attention_of_remote_code_rotates_a_piece_of_each_head() -> None:
+    raw = {"model_type": "kimi_k2", "hidden_size": 7168, "num_attention_heads": 64}
+    raw |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 50000.0}
+    (found,) = read_encodings(raw)
+    assert (found.head_dim, found.fraction, found.pairs) == (192, 64 / 192, "half")
+
+
 def test_heads_that_differ_by_layer() -> None:
     config = default("gemma4_text")
     found = first(config)

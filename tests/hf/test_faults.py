@@ -84,7 +84,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "partial_rotary_factor is 1.5",
     ),
     ("no number", five({"rope_theta": float("nan")}), "rope_theta is nan"),
-    ("bounds crossed", five({**LLAMA3, "low_freq_factor": 4.0}), "low_freq_factor=4.0"),
+    ("bounds crossed", five({**LLAMA3, "low_freq_factor": 5.0}), "low_freq_factor=5.0"),
     ("bounds crossed", five({**YARN, "beta_slow": 40}), "beta_slow=40 and beta_fast=32"),
     ("wrong lists", five({**LONGROPE, "short_factor": [1.0] * 15}), "15, 16 for 16"),
     ("wrong lists", five(LONGROPE, head_dim=64), "16, 16 for 32"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -185,6 +187,21 @@ def test_packed_documents_are_separate(llama, scheme):
     close(packed, apart)
 
 
+@pytest.mark.parametrize("scheme", [*SCHEMES[:6], *SCHEMES[-5:]])  # transformers' own sees all
+def test_what_follows_packed_documents_sees_the_last_of_its_row(llama, scheme):
+    rows = [[30, 45, 12], [20, 67], [87]]
+    docs = [[ids(n, seed=n) for n in row] for row in rows]
+    pos = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in rows])
+    more, last = ids(2, seed=5), torch.tensor([row[-1] for row in rows])[:, None]
+    with patched(llama, scheme):
+        text = torch.cat([torch.cat(row, 1) for row in docs])
+        past = llama(text, position_ids=pos, use_cache=True).past_key_values
+        given = {"past_key_values": past, "position_ids": last + torch.arange(2)}
+        said = llama(more.expand(3, -1), **given).logits
+        alone = [llama(torch.cat([row[-1], more], 1)).logits[0, -2:] for row in docs]
+    close(said, torch.stack(alone))
+
+
 def test_memory_of_a_windowed_cache_is_constant(llama):
     text = ids(600)
     with patched(llama, "window(9, sinks=2)"):
@@ -326,6 +343,23 @@ def test_a_split_of_layers_that_differ_is_written_out(model):
         assert [full.layer(n).mask for n in range(4)] == [own.layer(n).mask for n in range(4)]
 
 
+def test_threads_keep_apart(llama):
+    prompts = [ids(n, seed=n) for n in (40, 33, 52, 40)] * 2
+    with patched(llama, BY_LENGTH[0]), ThreadPoolExecutor(4) as pool:
+        alone = [greedy(llama, prompt) for prompt in prompts]
+        together = pool.map(torch.no_grad()(partial(greedy, llama)), prompts)
+        assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_attention_is_not_changed_inside_a_patch():
+    model = decoder("llama")
+    with patched(model, SCHEMES[0]):
+        model.set_attn_implementation("eager")
+        with pytest.raises(UserError, match="became eager while it was patched"):
+            model(ids(20))
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_a_cache_belongs_to_its_patch(llama):
     stock = llama(ids(20), use_cache=True).past_key_values
     with patched(llama, SCHEMES[0]):
@@ -334,6 +368,15 @@ def test_a_cache_belongs_to_its_patch(llama):
         ours = llama(ids(20), use_cache=True).past_key_values
     with pytest.raises(UserError, match="no longer is: open a new one"):
         llama(ids(1), past_key_values=ours)
+
+
+def test_a_copied_cache_goes_on_by_itself(model):
+    text = ids(90, rows=2)
+    with patched(model, SCHEMES[-1]):
+        full, prompt = model(text).logits, model(text[:, :50], use_cache=True).past_key_values
+        for cache in (copy.deepcopy(prompt), copy.deepcopy(prompt), prompt):
+            close(model(text[:, 50:51], past_key_values=cache).logits, full[:, 50:51])
+            close(model(text[:, 51:], past_key_values=cache).logits, full[:, 51:])
 
 
 def test_a_cache_that_dropped_what_a_scheme_sees_is_refused():
@@ -369,6 +412,27 @@ def test_gradients_are_the_stock_models():
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_gradients_are_those_of_one_run(reentrant):
+    model, texts = decoder("llama").train(), [ids(40, rows=2, seed=n) for n in range(2)]
+    masks = [torch.ones(2, 40, dtype=torch.long) for _ in texts]
+    masks[0][1, :9] = 0
+
+    def gradients():
+        model.zero_grad()
+        both = zip(texts, masks, strict=True)  # two forwards, then one backward through both
+        sum(model(t, attention_mask=m, labels=t).loss for t, m in both).backward()
+        return [p.grad for p in model.parameters()]
+
+    with torch.enable_grad(), patched(model, SCHEMES[-1]):
+        once = gradients()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        held = state(model)
+        for again, wanted in zip(gradients(), once, strict=True):
+            torch.testing.assert_close(again, wanted)
+        assert state(model) == held
+
+
 def test_half_precision_stays_close(llama):
     wide = llama(ids(60)).logits
     model = copy.deepcopy(llama).to(torch.bfloat16)

@@ -1,12 +1,8 @@
-"""A model as it is fine-tuned: which parameters learn, gradient checkpointing, shifted groups.
+"""A model as it is fine-tuned: which parameters learn, and shifted groups.
 
 LoRA (Hu et al. 2021, arXiv:2106.09685): W + (α/r)·B·A, B zero at first. For longer contexts
 embeddings and norms must learn as well (LongLoRA). peft builds and stores adapters. What is trained
 is held in float32: an update is often smaller than half a bfloat16 step.
-
-Gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) stores a layer's input and runs it again
-when its gradient is due. A patched layer reads its positions from its model's `ForwardState`, which
-ends with the forward; so each checkpoint restores that state while the layer runs again.
 
 Shifted sparse attention (Chen et al. 2023, LongLoRA, arXiv:2309.12307), for training only:
 positions are cut into groups of G; half the heads attend within them, the others within groups
@@ -18,7 +14,7 @@ the first tokens share a group with the last ones and see what they have to pred
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -32,7 +28,7 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
 from longitude.hf.layer import LAYER_STATE, LayerState
-from longitude.hf.model_state import ForwardState, ModelState
+from longitude.hf.model_state import forward_state
 
 LORA, FULL = "lora", "full"
 ALPHA = 2  # times the rank
@@ -79,35 +75,6 @@ def layer_states(model: nn.Module) -> list[LayerState]:
     """The layers of a patched model that run our attention; none if only frequencies changed."""
     states = [getattr(module, LAYER_STATE, None) for module in model.modules()]
     return [state for state in states if isinstance(state, LayerState) and state.active]
-
-
-@contextmanager
-def forward_state(state: ModelState, forward: ForwardState) -> Iterator[None]:
-    """A model's forward state replaced, and restored on exit."""
-    before, state.forward = state.forward, forward
-    try:
-        yield
-    finally:
-        state.forward = before
-
-
-def enable_checkpointing(model: Any) -> None:
-    """Recompute every layer in the backward pass instead of storing its activations."""
-    states = list(dict.fromkeys(layer.model for layer in layer_states(model)))
-
-    @contextmanager
-    def restored(forwards: list[ForwardState]) -> Iterator[None]:
-        with ExitStack() as stack:
-            for state, forward in zip(states, forwards, strict=True):
-                stack.enter_context(forward_state(state, forward))
-            yield
-
-    def contexts() -> tuple[Any, Any]:
-        """For the first run nothing; for the second, the forward states of the first."""
-        return nullcontext(), restored([state.forward for state in states])
-
-    options = {"use_reentrant": False, "context_fn": contexts}
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
 def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:

@@ -47,7 +47,6 @@ from longitude.training.tune.data import TokenStream, position_policy, token_str
 from longitude.training.tune.model import (
     LORA,
     check_peft,
-    enable_checkpointing,
     grouped_scheme,
     make_trainable,
     shifted_groups,
@@ -264,7 +263,7 @@ def _train(prepared: Prepared, folder: RunFolder, report: Callable[[Step], None]
     model, options, recipe = loss.model, prepared.options, prepared.recipe
     world, length = prepared.world, prepared.length
     if _checkpoints(options, world):
-        enable_checkpointing(model)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     if world.context > 1:
         loss.spread(world.group, prepared.scheme, prepared.split)
     trained = sum(p.numel() for _, p in trainable_parameters(model))
