@@ -139,7 +139,7 @@ def short(text: str, most: int = 60) -> str:
 def target_length(to: int | str, trained: int | None) -> int:
     """A number of tokens: 32768, 32k, 1m, or 4x the trained window, if the model states one."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([xkm]?)", str(to).strip().lower().replace(",", ""))
-    if match is None:
+    if match is None or not float(match[1]):
         raise UserError(f"--to takes a length, but got {shown(to)}: write 32768, 32k or 4x.")
     if match[2] == "x" and not trained:
         raise UserError(

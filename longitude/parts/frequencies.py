@@ -29,11 +29,11 @@ def powers(
 
 
 def check_bounds(part: Any, low: str, high: str, usual: str) -> None:
-    """Raise unless the lower bound is below the upper one."""
+    """Raise if the lower bound is above the upper one; between equal ones a ramp is a step."""
     a, b = getattr(part, low), getattr(part, high)
-    if a >= b:
+    if a > b:
         raise UserError(
-            f"{part.name}: {low} must be below {high}, but got {a} and {b}: {usual} are usual."
+            f"{part.name}: {low} must not be above {high}, but got {a} and {b}: {usual} are usual."
         )
 
 
@@ -169,7 +169,7 @@ class ByParts(Ramp):
     def inv_freq(self, dim: int, base: float, length: int, dtype: torch.dtype = float64) -> PerPair:
         theta = 1.0 / powers(dim, base, dtype)
         rotations = self.original * theta / (2 * math.pi)
-        keep = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
+        keep = ((rotations - self.low) / max(self.high - self.low, 1e-9)).clamp(0, 1)
         return (1 - keep) * theta / self.factor + keep * theta
 
 
@@ -271,7 +271,7 @@ class Llama3(Ramp):
         wavelength = 2 * math.pi / theta
         longest, shortest = self.original / self.low, self.original / self.high
         slow = torch.where(wavelength > longest, theta / self.factor, theta)
-        keep = (self.original / wavelength - self.low) / (self.high - self.low)
+        keep = (self.original / wavelength - self.low) / (self.high - self.low or 1)
         mixed = (1 - keep) * slow / self.factor + keep * slow
         between = (wavelength >= shortest) & (wavelength <= longest)
         return torch.where(between, mixed, slow)

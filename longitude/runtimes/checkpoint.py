@@ -22,7 +22,7 @@ from longitude.hf.merge_scheme import merge_scheme
 from longitude.hf.rope_config import FULL, layer_types, read, rope_parameters
 from longitude.hf.source import SCHEME, Source, find, raw_config
 from longitude.parts import Rope
-from longitude.runtimes.target import text_config
+from longitude.runtimes.target import text_config, with_sizes
 
 Entries = dict[str, Any]
 TOKENIZER = "tokenizer_config.json"  # also its key among the settings that `emulate` reads
@@ -135,7 +135,8 @@ def open_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
         config |= {k: v for k, v in entry.items() if k == "rope_parameters"}
     name, home = str(source.folder or name), file.parent
     tokenizer = read_json(home / TOKENIZER, optional=True)
-    return Checkpoint(name, config, tokenizer, None, source, home, read(config), entry)
+    ropes, config = read(config), with_sizes(config)
+    return Checkpoint(name, config, tokenizer, None, source, home, ropes, entry)
 
 
 def layer_bases(header: Header) -> tuple[tuple[str, ...], float] | None:

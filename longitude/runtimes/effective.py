@@ -6,6 +6,7 @@ Runtimes differ in which entries they read, in their defaults and in the context
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -186,6 +187,8 @@ class RopeEntries:
             inv = frequencies.inv_freq(self.dims, self.base, int(at or length)).tolist()
         except UserError as error:  # a list of another length than there are pairs
             raise DoesNotStart("wrong list") from error
+        if not all(map(math.isfinite, inv)):  # of a base that is not positive
+            raise DoesNotStart("out of range")
         two_lists = isinstance(frequencies, LongRope) and frequencies.short != frequencies.long
         switch = ["longrope switch"] if two_lists else []
         met = (*self.issues, *issues, *switch)

@@ -23,12 +23,14 @@ from longitude.core.progress import TextResult
 from longitude.core.scheme import Scheme
 from longitude.core.store import read_json
 from longitude.core.validate import UserError, short
+from longitude.hf.encodings import read_encodings
 from longitude.hf.faults import Fault, faults
 from longitude.hf.gguf_reader import Header, read_header
 from longitude.hf.peft import ADAPTER_JSON, LONGITUDE_JSON
 from longitude.hf.rope_config import (
     FULL,
     ORIGINAL,
+    RopeDict,
     is_number,
     main_rope_dict,
     rope_dicts,
@@ -44,11 +46,10 @@ from longitude.runtimes.checkpoint import (
     open_checkpoint,
 )
 from longitude.runtimes.effective import ISSUES, Difference, Effective, difference, emulated
-from longitude.runtimes.target import head_size, make_target, text_config
+from longitude.runtimes.target import head_size, make_target, text_config, with_sizes
 
 ARCHITECTURE = "general.architecture"  # which every GGUF file has, and no config.json
 ROPE = ("rope_parameters", "rope_scaling")
-NO_ROTATION = ("bloom", "mpt", "gpt2", "opt", "bert", "roberta")
 SCALED = {"linear", "yarn", "longrope", "su", "llama3"}  # for short inputs as for long ones
 ADAPTER_WITHOUT_ROTATION = Fault(
     "adapter without its rotation",
@@ -140,12 +141,15 @@ def lint_settings(
     gguf = ARCHITECTURE in settings
     kind = "gguf" if gguf else "config.json"
     if not gguf:
+        settings = with_sizes(settings)
         text = text_config(settings)
-        head_size(text)
         rotates = next(rope_dicts(_config_only(settings)), None) or "rope_theta" in text
-        model = text.get("model_type")
-        if not rotates and (model in NO_ROTATION or text.get("alibi")):
+        known = RopeDict(text, {}, {}, "").model
+        kinds = {each.kind for each in read_encodings(text)} if known and not rotates else {"rope"}
+        if not rotates and (text.get("alibi") or "rope" not in kinds):
+            model = text.get("model_type")
             raise UserError(f"a model of type {model} has no rotation to lint: give one with RoPE.")
+        head_size(text)
     if not selected:
         readers = [r for r in runtimes().values() if kind in r.lints]
         readers.sort(key=lambda r: gguf and r.reads != kind)  # native readers first

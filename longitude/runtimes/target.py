@@ -25,7 +25,14 @@ from longitude.core.part import Frequencies, by_rows
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.encoding_config import head_dim
-from longitude.hf.rope_config import INSIDE, ORIGINAL, is_number, main_rope_dict, sections_of
+from longitude.hf.rope_config import (
+    INSIDE,
+    ORIGINAL,
+    is_number,
+    main_rope_dict,
+    make_config,
+    sections_of,
+)
 from longitude.runtimes import recommended
 
 NO_ROTATION = 1e30  # a factor under which no position rotates a pair
@@ -190,6 +197,24 @@ def head_size(config: Mapping[str, Any]) -> int:
             f"configuration has only {shown(sorted(text))}: give a complete config.json."
         )
     return size
+
+
+def with_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with the head size and the longest input that it leaves to its class, as those
+    of google/gemma-3-4b-it and -12b-it do."""
+    text = text_config(config)
+    try:
+        own = make_config(text)
+    except UserError:  # of a class that is not in transformers, or with faults, told elsewhere
+        own = None
+    if not getattr(own, "rope_parameters", None):
+        return dict(config)
+    sizes = {"max_position_embeddings": getattr(own, "max_position_embeddings", None)}
+    if head_dim(SimpleNamespace(**text)) != head_dim(own):
+        sizes["head_dim"] = head_dim(own)
+    added = {key: size for key, size in sizes.items() if size and text.get(key) is None}
+    inside = next((key for key in INSIDE if config.get(key) is text), None)
+    return {**config, inside: {**text, **added}} if inside else {**config, **added}
 
 
 def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = None) -> int:

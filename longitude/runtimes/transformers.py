@@ -105,6 +105,8 @@ def _default_theta(text: Mapping[str, Any]) -> float:
     stated = text.get("rope_theta", text.get("rotary_emb_base"))
     if not is_number(stated):
         stated = getattr(RopeDict(text, {}, {}, "").model, "default_theta", DEFAULT_BASE)
+    if isinstance(stated, Mapping):  # by type of layer, full attention first: Gemma 3, ModernBERT
+        stated = next(iter(stated.values()))
     return float(stated) if is_number(stated) else DEFAULT_BASE
 
 

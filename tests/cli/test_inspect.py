@@ -85,6 +85,7 @@ def test_a_fault_is_told_and_ends_with_1(longitude: Callable[..., Ran], faulty: 
         ((), "inspect takes one model, or --all"),
         (("tiny-rope", "--all"), "inspect takes one model, or --all"),
         (("tiny-rope", "--to", "far"), "--to takes a length, but got 'far'"),
+        (("tiny-rope", "--to", "0"), "--to takes a length, but got '0'"),
         (("tiny-rope", "--length", "64"), "give --weights too"),
         (("--all", "--to", "4x"), "about one model"),
         (("tiny-rope", "--to", "3"), "less than one rotation"),

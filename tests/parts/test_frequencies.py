@@ -145,6 +145,13 @@ def test_llama3_is_by_parts_with_bounds_one_and_four(dim, base, s, original):
     assert Llama3(s, original=original).gain(1) == 1
 
 
+@pytest.mark.parametrize("kind", [ByParts, Llama3])
+def test_equal_bounds_make_a_step(kind):
+    plain = theta(64, 1e4)
+    expected = [t / 8 if 2 * math.pi / t > 256 / 2 else t for t in plain]
+    same(kind(8, original=256, low=2, high=2).inv_freq(64, 1e4, 1), expected)
+
+
 def test_llama31_keeps_29_pairs_and_divides_29():
     ratio = Llama3(8, original=8192).inv_freq(128, 5e5, 1)
     ratio = (ratio / torch.tensor(theta(128, 5e5), dtype=torch.float64)).tolist()
@@ -270,11 +277,11 @@ def test_stepped_gives_each_query_the_factor_of_its_band(kind, step):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Yarn(4, original=64, fast=2, slow=2),
+        lambda: Yarn(4, original=64, fast=2, slow=3),
         lambda: Yarn(4, original=64, slow=0),
-        lambda: DynamicYarn(64, fast=2, slow=2),
-        lambda: ByParts(4, original=64, low=3, high=3),
-        lambda: Llama3(4, original=64, low=4, high=4),
+        lambda: DynamicYarn(64, fast=2, slow=3),
+        lambda: ByParts(4, original=64, low=4, high=3),
+        lambda: Llama3(4, original=64, low=5, high=4),
         lambda: Linear(0),
         lambda: Ntk(-1),
         lambda: DynamicNtk(0),

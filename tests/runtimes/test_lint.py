@@ -234,15 +234,31 @@ def test_user_errors() -> None:
         select("vlm")
     with pytest.raises(UserError, match="has no rotation to lint"):
         lint({"model_type": "bloom", "hidden_size": 64, "n_head": 4})
+    for kind in ("t5", "mamba"):  # neither states a longest input, and Mamba no heads
+        with pytest.raises(UserError, match=f"type {kind} has no rotation to lint"):
+            lint({"model_type": kind, "d_model": 64, "num_heads": 4})
     with pytest.raises(UserError, match="a version is made of numbers"):
         lint(both(YARN), ["vllm==newest"])
+
+
+@pytest.mark.parametrize("sizes", [{}, {"hidden_size": 3840, "num_attention_heads": 16}])
+def test_sizes_that_a_file_leaves_to_its_class(sizes: dict[str, int]) -> None:
+    """As google/gemma-3-4b-it's and -12b-it's do, with the base: 3840 / 16 is no head of theirs."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    text = {"model_type": "gemma3_text", "rope_scaling": scaling, **sizes}
+    found = lint({"model_type": "gemma3", "text_config": text}, ["transformers", "vllm", "mlx"])
+    assert found.meant.length == 131072 and found.same
+    assert found.meant.inv_freq == pytest.approx([1e6 ** (-i / 128) / 8 for i in range(128)])
 
 
 @pytest.mark.parametrize("junk", [None, "x", -1, 0, True, [], {}, [1.0] * 32], ids=repr)
 @pytest.mark.parametrize("key", ["factor", ORIGINAL, "rope_theta", "beta_fast", "rope_type"])
 def test_nonsense_is_told_and_never_a_traceback(key: str, junk: Any) -> None:
-    for settings in (five({**YARN, key: junk}), {**both(YARN), "--hf-overrides": {key: junk}}):
-        assert lint(settings).rows
+    plain = five({"rope_type": "default", "rope_theta": 10000.0, key: junk})
+    overridden = {**both(YARN), "--hf-overrides": {key: junk}}
+    for settings in (five({**YARN, key: junk}), plain, overridden):
+        found = lint(settings)
+        assert found.rows and json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_a_stretch_that_makes_no_rotation() -> None:
