@@ -79,7 +79,7 @@ def read_json(file: Path, optional: bool = False) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"{file} is no JSON ({why}): write it again, or name another.") from error
     if not isinstance(content, dict):

@@ -2,7 +2,7 @@
 
 The key is everything that decides the numbers (model, scheme, length, text, protocol, seed); the
 value holds the numbers and what they cost. Standard library only: the report reads rows where torch
-may be missing.
+may be missing. A score is what the lab measured of a model that it trained.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ LOSS, PAST_WINDOW, CONTEXT, COST = "loss", "past_window", "context", "cost"
 KEPT, RETRIEVAL, ANSWER_LOSS = "kept_context", "retrieval", "answer_loss"
 PASSKEY = "passkey"  # a family of retrieval
 BASELINE = "baseline"  # the label of the model's own scheme
+TEXT = "text"  # the one task of the lab that is scored by its loss: lower is better
+Stretch = tuple[int, int, float]  # first position, past the last, mean loss
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,23 @@ def recorded(store: Store) -> Iterator[Measurement]:
 
 def of(rows: Iterable[Measurement], measure: str) -> list[Measurement]:
     return [row for row in rows if row.key.measure == measure]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one trained model did on one task at one length. `value` is the mean loss of the last
+    tokens (text, in nats a byte) or the share of exact answers (other tasks), or None with the
+    reason in `refused`. `curve` is the loss by position."""
+
+    scheme: str
+    label: str
+    seed: int
+    task: str
+    trained: int
+    length: int
+    value: float | None
+    refused: str | None = None
+    curve: tuple[Stretch, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"curve": [[*stretch] for stretch in self.curve]}

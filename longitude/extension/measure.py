@@ -230,8 +230,7 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = F
             later += [task for task in tasks if not plan.decides(task)]
             tasks = [task for task in tasks if plan.decides(task)]
         run(missing(plan, [task for task in tasks if task.document is not None], store))
-        leave_out(plan, tasks, store)
-        run(missing(plan, tasks, store))
+        run([*left_to_run(plan, tasks, store)])
         # a run that is continued has rows of later rounds: it must decide as if it had not
         rows = [r for r in measurements(plan, store) if r.key.at.get("round", 0) <= round]
         rows = [row for row in rows if row.key.measure != COST]
@@ -247,15 +246,14 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = F
             ended = f"Ended after round {round + 1} of {rounds}: {why} (95 %)."
             later += plan.tasks(rounds - 1, ())  # costs
             break
-    leave_out(plan, later, store)
-    run(missing(plan, sorted(later, key=lambda task: task.document is None), store))
+    run([*left_to_run(plan, sorted(later, key=lambda task: task.document is None), store)])
     left = ", ".join(m.label for m in race if m.patch is not None) or "none"
     return ended or f"Ended with the last of {rounds} rounds; still in the race: {left}."
 
 
-def leave_out(plan: Plan, tasks: Sequence[Task], store: Store) -> None:
-    """Refuse what nobody would act on: kept context, retrieval and cost of a method whose loss is
-    not sane, or clearly not if one document tells."""
+def left_to_run(plan: Plan, tasks: Sequence[Task], store: Store) -> Iterator[Task]:
+    """The tasks without a row, but refuses what nobody would act on: kept context, retrieval and
+    cost of a method whose loss is not sane, or clearly not if one document tells."""
     rows = [row for row in of(measurements(plan, store), CONTEXT) if not row.refused]
     losses = {(r.key.scheme, r.key.length, r.key.text): r.value["loss"] for r in rows}
     above: dict[tuple[str, int], list[float]] = {}
@@ -264,13 +262,15 @@ def leave_out(plan: Plan, tasks: Sequence[Task], store: Store) -> None:
         if window is not None:
             above.setdefault((scheme, length), []).append(loss - window)
     for task in tasks:
+        keys = [key.to_json() for key in plan.keys(task)]
         judged = measured_by(task.measure).repeated or (task.measure == COST and task.method.patch)
         excesses = above.get((task.method.scheme, task.length), [0.0])
+        refused = {"label": task.method.label, "refused": MEANINGLESS, "seconds": 0.0}
         if judged and fmean(excesses) > SANE * (1 if len(excesses) > 1 else CLEARLY):
-            refused = {"label": task.method.label, "refused": MEANINGLESS, "seconds": 0.0}
-            for key in (key.to_json() for key in plan.keys(task)):
-                if store.get(key) is None:
-                    store.put(key, refused)
+            for key in (key for key in keys if store.get(key) is None):
+                store.put(key, refused)
+        elif any(store.get(key) in (None, refused) for key in keys):  # refused: by fewer losses
+            yield task
 
 
 def run_tasks(

@@ -214,11 +214,18 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
             options.progress(Event("going on with the probe that was stopped", 0, 0))
         else:
             session = uuid.uuid4().hex
-            store.put(key, {"id": session, "done": False})
         endpoint = Endpoint(
             client, store, session, options.concurrency, options.progress,
             began + seconds if seconds else None, bound.requests, text,
         )  # fmt: skip
+        try:
+            endpoint.connect()
+        except OutOfTime:
+            raise UserError(
+                f"{client.url} did not answer within {options.budget}: give a greater --budget."
+            ) from None
+        # from here on there is something to go on with: what failed before is asked anew
+        store.put(key, {"id": session, "done": False})
         result = _stages(endpoint, bound, options, saved)
         cost = {"requests": len(endpoint.known), "tokens": round(endpoint.sent_tokens)}
         cost |= {"seconds": round(time.monotonic() - began, 1), "at_most": asdict(bound)}
@@ -232,7 +239,6 @@ def _stages(
     endpoint: Endpoint, bound: ProbeEstimate, options: ProbeOptions, saved: Mapping[str, Any]
 ) -> ProbeResult:
     """One measurement after another, as far as the budget goes."""
-    endpoint.connect()
     rates = ("tokens_per_character", "overhead", "densities")
     for name in rates if saved else ():  # the same prompts, whatever this server counts
         setattr(endpoint, name, copy(saved[name]))

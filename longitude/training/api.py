@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from longitude.core.progress import Event, TextResult
 from longitude.core.store import Store
 from longitude.core.text import parse
+from longitude.eval.records import Score
 from longitude.training.data import gather
 from longitude.training.distributed import is_first_process, process_group
 from longitude.training.lab.compare import compare, make_plan, slug
-from longitude.training.lab.rows import Score
 from longitude.training.lab.run import STOCK, lab_folder, loop_options, make_run, train_run
 from longitude.training.loop import SMOOTHED, Step, logger
 from longitude.training.options import LabOptions, TrainOptions, TuneOptions

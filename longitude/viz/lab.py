@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from longitude.core.validate import UserError
+from longitude.eval.records import TEXT, Score
 from longitude.eval.stats import Interval
 from longitude.eval.tables import Place
-from longitude.training.lab.rows import TEXT, Score
 from longitude.viz import files
 from longitude.viz import plot as p
 from longitude.viz import result_charts as charts

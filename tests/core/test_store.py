@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longitude.core.store import VERSION, Row, Store, StoreError, address
+from longitude.core.store import VERSION, Row, Store, StoreError, address, read_json
+from longitude.core.validate import UserError
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = {"scheme": "rope()", "seed": 0, "length": 512}
@@ -274,3 +275,9 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         store.put(KEY, {})
     with pytest.raises(StoreError, match="closed"):
         store.get(KEY)
+
+
+def test_a_file_that_is_too_deep_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (file := tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="is no JSON"):
+        read_json(file)

@@ -10,6 +10,7 @@ import pytest
 from longitude.core.store import Store
 from longitude.eval.records import COST, KEPT, RETRIEVAL
 from longitude.extension.measure import MEANINGLESS, measurements, run_rounds, run_tasks
+from longitude.extension.plan import Plan
 from longitude.extension.rank import Ranking
 from tests.extension.planted import PROTOCOL, Planted, plan_of
 
@@ -121,6 +122,24 @@ def test_an_insane_loss_is_left_out_of_what_would_mean_nothing() -> None:
     assert {row.key.at["round"] for row in refused} == {0}
     past = [t.length for t in planted.ran if t.method.patch is None and t.measure == KEPT]
     assert {*past} == {256}  # the baseline's, too: at 9 nats
+
+
+def test_what_a_run_refused_by_fewer_losses_is_measured_once_more_tell() -> None:
+    """As after a budget: its one document was the only one that spoke against the method."""
+    planted = Planted(plan_of(*ALIKE, "odd"), {**ALIKE, "odd": 0.5}, {"odd": 5.0})
+    first = replace(planted.plan, texts=planted.plan.texts[:1])
+    with Store(":memory:") as store:
+
+        def run(plan: Plan) -> set[str | None]:
+            run_rounds(plan, store, "context", lambda tasks: run_tasks(planted, tasks, store))
+            rows = measurements(planted.plan, store)
+            return {r.refused for r in rows if r.label == "odd" and r.key.measure == COST}
+
+        assert run(first) == {MEANINGLESS}
+        planted.over = {"odd": -2.0}
+        assert run(planted.plan) == {None}
+        before = len(planted.ran)
+        assert run(planted.plan) == {None} and len(planted.ran) == before
 
 
 @pytest.mark.parametrize(("kept", "after"), [(OUTSTANDING, 20), (ALIKE, 1), (ALIKE, 55)])

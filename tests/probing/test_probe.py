@@ -169,6 +169,14 @@ def test_a_stopped_probe_goes_on(options: ProbeOptions) -> None:
         assert second.cost["requests"] == first.cost["requests"]
 
 
+def test_a_server_that_refused_everything_is_asked_anew(options: ProbeOptions) -> None:
+    with Server(behaving(limit=2)) as server:  # as one that failed while it started
+        with pytest.raises(UserError, match="refuses a prompt of"):
+            probe(server.url, options=options)
+        server.behaviour = behaving()
+        assert probe(server.url, options=options).input.kind == "complete"
+
+
 def test_a_budget_ends_it_with_what_is_known(
     options: ProbeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +198,8 @@ def test_a_budget_that_ends_at_once_claims_nothing(
         clock = SimpleNamespace(monotonic=lambda: len(server.requests))
         for module in ("api", "endpoint"):
             monkeypatch.setattr(f"longitude.probing.{module}.time", clock)
+        with pytest.raises(UserError, match="did not answer within 1: give a greater --budget"):
+            probe(server.url, options=replace(options, budget="1", concurrency=1))
         result = probe(server.url, options=replace(options, budget="4", concurrency=1))
     (finding,) = result.findings
     assert finding.sentence.endswith("can't be told: the budget ended before that was measured.")

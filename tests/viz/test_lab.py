@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from longitude.core.validate import UserError
-from longitude.training.lab.rows import Score
+from longitude.eval.records import Score
 from longitude.viz import files, lab
 from longitude.viz.lab import lab_tables, position_ticks
 from longitude.viz.terminal import BEST

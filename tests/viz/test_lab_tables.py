@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from longitude.eval.records import Score
 from longitude.eval.stats import Interval
-from longitude.training.lab.rows import Score
 from longitude.viz.lab import LabTable, lab_tables
 
 ROPE = Score("rope()", "rope", 0, "text", 256, 512, 2.0, curve=((0, 1, 5.0), (1, 512, 2.5)))

@@ -29,10 +29,10 @@ from longitude.core.store import Store, address
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError
 from longitude.eval.perplexity import by_position, tail, token_losses
+from longitude.eval.records import TEXT, Score
 from longitude.training.data import Corpus, excerpts
 from longitude.training.distributed import World, generator
 from longitude.training.lab.model import SIZES, Decoder, chosen
-from longitude.training.lab.rows import TEXT, Score
 from longitude.training.lab.run import (
     Run,
     lab_folder,
@@ -132,6 +132,8 @@ def evaluate(
         if name == TEXT:
             assert text is not None
             losses = token_losses(logits, text[:, -length - 1 :])
+            if not losses.isfinite().all():
+                raise UserError("its loss is not finite: lower the learning rate (--rate).")
             curve = [list(stretch) for stretch in by_position(losses)]
             value = tail(losses, min(max(1, window // 2), length))
             return {"value": value, "refused": None, "curve": curve}

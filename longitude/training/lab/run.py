@@ -58,8 +58,8 @@ class Run:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "rate"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"{name} must be above zero, but got {getattr(self, name)}.")
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise UserError(f"{name} must be finite and above zero, but got {value}.")
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then a cosine down to a tenth."""

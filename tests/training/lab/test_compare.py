@@ -47,6 +47,22 @@ def test_rows_are_computed_once(corpus, tmp_path, monkeypatch):
     assert all("outside the table of 32" in s.refused for s in first if s.refused)
 
 
+def test_a_run_that_diverged_leaves_the_others_their_rows(corpus, tmp_path):
+    plan = of(corpus, tmp_path, "rope()", "alibi()")
+    mad, good = plan.runs
+    plan = replace(plan, runs=(replace(mad, steps=2, rate=1e30), good))
+    with Store(tmp_path / "rows.sqlite") as store:
+        rows = [row for row in compare(plan, corpus, store, CPU) if row.task == "text"]
+    assert {row.label for row in rows if row.refused} == {"rope()"}
+    assert all("its loss is not finite" in row.refused for row in rows if row.refused)
+
+
+@pytest.mark.parametrize("rate", [0.0, float("nan"), float("inf")])
+def test_a_rate_is_a_finite_number(rate, corpus):
+    with pytest.raises(UserError, match="rate must be finite and above zero, but got"):
+        replace(small(corpus, "rope()"), rate=rate)
+
+
 def test_gates_polar_pairs_and_drawn_positions_are_trained_and_read_on(corpus, tmp_path):
     """As `--schemes all` has them."""
     names = ("forget(", "polar", "e2_llm(", "cream(", "random_float(", "random_steps(")
