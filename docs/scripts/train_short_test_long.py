@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from longitude.core.store import Store
+from longitude.eval.records import Score
 from longitude.training.lab.compare import recorded
-from longitude.training.lab.rows import Score
 from longitude.viz.lab import markdown, write
 
 PAGE = Path(__file__).parents[1] / "results" / "train-short-test-long.md"
