@@ -37,22 +37,11 @@ class Batch:
         return self.query_start[-1]
 
 
-def batch_of(common: Any) -> Batch:
-    """A step, from what vLLM tells every backend. Lengths are read on the host once per step."""
-    count = common.num_reqs
-    return Batch(
-        common.query_start_loc_cpu[: count + 1].tolist(),
-        common.seq_lens[:count].tolist(),
-        common.block_table_tensor[:count],
-        common.slot_mapping,
-    )
-
-
 class SchemeAttention:
-    """The attention of one layer under its scheme."""
+    """The attention of one layer under its scheme, with the sizes and options of its stock
+    implementation."""
 
-    def serve(self, scheme: Scheme, stock: Any, length: int) -> None:
-        """Take the sizes and options of the layer's stock implementation."""
+    def __init__(self, scheme: Scheme, stock: Any, length: int) -> None:
         names = ("num_heads", "num_kv_heads", "head_size", "scale", "kv_cache_dtype", "attn_type")
         for name in names:
             setattr(self, name, getattr(stock, name))
@@ -126,11 +115,17 @@ def backend() -> Any:
             super().__init__(*args, **kwargs)
 
         def build(self, common_prefix_len: int, common_attn_metadata: Any, **more: Any) -> Batch:
-            return batch_of(common_attn_metadata)
+            # lengths are read on the host once per step
+            common, count = common_attn_metadata, common_attn_metadata.num_reqs
+            return Batch(
+                common.query_start_loc_cpu[: count + 1].tolist(),
+                common.seq_lens[:count].tolist(),
+                common.block_table_tensor[:count],
+                common.slot_mapping,
+            )
 
     class Impl(SchemeAttention, AttentionImpl):
-        def __init__(self, scheme: Scheme, stock: Any, length: int) -> None:
-            self.serve(scheme, stock, length)
+        pass
 
     class Backend(AttentionBackend):
         supported_dtypes = (torch.float32, torch.float16, torch.bfloat16)

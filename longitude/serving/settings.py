@@ -66,15 +66,15 @@ def prepare(args: Any) -> Settings:
             f"of those, or serve without a scheme."
         )
     entry = requested(args)
-    names = set(entry) if isinstance(entry, Mapping) else set()
     if not isinstance(entry, Mapping) or not isinstance(entry.get("scheme"), str):
         raise UserError(
             f'"{KEY}" takes {{"scheme": "rope(…)", "to": 32768}}, but got {shown(entry)}: correct '
             f"it in --additional-config or in {FILE}."
         )
-    if names - {"scheme", "to", "force", "version"}:
-        unknown = shown(sorted(names - {"scheme", "to", "force", "version"}))
-        raise UserError(f'"{KEY}" takes scheme, to and force, but got {unknown}: leave it out.')
+    if unknown := sorted(set(entry) - {"scheme", "to", "force", "version"}):
+        raise UserError(
+            f'"{KEY}" takes scheme, to and force, but got {shown(unknown)}: leave it out.'
+        )
     if args.worker_cls != "auto":
         raise UserError(
             f"a scheme needs a worker of its own, but got --worker-cls {args.worker_cls}: leave "
