@@ -50,8 +50,16 @@ def one_position(
     k_at, k_order = (q_at, q_order) if k_pos is q_pos else split(rope, "k_pos", k_pos, k)
     if k_order is None:
         k_order = order(scheme, k_at, padding)
-    if q_order is None:
-        q_order = _order_of_last(scheme, q_at, k_at, k_order)
+    n, unordered = q_at.shape[2], not rope.axes.temporal and scheme.mask == (Bidirectional(),)
+    if q_order is None and unordered:
+        q_order = range(n)
+    elif q_order is None:  # queries are the last of the keys
+        if q_at is not k_at and not bool((q_at == k_at[..., -n:]).all()):
+            raise UserError(
+                "q_pos holds other positions than the last of k_pos, so which keys a query sees "
+                "does not follow: give one row more to both, the order of tokens as the first."
+            )
+        q_order = k_order[-n:] if isinstance(k_order, range) else as_rows(k_order)[:, -n:]
     own = {name.removeprefix("rope."): w for name, w in weights.items()}
     inv = inv_freq(rope, q.shape[-1], own)
     if inv.shape[1] > k.shape[1]:  # each query head has frequencies of its own
@@ -120,19 +128,6 @@ def order(
     if rope is not None and rope.axes is not None and not rope.axes.temporal:
         return range(first, first + at.shape[2])
     return temporal_order(at, padding, last)
-
-
-def _order_of_last(scheme: Scheme, q_at: Tensor, k_at: Tensor, k_order: Pos) -> Pos:
-    """The order of queries that are the last of the keys, or any if none is needed."""
-    n, rope = q_at.shape[2], scheme.rotary
-    if rope and rope.axes and not rope.axes.temporal and scheme.mask == (Bidirectional(),):
-        return range(n)
-    if q_at is not k_at and not bool((q_at == k_at[..., -n:]).all()):
-        raise UserError(
-            "q_pos holds other positions than the last of k_pos, so which keys a query sees does "
-            "not follow: give one row more to both, the order of tokens as the first."
-        )
-    return k_order[-n:] if isinstance(k_order, range) else as_rows(k_order)[:, -n:]
 
 
 def temporal_order(

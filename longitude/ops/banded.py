@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -50,14 +50,13 @@ from longitude.ops.lse_merge import (
     sink_gradients,
     stacked,
 )
-from longitude.ops.passes import ALL, Rotation, Windows, make_passes, some, windows
+from longitude.ops.passes import ALL, Rotation, Windows, dense, make_passes, some, windows
 from longitude.ops.plan import BandPiece, Kernel, Plan, Step, TableSpan
 from longitude.parts.biases import Fire
 from longitude.parts.distance_bias import ByDistance
 from longitude.parts.rotary_tables import Memo, Tables
 
 aten = torch.ops.aten
-TABLE_NUMBERS = 2**24  # of all memoised tables together
 # rotated(pass, rows, columns): these rows of q and columns of k as that pass rotates them
 Rotated = Callable[[int, slice, slice], tuple[Tensor, Tensor]]
 Rotations = tuple[Rotation | None, ...]  # of every pass
@@ -294,26 +293,22 @@ def _entries(part: BiasPart, first: int, last: int, device: torch.device) -> Ten
         return part.entry(torch.arange(first, last + 1, device=device))  # type: ignore[attr-defined]
 
 
-def _make_tables(
+@partial(Memo, limit=2**24)  # numbers of all tables together
+def _tables(
     bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: torch.device
 ) -> Tables:
     table = _sum(bias, heads, first, last, device, {})
     return table, largest_ahead(table)
 
 
-_tables = Memo(_make_tables, TABLE_NUMBERS)
-
-
 def window_backward_flash(call: BandCall, grad: Tensor, out: Tensor, lse: Tensor) -> BandGradients:
     """Gradients of a causal window by FlashAttention 2, given the output and log-sum-exp of a
     softmax over more than the window: one pass over the pairs where our own kernel takes two."""
     n, hi = call.q.shape[2], call.band.hi
-    tensors = []
-    for x in (grad, call.q, call.k, call.v, out):  # tokens before heads, as the kernel has them
-        x = x.transpose(1, 2)
-        tensors.append(x if x.stride(-1) == 1 else x.contiguous())
+    tensors = (grad, call.q, call.k, call.v, out)
+    tokens_first = dense(*(x.transpose(1, 2) for x in tensors))
     made = aten._flash_attention_backward(
-        *tensors, lse.contiguous(), None, None, n, n, 0.0, True, *_no_dropout(call.q.device),
+        *tokens_first, lse.contiguous(), None, None, n, n, 0.0, True, *_no_dropout(call.q.device),
         scale=call.scale, window_size_left=-1 if hi >= n else hi - 1, window_size_right=0,
     )  # fmt: skip
     dq, dk, dv = (x.transpose(1, 2) for x in made)

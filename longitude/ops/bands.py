@@ -293,12 +293,6 @@ class BandKernels(NamedTuple):
     backward: Callable[[BandCall, Tensor, Tensor, Tensor, bool, bool], BandGradients]
 
 
-def _per_head(q: Tensor, x: Tensor) -> Tensor:
-    """Keys or values repeated for every query head."""
-    group = q.shape[1] // x.shape[1]
-    return x if group == 1 else x.repeat_interleave(group, 1)
-
-
 def reach_of(call: BandCall) -> Int[Tensor, "b h"] | None:
     """For each head the distance from which on no weight counts, or None where none is known.
 
@@ -311,8 +305,9 @@ def reach_of(call: BandCall) -> Int[Tensor, "b h"] | None:
     if band.lo > 0 or q.shape[2] - band.lo > k.shape[2]:  # some row's nearest key is not there
         return None
     wide = accum_dtype(q)
-    longest = [torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax(-1) for x in (q, k)]
-    largest = longest[0] * _per_head(q, longest[1]) * abs(scale)
+    of_q, of_k = (torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax(-1) for x in (q, k))
+    by_group = of_q.unflatten(1, (k.shape[1], -1)) * of_k[..., None]  # heads that share their keys
+    largest = by_group.flatten(1) * abs(scale)
     ahead = largest_ahead(bias.table) if bias.ahead is None else bias.ahead
     nearest = max(band.lo - bias.first, 0)
     least = bias.table[:, nearest, None] - 2 * largest[..., None] - NEGLIGIBLE  # (b h 1)

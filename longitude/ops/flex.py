@@ -74,11 +74,16 @@ def _flex(
     """The output of a pass over some areas, and its log-sum-exp."""
     from torch.nn.attention.flex_attention import AuxRequest
 
+    if isinstance(p.q_pos, range) and isinstance(p.k_pos, range) and not p.hides:
+        mask = _of_ranges(areas, p.q_pos, p.k_pos, p.q.device)
+    else:
+        batch = p.q.shape[0] if p.hides else max(p.q_rows.shape[0], p.k_rows.shape[0])
+        mask = _from_pairs(p.mask(areas), batch, p.q.shape[2], p.k.shape[2], p.q.device)
     q, k = one.rotated()
     out, aux = compiled_flex(p.q.is_cuda)(
         *(x.contiguous() for x in (q, k, p.v)),
         score_mod=modify,
-        block_mask=block_mask(p, areas),
+        block_mask=mask,
         scale=p.scale,
         enable_gqa=p.q.shape[1] != p.k.shape[1],
         return_aux=AuxRequest(lse=True),
@@ -155,14 +160,6 @@ def compiled_flex(cuda: bool) -> Callable[..., Any]:
             return compiled(*args, **kwargs)
 
     return patient
-
-
-def block_mask(p: AttentionInputs, areas: tuple[Area, ...]) -> Any:
-    """The block mask of one pass."""
-    if isinstance(p.q_pos, range) and isinstance(p.k_pos, range) and not p.hides:
-        return _of_ranges(areas, p.q_pos, p.k_pos, p.q.device)
-    batch = p.q.shape[0] if p.hides else max(p.q_rows.shape[0], p.k_rows.shape[0])
-    return _from_pairs(p.mask(areas), batch, p.q.shape[2], p.k.shape[2], p.q.device)
 
 
 @lru_cache(maxsize=32)

@@ -29,6 +29,7 @@ from longitude.ops.passes import (
     accum_dtype,
     band_mask,
     batches,
+    dense,
     evenly_spaced,
     make_passes,
     single_query_pass,
@@ -241,7 +242,7 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     for parts, qk in _by_pass(p, plan):  # what a pass has read is freed before the next is rotated
         v = values_for(qk[0], p.v) if plan.extra_dims else p.v
         if plan.merge is Merge.NONE:
-            q, k, v = _dense(*qk, v)
+            q, k, v = dense(*qk, v)
             return forward(parts[0].operator, *parts[0].arguments(q, k, v, p.scale)).out
         merging = merging or merging_for(p.q.shape[:3], v)
         add_tiles(merging, parts, p.scale, v, qk)
@@ -290,7 +291,7 @@ Sums = tuple[Tensor, Tensor, list[tuple[Any, ...]]]  # output, log-sum-exp, what
 def add_tiles(merging: Any, parts: list[TileBatch], scale: float, v: Tensor, qk: Sequence[Tensor],
               top: int = 0) -> list[tuple[Any, ...]]:  # fmt: skip
     """Run the tiles and merge them into the rows from `top` on; what their backwards need."""
-    v, *qk = _dense(v, *qk)
+    v, *qk = dense(v, *qk)
     extras = []
     for part in parts:
         arguments = part.arguments(qk[part.first], qk[part.first + 1], v, scale)
@@ -304,7 +305,7 @@ def add_tiles(merging: Any, parts: list[TileBatch], scale: float, v: Tensor, qk:
 def tile_gradients(parts: list[TileBatch], scale: float, grad: Tensor, sums: Sums, v: Tensor,
                    qk: Sequence[Tensor]) -> list[Tensor]:  # fmt: skip
     """Gradients of v and of each rotated q and k, where the softmax had this output and LSE."""
-    (out, lse, extras), (v, *qk) = sums, _dense(v, *qk)
+    (out, lse, extras), (v, *qk) = sums, dense(v, *qk)
     totals = [torch.zeros_like(x, dtype=accum_dtype(x)) for x in (v, *qk)]
     for part, extra in zip(parts, extras, strict=True):
         first, height = part.first, part.shape.height
@@ -318,11 +319,6 @@ def tile_gradients(parts: list[TileBatch], scale: float, grad: Tensor, sums: Sum
         _add(totals[2 + first], dk, [column - part.left for column in part.columns])
         _add(totals[0], dv, part.columns)
     return [g.to(x.dtype) for g, x in zip(totals, (v, *qk), strict=True)]
-
-
-def _dense(*tensors: Tensor) -> list[Tensor]:
-    """Kernels read the last dimension as contiguous."""
-    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 class _Merged(torch.autograd.Function):

@@ -36,6 +36,7 @@ Kind = Literal["full", "lower", "upper", "band", "window"]
 Cut = Literal["triangles", "small", "windows"]  # what a band becomes
 BAND_ROWS = 32  # at least, of a block under a mask
 MAX_BAND = 512  # columns of the blocks that torch's CPU kernel works in: it skips whole ones only
+MAX_SCHEMES = 16  # whose latest results are kept
 ALL = slice(None)
 T = TypeVar("T")
 
@@ -43,8 +44,8 @@ T = TypeVar("T")
 class Latest(Generic[T]):
     """What `make` gave last for each of a few schemes: every layer of a step asks for the same."""
 
-    def __init__(self, make: Callable[..., T], limit: int = 16) -> None:
-        self.make, self.limit = make, limit
+    def __init__(self, make: Callable[..., T]) -> None:
+        self.make = make
         self.results: dict[str, tuple[tuple[Any, ...], T]] = {}
 
     def __call__(self, scheme: Scheme, *rest: Any) -> T:
@@ -53,7 +54,7 @@ class Latest(Generic[T]):
         if last is None or last[0] != arguments:
             self.results.pop(scheme.written, None)
             last = self.results[scheme.written] = arguments, self.make(*arguments)
-            for oldest in [*self.results][: -self.limit]:
+            for oldest in [*self.results][:-MAX_SCHEMES]:
                 self.results.pop(oldest, None)  # another thread may have been here
         return last[1]
 
@@ -172,6 +173,11 @@ def _same_tables(rope: Rope, region: Region, length: int) -> bool:
 def accum_dtype(x: Tensor) -> torch.dtype:
     """The type that sums over x are kept in."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def dense(*tensors: Tensor) -> list[Tensor]:
+    """Tensors, copied unless their last dimension is contiguous, as kernels read it."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 def some(x: Tensor, part: slice) -> Tensor:

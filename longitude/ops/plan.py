@@ -147,7 +147,6 @@ class CallSpec(NamedTuple):
     scheme: Scheme
     batch: int
     heads: int
-    kv_heads: int
     queries: int
     keys: int
     head_dim: int
@@ -164,14 +163,14 @@ class CallSpec(NamedTuple):
 
     @classmethod
     def of(cls, p: AttentionInputs) -> CallSpec:
-        (batch, heads, queries, head_dim), (_, kv_heads, keys, value_dim) = p.q.shape, p.v.shape
+        (batch, heads, queries, head_dim), (keys, value_dim) = p.q.shape, p.v.shape[2:]
         given = {
             "dropout": p.dropout, "softcap": p.softcap, "key_padding": p.key_padding is not None,
             "segments": p.segments is not None, "sink_logits": p.sink_logits is not None,
             "lengths": not isinstance(p.k_length, int),
         }  # fmt: skip
         return cls(
-            p.scheme, batch, heads, kv_heads, queries, keys, head_dim, value_dim, p.q.dtype,
+            p.scheme, batch, heads, queries, keys, head_dim, value_dim, p.q.dtype,
             device_of(p.q.device),
             p.q_pos if isinstance(p.q_pos, range) else None,
             p.k_pos if isinstance(p.k_pos, range) else None,

@@ -175,16 +175,12 @@ def agree(
         layers.agreed[split] = _exchanged(given, options, layers, device, not decodes)
     if isinstance(given, UserError):
         raise given  # as every rank does: it follows from what they agreed on
-    return [_cached(given)] if decodes else layers.agreed[split]
-
-
-def _cached(p: AttentionInputs) -> Shard:
-    """This rank's cache. Spans tell how far keys travel and how long texts are: these stay, and a
-    cache knows its length."""
-    segments, none = None if p.segments is None else p.segments[1], (0.0, 0.0)
-    sizes = (p.q.shape[2], p.k.shape[2])
-    of_runs = runs(p.k_pos, p.key_padding, segments)
-    return Shard(*sizes, none, none, p.k_pos, of_runs, p.key_padding, segments)
+    if not decodes:
+        return layers.agreed[split]
+    # spans tell how far keys travel, and these stay; and how long texts are, which a cache knows
+    sizes, none = (given.q.shape[2], given.k.shape[2]), (0.0, 0.0)
+    hides = (given.key_padding, given.segments and given.segments[1])
+    return [Shard(*sizes, none, none, given.k_pos, runs(given.k_pos, *hides), *hides)]
 
 
 def _exchanged(

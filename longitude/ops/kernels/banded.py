@@ -29,6 +29,7 @@ from torch import Tensor
 from longitude.core.validate import UserError
 from longitude.ops.bands import MAX_HEAD, SHARE_ERROR, BandCall, Outs, Start, Sums
 from longitude.ops.kernels.launch import launch, require, shape
+from longitude.ops.passes import dense
 
 LOG2E = 1 / math.log(2)
 ERROR = tl.constexpr(SHARE_ERROR)
@@ -60,7 +61,7 @@ class LaunchCall(NamedTuple):
     @classmethod
     def of(cls, part: BandCall) -> LaunchCall:
         _check(part)
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in part[:3])
+        q, k, v = dense(*part[:3])
         (batch, heads, n, _), (_, kv, m, _) = q.shape, k.shape
         bias, band = part.bias, part.band.within(n, m)
         table: tuple[Any, ...] = (q, 0, 0, 1)

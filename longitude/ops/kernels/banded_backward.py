@@ -31,6 +31,7 @@ from longitude.ops.kernels.banded import (
     tile_of,
 )
 from longitude.ops.kernels.launch import launch, shape
+from longitude.ops.passes import dense
 
 STRIP = 32  # tiles of a diagonal that one program adds up
 
@@ -234,7 +235,7 @@ def backward(part: BandCall, grad: Tensor, out: Tensor, lse: Tensor, table: bool
     call = LaunchCall.of(part)
     q, k, v = call.part[:3]
     plan = plan or blocks_for(q, v)
-    grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
+    grad, out = dense(grad, out)
     lse = lse.float().contiguous()
     made = [torch.empty_like(x, dtype=torch.float32 if wide else x.dtype) for x in (q, k, v)]
     bias = call.part.bias

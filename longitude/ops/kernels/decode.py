@@ -23,6 +23,7 @@ from torch import Tensor
 from longitude.core.validate import UserError
 from longitude.ops.decode import FIELDS, DecodePlan, unsupported_tensors
 from longitude.ops.kernels.launch import launch, require
+from longitude.ops.passes import dense
 from longitude.parts.rope import Pairs
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -336,7 +337,7 @@ def decode(
         raise UserError(f"{why}, but got {q.dtype} and {tuple(q.shape)}: use backend='eager'.")
     if q.shape[2] != plan.queries:
         raise UserError(f"{q.shape[2]} queries came with a plan for {plan.queries}: plan anew.")
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = dense(q, k, v)
     if out is None:
         out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     if not out.numel():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -63,16 +63,11 @@ def device_of(device: torch.device) -> Device:
     """The same for every call."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     cudnn = capability >= HOPPER and torch.backends.cudnn.is_available()
-    flash = capability == HOPPER and _flash4_installed()  # where it was seen to be faster
-    return Device(device.type, triton_available(device), cudnn, flash)
-
-
-def _flash4_installed() -> bool:
-    """Whether FlashAttention 4 is; the package of an older one may fail when it is imported."""
-    try:
-        return find_spec("flash_attn.cute") is not None
-    except ImportError:
-        return False
+    flash4 = False
+    if capability == HOPPER:  # where it was seen to be faster
+        with suppress(ImportError):  # the package of an older one may fail when it is imported
+            flash4 = find_spec("flash_attn.cute") is not None
+    return Device(device.type, triton_available(device), cudnn, flash4)
 
 
 def require(where: Tensor | torch.device) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from longitude.ops.kernels.launch import on_device, require
 from longitude.ops.lse_merge import TileOutput
-from longitude.ops.passes import Windows
+from longitude.ops.passes import Windows, dense
 
 MAX_PARTS = 8  # that one launch merges: leaky ReRoPE has three, dual chunk six or seven
 
@@ -59,7 +59,7 @@ def stack(sources: list[Windows], flipped: bool, *, blocks: Blocks | None = None
     """Each source's windows as (t·b h size d), contiguous; starts are evenly spaced, in any order,
     and windows may overlap."""
     require(sources[0].x)
-    xs = [x if x.stride(-1) == 1 else x.contiguous() for x, _, _ in sources]
+    xs = dense(*(source.x for source in sources))
     outs = [
         x.new_empty(len(starts) * x.shape[0], x.shape[1], size, x.shape[3])
         for x, (_, starts, size) in zip(xs, sources, strict=True)
@@ -178,7 +178,7 @@ def merge(
 
 def _numbers(part: TileOutput) -> tuple[Any, ...]:
     """A part as the kernel reads it: pointers, where its windows lie, strides."""
-    x, tops = part.out if part.out.stride(-1) == 1 else part.out.contiguous(), part.tops
+    (x,), tops = dense(part.out), part.tops
     height, group = x.shape[4], x.shape[3]
     step = tops[1] - tops[0] if len(tops) > 1 else height
     where = (tops[0], step, len(tops), height, int(part.flipped), group)
