@@ -74,13 +74,14 @@ class Cache:
             )
         self.scheme, self.length, self.slack = scheme, length, slack
         self._evicts = scheme.forgets
-        # the rotation of a key must not change with the call
-        static = rope is not None and (not rope.frequencies.by_length or isinstance(length, int))
-        polar = rope is not None and rope.pairs == "polar"  # rotated in another form than cached
-        plain = rope is not None and rope.decay is None and not polar
-        self._rotates = static and plain and not scheme.bias
-        # every key has one frame for good
-        self._one_frame = rope is not None and not rope.remap and not by_rows(rope.frequencies)
+        self._rotates = self._one_frame = False
+        if rope is not None:
+            # the rotation of a key must not change with the call
+            static = not rope.frequencies.by_length or isinstance(length, int)
+            plain = rope.decay is None and rope.pairs != "polar"  # which are cached in another form
+            self._rotates = static and plain and not scheme.bias
+            # every key has one frame for good
+            self._one_frame = not rope.remap and not by_rows(rope.frequencies)
         self.reset()
 
     def reset(self) -> None:
@@ -152,13 +153,20 @@ class Cache:
         if padding is not None or len(self._padding):
             unpadded = torch.zeros(k.shape[0], new, dtype=torch.bool, device=k.device)
             self._padding.append(unpadded if padding is None else padding)
-        self._pos = append_positions(self._pos, pos, k.device)
-        self._order = append_positions(self._order, range(self.seen, self.seen + new))
-        self.keys.append(k, pos, padding)
+        self._note(pos, new, k.device, padding)
+        self.keys.buffer.append(k)
         self.values.append(v)
         if log_gates is not None:
             sums = log_gates.cumsum(-1)
             self._sums.append(sums + self._sums.view()[..., -1:] if len(self._sums) else sums)
+
+    def _note(
+        self, pos: Pos, new: int, device: torch.device, padding: Tensor | None = None
+    ) -> None:
+        """Note the positions of tokens whose keys and values come next."""
+        self._pos = append_positions(self._pos, pos, device)
+        self._order = append_positions(self._order, range(self.seen, self.seen + new))
+        self.keys.note(pos, padding)
         self.seen += new
 
     @property
@@ -184,13 +192,9 @@ class Cache:
 
     def advance(self, pos: range) -> None:
         """Note tokens whose keys and values are written to `slot`."""
-        device = self.keys.buffer.view().device
-        self._pos = append_positions(self._pos, pos, device)
-        self._order = append_positions(self._order, range(self.seen, self.seen + len(pos)))
-        self.keys.note(pos)
+        self._note(pos, len(pos), self.keys.buffer.stored.device)
         for buffer in (self.keys.buffer, self.values):
             buffer.size += len(pos)
-        self.seen += len(pos)
 
     @property
     def state(self) -> list[Any]:
@@ -220,8 +224,10 @@ class Cache:
             sums = self._sums.view()
             options |= {"forget_sums": (sums[..., sums.shape[-1] - q.shape[2] :], sums)}
         scheme, keys = self.scheme, self.keys
-        if self._axes is not None:
-            q, q_pos = self._one_query_position(self._axes, q, q_pos)
+        if self._axes is not None and len(self._at):  # as `add` did with the keys of these tokens
+            at, one = axes.split(self._axes, "q_pos", q_pos, q)
+            q_pos = cut_tokens(self._pos, slice(-q.shape[2], None)) if one is None else one
+            q = axes.rotate_left(self._axes, q, at, q_pos, gain=True)
         k, v = keys.buffer.stored, self.values.stored
         alone = options.get("group") is None  # over a group, keys stay pre-RoPE
         if alone and self._rotates and keys.lines is not None and q.shape[0] == v.shape[0]:
@@ -260,15 +266,6 @@ class Cache:
             self._at.append(before.expand(k.shape[0], len(at), -1))
         self._at.append(at.double().transpose(0, 1).expand(k.shape[0], -1, -1))
         return axes.rotate_left(rope, k, at, one), one
-
-    def _one_query_position(self, rope: Rope, q: Tensor, pos: Pos) -> tuple[Tensor, Pos]:
-        """The same of the queries, which are the tokens just added."""
-        if not len(self._at):
-            return q, pos
-        at, one = axes.split(rope, "q_pos", pos, q)
-        if one is None:
-            one = cut_tokens(self._pos, slice(-q.shape[2], None))
-        return axes.rotate_left(rope, q, at, one, gain=True), one
 
     def _decode(
         self, q: Tensor, q_pos: Pos, at: decode.QueryPositions, weights: Weights | None,
@@ -376,17 +373,15 @@ class Cache:
         self._order = select_positions(self._order, index)
 
 
+@Latest  # the other layers of a step need the same
 @torch.no_grad()
-def _query_factors(
+def query_factors(
     scheme: Scheme, pos: range, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "1 h n 1"]:
     """What ④ multiplies queries at these positions by, in float32 at least."""
     with torch.inference_mode(False):  # they may be used outside it later
         factors = scale_factors(scheme, as_rows(pos, device))
         return factors.to(torch.promote_types(dtype, torch.float32))[..., None]
-
-
-query_factors = Latest(_query_factors)  # the other layers of a step need the same
 
 
 def _query_positions(

@@ -72,27 +72,23 @@ class Buffer:
 
     def write(self, new: Tensor, slot: Tensor) -> None:
         """Write a column at an index on the device: one that counts already."""
-        assert self.storage is not None
-        self.storage.index_copy_(self.dim, slot, new)
+        self.stored.index_copy_(self.dim, slot, new)
 
     def _grow(self, total: int, like: Tensor) -> None:
-        assert self.storage is not None
-        shape = list(self.storage.shape)
+        shape = list(self.stored.shape)
         shape[self.dim] = total + max(total // 4, 64)
-        grown = torch.empty(shape, dtype=self.storage.dtype, device=like.device)
+        grown = torch.empty(shape, dtype=self.stored.dtype, device=like.device)
         grown.narrow(self.dim, 0, self.size).copy_(self.view())
         self.storage, self.owned, self.shared = grown, True, False
 
     def make_writable(self) -> None:
         """Copy the columns unless they may be changed in place."""
-        assert self.storage is not None
         if self.shared or not self._writable():
-            self._grow(self.size, self.storage)
+            self._grow(self.size, self.stored)
 
     def _writable(self) -> bool:
         """An inference tensor can't be written to outside inference mode."""
-        assert self.storage is not None
-        frozen = self.storage.is_inference() and not torch.is_inference_mode_enabled()
+        frozen = self.stored.is_inference() and not torch.is_inference_mode_enabled()
         return self.owned and not frozen
 
     def select(self, index: Tensor) -> None:

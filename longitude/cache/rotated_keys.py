@@ -94,13 +94,8 @@ class RotatedKeys:
         self.buffer = Buffer(2)
         self.lines: list[Line] | None = [()]  # one for all sequences, or one each; None: no runs
 
-    def append(self, k: Tensor, pos: Pos, padding: Tensor | None) -> None:
-        """Add the pre-RoPE keys of new tokens."""
-        self.note(pos, padding)
-        self.buffer.append(k)
-
-    def note(self, pos: Pos, padding: Tensor | None = None) -> None:
-        """Note the positions of keys that come next."""
+    def note(self, pos: Pos, padding: Tensor | None) -> None:
+        """Note the positions of pre-RoPE keys that the buffer gets next."""
         lines = self.lines_with(pos, padding)
         if lines is None:
             self.rotate_all(None)
@@ -207,7 +202,8 @@ def one_if_equal(values: tuple[T, ...]) -> tuple[T, ...]:
     return values[:1] if len(set(values)) == 1 else values
 
 
-def make_step(
+@Latest  # the other layers of a step need the same
+def latest_step(
     scheme: Scheme, spec: TableSpec, lines: list[Line], at: tuple[int, ...]
 ) -> DecodeStep:
     """The step of a query at these positions, one for all sequences or one each, over lines."""
@@ -244,10 +240,8 @@ def make_step(
     return DecodeStep(changes, columns, queries, seen, after)
 
 
-latest_step = Latest(make_step)  # the other layers of a step need the same
-
-
-def _make_rotations(
+@Latest  # the steps that follow need the same
+def _step_rotations(
     scheme: Scheme, spec: TableSpec, at: tuple[int, ...], regions: list[Region],
     changes: list[list[FrameChange]],
 ) -> list[list[HeadRotation]]:  # fmt: skip
@@ -267,9 +261,6 @@ def _make_rotations(
             each = (x.unbind(3) if n else x.split(1, 3) for x in (cos, sin))
             rotations.append([HeadRotation(c, s, partner) for c, s in zip(*each, strict=True)])
     return rotations
-
-
-_step_rotations = Latest(_make_rotations)  # the steps that follow need the same
 
 
 def _view_line(

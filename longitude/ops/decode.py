@@ -227,10 +227,11 @@ def plan_for(
     """The plan of queries at these positions over lines of keys, None if it can't be run."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
-    return _latest(scheme, _sizes(q, k, v), length, lines, at)
+    return _latest_plan(scheme, _sizes(q, k, v), length, lines, at)
 
 
-def _make_plan(
+@Latest  # the other layers of a step need the same
+def _latest_plan(
     scheme: Scheme, sizes: Sizes, length: int, lines: Sequence[Line], at: QueryPositions
 ) -> DecodePlan | None:
     if _unsupported(scheme, sizes) is not None:
@@ -245,24 +246,19 @@ def _make_plan(
         # the steps after it will come: all of a group of positions are planned at once
         since = at[0][0] % STEPS
         longer = (*lines[0][:-1], last._replace(n=last.n + STEPS - 1 - since))
-        steps = _steps(scheme, spec, (longer,), at[0][0] - since, block)
+        steps = plan_steps(scheme, spec, (longer,), at[0][0] - since, block)
         if steps is not None:
             return steps.row(since)
     return make_decode_plan(scheme, spec, lines, at, block)
 
 
-_latest = Latest(_make_plan)  # the other layers of a step need the same
-
-
+@Latest
 def plan_steps(
     scheme: Scheme, spec: TableSpec, lines: Sequence[Line], first: int, block: int
 ) -> DecodePlan | None:
     """The plans of one query at each of STEPS positions, a row each. It sees nothing behind itself,
     so a line may have keys that come later."""
     return make_decode_plan(scheme, spec, lines, [(first + n,) for n in range(STEPS)], block)
-
-
-_steps = Latest(plan_steps)
 
 
 def run_kernel(
@@ -414,7 +410,8 @@ def _inv_freq(
     return inv, gain
 
 
-def _make_key_tables(
+@Memo
+def _key_tables(
     rope: Rope | None, rotations: tuple[KeyRotation, ...], block: int, spec: TableSpec, blocks: int
 ) -> Tables:
     """Tables (rotations n half) of the steps in a block, or of this many blocks."""
@@ -432,6 +429,3 @@ def _make_key_tables(
         )
         cos[f], sin[f] = (t[0, 0] for t in made)
     return cos, sin
-
-
-_key_tables = Memo(torch.inference_mode(False)(_make_key_tables), limit=2**26)
