@@ -22,15 +22,15 @@ BUDGET = {
     "core": 1_801,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
     "parts": 3_503,  # tables of biases for CPUs, too
-    "ops": 7_085,  # over several ranks, and forget gates in heads, too
-    "cache": 1_013,  # tables of many steps at once, too
+    "ops": 7_056,  # over several ranks, and forget gates in heads, too
+    "cache": 995,  # tables of many steps at once, too
     "hf": 5_953,  # over several ranks, and schemes that checkpoints were saved under, too
     "eval": 2_399,  # the last tokens alone in the last layer, too
     "inspection": 2_347,
     "reading": 2_175,
     "training": 3_882,  # how many processes share a sequence, by memory, too
     "runtimes": 3_925,
-    "serving": 789,  # the vLLM plugin
+    "serving": 784,  # the vLLM plugin
     "extension": 3_751,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_946,  # what a live server does
     "viz": 3_026,
