@@ -5,16 +5,17 @@ ids ─①positions→ p ─②embed→ x ─q,k,v→ ③rotary(q,k) ─④scale
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import torch
 
 from longitude.core import part
 from longitude.core.region import Area, meet
-from longitude.core.validate import UserError, check_arguments, shown
+from longitude.core.validate import UserError, check_field, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 
 T = TypeVar("T")
@@ -97,6 +98,11 @@ class Scheme:
 
     def __len__(self) -> int:
         return 1
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """This one, as `Layers` has those of its layers."""
+        return (self,)
 
     def layer(self, index: int, layers: int | None = None) -> Scheme:
         """The scheme of one layer: every layer has this one."""
@@ -263,7 +269,10 @@ def preset(paper: str) -> Callable[[F], F]:
     def register(make: F) -> F:
         @wraps(make)
         def checked(*args: object, **kwargs: object) -> Scheme | Layers:
-            check_arguments(make, args, kwargs)
+            signature, hints = inspect.signature(make), get_type_hints(make)
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                default = signature.parameters[name].default
+                check_field(make.__name__, name, value, hints[name], default)
             return make(*args, **kwargs)
 
         PRESETS[make.__name__], PAPERS[make.__name__] = checked, paper

@@ -6,11 +6,9 @@ built. `UserError` is the only error that commands print without a traceback.
 
 from __future__ import annotations
 
-import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 MAX_FLOAT = 1e100  # larger numbers, and smaller than its inverse, overflow in a formula's powers
@@ -44,16 +42,6 @@ def check_field(owner: str, name: str, value: Any, hint: Any, default: Any) -> N
         )
     if bound == "non-negative" and value < 0:
         raise UserError(f"{owner}: {name} must not be negative, but got {value!r}: give 0 or more.")
-
-
-def check_arguments(
-    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
-    """Raise unless each argument fits the annotation of its parameter."""
-    signature, hints = inspect.signature(call), typing.get_type_hints(call)
-    for name, value in signature.bind(*args, **kwargs).arguments.items():
-        default = signature.parameters[name].default
-        check_field(call.__name__, name, value, hints[name], default)
 
 
 def fits(value: Any, hint: Any) -> bool:

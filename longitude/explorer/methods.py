@@ -164,8 +164,7 @@ def _preset(column: Column, window: int, factor: float) -> Resolved:
 
 def base_of(scheme: Either) -> float | None:
     """The base of the rotation; the largest, where layers differ."""
-    ropes = [scheme.layer(n).rotary for n in range(len(scheme))]
-    return max((float(rope.base) for rope in ropes if rope), default=None)
+    return max((float(one.rotary.base) for one in scheme.schemes if one.rotary), default=None)
 
 
 def with_base(scheme: Either, base: float | None) -> Either:
@@ -177,7 +176,7 @@ def with_base(scheme: Either, base: float | None) -> Either:
         replace(one, rotary=replace(one.rotary, base=base))
         if one.rotary and one.rotary.base == old
         else one
-        for one in (scheme.layer(n) for n in range(len(scheme)))
+        for one in scheme.schemes
     ]
     return replace(scheme, schemes=tuple(each)) if isinstance(scheme, Layers) else each[0]
 
@@ -186,7 +185,7 @@ def _checked(scheme: Either) -> Either:
     """Raise for what would take too much memory or time to draw."""
     if len(scheme) > MAX_LAYERS:
         raise UserError(f"{len(scheme)} layers are too many here: write {MAX_LAYERS} at most.")
-    for part in {bias for n in range(len(scheme)) for bias in scheme.layer(n).bias}:
+    for part in {bias for one in scheme.schemes for bias in one.bias}:
         if max(getattr(part, name, 0) for name in TABLE_FIELDS) > MAX_TABLE:
             raise UserError(
                 f"{shown(part)} has a table too large for the page: write at most {MAX_TABLE:,}."
@@ -289,8 +288,7 @@ def config_of(state: PageState) -> dict[str, Any]:
 
 def _rope(state: PageState) -> Rope:
     """The rotation of the layers without a window, if the model has one."""
-    own = parse(state.own)
-    rotary = [layer for n in range(len(own)) if (layer := own.layer(n)).rotary]
+    rotary = [one for one in parse(state.own).schemes if one.rotary]
     full = next((layer for layer in rotary if len(layer.mask) == 1), None)
     first = full or next(iter(rotary), None)
     return (first.rotary if first else None) or Rope()

@@ -126,7 +126,7 @@ def start_from_config(config: Mapping[str, Any], name: str = "") -> PageState:
 def kind(own: Scheme | Layers) -> str | None:
     """Which methods of `longitude extend` a model of this scheme has, if any."""
     first = own.layer(0)
-    if any(own.layer(n).rotary for n in range(len(own))):
+    if any(one.rotary for one in own.schemes):
         return "rope"
     if any(isinstance(b, Alibi) for b in first.bias):
         return "alibi"
@@ -135,10 +135,10 @@ def kind(own: Scheme | Layers) -> str | None:
 
 def shortest(scheme: Scheme | Layers) -> Scheme | Layers:
     """As few layers as tile the model."""
-    each = [scheme.layer(n) for n in range(len(scheme))]
+    each = scheme.schemes
     for n in range(1, len(each) + 1):
         if len(each) % n == 0 and each == each[:n] * (len(each) // n):
-            return each[0] if n == 1 else Layers(tuple(each[:n]))
+            return each[0] if n == 1 else Layers(each[:n])
     return scheme
 
 

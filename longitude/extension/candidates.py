@@ -21,6 +21,7 @@ from longitude.core.part import PARTS, Site, optional
 from longitude.core.scheme import Layers, Scheme, Split, scheme_of
 from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown
+from longitude.eval.records import BASELINE
 from longitude.parts import Rerope, Streaming
 
 Own = Scheme | Layers
@@ -45,12 +46,11 @@ class Candidate:
 
 def family(own: Own) -> str:
     """Which kind of positions a model has."""
-    layers = [own.layer(i, len(own)) for i in range(len(own))]
-    if any(one.rotary for one in layers):
+    if any(one.rotary for one in own.schemes):
         return "rope"
-    if layers[0].bias:
+    if own.layer(0).bias:
         return "alibi"
-    if layers[0].embed:
+    if own.layer(0).embed:
         return "learned"
     return "none"
 
@@ -118,11 +118,10 @@ def full_layers(text: str, own: Own) -> str:
     scheme = parse(text)
     if isinstance(own, Scheme) or type(scheme) is Layers:
         return text
-    each = [own.layer(i, len(own)) for i in range(len(own))]
-    full = [i for i, one in enumerate(each) if not one.windowed]
-    if len(full) in (0, len(each)):
+    full = [i for i, one in enumerate(own.schemes) if not one.windowed]
+    if len(full) in (0, len(own)):
         return text
-    texts = [*map(dump, each)]
+    texts = [*map(dump, own.schemes)]
     for n, i in enumerate(full):
         texts[i] = dump(scheme.layer(n, len(full))) if isinstance(scheme, Split) else text
     return f"layers({', '.join(texts)})"
@@ -130,8 +129,6 @@ def full_layers(text: str, own: Own) -> str:
 
 def label(scheme: Own, own: Own) -> str:
     """What a scheme changes, as short as possible: leaky_rerope(128, 16) + logn(256)."""
-    from longitude.eval.records import BASELINE
-
     if scheme == own:
         return BASELINE
     if isinstance(scheme, Split):
@@ -156,5 +153,4 @@ def _changes(scheme: Scheme, own: Scheme) -> str:
 
 def by_length(scheme: Own) -> bool:
     """Whether a scheme's numbers depend on the total length of the text."""
-    ropes = [scheme.layer(i, len(scheme)).rotary for i in range(len(scheme))]
-    return any(rope.frequencies.by_length for rope in ropes if rope)
+    return any(one.rotary.frequencies.by_length for one in scheme.schemes if one.rotary)

@@ -60,7 +60,7 @@ def hidden_beyond(scheme: Scheme | Layers, length: int) -> int | None:
     ones (attention sinks); None if some layer sees the full text."""
     query, keys = torch.tensor(length - 1), torch.arange(length)
     windows = []
-    for layer in {scheme.layer(i) for i in range(len(scheme))}:
+    for layer in set(scheme.schemes):
         seen = visible(layer.areas(), query, keys)
         hidden = (~seen).nonzero().flatten()
         if not len(hidden):

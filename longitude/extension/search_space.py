@@ -121,8 +121,6 @@ def axes(scheme: Scheme | Layers, lengths: Lengths) -> list[Axis]:
 
 def _wide(scheme: Scheme | Layers) -> tuple[Scheme, ...]:
     """The layers that see the full context; all of them where none does, or in a split."""
-    if isinstance(scheme, Scheme):
-        return (scheme,)
     if isinstance(scheme, Split):
         return scheme.schemes
     return tuple(one for one in scheme.schemes if not one.windowed) or scheme.schemes

@@ -45,9 +45,8 @@ def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> N
 
     A model that is patched inside `with patched(…)` is refused.
     """
-    entry, parameters = written_scheme(model), None
-    if entry is not None:
-        parameters = _as_rope_parameters(model)
+    entry = written_scheme(model)
+    parameters = None if entry is None else _as_rope_parameters(model)
     with _writing(model, folder, "a model", "transformers can't save this model") as part:
         model.save_pretrained(part)
         if tokenizer is not None:
@@ -96,9 +95,8 @@ def written_scheme(model: Any) -> dict[str, Any] | None:
 def _as_rope_parameters(model: Any) -> dict[str, Any] | None:
     """The scheme as `rope_parameters`, if they express all that differs from the checkpoint's."""
     config, own, new = model.config, configured_scheme(model), scheme_of(model)
-    for scheme in (own, new):
-        if any(scheme.layer(i) != scheme.layer(0) for i in range(len(scheme))):
-            return None
+    if any(len(set(scheme.schemes)) > 1 for scheme in (own, new)):
+        return None
     before, after = own.layer(0), new.layer(0)
     old, rope = before.rotary, after.rotary
     if getattr(config, "rope_parameters", None) is None or old is None or rope is None:

@@ -87,8 +87,8 @@ def check(sinks: int, window: int) -> None:
 def evicts(scheme: Scheme | Layers) -> bool:
     """Whether in every layer all tokens but the first ones leave sight eventually."""
     query, key = torch.tensor([[FAR]]), torch.tensor([[FAR // 2]])
-    layers = [scheme.layer(i) for i in range(len(scheme))]
-    return not any(bool(area.ever(query, key)) for one in layers for area in one.areas())
+    areas = [area for one in scheme.schemes for area in one.areas()]
+    return not any(bool(area.ever(query, key)) for area in areas)
 
 
 class Stream:
@@ -104,8 +104,7 @@ class Stream:
         changes = not evicts(own_scheme(model))  # its own shorter window may hide what ours does
         with ExitStack() as stack:
             stack.enter_context(patched(model, scheme, length=length, check=changes))
-            full = scheme_of(model)
-            for one in (full.layer(i) for i in range(len(full))):
+            for one in scheme_of(model).schemes:
                 if not one.causal:
                     raise UserError(
                         f"a stream reads forwards, but {shown(one)} sees ahead: use a decoder."

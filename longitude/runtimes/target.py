@@ -63,7 +63,7 @@ class Target:
 def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int) -> Target:
     """The numbers of a scheme on the model of this config.json, at a length. Raises for a scheme
     that is more than one rotation of fixed frequencies, and names the nearest."""
-    kinds = {scheme.layer(i) for i in range(len(scheme))}
+    kinds = {*scheme.schemes}
     if len(kinds) > 1:
         raise UserError(
             f"settings give every layer one rotation, but the layers of {shown(scheme)} differ: "

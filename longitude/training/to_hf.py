@@ -95,7 +95,7 @@ def stock_model(scheme: Scheme | Layers, block: str) -> tuple[Kind | None, str]:
 def _kind(scheme: Scheme | Layers) -> tuple[Kind | None, str]:
     """The stock model under the right block, or the obstacle."""
     one = scheme.layer(0)
-    if any(scheme.layer(i) != one for i in range(len(scheme))):
+    if len(set(scheme.schemes)) > 1:
         return None, "its layers differ, and a stock model's are alike"
     if not isinstance(one.positions.ids(1), range):  # randomized spreads them in tests, too
         return None, f"it is read at the positions of {one.positions}, a stock model at 0, 1, 2, …"

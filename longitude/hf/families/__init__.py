@@ -48,10 +48,8 @@ def only_part(model: nn.Module, scheme: Scheme | Layers, own: Scheme, site: str,
 
     A direction that the scheme leaves out is the model's own.
     """
-    first = scheme.layer(0)
-    uniform = all(scheme.layer(i) == first for i in range(len(scheme)))
-    parts = [p for p in first.parts if p not in own.mask]
-    if not uniform or len(parts) != 1 or parts[0].site != site:
+    parts = [p for p in scheme.layer(0).parts if p not in own.mask]
+    if len(set(scheme.schemes)) > 1 or len(parts) != 1 or parts[0].site != site:
         raise UserError(
             f"{type(model).__name__} has {own}, in whose place {shown(scheme)} can't be put: give "
             f"it {takes}, and nothing else."

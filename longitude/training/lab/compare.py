@@ -173,7 +173,7 @@ def label(scheme: str) -> str:
     parsed = parse(scheme)
     if isinstance(parsed, Split):
         return dump(parsed)
-    layers = groupby(dump(parsed.layer(i)) for i in range(len(parsed)))
+    layers = groupby(map(dump, parsed.schemes))
     counted = [(text, len([*same])) for text, same in layers]
     return ", ".join(f"{n} × ({text})" if n > 1 else text for text, n in counted)
 

@@ -100,7 +100,7 @@ def split_for(
         check_division(heads, key_heads, ranks)
     if split != "auto" or ranks == 1:
         return split
-    by_head = any(one.bias for one in getattr(scheme, "schemes", (scheme,)))
+    by_head = any(one.bias for one in scheme.schemes)
     divides = not heads % ranks and not key_heads % ranks and not by_head
     fewer = sends_less(heads, key_heads, ranks, getattr(torch, dtype).itemsize)
     split = "heads" if divides and fewer else "tokens"

@@ -71,18 +71,11 @@ def make_trainable(model: Any, trained: str, rank: int) -> Any:
     return saved
 
 
-def layer_states(model: nn.Module) -> list[LayerState]:
-    """The layers of a patched model that run our attention; none if only frequencies changed."""
-    states = [getattr(module, LAYER_STATE, None) for module in model.modules()]
-    return [state for state in states if isinstance(state, LayerState) and state.active]
-
-
 def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:
     """A scheme with groups of this size; raises if shifted positions would change more."""
     from longitude.extension.candidates import by_length
 
-    layers = [scheme.layer(i, len(scheme)) for i in range(len(scheme))]
-    for one in layers:
+    for one in scheme.schemes:
         if one.scale or (one.rotary and one.rotary.remap) or by_length(scheme):
             raise UserError(
                 f"shifted groups train schemes of distances alone, but got {shown(scheme)}: use "
@@ -92,7 +85,7 @@ def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:
         raise UserError(
             f"groups have an even number of tokens, but got {size}: give another length."
         )
-    grouped: Any = [parse(f"{dump(one)} + chunked({size})") for one in layers]
+    grouped: Any = [parse(f"{dump(one)} + chunked({size})") for one in scheme.schemes]
     several = isinstance(scheme, Layers)
     return dump(replace(scheme, schemes=tuple(grouped)) if several else grouped[0])
 
@@ -100,7 +93,8 @@ def grouped_scheme(scheme: Scheme | Layers, size: int) -> str:
 @contextmanager
 def shifted_groups(model: nn.Module, size: int) -> Iterator[None]:
     """Shift the groups of half the heads of a patched model by half a group."""
-    layers = layer_states(model)
+    states = [getattr(module, LAYER_STATE, None) for module in model.modules()]
+    layers = [state for state in states if isinstance(state, LayerState) and state.active]
     for layer in layers:
         vars(layer)["attend"] = partial(_attend_in_halves, layer, size // 2)
     try:

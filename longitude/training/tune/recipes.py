@@ -142,8 +142,7 @@ def settle(
             f"--to is {target:,} tokens, but {model.name} was trained to {model.trained:,}: it "
             f"reads that already; give more, for example --to {4 * model.trained}."
         )
-    ropes = [own.layer(i, len(own)).rotary for i in range(len(own))]
-    rope = next(filter(None, ropes), Rope())
+    rope = next((one.rotary for one in own.schemes if one.rotary), Rope())
     stretch, text = Lengths(model.trained, target), recipe.scheme
     if text is not None:
         slots: dict[str, Any] = {"trained": model.trained, "factor": f"{stretch.factor():g}"}
