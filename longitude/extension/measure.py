@@ -2,9 +2,9 @@
 
 Out of memory is a result, too: the row says so, and the rest goes on. Where one forward at the
 greatest length gives the numbers of every shorter one, a shorter forward is made only if that
-failed. `measure` is what `extend` and `tune` share: some methods on one loaded model. The
-operations of a small model are too short to be split over the cores of a CPU: there each core takes
-a task of its own, on a copy of the model that shares its weights. Costs take turns, on all cores.
+failed. The operations of a small model are too short to be split over the cores of a CPU: there
+each core takes a task of its own, on a copy of the model that shares its weights. Costs take turns,
+on all cores.
 
 Documents are spent where they decide (successive elimination): every method reads those of the
 first round, and in each further one only methods that may still turn out to be the best, until one
@@ -48,7 +48,7 @@ from longitude.eval.records import (
     of,
 )
 from longitude.eval.tables import SANE
-from longitude.eval.tasks import EvalProtocol, Session, Value, measured_by
+from longitude.eval.tasks import Session, Value, measured_by
 from longitude.extension.plan import Method, Plan, Prepared, TargetModel, Task
 from longitude.extension.rank import Ranking
 from longitude.hf.patch import patch_of, patched
@@ -65,34 +65,6 @@ CLEARLY = 1.5  # times what is sane, on one document
 SMALL_MODEL = 2**26  # bytes of weights
 MAX_WORKERS = 4  # each has activations of its own
 MEANINGLESS = "its loss there is so high that nothing else about it matters."
-
-
-@dataclass(frozen=True, eq=False)
-class MeasureOptions:
-    """On which documents, at which lengths and by which protocol methods are measured."""
-
-    documents: Sequence[Document]
-    lengths: tuple[int, ...]
-    protocol: EvalProtocol
-    seed: int = 0
-
-    def plan(self, target: TargetModel, methods: Sequence[Method]) -> Plan:
-        texts, about = tuple(d.text for d in self.documents), (target.subject, tuple(methods))
-        return Plan(*about, self.lengths, texts, self.protocol, self.seed)
-
-
-def measure(
-    target: TargetModel,
-    methods: Sequence[Method],
-    options: MeasureOptions,
-    store: Store,
-    progress: Progress = silent,
-) -> list[Measurement]:
-    """Measure what the store lacks of these methods, without elimination; all their rows."""
-    plan = options.plan(target, methods)
-    todo = missing(plan, plan.all_tasks(), store)
-    run_tasks(Evaluator(plan, target, options.documents), todo, store, progress)
-    return measurements(plan, store)
 
 
 class Evaluator:

@@ -34,23 +34,12 @@ from longitude.eval.prefill import input_device, lm_head
 from longitude.eval.records import COST, Measurement, ResultKey, from_row
 from longitude.eval.tasks import Value
 from longitude.extension.cost_model import on_ranks
-from longitude.extension.measure import (
-    Evaluator,
-    MeasureOptions,
-    measurements,
-    missing,
-    run_tasks,
-)
+from longitude.extension.measure import Evaluator, measurements, missing, run_tasks
 from longitude.extension.plan import ExtendOptions, Method, Plan, Prepared, TargetModel, Task
 from longitude.extension.result import ExtendResult
 from longitude.hf.patch import check_over_ranks, patched, unpatched
 from longitude.ops.shards import RankLost, answered
-from longitude.training.distributed import (
-    World,
-    check_context,
-    fewest_ranks,
-    processes,
-)
+from longitude.training.distributed import World, check_context, fewest_ranks, processes
 
 IDLE = timedelta(hours=12)  # that a group may wait for what others measure
 
@@ -171,20 +160,22 @@ def evaluator_of(prepared: Prepared, held_out: bool = False) -> Evaluator:
     return Evaluator(*about)
 
 
-def measure_together(
-    target: TargetModel, methods: Sequence[Method], options: MeasureOptions, store: Store | None,
-    progress: Progress, group: Any,
+def measure(
+    plan: Plan, target: TargetModel, documents: Sequence[Document], store: Store | None,
+    progress: Progress, group: Any = None,
 ) -> list[Measurement]:  # fmt: skip
-    """`measure` by the ranks of a group, which all call it; the first one has the store and gets
-    the rows."""
-    plan, model = options.plan(target, methods), target.model
-    check_shared(target, dist.get_world_size(group))
-    evaluator = RankEvaluator(plan, target, options.documents, group)
+    """Measure what the store lacks of a plan, without elimination; all its rows. The ranks of a
+    group all call it: the first one has the store and gets the rows."""
+    evaluator = Evaluator(plan, target, documents)
+    if group is not None:
+        check_shared(target, dist.get_world_size(group))
+        evaluator = RankEvaluator(plan, target, documents, group)
     if store is None:
-        follow(model, group, [evaluator])
+        follow(target.model, group, [evaluator])
         return []
     run_tasks(evaluator, missing(plan, plan.all_tasks(), store), store, progress)
-    announce(model, group, {"result": None})
+    if group is not None:
+        announce(target.model, group, {"result": None})
     return measurements(plan, store)
 
 

@@ -127,9 +127,8 @@ def _measure(
 ) -> list[Measurement]:  # fmt: skip
     """The rows of one model, which is gone when the next one comes; of the base, the baseline's
     first, and those of the scheme if it is another."""
-    from longitude.extension.measure import MeasureOptions, measure
-    from longitude.extension.plan import Method, TargetModel, protocol_for
-    from longitude.extension.ranks import measure_together
+    from longitude.extension.plan import Method, Plan, TargetModel, protocol_for
+    from longitude.extension.ranks import measure
 
     loading: dict[str, Any] = {**options.loading, "revision": revision}
     if group is not None:
@@ -140,16 +139,13 @@ def _measure(
     protocol = protocol_for(  # the same for all: by the base's window
         test_set.lengths[0], options.tasks, options.questions, False
     )
-    what = MeasureOptions(test_set.documents, test_set.lengths, protocol, options.seed)
-    methods = [method]
+    methods, own = [method], target.subject.scheme
     if method.label == BEFORE:
-        own = target.subject.scheme
         methods = [Method(BASELINE, own, None), *([method] if method.scheme != own else [])]
-    if group is not None:
-        rows = measure_together(target, methods, what, store, options.progress, group)
-    else:
-        assert store is not None
-        rows = measure(target, methods, what, store, options.progress)
+    lengths, documents = test_set.lengths, test_set.documents
+    texts = tuple(document.text for document in documents)
+    plan = Plan(target.subject, tuple(methods), lengths, texts, protocol, options.seed)
+    rows = measure(plan, target, documents, store, options.progress, group)
     del model, target
     gc.collect()
     if torch.cuda.is_available():
