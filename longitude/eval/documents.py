@@ -67,18 +67,18 @@ def cut(
     rng = random.Random(f"documents {seed}")
     rng.shuffle(texts)
     sample = SEPARATOR.join(text[:SAMPLE] for _, text in texts[:SAMPLED_TEXTS])
-    rate = max(1, len(_tokens(tokenizer, sample))) / max(1, len(sample))  # tokens per character
+    rate = max(1, len(token_ids(tokenizer, sample))) / max(1, len(sample))  # tokens per character
     need = int((length + 1) / rate * MARGIN) + 1
     long = [t for t in texts if len(t[1]) >= need]
     short = [t for t in texts if len(t[1]) < need]
-    bare, full = _tokens(tokenizer, "a"), tokenizer("a", verbose=False).input_ids
+    bare, full = token_ids(tokenizer, "a"), tokenizer("a", verbose=False).input_ids
     places = range(len(full) - len(bare) + 1)  # what stands before any text: usually a BOS token
     special = next((full[:at] for at in places if full[at : at + len(bare)] == bare), [])
     chosen: list[Document] = []
     for name, text in [*_pieces(long, need, rng), *_joined(short, need)]:
         if len(chosen) == count:
             break
-        ids = [*special, *_tokens(tokenizer, text)][: length + 1]
+        ids = [*special, *token_ids(tokenizer, text)][: length + 1]
         if len(ids) > length:
             digest = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
             chosen.append(Document(Text(name, digest), torch.tensor(ids), len(special)))
@@ -122,5 +122,6 @@ def _joined(short: Sequence[Named], need: int) -> list[Named]:
     return joined
 
 
-def _tokens(tokenizer: Any, text: str) -> list[int]:
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text, without those that the tokenizer puts around it."""
     return tokenizer(text, add_special_tokens=False, verbose=False).input_ids

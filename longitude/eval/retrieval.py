@@ -8,16 +8,17 @@ by piece, so that "at 4,096" means 4,096 tokens, answers included.
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from longitude.core.validate import UserError
+from longitude.eval.documents import token_ids
 from longitude.eval.perplexity import token_scores
 from longitude.eval.prefill import batch_rows
 from longitude.eval.records import ResultKey
@@ -55,17 +56,17 @@ class _Draft:
 
 def prompts(session: Session, key: ResultKey, names: Sequence[str]) -> list[Tokens]:
     """The prompts of some families at the length of this key; the seed and the round draw them."""
-    found = []
+    found, ids = [], partial(token_ids, session.tokenizer)
     for index in range(key.protocol["prompts"]):
         rng = random.Random(f"{key.seed} {key.at['round']} {key.length} {index}")
         shared: list[_Draft] = []
         for name in names:
             prompt = families()[name].write(rng, key.protocol["window"] < SMALL_WINDOW)
             asked = [
-                (name, _ids(session, f"\n{question}"), _ids(session, f" {answer}"))
+                (name, ids(f"\n{question}"), ids(f" {answer}"))
                 for question, answer in prompt.questions
             ]
-            facts = [_ids(session, f"\n{fact}") for fact in prompt.facts]
+            facts = [ids(f"\n{fact}") for fact in prompt.facts]
             draft = _Draft({name: prompt}, facts, asked)
             room = key.length // FACTS_SHARE
             if draft.scattered and shared and shared[-1].size + draft.size <= room:
@@ -103,7 +104,7 @@ def _body(session: Session, draft: _Draft, room: int, index: int, rng: random.Ra
     own = next((p.sentences for p in draft.parts.values() if p.sentences), None)
     if own:
         filler, ends = [], []
-        tokens = functools.cache(lambda sentence: _ids(session, sentence))  # a few, over and over
+        tokens = cache(partial(token_ids, session.tokenizer))  # of a few, over and over
         while len(filler) < room:
             filler += tokens(next(own))
             ends.append(len(filler))
@@ -121,10 +122,6 @@ def _body(session: Session, draft: _Draft, room: int, index: int, rng: random.Ra
     for start, end, fact in zip([0, *at], at, draft.facts, strict=False):
         body += [*filler[start:end], *fact]
     return [*body, *filler[at[-1] if at else 0 :]]
-
-
-def _ids(session: Session, text: str) -> list[int]:
-    return session.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
 
 def answers(model: nn.Module, prompts: Sequence[Tokens]) -> Iterator[tuple[str, bool, float]]:

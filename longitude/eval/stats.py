@@ -29,6 +29,7 @@ from typing import Any
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 BOOTSTRAP_FROM = 8  # documents; fewer have Student's interval
+ROUNDS = 2000  # of drawing documents anew
 Bounds = tuple[float, float]
 
 
@@ -47,15 +48,14 @@ class Interval:
         return self.n > 1 and not self.low <= 0 <= self.high
 
 
-def over_documents(values: Sequence[float], seed: int = 0) -> Interval:
+def over_documents(values: Sequence[float]) -> Interval:
     """The mean of one number per document."""
-    return _over_documents(tuple(values), seed)
+    return _over_documents(tuple(values))
 
 
 @lru_cache(maxsize=8192)  # methods are ranked several times: for each goal, for each runtime
-def _over_documents(values: tuple[float, ...], seed: int) -> Interval:
-    enough = len(values) >= BOOTSTRAP_FROM
-    bounds = bootstrap(values, seed=seed) if enough else student(values)
+def _over_documents(values: tuple[float, ...]) -> Interval:
+    bounds = bootstrap(values) if len(values) >= BOOTSTRAP_FROM else student(values)
     return Interval(_mean(values), *bounds, len(values))
 
 
@@ -64,10 +64,10 @@ def share(right: Sequence[float]) -> Interval:
     return Interval(_mean(right), *wilson(round(sum(right)), len(right)), len(right))
 
 
-def paired(a: Sequence[float], b: Sequence[float], seed: int = 0) -> Interval:
+def paired(a: Sequence[float], b: Sequence[float]) -> Interval:
     """The mean of a - b, number by number on the same documents."""
     assert len(a) == len(b), "pairs need one number of each for every document"
-    return over_documents([*map(sub, a, b)], seed)
+    return over_documents([*map(sub, a, b)])
 
 
 def matched(a: Sequence[float], b: Sequence[float]) -> Interval:
@@ -107,13 +107,13 @@ def ratio_difference(
     return ratio([(x - y, of) for (x, of), (y, _) in zip(a, b, strict=True)])
 
 
-def wilson(right: int, total: int, z: float = Z) -> Bounds:
+def wilson(right: int, total: int) -> Bounds:
     """Wilson's score interval of a share: everything where there is no answer."""
     if not total:
         return 0.0, 1.0
-    p, extra = right / total, z**2 / total
+    p, extra = right / total, Z**2 / total
     middle = (p + extra / 2) / (1 + extra)
-    half = z / (1 + extra) * math.sqrt(p * (1 - p) / total + extra / (4 * total))
+    half = Z / (1 + extra) * math.sqrt(p * (1 - p) / total + extra / (4 * total))
     # the ends are exact, where rounding would let a perfect score look imperfect
     return 0.0 if right == 0 else middle - half, 1.0 if right == total else middle + half
 
@@ -125,7 +125,7 @@ def student(values: Sequence[float]) -> Bounds:
     return mean - half, mean + half
 
 
-def bootstrap(values: Sequence[float], rounds: int = 2000, seed: int = 0) -> Bounds:
+def bootstrap(values: Sequence[float], seed: int = 0) -> Bounds:
     """The interval of the mean by drawing documents anew, expanded for small numbers of them. The
     draws depend on the number and the seed only, so methods on the same documents share them."""
     import numpy as np  # here alone: it would delay every command
@@ -134,21 +134,21 @@ def bootstrap(values: Sequence[float], rounds: int = 2000, seed: int = 0) -> Bou
     if n < 2:
         return values[0], values[0]
     centre = _mean(values)  # equal numbers have no width, however sums are rounded
-    means = (np.asarray(values) - centre)[_draws(n, rounds, seed)].mean(1)
+    means = (np.asarray(values) - centre)[_draws(n, seed)].mean(1)
     outside = NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile(n - 1))
     low, high = np.quantile(means, [outside, 1 - outside]).tolist()
     return centre + low, centre + high
 
 
 @lru_cache(maxsize=256)
-def t_quantile(freedom: int, level: float = LEVEL) -> float:
-    """The bound that |T| of Student's t stays below at this level, by bisection."""
+def t_quantile(freedom: int) -> float:
+    """The bound that |T| of Student's t stays below at 95 %, by bisection."""
     low, high = 0.0, 1.0
-    while _t_within(high, freedom) < level:
+    while _t_within(high, freedom) < LEVEL:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_within(middle, freedom) < level else (low, middle)
+        low, high = (middle, high) if _t_within(middle, freedom) < LEVEL else (low, middle)
     return (low + high) / 2
 
 
@@ -165,11 +165,11 @@ def _t_within(t: float, freedom: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _draws(n: int, rounds: int, seed: int) -> Any:
+def _draws(n: int, seed: int) -> Any:
     import numpy as np
 
     rng = random.Random(seed)
-    return np.array([rng.choices(range(n), k=n) for _ in range(rounds)])
+    return np.array([rng.choices(range(n), k=n) for _ in range(ROUNDS)])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -13,7 +13,6 @@ ranks share texts or methods (ranks.py).
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -54,7 +53,10 @@ from longitude.extension.ranks import (
     run_side_by_side,
     spread,
 )
+from longitude.extension.ray import room, run_on_ray
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
+from longitude.extension.search import search_parameters
+from longitude.runtimes.files import slug
 from longitude.runtimes.target import supporting
 from longitude.serving.schemes import check_schemes
 from longitude.training.distributed import process_group, processes
@@ -107,9 +109,7 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
     """Measure, rank and write."""
     plan, options = prepared.plan, prepared.options
     seconds = options.budget and parse_seconds(options.budget)
-    name = plan.subject.name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
-    name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
-    folder = Path(options.out or f"runs/{name}-{plan.target}")
+    folder = Path(options.out or f"runs/{slug(plan.subject.name)}-{plan.target}")
     clock = None
     if seconds:
         measured = began + SPARE * seconds * (1 - SEARCH_SHARE * options.search)
@@ -224,19 +224,13 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
         )
     target = to or ("8x" if model == DEFAULT_MODEL else "4x")
     prepared = prepare(TargetModel.load(model, options), target, options)
-    choose(prepared, _room_on_ray)
+    choose(prepared, room)
     if prepared.ranks > 1 and options.engine == "ray" and options.search:
         raise UserError(
             "--search runs on one device, but --context-parallel is for lengths beyond it: leave "
             "one out, or search under torchrun."
         )
     return prepared
-
-
-def _room_on_ray(prepared: Prepared) -> int:
-    from longitude.extension.ray import room
-
-    return room(prepared)
 
 
 def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
@@ -249,8 +243,6 @@ def _run(prepared: Prepared, store: Store, clock: Clock | None) -> list[str]:
             return run_side_by_side(prepared, evaluator, tasks, store, options.progress)
         if options.engine == "local":
             return run_tasks(evaluator, tasks, store, options.progress, clock)
-        from longitude.extension.ray import run_on_ray
-
         return run_on_ray(prepared, tasks, store, options.progress)
 
     by_budget = f"Ended by the budget of {options.budget}."
@@ -280,8 +272,6 @@ def _search(
     prepared: Prepared, recommendation: Recommendation, store: Store, clock: Clock | None
 ) -> list[dict[str, Any]]:
     """The parameters around the best methods, searched on held-out documents."""
-    from longitude.extension.search import search_parameters
-
     advice = (recommendation.best, *recommendation.runtimes)
     leaders = list(dict.fromkeys(one.scheme for one in advice if one.scheme))
     evaluator = evaluator_of(prepared, held_out=True)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from longitude.eval.prefill import activation_bytes, chunk_for, lm_head, text_config
+from longitude.eval.tasks.cost import three_digits
 
 DEVICE, DEVICE_BYTES = "H200", 141e9
 # docs/results/benchmarks.jsonl: leaky ReRoPE, window 4,096, 32 heads (8 of keys) × 131,072 × 128
@@ -52,13 +53,11 @@ class OnRanks:
         parts = (self.weights, self.cache, self.activations, self.memory)
         names = ("weights", "+ cache", "+ activations", "=")
         each = " ".join(
-            f"{name} {_three_digits(n / 1e9)} GB" for name, n in zip(names, parts, strict=True)
+            f"{name} {three_digits(n / 1e9)} GB" for name, n in zip(names, parts, strict=True)
         )
         fits = "fits" if self.fits else "does not fit"
-        sends = (
-            f", each sends {_three_digits(self.sent / 1e9)} GB in a forward" if self.sent else ""
-        )
-        where, seconds = f"{self.ranks} × {DEVICE}", _three_digits(self.seconds)
+        sends = f", each sends {three_digits(self.sent / 1e9)} GB in a forward" if self.sent else ""
+        where, seconds = f"{self.ranks} × {DEVICE}", three_digits(self.seconds)
         return f"{self.length:,} tokens on {where}: {each}, {fits}{sends}; {seconds} s a forward"
 
 
@@ -118,10 +117,6 @@ def on_ranks(model: Any, length: int, ranks: int) -> OnRanks:
     activations = activation_bytes(model, 1, chunk, total) + LAYER_COPIES * cache // sizes.layers
     sent, seconds = sizes.sent(length, ranks), sizes.seconds(length, ranks)
     return OnRanks(length, ranks, sizes.weights, cache, activations, sent, seconds)
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def as_json(cells: Sequence[OnRanks]) -> list[dict[str, Any]]:

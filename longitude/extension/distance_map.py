@@ -19,8 +19,7 @@ from longitude.core.scheme import Scheme
 from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.inspection.catalogue import default_dim, distinct_layers
-from longitude.inspection.curves import bias, sample
-from longitude.inspection.score_variance import positions, remapped_distance
+from longitude.inspection.curves import bias, from_last, sample
 
 HEADS = 8
 HEAD_DIM, OTHER_HEAD_DIM = 64, 128  # what is drawn, and another size that models have
@@ -76,8 +75,7 @@ def _band(
     scheme: Scheme, own: Scheme, length: int, r: Tensor, head_dim: int | None
 ) -> tuple[Tensor, Tensor] | None:
     """The least and the greatest effective distance, nan where hidden."""
-    last = positions(scheme, length, torch.tensor(length - 1))
-    effective = remapped_distance(scheme, last, positions(scheme, length, length - 1 - r))
+    effective = from_last(scheme, length, r)
     if scheme.rotary and own.rotary:
         size = max(default_dim(scheme), default_dim(own))  # lists of factors have a size
         size = head_dim if head_dim and size == HEAD_DIM else size

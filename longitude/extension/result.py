@@ -21,6 +21,7 @@ from longitude.core.validate import UserError
 from longitude.eval.records import Measurement, Subject, recorded
 from longitude.eval.tables import in_window_cost, labels, result_tables
 from longitude.extension.advice import recommend
+from longitude.extension.distance_map import by_size, maps
 
 STORE, ROWS, ADVICE, PAGE = "results.sqlite", "rows.jsonl", "recommendation.json", "report.html"
 SUMMARY, CHARTS = "summary.md", "charts"
@@ -68,7 +69,6 @@ class ExtendResult:
     @cached_property
     def section(self) -> Any:
         """As viz shows it, with the distance map of each method."""
-        from longitude.extension.distance_map import by_size, maps
         from longitude.viz.section import section
 
         own, target = self.subject.scheme, max(row.key.length for row in self.rows)

@@ -134,7 +134,6 @@ def halve(
         left = left[:keep]
         schemes_left = f"{len(left)} scheme{'s' * (len(left) != 1)}"
         stage = f"{schemes_left} on {scored} document{'s' * (scored != 1)}"
-
         report(index + 1, len(rounds), stage)
         left.sort(key=lambda scheme: losses.mean(scheme, documents[:scored]))
     return left

@@ -21,8 +21,7 @@ _HOME = {
     "load": "longitude.hf.loading",
     "stream": "longitude.hf.streaming",
 }
-__all__ = ["apply", "cuda_graphs", "load", "patched", "save", "save_adapter", "scheme_of", "stream"]
-__all__ += ["undo"]
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

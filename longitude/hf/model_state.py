@@ -25,14 +25,7 @@ from longitude.core.part import Pos, as_tensor
 from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.layer import (
-    NAME,
-    LayerState,
-    TokenRun,
-    all_but_last,
-    as_range,
-    token_runs,
-)
+from longitude.hf.layer import NAME, LayerState, TokenRun, all_but_last, as_range, token_runs
 from longitude.hf.probe import (
     RotaryOwner,
     attention_implementation,
@@ -41,7 +34,6 @@ from longitude.hf.probe import (
     rotations_skipped,
 )
 from longitude.ops import axes
-from longitude.parts import Rope
 from longitude.parts.axes import by_axis
 
 if TYPE_CHECKING:
@@ -155,7 +147,12 @@ class ModelState:
         """Before the forward: read the padding, adapt an empty cache or open one."""
         given = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         self.forward = ForwardState(padding=padding_of(given.get("attention_mask")))
-        self._check_attention()
+        current = getattr(module.config, "_attn_implementation", NAME)
+        if current != NAME:
+            raise UserError(
+                f"the model's attention became {current} while it was patched, and would see no "
+                f"positions: set it before the patch."
+            )
         if self._checkpoints:
             self._keep_for_recomputation()
         cache = given.get("past_key_values")
@@ -200,14 +197,6 @@ class ModelState:
             self._positions[created] = self.forward.pos
         self._forwards.pop(get_ident(), None)
         return self.ranks.last_token(out) if self.ranks and prompt and out is not None else out
-
-    def _check_attention(self) -> None:
-        found = getattr(self.owner.module.config, "_attn_implementation", NAME)
-        if found != NAME:
-            raise UserError(
-                f"the model's attention became {found} while it was patched, and would see no "
-                f"positions: set it before the patch."
-            )
 
     @property
     def _checkpoints(self) -> bool:
@@ -293,7 +282,9 @@ class ModelState:
         dim = layer.probed.rotary_dim
         if self._axes is None:
             self._axes = axes_of(self.owner.rotaries[0], dim // 2)
-        return rotate_left(rope, self._axes, left, dim, x)
+        # (p - u) θ_i for each pair's own position p, of which u is taken
+        theta = rope.frequencies.inv_freq(dim, rope.base, 1)
+        return axes.rotate(x, left, by_axis(self._axes, 3, theta), rope.pairs)
 
     def _as_rows(self, pos: Pos) -> Tensor:
         return torch.atleast_2d(as_tensor(pos, next(self.owner.module.parameters()).device))
@@ -381,9 +372,3 @@ def axes_of(rotary: nn.Module, pairs: int) -> tuple[int, ...]:
             f"reads text only while patched."
         )
     return tuple(each[:, 0].int().argmax(0).tolist())
-
-
-def rotate_left(rope: Rope, by: tuple[int, ...], left: Tensor, dim: int, x: Tensor) -> Tensor:
-    """Heads rotated by what one position leaves (3 b n) of each pair's own, (p - u) θ_i."""
-    theta = rope.frequencies.inv_freq(dim, rope.base, 1)
-    return axes.rotate(x, left, by_axis(by, 3, theta), rope.pairs)

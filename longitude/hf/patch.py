@@ -30,6 +30,7 @@ from longitude.hf.families import family_of
 from longitude.hf.layer import LAYER_STATE, LayerState, register
 from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.hf.model_state import ModelState
+from longitude.hf.ranks import Ranks
 from longitude.parts import Rope
 from longitude.parts.rotary_tables import attention_scaling
 
@@ -305,8 +306,6 @@ def check_over_ranks(model: Any) -> None:
 @contextmanager
 def over_ranks(model: nn.Module, group: Any, states: list[ModelState]) -> Iterator[None]:
     """Our attention over the ranks of a group; the rest of a layer sees its own tokens."""
-    from longitude.hf.ranks import Ranks
-
     schemes = as_layers([layer.scheme for state in states for layer in state.layers.values()])
     ranks = Ranks(group, model, str(schemes))
     for state in states:

@@ -116,7 +116,7 @@ def distances(scheme: Scheme, length: int) -> tuple[rows.DistanceRow, ...]:
     if not remapped and scheme.positions == Sequential():
         return ()
     r = sample(length)
-    remap = _from_last(scheme, length, torch.tensor(r)).tolist()
+    remap = from_last(scheme, length, torch.tensor(r)).tolist()
     return tuple(map(rows.DistanceRow, r, map(number, remap)))
 
 
@@ -139,7 +139,7 @@ def mean_cosine(
     lines = between(length, within)
     r = torch.tensor([line + [-1] * (within - len(line)) for line in lines])
     dim = rope.dim(head_dim)
-    distance = _from_last(scheme, length, r.clamp(min=0)).where(r >= 0, torch.nan)
+    distance = from_last(scheme, length, r.clamp(min=0)).where(r >= 0, torch.nan)
     fade = rope.decay.rate(dim) if rope.decay else None
     cosine = _mean_cos(distance, rope.inv_freq(dim, length), fade)
     return [line[0] for line in lines], r, cosine
@@ -156,7 +156,7 @@ def _mean_cos(r: Tensor, theta: Tensor, fade: Tensor | None = None) -> Tensor:
     return (waves if fade is None else waves * torch.exp(r[..., None] * fade)).mean(-1)
 
 
-def _from_last(scheme: Scheme, length: int, r: Tensor) -> Tensor:
+def from_last(scheme: Scheme, length: int, r: Tensor) -> Tensor:
     """The remapped distance of the keys r tokens before the last query."""
     last = positions(scheme, length, torch.tensor(length - 1))
     return remapped_distance(scheme, last, positions(scheme, length, length - 1 - r))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.core.validate import UserError, shown
+from longitude.eval.documents import token_ids
 from longitude.eval.prefill import input_device
 from longitude.hf.generation import Detokenizer
 from longitude.hf.patch import patched, trained_length
@@ -65,14 +66,11 @@ def prompt(tokenizer: Any, question: str | None, *, chat: bool | None = None) ->
     template = bool(getattr(tokenizer, "chat_template", None))
     if chat and not template:
         raise UserError("the checkpoint's tokenizer has no chat template: leave chat out.")
-
-    def tokens(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
     if not template or chat is False:
         bos = tokenizer.bos_token_id
         adds_bos = tokenizer("a", verbose=False)["input_ids"][:1] == [bos]
-        return Prompt((bos,) if adds_bos else (), tokens(f"\n{question or ''}"))
+        tail = token_ids(tokenizer, f"\n{question or ''}")
+        return Prompt((bos,) if adds_bos else (), tuple(tail))
     content = PLACEHOLDER if question is None else f"{PLACEHOLDER}\n\n{question}"
     turn = [{"role": "user", "content": content}]
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
@@ -81,7 +79,7 @@ def prompt(tokenizer: Any, question: str | None, *, chat: bool | None = None) ->
         raise UserError(
             "the checkpoint's chat template leaves out what the user says: set chat=False."
         )
-    return Prompt(tokens(before), tokens(after))
+    return Prompt(*(tuple(token_ids(tokenizer, part)) for part in (before, after)))
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

@@ -146,7 +146,7 @@ def show_lint(found: LintResult, console: Console) -> None:
         console.print(Text(f"layers {spans(layers)}: {what}{about}"))
     for title, sentence in _lint_issues(found):
         console.print(Text(title, style="bold"))
-        console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
+        console.print(Padding.indent(Text(sentence), 2))
     if found.same:
         console.print(Text("every runtime computes what the settings mean", style="green"))
 

@@ -66,13 +66,13 @@ def show_section(section: Section, console: Console) -> None:
     searches = (("search", f"{text} {scheme}".strip()) for text, scheme in section.searches)
     for what, sentence in [*section.advice(), *searches]:
         console.print(Text(what, style="bold"))
-        console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
+        console.print(Padding.indent(Text(sentence), 2))
     if section.lm_eval:
         heads, scores = section.lm_eval
         drawn = rich_table(heads, [[*map(Text, row)] for row in scores])
         drawn.columns[0].style = ""
         console.print(Text("lm-eval", style="bold"))
-        console.print(Padding(drawn, (0, 0, 0, 2), expand=False))
+        console.print(Padding.indent(drawn, 2))
     for title, command in section.next_steps:
         console.print()
         console.print(Text(title, style=DIM))

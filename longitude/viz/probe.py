@@ -46,7 +46,7 @@ def show(result: ProbeResult, console: Console) -> None:
     for one in result.findings:
         mark, style = MARKS[one.kind]
         head = Text(f"{mark} ", style) + Text(printable(one.sentence))
-        console.print(Padding(head, (0, 0, 0, 0), expand=False))
+        console.print(Padding.indent(head, 0))
         if one.fix:
             console.print(Padding(Text(f"→ {printable(one.fix)}", "cyan"), (0, 0, 0, 2)))
     for title, heads, rows in tables(result):

@@ -94,10 +94,10 @@ def by_path(visit: Mapping[str, Any], place: str, console: Console) -> None:
     }[visit["action"]]
     node = ".".join(str(n + 1) for n in visit["place"]) or "root"
     head = Text.assemble((f"{mark} ", style), (node, "bold"), (f" ({printable(place)}) ", DIM))
-    console.print(Padding(head.append(decision, style), (0, 0, 0, 2), expand=False))
+    console.print(Padding.indent(head.append(decision, style), 2))
     invalid = (f"(invalid) {short(reply, 200)}" for reply in visit["invalid"])
     for line in filter(None, map(printable, [visit["reasoning"], *invalid])):
-        console.print(Padding(Text(line, style=DIM), (0, 0, 0, 6), expand=False))
+        console.print(Padding.indent(Text(line, style=DIM), 6))
 
 
 def _colour(window: int | None) -> str:

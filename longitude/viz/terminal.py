@@ -143,9 +143,9 @@ def catalogue(parts: Sequence[PartRow], presets: Sequence[PresetRow], console: C
     """Print parts under their sites, then presets."""
 
     def entry(call: str, lines: list[str], paper: str) -> None:
-        console.print(Padding(Text(call, style="cyan"), (0, 0, 0, 2), expand=False))
+        console.print(Padding.indent(Text(call, style="cyan"), 2))
         for line in [*map(Text, lines), Text(paper, style=DIM)]:
-            console.print(Padding(line, (0, 0, 0, 6), expand=False))
+            console.print(Padding.indent(line, 6))
 
     for site, rows in groupby(parts, key=lambda part: part.site):
         console.print(Text(site, style="bold"))

@@ -126,12 +126,11 @@ def keyed(spec: Spec) -> Spec:
     look: Spec = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 260}
     stroke: Spec = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5}
     legend = {"legend": {**look, **stroke, "symbolSize": 260}}
-
-    def with_key(channels: Spec) -> Spec:
+    layers = []
+    for each in spec["layer"]:
+        channels = each["encoding"]
         named = {k: channels[k] | legend for k in ("color", "strokeDash") if k in channels}
-        return channels | named
-
-    layers = [each | {"encoding": with_key(each["encoding"])} for each in spec["layer"]]
+        layers.append(each | {"encoding": channels | named})
     return {**spec, "layer": layers}
 
 
