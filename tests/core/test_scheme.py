@@ -54,7 +54,7 @@ def test_the_scale_is_the_root_of_d_unless_a_part_has_its_own():
 @pytest.mark.parametrize(("layers", "picks"), [(3, "ABC"), (6, "ABCABC"), (None, "ABCAB")])
 def test_layers_tile_a_model(layers, picks):
     several = Layers((A, B, C))
-    assert len(several) == 3
+    assert len(several) == 3 and several.schemes == (A, B, C) and A.schemes == (A,)
     for index, name in enumerate(picks):
         assert several.layer(index, layers) == {"A": A, "B": B, "C": C}[name]
         assert A.layer(index, layers) == A
