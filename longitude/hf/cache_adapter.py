@@ -8,18 +8,24 @@ returns the new tokens' own keys and values.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from longitude.cache import Cache as Store
-from longitude.core.part import as_tensor
+from longitude.core.part import Pos, as_tensor
 from longitude.core.validate import UserError
+from longitude.hf.layer import LAYER_STATE
 
 if TYPE_CHECKING:
     from longitude.hf.layer import LayerState
+    from longitude.hf.model_state import ModelState
 
 # exactly these: classes derived from them hold more than keys and values
 REPLACEABLE = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -33,9 +39,76 @@ def adapt(cache: Cache, layers: dict[int, LayerState]) -> None:
     while make is not None and len(cache.layers) <= max(layers):
         cache.layers.append(make())
     for index, layer in layers.items():
+        if index >= len(cache.layers):  # of an early exit, which runs the first layers alone
+            continue
         replaceable = type(cache.layers[index]) in (*REPLACEABLE, CacheLayer)
         if layer.probed.plain_cache and replaceable:
             cache.layers[index] = CacheLayer(layer)
+
+
+@dataclass
+class Held:
+    """What a cache of transformers' lacks: the positions of its keys, which are pre-RoPE, the total
+    length that it was opened for, and the patched model."""
+
+    model: ModelState
+    pos: Pos
+    length: int | Tensor | None
+
+    def __deepcopy__(self, memo: Any) -> Held:
+        return replace(self)
+
+
+def hold(cache: Any, model: ModelState, pos: Pos, length: int | Tensor | None = None) -> None:
+    """Have a cache of transformers' hold positions, and refuse tokens once the patch has ended."""
+    setattr(cache, LAYER_STATE, Held(model, pos, length))
+    if not isinstance(cache, _Holding):
+        cache.__class__ = _holding(type(cache))
+
+
+@cache
+def _holding(kind: type) -> type:
+    return type(kind.__name__, (_Holding, kind), {"__module__": kind.__module__})
+
+
+class _Holding:
+    """Mixed into the class of a cache: the positions it holds follow its rows."""
+
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held: Held = getattr(self, LAYER_STATE)
+        layer = next(iter(held.model.layers.values()))
+        if not layer.active and self.get_seq_length() == 0:
+            self.__class__ = type(self).__bases__[1]
+            delattr(self, LAYER_STATE)
+            return self.update(*args, **kwargs)
+        check_active(layer)
+        return super().update(*args, **kwargs)  # type: ignore[misc]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._map_rows("reorder_cache", beam_idx, lambda x: x[beam_idx.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        each = partial(torch.repeat_interleave, repeats=repeats, dim=0)
+        self._map_rows("batch_repeat_interleave", repeats, each)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map_rows("batch_select_indices", indices, lambda x: x[indices.to(x.device)])
+
+    def _map_rows(self, name: str, given: Any, change: Callable[[Tensor], Tensor]) -> None:
+        getattr(super(), name)(given)
+        held: Held = getattr(self, LAYER_STATE)
+        for field in ("pos", "length"):
+            if isinstance(rows := getattr(held, field), Tensor) and rows.shape[0] > 1:
+                setattr(held, field, change(rows))
+
+
+def check_active(layer: LayerState) -> None:
+    """Raise if the patch that filled a cache has ended."""
+    if not layer.active:
+        raise UserError(
+            f"this cache was opened while the model was patched with {layer.scheme}, which it no "
+            f"longer is: open a new one."
+        )
 
 
 class CacheLayer(CacheLayerMixin):
@@ -71,11 +144,7 @@ class CacheLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store new tokens' keys and values."""
-        if not self.layer.active:
-            raise UserError(
-                f"this cache was opened while the model was patched with {self.layer.scheme}, "
-                f"which it no longer is: open a new one."
-            )
+        check_active(self.layer)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         elif self.without_length:

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from longitude.core.part import Pos
 from longitude.core.scheme import Scheme
+from longitude.core.validate import UserError
 from longitude.ops.attention import attention
+from longitude.parts import Rope
 
 if TYPE_CHECKING:
     from longitude.hf.model_state import ModelState
@@ -32,10 +34,22 @@ if TYPE_CHECKING:
 
 NAME = "longitude"  # neither "sdpa" nor "flex_attention" in it: transformers would check for those
 NOT_OURS = ("indices", "block_indices", "position_bias")  # arguments of sparse or biased attention
-LAYER_STATE = "_longitude"  # the attribute of an attention module that holds its LayerState
+# the attribute of a patched model's modules, a LayerState or None, and of caches, what they hold
+LAYER_STATE = "_longitude"
+FOREIGN: Any = object()  # the state of a module of another model
 # a probe that records calls instead: (module, query, key, value, mask, the first argument of
 # NOT_OURS) -> the attention output
 RECORDER: ContextVar[Callable[..., Tensor] | None] = ContextVar("RECORDER", default=None)
+
+
+class Uncopied:
+    """State of a patched model: a copy of the model would share it, and a pickle lose it."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UserError(
+            "a patched model can't be copied or pickled, nor its caches pickled: undo the patch "
+            "first, and patch the copy."
+        )
 
 
 @dataclass(eq=False)
@@ -120,6 +134,29 @@ def all_but_last(runs: list[TokenRun], pos: Real[Tensor, "b n"]) -> Bool[Tensor,
     return unseen
 
 
+def tokens_of(given: dict[str, Any]) -> Tensor:
+    """The ids (b n) or embeddings (b n d) of a forward's tokens."""
+    ids = given.get("input_ids")
+    return given["inputs_embeds"] if ids is None else ids
+
+
+def padding_of(mask: Any) -> Tensor | None:
+    """Which tokens are padding (b n), from a forward's attention mask; None if none is."""
+    if isinstance(mask, dict):  # a mask for each kind of layer, made beforehand
+        mask = next((one for one in mask.values() if one is not None), None)
+    if mask is None:
+        return None
+    if mask.dim() == 4:
+        if mask.shape[1:3] != (1, 1) or mask.dtype != torch.bool:
+            raise UserError(
+                f"a patched model makes its mask from its scheme, but got one of "
+                f"{tuple(mask.shape)}: give attention_mask as (batch, tokens), 0 for padding."
+            )
+        mask = mask[:, 0, 0]
+    padding = ~mask.bool()
+    return padding if bool(padding.any()) else None
+
+
 @dataclass(eq=False)
 class LayerState:
     """A patched attention module: what was probed of it, its scheme, and its model's state."""
@@ -128,6 +165,12 @@ class LayerState:
     scheme: Scheme
     model: ModelState
     active: bool = True  # until the patch is undone
+
+    def alike(self, one: int, other: int) -> bool:
+        """Whether a text is rotated the same for either total length."""
+        rope, dim = self.scheme.rotary or Rope(), self.probed.rotary_dim
+        at = [rope.frequencies.inv_freq(dim, rope.base, n) for n in (one, other)]
+        return torch.equal(*at) and rope.frequencies.gain(one) == rope.frequencies.gain(other)
 
     def rotary_first(self, x: Tensor) -> Tensor:
         """Heads with their rotary dimensions first, as a scheme expects them."""
@@ -195,12 +238,18 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """The registered attention function: heads come in as (b h n d) and go out as (b n h d)."""
-    recorder, layer, last = RECORDER.get(), getattr(module, LAYER_STATE, None), LAST_ROWS.get()
+    recorder, layer, last = RECORDER.get(), getattr(module, LAYER_STATE, FOREIGN), LAST_ROWS.get()
     if last is not None and last.out is not None:
         return last.out, None
     if recorder is not None:
         extra = next((name for name in NOT_OURS if more.get(name) is not None), None)
         out = recorder(module, query, key, value, attention_mask, extra)
+    elif layer is FOREIGN:
+        raise UserError(
+            f"{type(module).__name__} belongs to a model that shares its configuration with a "
+            f"patched one, and would attend without positions: build it from a copy of the "
+            f"configuration (copy.deepcopy)."
+        )
     elif layer is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,18 @@ from longitude.core.part import Pos, as_tensor
 from longitude.core.region import visible
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError, shown
-from longitude.hf.layer import NAME, LayerState, TokenRun, all_but_last, as_range, token_runs
+from longitude.hf.layer import (
+    LAYER_STATE,
+    NAME,
+    LayerState,
+    TokenRun,
+    Uncopied,
+    all_but_last,
+    as_range,
+    padding_of,
+    token_runs,
+    tokens_of,
+)
 from longitude.hf.probe import (
     RotaryOwner,
     attention_implementation,
@@ -76,7 +86,7 @@ class ForwardState:
         return (pos if padding is None else pos.masked_fill(padding, -1)).amax(1) + 1
 
 
-class ModelState:
+class ModelState(Uncopied):
     """The patch of one module that owns rotary embeddings, and its forwards in progress."""
 
     def __init__(self, owner: RotaryOwner, length: int | None) -> None:
@@ -85,9 +95,9 @@ class ModelState:
         self._forwards: dict[int, ForwardState] = defaultdict(ForwardState)  # by thread
         self.ranks: Ranks | None = None
         self._length = length  # the total length that was given, if one was
-        self._generate_length: dict[int, int] = {}  # how far `generate` will go, by thread
+        # how far `generate` will go, and the padding of its prompt (b n), by thread
+        self._generating: dict[int, tuple[int, Tensor | None] | None] = {}
         self._parameters = tuple(inspect.signature(owner.module.forward).parameters)
-        self._positions: WeakKeyDictionary[Any, Pos] = WeakKeyDictionary()  # of caches not ours
         self._axes: tuple[int, ...] | None = None  # of M-RoPE, once an image has come
         self._recomputed = ExitStack()  # of this forward, if gradients are checkpointed
         self.pos: range | None = None  # of the next forward, if they need not be read from memory
@@ -118,30 +128,39 @@ class ModelState:
             ]
             for hook in hooks:
                 stack.callback(hook.remove)
-            if hasattr(model, "_prepare_generated_length"):
-                for name, method in self._noting_length(model).items():
-                    stack.enter_context(replaced(model, name, method))
+            for each in model.modules():  # the one inside an adapter, too
+                if hasattr(type(each), "_prepare_cache_for_generation"):
+                    for name, method in self._noting_length(each).items():
+                        stack.enter_context(replaced(each, name, method))
             stack.enter_context(attention_implementation(NAME, module))
             yield
 
     def _noting_length(self, model: Any) -> dict[str, Any]:
         """Methods with which the total length, while `generate` runs, is the one that it computes
         before a cache opens."""
-        prepare, generate = model._prepare_generated_length, model.generate
+        prepare, generate = model._prepare_cache_for_generation, model.generate
 
-        def prepared(*args: Any, **kwargs: Any) -> Any:
-            settings = prepare(*args, **kwargs)
-            self._generate_length[get_ident()] = int(settings.max_length)
-            return settings
+        def prepared(settings: Any, given: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            cache, mask = given.get("past_key_values"), given.get("attention_mask")
+            mask = None if model.config.is_encoder_decoder else mask  # which is the encoder's
+            length = 1 + int(kwargs["max_cache_length"] if kwargs else args[-1])
+            columns = getattr(settings, "_mask_length", None) if mask is None else mask.shape[1]
+            if settings.max_new_tokens is not None and columns is not None:
+                length = columns + settings.max_new_tokens  # ids may be the new ones alone
+            # an assistant, whose tokens are checked, goes on with the length of its first call
+            again = cache is not None and settings.is_assistant
+            self._generating[get_ident()] = None if again else (length, padding_of(mask))
+            return prepare(settings, given, *args, **kwargs)
 
         @wraps(generate)
         def generated(*args: Any, **kwargs: Any) -> Any:
+            before = self._generating.get(get_ident())  # of the model whose early exit assists it
             try:
                 return generate(*args, **kwargs)
             finally:
-                self._generate_length.pop(get_ident(), None)
+                self._generating[get_ident()] = before
 
-        return {"_prepare_generated_length": prepared, "generate": generated}
+        return {"_prepare_cache_for_generation": prepared, "generate": generated}
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before the forward: read the padding, adapt an empty cache or open one."""
@@ -169,19 +188,19 @@ class ModelState:
             self.forward.past = past = int(own.get_seq_length(first))
             if past == 0:
                 adapt(own, self.layers)
-            elif self.store(first) is None and own not in self._positions:
+            elif self.store(first) is None and self._held() is None:
                 raise UserError(
                     f"the cache holds {past} tokens whose keys this patch never saw: open a new "
                     f"cache inside it."
                 )
+        self._check_mask(given)
         self.forward.padded = self.forward.padding
         if self.ranks is not None:
             ours = cache is not None and self._ours(min(self.layers)) is not None
             given = self.ranks.share({**given, **kwargs}, self.forward, ours)
             self.forward.padding, args, kwargs = padding_of(given.get("attention_mask")), (), given
         if not self.owner.rotaries:
-            tokens = given.get("input_ids")
-            tokens = given["inputs_embeds"] if tokens is None else tokens
+            tokens = tokens_of(given)
             ids, past = given.get("position_ids"), self.forward.past
             if ids is None:
                 ids = torch.arange(past, past + tokens.shape[1], device=tokens.device)
@@ -194,9 +213,26 @@ class ModelState:
         prompt = self.ranks is not None and self.ranks.generating and self.forward.sharded
         created = getattr(out, "past_key_values", None)
         if created is not None and self.forward.cache is None:
-            self._positions[created] = self.forward.pos
+            self._hold(created)
         self._forwards.pop(get_ident(), None)
         return self.ranks.last_token(out) if self.ranks and prompt and out is not None else out
+
+    def _check_mask(self, given: dict[str, Any]) -> None:
+        """Raise where a mask has other tokens, or attention weights are asked for."""
+        padding, new = self.forward.padding, tokens_of(given).shape[1]
+        total = self.forward.past + new
+        columns = total if padding is None or self.ranks is not None else padding.shape[1]
+        # our own cache knows the padding of its tokens
+        if columns != total and (columns != new or self._ours(min(self.layers)) is None):
+            raise UserError(
+                f"the attention mask has {columns} columns for {total} tokens: give it one for "
+                f"each token, those of the cache too."
+            )
+        if given.get("output_attentions"):
+            raise UserError(
+                "a patched model has no attention weights to return, since its kernels keep none: "
+                "leave output_attentions out."
+            )
 
     @property
     def _checkpoints(self) -> bool:
@@ -242,21 +278,51 @@ class ModelState:
         if forward.past == 0 and not forward.sharded and (as_one is None or new is not None):
             forward.runs = token_runs(ids.expand(rows, -1), new)
             forward.unseen = all_but_last(forward.runs, ids.expand(rows, -1))
-        forward.length = self._length
-        length = self._generate_length.get(get_ident())
-        if self._length is None and length is not None:
-            padded = 0 if forward.padded is None else forward.padded.sum(1).expand(rows)
-            forward.length = length - padded
-        if forward.cache is None or self.store(min(self.layers)) is not None:
+        forward.length = self._total_length(rows)
+        if forward.past and forward.length is not None:
+            self._check_length(forward.length)
+        if forward.cache is None or self._ours(min(self.layers)) is not None:
             return
         # a cache that can't hold positions itself: they are kept here
-        before, new = self._positions.get(forward.cache, range(0)), forward.pos
+        held = self._held() if forward.past else None
+        if held is None:
+            self._hold(forward.cache)
+            return
+        before, new, forward.length = held.pos, forward.pos, held.length
         before = before[: forward.past] if isinstance(before, range) else before[:, : forward.past]
         if isinstance(before, range) and isinstance(new, range) and before.stop == new.start:
-            self._positions[forward.cache] = range(before.start, new.stop)
+            held.pos = range(before.start, new.stop)
         else:
             both = [self._as_rows(pos).expand(rows, -1) for pos in (before, new)]
-            self._positions[forward.cache] = torch.cat(both, 1)
+            held.pos = torch.cat(both, 1)
+
+    def _total_length(self, rows: int) -> int | Tensor | None:
+        """What was given, or how far `generate` will go, one for each row where they are padded."""
+        generating = self._generating.get(get_ident())
+        if self._length is not None or generating is None:
+            return self._length
+        (length, prompt), padding = generating, self.forward.padded
+        # a chunk of a prompt knows its own padding alone
+        if prompt is not None and (padding is None or padding.shape[1] < prompt.shape[1]):
+            padding = prompt
+        return length if padding is None else length - padding.sum(1).expand(rows)
+
+    def _check_length(self, length: int | Tensor) -> None:
+        """Raise if the cache was opened for a shorter text, whose frequencies were others."""
+        for index, layer in self.layers.items():
+            rope, store = layer.scheme.rotary, self.store(index)
+            held = getattr(self._held() if store is None else store, "length", None)
+            if rope is None or not rope.frequencies.by_length or held is None:
+                continue
+            both = torch.broadcast_tensors(*map(torch.as_tensor, (held, length)))
+            for before, now in set(zip(*(x.flatten().tolist() for x in both), strict=True)):
+                if before < now and not layer.alike(before, now):
+                    raise UserError(
+                        f"{shown(layer.scheme)} depends on the total length, and this cache was "
+                        f"opened for {before} tokens, but may now reach {now}: open a new one, or "
+                        f"give the length of all turns, patched(model, scheme, length=…)."
+                    )
+            return
 
     def _of_images(self, ids: Tensor) -> Tensor:
         """One position per token of an input with images, and what it leaves of the three."""
@@ -297,6 +363,16 @@ class ModelState:
         found = layers[layer] if layer < len(layers) else None
         return found if isinstance(found, CacheLayer) else None
 
+    def _hold(self, cache: Any) -> None:
+        from longitude.hf.cache_adapter import hold
+
+        hold(cache, self, self.forward.pos, self.forward.length)
+
+    def _held(self) -> Any:
+        """What the forward's cache, of another kind of layers, holds of this patch, or None."""
+        held = getattr(self.forward.cache, LAYER_STATE, None)
+        return held if held is not None and held.model is self else None
+
     def store(self, layer: int) -> Any:
         """Our own cache of a layer, or None if the forward's cache has another kind of layer."""
         found = self._ours(layer)
@@ -305,13 +381,8 @@ class ModelState:
     def cached_keys(self, slots: int, scheme: Scheme) -> tuple[slice, Pos, Tensor | None]:
         """Of the slots that a cache of transformers' returns: those in use, the positions of their
         keys, and which of them are padding."""
-        pos, padding = self._positions[self.forward.cache], self.forward.padding
+        pos, padding = self._held().pos, self.forward.padding
         total = len(pos) if isinstance(pos, range) else pos.shape[1]
-        if padding is not None and padding.shape[1] < total:
-            raise UserError(
-                f"the attention mask has {padding.shape[1]} columns for {total} tokens: give it "
-                f"one for each token, those of the cache too."
-            )
         used = min(slots, total)  # a static cache has empty slots, a sliding one the last tokens
         first = total - used
         is_range = isinstance(pos, range)
@@ -334,23 +405,6 @@ def forward_state(state: ModelState, forward: ForwardState) -> Iterator[None]:
         yield
     finally:
         state.forward = before
-
-
-def padding_of(mask: Any) -> Tensor | None:
-    """Which tokens are padding (b n), from a forward's attention mask; None if none is."""
-    if isinstance(mask, dict):  # a mask for each kind of layer, made beforehand
-        mask = next((one for one in mask.values() if one is not None), None)
-    if mask is None:
-        return None
-    if mask.dim() == 4:
-        if mask.shape[1:3] != (1, 1) or mask.dtype != torch.bool:
-            raise UserError(
-                f"a patched model makes its mask from its scheme, but got one of "
-                f"{tuple(mask.shape)}: give attention_mask as (batch, tokens), 0 for padding."
-            )
-        mask = mask[:, 0, 0]
-    padding = ~mask.bool()
-    return padding if bool(padding.any()) else None
 
 
 def axes_of(rotary: nn.Module, pairs: int) -> tuple[int, ...]:

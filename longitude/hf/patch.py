@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError, shown
 from longitude.hf import probe
 from longitude.hf.families import family_of
-from longitude.hf.layer import LAYER_STATE, LayerState, register
+from longitude.hf.layer import LAYER_STATE, LayerState, Uncopied, register
 from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.hf.model_state import ModelState
 from longitude.hf.ranks import Ranks
@@ -37,11 +37,12 @@ from longitude.parts.rotary_tables import attention_scaling
 SchemeLike = str | Scheme | Layers
 PATCH, SAVED = "_longitude_patch", "_longitude_saved"  # attributes of a model
 WINDOW = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two MPT's and BLOOM's
+_MODELS: WeakSet[nn.Module] = WeakSet()  # that are or were patched
 _PROBED: WeakKeyDictionary[nn.Module, list[probe.ProbedLayer]] = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
-class Patch:
+class Patch(Uncopied):
     """What a model is patched with."""
 
     scheme: Scheme | Layers  # in full
@@ -52,15 +53,14 @@ class Patch:
     permanent: bool  # by `apply`, not in a with block
     stack: ExitStack = field(default_factory=ExitStack)
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise UserError(
-            f"a copy of a patched model would share the patch {self.text}: copy it first and patch "
-            f"the copy."
-        )
-
 
 def patch_of(model: nn.Module) -> Patch | None:
     """What a model is patched with, or None."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"a model is a torch module, but got {shown(model)}: load it first, as in model, "
+            f"tokenizer = longitude.hf.load({model if isinstance(model, str) else 'tiny-rope'!r})."
+        )
     return vars(model).get(PATCH)
 
 
@@ -89,6 +89,7 @@ def own_scheme(model: nn.Module) -> Scheme | Layers:
 
 def configured_scheme(model: nn.Module) -> Scheme | Layers:
     """The scheme of a model's configuration, whatever it was saved under or is patched with."""
+    _check_alone(model)
     with unpatched(model):
         family = family_of(model)
         if family is not None:
@@ -184,6 +185,17 @@ def unpatched(model: nn.Module) -> Iterator[nn.Module]:
             _restore(model, patch)
 
 
+def _check_alone(model: nn.Module) -> None:
+    """Raise if another model that shares layers with this one is patched: a probe would measure the
+    patch, and take it for the checkpoint's own."""
+    for other, patch in [(one, patch_of(one)) for one in _MODELS if one is not model]:
+        if patch is not None and not set(model.modules()).isdisjoint(other.modules()):
+            raise UserError(
+                f"{type(other).__name__}, whose layers this {type(model).__name__} shares, is "
+                f"patched with {patch.text}: undo that first, or use that one."
+            )
+
+
 def trained_length(model: nn.Module) -> int | None:
     """The window a checkpoint was trained to, as far as its configuration says."""
     return window(model.config)
@@ -220,6 +232,13 @@ def _entered(
 ) -> Iterator[Scheme | Layers]:
     """The patched model; yields the scheme in full."""
     asked = parse(scheme) if isinstance(scheme, str) else scheme
+    if not isinstance(asked, Scheme | Layers):
+        raise UserError(
+            f"a patch takes a scheme or its text, but got {shown(scheme)}: write one, "
+            f"as in rope(remap=rerope(4096))."
+        )
+    _check_alone(model)
+    _MODELS.add(model)
     family = family_of(model)
     if group is not None:
         check_over_ranks(model)
@@ -279,6 +298,8 @@ def attention_patched(
         for owner, state in states.items():
             skips = all(layer.skips_rotation for layer in layers if layer.owner is owner)
             stack.enter_context(state.installed(model, skips))
+        for module in model.modules():  # cross-attention, whose keys have no positions, is in one
+            stack.enter_context(probe.replaced(module, LAYER_STATE, None))
         for probed, scheme in zip(layers, schemes, strict=True):
             state = states[probed.owner]
             layer = state.layers[probed.index] = LayerState(probed, scheme, state)

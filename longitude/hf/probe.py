@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from threading import Lock
 from typing import Any
 
@@ -299,8 +299,26 @@ def _modeling_file(module: nn.Module) -> dict[str, Any]:
     return inspect.unwrap(type(module).forward).__globals__
 
 
-_skipping: dict[int, tuple[int, Any]] = {}  # by file: how many patches, and what it rotates by
-_lock = Lock()  # patches of several models come and go in any order
+# by dictionary and entry: its own value, then that of each patch in force
+_entries: dict[tuple[int, str], list[Any]] = {}
+_lock = Lock()
+
+
+@contextmanager
+def _entry(entries: dict[str, Any], name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """An entry replaced for models that share it, whose patches come and go in any order."""
+    with _lock:
+        values = _entries.setdefault((id(entries), name), [entries.get(name)])
+        entries[name] = mine = make(values[0])
+        values.append(mine)
+    try:
+        yield
+    finally:
+        with _lock:
+            values.remove(mine)
+            entries[name] = values[-1]
+            if len(values) == 1:
+                del _entries[id(entries), name]
 
 
 @contextmanager
@@ -308,22 +326,10 @@ def rotations_skipped(owner: nn.Module) -> Iterator[None]:
     """A module's modeling files return queries and keys as they are where an identity rotation says
     so: ten launches less in every layer."""
     files = {id(file): file for file in map(_modeling_file, owner.modules()) if ROTATE in file}
-    with _lock:
+    with ExitStack() as stack:
         for number, file in files.items():
-            count, rotate = _skipping.get(number, (0, file[ROTATE]))
-            _skipping[number] = count + 1, rotate
-            if not count:
-                file[ROTATE] = _skipping_rotation(rotate, number)
-    try:
+            stack.enter_context(_entry(file, ROTATE, partial(_skipping_rotation, file=number)))
         yield
-    finally:
-        with _lock:
-            for number, file in files.items():
-                count, rotate = _skipping.pop(number)
-                if count > 1:
-                    _skipping[number] = count - 1, rotate
-                else:
-                    file[ROTATE] = rotate
 
 
 def _skipping_rotation(rotate: Callable[..., Any], file: int) -> Callable[..., Any]:
@@ -353,8 +359,9 @@ def attention_implementation(name: str, module: nn.Module) -> Iterator[None]:
     """Have a module and those inside it call the attention function registered under a name."""
     configs = {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
     with ExitStack() as stack:
-        for config in configs.values():
-            stack.enter_context(replaced(config, "_attn_implementation_internal", name))
+        for config in configs.values():  # which models made from one configuration share
+            entry = _entry(vars(config), "_attn_implementation_internal", lambda _: name)
+            stack.enter_context(entry)
         yield
 
 

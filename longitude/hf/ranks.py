@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longitude.core.validate import UserError
-from longitude.hf.layer import LAYER_STATE
+from longitude.hf.layer import LAYER_STATE, tokens_of
 from longitude.ops.shards import LayerGroup, answered, shard_positions
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class Ranks:
 
     def share(self, given: dict[str, Any], forward: ForwardState, ours: bool) -> dict[str, Any]:
         """The arguments of a forward for this rank's tokens; notes which of them it keeps."""
-        tokens = given.get("input_ids")
-        tokens = given["inputs_embeds"] if tokens is None else tokens
+        tokens = tokens_of(given)
         n = forward.columns = tokens.shape[1]
         learns = torch.is_grad_enabled() and any(p.requires_grad for p in self.model.parameters())
         forward.group = LayerGroup(self.group, self.schemes, learns)

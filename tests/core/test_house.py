@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 46_944, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 46_986, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_801,  # the client of servers and the one reader of JSON files, too
@@ -24,7 +24,7 @@ BUDGET = {
     "parts": 3_503,  # tables of biases for CPUs, too
     "ops": 7_056,  # over several ranks, and forget gates in heads, too
     "cache": 995,  # tables of many steps at once, too
-    "hf": 5_953,  # over several ranks, and schemes that checkpoints were saved under, too
+    "hf": 6_130,  # over several ranks, saved schemes, and caches that hold no positions, too
     "eval": 2_399,  # the last tokens alone in the last layer, too
     "inspection": 2_347,
     "reading": 2_175,

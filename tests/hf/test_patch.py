@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -302,7 +303,7 @@ def test_for_good_and_off_again(llama):
 def test_one_patch_at_a_time(llama):
     with patched(llama, SCHEMES[0]):
         for act in (lambda: apply(llama, SCHEMES[1]), lambda: copy.deepcopy(llama)):
-            with pytest.raises(UserError, match=r"leave the block first|copy it first"):
+            with pytest.raises(UserError, match=r"leave the block first|patch the copy"):
                 act()
         with pytest.raises(UserError, match="leave the block first"):
             with patched(llama, SCHEMES[1]):
@@ -532,3 +533,51 @@ def test_drope_removes_the_rotation_and_scales_past_its_window():
         assert not torch.allclose(got[:, 16:], expected[:, 16:], atol=1e-3)
         close(by_steps(model, text), got)
         assert scheme_of(model) == parse("drope(16, c=0.5)")
+
+
+def test_models_of_one_configuration_keep_apart():
+    one, text = decoder("llama"), ids(40)
+    other = type(one)(one.config).eval()
+    own = [model(text).logits for model in (one, other)]
+    apply(one, SCHEMES[0])
+    with pytest.raises(UserError, match="shares its configuration with a patched one"):
+        other(text)
+    with patched(other, SCHEMES[1]):
+        expected = other(text).logits
+    apply(other, SCHEMES[1])
+    undo(one)  # patches end in any order
+    assert torch.equal(other(text).logits, expected)
+    undo(other)
+    for model, logits in zip((one, other), own, strict=True):
+        assert torch.equal(model(text).logits, logits)
+
+
+@pytest.mark.parametrize("scheme", [SCHEMES[0], "rope(frequencies=linear(4))"])
+def test_one_patch_for_shared_layers(scheme):
+    model = decoder("llama")
+    for outer, inner in ((model, model.model), (model.model, model)):
+        with patched(outer, scheme):
+            with pytest.raises(UserError, match=f"whose layers this {type(inner).__name__} shares"):
+                scheme_of(inner)
+            with pytest.raises(UserError, match="whose layers this"):
+                apply(inner, SCHEMES[1])
+        assert scheme_of(inner) == scheme_of(outer) == parse("rope()")
+
+
+@pytest.mark.parametrize("scheme", [SCHEMES[0], "rope(frequencies=linear(4))"])
+def test_a_patched_model_is_neither_copied_nor_pickled(scheme):
+    model = decoder("llama")
+    with patched(model, scheme):
+        for copied in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(UserError, match="can't be copied or pickled"):
+                copied(model)
+    pickle.loads(pickle.dumps(model))
+
+
+def test_what_is_no_model_or_no_scheme_is_said(llama):
+    for call in (scheme_of, undo, partial(apply, scheme=SCHEMES[0])):
+        with pytest.raises(UserError, match=r"torch module, but got 'gpt2': load it first"):
+            call("gpt2")
+    for scheme in (None, 5, ["rope()"]):
+        with pytest.raises(UserError, match="takes a scheme or its text, but got"):
+            apply(llama, scheme)
