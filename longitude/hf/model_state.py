@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,12 @@ class ModelState(Uncopied):
     @forward.setter
     def forward(self, forward: ForwardState) -> None:
         self._forwards[get_ident()] = forward
+
+    @cached_property
+    def _by_length(self) -> list[tuple[int, LayerState]]:
+        """The layers whose frequencies depend on the total length; every token asks for them."""
+        ropes = [(index, layer, layer.scheme.rotary) for index, layer in self.layers.items()]
+        return [(i, layer) for i, layer, rope in ropes if rope and rope.frequencies.by_length]
 
     @contextmanager
     def installed(self, model: nn.Module, skips: bool) -> Iterator[None]:
@@ -309,10 +315,10 @@ class ModelState(Uncopied):
 
     def _check_length(self, length: int | Tensor) -> None:
         """Raise if the cache was opened for a shorter text, whose frequencies were others."""
-        for index, layer in self.layers.items():
-            rope, store = layer.scheme.rotary, self.store(index)
+        for index, layer in self._by_length:
+            store = self.store(index)
             held = getattr(self._held() if store is None else store, "length", None)
-            if rope is None or not rope.frequencies.by_length or held is None:
+            if held is None:
                 continue
             both = torch.broadcast_tensors(*map(torch.as_tensor, (held, length)))
             for before, now in set(zip(*(x.flatten().tolist() for x in both), strict=True)):
