@@ -20,7 +20,7 @@ from longitude.cli.generate import read, stream
 from longitude.cli.measure import extend, lab, probe, report, train, tune
 from longitude.cli.schemes import check, explore, export, inspect, lint, schemes, show, verify
 from longitude.core.store import StoreError
-from longitude.core.validate import UserError
+from longitude.core.validate import UserError, short
 
 app = typer.Typer(
     name="longitude",
@@ -77,18 +77,26 @@ def run(args: list[str]) -> int:
     except Exception as e:
         if debug:
             traceback.print_exc()
-        code, usage = 2, getattr(e, "format_message", None)  # click's, wherever typer keeps it
-        if isinstance(e, UserError | StoreError):
-            sentence = str(e)
-        elif usage is not None:
-            sentence = f"{usage().rstrip('.')}. See longitude --help."
-        elif isinstance(e, OSError):
-            sentence, code = f"{e.strerror or e}: {e.filename}.", 1
-        else:
-            sentence, code = (
-                f"{type(e).__name__}: {e} (a fault of longitude's: run it with --debug and report "
-                "the traceback with the output of `longitude env`).",
-                1,
-            )
+        sentence, code = _explained(e)
         print(f"longitude: {' '.join(sentence.split())}", file=sys.stderr)
         return code
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """A sentence and the exit code."""
+    usage = getattr(error, "format_message", None)  # click's, wherever typer keeps it
+    if isinstance(error, UserError | StoreError):
+        return str(error), 2
+    if usage is not None:
+        return f"{usage().rstrip('.')}. See longitude --help.", 2
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename}.", 1
+    from longitude.eval.perplexity import is_out_of_memory
+
+    if is_out_of_memory(error):
+        return f"memory ran out ({short(str(error), 160)}): give smaller sizes.", 1
+    return (
+        f"{type(error).__name__}: {error} (a fault of longitude's: run it with --debug and report "
+        "the traceback with the output of `longitude env`).",
+        1,
+    )

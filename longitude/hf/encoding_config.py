@@ -26,6 +26,7 @@ WINDOWS = ("max_position_embeddings", "n_positions", "max_target_positions", "ma
 WINDOWS += ("seq_length", "n_ctx", "max_sequence_length", "max_text_len")
 SOURCE = ("max_source_positions", "max_encoder_position_embeddings", "max_speech_positions")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+LARGEST = 2**24  # layers, heads or dimensions
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "n_embed")
 BASES = (*THETAS, "rotary_embedding_base", "rotary_base", "layer_rope_theta")
@@ -84,8 +85,15 @@ def stated_window(config: Any, part: str = "") -> tuple[int | None, str | None]:
 
 def entry(config: Any, names: tuple[str, ...]) -> Any:
     """The first of these entries that a configuration has as a positive integer."""
-    values = (entry_of(config, name) for name in names)
-    return next((v for v in values if isinstance(v, int) and v > 0), None)
+    for name in names:
+        value = entry_of(config, name)
+        if isinstance(value, int) and value >= LARGEST:
+            raise UserError(
+                f"the configuration's {name} is {value}, but no model is as large: correct it."
+            )
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
 
 
 def head_dim(config: Any) -> int | None:

@@ -31,6 +31,11 @@ def test_what_ends_is_said(longitude: Callable[..., Ran]) -> None:
     assert "learned is learned: its weights are drawn" in " ".join(out.split())
 
 
+def test_what_no_memory_holds_is_no_fault_of_ours(longitude: Callable[..., Ran]) -> None:
+    code, _, said = longitude("check", "learned(99999999999)", *SMALL)
+    assert code == 1 and "memory ran out" in said and "a fault of longitude's" not in said
+
+
 def test_data_is_data(longitude: Callable[..., Ran]) -> None:
     code, out, _ = longitude("check", "layers(rope(), t5())", *SMALL, "--trained", "16", "--json")
     data = json.loads(out)

@@ -52,6 +52,13 @@ def test_json(longitude: Callable[..., Ran], name: str, kind: str, scheme: str) 
     assert bool(found["wavelengths"]) == (kind == "rope")
 
 
+@pytest.mark.parametrize("name", ["num_hidden_layers", "head_dim"])
+def test_sizes_of_no_model(longitude: Callable[..., Ran], tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**five(YARN), name: 2**63}))
+    code, _, said = longitude("inspect", str(tmp_path))
+    assert code == 2 and f"the configuration's {name} is {2**63}, but no model is as large" in said
+
+
 def test_a_gguf_file(longitude: Callable[..., Ran], tmp_path: Path) -> None:
     keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     keys |= {"rope.scaling.original_context_length": 16}
