@@ -37,6 +37,11 @@ class RunOptions(Options):
     compile: bool | None = option("torch.compile; by default on CUDA.")
     progress: Progress = silent
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.every >= 0:  # nan would never save
+            raise UserError(f"--every takes seconds, 0 or more, but got {self.every}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(RunOptions):

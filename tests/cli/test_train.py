@@ -66,6 +66,8 @@ def test_what_has_no_home_is_told_before_the_start(longitude, text, tmp_path):
         (("--length", "100000"), "a window of 100,000 takes"),
         (("--scheme", "rope(remap=rerope(64))"), "made for reading"),
         (("--scheme", "learned(63)"), "outside the table of 63"),
+        (("--every", "nan"), "--every takes seconds, 0 or more, but got nan"),
+        (("--every", "-1"), "--every takes seconds, 0 or more, but got -1.0"),
         (("--scheme", "rop()"), "no part is called"),
         (("--size", "huge"), "no size is called"),
         (("--block", "bert"), "no block is called"),
