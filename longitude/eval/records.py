@@ -135,3 +135,12 @@ class Score:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"curve": [[*stretch] for stretch in self.curve]}
+
+
+def for_longer_context(advice: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a run advises for a longer context, whatever goal it had; None where nothing helps."""
+    named = [advice["best"], *advice.get("goals", ())]
+    best = next((one for one in named if one.get("what") not in ("stream", "short")), named[0])
+    advised = best.get("scheme") and best["label"] != best["numbers"].get("own")
+    helps = best is not named[0] or advice.get("helps", True)
+    return best if advised and helps else None

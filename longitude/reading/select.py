@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 from longitude.core.validate import UserError
-from longitude.eval.records import KIND, Subject
+from longitude.eval.records import KIND, Subject, for_longer_context
 
 METHODS = ("nbce", "windows", "memwalker", "extend")
 AUTO = "auto"
@@ -78,8 +78,8 @@ def choose(
     if answer > SHORT_ANSWER:
         what = "the answer may be long, but the model has no chat template for instructions"
     if windows <= MAX_PARALLEL:
-        return Choice("windows", f"{what} and the windows are few ({windows}){passed}")
-    return Choice("nbce", f"{what} and the windows are many ({windows:,}){passed}")
+        return Choice("windows", f"{what} and the windows are few (about {windows}){passed}")
+    return Choice("nbce", f"{what} and the windows are many (about {windows:,}){passed}")
 
 
 def best_extension(extensions: Sequence[Extension], need: int) -> Extension | None:
@@ -117,8 +117,8 @@ def prior_runs(folder: Path, subject: Subject) -> list[Extension]:
             if not _is_of(run / "rows.jsonl", subject):
                 continue
             advice = json.loads((run / "recommendation.json").read_text(encoding="utf-8"))
-            if advice["helps"]:
-                best, numbers = advice["best"], advice["best"]["numbers"]
+            if best := for_longer_context(advice):
+                numbers = best["numbers"]
                 passkeys = float(numbers["passkey"]["mean"]) if numbers.get("passkey") else None
                 measured = (str(best["scheme"]), int(numbers["length"]), passkeys)
                 extensions.append(Extension(str(run), str(best["label"]), *measured))

@@ -19,7 +19,7 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.core.store import Store
 from longitude.core.text import dump
 from longitude.core.validate import UserError
-from longitude.eval.records import recorded
+from longitude.eval.records import for_longer_context, recorded
 from longitude.parts import Linear, LongRope, Ntk, Yarn
 from longitude.runtimes import Runtime, Settings, runtimes
 from longitude.runtimes.checkpoint import Checkpoint
@@ -274,6 +274,7 @@ class PriorRun:
     best: Mapping[str, Any]
     runtimes: Mapping[str, Mapping[str, Any]]
     summary: str
+    context: Mapping[str, Any] | None = None  # what it advises for a longer context
 
     def scheme(self, runtime: Runtime) -> str:
         """The best scheme for a runtime; raises if none beats the baseline."""
@@ -330,6 +331,7 @@ def read_run(path: str) -> PriorRun:
         name=subjects.pop().name,
         target=int(advice["best"]["numbers"]["target"]),
         best=advice["best"],
+        context=for_longer_context(advice),
         runtimes={one["what"]: one for one in advice["runtimes"]},
         summary=summary.read_text(encoding="utf-8") if summary.is_file() else "",
     )

@@ -105,6 +105,23 @@ def test_runs_of_the_model_are_found(tmp_path: Path) -> None:
         assert prior_runs(run, other) == []
 
 
+@pytest.mark.parametrize("goal", ["short", "stream"])
+def test_a_run_with_another_goal_is_read_by_what_it_advises_for_a_longer_context(
+    tmp_path: Path, goal: str
+) -> None:
+    """Its own advice is measured inside the window, or forgets."""
+    file = write_run(tmp_path / "a", SUBJECT) / "recommendation.json"
+    own = {"own": "baseline"}
+    best = {"what": goal, "label": POOR.label, "scheme": POOR.scheme, "numbers": {"length": 256}}
+    context = {"what": "context", "label": GOOD.label, "scheme": GOOD.scheme}
+    context["numbers"] = {**own, "length": 2048, "passkey": {"mean": 0.9}}
+    file.write_text(json.dumps({"best": best, "helps": True, "goals": [context]}))
+    assert prior_runs(tmp_path, SUBJECT) == [replace(GOOD, run=str(tmp_path / "a"))]
+    nothing = {**context, "label": None, "scheme": None, "numbers": own}
+    file.write_text(json.dumps({"best": best, "helps": True, "goals": [nothing]}))
+    assert prior_runs(tmp_path, SUBJECT) == []
+
+
 def test_a_run_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
     two = write_run(tmp_path / "two", SUBJECT)
     other = json.dumps({"key": {"kind": "extend", "subject": asdict(SUBJECT) | {"weights": "x"}}})

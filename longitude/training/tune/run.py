@@ -134,9 +134,9 @@ def with_recommendation(model: str, to: str, options: TuneOptions) -> tuple[Tune
         advice = read_run(str(folder))
     except UserError:  # it is incomplete, or of several models: the recipe's own will do
         return options, ""
-    best, scheme = advice.best, str(advice.best.get("scheme") or "")
-    if not scheme or advice.name != model or best.get("label") == best["numbers"]["own"]:
+    if advice.context is None or advice.name != model:
         return options, ""
+    scheme = str(advice.context["scheme"])
     note = f"using the scheme that {folder} recommends: {scheme}"
     return replace(options, scheme=scheme), note
 

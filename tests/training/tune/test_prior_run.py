@@ -53,6 +53,16 @@ def test_where_nothing_helped_or_nothing_was_run_the_recipe_decides(here: Path) 
     assert with_recommendation("tiny-rope", "4x", TuneOptions()) == (TuneOptions(), "")
 
 
+def test_a_run_for_streams_is_asked_what_it_advises_for_a_longer_context(here: Path) -> None:
+    """The scheme to stream with hides what lies beyond its window: no target for training."""
+    numbers = OWN["numbers"]
+    context = {"what": "context", "label": "leaky", "scheme": BEST, "numbers": numbers}
+    write(here, {"what": "stream", "label": "streaming", "scheme": "rope(remap=streaming(4, 252))"})
+    file = here / "recommendation.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "goals": [context]}))
+    assert with_recommendation("tiny-rope", "4x", TuneOptions())[0].scheme == BEST
+
+
 def test_a_run_of_another_model_of_this_name_says_nothing(here: Path) -> None:
     write(here, {"label": "leaky", "scheme": BEST}, model="elsewhere/tiny-rope")
     assert with_recommendation("tiny-rope", "4x", TuneOptions()) == (TuneOptions(), "")
