@@ -71,6 +71,21 @@ def _items(option: Field[Any], hint: Any, given: Any) -> tuple[Any, ...]:
     return tuple(os.fspath(item) if isinstance(item, os.PathLike) else item for item in several)
 
 
+def written(options: Options) -> list[str]:
+    """The options that are not the defaults, as the command line takes them."""
+    hints, words = get_type_hints(type(options)), list[str]()
+    for one in fields(options):  # type: ignore[arg-type]
+        given, shown = getattr(options, one.name), one.metadata
+        if not shown or given == one.default:
+            continue
+        flag = shown["flag"] or "--" + one.name.replace("_", "-")
+        if hints[one.name] == tuple[int, ...] or shown.get("joined"):
+            given = ",".join(map(str, given)) or "none"
+        each = given if isinstance(given, tuple) else (given,)
+        words += [flag] if given is True else [w for one in each for w in (flag, str(one))]
+    return words
+
+
 @dataclass(frozen=True)
 class ShowOptions(Options):
     """Sizes for `show`."""

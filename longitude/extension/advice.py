@@ -102,6 +102,10 @@ def _advice(ranking: Ranking, goal: str) -> Advice:
     numbers = ranking.numbers(first, goal)
     if first == ranking.own:
         begin = f"Change nothing, the baseline uses {ranking.length:,} tokens already"
+        if numbers["kept"] is None:
+            begin = (
+                f"Change nothing, no method is significantly better at {ranking.length:,} tokens"
+            )
     else:
         far = ranking.length != ranking.target and goal != SHORT
         begin = f"Use {first} {TITLES[goal]}"
@@ -144,14 +148,22 @@ def _nothing(ranking: Ranking, goal: str) -> Advice:
     furthest = max(reached, key=lambda s: (reached[s], s == own), default=None)
     if goal == STREAM:
         sentence = "No method that was measured streams: name one with --methods streaming."
-    elif furthest is None:
-        sentence = f"No method is shown to use {at} of context: kept context has no numbers there."
+    elif ranking.length not in ranking.results[KEPT].lengths:
+        sentence = (
+            f"No method is shown to use {at} of context: kept context has no numbers there, so "
+            f"measure it (--tasks kept_context, or a larger --budget)."
+        )
     else:
         sentence = (
             f"No method uses {at} of context: none keeps a share above zero (95 % CI) at a sane "
-            f"loss. The longest effective length is {reached[furthest]:,} tokens, by {furthest}. "
-            f"Training helps (`longitude tune`), or read the text in windows (`longitude read --by "
-            f"nbce`)."
+            f"loss. "
+        )
+        if furthest is not None:
+            by = f"{reached[furthest]:,} tokens, by {furthest}"
+            sentence += f"The longest effective length is {by}. "
+        sentence += (
+            "Training helps (`longitude tune`), or read the text in windows (`longitude read --by "
+            "nbce`)."
         )
         sentence += _undecided(ranking, None)
     return Advice(goal, None, None, sentence, numbers)

@@ -12,10 +12,12 @@ ranks share texts or methods (ranks.py).
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +45,8 @@ from longitude.extension.measure import (
     run_tasks,
     time_model,
 )
-from longitude.extension.plan import ExtendOptions, Plan, Prepared, TargetModel, Task, prepare
+from longitude.extension.plan import ExtendOptions, Prepared, TargetModel, Task, prepare
+from longitude.extension.rank import CONTEXT_GOAL
 from longitude.extension.ranks import (
     check_ranks,
     choose,
@@ -55,7 +58,8 @@ from longitude.extension.ranks import (
 )
 from longitude.extension.ray import room, run_on_ray
 from longitude.extension.result import STORE, Best, ExtendReport, ExtendResult, read_runs
-from longitude.extension.search import search_parameters
+from longitude.extension.search import search_parameters, split_documents
+from longitude.options import written
 from longitude.runtimes.files import slug
 from longitude.runtimes.target import supporting
 from longitude.serving.schemes import check_schemes
@@ -70,6 +74,7 @@ __all__ = [
 ]  # fmt: skip
 DEFAULT_MODEL = "tiny-rope"
 ENGINES = ("local", "ray")
+CHOOSE_WEIGHTS = ("revision", "trust_remote_code")  # of what `load` takes
 SEARCH_SHARE = 0.5  # of a time budget, where there is a search
 
 
@@ -93,8 +98,6 @@ def extend(
         from longitude.probing.extend import extend_server
 
         return extend_server(str(model), to, options)
-    if options.lm_eval:
-        lm_eval.package()  # raise before anything takes its time
     began = time.monotonic()
     options.progress(Event(f"loading {model if isinstance(model, str) else 'the model'}", 0, 1))
     if processes() == 1:
@@ -114,6 +117,7 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
     if seconds:
         measured = began + SPARE * seconds * (1 - SEARCH_SHARE * options.search)
         clock = Clock(measured, time_model(prepared))
+    loading = time.monotonic() - began
     with Store(writable(folder) / STORE) as store:
         every = plan.all_tasks()
         recorded = len(every) - len(missing(plan, every, store))
@@ -130,12 +134,12 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
             assert clock is not None, "without a budget every task has run"
             one, most = clock.pace.forward(plan.target), clock.pace.plan(plan)
             raise UserError(
-                f"nothing could be measured within {options.budget}: one forward of "
-                f"{plan.target:,} tokens takes about {one:,.0f} s here, and everything "
-                f"{most / 60:,.0f} min at most; give a greater --budget or a nearer --to."
+                f"nothing could be measured within {options.budget}: loading took {loading:,.0f} "
+                f"s, one forward of {plan.target:,} tokens takes about {one:.1g} s here, and all "
+                f"of it {most / 60:,.1f} min at most; give a greater --budget or a nearer --to."
             )
         recommendation = _recommend(prepared, rows)
-        content = recommendation.to_json()
+        content = {**recommendation.to_json(), "plan": plan.to_json()}
         if options.search:
             end = clock and replace(clock, deadline=began + SPARE * (seconds or 0))
             content["search"] = _search(prepared, recommendation, store, end)
@@ -143,12 +147,14 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
                 ended.append(f"left out to fit into {options.budget}: the search")
             elif end and time.monotonic() > end.deadline:
                 ended.append(f"the search was cut short to fit into {options.budget}")
-        if options.lm_eval:
-            content["lm_eval"] = _judge(prepared, recommendation, store)
-        content["notes"] = [*prepared.notes, *ended]
-        steps = _next_steps(plan, recommendation, folder)
+        content["notes"] = [*prepared.notes, *_no_better_than_chance(prepared, content), *ended]
+        steps = _next_steps(prepared, recommendation, folder)
         result = ExtendResult(rows, content, steps, folder)
         result.write(folder, store)
+        if options.lm_eval:  # last, for it needs data of its own, and may fail for want of it
+            scores = {"lm_eval": _judge(prepared, recommendation, store)}
+            result = replace(result, recommendation={**content, **scores})
+            result.write(folder, store)
     return result
 
 
@@ -201,13 +207,25 @@ def estimate(
             "documents": [t.name for t in plan.texts],
             "tasks": len(plan.all_tasks()),
             "seconds": round(time_model(prepared).plan(plan)),
+            **({"budget": options.budget} if options.budget else {}),
             **({"ranks": sentence} if (sentence := over(prepared)) else {}),
+            **({"notes": prepared.notes} if prepared.notes else {}),
         },
         cost_model(prepared.target.model, plan.lengths),
     )
 
 
 def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepared:
+    """The plan of a run; whatever a run would refuse is raised before anything takes its time."""
+    if options.budget is not None:
+        parse_seconds(options.budget)
+    if options.search and options.goal != CONTEXT_GOAL:
+        raise UserError(
+            f"--search looks for schemes that use more of --to tokens, but got --goal "
+            f"{options.goal}: leave one out."
+        )
+    if options.lm_eval:
+        lm_eval.package()
     if options.engine not in ENGINES:
         raise UserError(f"--engine is {' or '.join(ENGINES)}, but got {shown(options.engine)}.")
     if options.engine == "ray" and options.budget:
@@ -224,6 +242,8 @@ def _prepared(model: Any, to: int | str | None, options: ExtendOptions) -> Prepa
         )
     target = to or ("8x" if model == DEFAULT_MODEL else "4x")
     prepared = prepare(TargetModel.load(model, options), target, options)
+    if options.search:
+        split_documents(len(prepared.held_out), options.seed)
     choose(prepared, room)
     if prepared.ranks > 1 and options.engine == "ray" and options.search:
         raise UserError(
@@ -287,18 +307,46 @@ def _judge(prepared: Prepared, recommendation: Recommendation, store: Store) -> 
     return {m.label: lm_eval.judge(evaluator, m, options.lm_eval, store, limit) for m in chosen}
 
 
-def _next_steps(plan: Plan, recommendation: Recommendation, folder: Path) -> list[tuple[str, str]]:
-    name, scheme = plan.subject.name, recommendation.best.scheme
+def _no_better_than_chance(prepared: Prepared, advice: Mapping[str, Any]) -> list[str]:
+    """Says so where the text tells nothing, for the model can't read it."""
+    loss = advice["best"]["numbers"]["window"]
+    words = prepared.target.model.config.get_text_config().vocab_size
+    if loss is None or loss["mean"] <= math.log(words):
+        return []
+    return [
+        f"in its window the baseline's loss is {loss['mean']:.3f} nats per token, where a blind "
+        f"guess among {words:,} tokens has {math.log(words):.3f}: the model does not know this "
+        f"text, so give other text with --text"
+    ]
+
+
+def _next_steps(
+    prepared: Prepared, recommendation: Recommendation, folder: Path
+) -> list[tuple[str, str]]:
+    plan, options, scheme = prepared.plan, prepared.options, recommendation.best.scheme
+    name = plan.subject.name
+    if scheme is None:
+        return []
     best = next((m for m in plan.methods if m.scheme == scheme), plan.methods[0])
-    python, more = f'import longitude.hf as lh\n\nmodel, tokenizer = lh.load("{name}")', []
-    if best.patch is not None:
-        python += f'\nlh.apply(model, "{best.patch}")'
-        python += f'\nlh.save(model, "out/{Path(name).stem}-long", tokenizer)'
-        export = f"longitude export {shlex.quote(str(folder))} --for all"
-        more = [("Serve it, by each runtime's best", export)]
-        more += [("See what it does", f'longitude show "{best.scheme}"')]
-    search = ("Search its parameters", f"longitude extend {name} --to {plan.target} --search")
-    return [("Use it in Python", python), *more, search]
+    which = [f", {key}={options.loading[key]!r}" for key in CHOOSE_WEIGHTS if options.loading[key]]
+    loaded = f"lh.load({json.dumps(name)}{''.join(which)})"
+    python = f"import longitude.hf as lh\n\nmodel, tokenizer = {loaded}"
+    if best.patch is None:
+        return [("Use it in Python", python)]
+    python += f'\nlh.apply(model, "{best.patch}")'
+    python += f'\nlh.save(model, "out/{Path(name).stem}-long", tokenizer)'
+    steps = [
+        ("Use it in Python", python),
+        (
+            "Serve it, by each runtime's best",
+            shlex.join(["longitude", "export", str(folder), "--for", "all"]),
+        ),
+        ("See what it does", f'longitude show "{best.scheme}"'),
+    ]
+    if recommendation.goal == CONTEXT_GOAL and not options.search:
+        search = ["longitude", "extend", name, "--to", str(plan.target), *written(options)]
+        steps.append(("Search its parameters", shlex.join([*search, "--search"])))
+    return steps
 
 
 def writable(folder: Path) -> Path:

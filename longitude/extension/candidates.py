@@ -91,7 +91,7 @@ def candidates(methods: str, own: Own, trained: int, target: int) -> list[Candid
 
 def _named(name: str, auto: Sequence[Candidate], every: Sequence[Candidate]) -> list[Candidate]:
     """The candidates of one name, or the scheme that is written out."""
-    if name == NOTHING:
+    if name in (NOTHING, BASELINE):
         return []
     if name in (AUTO, ALL):
         return [*(auto if name == AUTO else every)]

@@ -212,7 +212,7 @@ def run_rounds(plan: Plan, store: Store, goal: str, run: Run, budgeted: bool = F
         names = ranking.in_race(goal)
         race = tuple(m for m in plan.methods if m.label in names)
         others = [m.label for m in race if m.patch is not None]
-        decided = not others or (len(others) == 1 and others[0] in ranking.candidates(goal))
+        decided = not others or others == ranking.ordered(goal)[:1]
         if decided and round < rounds - 1:
             why = f"{others[0]} stands out" if others else "no method is left in the race"
             ended = f"Ended after round {round + 1} of {rounds}: {why} (95 %)."

@@ -10,7 +10,7 @@ first measurement.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -126,6 +126,11 @@ class Plan:
         chosen = [metrics()[n].rows for n in self.protocol.selected if n in metrics()]
         return [*dict.fromkeys([*chosen, *([RETRIEVAL] if self.protocol.families else [])])]
 
+    def to_json(self) -> dict[str, Any]:
+        """What tells this plan's rows from those of other runs in the same folder."""
+        schemes, texts = [m.scheme for m in self.methods], [t.digest for t in self.texts]
+        return {"schemes": schemes, "lengths": [*self.lengths], "texts": texts}
+
     def tasks(self, round: int = 0, methods: Sequence[Method] | None = None) -> list[Task]:
         """The tasks of a round, the most informative first; tasks of one kind stand together, for
         every method, so that whatever time allows is a comparison. Costs are the last of all."""
@@ -181,14 +186,18 @@ class Plan:
                 within = [n for n in self.lengths if n <= length]
                 protocol["lengths"] = [length] if method.by_length else within
             if metric.repeated:  # it reads all documents
-                digests = " ".join(text.digest for text in self.texts)
-                protocol["texts"] = hashlib.sha256(digests.encode()).hexdigest()[:16]
+                protocol["texts"] = joint_digest(text.digest for text in self.texts)
             about = (metric.rows, self.subject, method.scheme, length)
             text = None if document is None else self.texts[document]
             cell = {"round": task.round} if metric.repeated else {}
             seed = self.seed if metric.seeded else 0
             for at in metric.grid(self.protocol):
                 yield ResultKey(*about, text, {**at, **cell}, protocol, seed)
+
+
+def joint_digest(digests: Iterable[str]) -> str:
+    """Of several texts."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
 
 
 @dataclass(eq=False)

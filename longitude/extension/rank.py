@@ -10,8 +10,9 @@ among these those that stayed in the race and so are known from the most documen
 mean rank over three groups: kept context; the answers' loss, family by family; the loss
 past the window. Methods that are not significantly different share a rank, so that a thousandth of
 a nat decides nothing. Ties go to the better mean rank by means alone, then to the lower in-window
-cost, then to the faster prefill. A method that keeps nothing forgets, and is never recommended for
-a context.
+cost, then to the faster prefill. Where the baseline qualifies and is not significantly different
+from the first, it stays. A method that keeps nothing forgets, and is never recommended for a
+context.
 
 **stream**: fluent without end in constant memory: of the methods that hide everything beyond a
 window, with a sane loss, the one with the lowest loss past the window.
@@ -250,7 +251,10 @@ class Ranking:
             )
 
         chosen = {*(every if names is None else names)}
-        return sorted((label for label in every if label in chosen), key=place)
+        order = sorted((label for label in every if label in chosen), key=place)
+        if self.own in order and not any(self.compared(order[0], self.own, at)):
+            order = [self.own, *(s for s in order if s != self.own)]  # nothing shows a change helps
+        return order
 
     def compared(self, a: str, b: str, length: int) -> tuple[set[str], set[str]]:
         """By which measures a is significantly better than b, and by which worse."""
@@ -294,7 +298,8 @@ class Ranking:
         if goal == STREAM:
             return label in self.windowed
         if goal == SHORT:
-            return True
+            cost = self.in_window_cost(label)
+            return cost is None or cost.n < 2 or cost.low <= NEXT_TO_NOTHING
         kept = self.value(KEPT, label, self.length)
         hopeless = kept is not None and kept.n > 1 and kept.high <= 0
         return label not in self.windowed and not hopeless and self.sane(label, self.length)

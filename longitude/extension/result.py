@@ -22,6 +22,7 @@ from longitude.eval.records import Measurement, Subject, recorded
 from longitude.eval.tables import in_window_cost, labels, result_tables
 from longitude.extension.advice import recommend
 from longitude.extension.distance_map import by_size, maps
+from longitude.extension.plan import joint_digest
 
 STORE, ROWS, ADVICE, PAGE = "results.sqlite", "rows.jsonl", "recommendation.json", "report.html"
 SUMMARY, CHARTS = "summary.md", "charts"
@@ -198,11 +199,23 @@ def _runs(folder: Path) -> list[ExtendResult]:
             ) from error
     following = [(str(n["title"]), str(n["command"])) for n in written.pop("next", ())]
     runs = []
-    for rows in by_subject.values():  # of each metric the rows of its youngest protocol
+    for every in by_subject.values():  # of each metric the rows of its youngest protocol
+        rows = [row for row in every if _planned(row, written.get("plan"))] or every
         young = {r.key.measure: _protocol(r) for r in sorted(rows, key=lambda r: r.made)}
         rows = [row for row in rows if _protocol(row) == young[row.key.measure]]
         runs.append(ExtendResult(rows, written, following, run=folder.resolve().name))
     return runs
+
+
+def _planned(row: Measurement, plan: Mapping[str, Any] | None) -> bool:
+    """Whether a row is of the run that the folder's advice is about: others may have read other
+    texts, or to other lengths."""
+    if not plan:
+        return True
+    key, texts = row.key, plan["texts"]
+    read = key.text is None or key.text.digest in texts
+    same = key.protocol.get("texts") in (None, joint_digest(texts))
+    return read and same and key.scheme in plan["schemes"] and key.length in plan["lengths"]
 
 
 def _protocol(row: Measurement) -> str:

@@ -185,8 +185,8 @@ def split_documents(documents: int, seed: int) -> tuple[tuple[int, ...], tuple[i
     """The documents to search on and those to judge on."""
     if documents < MIN_DOCUMENTS:
         raise UserError(
-            f"--search needs documents to search on and others to judge on, but got {documents}: "
-            f"give at least {MIN_DOCUMENTS}."
+            f"--search needs {MIN_DOCUMENTS} documents beside those that methods are compared on, "
+            f"but got {documents}: give more with --text, or a --docs of 2 or more."
         )
     drawn = Random(f"{seed} documents").sample(range(documents), documents)
     return tuple(drawn[: documents // 2]), tuple(drawn[documents // 2 :])

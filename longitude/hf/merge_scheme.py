@@ -114,7 +114,7 @@ def _merge_rotary(given: Scheme, fields: set[str], own: Rope | None, force: bool
             if new != old:
                 raise UserError(
                     f"the checkpoint was trained with rope({name}={old!r}), but got "
-                    f"{name}={new!r}: leave it out, or say force=True."
+                    f"{name}={new!r}: leave it out, or in Python say force=True."
                 )
     return dataclasses.replace(own, **{name: getattr(rope, name) for name in changed})
 
@@ -135,5 +135,5 @@ def _check_trainless(given: Scheme, own: Scheme, force: bool) -> None:
     if given.bias and not own.bias and not force:
         raise UserError(
             f"this checkpoint was trained with {shown(own)}, but got {shown(given.bias[0])}: "
-            f"leave it out, or say force=True."
+            f"leave it out, or in Python say force=True."
         )

@@ -254,7 +254,7 @@ def _entered(
     if rotates and not any(one.rotary for one in own) and not force:
         raise UserError(
             f"this checkpoint was trained without rotation, with {shown(own[0])}, but got "
-            f"{shown(str(scheme))}: leave rope(…) out, or say force=True."
+            f"{shown(str(scheme))}: leave rope(…) out, or in Python say force=True."
         )
     schemes = merge_scheme(scheme, own, trained_length(model), force)
     before = None

@@ -158,7 +158,8 @@ def _cost(section: Section) -> Iterator[Chart]:
     if not board or not speed or not at:
         return
     sane = [s for s in speed.labels if board.metric.name != KEPT or (s, at) not in section.insane]
-    pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in sane]
+    known = [s for s in sane if (s, at) in board.cells and (s, at) in speed.cells]
+    pairs = [(s, board.cells[s, at].value, speed.cells[s, at].value) for s in known]
     rows = [{"label": s, "x": x.mean, **vars(value)} for s, value, x in pairs if value and x]
     if not rows:
         return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -94,6 +95,42 @@ def test_the_same_command_again_computes_nothing(some, monkeypatch, capsys):
     assert again == (found, advice)
     said = capsys.readouterr()
     assert "tasks are recorded" in said.err and "rerope(64)" in said.out
+
+
+def test_next_steps_repeat_the_options_of_the_run(some):
+    """The search that was offered went into another folder, on other texts."""
+    folder, _, advice = some
+    steps = {one["title"]: one["command"] for one in advice["next"]}
+    words = shlex.split(steps["Search its parameters"])
+    assert words[:5] == ["longitude", "extend", "tiny-rope", "--to", "1024"]
+    given = dict(zip(SOME[2::2], SOME[3::2], strict=True)) | {"--out": str(folder)}
+    assert dict(zip(words[5:-1:2], words[6:-1:2], strict=True)) == given
+    assert words[-1] == "--search"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--budget", "soon"], "--budget takes a time, but got 'soon'"),
+        (["--search", "--docs", "1"], "--search needs 4 documents beside those"),
+        (["--search", "--goal", "stream"], "--search looks for schemes that use more"),
+        (["--methods", "alibi()"], "leave it out, or in Python say force=True."),
+    ],
+)
+def test_what_a_run_would_refuse_is_told_before_it(given, sentence, capsys):
+    assert run(["extend", "--to", "2x", "--methods", "yarn", "--dry-run", *given]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_text_that_the_model_does_not_know_is_told(target, tmp_path):
+    """No method is to be judged by text whose every token surprises more than a blind guess."""
+    (tmp_path / "text").write_text("".join(chr(0x4E00 + 37 * n % 2000) for n in range(2000)))
+    options = ExtendOptions(
+        methods="baseline", docs=2, tasks=(), cost=False, tokenizer=target.tokenizer,
+        out=tmp_path / "run", text=(str(tmp_path / "text"),),
+    )  # fmt: skip
+    result = extend(target.model, to="2x", options=options)
+    assert "the model does not know this text" in result.table(width=1000)
 
 
 def test_a_loaded_model_and_no_command_line(target, tmp_path):

@@ -197,6 +197,35 @@ def test_nothing_is_needed_where_the_baseline_uses_the_length() -> None:
     assert made.best.sentence.startswith("Change nothing")
 
 
+def test_a_change_that_nothing_shows_to_help_is_not_advised() -> None:
+    """A lower mean alone, by a thousandth, was advice to change a model that needs no change."""
+    losses = {OWN: 2.001, LEAKY: 2.0}
+    rows = [r for r in measured({}, losses) if r.key.measure != "kept_context"]
+    made = advised(rows)
+    assert made.best.label == BASELINE and not made.helps
+    assert "no method is significantly better at 1,024 tokens" in made.best.sentence
+    assert f"Not significantly different: {LEAKY}" in made.best.sentence
+    ahead = [r for r in measured({}, {**losses, LEAKY: 1.9}) if r.key.measure != "kept_context"]
+    assert advised(ahead).best.label == LEAKY
+
+
+def test_what_was_not_measured_at_the_target_is_not_judged() -> None:
+    """A budget may leave out kept context there: that none keeps any is then no result."""
+    rows = measured({}, {OWN: 9.0, LEAKY: 2.0})  # kept context at the window alone
+    sentence = advised(rows).best.sentence
+    assert "kept context has no numbers there" in sentence and "Training" not in sentence
+    lost = measured({OWN: 0.0, LEAKY: 0.01}, {OWN: 9.0, LEAKY: 2.0}, window=-0.01)
+    lost = [r for r in lost if r.key.scheme != LEAKY or r.key.measure != "kept_context"]
+    sentence = advised([*lost, kept(LEAKY, TARGET, noisy(0.01, 0.2, "little"))]).best.sentence
+    assert "none keeps a share above zero" in sentence and "no numbers" not in sentence
+
+
+def test_what_costs_too_much_inside_the_window_leaves_the_race_for_a_short_context() -> None:
+    losses = {OWN: 9.0, LEAKY: 2.0, REROPE: 2.0}
+    rows = measured({OWN: 0.0, LEAKY: 0.2}, losses, in_window={REROPE: 3.0})
+    assert Ranking(rows, TARGET).in_race("short") == [BASELINE, LEAKY]
+
+
 def test_effective_length_is_where_as_much_is_kept_as_at_the_window() -> None:
     rows = measured({OWN: 0.3, LEAKY: 0.1, REROPE: 0.3}, {OWN: 9.0, LEAKY: 2.0, REROPE: 2.0})
     for s, share in ((LEAKY, 0.25), (REROPE, 0.3)):

@@ -11,7 +11,7 @@ import pytest
 from longitude.cli.main import run
 from longitude.core.store import Store
 from longitude.core.validate import UserError
-from longitude.eval.records import CONTEXT, LOSS, Measurement, Text
+from longitude.eval.records import CONTEXT, COST, LOSS, Measurement, Text
 from longitude.eval.tables import result_tables
 from longitude.extension import result as results
 from longitude.extension.api import report
@@ -53,6 +53,22 @@ def test_a_run_leaves_everything(tmp_path: Path) -> None:
     (model,) = report(tmp_path).models
     assert model.recommendation["best"] == rows.ADVICE["best"]
     assert [*model.next_steps] == rows.NEXT and len(model.rows) == len(SMALL)
+
+
+def test_a_folder_with_two_runs_shows_the_one_that_its_advice_is_about(tmp_path: Path) -> None:
+    """Other texts and other methods in one folder shared a table, or ended in a KeyError."""
+    other = Text("other", "0123")
+    older = [replace(one, key=replace(one.key, text=other)) for one in SMALL]
+    folder = kept(tmp_path, [*SMALL, *older, *(r for r in rows.FOUND if r.key.measure == COST)])
+    texts = list(dict.fromkeys(one.key.text.digest for one in SMALL if one.key.text))
+    schemes = [one.key.scheme for one in SMALL if one.label != "yarn"]
+    plan = {"texts": texts, "schemes": schemes, "lengths": [*{one.key.length for one in SMALL}]}
+    told = {**json.loads((folder / results.ADVICE).read_text()), "plan": plan}
+    (folder / results.ADVICE).write_text(json.dumps(told), encoding="utf-8")
+    (model,) = report(folder).models
+    assert {*model.section.labels} == {"baseline", "leaky_rerope"}
+    assert other not in {row.key.text for row in model.rows}
+    model.report(tmp_path / "page.html")
 
 
 def test_each_model_has_a_section(tmp_path: Path) -> None:

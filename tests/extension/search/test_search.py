@@ -63,7 +63,7 @@ def test_documents_are_drawn_into_two_halves():
     searched, judged = split_documents(9, seed=3)
     assert sorted((*searched, *judged)) == list(range(9)) and len(judged) == 5
     assert split_documents(9, seed=3) == (searched, judged) != split_documents(9, seed=4)
-    with pytest.raises(UserError, match="at least 4"):
+    with pytest.raises(UserError, match="needs 4 documents beside"):
         split_documents(3, seed=0)
 
 
