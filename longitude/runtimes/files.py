@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ def slug(name: str) -> str:
 def write_files(result: ExportResult, out: Path, weights: str = "link") -> ExportResult:
     """Write what was exported, but for the card of all. Of what is returned the texts name the new
     folders and files, and `written` are the paths of what is new."""
+    _check_place(result, out.expanduser())
     result = located(result, out)
     one, *others = result.exports
     servers = []  # of an only export: how they are started on its folder, for the card
@@ -89,6 +91,21 @@ def write_files(result: ExportResult, out: Path, weights: str = "link") -> Expor
                 export_gguf(source, path, target)
                 written.append(path)
     return replace(result, written=tuple(written))
+
+
+def _check_place(result: ExportResult, out: Path) -> None:
+    """Raise if what is written would replace something else than an earlier export."""
+    readme, (one, *others) = out / "README.md", result.exports
+    commands = bool(others) or one.config is None  # which may lie beside a GGUF file
+    what = "is a file" if out.is_file() else ""
+    if out.resolve() == result.checkpoint.home.resolve() and not (
+        commands and result.checkpoint.source.gguf
+    ):
+        what = "is the model's own folder"
+    elif readme.is_file() and "longitude" not in (front_matter(readme).get("tags") or ()):
+        what = "has a README.md of its own, which the model card would replace"
+    if what:
+        raise UserError(f"--out {shown(str(out))} {what}: name another folder.")
 
 
 def located(result: ExportResult, out: Path) -> ExportResult:
@@ -120,7 +137,10 @@ def filled(export: Export, folder: Path | str, gguf_file: Path) -> Export:
     """An export whose text names the folder and the GGUF file that it is about."""
     if export.settings is None:
         return export
-    text = export.settings.text.replace("{folder}", str(folder)).replace("{file}", str(gguf_file))
+    shell = export.runtime.file.endswith(".sh")
+    place, file = (shlex.quote(str(p)) if shell else str(p) for p in (folder, gguf_file))
+    text = export.settings.text.replace("'{folder}'", "{folder}" if shell else "'{folder}'")
+    text = text.replace("{folder}", place).replace("{file}", file)
     text = text.replace("{name}", gguf_file.name)
     return replace(export, settings=replace(export.settings, text=text))
 
@@ -149,9 +169,6 @@ def _write_folder(
     if weights not in WEIGHTS:
         raise UserError(f"--weights is link, copy or none, but got {shown(weights)}.")
     out = out.expanduser().resolve()
-    if out.is_file() or out == result.checkpoint.home.resolve():
-        what = "a file" if out.is_file() else "the model's own folder"
-        raise UserError(f"--out {shown(str(out))} is {what}: name another folder.")
     texts = {export.runtime.file: export.text or "", "README.md": card_text}
     texts |= export.settings.files if export.settings else {}
     with _place_errors(out, "name another folder or make room"), atomic_checkpoint(out) as part:
@@ -191,6 +208,11 @@ def _fill(result: ExportResult, export: Export, part: Path, weights: str) -> Pat
         given: dict[str, Any] = {"revision": source.revision, "allow_patterns": files}
         with as_user_error(source, "files"):
             home = Path(snapshot_download(source.place, **given))
+    if weights != "none" and not any(file.suffix in HEAVY for file in home.iterdir()):
+        raise UserError(
+            f"{shown(str(home))} has no weights to {weights} (*{', *'.join(HEAVY)}): use --weights "
+            f"none for the settings alone."
+        )
     for file in sorted(home.iterdir()):
         if not file.is_file() or file.name in REWRITTEN:
             continue

@@ -80,7 +80,7 @@ def test_servers_get_the_merged_folder(
     assert "reads a GGUF file, but got an adapter" in capsys.readouterr().err
     assert run([*given, "transformers,vllm"]) == 0
     where = tmp_path / "out" / "transformers"
-    assert f"vllm serve '{where}' --max-model-len 1024" in capsys.readouterr().out
+    assert f"vllm serve {where} --max-model-len 1024" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_exported_with_the_scheme_it_was_saved_with(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,26 @@ def test_places_that_can_be_no_folder(tmp_path: Path) -> None:
     made(STATED[0], tmp_path / "own")
     with pytest.raises(UserError, match="the model's own folder"):
         made(STATED[1], tmp_path / "own", source=str(tmp_path / "own"))
+    own = ExportOptions(scheme=STATED[0], to="4x", runtimes="vllm,sglang", out=tmp_path / "own")
+    with pytest.raises(UserError, match="the model's own folder"):  # its card would be replaced
+        export(tmp_path / "own", options=own)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("# A project")
+    with pytest.raises(UserError, match=r"has a README\.md of its own"):
+        made(STATED[0], tmp_path / "project")
+
+
+def test_a_folder_without_weights_has_none_to_link(tmp_path: Path) -> None:
+    made(STATED[0], tmp_path / "bare", weights="none")
+    with pytest.raises(UserError, match="has no weights to link"):
+        made(STATED[1], tmp_path / "out", source=str(tmp_path / "bare"))
+    made(STATED[1], tmp_path / "out", source=str(tmp_path / "bare"), weights="none")
+
+
+def test_commands_quote_the_folder(tmp_path: Path) -> None:
+    options = ExportOptions(scheme=STATED[1], runtimes="mlx,exllama", out=tmp_path / "my models")
+    for one in export("tiny-rope", options=options).exports:
+        assert one.path in shlex.split(str(one.text))
 
 
 def test_a_kill_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
