@@ -34,7 +34,7 @@ from longitude.hf.encoding_config import (
 )
 from longitude.hf.merge_scheme import as_layers, merge_scheme
 from longitude.hf.modeling_source import inner_configs, kinds, live_source, roots_of, source_of
-from longitude.hf.rope_config import make_config
+from longitude.hf.rope_config import SHARE, SHARES, THETAS, RopeDict, is_number, make_config
 from longitude.hf.source import SCHEME
 from longitude.parts import Unscaled
 
@@ -43,15 +43,13 @@ KINDS: dict[str, str] = _TABLE["kinds"]
 NAMED_MODELS: dict[str, dict[str, Any]] = _TABLE["models"]
 SIZES = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
 SIZES += ("max_position_embeddings",)
-SHARES = ("rotary_pct", "partial_rotary_factor")
 LATENT = ("qk_nope_head_dim", "qk_rope_head_dim")
 # of a model without source: the entries that name an encoding
 BY_ENTRY = (
     ("alibi", ("alibi",)),
     ("deberta", ("relative_attention",)),
     ("t5", ("relative_attention_num_buckets",)),
-    ("rope", ("rope_parameters", "rope_scaling", "rope_theta", "rotary_dim", *SHARES)),
-    ("learned", ("max_position_embeddings", "n_positions")),
+    ("rope", ("rope_parameters", "rope_scaling", *THETAS, "rotary_dim", *SHARES)),
 )  # fmt: skip
 ASSUMED = "its source is not here: pairs are assumed half a head apart, in all layers alike"
 TEXT_FIRST = ("text_config", "thinker_config", "llm_config", "language_config", "decoder")
@@ -165,15 +163,22 @@ def by_entries(raw: Mapping[str, Any]) -> Encoding:
     raw = {**raw, "alibi": True} if nested else raw
     named = ((kind, key) for kind, keys in BY_ENTRY for key in keys if raw.get(key))
     kind, key = next(named, ("unknown", ""))
+    if kind == "unknown" and raw.get("position_embedding_type") == "absolute":
+        kind, key = "learned", "position_embedding_type"
     where = f"{key} of the configuration" if key else "no entry of the configuration"
     if kind == "unknown":
-        return Encoding(kind, where=where)
+        window, entry_name = stated_window(SimpleNamespace(**raw))
+        return Encoding(kind, window=window, window_from=entry_name, where=where)
     if kind != "rope":
         return Encoding(kind, **describe(kind, SimpleNamespace(**raw), {}, "", where))
-    names = (*SIZES, *LATENT, *dict(BY_ENTRY)["rope"])
+    names = (*SIZES, *LATENT, "rope_parameters", "rope_scaling")
     given = {name: raw[name] for name in names if raw.get(name) is not None}
+    base = next((raw[name] for name in THETAS if is_number(raw.get(name))), None)
+    given |= {} if base is None else {"rope_theta": base}
+    share = RopeDict(raw, {}, {}, "").share
     # the plainest of transformers' models that rotates whole heads, or a fraction of them
-    model = "stablelm" if given.keys() & {*SHARES} else "llama"
+    model = "llama" if share == 1 else "stablelm"
+    given |= {} if share == 1 else {SHARE: share}
     model = "deepseek_v3" if given.keys() & {*LATENT} else model
     config = make_config({"model_type": model, **given})
     fields = describe(kind, config, {}, "", where) | {"where": where, "notes": (ASSUMED,)}

@@ -213,7 +213,8 @@ def odd_head(s: RopeDict) -> str | None:
 )
 def partial_ignored(s: RopeDict) -> str | None:
     latent = "qk_rope_head_dim" in s.raw and s.kind != "default"  # the share of another dimension
-    if s.share == 1 or s.kind == "proportional" or latent or s.named("partial_rotary_factor"):
+    read = "rotary_dim" in s.raw or s.named("partial_rotary_factor")
+    if s.share == 1 or s.kind == "proportional" or latent or read:
         return None
     return shown(s.share)
 

@@ -28,7 +28,9 @@ from longitude.hf.modeling_source import code_reads
 ORIGINAL = "original_max_position_embeddings"
 FULL = "full_attention"  # the layer type that sees everything, if layer types differ
 SHARE = "partial_rotary_factor"
+SHARES = (SHARE, "rotary_pct", "rope_pct")  # GPT-NeoX's name, and that of the first StableLM
 SECTIONS = ("mrope_section", "mrope_interleaved", "interleaved")  # M-RoPE's: which pair has which
+TEMPERATURE = "llama_4_scaling_beta"
 LISTS = ("short_factor", "long_factor")
 YARN = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
 # transformers' rope types: the part, and the keys that transformers reads
@@ -55,7 +57,7 @@ FIELDS = {  # of the part, if it has another name than the key
 OLDER = {"su": ("su", "longrope"), "yarn": ("su", "longrope"), "mrope": ("mrope", "default")}
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "local_rope_theta")
 THETAS += ("rope_local_base_freq",)
-MENTIONS = ("rope_parameters", "rope_scaling", SHARE, "rotary_pct", *THETAS)
+MENTIONS = ("rope_parameters", "rope_scaling", *SHARES, *THETAS)
 INSIDE = ("text_config", "thinker_config", "language_config", "llm_config", "encoder", "decoder")
 Entries = Mapping[str, Any]
 
@@ -91,7 +93,9 @@ class RopeDict:
     @property
     def share(self) -> float:
         """The fraction of a head that is to rotate."""
-        above = [self.raw.get(key) for key in (SHARE, "rotary_pct")]
+        above = [self.raw.get(key) for key in SHARES]
+        if is_number(rotated := self.raw.get("rotary_dim")) and self.head:  # GPT-J, MiniMax-M2
+            above.append(fraction_of(int(rotated), self.head))
         stated = next(filter(is_number, [self.own.get(SHARE), *above]), None)
         return (default_share(self.model) if self.model else 1.0) if stated is None else stated
 
@@ -104,8 +108,9 @@ class RopeDict:
     @property
     def head(self) -> int | None:
         """The size of a head that rotates as one, if the configuration says it."""
-        names = ("head_dim", "hidden_size", "num_attention_heads")
-        head, width, heads = (n if is_number(n) else 0 for n in map(self.raw.get, names))
+        names = (("head_dim",), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
+        stated = (filter(is_number, map(self.raw.get, each)) for each in names)
+        head, width, heads = (next(each, 0) for each in stated)
         size = int(head or (width // heads if heads else 0))
         return None if "qk_rope_head_dim" in self.raw else size or None
 
@@ -161,9 +166,11 @@ def main_rope_dict(parameters: Any) -> Entries:
 
 
 def sections_of(raw: Entries) -> dict[str, Any]:
-    """M-RoPE's entries of a configuration: by which of a token's positions each pair rotates."""
+    """The entries of a rope dictionary that no frequencies have: M-RoPE's, by which of a token's
+    positions each pair rotates; Ministral 3's, which scale queries past the original length."""
     own = main_rope_dict(raw.get("rope_scaling") or raw.get("rope_parameters"))
-    return {key: own[key] for key in SECTIONS if key in own}
+    kept = (*SECTIONS, TEMPERATURE, ORIGINAL) if own.get(TEMPERATURE) else SECTIONS
+    return {key: own[key] for key in kept if key in own}
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -174,9 +181,16 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def make_config(raw: Entries) -> Any:
     """The configuration that transformers makes of the content of a config.json."""
-    try:
-        from transformers import AutoConfig
+    from transformers import AutoConfig, __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    kind = raw.get("model_type")
+    if isinstance(kind, str) and kind not in CONFIG_MAPPING:
+        raise UserError(
+            f"transformers {__version__} has no model_type {shown(kind)}: `inspect` and `lint` "
+            f"read its entries, all else needs a model that transformers has."
+        )
+    try:
         return AutoConfig.for_model(**deepcopy(dict(raw)))  # which changes what it is given
     except Exception as error:  # of many kinds: each model validates its own entries
         raise UserError(
@@ -234,7 +248,8 @@ def ropes(config: Any) -> dict[str | None, parts.Rope | None]:
     parameters = getattr(config, "rope_parameters", None)
     if getattr(config, "position_embedding_type", None) == "rotary" and not parameters:  # ESM
         return {None: parts.Rope(float(config.rope_theta))}
-    if not parameters or getattr(config, "alibi", False):
+    unrotated = getattr(config, "position_embedding_type", None) == "nope"  # Granite 4's hybrids
+    if not parameters or unrotated or getattr(config, "alibi", False):
         return {None: None}
     labels = getattr(config, "_rope_type_labels", None) or getattr(config, "layer_types", None)
     types = [key for key in parameters if key in (labels or ())]

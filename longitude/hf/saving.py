@@ -11,7 +11,6 @@ atomically, config.json or adapter_config.json last: a folder that has it is com
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Iterator
@@ -106,11 +105,12 @@ def _as_rope_parameters(model: Any) -> dict[str, Any] | None:
         return None
     try:
         sections = sections_of({"rope_parameters": config.rope_parameters})
-        parameters = rope_parameters(rope) | sections
-        trial = copy.deepcopy(config)
-        trial.rope_parameters = parameters
-        read = ropes(trial).get(None)  # a length may come from elsewhere in the configuration
-    except UserError:
+        parameters = sections | rope_parameters(rope)
+        # read as `load` will: a length may come from elsewhere, and a class may take one type alone
+        with quiet_transformers(bars=False):
+            trial = type(config).from_dict({**config.to_dict(), "rope_parameters": parameters})
+        read = ropes(trial).get(None)
+    except Exception:  # of many kinds: each class validates its own entries
         return None
     return parameters if read and replace(read, pairs=rope.pairs) == rope else None
 

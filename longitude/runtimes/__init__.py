@@ -150,6 +150,27 @@ def recommended() -> list[Runtime]:
     return [runtime for runtime in runtimes().values() if not runtime.advice]
 
 
+def ordered(version: str) -> tuple[int, ...]:
+    """A version as numbers that compare; raises if it has none."""
+    digits = "".join(c if c.isdigit() else " " for c in version.split("rc")[0]).split()
+    if not digits:
+        raise UserError(f"a version is made of numbers, as 0.32.0 or b11549, but got {version!r}.")
+    return tuple(map(int, digits))
+
+
+def checked_version(runtime: Runtime, version: str) -> str:
+    """A version whose code is known: not of an earlier major one than the oldest that was checked,
+    nor of a later minor one than the newest."""
+    given, oldest, newest = map(ordered, (version, runtime.versions[0], runtime.newest))
+    if given[0] < oldest[0] or given[:2] > newest[:2]:
+        known = " to ".join(dict.fromkeys((runtime.versions[0], runtime.newest)))
+        raise UserError(
+            f"{runtime.title} was checked in {known}, and {version} may compute something else: "
+            f"give a version of those, or none for the newest."
+        )
+    return version
+
+
 def select(names: str) -> list[tuple[Runtime, str | None]]:
     """Runtimes of a text such as "vllm,transformers==4.51.3", with their versions; or "all"."""
     known = runtimes()
@@ -163,7 +184,7 @@ def select(names: str) -> list[tuple[Runtime, str | None]]:
                 f"no runtime is called {name!r}: use {', '.join(known)}, several joined by commas, "
                 f"or all."
             )
-        found[text] = known[name], version or None
+        found[text] = known[name], checked_version(known[name], version) if version else None
     if not found:
         raise UserError(f"no runtime is named in {names!r}: use {', '.join(known)} or all.")
     return list(found.values())

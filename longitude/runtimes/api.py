@@ -15,7 +15,7 @@ from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, shown, target_length
 from longitude.options import ExportOptions, LintOptions, VerifyOptions
 from longitude.parts import Drope, DynamicNtk
-from longitude.runtimes import Runtime, runtimes, select
+from longitude.runtimes import Runtime, checked_version, runtimes, select
 from longitude.runtimes.checkpoint import Checkpoint, open_checkpoint
 from longitude.runtimes.export import (
     Export,
@@ -46,6 +46,8 @@ def export(model: str | Path, *, options: ExportOptions | None = None) -> Export
     selected = select(options.runtimes)
     if options.version is not None and len(selected) > 1:
         raise UserError(f"--version is of one runtime, but --for has {len(selected)}: give one.")
+    if options.version is not None:
+        checked_version(selected[0][0], options.version)
     checkpoint = open_checkpoint(options.source or (run.name if run else model), options.revision)
     scheme = options.scheme or (None if run else checkpoint.saved.get("scheme"))
     if scheme is None and run is None:

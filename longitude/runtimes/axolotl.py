@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from longitude.core.validate import UserError
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective
@@ -27,9 +28,14 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
 
 def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]:
     """A named type, or a list of factors."""
+    if inside := ", ".join(nested(model.config, {})):
+        raise UserError(
+            f"axolotl sets entries of the outermost configuration, but this model's rotation is in "
+            f"its {inside}: train the folder that --for transformers writes."
+        )
     for parameters in named_or_listed(target):
         entries = {"max_position_embeddings": target.length, "rope_parameters": parameters}
-        given: dict[str, Any] = {"overrides_of_model_config": nested(model.config, entries)}
+        given: dict[str, Any] = {"overrides_of_model_config": entries}
         given |= {"sequence_len": target.length}
         text = yaml({"base_model": model.name, **given})
         yield Settings({**model.config, **given}, text, notes=(ADAPTER,))

@@ -21,8 +21,9 @@ from longitude.hf.gguf_reader import Header, read_header
 from longitude.hf.merge_scheme import merge_scheme
 from longitude.hf.rope_config import FULL, layer_types, read, rope_parameters
 from longitude.hf.source import SCHEME, Source, find, raw_config
-from longitude.parts import Rope
-from longitude.runtimes.target import text_config, with_sizes
+from longitude.parts import Ntk, Rope, Unscaled
+from longitude.parts.frequencies import stretched
+from longitude.runtimes.target import LENGTHS, head_size, text_config, with_sizes
 
 Entries = dict[str, Any]
 TOKENIZER = "tokenizer_config.json"  # also its key among the settings that `emulate` reads
@@ -30,7 +31,6 @@ SLIDING = "sliding_attention"
 # llama.cpp's own numbers for files that leave them out (src/models of b11549): how often a layer
 # sees everything, and the base of all others
 PERIODS, LOCAL_BASE = {"gemma3": 6, "gemma3n": 5}, 1e4
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,17 @@ class Checkpoint:
         main = first[FULL] if typed else 0
         others = {kind: n for kind, n in first.items() if kind is not None and kind != FULL}
         ropes = {kind: after[n].rotary for kind, n in others.items()}
-        parameters = {kind: rope_parameters(rope) for kind, rope in ropes.items() if rope}
+        named = {kind: self._named(rope) for kind, rope in ropes.items() if rope}
+        parameters = {kind: rope_parameters(rope) for kind, rope in named.items()}
         changed = any(after[n] != before[n] for n in others.values())
         return Resolved(after[main], before[main], replace(self, others=parameters), changed)
+
+    def _named(self, rope: Rope) -> Rope:
+        """The same rotation in transformers' terms, which has larger bases in place of ntk(…)."""
+        if not isinstance(rope.frequencies, Ntk):
+            return rope
+        base = stretched(rope.base, rope.frequencies.factor, rope.dim(head_size(self.config)))
+        return replace(rope, base=base, frequencies=Unscaled())
 
 
 class Resolved(NamedTuple):

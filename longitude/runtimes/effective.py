@@ -19,8 +19,8 @@ from longitude.hf.rope_config import TYPES, MissingEntryError, is_number, rope_t
 from longitude.hf.rope_config import frequencies as read_frequencies
 from longitude.parts import LongRope
 from longitude.parts.rotary_tables import attention_scaling
-from longitude.runtimes import Issue
-from longitude.runtimes.target import Target, head_size
+from longitude.runtimes import Issue, ordered
+from longitude.runtimes.target import LENGTHS, Target, head_size
 
 DEFAULT_BASE = 10000.0
 TOLERANCE = 1e-6  # relative: float32 has 6e-8, and a GGUF file's numbers are float32
@@ -118,8 +118,8 @@ class RopeEntries:
     @property
     def max_length(self) -> int:
         """The longest input by the configuration."""
-        length = self.config.get("max_position_embeddings")
-        return int(length) if is_number(length) else 2048
+        stated = filter(is_number, map(self.config.get, LENGTHS))
+        return int(next(stated, 2048))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number among the entries; without it the runtime does not start."""
@@ -204,11 +204,4 @@ def rotated_dims(config: Mapping[str, Any], share: float) -> int:
 
 def before(version: str | None, first: str) -> bool:
     """Whether a version came before another; None is the newest."""
-    return version is not None and _ordered(version) < _ordered(first)
-
-
-def _ordered(version: str) -> tuple[int, ...]:
-    digits = "".join(c if c.isdigit() else " " for c in version.split("rc")[0]).split()
-    if not digits:
-        raise UserError(f"a version is made of numbers, as 0.32.0 or b11549, but got {version!r}.")
-    return tuple(map(int, digits))
+    return version is not None and ordered(version) < ordered(first)

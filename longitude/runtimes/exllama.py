@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from longitude.core.validate import UserError
-from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
+from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict, rope_type
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import (
-    DEFAULT_BASE,
     DoesNotStart,
     Effective,
     RopeEntries,
@@ -26,6 +25,7 @@ from longitude.runtimes.effective import (
 )
 from longitude.runtimes.rope_dictionaries import both_spellings, equal_lengths, named_or_listed
 from longitude.runtimes.target import Target, text_config
+from longitude.runtimes.transformers import default_theta
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 
@@ -64,11 +64,10 @@ def _read(text: Mapping[str, Any], old: bool) -> RopeEntries:
     own = main_rope_dict(scaling) if isinstance(scaling, Mapping) else other
     if old and own.get("type") and own.get("rope_type"):
         raise DoesNotStart("both types")
-    bases = (text.get("rope_theta"), other.get("rope_theta"), DEFAULT_BASE)
+    bases = (text.get("rope_theta"), other.get("rope_theta"), default_theta(text))
     base = next(float(one) for one in bases if is_number(one))
-    shares = (text.get("partial_rotary_factor"), other.get("partial_rotary_factor"), 1.0)
-    share = next(float(one) for one in shares if is_number(one))
-    share = 1.0 if RopeDict(text, own, own, "").kind == "proportional" else share
+    stated = RopeDict(text, {}, other, "")
+    share = 1.0 if rope_type(own) == "proportional" else stated.share
     unread = old and isinstance(parameters, Mapping) and (not own or not text.get("rope_theta"))
     return RopeEntries(text, own, base, rotated_dims(text, share)).noting(
         "rope_parameters unread" if unread else None,

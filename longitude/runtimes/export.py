@@ -20,6 +20,7 @@ from longitude.core.store import Store
 from longitude.core.text import dump
 from longitude.core.validate import UserError
 from longitude.eval.records import for_longer_context, recorded
+from longitude.hf.encodings import KINDS, read_encodings
 from longitude.parts import Linear, LongRope, Ntk, Yarn
 from longitude.runtimes import Runtime, Settings, runtimes
 from longitude.runtimes.checkpoint import Checkpoint
@@ -31,6 +32,7 @@ from longitude.runtimes.target import (
     make_target,
     nearest,
     required,
+    text_config,
     unrotated,
 )
 
@@ -157,6 +159,8 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     runtime, target = request.runtime, None
     version = request.version or runtime.newest
     scheme, own, model, others_change = checkpoint.resolve(request.requested)
+    if own is None and any(scheme.layer(i).rotary for i in range(len(scheme))):
+        _check_rotation(runtime, request.requested, model.config)
     rotation = scheme if model.others else unrotated(scheme, own, model.config, length) or scheme
     needs = required(rotation, own) if own and rotation.layer(0).rotary else None
     if own is None and "learned_table" in runtime.supports and is_longer_table(scheme):
@@ -170,6 +174,7 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     ):
         settings = runtime.write_any(request.requested, scheme, own, checkpoint)
     else:
+        _check_one_rotation(runtime, model)
         if others_change and runtime.layers != "all":
             raise UserError(
                 f"{runtime.title} takes a new rotation for full-attention layers, but "
@@ -200,6 +205,32 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     return replace(request, version=version, **made)
 
 
+def _check_rotation(runtime: Runtime, scheme: str, config: Mapping[str, Any]) -> None:
+    """Raise unless a model whose configuration states no rotation has one (GPT-J), and the runtime
+    runs ours in its place."""
+    found, name = read_encodings(config), text_config(config).get("model_type")
+    if all(each.kind != "rope" for each in found):
+        raise UserError(
+            f"a model of type {name} has no rotation that {scheme} could change "
+            f"({KINDS[found[0].kind]}): leave rope(…) out."
+        )
+    if runtime.write_any is None:
+        able = " or ".join(r.name for r in runtimes().values() if r.write_any)
+        raise UserError(
+            f"{runtime.title} has no settings for the rotation of a model of type {name}: export "
+            f"it for {able}."
+        )
+
+
+def _check_one_rotation(runtime: Runtime, model: Checkpoint) -> None:
+    if model.others and runtime.layers == "one":
+        able = [r.name for r in runtimes().values() if r.layers != "one"]
+        raise UserError(
+            f"{runtime.title} takes one rotation, but types of layers rotate differently in this "
+            f"model: export it for {' or '.join(able)}."
+        )
+
+
 def is_longer_table(scheme: Scheme | Layers) -> bool:
     """Whether a scheme reads a table of learned positions further, and does nothing else."""
     embed = scheme.layer(0).embed
@@ -210,12 +241,7 @@ def write(
     runtime: Runtime, target: Target, model: Checkpoint, version: str | None = None
 ) -> Settings:
     """Settings under which a runtime's own code computes the target; raises if there are none."""
-    if model.others and runtime.layers == "one":
-        able = [r.name for r in runtimes().values() if r.layers != "one"]
-        raise UserError(
-            f"{runtime.title} takes one rotation, but types of layers rotate differently in this "
-            f"model: export it for {' or '.join(able)}."
-        )
+    _check_one_rotation(runtime, model)
     version = version or runtime.newest
     settings, why = _first(runtime, target, model, version)
     if settings is not None:

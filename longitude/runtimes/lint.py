@@ -30,7 +30,6 @@ from longitude.hf.peft import ADAPTER_JSON, LONGITUDE_JSON
 from longitude.hf.rope_config import (
     FULL,
     ORIGINAL,
-    RopeDict,
     is_number,
     main_rope_dict,
     rope_dicts,
@@ -143,10 +142,7 @@ def lint_settings(
     if not gguf:
         settings = with_sizes(settings)
         text = text_config(settings)
-        rotates = next(rope_dicts(_config_only(settings)), None) or "rope_theta" in text
-        known = RopeDict(text, {}, {}, "").model
-        kinds = {each.kind for each in read_encodings(text)} if known and not rotates else {"rope"}
-        if not rotates and (text.get("alibi") or "rope" not in kinds):
+        if not _rotates(text):
             model = text.get("model_type")
             raise UserError(f"a model of type {model} has no rotation to lint: give one with RoPE.")
         head_size(text)
@@ -176,6 +172,15 @@ def lint_settings(
     notes = (ISSUES["short inputs"],) if scaled else ()
     layers = gguf_layers(settings) if gguf else ()
     return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes, layers)
+
+
+def _rotates(text: Mapping[str, Any]) -> bool:
+    """Whether a configuration rotates anything; that of a class which is not in transformers must
+    state it."""
+    if text.get("alibi") or text.get("position_embedding_type") == "nope":
+        return False
+    stated = any(rope_dicts(text)) or "rope_theta" in text
+    return stated or "rope" in {each.kind for each in read_encodings(text)}
 
 
 def gguf_layers(keys: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:

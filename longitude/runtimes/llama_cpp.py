@@ -9,7 +9,10 @@ stops it: both lists of longrope need that type, whose factor then divides once 
 no slot more than `context_length`.
 
 A config.json is taken as convert_hf_to_gguf.py (conversion/ of b11549) writes it: `rope_parameters`
-before `rope_scaling`, longrope as two tensors, llama3 as one; "dynamic" is dropped silently.
+before `rope_scaling`; longrope as two tensors for four architectures, llama3 as one for those that
+load it, with the original length beside the dictionary or 8,192; for all others both are dropped
+silently, and "dynamic" but for Hunyuan's, whose alpha becomes a base. `mscale_all_dim` is written
+for DeepSeek's and Ministral 3's architectures alone (`yarn_log_multiplier`).
 
 An export is flags for the file as it is. They know a base, linear and yarn with betas; a factor on
 cosine and sine goes in as a key (`--override-kv`). All else needs a new file: the runtime gguf.
@@ -28,7 +31,7 @@ from longitude.core.validate import UserError, shown
 from longitude.hf.gguf_reader import Header
 from longitude.hf.rope_config import ORIGINAL, is_number
 from longitude.parts import GroupAttention, LongRope
-from longitude.parts.frequencies import magnitude, powers
+from longitude.parts.frequencies import magnitude, powers, stretched
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint, layer_bases
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
@@ -46,6 +49,15 @@ LOADS_LISTS = frozenset(
     "llama phi3 phimoe minicpm minicpm3 granite granitemoe granitehybrid mistral3".split()
 )
 LOADS_LISTS_OF_ANY_TYPE = ("phi3", "phimoe", "minicpm3")
+WRITES_LISTS = ("phi3", "phimoe", "minicpm", "minicpm3")  # the converter
+LATENT = ("deepseek2", "deepseek32", "mistral4")  # their yarn_log_multiplier is a tenth
+# of transformers' model types, where the names differ
+ARCHITECTURES: dict[str, str] = dict.fromkeys(("mistral", "mixtral"), "llama")
+ARCHITECTURES |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), "deepseek2")
+ARCHITECTURES |= {"deepseek_v32": "deepseek32", "ministral3": "mistral3", "llama4_text": "llama4"}
+ARCHITECTURES |= {"granitemoehybrid": "granitehybrid", "granitemoeshared": "granitemoe"}
+ARCHITECTURES |= {"falcon_h1": "falcon-h1", "exaone_moe": "exaone-moe", "gemma4_text": "gemma4"}
+HUNYUAN_CONTEXT = 1 << 18  # whatever its file says
 DIVISORS, SHORT, LONG = (f"rope_{n}.weight" for n in ("freqs", "factors_short", "factors_long"))
 FLAGS = {"factor": "--rope-scale", ORIGINAL: "--yarn-orig-ctx"}
 FLAGS |= {"beta_fast": "--yarn-beta-fast", "beta_slow": "--yarn-beta-slow"}
@@ -56,10 +68,12 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     """From a GGUF file's keys and flags, or from a config.json as the converter writes it."""
     if "general.architecture" in config:
         return from_keys(config, version)
-    found, rope = from_keys(converted(config), version), version5(config)
+    keys, rope = converted(config), version5(config)
+    found, written = from_keys(keys, version), keys.keys() & {DIVISORS, LONG}
     lost = {
         "dynamic": ["dynamic is static"],
-        "longrope": ["attention factor ignored"],
+        "longrope": ["attention factor ignored" if written else "not converted"],
+        "llama3": ["other original" if written else "not converted"],
         "yarn": rope.ignoring("truncate", "attention_factor", "mscale"),
     }
     return replace(found, issues=(*found.issues, *lost.get(rope.kind, ())))
@@ -71,10 +85,13 @@ def converted(config: Mapping[str, Any]) -> dict[str, Any]:
     first = text.get("rope_parameters")
     rope = version5({k: v for k, v in text.items() if k != "rope_scaling"} if first else text)
     model_type = str(text.get("model_type", "llama"))
-    arch = "llama" if model_type == "mistral" else model_type
+    arch = ARCHITECTURES.get(model_type, model_type)
+    base, context = rope.base, rope.max_length
     scaling: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     match rope.kind:
+        case "dynamic" if model_type.startswith("hunyuan") and (alpha := rope.optional("alpha")):
+            base, context = stretched(float(base or 0), alpha, rope.dims), HUNYUAN_CONTEXT
         case "linear":
             scaling = {"type": "linear", "factor": rope.number("factor")}
         case "yarn":
@@ -84,20 +101,25 @@ def converted(config: Mapping[str, Any]) -> dict[str, Any]:
                 scaling["yarn_attn_factor"] = gain
             scaling |= {"type": "yarn", "factor": rope.number("factor")}
             scaling["original_context_length"] = int(rope.number(ORIGINAL))
+            if (bottom := rope.optional("mscale_all_dim")) and arch in (*LATENT, "mistral3"):
+                scaling["yarn_log_multiplier"] = bottom / 10 if arch in LATENT else bottom
         case "longrope":
-            gain = rope.attention("attention_factor", "factor")
-            scaling = {"type": "longrope", "attn_factor": gain}
-            scaling["original_context_length"] = int(rope.number(ORIGINAL))
-            lists = {SHORT: "short_factor", LONG: "long_factor"}
-            tensors = {name: list(rope.entries[key]) for name, key in lists.items()}
-        case "llama3":
-            base = float(rope.base or 0)
-            scaled = rope.frequencies().inv_freq(rope.dims, base, rope.max_length)
-            tensors = {DIVISORS: (1 / (scaled * powers(rope.dims, base))).tolist()}
+            scaling = {"type": "longrope"}
+            if arch.startswith("phi"):
+                gain = rope.attention("attention_factor", "factor")
+                original = int(rope.number(ORIGINAL))
+                scaling |= {"attn_factor": gain, "original_context_length": original}
+            if arch in WRITES_LISTS:
+                lists = {SHORT: "short_factor", LONG: "long_factor"}
+                tensors = {name: list(rope.entries[key]) for name, key in lists.items()}
+        case "llama3" if arch in LOADS_DIVISORS:
+            written = rope.updated(**{ORIGINAL: text.get(ORIGINAL, 8192)})
+            scaled = written.frequencies().inv_freq(rope.dims, base or 0.0, context)
+            tensors = {DIVISORS: (1 / (scaled * powers(rope.dims, base or 0.0))).tolist()}
     own = {
-        "context_length": rope.max_length,
+        "context_length": context,
         "rope.dimension_count": rope.dims,
-        "rope.freq_base": rope.base,
+        "rope.freq_base": base,
         **{f"rope.scaling.{key}": value for key, value in scaling.items()},
     }
     flags = {k: v for k, v in config.items() if k.startswith("-") or k in CONTEXT}
@@ -204,12 +226,12 @@ def _attention(file: _File, version: str | None) -> tuple[float, list[str]]:
     unread = ["dead attention key"] * (not file.reads_all and file.own(key) not in (None, 1.0))
     if file.kind != "yarn":
         return own * given, unread
-    yarn = magnitude(file.factor)
+    bottom = float(file.scaling("yarn_log_multiplier", 0.0)) * (10 if file.arch in LATENT else 1)
+    top = bottom if file.arch == "deepseek2" and bottom else 1.0  # DeepSeek V2's are equal
+    own *= magnitude(file.factor, top) / magnitude(file.factor, bottom)
     if file.literal or before(version, "b7394"):
-        return own * given * yarn, unread
-    bottom = float(file.scaling("yarn_log_multiplier", 0.0))
-    unread += ["dead attention key"] * (given != 1)
-    return own * yarn / magnitude(file.factor, bottom), unread
+        return own * given, unread
+    return own, unread + ["dead attention key"] * (given != 1)
 
 
 def gguf_header(runtime: Runtime, model: Checkpoint) -> Header:

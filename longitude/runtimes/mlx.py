@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from longitude.hf.rope_config import ORIGINAL, RopeDict, is_number, main_rope_dict
+from longitude.parts import Ntk, Unscaled
 from longitude.parts.frequencies import magnitude
 from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens
 from longitude.runtimes.checkpoint import Checkpoint
-from longitude.runtimes.effective import DEFAULT_BASE, Effective, RopeEntries, rotated_dims
+from longitude.runtimes.effective import (
+    DEFAULT_BASE,
+    DoesNotStart,
+    Effective,
+    RopeEntries,
+    rotated_dims,
+)
 from longitude.runtimes.rope_dictionaries import both_spellings, by_mscale, listed
 from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import overridden
@@ -50,6 +57,11 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     base = float(theta) if is_number(theta) else BASES.get(model_type, DEFAULT_BASE)
     rope = RopeEntries(text, own, base, dims, issues)
     length = rope.max_length
+    if model_type.startswith("hunyuan"):  # its own file there stretches the base, and nothing else
+        if scaling and not {"alpha", "factor", "type"} <= main_rope_dict(scaling).keys():
+            raise DoesNotStart("missing key")
+        alpha = rope.number("alpha", 1.0)
+        return rope.computed(length, Ntk(alpha) if alpha != 1 else Unscaled())
     match rope.kind:
         case "yarn":
             unstated = ["other original"] * (rope.optional(ORIGINAL) is None)

@@ -18,12 +18,14 @@ from typing import Any
 from yaml import safe_dump
 
 from longitude.core.validate import UserError
-from longitude.hf.rope_config import FULL, INSIDE, ORIGINAL, rope_parameters
+from longitude.hf.rope_config import FULL, INSIDE, ORIGINAL, is_number, rope_parameters
 from longitude.parts import LongRope, Ntk, Rope, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, stretched
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, Entries
-from longitude.runtimes.target import Target, text_config
+from longitude.runtimes.target import LENGTHS, Target, text_config
+
+SERVED = ("max_sequence_length", "model_max_length")  # which vLLM and SGLang read besides
 
 
 def named(target: Target) -> Entries | None:
@@ -37,14 +39,27 @@ def named(target: Target) -> Entries | None:
         plain = replace(frequencies, attention_factor=gain, mscale=None, mscale_all_dim=None)
         rope = replace(rope, frequencies=plain)
     try:
-        return rope_parameters(rope) | dict(target.sections)
+        entries = dict(target.sections) | rope_parameters(rope)
     except UserError:
         return None
+    return entries if target.scores == 1 else _with_scores(target, entries)
+
+
+def _with_scores(target: Target, entries: Entries) -> Entries | None:
+    """The mscales under which a model that multiplies its scores by the square of mscale_all_dim's
+    factor goes on doing so (DeepSeek's); only yarn has them."""
+    factor = entries["factor"] if entries["rope_type"] == "yarn" else 1.0
+    if factor <= 1:
+        return None
+    gains = {"mscale": target.attention * target.scores, "mscale_all_dim": target.scores}
+    entries.pop("attention_factor", None)
+    return entries | {key: (gain - 1) / (0.1 * math.log(factor)) for key, gain in gains.items()}
 
 
 def listed(target: Target, **more: float) -> Iterator[Entries]:
-    """A longrope that is the same at every length, with `more`; none if a pair has frequency 0."""
-    if not all(target.inv_freq):
+    """A longrope that is the same at every length, with `more`; none if a pair has frequency 0, or
+    the model's scores are multiplied by what only yarn states."""
+    if not all(target.inv_freq) or target.scores != 1:
         return
     plain = (target.base ** (-2 * i / target.dims) for i in range(target.dims // 2))
     factors = tuple(p / f for p, f in zip(plain, target.inv_freq, strict=True))
@@ -56,7 +71,7 @@ def listed(target: Target, **more: float) -> Iterator[Entries]:
         attention_factor=target.attention,
     )
     entries = rope_parameters(replace(_stated(target), frequencies=longrope))
-    yield {**entries, **target.sections, **more}
+    yield {**target.sections, **entries, **more}
 
 
 def named_or_listed(target: Target) -> Iterator[Entries]:
@@ -72,7 +87,8 @@ def by_attn_factor(target: Target, *unread: str) -> Iterator[Entries]:
     if name is not None and name["rope_type"] != "longrope":
         entries = {key: value for key, value in name.items() if key not in unread}
         factor = {"attn_factor": target.attention / default_attention(target)}
-        yield entries if has_default_attention(target) else entries | factor
+        stated = has_default_attention(target) or "mscale" in entries
+        yield entries if stated else entries | factor
     yield from listed(target, short_mscale=target.attention, long_mscale=target.attention)
 
 
@@ -83,7 +99,7 @@ def by_mscale(target: Target) -> Iterator[Entries]:
         return
     if name["rope_type"] == "yarn":
         name = {k: v for k, v in name.items() if k not in ("attention_factor", "truncate")}
-        if not has_default_attention(target) and name["factor"] > 1:
+        if not has_default_attention(target) and name["factor"] > 1 and "mscale" not in name:
             name["mscale"] = (target.attention - 1) / (0.1 * math.log(name["factor"]))
     yield name
 
@@ -137,6 +153,7 @@ def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int
     config, text = model.config, dict(text_config(model.config))
     for old in ("rope_scaling", "rotary_emb_base"):
         text.pop(old, None)
+    text |= {key: length for key in (*LENGTHS, *SERVED) if is_number(text.get(key))}
     text |= {
         "max_position_embeddings": length,
         "rope_parameters": per_layer(model, parameters),
@@ -146,8 +163,9 @@ def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int
         text["rope_scaling"] = dict(parameters)
     if local := model.others.get("sliding_attention"):  # Gemma 3's name for it in version 4
         text["rope_local_base_freq"] = local["rope_theta"]
-    if ORIGINAL in text:  # Phi-3 looks here first
-        text[ORIGINAL] = parameters.get(ORIGINAL, text[ORIGINAL])
+    # Phi-3 looks here first, llama.cpp's converter for llama3 here alone
+    if ORIGINAL in text or parameters["rope_type"] == "llama3":
+        text[ORIGINAL] = parameters.get(ORIGINAL, text.get(ORIGINAL))
     inside = nested(config, {})
     return dict(config) | dict.fromkeys(inside, text) if inside else text
 

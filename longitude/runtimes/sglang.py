@@ -12,20 +12,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.hf.rope_config import ORIGINAL, main_rope_dict
+from longitude.hf.rope_config import ORIGINAL, is_number, main_rope_dict
 from longitude.parts import Ntk
 from longitude.runtimes import Runtime, Settings, vllm
 from longitude.runtimes.checkpoint import Checkpoint
 from longitude.runtimes.effective import DoesNotStart, Effective, RopeEntries, before
 from longitude.runtimes.rope_dictionaries import by_attn_factor, started, unmultiplied
-from longitude.runtimes.target import Target
+from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import version5
+
+# the first of these counts
+LENGTHS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length")
+LENGTHS += ("max_position_embeddings", "n_positions")
 
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     rope = _read(config, version)
     included = ORIGINAL in rope.entries or rope.kind == "llama3"
-    length = int(rope.max_length * (1 if included else rope.number("factor", 1.0)))
+    stated = next(filter(is_number, map(rope.config.get, LENGTHS)), 2048)
+    length = int(stated * (1 if included else rope.number("factor", 1.0)))
     requested = config.get("--context-length")
     if requested is not None and requested > length:
         raise DoesNotStart("length refused")
@@ -67,7 +72,9 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
     """`--json-model-override-args` with a named type, or a list of factors."""
     for parameters in by_attn_factor(target, "attention_factor"):
         longest = unmultiplied(target, parameters)
-        entries = {"max_position_embeddings": longest, "rope_scaling": parameters}
+        text = text_config(model.config)
+        entries: dict[str, Any] = {"max_position_embeddings": longest, "rope_scaling": parameters}
+        entries |= {key: longest for key in LENGTHS if is_number(text.get(key))}
         yield started(RUNTIME, target, model, entries)
 
 

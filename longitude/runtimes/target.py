@@ -28,13 +28,16 @@ from longitude.hf.encoding_config import head_dim
 from longitude.hf.rope_config import (
     INSIDE,
     ORIGINAL,
+    RopeDict,
     is_number,
     main_rope_dict,
     make_config,
     sections_of,
 )
+from longitude.parts.frequencies import magnitude
 from longitude.runtimes import recommended
 
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 NO_ROTATION = 1e30  # a factor under which no position rotates a pair
 LONGER_TABLES = (parts.Hierarchical, parts.LearnedTiled, parts.LearnedInterpolated)
 
@@ -51,7 +54,8 @@ class Target:
     rope: parts.Rope
     dims: int  # rotated dimensions of a head
     partial: bool = False  # whether settings must state the rotated share of a head
-    sections: Mapping[str, Any] = field(default_factory=dict)  # M-RoPE's entries, to be kept
+    sections: Mapping[str, Any] = field(default_factory=dict)  # entries of its file to be kept
+    scores: float = 1.0  # whose square the model multiplies its scores by, as mscale_all_dim says
 
     def under(self, rope: parts.Rope) -> Target:
         """The same model and length under another rotation."""
@@ -93,7 +97,16 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
     dims, original = rope.dim(head_size(config)), trained_length(config, rope.frequencies)
     partial = rope.fraction != 1 and "qk_rope_head_dim" not in text
     sizes = (original, length, float(rope.base), rope, dims, partial)
-    return Target((), 1.0, *sizes, sections_of(text)).under(rope)
+    return Target((), 1.0, *sizes, sections_of(text), score_factor(text)).under(rope)
+
+
+def score_factor(text: Mapping[str, Any]) -> float:
+    """The factor of mscale_all_dim, if the model's own code reads it (DeepSeek's): it multiplies
+    scores by the square, besides the rotation."""
+    own = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
+    factor, bottom = own.get("factor"), own.get("mscale_all_dim")
+    read = RopeDict(text, own, own, "").named("mscale_all_dim")
+    return magnitude(factor, bottom) if read and is_number(factor) and is_number(bottom) else 1.0
 
 
 def unrotated(
@@ -210,7 +223,8 @@ def with_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     if not getattr(own, "rope_parameters", None):
         return dict(config)
     sizes = {"max_position_embeddings": getattr(own, "max_position_embeddings", None)}
-    if head_dim(SimpleNamespace(**text)) != head_dim(own):
+    unset = getattr(own, "head_dim", 0) is None  # Mixtral's: transformers' own YaRN stops there
+    if unset or head_dim(SimpleNamespace(**text)) != head_dim(own):
         sizes["head_dim"] = head_dim(own)
     added = {key: size for key, size in sizes.items() if size and text.get(key) is None}
     inside = next((key for key in INSIDE if config.get(key) is text), None)

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.hf.rope_config import ORIGINAL
+from longitude.hf.rope_config import ORIGINAL, main_rope_dict, rope_type
 from longitude.parts import Ntk, Unscaled
 from longitude.runtimes import Runtime, Settings
 from longitude.runtimes.checkpoint import Checkpoint
@@ -27,10 +27,12 @@ FILE = "tensorrt-llm.yaml"
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     given = config.get("model_kwargs") or {}
+    given = given.get("text_config", given)  # which is merged, as all inside it
     rope, own = version5(overridden(config, given, "model_kwargs")), version5(config)
     given_base = any(isinstance(v, Mapping) and v.get("rope_theta") for v in given.values())
     rope = rope.noting("theta dropped" if rope.base != own.base and not given_base else None)
-    kind = rope.entries.get("type") or rope.kind
+    new = main_rope_dict(given.get("rope_scaling") or given.get("rope_parameters"))
+    kind = rope.entries.get("type") or (rope_type(new) if new else rope.kind)
     rope = rope.updated(rope_type=kind, **{ORIGINAL: rope.number(ORIGINAL, 1024)})
     length = int(config.get("max_seq_len") or rope.max_length)
     match kind:

@@ -10,6 +10,7 @@ Keywords of `from_pretrained` are under that name among the settings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +19,17 @@ from typing import Any
 from longitude import __version__
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.store import read_json
+from longitude.core.validate import UserError
 from longitude.hf.rope_config import (
+    FULL,
     ORIGINAL,
     RopeDict,
     is_number,
     main_rope_dict,
+    make_config,
     rope_parameters,
     rope_type,
+    ropes,
     sections_of,
 )
 from longitude.hf.source import SCHEME
@@ -39,8 +44,8 @@ from longitude.runtimes.effective import (
     before,
     rotated_dims,
 )
-from longitude.runtimes.rope_dictionaries import both_spellings, named_or_listed
-from longitude.runtimes.target import Target, required, text_config
+from longitude.runtimes.rope_dictionaries import both_spellings, listed, named_or_listed
+from longitude.runtimes.target import Target, head_size, required, text_config
 
 START = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -89,18 +94,18 @@ def version5(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) 
     since the one inside comes first."""
     given, text = given or {}, text_config(config)
     own = main_rope_dict(text.get("rope_scaling") or text.get("rope_parameters"))
-    rope = _standardized(text, own, _default_theta(text))
+    rope = _standardized(text, own, default_theta(text))
     if not given:
         return rope
     new = main_rope_dict(given.get("rope_scaling") or given.get("rope_parameters"))
     beside = not new and given.get("rope_theta") not in (None, rope.base)
     lost = bool(new) and new.get("rope_theta") is None
     base = None if lost else rope.base
-    rope = _standardized({**text, **given}, dict(new) if new else rope.entries, base)
+    rope = _standardized({**text, **given}, dict(new) if new else rope.entries, base, bool(new))
     return rope.noting("no theta" if lost else None, "theta beside" if beside else None)
 
 
-def _default_theta(text: Mapping[str, Any]) -> float:
+def default_theta(text: Mapping[str, Any]) -> float:
     """The base for a dictionary without one: the file's, or its class's default."""
     stated = text.get("rope_theta", text.get("rotary_emb_base"))
     if not is_number(stated):
@@ -111,16 +116,20 @@ def _default_theta(text: Mapping[str, Any]) -> float:
 
 
 def _standardized(
-    text: Mapping[str, Any], own: Mapping[str, Any], theta: float | None
+    text: Mapping[str, Any], own: Mapping[str, Any], theta: float | None, given: bool = False
 ) -> RopeEntries:
-    """`standardize_rope_params`: the base and the original length filled in."""
+    """`standardize_rope_params`: the base and the original length filled in; of a dictionary that
+    is given at the start, nothing is renamed any more."""
     inside = own.get("rope_theta")
     base = float(inside) if is_number(inside) else theta
-    kind = rope_type(own)
-    entries = {**own, "rope_type": kind}
+    kind, stated = rope_type(own), RopeDict(text, own, own, "")
+    entries = {**own, "rope_type": kind if given else stated.kind}  # Phi-3 renames its file's yarn
     if kind in ("llama3", "yarn", "longrope"):
         longest = text.get("max_position_embeddings")
         entries[ORIGINAL] = text.get(ORIGINAL) or own.get(ORIGINAL) or longest
+    gain = own.get("long_mscale")
+    if stated.model and is_number(gain) and stated.named("long_mscale"):  # Phi-3.5-MoE's own
+        entries["attention_factor"] = gain
     dims = _rotated_dims(text, own, kind)
     return RopeEntries(text, {**entries, "rope_theta": base}, base, dims)
 
@@ -128,7 +137,8 @@ def _standardized(
 def _rotated_dims(text: Mapping[str, Any], own: Mapping[str, Any], kind: str) -> int:
     """The rotated dimensions of a head; a model's own code may not read its share."""
     stated = RopeDict(text, own, own, "")
-    unread = kind == "default" and not stated.named("partial_rotary_factor")
+    named = "rotary_dim" in text or stated.named("partial_rotary_factor")
+    unread = kind == "default" and not named
     return rotated_dims(text, 1.0 if unread or kind == "proportional" else stated.share)
 
 
@@ -139,7 +149,7 @@ def version4(config: Mapping[str, Any], version: str | None) -> RopeEntries:
     unread = bool(text.get("rope_parameters")) and (not own or not text.get("rope_theta"))
     kind = rope_type(own)
     entries, dims = {**own, "rope_type": kind}, _rotated_dims(text, {}, kind)
-    rope = RopeEntries(text, entries, _default_theta(text), dims)
+    rope = RopeEntries(text, entries, default_theta(text), dims)
     rope = rope.noting("rope_parameters unread" if unread else None)
     original, longest = own.get(ORIGINAL), rope.max_length
     match kind:
@@ -187,10 +197,32 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
             f"transformers about 4.51 takes {target.length / f.original:g} for YaRN's factor, not "
             f"{f.factor:g}: export with --to {f.factor * f.original:.0f} for those versions.",
         )
-    for parameters in named_or_listed(target):
+    gains = dict.fromkeys(("short_mscale", "long_mscale"), target.attention)  # Phi-3.5-MoE's
+    for parameters in (*named_or_listed(target), *listed(target, **gains)):
         config = both_spellings(model, parameters, target.length)
+        if not _reads(config, target):
+            continue
         limit = {TOKENIZER: dict(model.tokenizer) | {"model_max_length": target.length}}
         yield Settings(config | limit, config=config, notes=notes)
+
+
+def _reads(config: Mapping[str, Any], target: Target) -> bool:
+    """Whether the model's own class reads the target from a config.json: Phi-3's takes no type but
+    longrope, others validate what no formula shows."""
+    from longitude.hf.device import quiet_transformers
+
+    text = text_config(config)
+    try:
+        with quiet_transformers(bars=False):
+            found = ropes(make_config(text if "model_type" in text else config))
+    except UserError:
+        return False
+    rope = found.get(FULL) or next(filter(None, found.values()), None)
+    if rope is None or rope.dim(head_size(config)) != target.dims:
+        return False
+    read = target.under(rope)
+    same = map(math.isclose, read.inv_freq, target.inv_freq)
+    return all(same) and math.isclose(read.attention, target.attention)
 
 
 def write_any(
@@ -205,9 +237,9 @@ def write_any(
     if rope and own and own.rotary and isinstance(rope.frequencies, DynamicNtk):
         if required(scheme, own) is not None:
             sections = sections_of(text_config(model.config))
-            parameters = rope_parameters(rope) | sections
+            parameters = sections | rope_parameters(rope)
             config = both_spellings(model, parameters, rope.frequencies.original)
-            entry["rope_parameters"] = rope_parameters(own.rotary) | sections
+            entry["rope_parameters"] = sections | rope_parameters(own.rotary)
             note = (
                 "transformers rotates new keys by a larger base and keeps the old ones: decoding "
                 "differs from prefill; longitude.hf.load with the scheme does not."

@@ -32,7 +32,7 @@ from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens, i
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.effective import DEFAULT_BASE, DoesNotStart, Effective, RopeEntries, before
 from longitude.runtimes.rope_dictionaries import by_attn_factor, per_layer, started, unmultiplied
-from longitude.runtimes.target import Target
+from longitude.runtimes.target import Target, text_config
 from longitude.runtimes.transformers import version5
 from longitude.serving.schemes import check_schemes, dynamic_part
 from longitude.serving.settings import FILE, TESTED
@@ -41,6 +41,9 @@ PLUGIN = (
     f"vLLM serves this by longitude's plugin, which finds {FILE}: install it where vLLM runs, pip "
     f'install "longitude[vllm]" (tested in vLLM {", ".join(TESTED)}).'
 )
+# the shortest of these counts
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+LENGTHS += ("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len")
 FACTOR_INCLUDED = ("longrope", "llama3", "yarn")  # the maximum is not multiplied by their factor
 
 
@@ -126,7 +129,9 @@ def without_theta(rope: RopeEntries) -> RopeEntries:
 def _length(rope: RopeEntries, config: Mapping[str, Any], limit: float, version: str | None) -> int:
     """The longest input: the file's, not above the tokenizer's, times the factor of types that do
     not include it; `--max-model-len` can only shorten it."""
-    longest = min(rope.max_length, limit)
+    lengths = list(filter(is_number, map(rope.config.get, LENGTHS))) or [2048]
+    own = rope.config.get("model_max_length")  # Command R's, larger than its other one
+    longest = min(own if is_number(own) else min(lengths), limit)
     if before(version, "0.32") and rope.kind == "yarn":
         longest = rope.number(ORIGINAL) * rope.number("factor")
     elif rope.kind not in FACTOR_INCLUDED and "gemma3" not in str(rope.config.get("model_type")):
@@ -157,7 +162,9 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
             entries["rope_theta"] = parameters["rope_theta"]
             scaled = parameters["rope_type"] != "default"
             entries |= {"rope_scaling": parameters} if scaled else {}
-        if model.limit is not None and model.limit < longest:
+        text = text_config(model.config)
+        entries |= {key: longest for key in LENGTHS if is_number(text.get(key))}
+        if "model_max_length" in text or (model.limit is not None and model.limit < longest):
             entries["model_max_length"] = target.length  # allows what the tokenizer would not
         yield started(RUNTIME, target, model, entries)
 

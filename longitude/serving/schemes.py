@@ -64,9 +64,9 @@ def layer_schemes(config: Any, text: str, force: bool = False) -> dict[int, Sche
         )
     wanted = merge_scheme(text, list(own.values()), window(config), force)
     if wanted == list(own.values()):
-        raise UserError(
-            f"{shown(text)} is what the model has, {shown(wanted[0])}: serve it without a scheme."
-        )
+        turns = parse(text).layer(0).rotary and not any(scheme.rotary for scheme in wanted)
+        what = "rotates, and the model does not:" if turns else "is what the model has,"
+        raise UserError(f"{shown(text)} {what} {shown(wanted[0])}: serve it without a scheme.")
     return dict(zip(own, wanted, strict=True))
 
 

@@ -255,7 +255,8 @@ def test_t5_reads_both_ways_in_its_encoder() -> None:
         ({"model_type": "baichuan", "rope_theta": 1e4, "num_attention_heads": 4}, "rope", "theta"),
         ({"model_type": "jais", "alibi": True, "n_head": 8}, "alibi", "alibi"),
         ({"model_type": "mpt-old", "attn_config": {"alibi": True}}, "alibi", "alibi"),
-        ({"model_type": "nezha", "max_position_embeddings": 512}, "learned", "max_position"),
+        ({"model_type": "made-up", "position_embedding_type": "absolute"}, "learned", "type"),
+        ({"model_type": "baichuan", "max_position_embeddings": 4096}, "unknown", "no entry"),
         ({"model_type": "umbrella", "relative_attention_num_buckets": 32}, "t5", "buckets"),
         ({"model_type": "made-up"}, "unknown", "no entry"),
     ],
@@ -265,6 +266,21 @@ def test_models_without_code_are_told_by_their_entries(
 ) -> None:
     (found,) = read_encodings(raw)
     assert found.kind == kind and where in found.where
+
+
+@pytest.mark.parametrize(
+    ("entries", "scheme"),
+    [  # the first Qwen's, StableLM's, and one in dimensions
+        ({"rotary_pct": 1.0, "rotary_emb_base": 50000}, "rope(base=50000)"),
+        ({"rope_pct": 0.25, "rope_theta": 10000}, "rope(fraction=0.25)"),
+        ({"rotary_dim": 16}, "rope(fraction=0.5)"),
+    ],
+)
+def test_a_rotation_of_remote_code_under_older_names(entries: dict[str, Any], scheme: str) -> None:
+    (found,) = read_encodings(
+        {"model_type": "qwen", "hidden_size": 128, "num_attention_heads": 4} | entries
+    )
+    assert found.scheme == scheme
 
 
 def test_a_rotation_of_remote_code_is_scaled_as_its_entries_say() -> None:

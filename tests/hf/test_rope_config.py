@@ -342,8 +342,9 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_transformers_does_not_know_is_refused() -> None:
+    with pytest.raises(UserError, match="has no model_type 'longest': `inspect` and `lint` read"):
+        read({"model_type": "longest"})
     for raw in (
-        {"model_type": "longest"},
         {"rope_theta": 5.0},
         {"model_type": "llama", "hidden_size": "x"},
     ):

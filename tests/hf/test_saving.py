@@ -106,6 +106,15 @@ def test_a_name_that_would_mean_something_else_is_not_used(tmp_path: Path) -> No
     assert "rope_parameters" not in config(tmp_path)["longitude"]
 
 
+def test_a_type_that_its_class_refuses_is_not_used(tmp_path: Path) -> None:
+    """Phi-3's takes yarn for longrope, and then misses its lists."""
+    model = decoder("phi3")
+    lh.apply(model, YARN)
+    lh.save(model, tmp_path / "phi3")
+    again, _ = lh.load(str(tmp_path / "phi3"), device="cpu", quiet=True)
+    equal(logits(again), logits(model))
+
+
 def test_a_model_patched_for_a_while_is_refused(tmp_path: Path) -> None:
     model = decoder("llama")
     with lh.patched(model, REMAP):

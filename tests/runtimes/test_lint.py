@@ -176,7 +176,8 @@ def test_faults_of_the_file_are_told_too(name: str) -> None:
     assert not found.same and name in [fault.name for fault in found.faults]
 
 
-RIGHT = [both(YARN), both(LLAMA3), both({"rope_type": "default", "rope_theta": 4e6}), both(EQUAL)]
+RIGHT = [both(YARN), both(LLAMA3), both({"rope_type": "default", "rope_theta": 4e6})]
+RIGHT.append(both(EQUAL, model_type="phi3"))  # whose lists llama.cpp's converter writes
 
 
 @pytest.mark.parametrize("settings", RIGHT, ids=["yarn", "llama3", "base", "longrope"])
@@ -238,7 +239,11 @@ def test_user_errors() -> None:
         with pytest.raises(UserError, match=f"type {kind} has no rotation to lint"):
             lint({"model_type": kind, "d_model": 64, "num_heads": 4})
     with pytest.raises(UserError, match="a version is made of numbers"):
-        lint(both(YARN), ["vllm==newest"])
+        lint(both(YARN), ["mlx==newest"])
+    for version in ("transformers==3.5", "transformers==6", "vllm==0.33", "llama.cpp==b99999"):
+        with pytest.raises(UserError, match=r"was checked in .* may compute something else"):
+            select(version)
+    select("transformers==5.22.9,vllm==0.10,sglang==0.5.24,llama.cpp==b7394")  # those may be given
 
 
 @pytest.mark.parametrize("sizes", [{}, {"hidden_size": 3840, "num_attention_heads": 16}])
