@@ -29,6 +29,7 @@ UNSTABLE = 0.5  # nats between two answers to one prompt: kernels and batches ma
 GUESS = 0.25  # tokens per character, where the server does not count
 LINEAR = 0.25  # how far a count may be from its prediction, relatively
 Top = Mapping[str, float]  # tokens and their log-probabilities
+WANTS_KEY = "give its key with --key-file or LONGITUDE_API_KEY."
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class Endpoint:
         if first.refused:
             raise UserError(
                 f"{self.client.url} refuses a prompt of {CALIBRATION[0]} characters (status "
-                f"{first.status}, {short(first.refused, 120)}): check its log."
+                f"{first.status}, {short(first.refused, 120)}): "
+                f"{WANTS_KEY if first.status in (401, 403) else 'check its log.'}"
             )
         self.with_logprobs = bool(first.top)
         self._calibrate(first)
@@ -242,7 +244,7 @@ def parse(reply: Reply) -> Answer:
         logprobs,
         top,
         count if type(count) is int and count > 0 else None,
-        refused=short(str(error), 400) if error and not choice else "",
+        refused="" if choice else short(str(error or "a reply without choices"), 400),
     )
 
 

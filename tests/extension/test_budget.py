@@ -186,7 +186,7 @@ def test_a_deadline_raises_in_a_forward_and_only_inside(target, slow):
 
 
 def test_a_budget_for_nothing_says_what_it_takes(target, slow, tmp_path):
-    with pytest.raises(UserError, match=r"nothing could be measured within 1s: one forward of 512"):
+    with pytest.raises(UserError, match=r"within 1s: loading took 2 s, one forward of 512"):
         budgeted(target, tmp_path, "1s")
 
 

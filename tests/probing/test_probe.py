@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import longitude
-from longitude.core.client import Retry
+from longitude.core.client import RefusedError, Retry
 from longitude.core.progress import Event
+from longitude.core.store import Store
 from longitude.core.validate import UserError
 from longitude.probing.agreement import sign_test
 from longitude.probing.api import ProbeOptions, ProbeResult, estimate, probe, read_saved, save
+from longitude.probing.endpoint import Endpoint
 from tests.viz.browser import opens_cleanly
 
 from .servers import Server, behaving, oracle
@@ -175,6 +177,24 @@ def test_a_server_that_refused_everything_is_asked_anew(options: ProbeOptions) -
             probe(server.url, options=options)
         server.behaviour = behaving()
         assert probe(server.url, options=options).input.kind == "complete"
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        ({"choices": None, "usage": None}, "a reply without choices"),  # was taken for no answer
+        (RefusedError("", 401, "no key"), "give its key with --key-file or LONGITUDE_API_KEY."),
+    ],
+)
+def test_a_server_that_gives_no_answer_is_not_probed(reply: Any, sentence: str) -> None:
+    def post(path: str, body: dict[str, Any]) -> Any:
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    client: Any = SimpleNamespace(url="http://127.0.0.1:1/v1", name="m", post=post)
+    with Store(":memory:") as store, pytest.raises(UserError, match=sentence):
+        Endpoint(client, store).connect()
 
 
 def test_a_budget_ends_it_with_what_is_known(
