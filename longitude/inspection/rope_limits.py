@@ -30,7 +30,8 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.encodings import Encoding
 from longitude.inspection.catalogue import MAX_LENGTH, distinct_layers
-from longitude.parts import Rope
+from longitude.parts import Linear, Ntk, Rope
+from longitude.parts.frequencies import stretched
 
 LOWER_BOUND = 0.6165  # kexue.fm 10122: for many dimensions the condition fails below L / 0.6165
 MAX_SEARCHED = 1 << 21  # tokens of a window
@@ -75,22 +76,26 @@ def rope_limits(encoding: Encoding, target: int | None = None) -> RopeLimits | N
         inv_freq = rope.inv_freq(dim, window)
     except UserError:  # a head size that differs by layer, or lists of another length
         return None
-    trained = encoding.original or window
+    trained, frequencies = encoding.original or window, rope.frequencies
+    # linear(…) shows a window of positions that many times shorter, ntk(…) is a larger base
+    shrunk = frequencies.factor if isinstance(frequencies, Linear) else 1.0
+    ntk = frequencies.factor if isinstance(frequencies, Ntk) else 1.0
+    base = stretched(rope.base, ntk, dim) if ntk != 1 else float(rope.base)
     waves = [2 * math.pi / f if f else math.inf for f in inv_freq.tolist()]
-    critical = critical_dimension(dim, rope.base, trained)
+    critical = critical_dimension(dim, base, trained / shrunk)
     tuned = target is not None and trained > 2 * math.pi
     return RopeLimits(
-        base=float(rope.base),
+        base=base,
         dim=dim,
         trained=trained,
         longest=max((w for w in waves if math.isfinite(w)), default=0.0),
         unfinished=sum(w > window for w in waves),
         critical_dimension=critical,
-        limit=extrapolation_limit(rope.base, dim, critical),
-        least_base=least_base(window, dim) if dim == head else None,
+        limit=shrunk * extrapolation_limit(base, dim, critical),
+        least_base=least_base(math.ceil(window / shrunk), dim) if dim == head else None,
         against=first_negative(inv_freq, (head - dim) // 2, min(window, MAX_SEARCHED)),
         target=target,
-        critical_base=critical_base(rope.base, trained, target) if tuned and target else None,
+        critical_base=critical_base(base, trained, target) if tuned and target else None,
         target_least_base=least_base(target, dim) if target and dim == head else None,
     )
 

@@ -75,7 +75,8 @@ def _facts(e: Encoding) -> Iterator[tuple[str, str]]:
     if e.heads and e.head_dim:
         yield "heads", f"{e.heads} of {e.head_dim} dimensions"
     if e.window:
-        before = f", {e.original:,} before scaling" if e.original else ""
+        scaled = e.original and e.original != e.window
+        before = f", {e.original:,} before scaling" if scaled else ""
         yield "window", f"{e.window:,} tokens{before} ({e.window_from})"
     for what, layers in e.layers:
         half, _, scheme = what.partition(": ")

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from longitude.hf.encodings import Encoding
 from longitude.inspection.rope_limits import (
     cosine_sums,
     critical_base,
@@ -14,6 +15,7 @@ from longitude.inspection.rope_limits import (
     extrapolation_limit,
     first_negative,
     least_base,
+    rope_limits,
 )
 
 
@@ -85,3 +87,17 @@ def test_the_first_distance_that_is_not_heard() -> None:
     assert first_negative(theta, 0, 4096) == expected
     assert first_negative(theta, 0, expected) is None
     assert first_negative(theta, 64, 4096) is None  # half a head that stands still is always heard
+
+
+def test_limits_are_of_the_rotation_that_is_in_force() -> None:
+    """Linear scaling shows a model a quarter of its window's angles (DeepSeek-Coder), Hunyuan's
+    alpha is a larger base: neither may be judged by the base of its file alone."""
+    given = {"kind": "rope", "head_dim": 128, "window": 16384}
+    linear = rope_limits(Encoding(scheme="rope(base=100000, frequencies=linear(4))", **given))
+    plain = rope_limits(Encoding(scheme="rope(base=100000)", **given | {"window": 4096}))
+    assert linear and plain and linear.critical_dimension == plain.critical_dimension == 74
+    assert linear.dim - linear.critical_dimension == 2 * linear.unfinished
+    assert linear.least_base == plain.least_base and linear.limit == pytest.approx(4 * plain.limit)
+    stretched = rope_limits(Encoding(scheme="rope(frequencies=ntk(1000))", **given))
+    assert stretched and stretched.base == pytest.approx(10000 * 1000 ** (128 / 126))
+    assert stretched.dim - stretched.critical_dimension == 2 * stretched.unfinished
