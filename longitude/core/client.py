@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import random
 import re
 import socket
@@ -64,6 +65,10 @@ class NoReplyError(UserError):
         self.status = status
 
 
+class OutOfTime(Exception):
+    """The time that the caller has is spent."""
+
+
 class _TransientError(Exception):
     """An error that may be gone when the request is repeated, after `after` seconds if given."""
 
@@ -82,6 +87,7 @@ class Client:
             after a #, as in http://127.0.0.1:11434/v1#llama3.2.
         timeout: seconds without a byte from the server.
         key: sent as the bearer token, for a server that wants one.
+        deadline: by time.monotonic(); what would take longer ends in OutOfTime.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class Client:
         timeout: float = 600.0,
         key: str | None = None,
         retry: Retry | None = None,
+        deadline: float | None = None,
     ) -> None:
         try:
             at = urlsplit(url)
@@ -107,7 +114,7 @@ class Client:
         self.at, self.name = at, unquote(at.fragment)
         self.path = at.path.rstrip("/") or "/v1"
         self.url = f"{at.scheme}://{at.netloc}{self.path}"
-        self.timeout, self.retry = timeout, retry or Retry()
+        self.timeout, self.retry, self.deadline = timeout, retry or Retry(), deadline
         self.headers = {"Content-Type": "application/json", "Accept": "application/json"}
         self.headers |= {"Authorization": f"Bearer {key}"} if key else {}
         self.software = ""  # what the server calls itself
@@ -166,18 +173,24 @@ class Client:
                         f"server's log, and ask again.",
                         error.status,
                     ) from error
+                if self._left() < pause:
+                    raise OutOfTime from error
                 time.sleep(pause)
+
+    def _left(self) -> float:
+        return math.inf if self.deadline is None else self.deadline - time.monotonic()
 
     def _request(self, method: str, path: str, body: Reply | None = None) -> list[Event]:
         """One request: the JSON object of its reply, or those of a stream."""
-        timeout, connected = min(CONNECT_TIMEOUT, self.timeout), False
+        timeout = min(self.timeout, max(1.0, self._left()))  # one that was begun has a second
+        connected = False
         connection: Any = SCHEMES[self.at.scheme](
-            self.at.hostname or "", self.at.port, timeout=timeout
+            self.at.hostname or "", self.at.port, timeout=min(CONNECT_TIMEOUT, timeout)
         )
         try:
             connection.connect()
             connected = True
-            connection.sock.settimeout(self.timeout)
+            connection.sock.settimeout(timeout)
             data = None if body is None else json.dumps(body).encode()
             sent = time.monotonic()
             connection.request(method, self.path + path, data, self.headers)
@@ -190,6 +203,8 @@ class Client:
                 raise UserError(
                     f"{self.url} can't be reached ({error}): correct the URL."
                 ) from error
+            if isinstance(error, TimeoutError) and self._left() < 0.1:
+                raise OutOfTime from error
             why = str(error) or type(error).__name__
             why = "it timed out" if isinstance(error, TimeoutError) else why
             raise _TransientError(why, absent=not connected) from error

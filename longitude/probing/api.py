@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from longitude.core.client import Client, is_url
+from longitude.core.client import Client, OutOfTime, is_url
 from longitude.core.progress import Event, TextResult
 from longitude.core.store import Store, atomic_file
 from longitude.core.validate import UserError, parse_seconds, shown, target_length
@@ -29,7 +29,7 @@ from longitude.extension.result import STORE
 from longitude.options import ProbeOptions
 from longitude.probing import verdict
 from longitude.probing.agreement import REQUESTS, Drift, Repeated, compare, repeat
-from longitude.probing.endpoint import CALIBRATION, KIND, Endpoint, OutOfTime
+from longitude.probing.endpoint import CALIBRATION, KIND, Endpoint
 from longitude.probing.input_end import InputEnd, find_end, most_requests
 from longitude.probing.reach import DEPTHS, LONGEST_ECHO, Reach, ladder, measure
 from longitude.probing.verdict import Finding, runtime_of
@@ -151,14 +151,22 @@ def estimate(url: str, *, options: ProbeOptions = ProbeOptions()) -> ProbeEstima
     return _bound(_client(url, options), options, {})
 
 
-def _client(url: str, options: ProbeOptions) -> Client:
+def _client(url: str, options: ProbeOptions, deadline: float | None = None) -> Client:
     if options.concurrency < 1 or options.questions < 1:
         raise UserError(
             f"--concurrency and --questions are 1 or more, but got {options.concurrency} and "
             f"{options.questions}."
         )
     named = f"{url.partition('#')[0]}#{options.model}" if options.model else url
-    return Client(named, timeout=options.timeout, key=options.key, retry=options.retry)
+    limits: dict[str, Any] = {"timeout": options.timeout, "deadline": deadline}
+    try:
+        return Client(named, key=options.key, retry=options.retry, **limits)
+    except OutOfTime:
+        raise _unanswered(url, options) from None
+
+
+def _unanswered(url: str, options: ProbeOptions) -> UserError:
+    return UserError(f"{url} did not answer within {options.budget}: give a greater --budget.")
 
 
 def _bound(client: Client, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeEstimate:
@@ -190,7 +198,8 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
     if saved:  # the same questions
         tasks = tuple(map(str, saved["tasks"]))
         options = replace(options, tasks=tasks, questions=saved["questions"], seed=saved["seed"])
-    client = _client(url, options)
+    deadline = began + seconds if seconds else None
+    client = _client(url, options, deadline)
     bound = _bound(client, options, saved)
     options.progress(Event(bound.table(), 0, 0))
     text = ""
@@ -216,14 +225,12 @@ def _probe(url: str, options: ProbeOptions, saved: Mapping[str, Any]) -> ProbeRe
             session = uuid.uuid4().hex
         endpoint = Endpoint(
             client, store, session, options.concurrency, options.progress,
-            began + seconds if seconds else None, bound.requests, text,
+            deadline, bound.requests, text,
         )  # fmt: skip
         try:
             endpoint.connect()
         except OutOfTime:
-            raise UserError(
-                f"{client.url} did not answer within {options.budget}: give a greater --budget."
-            ) from None
+            raise _unanswered(client.url, options) from None
         # from here on there is something to go on with: what failed before is asked anew
         store.put(key, {"id": session, "done": False})
         result = _stages(endpoint, bound, options, saved)

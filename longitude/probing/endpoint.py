@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from longitude.core.client import Client, NoReplyError, RefusedError, Reply, gather
+from longitude.core.client import Client, NoReplyError, OutOfTime, RefusedError, Reply, gather
 from longitude.core.progress import Event, Progress, silent
 from longitude.core.store import Store, address
 from longitude.core.validate import UserError, short
@@ -69,10 +69,6 @@ class Answer:
     def from_row(cls, row: Mapping[str, Any]) -> Answer:
         fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
         return cls(**fields)
-
-
-class OutOfTime(Exception):
-    """The budget is spent."""
 
 
 @dataclass
@@ -221,6 +217,9 @@ class Endpoint:
             answer = parse(self.client.post(self.api, body))
         except RefusedError as error:
             return Answer(refused=error.text, status=error.status)
+        except OutOfTime:
+            self.stopped = True
+            raise
         except NoReplyError as error:
             if not error.status:
                 raise

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longitude.core.client import OutOfTime
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.eval.prefill import greedy, lm_head, prefill
@@ -40,7 +41,7 @@ from longitude.hf.patch import (
 )
 from longitude.parts import Bidirectional, Causal, Unscaled
 from longitude.parts.rotary_tables import attention_scaling
-from longitude.probing.endpoint import CHAT, Answer, Endpoint, OutOfTime, Request
+from longitude.probing.endpoint import CHAT, Answer, Endpoint, Request
 from longitude.probing.reach import ladder
 
 TEXTS = 3  # at each length

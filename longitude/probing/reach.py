@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from longitude.core.client import OutOfTime
 from longitude.core.validate import UserError
 from longitude.eval.records import PASSKEY
 from longitude.eval.stats import Interval, share
 from longitude.eval.tasks import SMALL_WINDOW, families
 from longitude.eval.tasks.passkey import TASK
-from longitude.probing.endpoint import CHAT, Answer, Endpoint, OutOfTime, Request, haystack
+from longitude.probing.endpoint import CHAT, Answer, Endpoint, Request, haystack
 
 BOUND = 0.856
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -16,10 +16,10 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 47_352, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 47_375, 230  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_801,  # the client of servers and the one reader of JSON files, too
+    "core": 1_813,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
     "parts": 3_503,  # tables of biases for CPUs, too
     "ops": 7_056,  # over several ranks, and forget gates in heads, too
@@ -27,14 +27,14 @@ BUDGET = {
     "hf": 6_165,  # over several ranks, saved schemes, and caches that hold no positions, too
     "eval": 2_405,  # the last tokens alone in the last layer, too
     "inspection": 2_352,
-    "reading": 2_175,
-    "training": 3_882,  # how many processes share a sequence, by memory, too
+    "reading": 2_173,
+    "training": 3_876,  # how many processes share a sequence, by memory, too
     "runtimes": 4_123,  # what released checkpoints have of their own, too
     "serving": 784,  # the vLLM plugin
     "extension": 3_777,  # tasks side by side on a CPU, over ranks and on Ray, too
-    "probing": 1_948,  # what a live server does
+    "probing": 1_956,  # what a live server does
     "viz": 3_027,
-    "explorer": 1_162,
+    "explorer": 1_160,
     "cli": 1_121,
     "assets": 100,
 }

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import longitude.hf as lh
-from longitude.core.client import Client
+from longitude.core.client import Client, OutOfTime
 from longitude.core.store import Store
 from longitude.hf.patch import probed_layers
 from longitude.parts import Window
-from longitude.probing.endpoint import Endpoint, OutOfTime
+from longitude.probing.endpoint import Endpoint
 from longitude.probing.in_force import Hypothesis, InForce, eight_bits, hypotheses, identify, under
 from longitude.probing.reach import ladder
 

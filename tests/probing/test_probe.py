@@ -4,6 +4,7 @@ none."""
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,8 +203,8 @@ def test_a_budget_ends_it_with_what_is_known(
 ) -> None:
     with Server() as server:  # a request takes a second of this clock
         clock = SimpleNamespace(monotonic=lambda: len(server.requests))
-        for module in ("api", "endpoint"):
-            monkeypatch.setattr(f"longitude.probing.{module}.time", clock)
+        for module in ("probing.api", "probing.endpoint", "core.client"):
+            monkeypatch.setattr(f"longitude.{module}.time", clock)
         result = probe(server.url, options=replace(options, budget="20", concurrency=1))
         assert len(server.requests) == 21
     assert result.input.kind == "complete" and not result.repeated
@@ -216,14 +217,22 @@ def test_a_budget_that_ends_at_once_claims_nothing(
 ) -> None:
     with Server() as server:
         clock = SimpleNamespace(monotonic=lambda: len(server.requests))
-        for module in ("api", "endpoint"):
-            monkeypatch.setattr(f"longitude.probing.{module}.time", clock)
+        for module in ("probing.api", "probing.endpoint", "core.client"):
+            monkeypatch.setattr(f"longitude.{module}.time", clock)
         with pytest.raises(UserError, match="did not answer within 1: give a greater --budget"):
             probe(server.url, options=replace(options, budget="1", concurrency=1))
         result = probe(server.url, options=replace(options, budget="4", concurrency=1))
     (finding,) = result.findings
     assert finding.sentence.endswith("can't be told: the budget ended before that was measured.")
     assert not result.complete
+
+
+def test_a_budget_ends_the_wait_for_a_server_that_never_replies(options: ProbeOptions) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        for named in (url, f"{url}#m"):  # waiting for the list of models, and for an answer
+            with pytest.raises(UserError, match="did not answer within 1: give a greater --budget"):
+                probe(named, options=replace(options, budget="1", retry=QUICK))
 
 
 def test_a_key_is_sent_and_nowhere_else(options: ProbeOptions, tmp_path: Path) -> None:
