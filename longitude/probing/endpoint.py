@@ -230,15 +230,13 @@ class Endpoint:
 def parse(reply: Reply) -> Answer:
     """A reply of either API; what is missing or malformed stays empty."""
     choice = _first(reply.get("choices"))
-    message = choice.get("message")
-    text = message.get("content") if isinstance(message, dict) else choice.get("text")
     given = choice.get("logprobs")
     tokens, logprobs, top = _logprobs(given if isinstance(given, dict) else {})
     usage = reply.get("usage")
     count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     error = reply.get("error")
     return Answer(
-        text if isinstance(text, str) else "",
+        _said(choice),
         tokens,
         logprobs,
         top,
@@ -274,11 +272,8 @@ def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
     texts, first, count, last = [], None, None, 0.0
     for when, event in events:
         choice = _first(event.get("choices"))
-        delta, usage = choice.get("delta"), event.get("usage")
-        message = choice.get("message")
-        held = delta if isinstance(delta, dict) else message if isinstance(message, dict) else {}
-        text = choice.get("text") or held.get("content")
-        if isinstance(text, str) and text:
+        text, usage = _said(choice), event.get("usage")
+        if text:
             first, last = when if first is None else first, when
             texts.append(text)
         if isinstance(usage, dict) and type(usage.get("prompt_tokens")) is int:
@@ -291,6 +286,14 @@ def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
         first=round(first, 4) if streamed and first is not None else None,
         chunks=len(texts),
     )
+
+
+def _said(choice: Reply) -> str:
+    """The text of a choice or of a part of it; what a model thinks comes first, under a name of its
+    own, and may take all the tokens that were asked for."""
+    held = next((h for n in ("delta", "message") if isinstance(h := choice.get(n), dict)), {})
+    texts = [choice.get("text"), *map(held.get, ("content", "reasoning_content", "reasoning"))]
+    return next((text for text in texts if isinstance(text, str) and text), "")
 
 
 def _first(choices: Any) -> Reply:

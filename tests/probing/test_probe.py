@@ -19,7 +19,7 @@ from longitude.core.store import Store
 from longitude.core.validate import UserError
 from longitude.probing.agreement import sign_test
 from longitude.probing.api import ProbeOptions, ProbeResult, estimate, probe, read_saved, save
-from longitude.probing.endpoint import Endpoint
+from longitude.probing.endpoint import Endpoint, parse
 from tests.viz.browser import opens_cleanly
 
 from .servers import Server, behaving, oracle
@@ -196,6 +196,12 @@ def test_a_server_that_gives_no_answer_is_not_probed(reply: Any, sentence: str) 
     client: Any = SimpleNamespace(url="http://127.0.0.1:1/v1", name="m", post=post)
     with Store(":memory:") as store, pytest.raises(UserError, match=sentence):
         Endpoint(client, store).connect()
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
+def test_what_a_model_thinks_is_an_answer(name: str) -> None:
+    message = {"role": "assistant", "content": None, name: "the key is 7"}
+    assert parse({"choices": [{"message": message}]}).text == "the key is 7"
 
 
 def test_a_budget_ends_it_with_what_is_known(
