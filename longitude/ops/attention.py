@@ -119,7 +119,7 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
 RUNNERS = {
     Kernel.EAGER: "eager", Kernel.FLEX: "flex", Kernel.BANDED: "banded", Kernel.DECODE: "decode",
     Kernel.SDPA: "sdpa", Kernel.SDPA_MASKED: "sdpa", Kernel.SDPA_ALIBI: "sdpa",
-    Kernel.SDPA_DIAGONALS: "sdpa",
+    Kernel.SDPA_DIAGONALS: "diagonals",
 }  # fmt: skip
 
 

@@ -52,8 +52,8 @@ from longitude.ops.lse_merge import (
 )
 from longitude.ops.passes import ALL, Rotation, Windows, dense, make_passes, some, windows
 from longitude.ops.plan import BandPiece, Kernel, Plan, Step, TableSpan
-from longitude.parts.biases import Fire
 from longitude.parts.distance_bias import ByDistance
+from longitude.parts.fire import Fire
 from longitude.parts.rotary_tables import Memo, Tables
 
 aten = torch.ops.aten

@@ -32,8 +32,8 @@ from longitude.ops.plan import (
     fastest_kernel,
     term_type,
 )
-from longitude.parts.biases import Fire
 from longitude.parts.distance_bias import ByDistance
+from longitude.parts.fire import Fire
 
 MAX_HEAD = 256
 MAX_WINDOW_HEAD = 192  # consumer GPUs (sm86, sm89) have no backward for larger ones

@@ -310,7 +310,7 @@ def _native(call: CallSpec) -> Plan | str:
     plan = _plain_tiles(call)
     if isinstance(plan, Plan) or call.by_position or (call.queries > 1 and len(every) > 1):
         return plan
-    from longitude.ops.sdpa import fits_diagonals  # late: it builds on this module
+    from longitude.ops.diagonals import fits_diagonals  # late: it builds on this module
 
     kernel = Kernel.SDPA_DIAGONALS if fits_diagonals(call) else Kernel.SDPA_MASKED
     return Plan("native", (Step(kernel, every),))

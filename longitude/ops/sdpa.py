@@ -2,8 +2,7 @@
 
 A plain call is causal or full over contiguous positions. A mask takes what depends on more than
 positions (a bias, padding, packed segments, positions in a tensor), in blocks of queries; a single
-query has its regions rotated into the keys. On a CPU a bias by distance needs no dense mask: with
-the keys in reverse order, the bias of every pair is a view of its table (`along_diagonals`).
+query has its regions rotated into the keys.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from longitude.core.part import Term
-from longitude.core.region import Area
 from longitude.ops.eager import in_blocks
 from longitude.ops.extra_dims import run_alibi, values_for, with_sums
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
 from longitude.ops.passes import Pass, accum_dtype, make_passes, single_query_pass
-from longitude.ops.plan import CallSpec, Kernel, Plan, term_type
-from longitude.parts.distance_bias import ByDistance, ByRow, along_diagonals
+from longitude.ops.plan import Kernel, Plan
+from longitude.parts.distance_bias import ByDistance
 
 CUDA_BLOCK_SCORES = 2**27  # where memory is plenty but every call costs
-CPU_BLOCK_QUERIES = 256  # few enough that little is computed beyond a causal mask
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
@@ -31,8 +28,6 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     (step,) = plan.steps
     if step.kernel is Kernel.SDPA_MASKED:
         return in_blocks(p, _masked, CUDA_BLOCK_SCORES if p.q.is_cuda else BLOCK_SCORES)
-    if step.kernel is Kernel.SDPA_DIAGONALS:
-        return _by_diagonals(p)
     if step.kernel is Kernel.SDPA_ALIBI:
         return run_alibi(p)
     (q, k), v = _one_pass(p).rotated(), p.v
@@ -64,60 +59,6 @@ def _masked(p: AttentionInputs) -> Tensor:
         mask = torch.cat([mask, sink], -1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
     return (_sdpa(q, k, v, mask, p) * some).to(p.v.dtype)
-
-
-def fits_diagonals(call: CallSpec) -> bool:
-    """Whether tables of distances give the mask of every block as a view: on a CPU, whose kernel
-    takes any strides, for one band of distances in which each query sees a key."""
-    (area, *others), bias = call.scheme.areas(), call.scheme.bias
-    if others or area != Area(area.lo, area.hi) or not bias or call.options or call.gradients:
-        return False
-    if not all(hasattr(term_type(part), "table") for part in bias) or call.device.type != "cpu":
-        return False
-    if call.q_pos is None or call.k_pos is None or call.queries < 2:
-        return False
-    sees_first = area.lo is None or call.q_pos[0] - area.lo >= call.k_pos[0]
-    return sees_first and (area.hi is None or call.q_pos[-1] - area.hi < call.k_pos[-1])
-
-
-def _by_diagonals(p: AttentionInputs) -> Tensor:
-    """Blocks of queries, each over the keys that it sees, the last key first. The last block has
-    the largest tables: it comes first, and the others reuse its memory."""
-    (area,), (n, heads) = p.scheme.areas(), (p.q.shape[2], p.q.shape[1])
-    q, k = make_passes(p)[0].rotated()
-    q, k, v = (x.to(accum_dtype(x)) for x in (q, k, p.v))
-    k, v = (x.flip(2).repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
-    q_pos, k_pos, terms = p.q_pos, p.k_pos, [*p.terms().values()]
-    assert isinstance(q_pos, range) and isinstance(k_pos, range)
-    out = q.new_empty(*q.shape[:3], v.shape[-1])
-    for start in reversed(range(0, n, CPU_BLOCK_QUERIES)):
-        rows = q_pos[start : start + CPU_BLOCK_QUERIES]
-        first = 0 if area.hi is None else max(0, rows[0] - area.hi + 1 - k_pos[0])
-        stop = len(k_pos) if area.lo is None else min(len(k_pos), rows[-1] - area.lo + 1 - k_pos[0])
-        some, cut = slice(start, start + len(rows)), slice(len(k_pos) - stop, len(k_pos) - first)
-        mask = _diagonal_mask(terms, area, rows, k_pos[first:stop], q, first)
-        out[:, :, some] = _sdpa(q[:, :, some], k[:, :, cut], v[:, :, cut], mask, p)
-    return out.to(p.v.dtype)
-
-
-def _diagonal_mask(
-    terms: list[Term], area: Area, rows: range, keys: range, q: Tensor, first: int
-) -> Tensor:
-    """The biases of all pairs, the last key first; -inf at distances outside the area."""
-    least, mask = rows[0] - keys[-1], None
-    ahead = 0 if area.lo is None else max(0, area.lo - least)
-    for term in terms:
-        table = term.table(q.shape[1], rows, keys).to(q.dtype)  # type: ignore[attr-defined]
-        if mask is None:
-            table[..., :ahead] = float("-inf")
-            if area.hi is not None:
-                table[..., max(0, area.hi - least) :] = float("-inf")
-        bias = along_diagonals(table, len(keys))
-        if isinstance(term, ByRow) and term.keys is not None:
-            bias += term.keys[:, :, None, first : first + len(keys)].flip(-1).to(q.dtype)
-        mask = bias if mask is None else mask + bias
-    assert mask is not None
-    return mask.expand(q.shape[0], -1, -1, -1)
 
 
 def _dense(term: Term, p: AttentionInputs) -> Tensor:

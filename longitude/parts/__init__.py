@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from longitude.parts.biases import *
     from longitude.parts.dynamic import *
     from longitude.parts.embeddings import *
+    from longitude.parts.fire import *
     from longitude.parts.forget import *
     from longitude.parts.frequencies import *
     from longitude.parts.masks import *

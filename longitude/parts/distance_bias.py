@@ -3,19 +3,45 @@
 Where positions are contiguous there are no more distances than tokens: the term is then a table,
 computed once per call, and the bias of a pair is a lookup. Gradients flow into the table, and from
 there into the few weights behind it. Along its diagonals a table is the bias of every pair, without
-a copy.
+a copy: that is how blocks of queries run on a CPU, for terms that are `ByDiagonals`.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from longitude.core.part import Index
 from longitude.core.region import FAR
+
+# numbers added to the scores of some keys, of which the last comes first: (b|1, h, q|1, keys)
+Addend = tuple[slice, Tensor]
+
+
+class ByDiagonals(Protocol):
+    """A term that a block of queries can add as tables, of contiguous positions."""
+
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        """What its gradients flow into."""
+        ...
+
+    def with_sources(self, sources: tuple[Tensor, ...]) -> "ByDiagonals":
+        """The same term of other values."""
+        ...
+
+    def table(self, heads: int, q: range, k: range) -> Tensor:
+        """The term of every distance between two ranges, the least first: (h, r), or for each query
+        (b|1, h, q, r)."""
+        ...
+
+    def addends(self, q: range, k: range) -> list[Addend]:
+        """What is added beside the table."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +75,27 @@ class ByDistance:
 
 
 by_distance = ByDistance
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceTable:
+    """The term values[h, i - j - first]."""
+
+    values: Tensor
+    first: int
+
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def with_sources(self, sources: tuple[Tensor, ...]) -> "DistanceTable":
+        return replace(self, values=sources[0])
+
+    def table(self, heads: int, q: range, k: range) -> Tensor:
+        return self.values[:, q[0] - k[-1] - self.first : q[-1] - k[0] + 1 - self.first]
+
+    def addends(self, q: range, k: range) -> list[Addend]:
+        return []
 
 
 @dataclass(eq=False)
@@ -97,6 +144,14 @@ class ByRow:
         whose products with keys are added."""
         return self.rows[..., last_entry(self.entry, ahead)], self.key_vectors
 
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        return tuple(x for x in (self.queries, self.vectors, self.keys) if x is not None)
+
+    def with_sources(self, sources: tuple[Tensor, ...]) -> "ByRow":
+        queries, vectors, *keys = sources
+        return replace(self, queries=queries, vectors=vectors, keys=keys[0] if keys else None)
+
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The products of every distance between two contiguous ranges, the least first:
         (b, h, q, r). Distances before the first change of entries, or after the last, share one."""
@@ -107,12 +162,21 @@ class ByRow:
         rising = bool((steps[a : b - 1] == 1).all())
         some = slice(int(entries[a]), int(entries[b - 1]) + 1) if rising else entries[a:b]
         queries, vectors = self.queries[:, :, first : first + len(q)], self.vectors[:, some].mT
-        out = self.scratch(queries, *queries.shape[:3], len(entries))
+        differentiable = torch.is_grad_enabled() and (queries.requires_grad | vectors.requires_grad)
+        shape = (*queries.shape[:3], len(entries))
+        out = None if differentiable else self.scratch(queries, *shape)
         if b - a == len(entries):
             return torch.matmul(queries, vectors, out=out)
-        out[..., a:b] = queries @ vectors
-        out[..., :a], out[..., b:] = out[..., a : a + 1], out[..., b - 1 : b]
-        return out
+        products = queries @ vectors
+        before = products[..., :1].expand(*shape[:3], a)
+        after = products[..., -1:].expand(*shape[:3], len(entries) - b)
+        return torch.cat([before, products, after], -1, out=out)
+
+    def addends(self, q: range, k: range) -> list[Addend]:
+        if self.keys is None:
+            return []
+        first = k[0] - int(self.k_pos[0, 0])
+        return [(slice(None), self.keys[:, :, None, first : first + len(k)].flip(-1))]
 
 
 def last_entry(entry: Callable[[Tensor], Tensor], ahead: bool) -> int:

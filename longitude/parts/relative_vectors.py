@@ -3,7 +3,7 @@ Transformer-XL's attention. Site ⑤.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from longitude.core.part import (
     train_defaults,
 )
 from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
-from longitude.parts.distance_bias import ByRow, at, last_entry
+from longitude.parts.distance_bias import Addend, ByRow, at, last_entry
 from longitude.parts.embeddings import sinusoid
 
 
@@ -89,24 +89,58 @@ def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Disentangled:
-    """DeBERTa's term: c2p[b, h, i, δ] + p2c[b, h, j, δ], the products of queries and of keys with
-    all vectors, those of keys being `key_vectors` (h, δ, d)."""
+    """DeBERTa's term: what `of_queries` gives, and of_keys[b, h, j, δ], the products of keys with
+    all of their `key_vectors` (h|1, δ, d)."""
 
-    q_pos: Tensor
-    k_pos: Tensor
-    c2p: Tensor
-    p2c: Tensor
-    delta: Callable[[Tensor], Tensor]
-    key_vectors: Tensor | None
+    of_queries: ByRow
+    of_keys: Tensor
+    key_vectors: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """The products of each query with all vectors."""
+        return self.of_queries.rows
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
-        r = self.delta(at(self.q_pos, b, i) - at(self.k_pos, b, j))
-        return self.c2p[b, h, i, r] + self.p2c[b, h, j, r]
+        own = self.of_queries
+        r = own.entry(at(own.q_pos, b, i) - at(own.k_pos, b, j))
+        return own(b, h, i, j) + self.of_keys[b, h, j, r]
 
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
         """As `ByRow.far`."""
-        r = last_entry(self.delta, ahead)
-        return self.c2p[..., r], None if self.key_vectors is None else self.key_vectors[:, r]
+        r = last_entry(self.of_queries.entry, ahead)
+        return self.rows[..., r], self.key_vectors[:, r]
+
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        return (*self.of_queries.sources, self.of_keys)
+
+    def with_sources(self, sources: tuple[Tensor, ...]) -> "Disentangled":
+        *of_queries, of_keys = sources
+        queries = self.of_queries.with_sources(tuple(of_queries))
+        return replace(self, of_queries=queries, of_keys=of_keys)
+
+    def table(self, heads: int, q: range, k: range) -> Tensor:
+        return self.of_queries.table(heads, q, k)
+
+    def addends(self, q: range, k: range) -> list[Addend]:
+        """Keys' products: one number for a key whose distances to all of these queries share an
+        entry, as most keys' do, else one for each query."""
+        own, size = self.of_queries, len(q)
+        entries = own.entry(torch.arange(q[0] - k[-1], q[-1] - k[0] + 1))
+        changes = entries.diff().nonzero().flatten().tolist() or [0]
+        ahead = min(max(0, changes[0] - size + 2), len(k))  # how many keys have the first entry
+        behind = min(max(ahead, changes[-1] + 1), len(k))  # from which key on they have the last
+        first = k[0] - int(own.k_pos[0, 0])
+        sizes = [len(k) - behind, behind - ahead, ahead]
+        products = self.of_keys[:, :, first : first + len(k)].split(sizes, 2)
+        index = entries.unfold(0, size, 1)[ahead:behind].flip(0)
+        near = products[1].gather(-1, index.expand(*self.of_keys.shape[:2], -1, -1))
+        return [
+            (slice(ahead), products[2][..., entries[0]].flip(2)[:, :, None]),
+            (slice(ahead, behind), near.flip(2).mT),
+            (slice(behind, None), products[0][..., entries[-1]].flip(2)[:, :, None]),
+        ]
 
 
 @part("deberta", site="bias", paper="He et al. 2020, arXiv:2006.03654")
@@ -162,15 +196,12 @@ class Deberta(Bias):
         return (r + self.rows).clamp(0, 2 * self.rows - 1)
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        c2p, p2c = (x.new_zeros(()).expand(*x.shape[:3], 2 * self.rows) for x in (q, k))
-        key_vectors = None
-        if self.c2p:
-            c2p = torch.einsum("bhid,hrd->bhir", q, weights["keys"].to(q.dtype))
-        if self.p2c:
-            key_vectors = weights["queries"].to(k.dtype) * scale
-            p2c = torch.einsum("bhjd,hrd->bhjr", k, key_vectors)
-        return Disentangled(q_pos, k_pos, c2p, p2c, self.delta, key_vectors)
+        k, none = k.repeat_interleave(q.shape[1] // k.shape[1], 1), q.new_zeros(2 * self.rows, 1)
+        none = none.expand(1, -1, q.shape[-1])
+        vectors = weights["keys"].to(q.dtype) if self.c2p else none
+        key_vectors = weights["queries"].to(k.dtype) * scale if self.p2c else none
+        of_queries = ByRow(q_pos, k_pos, q, vectors, self.delta)
+        return Disentangled(of_queries, k @ key_vectors.mT, key_vectors)
 
     @classmethod
     def training(cls, length: int) -> list[Choice]:

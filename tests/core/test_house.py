@@ -16,13 +16,13 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 47_378, 230  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 47_653, 232  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_813,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
-    "parts": 3_503,  # tables of biases for CPUs, too
-    "ops": 7_056,  # over several ranks, and forget gates in heads, too
+    "parts": 3_648,  # tables of biases for CPUs and their gradients, too
+    "ops": 7_186,  # over several ranks, forget gates in heads, gradients of biases on CPUs, too
     "cache": 995,  # tables of many steps at once, too
     "hf": 6_165,  # over several ranks, saved schemes, and caches that hold no positions, too
     "eval": 2_405,  # the last tokens alone in the last layer, too

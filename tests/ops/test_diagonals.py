@@ -1,4 +1,4 @@
-"""Biases by distance on a CPU: a mask that is a view of a table equals the full score matrix."""
+"""Biases on a CPU: masks that are views of tables equal the full score matrix; so do gradients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from longitude.core.part import Dims
 from longitude.core.text import parse
 from longitude.ops.attention import attention
+from longitude.ops.diagonals import BLOCK_QUERIES
 from longitude.ops.inputs import prepare
 from longitude.ops.plan import Kernel, make_plan
-from longitude.ops.sdpa import CPU_BLOCK_QUERIES
 
-N = CPU_BLOCK_QUERIES + 90  # more than a block
+N = BLOCK_QUERIES[0] + 90  # more than a block
 CALLS = {
     "all": (range(N), range(N)),
     "last": (range(N, 2 * N), range(2 * N)),
@@ -23,6 +23,8 @@ SCHEMES = (
     "fire()", "transformer_xl()", "transformer_xl(clamp=40)", "rope() + alibi() + window(200)",
     "t5(bidirectional=True) + bidirectional()", "shaw(8) + alibi() + logn(64)",
     "shaw(8) + bidirectional()", "fire() + bidirectional()", "rope() + transformer_xl() + shaw(30)",
+    "deberta(16) + bidirectional()", "deberta(300)", "deberta(64, buckets=16) + bidirectional()",
+    "deberta(16, c2p=False)", "deberta(16, p2c=False) + alibi() + fire()",
 )  # fmt: skip
 
 
@@ -34,10 +36,41 @@ def test_it_equals_the_score_matrix(text: str, call: str) -> None:
     own = {name: w.double() for name, w in scheme.init(Dims(32, 4, 8), rng).items()}
     q = torch.randn(2, 4, len(q_pos), 8, generator=rng, dtype=torch.float64)
     k, v = torch.randn(2, 2, 2, len(k_pos), 8, generator=rng, dtype=torch.float64)
+    for x in (q, k, v, *own.values()):
+        x.requires_grad_()
     given = (scheme, q, k, v, q_pos, k_pos, own)
     assert make_plan(prepare(*given)).steps[0].kernel is Kernel.SDPA_DIAGONALS
-    want = attention(*given, backend="eager")
-    torch.testing.assert_close(attention(*given), want, rtol=1e-11, atol=1e-11)
+    up = torch.randn(q.shape, generator=rng, dtype=torch.float64)
+    results = []
+    for backend in ("auto", "eager"):
+        with torch.no_grad():
+            results.append([attention(*given, backend=backend)])
+        out = attention(*given, backend=backend)
+        torch.testing.assert_close(out, results[-1][0], rtol=1e-12, atol=1e-12)
+        results[-1] += torch.autograd.grad(out, (q, k, v, *own.values()), up)
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_weights_too_small_to_count_have_no_gradients() -> None:
+    scheme, x = parse("alibi()"), torch.randn(3, 1, 8, 1000, 8, requires_grad=True)
+    results = []
+    for backend, wide in (("auto", torch.float32), ("eager", torch.float64)):
+        q, k, v = x.to(wide).unbind()
+        out = attention(scheme, q, k, v, range(1000), range(1000), backend=backend)
+        results.append(torch.autograd.grad(out.square().sum(), x)[0])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_leaves_it_alone() -> None:
+    scheme, x = parse("shaw(16)"), torch.randn(3, 1, 4, N, 8, requires_grad=True)
+    own = scheme.init(Dims(32, 4, 8), torch.Generator().manual_seed(0))
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = attention(scheme, *x.unbind(), range(N), range(N), own)
+            results.append((out, *torch.autograd.grad(out.square().sum(), x)))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("bias", [-3.0, 3.0, 0.0])

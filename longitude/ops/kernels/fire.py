@@ -19,7 +19,7 @@ from torch import Tensor
 from longitude.core.part import Weights
 from longitude.ops.bands import Shares
 from longitude.ops.kernels.launch import launch, require, shape
-from longitude.parts.biases import STEPS, Fire
+from longitude.parts.fire import STEPS, Fire
 
 LN2 = tl.constexpr(math.log(2))
 BLOCK = 1024  # entries of a program

@@ -21,7 +21,7 @@ from longitude.ops.bands import (
     reach_of,
 )
 from longitude.ops.plan import Band, Chunk
-from longitude.parts.biases import Fire
+from longitude.parts.fire import Fire
 from tests.grid import scheme
 from tests.ops.references import band_backward_reference, band_reference
 
