@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longitude.core.part import Dims, Pos, Weights, as_tensor
 from longitude.core.scheme import Layers, Scheme
-from longitude.core.text import parse
+from longitude.core.text import as_scheme
 from longitude.ops.attention import attention
 from longitude.ops.inputs import weights_of
 
@@ -35,8 +35,7 @@ class PositionEmbedding(nn.Module):
         self, scheme: Scheme | Layers | str, dim: int, rng: torch.Generator | None = None
     ) -> None:
         super().__init__()
-        scheme = parse(scheme) if isinstance(scheme, str) else scheme
-        self.scheme = scheme.layer(0)
+        self.scheme = as_scheme(scheme).layer(0)
         weights = self.scheme.embed.init(Dims(dim, 1, dim), rng) if self.scheme.embed else {}
         self.weights = _parameters(weights)
 
@@ -70,8 +69,7 @@ class PositionAttention(nn.Module):
         rng: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        scheme = parse(scheme) if isinstance(scheme, str) else scheme
-        self.scheme = scheme.layer(layer, layers)
+        self.scheme = as_scheme(scheme).layer(layer, layers)
         own = Scheme(rotary=self.scheme.rotary, bias=self.scheme.bias, scale=self.scheme.scale)
         self.weights = _parameters(own.init(dims, rng))
 

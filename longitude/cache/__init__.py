@@ -32,7 +32,7 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops import axes, decode
 from longitude.ops.attention import attention
-from longitude.ops.inputs import cut_tokens, prepare, scale_factors, weights_of
+from longitude.ops.inputs import cut_tokens, one_scheme, prepare, scale_factors, weights_of
 from longitude.ops.lse_merge import operator_for
 from longitude.ops.passes import Latest
 from longitude.parts.rope import Rope, apply_rotary
@@ -54,6 +54,7 @@ class Cache:
     """Keys and values of one layer under a scheme."""
 
     def __init__(self, scheme: Scheme, length: int | Tensor | None = None, slack: int = 64) -> None:
+        scheme = one_scheme(scheme)
         if not scheme.causal:
             raise UserError(
                 f"a cache serves decoding, but {scheme} is bidirectional: use a causal scheme."

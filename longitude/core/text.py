@@ -63,6 +63,18 @@ def parse(text: str, *, short_form: bool = False) -> Scheme | Layers:
     return scheme_of(tuple(_parts(value))) if short_form else Scheme.of(*_parts(value))
 
 
+def as_scheme(scheme: Any) -> Scheme | Layers:
+    """A scheme, or that of its text."""
+    if isinstance(scheme, str):
+        return parse(scheme)
+    if not isinstance(scheme, Scheme | Layers):
+        raise UserError(
+            f"a scheme or its text is needed, but got {shown(scheme)}: write one, as in "
+            f"rope(remap=rerope(4096))."
+        )
+    return scheme
+
+
 def _reason(error: Exception) -> str:
     """Python's own message for a wrong text or call, shortened."""
     if isinstance(error, SyntaxError):

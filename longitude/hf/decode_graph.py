@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from longitude.core.validate import UserError, short
 from longitude.hf.cache_adapter import CacheLayer
 from longitude.hf.layer import LAYER_STATE
+from longitude.hf.patch import patch_of
 from longitude.hf.probe import replaced
 from longitude.ops.kernels.launch import triton_available
 
@@ -196,7 +197,8 @@ def cuda_graphs(model: nn.Module) -> Iterator[CudaGraphs]:
     with lh.patched(model, "rope(remap=rerope(4096))"), lh.cuda_graphs(model):
         model.generate(**prompt)
     """
-    if not any(hasattr(module, LAYER_STATE) for module in model.modules()):
+    patch = patch_of(model)
+    if patch is None or not any(hasattr(module, LAYER_STATE) for module in model.modules()):
         raise UserError(
             "CUDA graphs replay our own attention, which this model does not run: patch it first, "
             "with a scheme that changes more than frequencies."

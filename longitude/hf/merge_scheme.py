@@ -17,7 +17,7 @@ from typing import Any
 
 from longitude.core.part import Dims, Mask
 from longitude.core.scheme import Layers, Scheme, Split
-from longitude.core.text import parse
+from longitude.core.text import as_scheme
 from longitude.core.validate import UserError, shown
 from longitude.parts import Bidirectional, Causal, Rope, Sequential
 
@@ -30,7 +30,7 @@ def merge_scheme(
 ) -> list[Scheme]:
     """The scheme of every layer: what is wanted, completed from the layer's own."""
     text = str(wanted)
-    scheme = parse(text) if isinstance(wanted, str) else wanted
+    scheme = as_scheme(wanted)
     written = _written_fields(text)
     merged = []
     for index, mine in enumerate(own):

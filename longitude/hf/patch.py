@@ -23,7 +23,7 @@ from torch import nn
 
 from longitude.core.part import by_rows
 from longitude.core.scheme import Layers, Scheme
-from longitude.core.text import parse
+from longitude.core.text import as_scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf import probe
 from longitude.hf.families import family_of
@@ -231,12 +231,7 @@ def _entered(
     model: nn.Module, scheme: SchemeLike, length: int | None, force: bool, check: bool, group: Any
 ) -> Iterator[Scheme | Layers]:
     """The patched model; yields the scheme in full."""
-    asked = parse(scheme) if isinstance(scheme, str) else scheme
-    if not isinstance(asked, Scheme | Layers):
-        raise UserError(
-            f"a patch takes a scheme or its text, but got {shown(scheme)}: write one, "
-            f"as in rope(remap=rerope(4096))."
-        )
+    asked = as_scheme(scheme)
     _check_alone(model)
     _MODELS.add(model)
     family = family_of(model)

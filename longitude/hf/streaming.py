@@ -25,7 +25,14 @@ from torch.nn import functional as F
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, short, shown
 from longitude.hf.generation import Detokenizer, Sampling
-from longitude.hf.patch import SchemeLike, own_scheme, patched, scheme_of, trained_length
+from longitude.hf.patch import (
+    SchemeLike,
+    own_scheme,
+    patch_of,
+    patched,
+    scheme_of,
+    trained_length,
+)
 from longitude.hf.probe import rotary_owners
 
 RECENT = 64  # forwards over which the rate is measured
@@ -53,6 +60,7 @@ def stream(
     The model is patched until the stream is closed or its `with` block left.
     """
     check(sinks, window)
+    patch_of(model)  # raises for what is no model
     name, config, trained = type(model).__name__, cast(Any, model.config), trained_length(model)
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from longitude.core.progress import Event, TextResult
 from longitude.core.scheme import Layers, Scheme
-from longitude.core.text import parse
+from longitude.core.text import as_scheme
 from longitude.core.validate import UserError, target_length
 from longitude.inspection import catalogue, rows
 from longitude.inspection.curves import page
@@ -71,7 +71,7 @@ class ShowResult(TextResult):
 def show(scheme: str | Scheme | Layers, *, options: ShowOptions | None = None) -> ShowResult:
     """Compute what the parts of a scheme do: distances, decay, wavelengths, bias, scale, mask."""
     o = options or ShowOptions()
-    return ShowResult(page(_parsed(scheme), o.length, o.dim, o.heads))
+    return ShowResult(page(as_scheme(scheme), o.length, o.dim, o.heads))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def check(
     o = options or CheckOptions()
     if scheme is not None:
         sizes: Any = {"dim": o.dim, "heads": o.heads, "length": o.length, "trained": o.trained}
-        return CheckResult((properties.check(_parsed(scheme), **sizes),))
+        return CheckResult((properties.check(as_scheme(scheme), **sizes),))
     length = properties.LENGTH if o.length is None else o.length
     trained = max(2, length // 4) if o.trained is None else o.trained
     found, total = [], len(properties.PRESETS)
@@ -116,10 +116,6 @@ def check(
         found.append(row)
         o.progress(Event(row.name or "", len(found), total, job="presets"))
     return CheckResult(tuple(found), compared=True)
-
-
-def _parsed(scheme: str | Scheme | Layers) -> Scheme | Layers:
-    return parse(scheme) if isinstance(scheme, str) else scheme
 
 
 @dataclass(frozen=True)
@@ -224,7 +220,7 @@ def encoding_page(encoding: Encoding) -> rows.Page | None:
     length = min(encoding.window or 0, catalogue.MAX_LENGTH)
     sizes = (length if length > 1 else None, encoding.head_dim, encoding.heads or 8)
     try:
-        return page(parse(encoding.scheme), *sizes) if encoding.scheme else None
+        return page(as_scheme(encoding.scheme), *sizes) if encoding.scheme else None
     except UserError:  # head sizes that differ by layer
         return None
 

@@ -205,17 +205,15 @@ def as_half_pairs(scheme: Any, q: Tensor, k: Tensor, v: Tensor, weights: Weights
 
 
 def one_scheme(scheme: Any) -> Scheme:
-    if isinstance(scheme, str):
-        from longitude.core.text import parse  # late: most calls bring a Scheme
+    if not isinstance(scheme, Scheme | Layers):
+        from longitude.core.text import as_scheme  # late: most calls bring a Scheme
 
-        scheme = parse(scheme)
+        scheme = as_scheme(scheme)
     if isinstance(scheme, Layers):
         raise UserError(
             f"attention runs one layer, but got {shown(scheme)} for {len(scheme)} layers: pass "
             f"scheme.layer(index)."
         )
-    if not isinstance(scheme, Scheme):
-        raise UserError(f"attention takes a scheme or its text, but got {shown(scheme)}.")
     return scheme
 
 

@@ -106,7 +106,8 @@ def on_input(end: InputEnd, to: int, runtime: str) -> Iterator[Finding]:
 def _cut(end: InputEnd, to: int, runtime: str) -> Finding:
     (low, high), look = end.stretch or (0, 1), end.looks[-1]
     about = "" if end.exact else "about "
-    places = f"between {low:.0%} and {high:.0%} of a prompt of {end.length:,} tokens"
+    first, last = (f"{round(depth * end.length):,}" for depth in (low, high))
+    places = f"between tokens {first} and {last} of a prompt of {end.length:,}"
     known = look.counted if end.honest else None
     counted = f", and the server counts {known:,} tokens" if known else ""
     sentence = (

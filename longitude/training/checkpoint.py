@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,8 @@ class RunFolder:
             what, how = f"another process was lost at step {step}", RESUME
             if disk:
                 what = f"step {step} could not be written to {self.path}"
-                how = f"free some space, then {RESUME}"
+                full = os.strerror(ENOSPC) in str(error)
+                how = f"{'free some space' if full else 'make it writable'}, then {RESUME}"
             raise UserError(f"{what} ({reason(error)}): {left}; {how}.") from error
 
 

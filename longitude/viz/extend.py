@@ -206,7 +206,9 @@ def _figures(section: Section, charts: Sequence[Chart], prefix: str) -> list[dic
         first, *others = group
         sized = ", ".join(label for label in section.labels if label in section.by_size)
         note = f" Drawn for heads of 64 dimensions, on which it depends for {sized}."
-        protocol = metrics()[first.measure].help if first.measure in metrics() else COMPUTED
+        metric = metrics().get(first.measure)
+        source = f" ({metric.paper}.)" if metric and metric.paper else ""
+        protocol = metric.help + source if metric else COMPUTED
         settings = section.protocols(first.measure)
         figures.append(
             {

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import longitude.hf as lh
+from longitude.cache import Cache
+from longitude.core.part import Dims
 from longitude.core.scheme import Split
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.hf import model_state
+from longitude.hf import cuda_graphs, model_state, stream
 from longitude.hf.patch import (
     applied,
     apply,
@@ -26,6 +28,7 @@ from longitude.hf.patch import (
     undo,
     unpatched,
 )
+from longitude.nn import PositionAttention, PositionEmbedding
 from tests.hf.test_architectures import by_steps, greedy
 from tests.hf.tiny import WINDOW, decoder, ids, shared
 
@@ -575,9 +578,14 @@ def test_a_patched_model_is_neither_copied_nor_pickled(scheme):
 
 
 def test_what_is_no_model_or_no_scheme_is_said(llama):
-    for call in (scheme_of, undo, partial(apply, scheme=SCHEMES[0])):
+    graphs = ExitStack().enter_context
+    opened = (stream, lambda model: graphs(cuda_graphs(model)))
+    for call in (scheme_of, undo, partial(apply, scheme=SCHEMES[0]), *opened):
         with pytest.raises(UserError, match=r"torch module, but got 'gpt2': load it first"):
             call("gpt2")
+    dims = Dims(8, 1, 8)
+    modules = (partial(PositionAttention, dims=dims), partial(PositionEmbedding, dim=8))
     for scheme in (None, 5, ["rope()"]):
-        with pytest.raises(UserError, match="takes a scheme or its text, but got"):
-            apply(llama, scheme)
+        for use in (partial(apply, llama), Cache, *modules):
+            with pytest.raises(UserError, match="a scheme or its text is needed, but got"):
+                use(scheme)

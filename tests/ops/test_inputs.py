@@ -158,7 +158,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "length must be one number": {"length": 3.5},
     "length must be one number above zero, or one for each of 1": {"length": [3, 4]},
     "runs one layer": {"scheme": parse("layers(rope(), causal())")},
-    "takes a scheme or its text": {"scheme": 7},
+    "a scheme or its text is needed": {"scheme": 7},
     "is not a scheme": {"scheme": "rope("},
 }
 

@@ -4,6 +4,7 @@ none."""
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,7 @@ def test_a_silent_cut_is_named_with_its_limit(
     assert names(result)[0] == f"cut at the {cut}"
     assert result.input.limit == pytest.approx(LIMIT - 16, abs=TO / 40)
     assert result.input.honest == (usage != "sent")
+    assert re.search(r"between tokens [\d,]+ and [\d,]+ of a prompt of", result.faults[0].sentence)
     assert result.faults[0].fix == f"start vLLM with --max-model-len {TO}."
     assert max(result.reach.lengths) <= LIMIT  # what is measured afterwards is inside
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from errno import EACCES, ENOSPC
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_lost_process_is_explained_with_how_to_resume(tmp_path):
         lab_folder(tmp_path).explain_failures(7, world),
     ):
         raise RuntimeError("Connection closed by peer")
+
+
+def test_a_folder_that_cannot_be_written_is_not_a_full_disk(tmp_path):
+    for error, how in (
+        (OSError(ENOSPC, "No space left on device"), "free some space, then run"),
+        (PermissionError(EACCES, "Permission denied"), "make it writable, then run"),
+    ):
+        with pytest.raises(UserError, match=how), lab_folder(tmp_path).explain_failures(7):
+            raise error
 
 
 def test_errors_of_one_process_are_its_own(tmp_path):
