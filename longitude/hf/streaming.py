@@ -25,14 +25,7 @@ from torch.nn import functional as F
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, short, shown
 from longitude.hf.generation import Detokenizer, Sampling
-from longitude.hf.patch import (
-    SchemeLike,
-    own_scheme,
-    patch_of,
-    patched,
-    scheme_of,
-    trained_length,
-)
+from longitude.hf.patch import SchemeLike, own_scheme, patch_of, patched, scheme_of, trained_length
 from longitude.hf.probe import rotary_owners
 
 RECENT = 64  # forwards over which the rate is measured

@@ -16,24 +16,24 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 47_653, 232  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 47_661, 232  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_813,  # the client of servers and the one reader of JSON files, too
+    "core": 1_825,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
     "parts": 3_648,  # tables of biases for CPUs and their gradients, too
-    "ops": 7_186,  # over several ranks, forget gates in heads, gradients of biases on CPUs, too
-    "cache": 995,  # tables of many steps at once, too
-    "hf": 6_165,  # over several ranks, saved schemes, and caches that hold no positions, too
+    "ops": 7_184,  # over several ranks, forget gates in heads, gradients of biases on CPUs, too
+    "cache": 996,  # tables of many steps at once, too
+    "hf": 6_163,  # over several ranks, saved schemes, and caches that hold no positions, too
     "eval": 2_405,  # the last tokens alone in the last layer, too
-    "inspection": 2_352,
+    "inspection": 2_348,
     "reading": 2_173,
-    "training": 3_876,  # how many processes share a sequence, by memory, too
+    "training": 3_878,  # how many processes share a sequence, by memory, too
     "runtimes": 4_123,  # what released checkpoints have of their own, too
     "serving": 784,  # the vLLM plugin
     "extension": 3_777,  # tasks side by side on a CPU, over ranks and on Ray, too
-    "probing": 1_959,  # what a live server does
-    "viz": 3_027,
+    "probing": 1_960,  # what a live server does
+    "viz": 3_029,
     "explorer": 1_160,
     "cli": 1_121,
     "assets": 100,
