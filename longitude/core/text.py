@@ -40,6 +40,8 @@ def dump(scheme: Scheme | Layers) -> str:
 
 def parse(text: str, *, short_form: bool = False) -> Scheme | Layers:
     """The scheme of a text; in short form, rerope(128) is rope(remap=rerope(128))."""
+    if not isinstance(text, str):
+        raise UserError(f"a scheme is read from a text, but got {shown(text)}: write rope(), say.")
     if len(text) > MAX_CHARS:
         raise UserError(
             f"a scheme of {len(text)} characters is too long: {MAX_CHARS} is the limit."

@@ -38,8 +38,8 @@ def merge_scheme(
         given, fields = scheme.layer(index, len(own)), written[at]
         _check_trainless(given, mine, force)
         # the layer's own direction, and its own window: that is what it was trained with
-        local, layered = _local_masks(given), isinstance(scheme, Layers)
-        local = local if layered or not _local_masks(mine) else ()
+        local, layered = local_masks(given), isinstance(scheme, Layers)
+        local = local if layered or not local_masks(mine) else ()
         merged.append(
             Scheme(
                 rotary=_merge_rotary(given, fields, mine.rotary, force),
@@ -94,14 +94,14 @@ def _written_fields(text: str) -> list[set[str]]:
     ]
 
 
-def _local_masks(scheme: Scheme) -> tuple[Mask, ...]:
+def local_masks(scheme: Scheme) -> tuple[Mask, ...]:
     return tuple(m for m in scheme.mask if m not in (Causal(), Bidirectional()))
 
 
 def _merge_rotary(given: Scheme, fields: set[str], own: Rope | None, force: bool) -> Rope | None:
     rope = given.rotary
     if rope is None:
-        names_nothing = not (given.bias or given.scale or _local_masks(given))
+        names_nothing = not (given.bias or given.scale or local_masks(given))
         drops = any(getattr(part, "drops_rotation", False) for part in given.scale)
         return None if names_nothing or drops else own
     if own is None:

@@ -24,11 +24,11 @@ from torch import nn
 from longitude.core.part import by_rows
 from longitude.core.scheme import Layers, Scheme
 from longitude.core.text import as_scheme
-from longitude.core.validate import UserError, shown
+from longitude.core.validate import UserError, short, shown
 from longitude.hf import probe
 from longitude.hf.families import family_of
 from longitude.hf.layer import LAYER_STATE, LayerState, Uncopied, register
-from longitude.hf.merge_scheme import as_layers, merge_scheme
+from longitude.hf.merge_scheme import as_layers, local_masks, merge_scheme
 from longitude.hf.model_state import ModelState
 from longitude.hf.ranks import Ranks
 from longitude.parts import Rope
@@ -252,6 +252,13 @@ def _entered(
             f"{shown(str(scheme))}: leave rope(…) out, or in Python say force=True."
         )
     schemes = merge_scheme(scheme, own, trained_length(model), force)
+    local = () if isinstance(asked, Layers) else local_masks(asked)
+    if not any(set(local) <= set(one.mask) for one in schemes):
+        raise UserError(
+            f"every layer of {type(model).__name__} keeps the mask it was trained with, "
+            f"{' + '.join(map(str, schemes[0].mask))}, but got {shown(str(asked))}: to replace it, "
+            f"name the layers, layers({short(str(asked), 60)})."
+        )
     before = None
     if check and schemes != own:
         # by our attention: a stock forward may change dynamic frequencies for good

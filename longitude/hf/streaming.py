@@ -27,6 +27,7 @@ from longitude.core.validate import UserError, short, shown
 from longitude.hf.generation import Detokenizer, Sampling
 from longitude.hf.patch import SchemeLike, own_scheme, patch_of, patched, scheme_of, trained_length
 from longitude.hf.probe import rotary_owners
+from longitude.parts import Window
 
 RECENT = 64  # forwards over which the rate is measured
 FAR = 2**40  # a position that no text reaches
@@ -72,9 +73,15 @@ def stream(
             f"sinks and window are {sinks + window} positions, but the checkpoint was trained to "
             f"{trained}: let them be {trained} together at most."
         )
-    # the mask repeats what the remap shows, for layers that have no rotation to remap
-    text = f"rope(remap=streaming({sinks}, {window})) + window({window}, {sinks})"
-    return Stream(model, tokenizer, text if sinks else f"rope() + window({window})", sinks + window)
+    texts, own = [], own_scheme(model).schemes
+    for one in own:
+        near = min([window, *(m.size for m in one.mask if isinstance(m, Window))])
+        # the mask repeats what the remap shows, for layers that have no rotation to remap
+        text = f"rope(remap=streaming({sinks}, {near})) + window({near}, {sinks})"
+        texts.append(text if sinks else f"rope() + window({near})")
+    windowed = any(one.windowed for one in own)  # such layers keep their mask unless they are named
+    scheme = f"layers({', '.join(texts)})" if windowed else texts[0]
+    return Stream(model, tokenizer, scheme, sinks + window)
 
 
 def check(sinks: int, window: int) -> None:

@@ -93,7 +93,8 @@ def attention(
     if q_tables is not None and k_tables is not None:
         q, k = apply_rotary(q, *q_tables, pairs), apply_rotary(k, *k_tables, pairs)
     grouped = q.shape[1] != k.shape[1]
-    return sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    with torch.autocast(q.device.type, enabled=False):  # as outside a graph
+        return sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
 def _attention(

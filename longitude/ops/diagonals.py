@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from longitude.core.region import Area
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
@@ -64,10 +65,10 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     away = torch.arange(q_pos[0] - k_pos[-1], q_pos[-1] - k_pos[0] + 1)
     for n, term in enumerate(terms):
         if isinstance(term, ByDistance):
-            table = term.table(q.shape[1], q_pos, k_pos)
+            table = term.table(q.shape[1], q_pos, k_pos).to(wide)
             if n == 0:
                 table = table.masked_fill(~area.visible(away, away.new_zeros(())), -inf)
-            terms[n] = DistanceTable(table, int(away[0]))
+            terms[n] = DistanceTable(table, q_pos[0] - k_pos[-1])
     call = _Call(terms, area, q_pos, k_pos, p.scale)
     sources = [x.to(wide) for term in terms for x in term.sources]
     return _Diagonals.apply(call, *dense(q, k, v), *sources).to(p.v.dtype)  # type: ignore[no-any-return]
@@ -146,13 +147,15 @@ class _Diagonals(torch.autograd.Function):
             mask = mask.expand(q.shape[0], -1, -1, -1)
             ran = cpu_flash(*tensors, 0.0, attn_mask=mask, scale=call.scale)
             out[:, :, rows], lse[:, :, rows] = ran
-        ctx.call = call
+        # what terms hold beside their sources, which are saved as autograd wants them
+        ctx.call = call.with_sources([x.new_empty(0) for x in sources])
         ctx.save_for_backward(q, k, v, out, lse, *sources)
         return out
 
     @staticmethod
+    @once_differentiable
     @torch.autocast("cpu", enabled=False)
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # type: ignore[override]
         q, k, v, out, lse, *sources = ctx.saved_tensors
         grad, scale, learned = grad_outputs[0], ctx.call.scale, ctx.needs_input_grad[4:]
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)

@@ -55,7 +55,8 @@ def scores(p: AttentionInputs) -> Scores:
 
 def run(p: AttentionInputs, plan: Plan | None = None) -> Tensor:
     """Attention, in blocks of queries where the score matrix would be large."""
-    return in_blocks(p, _run, BLOCK_SCORES)
+    with torch.autocast(p.q.device.type, enabled=False):  # it would round scores to 8 bits
+        return in_blocks(p, _run, BLOCK_SCORES)
 
 
 def _run(p: AttentionInputs) -> Tensor:

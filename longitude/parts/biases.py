@@ -188,7 +188,8 @@ class KerpleLog(Bias):
         }
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        r1, r2 = (weights[name].clamp(min=MIN_WEIGHT) for name in ("r1", "r2"))
+        wide = torch.promote_types(q.dtype, torch.float32)  # half precision has no far distances
+        r1, r2 = (weights[name].to(wide).clamp(min=MIN_WEIGHT) for name in ("r1", "r2"))
         return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
 
     training = train_defaults
@@ -208,7 +209,9 @@ class KerplePower(Bias):
         }
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        a, p = weights["a"].clamp(min=MIN_WEIGHT), weights["p"].clamp(MIN_WEIGHT, 2)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        a, p = (weights[name].to(wide) for name in ("a", "p"))
+        a, p = a.clamp(min=MIN_WEIGHT), p.clamp(MIN_WEIGHT, 2)
 
         def value(h: Tensor, r: Tensor) -> Tensor:
             # |r|^p has no gradient in p at r = 0; its value there is 0
@@ -274,7 +277,8 @@ class T5(Bias):
         return {"table": torch.randn(self.buckets, dims.heads, generator=rng) * 0.02}
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        table = weights["table"]
+        # thousands of distances share a row: their gradients add up in float32 at least
+        table = weights["table"].to(torch.promote_types(q.dtype, torch.float32))
 
         def value(h: Tensor, r: Tensor) -> Tensor:
             return table[self.entry(r), h]

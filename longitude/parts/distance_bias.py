@@ -31,7 +31,7 @@ class ByDiagonals(Protocol):
         ...
 
     def with_sources(self, sources: tuple[Tensor, ...]) -> "ByDiagonals":
-        """The same term of other values."""
+        """The same term of other values, with memory of its own."""
         ...
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
@@ -65,7 +65,8 @@ class ByDistance:
         """The term of every distance between two contiguous ranges, the least first: (h, r)."""
         device = self.q_pos.device
         away = torch.arange(q[0] - k[-1], q[-1] - k[0] + 1, device=device)
-        return self.value(torch.arange(heads, device=device)[:, None], away[None])
+        table = self.value(torch.arange(heads, device=device)[:, None], away[None])
+        return table.expand(-1, len(away))
 
     def dense(self, heads: int, q: range, k: range) -> Tensor:
         """The term of every pair of two contiguous ranges: (h, q, k), each row a step along the
@@ -150,7 +151,8 @@ class ByRow:
 
     def with_sources(self, sources: tuple[Tensor, ...]) -> "ByRow":
         queries, vectors, *keys = sources
-        return replace(self, queries=queries, vectors=vectors, keys=keys[0] if keys else None)
+        own = keys[0] if keys else None
+        return replace(self, queries=queries, vectors=vectors, keys=own, scratch=Scratch())
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The products of every distance between two contiguous ranges, the least first:

@@ -9,7 +9,7 @@ grows.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -110,7 +110,8 @@ class FireTerm:
 
     def with_sources(self, sources: tuple[Tensor, ...]) -> "FireTerm":
         threshold, *weights = sources
-        return replace(self, w=dict(zip(self.w, weights, strict=True)), threshold=threshold)
+        own = dict(zip(self.w, weights, strict=True))
+        return FireTerm(self.q_pos, self.k_pos, own, threshold)
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The term of every distance between two contiguous ranges, the least first:

@@ -577,6 +577,19 @@ def test_a_patched_model_is_neither_copied_nor_pickled(scheme):
     pickle.loads(pickle.dumps(model))
 
 
+def test_a_mask_that_no_layer_takes_is_not_dropped_in_silence():
+    model = decoder("mistral")
+    own = scheme_of(model)
+    with pytest.raises(
+        UserError, match=r"keeps the mask it was trained with.*layers\(window\(5\)\)"
+    ):
+        apply(model, "window(5)")
+    with patched(model, str(own)):
+        assert scheme_of(model) == own
+    with patched(model, "layers(window(5))"):
+        assert "window(5)" in str(scheme_of(model))
+
+
 def test_what_is_no_model_or_no_scheme_is_said(llama):
     graphs = ExitStack().enter_context
     opened = (stream, lambda model: graphs(cuda_graphs(model)))

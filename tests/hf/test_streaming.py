@@ -146,6 +146,19 @@ def test_every_kind_of_layer_forgets(kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_sinks_stay_in_layers_with_windows_of_their_own(kind: str) -> None:
+    model, losses = decoder(kind), []
+    own = [mask.size for one in lh.scheme_of(model).schemes for mask in one.mask[1:]]
+    text = ids(4 * WINDOW)[0]
+    other = torch.cat([(text[:2] + 1) % 50, text[2:]])  # other sinks
+    with lh.stream(model, sinks=2, window=min(own) // 2) as stream:
+        for one in (text, other):
+            stream.reset()
+            losses.append(torch.as_tensor(stream.score(one))[-WINDOW:])
+    assert not torch.allclose(*losses, atol=1e-5)
+
+
 def test_greedy_is_the_likeliest_of_each_forward(rope: Any) -> None:
     model, tokens = rope[0], text(300)
     with lh.stream(model, sinks=SINKS, window=60) as s:

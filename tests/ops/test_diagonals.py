@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +13,8 @@ from longitude.ops.attention import attention
 from longitude.ops.diagonals import BLOCK_QUERIES
 from longitude.ops.inputs import prepare
 from longitude.ops.plan import Kernel, make_plan
+from longitude.parts import Alibi
+from longitude.parts.distance_bias import by_distance
 
 N = BLOCK_QUERIES[0] + 90  # more than a block
 CALLS = {
@@ -97,3 +101,46 @@ def test_a_query_that_sees_nothing_is_left_to_a_dense_mask() -> None:
     before = (parse("alibi()"), x, x, x, range(8), range(4, 12))
     assert make_plan(prepare(*before)).steps[0].kernel is Kernel.SDPA_MASKED
     assert not attention(*before)[:, :, :4].any()
+
+
+@pytest.mark.parametrize("text", ["t5(32, 128)", "kerple_log()", "kerple_power()", "fire()"])
+def test_weights_of_half_precision_lose_nothing_more(text: str) -> None:
+    n, scheme = 2048, parse(text)
+    rng = torch.Generator().manual_seed(0)
+    half = {name: w.bfloat16() for name, w in scheme.init(Dims(32, 2, 8), rng).items()}
+    q, k, v, up = torch.randn(4, 1, 2, n, 8, generator=rng)
+    results = []
+    for dtype in (torch.bfloat16, torch.float32):
+        own = {name: w.to(dtype).requires_grad_() for name, w in half.items()}
+        out = attention(scheme, q, k, v, range(n), range(n), own)
+        grads = torch.autograd.grad(out, list(own.values()), up)
+        results.append([out, *(g.float() for g in grads)])
+    for got, want in zip(*results, strict=True):
+        assert torch.linalg.vector_norm(got - want) <= 0.01 * torch.linalg.vector_norm(want) + 1e-4
+
+
+def test_nothing_but_inputs_and_outputs_is_kept_for_the_backward() -> None:
+    scheme, x = parse("transformer_xl()"), torch.randn(1, 4, N, 8, requires_grad=True)
+    own = scheme.init(Dims(32, 4, 8), torch.Generator().manual_seed(0))
+    out = attention(scheme, x, x, x, range(N), range(N), own)
+    node: Any = out.grad_fn
+    (term,) = node.call.terms
+    held = (term.queries, term.vectors, term.keys, term.scratch.memory)
+    assert not any(one is not None and one.numel() for one in held)
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        torch.autograd.grad(grad.sum(), x)
+
+
+@pytest.mark.parametrize("value", [lambda h, r: -r.abs() + 0 * h, lambda h, r: h.float()])
+def test_parts_of_integers_and_of_no_distance_run_as_any_other(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def term(part: Any, q: Any, k: Any, q_pos: Any, k_pos: Any, *rest: Any) -> Any:
+        return by_distance(q_pos, k_pos, value)
+
+    monkeypatch.setattr(Alibi, "term", term)
+    x = torch.randn(1, 4, N, 8)
+    for first in (0, N - 1):  # all queries, and the last alone
+        given = (parse("alibi()"), x[:, :, first:], x, x, range(first, N), range(N))
+        torch.testing.assert_close(attention(*given), attention(*given, backend="eager"))
