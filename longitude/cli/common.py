@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_args, get_origin
 
 from typer import Argument, Option
 
-from longitude.core.progress import Event, Progress
+from longitude.core.progress import Event, Progress, silent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,7 +138,7 @@ def display(quiet: bool = False, resumes: bool = False) -> Iterator[Progress]:
         def show(event: Event) -> None:
             nonlocal started, printed, job
             if not event.total:  # a message
-                return None if quiet else say(event.stage)
+                return say(event.stage)
             now = time.monotonic()
             if event.job != job:
                 job, started, printed = event.job, now, float("-inf")
@@ -151,13 +151,13 @@ def display(quiet: bool = False, resumes: bool = False) -> Iterator[Progress]:
             if drawn:
                 fields: dict[str, Any] = {"description": name, "figures": figures, "left": left}
                 bars.update(bar, total=event.total, completed=event.done, **fields)
-            elif not quiet and now - printed >= LOG_INTERVAL:
+            elif now - printed >= LOG_INTERVAL:
                 done = f"{name} {event.done:,.0f}/{event.total:,.0f}"
                 say(", ".join(filter(None, (done, figures, left))))
                 printed = now
 
         try:
-            yield show
+            yield silent if quiet else show
         except KeyboardInterrupt as stop:
             if stop.args or resumes:
                 say(str(stop) or "stopped: the same command resumes from here.")

@@ -257,8 +257,9 @@ def _fork(state: PageState, port: int) -> int:
 def _run(state: PageState, listener: socket.socket) -> None:
     def warm() -> None:  # what is slow the first time, before the first request
         files.vega()
-        draw(state)
-        snippets(state, 0)  # imports transformers
+        with suppress(UserError):  # which the page says as well
+            draw(state)
+            snippets(state, 0)  # imports transformers
 
     Thread(target=warm, daemon=True).start()
     server(state).run(sockets=[listener])

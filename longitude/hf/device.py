@@ -1,8 +1,8 @@
 """Device and dtype of a model where the user leaves them open, and transformers without its logs.
 
 On CUDA a model gets the dtype of its own file. On a CPU it gets float32, which every CPU computes
-well; bfloat16 only if the file is bfloat16 itself, so that nothing is lost, and this CPU is faster
-with it: some have instructions for it, others are a hundred times slower.
+well; bfloat16 only if the file is bfloat16 itself, so that nothing is lost, and this CPU has
+instructions for it: others are a hundred times slower.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import io
 import os
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from longitude.core.validate import UserError, shown
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-MIN_SPEEDUP = 1.2  # of bfloat16 over float32: a tie goes to float32
+BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # of x86 CPUs, and of Arm's
 NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"  # asks no bot on the Hub to convert a checkpoint
 
 
@@ -55,32 +54,22 @@ def dtype_of(
     if device.type != "cpu":
         return (own, "the file's own") if own else (torch.bfloat16, "the file has none")
     ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if own != torch.bfloat16 or ranks:  # ranks must agree, and each would time it for itself
+    if own != torch.bfloat16 or ranks:  # which must agree, on whatever CPUs they run
         return torch.float32, "the default on a CPU"
-    if bfloat16_is_faster():
-        return torch.bfloat16, "the file's own, and faster here than float32"
-    return torch.float32, "the file's own bfloat16 is no faster here"
+    if has_bfloat16():
+        return torch.bfloat16, "the file's own, for which this CPU has instructions"
+    return torch.float32, "this CPU has no instructions for the file's own bfloat16"
 
 
 @functools.cache
-def bfloat16_is_faster() -> bool:
-    """Whether this CPU multiplies and attends faster in bfloat16; timed once per process."""
-    with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # torch warns if there are no instructions for it
-        return MIN_SPEEDUP * seconds_in(torch.bfloat16) < seconds_in(torch.float32)
-
-
-def seconds_in(dtype: torch.dtype) -> float:
-    """The least time of three for a small linear layer and a small attention, after a warm-up."""
-    x, w = torch.ones(32, 256, dtype=dtype), torch.ones(256, 256, dtype=dtype)
-    q = torch.ones(1, 4, 32, 64, dtype=dtype)
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        F.linear(x, w)
-        F.scaled_dot_product_attention(q, q, q, is_causal=True)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+def has_bfloat16() -> bool:
+    """Whether this CPU has instructions for products in bfloat16, as Linux lists them. A timing
+    would choose another dtype from one start to the next, and results are kept by dtype."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return False
+    return not words.isdisjoint(BFLOAT16)
 
 
 @contextmanager

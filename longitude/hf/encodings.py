@@ -88,7 +88,8 @@ def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
     that it was saved with."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    saved = raw.get(SCHEME) or {}
+    saved = raw.get(SCHEME)
+    saved = saved if isinstance(saved, Mapping) else {}
     raw = {**raw, **{k: v for k, v in saved.items() if k == "rope_parameters"}}
     if str(raw.get("model_type")) not in CONFIG_MAPPING:
         return (by_entries(raw),)

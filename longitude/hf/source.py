@@ -98,6 +98,8 @@ def _find_base(text: str, adapter: Adapter) -> Source:
 
 
 def _check_folder(path: Path) -> None:
+    if (path / "hf" / "config.json").is_file():  # a run of train's
+        raise UserError(f"{path} is no model's folder: give {path / 'hf'}, which is in it.")
     if (path / "config.json").is_file():
         return
     if (path / "model").is_dir():  # a run of tune's

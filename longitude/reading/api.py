@@ -209,6 +209,7 @@ def _load(question: str, o: ReadOptions) -> _Loaded:
 def _choose(loaded: _Loaded, tokens: int, o: ReadOptions) -> Choice:
     """The method that was given, or the one that `auto` chooses."""
     from longitude.extension.plan import describe
+    from longitude.reading.forward import movable
 
     if o.by not in (AUTO, "extend"):
         return Choice(o.by, "")
@@ -219,7 +220,8 @@ def _choose(loaded: _Loaded, tokens: int, o: ReadOptions) -> Choice:
     if o.by == AUTO or need <= (trained or 0):
         chats = bool(getattr(loaded.tokenizer, "chat_template", None))
         windows = -(-tokens // loaded.window)
-        return choose(need, o.max_tokens, windows, trained, chats, runs)
+        joins = movable(loaded.model)
+        return choose(need, o.max_tokens, windows, trained, chats, runs, joins)
     return Choice("extend", "", required_extension(runs, need, o.name))
 
 

@@ -60,10 +60,11 @@ class Choice:
 
 def choose(
     need: int, answer: int, windows: int, trained: int | None, chats: bool,
-    extensions: Sequence[Extension] = (),
+    extensions: Sequence[Extension] = (), joins: bool = True,
 ) -> Choice:  # fmt: skip
     """The method for a text that needs so many tokens with question and answer, the answer so many
-    at most, cut into so many windows; `trained` is the model's window."""
+    at most, cut into so many windows; `trained` is the model's window, `joins` whether windows can
+    be joined in its cache."""
     if trained is not None and need <= trained:
         why = f"the text fits the model's window of {trained:,}, so it is read unmodified"
         return Choice("extend", why)
@@ -77,6 +78,8 @@ def choose(
     what = "the answer is short"
     if answer > SHORT_ANSWER:
         what = "the answer may be long, but the model has no chat template for instructions"
+    if not joins:
+        return Choice("nbce", f"{what} and windows can't be joined in this model's cache{passed}")
     if windows <= MAX_PARALLEL:
         return Choice("windows", f"{what} and the windows are few (about {windows}){passed}")
     return Choice("nbce", f"{what} and the windows are many (about {windows:,}){passed}")

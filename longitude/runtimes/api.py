@@ -95,8 +95,10 @@ def _exported(
     done |= {e.runtime.name: e for e in exports(checkpoint, requests, target)}
     every = [done[runtime.name] for runtime, _ in selected]
     for n, one in enumerate(every):  # what its scheme costs against the best of a run
-        cost, settings = run.cost(one.runtime) if run else None, one.settings
-        best = run.scheme(one.runtime) if run and cost else None
+        if run is None or not one.requested:  # the run advises nothing that this runtime serves
+            continue
+        cost, settings = run.cost(one.runtime), one.settings
+        best = run.scheme(one.runtime) if cost else None
         if cost and settings and best == one.requested:
             notes = (*settings.notes, f"{one.scheme}: {cost}.")
             every[n] = replace(one, settings=replace(settings, notes=notes))

@@ -24,17 +24,17 @@ BUDGET = {
     "parts": 3_655,  # tables of biases for CPUs and their gradients, too
     "ops": 7_189,  # over several ranks, forget gates in heads, gradients of biases on CPUs, too
     "cache": 996,  # tables of many steps at once, too
-    "hf": 6_177,  # over several ranks, saved schemes, and caches that hold no positions, too
+    "hf": 6_169,  # over several ranks, saved schemes, and caches that hold no positions, too
     "eval": 2_405,  # the last tokens alone in the last layer, too
     "inspection": 2_348,
-    "reading": 2_173,
+    "reading": 2_178,
     "training": 3_878,  # how many processes share a sequence, by memory, too
-    "runtimes": 4_123,  # what released checkpoints have of their own, too
+    "runtimes": 4_125,  # what released checkpoints have of their own, too
     "serving": 784,  # the vLLM plugin
     "extension": 3_777,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_960,  # what a live server does
     "viz": 3_029,
-    "explorer": 1_160,
+    "explorer": 1_161,
     "cli": 1_121,
     "assets": 100,
 }

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from longitude.hf import device as choose
-from longitude.hf.device import bfloat16_is_faster, device_of, dtype_of
+from longitude.hf.device import device_of, dtype_of, has_bfloat16
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF, FULL, BRAIN = torch.float16, torch.float32, torch.bfloat16
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_a_cpu_takes_float32_unless_bfloat16_is_the_files_and_faster(monkeypatch, faster) -> None:
-    monkeypatch.setattr(choose, "bfloat16_is_faster", lambda: faster)
-    assert dtype_of("auto", BRAIN, CPU)[0] == (BRAIN if faster else FULL)
-    with monkeypatch.context() as over_ranks:  # each of which would time it for itself
+@pytest.mark.parametrize("able", [True, False])
+def test_a_cpu_takes_float32_unless_bfloat16_is_the_files_and_its_own(monkeypatch, able) -> None:
+    monkeypatch.setattr(choose, "has_bfloat16", lambda: able)
+    assert dtype_of("auto", BRAIN, CPU)[0] == (BRAIN if able else FULL)
+    with monkeypatch.context() as over_ranks:
         over_ranks.setattr(torch.distributed, "is_initialized", lambda: True)
         assert dtype_of("auto", BRAIN, CPU)[0] == FULL
     for own in (HALF, FULL, None):
@@ -28,11 +28,20 @@ def test_cuda_takes_the_files_own(monkeypatch) -> None:
     assert device_of("auto") == CUDA
 
 
-def test_the_cpu_is_timed_once(monkeypatch) -> None:
-    timed = {BRAIN: 1.0, FULL: 1.1}  # a tie goes to float32
-    bfloat16_is_faster.cache_clear()
-    monkeypatch.setattr(choose, "seconds_in", timed.pop)
-    assert not bfloat16_is_faster() and not bfloat16_is_faster() and not timed
-    bfloat16_is_faster.cache_clear()
-    monkeypatch.undo()
-    assert bfloat16_is_faster() in (True, False)
+@pytest.mark.parametrize(
+    ("flags", "able"),
+    [
+        ("avx512f avx512_bf16", True),
+        ("fp asimd bf16", True),
+        ("avx2 avx512f", False),
+        (None, False),
+    ],
+)
+def test_a_cpus_instructions_are_read_not_timed(monkeypatch, tmp_path, flags, able) -> None:
+    file = tmp_path / "cpuinfo"
+    if flags is not None:  # else a system that lists none
+        file.write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(choose, "Path", lambda name: file)
+    has_bfloat16.cache_clear()
+    assert has_bfloat16() is able
+    has_bfloat16.cache_clear()

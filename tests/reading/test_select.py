@@ -170,3 +170,8 @@ def test_the_part_that_tells() -> None:
     assert excerpt(text, "What is the pass key?") == "The pass key is 4711! Nobody knew."
     assert excerpt(text, "What is the pass key?", 8) == "The pass"
     assert excerpt(text, "Warum?") == text and excerpt("word", "x") == "word"
+
+
+def test_windows_that_cannot_be_joined_are_not_chosen() -> None:
+    found = choose(**CASE, joins=False)
+    assert found.by == "nbce" and "can't be joined" in found.why
