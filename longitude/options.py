@@ -200,8 +200,8 @@ class ModelOptions(Options):
 
     device: str = option(DEVICE, "auto")
     dtype: str = option(
-        "auto (the file's own on CUDA; on a CPU float32, or the file's bfloat16 where that is "
-        "faster), float32, bfloat16, float16 or float64.",
+        "auto (the file's own on CUDA; on a CPU float32, or the file's bfloat16 if the CPU has "
+        "instructions for it), float32, bfloat16, float16 or float64.",
         "auto",
     )
     revision: str | None = option(REVISION)

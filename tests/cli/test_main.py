@@ -76,7 +76,7 @@ def test_debug_adds_the_traceback(longitude: Callable[..., Ran], args: tuple[str
 def test_a_fault_of_ours_is_one_line_and_another_code(
     longitude: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longitude.inspection.api.parse", lambda text: {}["nothing"])
+    monkeypatch.setattr("longitude.inspection.api.as_scheme", lambda text: {}["nothing"])
     code, out, err = longitude("show", "rope")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "KeyError" in err and "longitude env" in err
@@ -93,7 +93,7 @@ def test_interrupting_is_quiet(
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("longitude.inspection.api.parse", interrupt)
+    monkeypatch.setattr("longitude.inspection.api.as_scheme", interrupt)
     assert longitude("show", "rope") == (130, "", "")
 
 
