@@ -28,7 +28,7 @@ from longitude.hf.device import device_of, dtype_of, quiet_transformers
 from longitude.hf.faults import check
 from longitude.hf.gguf_config import fix_config
 from longitude.hf.gguf_reader import Header, read_header
-from longitude.hf.patch import apply, window
+from longitude.hf.patch import WINDOW, apply, window
 from longitude.hf.peft import merged
 from longitude.hf.probe import replaced
 from longitude.hf.source import SCHEME, Source, as_user_error, find, has_one_of, raw_config
@@ -81,6 +81,8 @@ def load(
             raise UserError(
                 f"{source.name} was saved with {short(saved['scheme'])}, which is refused: {error}"
             ) from error
+    if source.adapter is not None:
+        raise_window(model.config, source.adapter.target)
     if not quiet:
         size = sum(p.numel() for p in model.parameters()) / 1e6
         line = f"{source.name}: {type(model).__name__}, {size:,.1f}M parameters, on {place} in "
@@ -101,7 +103,17 @@ def without_weights(
     source = find(name, revision)
     with quiet_transformers(bars=False), _gguf_reading(source):
         checkpoint = _open(source, trust_remote_code)
+        if source.adapter is not None:
+            raise_window(checkpoint.config, source.adapter.target)
         return window(checkpoint.config), _load_tokenizer(source, checkpoint, trust_remote_code)
+
+
+def raise_window(config: Any, length: int) -> None:
+    """Have a configuration state a window of at least this length, in every entry for one."""
+    text = config.get_text_config()
+    for name in WINDOW:
+        if isinstance(own := getattr(text, name, None), int):
+            setattr(text, name, max(length, own))
 
 
 @contextmanager

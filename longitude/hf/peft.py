@@ -40,6 +40,12 @@ class Adapter:
         entry = {key: self.held[key] for key in keys if key in self.held}
         return entry if isinstance(entry.get("scheme"), str) else None
 
+    @property
+    def target(self) -> int:
+        """The length that it was trained for; 0 where it names none."""
+        target = self.held.get("target")
+        return target if type(target) is int else 0
+
 
 def read_adapter(folder: Path, base: str | None = None) -> Adapter:
     """The adapter in a folder; `base` is its base, if that was moved."""

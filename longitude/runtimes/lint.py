@@ -217,7 +217,7 @@ def read_settings(name: str, revision: str | None = None) -> dict[str, Any]:
     file, raw, adapter = read_file(name, revision)
     added: dict[str, Any] = {}  # what an adapter adds to its base's settings
     if adapter:
-        added = {ADAPTER_JSON: {"base": adapter.base, "target": adapter.held.get("target")}}
+        added = {ADAPTER_JSON: {"base": adapter.base, "target": adapter.target}}
     if isinstance(raw, Header):
         return {**raw.keys, **raw.divisors, **added}
     if (tokenizer := file.parent / TOKENIZER).is_file():
@@ -256,7 +256,7 @@ def saved_scheme(name: str, revision: str | None = None) -> tuple[Scheme | None,
         scheme = checkpoint.resolve(text).scheme
         if not isinstance(scheme, Scheme):
             raise UserError("its layers differ")
-        target = adapter.held.get("target") if adapter else entry.get("target")
+        target = adapter.target if adapter else entry.get("target")
         length = target or checkpoint.trained or 1
         make_target(scheme, checkpoint.config, length)
     except UserError as error:

@@ -11,6 +11,7 @@ import torch
 import longitude.hf as lh
 from longitude import UserError
 from longitude.core.text import dump
+from longitude.hf.loading import without_weights
 from longitude.hf.peft import check_base, read_adapter
 from tests.hf.adapters import with_lora
 from tests.hf.tiny import WINDOW, decoder
@@ -49,6 +50,15 @@ def test_it_comes_back_with_its_scheme(base: Path, tmp_path: Path) -> None:
     assert "leaky_rerope(16, 8)" in dump(lh.scheme_of(again))
     lh.undo(again)
     assert not torch.allclose(logits(again), said, atol=1e-2)
+
+
+def test_its_window_is_the_length_it_was_trained_for(base: Path, tmp_path: Path) -> None:
+    saved(base, tmp_path / "adapter")
+    assert without_weights(base)[0] == WINDOW
+    assert without_weights(tmp_path / "adapter")[0] == 8 * WINDOW
+    model, _ = lh.load(tmp_path / "adapter", quiet=True)
+    with lh.stream(model, window=4 * WINDOW) as stream:  # refused past the window
+        assert len(stream.score(IDS[0])) == len(IDS[0]) - 1
 
 
 def test_merged_and_saved_it_is_a_checkpoint(base: Path, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from longitude.core.text import dump, parse
 from longitude.core.validate import UserError, target_length
 from longitude.eval.records import Subject
 from longitude.hf.families.learned import resize_positions
-from longitude.hf.loading import load, without_weights
-from longitude.hf.patch import WINDOW, apply, patched, scheme_of, undo
+from longitude.hf.loading import load, raise_window, without_weights
+from longitude.hf.patch import apply, patched, scheme_of, undo
 from longitude.hf.saving import name_target, save, save_adapter
 from longitude.hf.source import find
 from longitude.parts import Sequential
@@ -317,9 +317,7 @@ def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None
     if prepared.recipe.trained == LORA:
         about = {"revision": prepared.options.revision, "target": target}
         return save_adapter(saved, folder, prepared.about.name, **about, grown=prepared.resized)
-    for name in WINDOW:
-        if isinstance(getattr(model.config, name, None), int):
-            setattr(model.config, name, max(target, getattr(model.config, name)))
+    raise_window(model.config, target)
     tokenizer = prepared.tokenizer  # vLLM reads no more than its length
     tokenizer.model_max_length = max(target, tokenizer.model_max_length)
     save(model.to(getattr(torch, prepared.dtype)), folder, tokenizer)
