@@ -145,7 +145,7 @@ class Evaluator:
     @contextmanager
     def _applied(self, method: Method, length: int) -> Iterator[None]:
         """The model under a method; the session can leave it for the baseline and come back."""
-        subject, patches = self.plan.subject, ExitStack()
+        subject, patches = self.target.subject, ExitStack()
         total = length if method.by_length else None
         too_long = subject.family == "learned" and length > subject.trained
         if too_long and method.patch is None:  # on a GPU the lookup would end the process

@@ -18,7 +18,7 @@ from longitude.core.progress import silent
 from longitude.core.text import dump
 from longitude.core.validate import UserError, shown, target_length
 from longitude.eval.documents import Document, documents
-from longitude.eval.records import COST, KEPT, LOSS, RETRIEVAL, ResultKey, Subject, Text
+from longitude.eval.records import BASELINE, COST, KEPT, LOSS, RETRIEVAL, ResultKey, Subject, Text
 from longitude.eval.tasks import EvalProtocol, Metric, measured_by, metrics
 from longitude.extension.candidates import by_length, candidates, family, label
 from longitude.extension.rank import GOALS
@@ -150,7 +150,7 @@ class Plan:
             for kind in kinds
             for method in methods
             # past its window the baseline is compared with once
-            if round == 0 or method.patch or kind["length"] <= trained
+            if round == 0 or method.label != BASELINE or kind["length"] <= trained
         ]
         if last and self.protocol.cost:
             tasks += [Task(m, COST, length=n) for n in ends for m in self.methods]

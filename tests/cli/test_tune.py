@@ -122,6 +122,8 @@ def test_before_and_after_are_what_the_models_say(
         mean = sum(last_tokens(plain, ids, 128) for ids in documents) / 2
     assert found["before"]["context"]["512"]["mean"] == pytest.approx(mean, abs=1e-4)
     assert found["after"]["context"] != found["before"]["context"]
+    for label in ("before", "after"):  # past the base's window, by which verdicts compare them
+        assert found[label]["past_window"]["512"]["n"] == 2
 
 
 def test_it_is_measured_on_what_training_never_saw(text: Path) -> None:

@@ -41,8 +41,10 @@ HELPED = "helped"
 
 
 class HeldOut(NamedTuple):
-    """The lengths and the documents that a fine-tune is measured on, and the base's tokenizer."""
+    """The lengths and the documents that a fine-tune is measured on, and the base's window and
+    tokenizer."""
 
+    trained: int
     lengths: tuple[int, ...]
     documents: list[Document]
     tokenizer: Any
@@ -74,7 +76,7 @@ def make_test_set(model: str, to: str, options: TuneOptions) -> HeldOut:
             f"{what} is too short ({str(error).partition(':')[0]}): give more with --text or "
             f"--test, or skip the measurements with --no-measure."
         ) from error
-    return HeldOut(lengths, documents, tokenizer)
+    return HeldOut(trained, lengths, documents, tokenizer)
 
 
 def evaluate(
@@ -144,7 +146,8 @@ def _measure(
         methods = [Method(BASELINE, own, None), *([method] if method.scheme != own else [])]
     lengths, documents = test_set.lengths, test_set.documents
     texts = tuple(document.text for document in documents)
-    plan = Plan(target.subject, tuple(methods), lengths, texts, protocol, options.seed)
+    subject = replace(target.subject, trained=test_set.trained)  # before and after are compared
+    plan = Plan(subject, tuple(methods), lengths, texts, protocol, options.seed)
     rows = measure(plan, target, documents, store, options.progress, group)
     del model, target
     gc.collect()
@@ -165,18 +168,33 @@ def summarise(rows: Sequence[Measurement], tuned: Tuned) -> dict[str, Any]:
     name = tuned.recipe.get("name", OWN)
     sentence = f"{tuned.steps:,} steps of {'training' if name == OWN else name} {effect}"
     if after["value"] is not None:
-        at, facts = ranking.length, []
-        loss, kept = ranking.loss(start, at), ranking.value(KEPT, start, at)
-        if loss is not None and start != ranking.own:  # the baseline's number stands there already
-            gap = ranking.results[after["measure"]].difference((AFTER, at), (start, at))
-            paired = f" (change {gap.low:+.3f} to {gap.high:+.3f})" if gap and gap.n > 1 else ""
-            facts.append(f"the loss was {loss.mean:.3f}{paired}")
-        facts += [f"it kept {100 * kept.mean:.0f} % of far context"] if kept else []
-        sentence += f". {describe(after)}"
-        sentence += f" Before training {' and '.join(facts)}." if facts else ""
+        sentence += f". {describe(after)}{_numbers_before(ranking, start, after['measure'])}"
     best = {"what": "tuned", "label": AFTER, "scheme": tuned.scheme, "sentence": sentence}
     best |= {"numbers": after, "before": before}
     return {"best": best, "runtimes": [], "factor": None, "helps": effect == HELPED}
+
+
+def _numbers_before(ranking: Ranking, start: str, loss: str) -> str:
+    """A sentence: the loss, what the verdict names and what was kept, with changes that count."""
+    at, facts = ranking.length, list[str]()
+    decided = set[str]().union(*ranking.compared(AFTER, start, at))
+    # the baseline's own loss stands in the sentence already
+    losses = ([loss] if start != ranking.own else []) + sorted(decided - {loss, KEPT})
+    for name in (*losses, KEPT):
+        metric, results = metrics()[name], ranking.results[name]
+        if (value := ranking.value(name, start, at)) is None:
+            continue
+        shown = metric.format(value.mean)
+        what = "loss" if name == loss else metric.title.lower()
+        fact = f"it kept {shown} of far context" if name == KEPT else f"the {what} was {shown}"
+        gap = results.difference((AFTER, at), (start, at))
+        if gap and gap.n > 1 and name in {loss, *decided}:
+            unit, scale = (".0f", 100) if name == KEPT else (".3f", 1)
+            low, high = (format(scale * each, f"+z{unit}") for each in (gap.low, gap.high))
+            fact += f" (change {low} to {high}{' points' * (name == KEPT)})"
+        facts.append(fact)
+    listed = " and ".join(filter(None, [", ".join(facts[:-1]), *facts[-1:]]))
+    return f" Before training {listed}." if facts else ""
 
 
 def _effect(ranking: Ranking, start: str) -> str:

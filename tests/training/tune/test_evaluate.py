@@ -60,7 +60,7 @@ def test_what_was_kept_and_answered_is_told() -> None:
     sentence = best["sentence"]
     assert "At 1,024 tokens it keeps 31 % (95 % CI 29–33) of far context" in sentence
     assert "Effective length 1,024 tokens" in sentence and "100 % (95 % CI 51–100) of" in sentence
-    assert sentence.endswith("and it kept 11 % of far context.")
+    assert sentence.endswith("and it kept 11 % of far context (change +20 to +20 points).")
     assert best["numbers"]["effective_length"] == 1024
 
 
@@ -75,8 +75,9 @@ def test_what_was_kept_and_answered_is_told() -> None:
 def test_more_answers_are_told_with_what_they_cost(after: tuple[float, ...], word: str) -> None:
     more = [answered("before", 1024, [2.0, 2.1, 2.2, 2.3]), answered("after", 1024, [0.1] * 4)]
     summary = summarise([*rows(after), *more], TUNED)
-    assert summary["best"]["sentence"].startswith(f"300 steps of pi {word}")
-    assert not summary["helps"]
+    sentence = summary["best"]["sentence"]
+    assert sentence.startswith(f"300 steps of pi {word}") and not summary["helps"]
+    assert "and the loss of the answers was 2.150 (change -2.2" in sentence  # what was named
 
 
 def test_without_a_number_nothing_is_judged() -> None:
