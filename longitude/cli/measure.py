@@ -126,6 +126,8 @@ def probe(
             "probe takes one URL, one and --against, or two that should be equal: leave the others "
             "out."
         )
+    if save:
+        api.check_file(save)  # before any request
     key = read_key(key_file) if key_file else os.environ.get("LONGITUDE_API_KEY") or None
     with display(quiet, resumes=True) as progress:
         options = replace(options, key=key, progress=progress)

@@ -349,7 +349,7 @@ def _next_steps(
     return steps
 
 
-def writable(folder: Path) -> Path:
+def writable(folder: Path, option: str = "--out") -> Path:
     """The folder, made; raises in a sentence where nothing can be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -358,7 +358,7 @@ def writable(folder: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(
-            f"--out {shown(str(folder))} can't be written ({error.strerror or error}): name "
-            f"another folder."
+            f"{option}: the folder {shown(str(folder))} can't be written "
+            f"({error.strerror or error}): name another."
         ) from None
     return folder

@@ -24,6 +24,7 @@ from longitude.core.client import Client, OutOfTime, is_url
 from longitude.core.progress import Event, TextResult
 from longitude.core.store import Store, atomic_file
 from longitude.core.validate import UserError, parse_seconds, shown, target_length
+from longitude.eval.tasks import families
 from longitude.extension.api import writable
 from longitude.extension.result import STORE
 from longitude.options import ProbeOptions
@@ -157,6 +158,11 @@ def _client(url: str, options: ProbeOptions, deadline: float | None = None) -> C
             f"--concurrency and --questions are 1 or more, but got {options.concurrency} and "
             f"{options.questions}."
         )
+    for name in options.families:
+        if name not in families():
+            raise UserError(
+                f"--tasks: no family is called {shown(name)}: use {', '.join(families())}, or all."
+            )
     named = f"{url.partition('#')[0]}#{options.model}" if options.model else url
     limits: dict[str, Any] = {"timeout": options.timeout, "deadline": deadline}
     try:
@@ -251,6 +257,8 @@ def _stages(
         setattr(endpoint, name, copy(saved[name]))
     runtime = options.runtime or runtime_of(endpoint.client.facts, endpoint.client.software)
     to, notes = bound.to, [f"Asked through {endpoint.api}."]
+    if endpoint.only_streams:
+        notes.append("The server answers in streams alone.")
     if not endpoint.with_logprobs:
         notes.append("The server gives no log-probabilities: texts alone were compared.")
     if not endpoint.counted:
@@ -303,6 +311,13 @@ def read_saved(path: Path) -> dict[str, Any]:
             f"{shown(str(path))} is no saved probe: write one with longitude probe URL --save FILE."
         )
     return saved
+
+
+def check_file(path: Path) -> None:
+    """Raise unless --save can write this file."""
+    if path.is_dir():
+        raise UserError(f"--save {shown(str(path))} is a folder: name a file.")
+    writable(path.parent, "--save")
 
 
 def save(result: ProbeResult, path: Path) -> None:

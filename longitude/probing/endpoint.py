@@ -85,6 +85,7 @@ class Endpoint:
     text: str = ""  # of --text: what prompts are filled with, instead of generated sentences
     api: str = COMPLETIONS
     with_logprobs: bool = True
+    only_streams: bool = False
 
     tokens_per_character: float = GUESS
     overhead: float = 0.0  # tokens that a template puts around a prompt
@@ -103,6 +104,9 @@ class Endpoint:
             first = self.ask(request)
         if first.refused:
             self.with_logprobs = False
+            first = self.ask(request)
+        if first.refused and first.status < 500 and first.status not in (401, 403):
+            self.only_streams = True
             first = self.ask(request)
         if first.refused:
             raise UserError(
@@ -194,6 +198,7 @@ class Endpoint:
         prompt = hashlib.sha256(request.prompt.encode()).hexdigest()
         server = {"url": self.client.url, "model": self.client.name, "session": self.session}
         how = {"api": self.api, "logprobs": self.with_logprobs}
+        how |= {"streams": True} if self.only_streams else {}
         return {"kind": KIND, **server, **how, **asdict(request), "prompt": prompt}
 
     def body(self, request: Request) -> Reply:
@@ -204,7 +209,7 @@ class Endpoint:
         else:
             body["prompt"] = request.prompt
             logprobs = {"logprobs": TOP}
-        if request.stream:
+        if request.stream or self.only_streams:
             return body | {"stream_options": {"include_usage": True}}
         echo = {"echo": True} if request.echo else {}
         return body | (logprobs if self.with_logprobs else {}) | echo
@@ -212,7 +217,7 @@ class Endpoint:
     def _send(self, request: Request) -> Answer:
         started, body = time.monotonic(), self.body(request)
         try:
-            if request.stream:
+            if request.stream or self.only_streams:
                 return _streamed(self.client.stream(self.api, body))
             answer = parse(self.client.post(self.api, body))
         except RefusedError as error:
@@ -269,9 +274,10 @@ def _list(value: Any) -> list[Any]:
 
 def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
     """The times of a stream, and its text."""
-    texts, first, count, last = [], None, None, 0.0
+    texts, first, count, last, error = [], None, None, 0.0, "a reply without choices"
     for when, event in events:
         choice = _first(event.get("choices"))
+        error = event.get("error") or ("" if choice else error)
         text, usage = _said(choice), event.get("usage")
         if text:
             first, last = when if first is None else first, when
@@ -285,6 +291,7 @@ def _streamed(events: Sequence[tuple[float, Reply]]) -> Answer:
         seconds=round(last or events[-1][0], 4),
         first=round(first, 4) if streamed and first is not None else None,
         chunks=len(texts),
+        refused=short(str(error), 400) if error else "",
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from longitude.core.store import Store, address
 from longitude.core.validate import UserError
 from longitude.eval.records import BASELINE, COST, RETRIEVAL, Measurement, ResultKey, Subject
-from longitude.eval.tasks import ALL, families
+from longitude.eval.tasks import ALL, EvalProtocol, families
 from longitude.extension.advice import Advice, Recommendation
 from longitude.extension.plan import ExtendOptions
 from longitude.extension.result import STORE, ExtendResult
@@ -69,6 +69,7 @@ def _options(to: int | str | None, options: ExtendOptions, folder: Path) -> Prob
             f"{', '.join(wrong)} needs a checkpoint, but a server runs one scheme: leave it out, "
             f"or give the checkpoint."
         )
+    EvalProtocol(1, options.tasks)  # raises for what is no task
     names = tuple(name for name in options.tasks if name in families())
     return ProbeOptions(
         to=to, tasks=(ALL,) if ALL in options.tasks or not names else names,

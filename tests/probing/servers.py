@@ -31,6 +31,7 @@ class Behaviour:
     usage: str = "true"  # or "sent" (before the cut), "none", "absurd"
     chat_only: bool = False
     streams: bool = True
+    only_streams: str = ""  # "refuse" other requests, or "always" stream
     slow: float = 0.0  # seconds before each reply
     fails: tuple[int, ...] = ()  # statuses, each once, of every fifth request
     noise: float = 0.0  # nats between two answers to one prompt
@@ -158,6 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
         s, b = self.server_of, self.server_of.behaviour
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         new = body["max_tokens"]
+        if b.only_streams == "refuse" and not body.get("stream"):
+            return self._json({"error": {"message": "stream must be true"}}, 400)
         if not b.logprobs and body.get("logprobs"):
             return self._json({"error": {"message": "logprobs are not supported"}}, 400)
         seen = s.seen(prompt, new)
@@ -177,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         }[b.usage]  # fmt: skip
         usage = {"prompt_tokens": counted, "completion_tokens": len(tokens)}
         usage = {} if counted is None else {"usage": usage}
-        if body.get("stream") and b.streams:
+        if (body.get("stream") and b.streams) or b.only_streams:
             return self._stream(tokens, chat, usage)
         text = "".join(token for token, _ in tokens)
         choice: dict[str, Any] = {"message": {"content": text}} if chat else {"text": text}

@@ -49,6 +49,8 @@ def test_what_needs_weights_is_refused(options: longitude.ExtendOptions) -> None
         for wrong in ({"methods": "yarn"}, {"search": True}, {"lengths": (64,)}):
             with pytest.raises(UserError, match="needs a checkpoint"):
                 longitude.extend(server.url, to=TO, options=replace(options, **wrong))
+        with pytest.raises(UserError, match="no task is called 'foo'"):
+            longitude.extend(server.url, to=TO, options=replace(options, tasks=("foo",)))
         assert server.requests == []
         plan = estimate(server.url, to=TO, options=options).to_json()
         assert server.requests == [] and plan["requests"] > 40 and plan["to"] == TO
@@ -64,6 +66,13 @@ def test_the_command_probes_saves_and_compares(
     with Server() as server, Server(behaving(limit=500, cut="back", owner="library")) as cut:
         assert run(["probe", server.url, *common, "--dry-run"]) == 0
         assert server.requests == [] and "at most" in capsys.readouterr().out
+        (tmp_path / "file").touch()
+        for wrong, why in (("file/a.json", "can't be written"), (str(tmp_path), "is a folder")):
+            assert run(["probe", server.url, *common, "--save", wrong]) == 2
+            assert why in capsys.readouterr().err
+        assert run(["probe", server.url, "--tasks", "foo"]) == 2
+        assert "no family is called 'foo'" in capsys.readouterr().err
+        assert server.requests == []  # refused at once
         saved = ["--save", "today.json", "--key-file", str(key)]
         assert run(["probe", server.url, *common, *saved, "--json", "--quiet"]) == 0
         out = capsys.readouterr()

@@ -55,6 +55,15 @@ def test_no_fault_is_named_where_there_is_none(seed: int, options: ProbeOptions)
     assert all(one.exact for one in result.reach.answers if one.family == "passkey")
 
 
+@pytest.mark.parametrize("only_streams", ["refuse", "always"])
+def test_a_server_that_only_streams_is_probed(only_streams: str, options: ProbeOptions) -> None:
+    how = behaving(only_streams=only_streams, chat_only=True, limit=LIMIT, cut="front")
+    with Server(how, oracle()) as server:
+        result = probe(server.url, options=options)
+    assert names(result)[0] == "cut at the front"
+    assert "The server answers in streams alone." in result.notes
+
+
 @pytest.mark.parametrize("usage", ["true", "sent", "none"])
 @pytest.mark.parametrize("logprobs", [True, False])
 @pytest.mark.parametrize("cut", ["front", "back", "middle"])
@@ -195,7 +204,8 @@ def test_a_server_that_gives_no_answer_is_not_probed(reply: Any, sentence: str) 
             raise reply
         return reply
 
-    client: Any = SimpleNamespace(url="http://127.0.0.1:1/v1", name="m", post=post)
+    streamed = {"stream": lambda path, body: [(0.0, post(path, body))]}
+    client: Any = SimpleNamespace(url="http://127.0.0.1:1/v1", name="m", post=post, **streamed)
     with Store(":memory:") as store, pytest.raises(UserError, match=sentence):
         Endpoint(client, store).connect()
 
