@@ -19,7 +19,6 @@ from longitude.core.part import Bias, Choice, Dims, Index, K, Q, Rows, Term, Wei
 from longitude.core.validate import PositiveFloat, PositiveInt
 from longitude.parts.distance_bias import Addend, Scratch, at
 
-CACHED_UNITS = 2**19  # numbers of FIRE's units
 STEPS = 2**14  # of its function's table: what a step changes is lost in bfloat16's rounding
 
 
@@ -115,59 +114,54 @@ class FireTerm:
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The term of every distance between two contiguous ranges, the least first:
-        (1, h, q, r)."""
-        away = torch.arange(q[0] - k[-1], q[-1] - k[0] + 1)
-        share = self.share(torch.arange(q[0], q[-1] + 1)[:, None], away)
-        units = [self.w[name] for name in ("inward", "inward_bias", "outward", "outward_bias")]
-        return _Units.apply(self.scratch, share, *units)  # type: ignore[no-any-return]
+        (1, h, q, r).
+
+        A share is a number of the query times one of the distance. At most distances a unit is off
+        for all of these queries, or a line of their shares for all: lines add up, and two numbers
+        of a distance give all its pairs. Where a unit bends among the queries, which is at few
+        distances, it is added pair by pair.
+        """
+        w, away = self.w, torch.arange(q[0] - k[-1], q[-1] - k[0] + 1)
+        psi, pace = self._psi(away.abs()), 1 / self._reach(torch.arange(q[0], q[-1] + 1))
+        inward, inward_bias, outward = w["inward"], w["inward_bias"], w["outward"]
+        first, last = (
+            torch.addcmul(inward_bias[:, None], inward[:, None], psi * end) > 0
+            for end in pace.aminmax()
+        )
+        on, bends = first.to(psi.dtype), []
+        for unit in (first != last).any(1).nonzero().flatten().tolist():
+            columns = (first[unit] != last[unit]).nonzero()
+            some = slice(int(columns[0]), int(columns[-1]) + 1)
+            on[unit, some] = 0
+            share = pace[:, None] * psi[some]
+            seen = torch.relu(torch.addcmul(inward_bias[unit], inward[unit], share))
+            bends.append((some, outward[unit, :, None, None] * seen))
+        slope = (outward.mT * inward) @ on * psi
+        start = (outward.mT * inward_bias) @ on + w["outward_bias"][:, None]
+        lines, pairs = torch.stack([slope, start], 1), torch.stack([pace, torch.ones_like(pace)], 1)
+        shape = (len(lines), len(pace), len(away))
+        out = None if lines.requires_grad else self.scratch(pace, *shape)
+        table = torch.bmm(pairs.expand(len(lines), -1, -1), lines, out=out)
+        columns, numbers = [some for some, _ in bends], [x for _, x in bends]
+        return _Added.apply(columns, table, *numbers)[None]  # type: ignore[no-any-return]
 
     def addends(self, q: range, k: range) -> list[Addend]:
         return []
 
 
-class _Units(torch.autograd.Function):
-    """FIRE's f of many shares (q r), as many at once as a core's cache holds: (1 h q r).
-
-    With its kink at z, a unit relu(w x + b) is |w| (max(x, z) - z) where w > 0 and
-    |w| (max(x, z) - x) elsewhere; one without a kink among these x is a line, or zero. So f is a
-    product with 1, x and every max(x, z).
-    """
+class _Added(torch.autograd.Function):
+    """Numbers added to some columns of a table each, in place: autograd's own way would copy the
+    table's gradient for every one of them."""
 
     @staticmethod
-    def forward(ctx: Any, scratch: Scratch, share: Tensor, inward: Tensor, inward_bias: Tensor,
-                outward: Tensor, outward_bias: Tensor) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(share, inward, inward_bias, outward)
-        ends = torch.stack(share.aminmax())[:, None] * inward + inward_bias > 0
-        bent, up, line = ends[0] != ends[1], inward > 0, ends.all(0).to(share.dtype)
-        kinks = -inward_bias[bent] / inward[bent]
-        steep = inward[bent].abs()[:, None] * outward[bent]
-        slope = (line * inward) @ outward - steep[~up[bent]].sum(0)
-        start = (line * inward_bias) @ outward - (kinks * up[bent]) @ steep
-        factors = torch.stack([start + outward_bias, slope, *steep], 1)
-        size = CACHED_UNITS // factors.shape[1]
-        units = share.new_ones(factors.shape[1], size)
-        shape = (1, len(outward_bias), *share.shape)
-        out = share.new_empty(shape) if any(ctx.needs_input_grad) else scratch(share, *shape)
-        biases = out.view(len(outward_bias), -1).split(size, 1)
-        for some, bias in zip(share.flatten().split(size), biases, strict=True):
-            seen = units[:, : len(some)]
-            seen[1] = some
-            torch.maximum(some, kinks[:, None], out=seen[2:])
-            torch.mm(factors, seen, out=bias)
-        return out
+    def forward(ctx: Any, columns: list[slice], table: Tensor, *numbers: Tensor) -> Tensor:
+        ctx.columns = columns
+        ctx.mark_dirty(table)
+        for some, one in zip(columns, numbers, strict=True):
+            table[..., some] += one
+        return table
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        share, inward, inward_bias, outward = ctx.saved_tensors
-        grad, size = grad_outputs[0][0].flatten(1), CACHED_UNITS // len(inward)
-        d_share = torch.empty_like(share)
-        sums = [torch.zeros_like(x) for x in (inward, inward_bias, outward)]
-        parts = (share.flatten().split(size), grad.split(size, 1), d_share.view(-1).split(size))
-        for x, own, out in zip(*parts, strict=True):
-            units = torch.addcmul(inward_bias[:, None], inward[:, None], x).relu_()
-            of_units = torch.ops.aten.threshold_backward(outward @ own, units, 0)
-            torch.mv(of_units.mT, inward, out=out)
-            sums[0].addmv_(of_units, x)
-            sums[1] += of_units.sum(1)
-            sums[2].addmm_(units, own.mT)
-        return None, d_share, *sums, grad.sum(1)
+        (grad,) = grad_outputs
+        return None, grad, *(grad[..., some] for some in ctx.columns)

@@ -26,9 +26,10 @@ SCHEMES = (
     "alibi()", "kerple_log()", "kerple_power()", "t5()", "sandwich()", "shaw(16)",
     "fire()", "transformer_xl()", "transformer_xl(clamp=40)", "rope() + alibi() + window(200)",
     "t5(bidirectional=True) + bidirectional()", "shaw(8) + alibi() + logn(64)",
-    "shaw(8) + bidirectional()", "fire() + bidirectional()", "rope() + transformer_xl() + shaw(30)",
+    "shaw(8) + bidirectional()", "fire(threshold=8) + bidirectional()",
+    "fire(threshold=8)", "rope() + transformer_xl() + shaw(30)",
     "deberta(16) + bidirectional()", "deberta(300)", "deberta(64, buckets=16) + bidirectional()",
-    "deberta(16, c2p=False)", "deberta(16, p2c=False) + alibi() + fire()",
+    "deberta(16, c2p=False)", "deberta(16, p2c=False) + alibi() + fire(threshold=8)",
 )  # fmt: skip
 
 
