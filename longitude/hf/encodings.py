@@ -94,7 +94,7 @@ def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
     if str(raw.get("model_type")) not in CONFIG_MAPPING:
         return (by_entries(raw),)
     config = make_config(raw)
-    first, *others = encodings(config)
+    first, *others = (_with_default(each, raw, config) for each in encodings(config))
     if "scheme" not in saved:
         return (first, *others)
     own, text = parse(first.scheme or "nope()"), str(saved["scheme"])
@@ -112,6 +112,20 @@ def read_encodings(raw: Mapping[str, Any]) -> tuple[Encoding, ...]:
         original = getattr(rope.frequencies, "original", None)
         changed |= {"base": float(rope.base), "scaling": scaling, "original": original}
     return (replace(first, **changed, notes=(note, *first.notes)), *others)
+
+
+def _with_default(found: Encoding, raw: Mapping[str, Any], config: Any) -> Encoding:
+    """An encoding with a note where its window is not the file's but its class's."""
+    for name in found.part.split("."):
+        inner = raw.get(name)
+        if isinstance(inner, Mapping):
+            raw, config = inner, getattr(config, name)
+    renamed = getattr(config, "attribute_map", {})
+    key = found.window_from
+    if key is None or any(name in raw for name in (key, renamed.get(key))):
+        return found
+    note = f"the file states no {key}: {found.window:,} is the default of {type(config).__name__}"
+    return replace(found, notes=(*found.notes, note))
 
 
 def encodings(config: Any) -> tuple[Encoding, ...]:

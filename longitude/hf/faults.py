@@ -40,6 +40,8 @@ BOUNDS = {
     "llama3": (("low_freq_factor", 1), ("high_freq_factor", 4)),
     "yarn": (("beta_slow", 1), ("beta_fast", 32)),
 }
+COUNTS = ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+COUNTS += ("max_position_embeddings", "sliding_window")
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,28 @@ def check(raw: Mapping[str, Any], name: str = "") -> None:
     for fault in faults(raw):
         if fault.serious:
             raise UserError(f"{name}: {fault.sentence}" if name else fault.sentence)
+
+
+@rule("{got}, but should be a whole number above zero: correct it.")
+def no_count(s: RopeDict) -> str | None:
+    for key in COUNTS:
+        value = s.raw.get(key)
+        read = key != "sliding_window" or s.named(key)
+        if isinstance(value, str) or (is_number(value) and value <= 0 and read):
+            return f"{key} is {shown(value)}"
+    return None
+
+
+@rule("{got}, and the first is no multiple of the second: correct one.")
+def uneven_heads(s: RopeDict) -> str | None:
+    heads, width = (s.raw.get(key) for key in ("num_attention_heads", "hidden_size"))
+    shared = s.raw.get("num_key_value_heads")
+    if is_number(heads) and is_number(shared) and shared > 0 and heads % shared:
+        return f"num_attention_heads is {heads} and num_key_value_heads {shared}"
+    if s.raw.get("head_dim") or not s.head or s.named("head_dim", "configuration"):
+        return None  # heads need not fill the width
+    uneven = is_number(heads) and heads > 0 and is_number(width) and width % heads
+    return f"hidden_size is {width} and num_attention_heads {heads}" if uneven else None
 
 
 @rule("the rotation in {at} should be a dictionary, but got {got}: give it a rope_type in braces.")

@@ -193,9 +193,10 @@ def make_config(raw: Entries) -> Any:
     try:
         return AutoConfig.for_model(**deepcopy(dict(raw)))  # which changes what it is given
     except Exception as error:  # of many kinds: each model validates its own entries
+        reason = " ".join(str(error).split()).rpartition("Error: ")[2].rstrip(".")
         raise UserError(
             f"transformers refuses a configuration of model_type {shown(raw.get('model_type'))} "
-            f"({short(str(error), 120)}): correct its entries or its type."
+            f"({short(reason, 120)}): correct its entries or its type."
         ) from error
 
 

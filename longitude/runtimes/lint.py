@@ -24,7 +24,7 @@ from longitude.core.scheme import Scheme
 from longitude.core.store import read_json
 from longitude.core.validate import UserError, short
 from longitude.hf.encodings import read_encodings
-from longitude.hf.faults import Fault, faults
+from longitude.hf.faults import Fault, check, faults
 from longitude.hf.gguf_reader import Header, read_header
 from longitude.hf.peft import ADAPTER_JSON, LONGITUDE_JSON
 from longitude.hf.rope_config import (
@@ -32,6 +32,7 @@ from longitude.hf.rope_config import (
     ORIGINAL,
     is_number,
     main_rope_dict,
+    make_config,
     rope_dicts,
     rope_type,
 )
@@ -45,7 +46,7 @@ from longitude.runtimes.checkpoint import (
     open_checkpoint,
 )
 from longitude.runtimes.effective import ISSUES, Difference, Effective, difference, emulated
-from longitude.runtimes.target import head_size, make_target, text_config, with_sizes
+from longitude.runtimes.target import LENGTHS, head_size, make_target, text_config, with_sizes
 
 ARCHITECTURE = "general.architecture"  # which every GGUF file has, and no config.json
 ROPE = ("rope_parameters", "rope_scaling")
@@ -139,13 +140,19 @@ def lint_settings(
     """What runtimes, by default those that read the format, compute from settings."""
     gguf = ARCHITECTURE in settings
     kind = "gguf" if gguf else "config.json"
+    wrong = () if gguf else _faults(_config_only(settings))
+    stated = gguf or any(text_config(settings).get(key) for key in LENGTHS)
     if not gguf:
         settings = with_sizes(settings)
         text = text_config(settings)
         if not _rotates(text):
             model = text.get("model_type")
             raise UserError(f"a model of type {model} has no rotation to lint: give one with RoPE.")
-        head_size(text)
+        try:
+            head_size(text)
+        except UserError:
+            check(_config_only(settings))  # raises what is known to be wrong with it
+            raise
     if not selected:
         readers = [r for r in runtimes().values() if kind in r.lints]
         readers.sort(key=lambda r: gguf and r.reads != kind)  # native readers first
@@ -164,14 +171,27 @@ def lint_settings(
         away = difference(intent, found)
         causes, beside = explain(runtime, found, away)
         rows.append(Row(runtime.name, version or runtime.newest, found, away, causes, beside))
-    wrong = () if gguf else tuple(faults(_config_only(settings)))
     # whether frequencies are scaled for short inputs as for long ones
     tensors = any(k.startswith("rope_f") or k.endswith("rope.scaling.factor") for k in settings)
     kinds = {rope_type(main_rope_dict(text_config(settings).get(key))) for key in ROPE}
     scaled = intent.starts and (tensors if gguf else bool(kinds & SCALED))
     notes = (ISSUES["short inputs"],) if scaled else ()
+    notes += () if stated else (ISSUES["length by default"],)
     layers = gguf_layers(settings) if gguf else ()
     return LintResult(intent, (*known_faults, *wrong), tuple(rows), notes, layers)
+
+
+def _faults(raw: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """The faults of a config.json; without a serious one, why transformers refuses it, if so."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    found, own = faults(raw), raw.get("model_type") in CONFIG_MAPPING and not raw.get("auto_map")
+    if own and not any(fault.serious for fault in found):
+        try:
+            make_config(raw)
+        except UserError as error:
+            return (Fault("refused", str(error), True), *found)
+    return tuple(found)
 
 
 def _rotates(text: Mapping[str, Any]) -> bool:

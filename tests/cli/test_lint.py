@@ -33,6 +33,28 @@ def test_differences_are_told_with_their_cures(longitude: Callable[..., Ran], co
     assert "1.1386" in out and "1.3000" in out
 
 
+def test_what_transformers_refuses_is_a_fault(
+    longitude: Callable[..., Ran], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(five(YARN) | {"max_position_embeddings": 8192.0}))
+    code, out, _ = longitude("lint", str(file))
+    assert code == 1 and "refused: transformers refuses" in out and "expected int" in out
+
+
+def test_a_window_by_default_is_named(longitude: Callable[..., Ran], tmp_path: Path) -> None:
+    file, raw = tmp_path / "config.json", five({"rope_theta": 1e4})
+    for stated in (True, False):
+        file.write_text(json.dumps(raw))
+        code, out, _ = longitude("lint", str(file))
+        assert code == 0 and ("length by default" in out) is not stated
+        code, out, _ = longitude("inspect", str(file))
+        words = " ".join(out.split())
+        note = "the file states no max_position_embeddings: 2,048 is the default of LlamaConfig"
+        assert code == 0 and (note in words) is not stated
+        raw.pop("max_position_embeddings", None)
+
+
 def test_json(longitude: Callable[..., Ran], config: str) -> None:
     code, out, _ = longitude("lint", config, "--for", "vllm,sglang", "--json")
     found = json.loads(out)

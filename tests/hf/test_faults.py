@@ -39,6 +39,25 @@ def without(d: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("no count", five(THETA, num_attention_heads=0), "num_attention_heads is 0, but"),
+    ("no count", five(THETA, num_key_value_heads=0), "num_key_value_heads is 0, but"),
+    ("no count", five(THETA, max_position_embeddings="256"), "max_position_embeddings is '256'"),
+    ("no count", five(THETA, model_type="mistral", sliding_window="64"), "sliding_window is '64'"),
+    (
+        "uneven heads",
+        five(THETA, head_dim=32, num_attention_heads=5, num_key_value_heads=3),
+        "num_attention_heads is 5 and num_key_value_heads 3",
+    ),
+    (
+        "uneven heads",
+        five(
+            {**THETA, "partial_rotary_factor": 0.25},
+            model_type="gpt_neox",
+            hidden_size=98,
+            num_attention_heads=4,
+        ),
+        "hidden_size is 98 and num_attention_heads 4",
+    ),
     ("not a dictionary", five("yarn"), "'yarn'"),
     ("not a dictionary", four(["linear", 4]), "rope_scaling should be"),
     ("two dictionaries", five(YARN, rope_scaling={**YARN, "factor": 2.0}), "on factor, and"),

@@ -92,7 +92,8 @@ def test_a_files_sections_are_no_fault(folder: Path) -> None:
 
 def test_the_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
     stated = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes["max_position_embeddings"] = 64
     AutoConfig.for_model(
         "qwen2_5_vl", text_config={**sizes, "rope_parameters": stated}
     ).save_pretrained(tmp_path)
@@ -107,7 +108,8 @@ def test_vllm_serves_texts_of_a_multimodal_model_under_any_scheme(
     folder: Path, tmp_path: Path
 ) -> None:
     wanted = [request("vllm", "rope(remap=rerope(32))")]
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes["max_position_embeddings"] = 64
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
     whole = AutoConfig.for_model("qwen2_vl", text_config={**sizes, "rope_parameters": rope})
     whole.save_pretrained(tmp_path)
