@@ -36,6 +36,7 @@ from longitude.extension.advice import Recommendation, recommend
 from longitude.extension.cost_model import CLAIM, OnRanks, as_json, cost_model
 from longitude.extension.measure import (
     SPARE,
+    TIMING,
     Clock,
     Evaluator,
     OutOfTime,
@@ -116,7 +117,7 @@ def _extended(prepared: Prepared, began: float) -> ExtendResult:
     clock = None
     if seconds:
         measured = began + SPARE * seconds * (1 - SEARCH_SHARE * options.search)
-        clock = Clock(measured, time_model(prepared))
+        clock = Clock(measured, time_model(prepared, min(TIMING, seconds / 50)))
     loading = time.monotonic() - began
     with Store(writable(folder) / STORE) as store:
         every = plan.all_tasks()

@@ -61,6 +61,7 @@ COST_FORWARDS = 6  # of a method and of the baseline, in alternating rounds
 TEXTS_PER_PROMPT = 5  # about: families that hide facts share one
 SPARE = 0.9  # of the budget that is measured in: the report takes its time, too
 CALIBRATION = {"cpu": 256, "cuda": 4096}  # tokens: a GPU takes as long for fewer
+MAX_TIMED, TIMING = 11, 3.0  # forwards and seconds that an estimate of time takes
 CLEARLY = 1.5  # times what is sane, on one document
 SMALL_MODEL = 2**26  # bytes of weights
 MAX_WORKERS = 4  # each has activations of its own
@@ -403,13 +404,14 @@ class Clock:
         return [f"without {dropped}"] * bool(dropped) + [f"no {what}" for what in self.skipped]
 
 
-def time_model(prepared: Prepared) -> Pace:
-    """Time the model on this machine: the faster of two short forwards, after one that warms up;
-    the part of attention grows with the square of the length, by its count of operations."""
+def time_model(prepared: Prepared, seconds: float = TIMING) -> Pace:
+    """Time the model on this machine for so long: the fastest of short forwards, after one that
+    warms up, for other processes only ever add to a time; the part of attention grows with the
+    square of the length, by its count of operations."""
     model = prepared.target.model
     ids = prepared.documents[0].ids[: CALIBRATION.get(input_device(model).type, 256) + 1]
-    runs = []
-    for _ in range(3):
+    runs = list[float]()
+    while len(runs) < 3 or (len(runs) < MAX_TIMED and sum(runs) < seconds):
         start = time.perf_counter()
         losses(model, ids)
         if torch.cuda.is_available():

@@ -163,7 +163,7 @@ def test_a_budget_ends_a_run_with_an_advice(target, slow, tmp_path):
 
 def test_a_forward_that_runs_over_is_cut_short(target, slow, tmp_path, monkeypatch):
     """Where the estimate was far too low."""
-    monkeypatch.setattr(api, "time_model", lambda prepared: Pace(1e-6, 0.0))
+    monkeypatch.setattr(api, "time_model", lambda *_: Pace(1e-6, 0.0))
     result = budgeted(target, tmp_path, "15s")
     assert "Ended by the budget of 15s." in result.recommendation["notes"]
     assert slow.read[-2] <= 13.5 and slow.now <= 15  # no forward begins after the deadline
@@ -199,3 +199,17 @@ def test_times_are_read(text, want):
 def test_no_time_is_told(text):
     with pytest.raises(UserError, match=r"--budget.*10m"):
         parse_seconds(text)
+
+
+def test_a_busy_machine_gives_the_estimate_of_a_free_one(monkeypatch):
+    prepared = api._prepared("tiny-rope", "2x", ExtendOptions(docs=1, tasks=()))
+    found = []
+    for slow in (0.01, 0.4):  # seconds that all forwards but the sixth take
+        times = iter([slow] * 5 + [0.01] + [slow] * 9)
+        now = [0.0]
+        monkeypatch.setattr(measure.time, "perf_counter", lambda now=now: now[0])
+        monkeypatch.setattr(
+            measure, "losses", lambda *_, now=now, times=times: now.append(now.pop() + next(times))
+        )
+        found.append(measure.time_model(prepared).forward(256))
+    assert found[1] == pytest.approx(found[0])
