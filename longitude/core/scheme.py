@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import torch
@@ -108,7 +108,7 @@ class Scheme:
         """The scheme of one layer: every layer has this one."""
         return self
 
-    @property
+    @cached_property  # every layer's cache asks as it opens
     def causal(self) -> bool:
         """Whether no query sees a key ahead of it."""
         return Causal() in self.mask
@@ -127,7 +127,7 @@ class Scheme:
         """Whether the masks alone hide the distant past from every query."""
         return all(area.bounded for area in _areas(self.mask, None))
 
-    @property
+    @cached_property
     def forgets(self) -> bool:
         """Whether masks or remap hide every key from some query on, as `streaming` does."""
         return all(area.bounded for area in self.areas())

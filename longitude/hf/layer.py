@@ -186,7 +186,9 @@ class LayerState:
         forward, tokens, last = self.model.forward, q.shape[2], LAST_ROWS.get()
         q = self.new_tokens(q if last is None else q[:, :, -last.count :])
         if forward.past == 0:  # a static cache returns its empty slots as well
-            k, v = self.new_tokens(k[:, :, :tokens]), v[:, :, :tokens]
+            if k.shape[2] > tokens:
+                k, v = k[:, :, :tokens], v[:, :, :tokens]
+            k = self.new_tokens(k)
             if forward.sharded and self.model.ranks is not None:
                 options |= {"key_padding": forward.new_padding, "length": forward.length}
                 ranks, pos = self.model.ranks, forward.pos

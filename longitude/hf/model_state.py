@@ -363,11 +363,9 @@ class ModelState(Uncopied):
 
     def _ours(self, layer: int) -> Any:
         """Our own layer of the forward's cache, or None if it has another kind of layer."""
-        from longitude.hf.cache_adapter import CacheLayer
-
         layers = () if self.forward.cache is None else self.forward.cache.layers
         found = layers[layer] if layer < len(layers) else None
-        return found if isinstance(found, CacheLayer) else None
+        return found if isinstance(getattr(found, "layer", None), LayerState) else None
 
     def _hold(self, cache: Any) -> None:
         from longitude.hf.cache_adapter import hold

@@ -9,6 +9,7 @@ leaves the graph and runs as it would without a compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -21,12 +22,14 @@ from longitude.core.part import Pos, Weights
 from longitude.core.scheme import Scheme
 from longitude.ops.eager import Scores, scores
 from longitude.ops.inputs import AttentionInputs, prepare
-from longitude.ops.passes import make_passes
+from longitude.ops.passes import Latest, make_passes
 from longitude.ops.plan import Backend, Kernel, Plan, make_plan
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
 
 Split = Literal["tokens", "heads", "keys"]  # what the ranks of a group have of their own
+PLAIN = frozenset((int, float, type(None)))  # options that are known without reading a tensor
+MAX_SHARED = 2**14  # tokens of q and k: more keep the device busy, and their tables take memory
 
 
 def attention(
@@ -104,17 +107,50 @@ def _attention(
         from longitude.ops.ring import attention_over  # late: few calls have a group
 
         return attention_over(*over, call, backend, options)
-    inputs = prepare(*call, **options)
+    inputs = _inputs(call, options)
     out, width = run(inputs, make_plan(inputs, backend)), call[3].shape[-1]
     return out if out.shape[-1] == width else out[..., :width]
 
 
+def _inputs(call: tuple[Any, ...], options: dict[str, Any]) -> AttentionInputs:
+    """The checked inputs. The layers of a forward differ in the values of q, k and v alone: what
+    follows from all else is checked and made once."""
+    scheme, q, k, v, q_pos, k_pos, weights = call
+    plain = type(scheme) is Scheme and not weights and type(q) is type(k) is type(v) is Tensor
+    plain = plain and type(q_pos) is type(k_pos) is range and type(options["length"]) is not float
+    plain = plain and PLAIN.issuperset(map(type, options.values()))
+    if not plain or len(q_pos) + len(k_pos) > MAX_SHARED:
+        return prepare(*call, **options)
+    grads = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    tensors = [(x.shape, x.dtype, x.device) for x in (q, k, v)]
+    shared = _shared(scheme, grads, tensors, q_pos, k_pos, options)
+    if "inputs" not in shared:
+        made = prepare(*call, **options)
+        if made.q is not q or made.k is not k or made.v is not v:
+            return made
+        shared["inputs"] = {**vars(made), "q": None, "k": None, "v": None}  # which layers have
+    made = object.__new__(AttentionInputs)  # frozen: its fields would be set one by one
+    vars(made).update(shared["inputs"], q=q, k=k, v=v, shared=shared)
+    return made
+
+
+@Latest
+def _shared(scheme: Scheme, *_: Any) -> dict[Any, Any]:
+    """What calls share that are alike in all this; the first of them fills it."""
+    return {}
+
+
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
-    """Run a plan. Backends are imported when first used: flex brings the compiler."""
+    """Run a plan."""
     if not plan.steps:
         return p.zeros()
-    module = RUNNERS.get(plan.steps[-1].kernel, "lse_merge")
-    return import_module(f"longitude.ops.{module}").run(p, plan)
+    return _backend(RUNNERS.get(plan.steps[-1].kernel, "lse_merge")).run(p, plan)  # type: ignore[no-any-return]
+
+
+@cache
+def _backend(name: str) -> Any:
+    """A backend's module, imported when first used: flex brings the compiler."""
+    return import_module(f"longitude.ops.{name}")
 
 
 RUNNERS = {

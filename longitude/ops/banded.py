@@ -64,14 +64,8 @@ Rotations = tuple[Rotation | None, ...]  # of every pass
 
 def run(p: AttentionInputs, plan: Plan, kernels: BandKernels | None = None) -> Tensor:
     """Attention, band after band: by our kernels, or by those given."""
-    if kernels is None:
-        from longitude.ops.kernels.banded_backward import KERNELS as kernels  # it imports Triton
-    *far, near = plan.steps
-    bias = None if near.table is None else bias_of(p, near.table)
-    bands = _Bands(
-        kernels, near.bands, far[0] if far else None, near.table, p.scale,
-        tuple(one.rotation() for one in make_passes(p)),
-    )  # fmt: skip
+    bands: _Bands = p.once(("bands", kernels), lambda: _Bands.of(p, plan, kernels))
+    bias = None if bands.table is None else bias_of(p, bands.table)
     if not p.needs_grad:
         return bands.forward(bands.rotated(p.q, p.k), p.v, bias, p.sink_logits)[0]
     table, ahead = (bias.table, bias.ahead) if bias else (None, None)
@@ -87,6 +81,20 @@ class _Bands(NamedTuple):
     table: TableSpan | None
     scale: float
     rotations: Rotations
+    cut: dict[int, Rotation]  # of a pass that one band reads, for its rows and columns alone
+
+    @classmethod
+    def of(cls, p: AttentionInputs, plan: Plan, kernels: BandKernels | None) -> _Bands:
+        if kernels is None:
+            from longitude.ops.kernels.banded_backward import KERNELS as kernels  # imports Triton
+        *far, near = plan.steps
+        rotations = tuple(one.rotation() for one in make_passes(p))
+        read = [(piece.pass_index, ALL, slice(*piece.columns)) for piece in near.bands]
+        read += [(step.passes[0], *_where(step)[:2]) for step in far]
+        uses = Counter(n for n, _, _ in read)
+        cut = {n: one.cut(*where) for n, *where in read if (one := rotations[n]) and uses[n] == 1}
+        one_far = far[0] if far else None
+        return cls(kernels, near.bands, one_far, near.table, p.scale, rotations, cut)
 
     def forward(
         self, rotated: Rotated, v: Tensor, bias: Bias | None, sinks: Tensor | None
@@ -129,17 +137,14 @@ class _Bands(NamedTuple):
 
     def rotated(self, q: Tensor, k: Tensor) -> Rotated:
         """q and k rotated when they are needed: in full, and once, where several bands share it."""
-        uses = Counter(piece.pass_index for piece in self.pieces)
-        if self.far is not None:
-            uses[self.far.passes[0]] += 1
         latest: dict[int, tuple[Tensor, Tensor]] = {}
 
         def rotated(n: int, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
             rotation = self.rotations[n]
             if rotation is None:
                 return some(q, rows), some(k, columns)
-            if uses[n] == 1:
-                return rotation.cut(rows, columns).apply(some(q, rows), some(k, columns))
+            if n in self.cut:
+                return self.cut[n].apply(some(q, rows), some(k, columns))
             if n not in latest:
                 latest.clear()
                 latest[n] = rotation.apply(q, k)

@@ -12,8 +12,8 @@ not by what a cache holds, so that decoding agrees with prefill.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -57,6 +57,12 @@ class AttentionInputs:
     k_length: Length = 1
     scale_in_tables: bool = False
     forget_sums: tuple[Tensor, Tensor] | None = None  # of queries and of keys (b h n)
+    shared: dict[Hashable, Any] | None = field(default=None, init=False)  # by calls like this one
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for all calls that differ in their tensors' values alone."""
+        shared = {} if self.shared is None else self.shared
+        return shared[key] if key in shared else shared.setdefault(key, make())
 
     @property
     def q_rows(self) -> Tensor:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -28,7 +28,7 @@ from longitude.core.part import Pos, QueryRows, Region, as_rows
 from longitude.core.region import FAR, Area, meet, visible
 from longitude.core.scheme import Scheme
 from longitude.ops.inputs import AttentionInputs, Length, cut_tokens, scale_factors
-from longitude.ops.kernels.launch import triton_available
+from longitude.ops.kernels.launch import shape, triton_available
 from longitude.parts.rope import Pairs, Rope, apply_rotary
 from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
@@ -59,12 +59,21 @@ class Latest(Generic[T]):
         return last[1]
 
 
-class Rotation(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Rotation:
     """The tables that rotate q and k, a row per token."""
 
     q: Tables
     k: Tables
     pairs: Pairs
+
+    @cached_property
+    def in_one_launch(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """What rotates q and k by our kernel; layers share the tables, which it looks at once."""
+        from longitude.ops.kernels.rope import rotate_qk  # late: it imports Triton
+
+        tables = {"q_tables": self.q, "k_tables": self.k, "pairs": self.pairs}
+        return partial(rotate_qk, **tables, shapes=tuple(map(shape, (*self.q, *self.k))))
 
     def cut(self, rows: slice, cols: slice) -> Rotation:
         """The same for some rows of q and columns of k."""
@@ -76,9 +85,7 @@ class Rotation(NamedTuple):
         """q and k rotated: in one launch where kernels run, else each by itself. The inverse takes
         gradients of rotated tensors to those of the originals."""
         if triton_available(q.device):
-            from longitude.ops.kernels.rope import rotate_qk  # late: it imports Triton
-
-            return rotate_qk(q, k, self.q, self.k, self.pairs, inverse=inverse)
+            return self.in_one_launch(q, k, inverse=inverse)
         (c, s), (kc, ks) = self.q, self.k
         if inverse:
             s, ks = -s, -ks
@@ -101,6 +108,10 @@ class Pass:
 
     def rotation(self, rows: slice = ALL, cols: slice = ALL) -> Rotation | None:
         """How these rows of q and columns of k are rotated, None where they are not."""
+        ends = (rows.start, rows.stop, cols.start, cols.stop)
+        return self.inputs.once((self.region, ends), lambda: self._rotation(rows, cols))
+
+    def _rotation(self, rows: slice, cols: slice) -> Rotation | None:
         p, rope = self.inputs, self.inputs.scheme.rotary
         if self.region is None or rope is None:
             return None
@@ -114,9 +125,8 @@ class Pass:
             q_tables = _scaled_tables(p.scheme, self.region, q_pos, size, q_length, *how)
         else:
             q_tables = cos_sin(rope, self.region, "q", q_pos, size, q_length, *how)
-        fixed = isinstance(q_pos, range) and isinstance(q_length, int)
-        alike = fixed and isinstance(k_pos, range) and isinstance(k_length, int)
-        alike = alike and (q_pos, q_length) == (k_pos, k_length) and not p.scale_in_tables
+        fixed = not any(isinstance(x, Tensor) for x in (q_pos, k_pos, q_length, k_length))
+        alike = fixed and (q_pos, q_length) == (k_pos, k_length) and not p.scale_in_tables
         if alike and _same_tables(rope, self.region, q_length):
             return Rotation(q_tables, q_tables, rope.pairs)
         k_tables = cos_sin(rope, self.region, "k", k_pos, size, k_length, *how)
@@ -334,11 +344,8 @@ def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int, cut: Cut) -> Ite
         yield from _below(lo, q0, q1, k0, k1)
     elif lo <= q0 - k1 + 1:
         yield from _above(hi, q0, q1, k0, k1)
-    elif (
-        cut == "small"
-        and hi - lo <= MAX_BAND
-        and (first := max(q0, k0 + hi)) < (last := min(q1, k1 + lo))
-    ):
+    elif cut == "small" and hi - lo <= MAX_BAND and max(q0, k0 + hi) < min(q1, k1 + lo):
+        first, last = max(q0, k0 + hi), min(q1, k1 + lo)
         yield from _band(lo, hi, q0, first, k0, k1, cut)  # whose band begins before k0
         size = max(BAND_ROWS, (hi - lo) // 4)
         for top in range(first, last, size):
@@ -390,9 +397,7 @@ def _halves(t: Tile, size: int = 0) -> Iterator[Tile]:
     if t.kind != "lower" or t.height <= size:
         yield t
         return
-    half = size
-    while 2 * half < t.height:
-        half *= 2
+    half = size << ((t.height - 1) // size).bit_length() - 1  # the most doublings that are less
     rest, top, left = t.height - half, t.top + half, t.left + half
     yield from _halves(replace(t, height=half, width=half), size)
     yield Tile(top, rest, t.left, half)

@@ -224,7 +224,7 @@ class CallSpec(NamedTuple):
 
 def make_plan(inputs: AttentionInputs, backend: str = "auto") -> Plan:
     """How a call runs: by this backend, or by the fastest that can."""
-    return plan_call(CallSpec.of(inputs), backend)
+    return inputs.once(backend, lambda: plan_call(CallSpec.of(inputs), backend))
 
 
 @lru_cache(maxsize=4096)

@@ -360,3 +360,24 @@ def test_plans_are_comparable() -> None:
     one, two = (plan_call(on(H200, LEAKY, n)) for n in (8192, 8192))
     assert one == two and plan_call(on(H200, LEAKY, 8193)) != one
     assert isinstance(one, Plan)
+
+
+def test_calls_that_differ_in_values_alone_are_checked_once(monkeypatch: Any) -> None:
+    """The layers of a forward share what follows from shapes; what is refused stays refused."""
+    made: list[Any] = []
+    module = sys.modules["longitude.ops.attention"]
+    monkeypatch.setattr(module, "prepare", lambda *a, **b: made.append(a) or prepare(*a, **b))
+    known, (q, *rest) = scheme("rope(remap=leaky_rerope(40, 4))"), inputs()
+    for x in (q, 2 * q, q.flip(2)):
+        expected = attention(known, x, *rest, backend="eager")
+        torch.testing.assert_close(attention(known, x, *rest), expected, rtol=1e-4, atol=1e-5)
+    assert len(made) == 1
+    for option, value in (("dropout", 0), ("softcap", 1), ("length", 1)):
+        attention(known, q, *rest, **{option: value})
+        with pytest.raises(UserError):  # though False == 0, and True == 1
+            attention(known, q, *rest, **{option: bool(value)})
+    x = q.clone().requires_grad_()  # by another plan
+    torch.testing.assert_close(attention(known, x, *rest), attention(known, q, *rest))
+    short = inputs(8)[0], rest[0], rest[1], range(N - 8, N), range(N)
+    expected = attention(known, *short, backend="eager")
+    torch.testing.assert_close(attention(known, *short), expected, rtol=1e-4, atol=1e-5)

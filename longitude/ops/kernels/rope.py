@@ -111,13 +111,15 @@ def rotate_qk(
     *,
     inverse: bool = False,
     blocks: Blocks | None = None,
+    shapes: tuple[Shape, ...] | None = None,
 ) -> tuple[Float[Tensor, "b h nq d"], Float[Tensor, "b hkv nk d"]]:
-    """q and k rotated by their tables (b|1 1 n half), or rotated back, in one launch."""
+    """q and k rotated by their tables (b|1 1 n half), or rotated back, in one launch. `shapes` are
+    those of the tables, if they are known."""
     tables = (*q_tables, *k_tables)
     options: Options = (pairs, inverse, blocks)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         return _Rotate.apply(tables, options, q, k)  # type: ignore[return-value]
-    return _run((q, k, *tables), options)
+    return _run((q, k, *tables), options, shapes)
 
 
 class _Rotate(torch.autograd.Function):
@@ -139,14 +141,17 @@ class _Rotate(torch.autograd.Function):
         return None, None, *made
 
 
-def _run(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor]:
-    layout = _layout(tuple(map(shape, tensors)), options, tensors[0].device)
+def _run(
+    tensors: tuple[Tensor, ...], options: Options, shapes: tuple[Shape, ...] | None = None
+) -> tuple[Tensor, Tensor]:
+    q, k, c, s, kc, ks = tensors
+    tables = tuple(map(shape, tensors[2:])) if shapes is None else shapes
+    layout = _layout((shape(q), shape(k)), tables, options, q.device)
     if not layout.fits:  # q and k stay where they lie, if the kernel can read them
         stay = [n < 2 and x.stride(-1) == 1 for n, x in enumerate(tensors)]
         laid = {"memory_format": torch.contiguous_format}
         both = zip(tensors, stay, strict=True)
         return _run(tuple(x if kept else x.clone(**laid) for x, kept in both), options)
-    q, k, c, s, kc, ks = tensors
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     if layout.programs:
         sides = (q, q_out, c, s, *layout.q), (k, k_out, kc, ks, *layout.k)
@@ -169,9 +174,10 @@ class _Layout:
 
 
 @lru_cache(maxsize=1024)
-def _layout(shapes: tuple[Shape, ...], options: Options, device: torch.device) -> _Layout:
+def _layout(
+    xs: tuple[Shape, ...], tables: tuple[Shape, ...], options: Options, device: torch.device
+) -> _Layout:
     require(device)
-    xs, tables = shapes[:2], shapes[2:]
     _check(xs, tables)
     pairs, inverse, blocks = options
     d, half = xs[0][0][3], tables[0][0][3]
@@ -186,7 +192,7 @@ def _layout(shapes: tuple[Shape, ...], options: Options, device: torch.device) -
     }  # fmt: skip
     sides = [_numbers(x, table) for x, table in zip(xs, tables[::2], strict=True)]
     alike = sides == [_numbers(x, table) for x, table in zip(xs, tables[1::2], strict=True)]
-    fits = alike and all(strides[3] == 1 for _, strides, _ in shapes)
+    fits = alike and all(strides[3] == 1 for _, strides, _ in xs + tables)
     counts = (q_lanes, q_lanes + k_lanes, runs)
     return _Layout(sides[0], sides[1], counts, runs * counts[1], constants, fits)
 
