@@ -204,6 +204,11 @@ class Session:
                         figures = f"loss {loss:.4f}  mean {mean:.4f}"
                         print(f"{self.stream.tokens:>10,} tokens  {figures}", flush=True)
                 update()
+        if score and not count:
+            raise UserError(
+                f"--score needs two tokens or more, for the first has no loss, but standard input "
+                f"had {self.stream.tokens}: give more."
+            )
         if score:
             return
         if not self.stream.tokens:

@@ -14,6 +14,7 @@ lines carry rows to other machines and into a repository.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import math
@@ -32,6 +33,13 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
 STALE = (CONFIG, ADAPTER, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 VERSION = 1  # of the table below
 APPLICATION_ID = int.from_bytes(b"Lngt")  # of the sqlite file
+BYTE_ORDER_MARKS = (  # UTF-32's little-endian one begins with UTF-16's
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 BUSY_TIMEOUT = 60.0  # seconds to wait while others write
 TABLE = """CREATE TABLE rows (
     id TEXT PRIMARY KEY, key TEXT NOT NULL, value TEXT NOT NULL, made TEXT NOT NULL)"""
@@ -87,6 +95,11 @@ def read_json(file: Path, optional: bool = False) -> dict[str, Any]:
             f"{file} should hold a JSON object, but holds {shown(content)}: correct it."
         )
     return content
+
+
+def marked_encoding(data: bytes) -> str | None:
+    """The encoding that the first bytes of a text name, if they do."""
+    return next((name for mark, name in BYTE_ORDER_MARKS if data.startswith(mark)), None)
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:

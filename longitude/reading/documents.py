@@ -12,7 +12,6 @@ windows having the word.
 
 from __future__ import annotations
 
-import codecs
 import html
 import io
 import logging
@@ -29,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+from longitude.core.store import marked_encoding
 from longitude.core.validate import UserError, short, shown
 
 STDIN = "-"
@@ -48,13 +48,6 @@ CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # written without spaces: each 
 WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
 HEAD = 1024  # bytes in which a file says what it is
 PAGE_BREAK = "\n\n"
-BYTE_ORDER_MARKS = (  # UTF-32's little-endian one begins with UTF-16's
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.IGNORECASE)
 HTML = re.compile(r"<(!doctype\s+html|html)\b", re.IGNORECASE)
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
@@ -166,7 +159,7 @@ class NoText(Exception):
 
 def decode(data: bytes) -> str:
     """Bytes as text; raises for what is none."""
-    marked = next((name for mark, name in BYTE_ORDER_MARKS if data.startswith(mark)), None)
+    marked = marked_encoding(data)
     charset = None if marked else CHARSET.search(data[:HEAD])
     encodings = [marked or "utf-8", *([charset[1].decode("ascii")] if charset else [])]
     text, at = "\0", 0

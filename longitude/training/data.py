@@ -1,8 +1,9 @@
 """Training text: where it is read from, its split into train and test, windows and excerpts.
 
 Text comes from files and folders, from a `datasets` dataset, or from Python's own standard library.
-A document is a name and its bytes, unchanged. NUL ends a document, so bytes that hold a NUL are not
-text; nor are bytes that are not UTF-8. Names don't depend on where a folder stands.
+A document is a name and its bytes, unchanged but for UTF-16 and UTF-32 with a mark, which become
+UTF-8. NUL ends a document, so bytes that hold a NUL are not text; nor are bytes that are not UTF-8.
+Names don't depend on where a folder stands.
 
 One document in ten is held out for tests, picked by a hash of its name alone: the split is the same
 on every machine and in every order of reading. Training windows are cut from the joined documents
@@ -17,6 +18,7 @@ import re
 import stat
 import sysconfig
 from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +30,7 @@ import torch
 from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
+from longitude.core.store import marked_encoding
 from longitude.core.validate import UserError, short, shown
 from longitude.training.distributed import generator
 
@@ -93,7 +96,7 @@ def _from_path(source: str) -> list[tuple[Path, Document]]:
         raise UserError(f"{shown(source)} is neither a file nor a folder: give one of them.")
     text = _read(path)
     if not is_text(text):
-        fault = "is not UTF-8 or has a NUL in it" if text else "is empty"
+        fault = "is neither UTF-8 nor marked as UTF-16, or has a NUL in it" if text else "is empty"
         raise UserError(f"file {shown(source)} holds no text, it {fault}: give a text file.")
     return [(path, Document(path.name, text))]
 
@@ -175,10 +178,15 @@ def _files_below(root: Path, without: Set[str] = frozenset()) -> Iterator[Path]:
 
 
 def _read(file: Path) -> bytes:
+    """A file's bytes; in UTF-8, if its first ones say that it is UTF-16 or UTF-32."""
     try:
-        return file.read_bytes()
+        data = file.read_bytes()
     except OSError as error:
         raise _unreadable(str(file), error) from None
+    with suppress(UnicodeError):  # what can't be read so is no text
+        if (marked := marked_encoding(data)) not in (None, "utf-8"):
+            return data.decode(str(marked)).encode()
+    return data
 
 
 def _unreadable(path: str, error: Exception) -> UserError:

@@ -153,6 +153,10 @@ class TuneOptions(ModelOptions):
         if self.scheme is not None:
             parse(self.scheme)
         Recipe("given", "", "", **self.overrides)
+        if self.lora is False and self.rank is not None:
+            raise UserError(
+                f"--rank is of LoRA's matrices, but got --full and {self.rank}: leave one out."
+            )
         if self.save_every < 1:
             raise UserError(
                 f"--save-every counts steps from 1, but got {self.save_every}: give more."

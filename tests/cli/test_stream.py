@@ -148,6 +148,9 @@ def test_a_mistake_is_one_line(says: Callable[..., Ran], args: tuple[str, ...]) 
 def test_nothing_to_go_on_from(says: Callable[..., Ran]) -> None:
     code, out, err = says("", *TINY)
     assert (code, out) == (2, "") and "standard input was empty" in err
+    for text, read in (("", 0), ("a", 1)):
+        code, out, err = says(text, *TINY, "--score")
+        assert (code, out) == (2, "") and f"but standard input had {read}: give more." in err
 
 
 def test_interrupting_is_an_end_like_another(

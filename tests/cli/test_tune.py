@@ -232,6 +232,7 @@ def test_data_on_stdout_leaves_progress_to_stderr(
         (("--report-to", "paper"), "--report-to is tensorboard, trackio, wandb"),
         (("--dtype", "int8"), "--dtype is"),
         (("--save-every", "0"), "--save-every"),
+        (("--rank", "8"), "got --full and 8: leave one out"),
     ],
 )
 def test_mistakes_are_told_before_any_work(

@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from longitude import UserError
 from longitude.training.data import (
     Corpus,
+    Document,
     excerpts,
     gather,
     join,
+    read_documents,
     standard_library,
     windows,
 )
@@ -242,6 +244,14 @@ def test_generators_differ_by_seed_step_and_purpose() -> None:
     assert first(-1, 2**40, "") != first(-1, 2**40 + 1, "")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+def test_texts_that_name_their_encoding_are_read(tmp_path: Path, encoding: str) -> None:
+    text = "Gulls slept on the pier of Ærø.\n"
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    for source in (tmp_path, tmp_path / "a.txt"):
+        assert read_documents([str(source)]) == [Document("a.txt", text.encode())]
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
@@ -253,7 +263,7 @@ def test_generators_differ_by_seed_step_and_purpose() -> None:
         ("x" * 5000, "can't be read"),
         ("empty", "holds no text"),
         ("blank.txt", "it is empty"),
-        ("binary", "is not UTF-8 or has a NUL in it"),
+        ("binary", "is neither UTF-8 nor marked as UTF-16, or has a NUL in it"),
         ("blank.txt/below", "datasets library"),  # what looks like a dataset's name
         ("pipe", "neither a file nor a folder"),
     ],
@@ -265,7 +275,7 @@ def test_bad_paths_are_told_in_a_sentence(
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "empty" / "deep").mkdir(parents=True)
     (tmp_path / "blank.txt").touch()
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\xfd")
     (tmp_path / "good").write_text("text")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match=sentence) as caught:

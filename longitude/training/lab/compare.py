@@ -80,7 +80,8 @@ def make_plan(schemes: str, options: LabOptions, corpus: Corpus, world: World) -
     if not runs:
         raise UserError("--seeds names none: give some, as in 0,1,2.")
     if min(lengths) < 2:
-        raise UserError(f"--test needs at least two tokens, but got {min(lengths)}: give more.")
+        option = "--test" if options.test else "--length, the shortest length of a test,"
+        raise UserError(f"{option} needs at least two tokens, but got {min(lengths)}: give more.")
     if TEXT in tasks:
         excerpts(corpus, max(lengths) + 1, options.excerpts, SEED)
     return Plan(runs, tasks, lengths, options)

@@ -152,6 +152,11 @@ def settle(
         text = text.format(**slots)
     policies = {recipe.positions, given.get("positions", recipe.positions)}
     lora = given.get("trained", recipe.trained) == LORA
+    if "rank" in given and not lora:
+        raise UserError(
+            f"--rank is of LoRA's matrices, but got {given['rank']} where all weights are trained: "
+            f"leave it out, or add --lora."
+        )
     settled = replace(
         recipe,
         scheme=text and full_layers(text, own),

@@ -151,7 +151,8 @@ def test_a_plan_is_checked_whole_before_any_work(corpus):
     with pytest.raises(UserError, match="inside rope"):
         make_plan("rope(); rerope(3)", options, corpus, CPU)
     for bad, sentence in [
-        ({"test": (1, 64)}, "two tokens"),
+        ({"test": (1, 64)}, "--test needs at least two tokens"),
+        ({"length": 1}, "--length, the shortest length of a test, needs at least two tokens"),
         ({"test": (10**6,)}, "test text has"),
         ({"seeds": ()}, "--seeds names none"),
         ({"excerpts": 0}, "--excerpts must be at least 1"),

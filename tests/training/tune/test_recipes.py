@@ -50,6 +50,12 @@ def test_a_scheme_of_ones_own_is_trained_as_usual_under_no_papers_name():
     assert replace(own, name=usual.name, paper=usual.paper) == usual
 
 
+def test_a_rank_is_of_loras_matrices_alone():
+    for name, given in (("abf", {}), ("yarn", {"trained": "full"})):
+        with pytest.raises(UserError, match="got 8 where all weights are trained: leave it out"):
+            settle(name, LLAMA, {"rank": 8, **given})
+
+
 def test_the_papers_schemes():
     schemes = {name: settle(name, LLAMA, {}).scheme for name in ("yarn", "pi", "longlora", "pose")}
     yarn, linear = "rope(frequencies=yarn(4, original=4096))", "rope(frequencies=linear(4))"
@@ -91,10 +97,11 @@ def test_rates_are_the_papers_at_their_width():
 def test_every_field_can_be_set():
     wanted = {
         "scheme": "rope(frequencies=linear(2))", "steps": 7, "rows": 3, "length": 100,
-        "rate": 0.5, "warmup": 2, "positions": "randomized", "trained": "full", "rank": 4,
+        "rate": 0.5, "warmup": 2, "positions": "randomized", "trained": "full",
     }  # fmt: skip
     recipe = settle("yarn", LLAMA, wanted)
     assert {name: getattr(recipe, name) for name in wanted} == wanted
+    assert settle("yarn", LLAMA, {"rank": 4}).rank == 4
     assert settle("yarn", LLAMA, {"positions": "pose"}).length == 4096
     assert settle("pose", LLAMA, {"positions": "order"}).length == 4096
 
