@@ -31,6 +31,7 @@ from longitude.parts import T5, Alibi, Bidirectional, Learned
 LOW, HIGH = 1.0, 4.0  # Llama 3's bounds, in rotations over the trained length
 KNOWN_SCALING = {"type", "factor", "original_context_length", "attn_factor", "finetuned"}
 KNOWN_SCALING |= {"yarn_beta_fast", "yarn_beta_slow"}
+LATENT = "deepseek2"
 LEARNED_TABLES = {"gpt2": False, "starcoder": False, "bert": True, "roberta-bert": True}  # bidir.?
 NO_ROTATION = ("mamba", "mamba2", "jamba", "rwkv6", "rwkv7", "arwkv7", "rwkv6qwen2", "nemotron_h")
 Entries = dict[str, Any]
@@ -75,6 +76,8 @@ def _refuse(header: Header, what: str) -> NoReturn:
 def _frequencies(config: Any, header: Header, half: int) -> Entries:
     """The entries of `rope_parameters` that express the file's scaling of `half` frequencies."""
     scaling = header.scaling()
+    # of DeepSeek's latent attention, a tenth of its two mscales, which are equal
+    latent = scaling.pop("yarn_log_multiplier", 0.0) if header.architecture == LATENT else 0.0
     for key in sorted(set(scaling) - KNOWN_SCALING):
         _refuse(header, f"scales its rotation by rope.scaling.{key} = {scaling[key]}")
     kind = scaling.get("type", "linear")  # llama.cpp's default
@@ -83,7 +86,9 @@ def _frequencies(config: Any, header: Header, half: int) -> Entries:
     if kind == "yarn" and all(d == 1 for d in fixed):
         factor = scaling.get("factor", 1.0)
         product = {} if gain == 1 else {"attention_factor": gain * (0.1 * math.log(factor) + 1.0)}
+        names = ("mscale", "mscale_all_dim") if latent else ()
         return product | {
+            **dict.fromkeys(names, float(f"{10 * latent:.6g}")),
             "rope_type": "yarn",
             "factor": factor,
             ORIGINAL: original,

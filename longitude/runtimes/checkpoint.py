@@ -16,7 +16,7 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.core.store import read_json
 from longitude.core.text import parse
 from longitude.core.validate import UserError
-from longitude.hf.gguf_config import fix_config
+from longitude.hf.gguf_config import LATENT, fix_config
 from longitude.hf.gguf_reader import Header, read_header
 from longitude.hf.merge_scheme import merge_scheme
 from longitude.hf.rope_config import FULL, layer_types, read, rope_parameters
@@ -180,7 +180,15 @@ def gguf_config(header: Header) -> dict[str, Any]:
         sliding_window=header.own("attention.sliding_window"),
         rope_parameters={"rope_type": "default", "rope_theta": header.own("rope.freq_base", 1e4)},
     )
+    rotated = header.own("rope.dimension_count")
+    latent = header.architecture == LATENT and rotated and header.own("attention.kv_lora_rank")
+    if latent:  # only a part of each head rotates, which is a head of its own for its class
+        whole = header.own("attention.key_length_mla", head)
+        config.head_dim = config.qk_rope_head_dim = rotated
+        config.qk_nope_head_dim = whole - rotated
     fix_config(config, header)
+    if latent:
+        return {"model_type": "deepseek_v3", **vars(config)}
     if found := layer_bases(header):
         types, base = found
         local = {"rope_type": "default", "rope_theta": base}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from longitude.core.text import parse
+from longitude.hf.encodings import read_encodings
 from longitude.hf.gguf_config import gguf_encodings, has_rotary
 from longitude.hf.gguf_reader import read_header
 from longitude.runtimes.checkpoint import gguf_config
@@ -95,3 +96,24 @@ def test_gemma_3s_windowed_layers_have_a_base_of_their_own(tmp_path: Path) -> No
         ("rope() + window(32)", (0, 1, 2, 3, 4, 6)),
         ("rope(base=1000000, frequencies=linear(8))", (5,)),
     )
+
+
+@pytest.mark.parametrize("absorbed", [True, False])  # files of today, and those before
+def test_deepseeks_latent_attention(absorbed: bool, tmp_path: Path) -> None:
+    sizes = {"attention.key_length_mla": 192, "attention.key_length": 576}
+    keys = {"attention.kv_lora_rank": 512, "rope.dimension_count": 64, "embedding_length": 7168}
+    keys |= sizes if absorbed else {"attention.key_length": 192}
+    keys |= {"attention.head_count": 128, "context_length": 163840}
+    yarn = {"rope.scaling.factor": 40.0, "rope.scaling.original_context_length": 4096}
+    yarn |= {"rope.scaling.yarn_log_multiplier": 0.1}
+    header = header_of(tmp_path / "m.gguf", "deepseek2", **keys, **yarn)
+    header.keys["deepseek2.rope.scaling.type"] = "yarn"
+    (found,) = gguf_encodings(header, gguf_config(header))
+    own = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
+    raw = {"model_type": "deepseek_v3", "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+    raw |= {"max_position_embeddings": 163840, "hidden_size": 7168, "num_attention_heads": 128}
+    (stated,) = read_encodings(
+        {**raw, "rope_scaling": {**own, "mscale": 1.0, "mscale_all_dim": 1.0}, "rope_theta": 1e4}
+    )
+    for name in ("scheme", "head_dim", "heads", "window", "original", "notes"):
+        assert getattr(found, name) == getattr(stated, name)
