@@ -78,8 +78,10 @@ def test_data_alone_on_standard_output_and_html_in_names_shown_as_text(tmp_path,
     text = tmp_path / "<b>bold & brave.txt"
     text.write_text("".join(f"word{n} and {n * 7919 % 1000}; " for n in range(400)))
     out = tmp_path / "run"
-    assert run(["extend", *QUICK, "--text", str(text), "--json", "--out", str(out)]) == 0
-    said = json.loads(capsys.readouterr().out)
+    assert run(["extend", *QUICK, "--text", str(text), "--json", "--out", str(out), "--quiet"]) == 0
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    assert printed.err == ""
     assert said["folder"] == str(out) and said["best"]["sentence"]
     page = (out / "report.html").read_text()
     assert "&lt;b&gt;bold &amp; brave.txt" in page and "<b>bold" not in page

@@ -90,6 +90,24 @@ def test_mistakes_are_one_sentence_before_any_work(longitude, text, tmp_path, gi
     assert len(news.strip().splitlines()) == 1 and not out.exists()
 
 
+@pytest.mark.parametrize("command", ["train", "lab"])
+def test_quiet_is_the_result_alone(longitude, text, tmp_path, command):
+    settings = ("--text", text, "--out", str(tmp_path / "run"), "--quiet")
+    settings += ("--schemes", "rope()", "--excerpts", "2") if command == "lab" else ()
+    code, printed, news = longitude(command, *SMALL, *settings)
+    assert (code, news) == (0, "") and printed
+
+
+@pytest.mark.parametrize("command", ["inspect", "lint"])
+def test_a_run_is_no_model_but_holds_one(longitude, text, tmp_path, command):
+    run = tmp_path / "run"
+    (run / "hf").mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    (run / "hf" / "config.json").write_text("{}")
+    code, printed, news = longitude(command, str(run))
+    assert (code, printed) == (2, "") and news.endswith(f"give {run / 'hf'}, which is in it.\n")
+
+
 def test_a_folder_with_another_run_is_refused(longitude, text, tmp_path):
     settings = ("--text", text, "--out", str(tmp_path / "run"))
     assert longitude("train", *SMALL, *settings)[0] == 0

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import random
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
 from urllib.parse import quote, urlencode
 
 import pytest
 
 from longitude.core.validate import UserError
 from longitude.explorer.data import draw
-from longitude.explorer.server import listen
+from longitude.explorer.server import _run, listen
 from longitude.explorer.state import Column, PageState
 
 from .served import Asker, served
@@ -138,3 +142,15 @@ def test_random_requests(asker: Asker) -> None:
             wrong += 1
     assert wrong > 120
     assert asker.told("/api/draw?method1=yarn")[0] == 200  # and it still answers
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_state_that_can_not_be_drawn_ends_no_thread() -> None:
+    """What the server computes ahead of the first request fails as that request will."""
+    state = PageState(columns=(Column("no_such"),))
+    before = {*threading.enumerate()}
+    stub: Any = SimpleNamespace(run=lambda sockets: None)
+    with patch("longitude.explorer.server.server", lambda _: stub):
+        _run(state, cast(Any, None))
+    for thread in {*threading.enumerate()} - before:
+        thread.join()

@@ -20,8 +20,9 @@ from longitude.core.validate import UserError
 from longitude.hf.gguf_reader import Header
 from longitude.parts import ByParts, Linear, Llama3, Ntk, NtkMixed, Rope, Unscaled, Yarn
 from longitude.runtimes import Settings, runtimes
+from longitude.runtimes.api import ExportOptions, _exported
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
-from longitude.runtimes.export import exports, write
+from longitude.runtimes.export import PriorRun, exports, write
 from longitude.runtimes.target import Target, make_target
 from tests.runtimes.configs import emulate, request
 
@@ -197,3 +198,19 @@ def test_a_split_is_served_by_longitude_alone(runtime: str) -> None:
         }
     else:
         assert done.refused and "differ: export one scheme for all layers" in done.refused
+
+
+def test_a_run_that_advises_nothing_for_some_runtimes_serves_the_others() -> None:
+    def advice(label: str, scheme: str | None, loss: float) -> dict[str, Any]:
+        numbers = {"own": "baseline", "value": {"mean": loss}, "measure": "context"}
+        numbers["length"] = 1024
+        return {"label": label, "scheme": scheme, "sentence": "none is better.", "numbers": numbers}
+
+    best = advice("rerope", "rope(remap=rerope(64))", 1.0)
+    nothing = {name: advice("baseline", None, 2.0) for name in ("llama.cpp", "sglang")}
+    run = PriorRun("tiny-rope", 1024, best, nothing, "")
+    every = [(runtime, None) for runtime in runtimes().values()]
+    result = _exported(open_checkpoint("tiny-rope"), every, None, ExportOptions(), run)
+    refused = {one.runtime.name: str(one.refused) for one in result.exports if not one.settings}
+    assert "the run advises no scheme for sglang: none is better." in refused["sglang"]
+    assert "no recommendation for" in " ".join(refused.values()) and "vllm" not in refused
