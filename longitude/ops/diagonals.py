@@ -4,6 +4,9 @@ A bias by distance needs no dense mask: with the keys in reverse order, the bias
 block is a view of a table of its distances (`along_diagonals`). The same view of an empty table
 takes the gradients of the scores, and adding up what lies over one another is the table's gradient.
 A block's weights are computed again from its log-sum-exp, so that memory stays linear.
+
+Where all biases go flat with distance, blocks have the near keys alone. Far ones are plain causal
+attention, whose queries have a vector added and whose log-sum-exp a number for each query.
 """
 
 from __future__ import annotations
@@ -20,9 +23,16 @@ from torch.autograd.function import once_differentiable
 
 from longitude.core.region import Area
 from longitude.ops.inputs import BLOCK_SCORES, AttentionInputs
-from longitude.ops.lse_merge import cpu_flash
-from longitude.ops.passes import accum_dtype, dense, make_passes
-from longitude.ops.plan import CallSpec, Plan, term_type
+from longitude.ops.lse_merge import (
+    OPERATORS,
+    MergeOneByOne,
+    TileBatch,
+    add_tiles,
+    cpu_flash,
+    tile_gradients,
+)
+from longitude.ops.passes import accum_dtype, batches, dense, make_passes, tiles
+from longitude.ops.plan import CallSpec, Kernel, Plan, term_type
 from longitude.parts.distance_bias import (
     Addend,
     ByDiagonals,
@@ -33,6 +43,7 @@ from longitude.parts.distance_bias import (
 
 BLOCK_QUERIES = (64, 256)  # few enough that little is computed beyond a causal mask
 BLOCKS = 16  # of a call, between these
+LEAST_FAR = 3  # times as many keys as a block's near ones
 LEAST_QUERIES = 32  # of a block whose gradients are computed, however many heads there are
 NEGLIGIBLE = -64.0  # a weight's logarithm
 
@@ -60,18 +71,40 @@ def run(p: AttentionInputs, plan: Plan) -> Tensor:
     assert isinstance(q_pos, range) and isinstance(k_pos, range)
     p = replace(p, q=p.q.to(wide), k=p.k.to(wide))
     (q, k), group = make_passes(p)[0].rotated(), p.q.shape[1] // p.k.shape[1]
-    k, v = (x.flip(2).repeat_interleave(group, 1) for x in (k, p.v.to(wide)))
+    k, v = (x.repeat_interleave(group, 1) for x in (k, p.v.to(wide)))
     terms: list[Any] = sorted(p.terms().values(), key=lambda term: type(term) is not ByDistance)
-    away = torch.arange(q_pos[0] - k_pos[-1], q_pos[-1] - k_pos[0] + 1)
     for n, term in enumerate(terms):
         if isinstance(term, ByDistance):
             table = term.table(q.shape[1], q_pos, k_pos).to(wide)
-            if n == 0:
-                table = table.masked_fill(~area.visible(away, away.new_zeros(())), -inf)
             terms[n] = DistanceTable(table, q_pos[0] - k_pos[-1])
-    call = _Call(terms, area, q_pos, k_pos, p.scale)
+    call = _Call(terms, *_near_and_far(p, area), q_pos, k_pos, p.scale)
     sources = [x.to(wide) for term in terms for x in term.sources]
     return _Diagonals.apply(call, *dense(q, k, v), *sources).to(p.v.dtype)  # type: ignore[no-any-return]
+
+
+Far = list[tuple[bool, list[TileBatch]]]  # keys behind, and ahead, of queries
+
+
+def _near_and_far(p: AttentionInputs, area: Area) -> tuple[Area, Far]:
+    """The area where biases change with distance, and the tiles of the rest: none where there is
+    little of it, where queries may lie far from all keys, where the kernel's keys are not those
+    that biases read, or where a forward's masks are views of small tables, which cost little."""
+    q, k, ends = p.q_pos, p.k_pos, [part.flat_beyond for part in p.scheme.bias]
+    assert isinstance(q, range) and isinstance(k, range)
+    within = k[0] <= q[0] and q[-1] <= k[-1] and area in (Area(), Area(lo=0))
+    cheap = not p.needs_grad and all(term_type(part) is ByDistance for part in p.scheme.bias)
+    flat = max(end or len(k) for end in ends)
+    little = LEAST_FAR * (flat + BLOCK_QUERIES[1]) > len(k)
+    if not within or p.scheme.rotary is not None or cheap or little:
+        return area, []
+    far = []
+    for ahead, where in ((False, Area(lo=flat)), (True, Area(hi=1 - flat))):
+        cut = batches(tiles((area & where,), q, k))
+        corners = [([t.top for t in same], [t.left for t in same]) for same in cut]
+        op = OPERATORS[Kernel.CPU_FLASH]
+        own = [TileBatch(op, 0, same[0], *at, 0, 0) for same, at in zip(cut, corners, strict=True)]
+        far += [(ahead, own)] if own else []
+    return area & Area(lo=1 - flat, hi=flat), far
 
 
 class _Block(NamedTuple):
@@ -89,6 +122,7 @@ class _Call(NamedTuple):
 
     terms: list[ByDiagonals]
     area: Area
+    far: Far
     q_pos: range
     k_pos: range
     scale: float
@@ -112,81 +146,114 @@ class _Call(NamedTuple):
             yield _Block(rows, k[first:stop], slice(start, start + len(rows)), columns)
 
     def biases(self, block: _Block, heads: int) -> tuple[list[Tensor], list[Addend]]:
-        """The tables of a block, -inf at distances outside the area, and what is added to them."""
+        """The tables of a block, and what is added to them."""
         where = (block.q_pos, block.k_pos)
         tables = [term.table(heads, *where) for term in self.terms]
-        if not isinstance(self.terms[0], DistanceTable):  # else its values are -inf there
-            least, table = block.q_pos[0] - block.k_pos[-1], tables[0].detach()
-            if self.area.lo is not None:
-                table[..., : max(0, self.area.lo - least)] = -inf
-            if self.area.hi is not None:
-                table[..., max(0, self.area.hi - least) :] = -inf
         return tables, [addend for term in self.terms for addend in term.addends(*where)]
 
+    def mask(self, block: _Block, tables: list[Tensor], addends: list[Addend]) -> Tensor:
+        """The sum of all biases of each pair, -inf at distances outside the area: on the first
+        table's memory where that is possible."""
+        first, *others = (table.detach() for table in tables)
+        first = first.clone() if first.dim() == 2 else first  # it is every block's
+        least = block.q_pos[0] - block.k_pos[-1]
+        if self.area.lo is not None:
+            first[..., : max(0, self.area.lo - least)] = -inf
+        if self.area.hi is not None:
+            first[..., max(0, self.area.hi - least) :] = -inf
+        keys = len(block.k_pos)
+        mask = sum((along_diagonals(x, keys) for x in others), along_diagonals(first, keys))
+        for columns, numbers in addends:
+            mask[..., columns] += numbers.detach()
+        return mask
 
-def _mask(tables: list[Tensor], addends: list[Addend], keys: int) -> Tensor:
-    """The sum of all biases of each pair, on the first table's memory where that is possible."""
-    first, *others = (along_diagonals(table.detach(), keys) for table in tables)
-    mask = sum(others, first)
-    for columns, numbers in addends:
-        mask[..., columns] += numbers.detach()
-    return mask
+    def flat(self, ahead: bool, q: Tensor) -> tuple[Tensor, Tensor]:
+        """What biases of far keys come to: a number for each query (b|1 h n|1), and queries."""
+        numbers, vectors = zip(*(term.far(ahead) for term in self.terms), strict=True)
+        added = [x[:, None] / self.scale for x in vectors if x is not None]
+        return sum(numbers, q.new_zeros(())), sum(added, q)
 
 
 class _Diagonals(torch.autograd.Function):
-    """apply(call, q, k, v, *sources of its terms), k and v with the last key first."""
+    """apply(call, q, k, v, *sources of its terms)."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *sources: Tensor) -> Tensor:
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3])
-        call = call.with_sources(sources)
+        call, far = call.with_sources(sources), []
+        last_first = (k.flip(2), v.flip(2))
         for block in call.blocks():
-            rows, columns = block.rows, block.columns
-            mask = _mask(*call.biases(block, q.shape[1]), len(block.k_pos))
-            tensors = (q[:, :, rows], k[:, :, columns], v[:, :, columns])
-            mask = mask.expand(q.shape[0], -1, -1, -1)
+            mask = call.mask(block, *call.biases(block, q.shape[1])).expand(q.shape[0], -1, -1, -1)
+            tensors = (q[:, :, block.rows], *(x[:, :, block.columns] for x in last_first))
             ran = cpu_flash(*tensors, 0.0, attn_mask=mask, scale=call.scale)
-            out[:, :, rows], lse[:, :, rows] = ran
+            out[:, :, block.rows], lse[:, :, block.rows] = ran
+        for ahead, own in call.far:
+            numbers, queries = call.flat(ahead, q)
+            merging = MergeOneByOne(q.shape[:3], q)
+            add_tiles(merging, own, call.scale, v, (queries, k))
+            far += [merging.out, merging.lse.add_(numbers)]
+            out.lerp_(far[-2], torch.sigmoid(far[-1] - lse)[..., None])
+            lse = torch.logaddexp(lse, far[-1])
         # what terms hold beside their sources, which are saved as autograd wants them
         ctx.call = call.with_sources([x.new_empty(0) for x in sources])
-        ctx.save_for_backward(q, k, v, out, lse, *sources)
+        ctx.save_for_backward(q, k, v, out, lse, *far, *sources)
         return out
 
     @staticmethod
     @once_differentiable
     @torch.autocast("cpu", enabled=False)
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # type: ignore[override]
-        q, k, v, out, lse, *sources = ctx.saved_tensors
+        q, k, v, out, lse, *rest = ctx.saved_tensors
+        far, sources = rest[: 2 * len(ctx.call.far)], rest[2 * len(ctx.call.far) :]
         grad, scale, learned = grad_outputs[0], ctx.call.scale, ctx.needs_input_grad[4:]
-        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         along = (grad * out).sum(-1, keepdim=True)
         own = [x.detach().requires_grad_(one) for x, one in zip(sources, learned, strict=True)]
         wanted, call = [x for x in own if x.requires_grad], ctx.call.with_sources(own)
         sums = [torch.zeros_like(x) for x in wanted]
-        fits = BLOCK_SCORES // (q.shape[0] * q.shape[1] * k.shape[2])
+
+        def add_up(made: list[tuple[Tensor, Tensor]]) -> None:
+            """Gradients of what terms give, as gradients of their sources."""
+            given = [(x, d.sum_to_size(x.shape)) for x, d in made if x.requires_grad]
+            if not given:
+                return
+            outputs, up = zip(*given, strict=True)
+            found = torch.autograd.grad(outputs, wanted, up, allow_unused=True)
+            for total, one in zip(sums, found, strict=True):
+                if one is not None:
+                    total += one
+
+        last_first, d_q = (k.flip(2), v.flip(2)), torch.empty_like(q)
+        d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
+        widest = max(len(block.k_pos) for block in call.blocks())
+        fits = BLOCK_SCORES // (q.shape[0] * q.shape[1] * widest)
         for block in call.blocks(min(BLOCK_QUERIES[1], max(LEAST_QUERIES, fits))):
             rows, columns = block.rows, block.columns
             with torch.enable_grad():
                 tables, addends = call.biases(block, q.shape[1])
-            queries, keys, up = q[:, :, rows], k[:, :, columns], grad[:, :, rows]
+            queries, up = q[:, :, rows], grad[:, :, rows]
+            keys, values = (x[:, :, columns] for x in last_first)
             weights = (queries * scale) @ keys.mT
-            weights += _mask(tables, addends, weights.shape[3])
+            weights += call.mask(block, tables, addends)
             # what is lost in rounding is zero: products of the smallest numbers take a CPU long
             weights = torch.threshold_(weights.sub_(lse[:, :, rows, None]), NEGLIGIBLE, -inf).exp_()
             d_v[:, :, columns] += weights.mT @ up
-            d_scores = (up @ v[:, :, columns].mT).sub_(along[:, :, rows])
+            d_scores = (up @ values.mT).sub_(along[:, :, rows])
             d_table = q.new_zeros(*weights.shape[:3], sum(weights.shape[2:]) - 1)
             d_scores = torch.mul(d_scores, weights, out=along_diagonals(d_table, weights.shape[3]))
             d_q[:, :, rows] = d_scores @ keys * scale
             d_k[:, :, columns] += d_scores.mT @ queries * scale
             made = [(x, d_table if x.dim() == 4 else d_table.sum((0, 2))) for x in tables]
             made += [(x, d_scores[..., some]) for some, x in addends]
-            given = [(x, d.sum_to_size(x.shape)) for x, d in made if x.requires_grad]
-            if given:
-                outputs, up = zip(*given, strict=True)
-                found = torch.autograd.grad(outputs, wanted, up, allow_unused=True)
-                for total, one in zip(sums, found, strict=True):
-                    if one is not None:
-                        total += one
-        rest = iter(sums)
-        return None, d_q, d_k, d_v, *(next(rest) if one else None for one in learned)
+            add_up(made)
+        d_k, d_v = d_k.flip(2), d_v.flip(2)
+        for (ahead, own_tiles), o, o_lse in zip(call.far, far[::2], far[1::2], strict=True):
+            with torch.enable_grad():
+                numbers, queries = call.flat(ahead, q)
+            sums_of = (out, lse - numbers.detach(), [()] * len(own_tiles))
+            more = tile_gradients(own_tiles, scale, grad, sums_of, v, (queries.detach(), k))
+            for total, one in zip((d_v, d_q, d_k), more, strict=True):
+                total += one
+            d_numbers = (o_lse - lse).exp() * ((grad * o).sum(-1) - along[..., 0])
+            add_up([(numbers, d_numbers), (queries, more[1])])
+        given = iter(sums)
+        return None, d_q, d_k, d_v, *(next(given) if one else None for one in learned)

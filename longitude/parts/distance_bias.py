@@ -43,6 +43,11 @@ class ByDiagonals(Protocol):
         """What is added beside the table."""
         ...
 
+    def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
+        """Where it has gone flat: a number for each query (b|1 h n|1), and for each head a vector
+        whose products with keys are added. Only of a part with an end, `flat_beyond`."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class ByDistance:
@@ -98,6 +103,9 @@ class DistanceTable:
     def addends(self, q: range, k: range) -> list[Addend]:
         return []
 
+    def far(self, ahead: bool) -> tuple[Tensor, None]:
+        return self.values[:, :1] if ahead else self.values[:, -1:], None
+
 
 @dataclass(eq=False)
 class Scratch:
@@ -141,18 +149,17 @@ class ByRow:
         return found if self.keys is None else found + self.keys[b, h, j]
 
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
-        """Where entries have ended: a number for each query (b h n), and for each head a vector
-        whose products with keys are added."""
-        return self.rows[..., last_entry(self.entry, ahead)], self.key_vectors
+        vector = self.vectors[:, last_entry(self.entry, ahead), :, None]
+        return (self.queries @ vector)[..., 0], self.key_vectors
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
-        return tuple(x for x in (self.queries, self.vectors, self.keys) if x is not None)
+        read = (self.queries, self.vectors, self.keys, self.key_vectors)
+        return tuple(x for x in read if x is not None)
 
     def with_sources(self, sources: tuple[Tensor, ...]) -> "ByRow":
-        queries, vectors, *keys = sources
-        own = keys[0] if keys else None
-        return replace(self, queries=queries, vectors=vectors, keys=own, scratch=Scratch())
+        names = ("queries", "vectors", "keys", "key_vectors")
+        return replace(self, **dict(zip(names, sources, strict=False)), scratch=Scratch())
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         """The products of every distance between two contiguous ranges, the least first:

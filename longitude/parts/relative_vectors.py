@@ -4,6 +4,7 @@ Transformer-XL's attention. Site ⑤.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -89,36 +90,41 @@ def log_bucket(r: Tensor, buckets: int, span: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Disentangled:
-    """DeBERTa's term: what `of_queries` gives, and of_keys[b, h, j, δ], the products of keys with
-    all of their `key_vectors` (h|1, δ, d)."""
+    """DeBERTa's term: what `of_queries` gives, and the product of each key (b h j d) with the entry
+    of its distance in `key_vectors` (h|1, δ, d)."""
 
     of_queries: ByRow
-    of_keys: Tensor
+    keys: Tensor
     key_vectors: Tensor
 
-    @property
-    def rows(self) -> Tensor:
-        """The products of each query with all vectors."""
-        return self.of_queries.rows
+    @cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The products of each query, and of each key, with all of their vectors."""
+        return self.of_queries.rows, self.keys @ self.key_vectors.mT
+
+    @cached_property
+    def _last_first(self) -> Tensor:
+        """Those of keys, the last key first."""
+        return self.keys.flip(2) @ self.key_vectors.mT
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         own = self.of_queries
         r = own.entry(at(own.q_pos, b, i) - at(own.k_pos, b, j))
-        return own(b, h, i, j) + self.of_keys[b, h, j, r]
+        return own(b, h, i, j) + self.rows[1][b, h, j, r]
 
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
         """As `ByRow.far`."""
         r = last_entry(self.of_queries.entry, ahead)
-        return self.rows[..., r], self.key_vectors[:, r]
+        return self.of_queries.far(ahead)[0], self.key_vectors[:, r]
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
-        return (*self.of_queries.sources, self.of_keys)
+        return (*self.of_queries.sources, self.keys, self.key_vectors)
 
     def with_sources(self, sources: tuple[Tensor, ...]) -> "Disentangled":
-        *of_queries, of_keys = sources
+        *of_queries, keys, vectors = sources
         queries = self.of_queries.with_sources(tuple(of_queries))
-        return replace(self, of_queries=queries, of_keys=of_keys)
+        return replace(self, of_queries=queries, keys=keys, key_vectors=vectors)
 
     def table(self, heads: int, q: range, k: range) -> Tensor:
         return self.of_queries.table(heads, q, k)
@@ -131,16 +137,23 @@ class Disentangled:
         changes = entries.diff().nonzero().flatten().tolist() or [0]
         ahead = min(max(0, changes[0] - size + 2), len(k))  # how many keys have the first entry
         behind = min(max(ahead, changes[-1] + 1), len(k))  # from which key on they have the last
-        first = k[0] - int(own.k_pos[0, 0])
-        sizes = [len(k) - behind, behind - ahead, ahead]
-        products = self.of_keys[:, :, first : first + len(k)].split(sizes, 2)
-        index = entries.unfold(0, size, 1)[ahead:behind].flip(0)
-        near = products[1].gather(-1, index.expand(*self.of_keys.shape[:2], -1, -1))
+        first = self.keys.shape[2] - 1 - (k[-1] - int(own.k_pos[0, 0]))
+        index = entries.unfold(0, size, 1)[ahead:behind].expand(*self.keys.shape[:2], -1, -1)
         return [
-            (slice(ahead), products[2][..., entries[0]].flip(2)[:, :, None]),
-            (slice(ahead, behind), near.flip(2).mT),
-            (slice(behind, None), products[0][..., entries[-1]].flip(2)[:, :, None]),
-        ]
+            (slice(ahead), self._of_keys(first, first + ahead, int(entries[0])).mT),
+            (slice(ahead, behind),
+             self._of_keys(first + ahead, first + behind).gather(-1, index).mT),
+            (slice(behind, None),
+             self._of_keys(first + behind, first + len(k), int(entries[-1])).mT),
+        ]  # fmt: skip
+
+    def _of_keys(self, first: int, stop: int, entry: int | None = None) -> Tensor:
+        """Products of some keys, the last of all first, with all vectors or the entry's."""
+        some = slice(None) if entry is None else slice(entry, entry + 1)
+        if not torch.is_grad_enabled():
+            return self._last_first[:, :, first:stop, some]
+        n = self.keys.shape[2]  # not of all keys, whose gradients each block would fill with zeros
+        return self.keys[:, :, n - stop : n - first].flip(2) @ self.key_vectors[:, some].mT
 
 
 @part("deberta", site="bias", paper="He et al. 2020, arXiv:2006.03654")
@@ -201,7 +214,7 @@ class Deberta(Bias):
         vectors = weights["keys"].to(q.dtype) if self.c2p else none
         key_vectors = weights["queries"].to(k.dtype) * scale if self.p2c else none
         of_queries = ByRow(q_pos, k_pos, q, vectors, self.delta)
-        return Disentangled(of_queries, k @ key_vectors.mT, key_vectors)
+        return Disentangled(of_queries, k, key_vectors)
 
     @classmethod
     def training(cls, length: int) -> list[Choice]:

@@ -9,9 +9,11 @@ import torch
 
 from longitude.core.part import Dims
 from longitude.core.text import parse
+from longitude.ops import diagonals
 from longitude.ops.attention import attention
 from longitude.ops.diagonals import BLOCK_QUERIES
 from longitude.ops.inputs import prepare
+from longitude.ops.passes import tiles
 from longitude.ops.plan import Kernel, make_plan
 from longitude.parts import Alibi
 from longitude.parts.distance_bias import by_distance
@@ -55,6 +57,26 @@ def test_it_equals_the_score_matrix(text: str, call: str) -> None:
         results[-1] += torch.autograd.grad(out, (q, k, v, *own.values()), up)
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+FLAT = (
+    "t5(8, 16)", "t5(8, 32, bidirectional=True) + bidirectional()", "shaw(16)",
+    "transformer_xl(clamp=40)", "deberta(16) + bidirectional()", "t5(8, 16) + shaw(20)",
+    "deberta(64, buckets=16) + bidirectional()", "deberta(16, c2p=False) + logn(64)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["all", "last"])
+@pytest.mark.parametrize("text", FLAT)
+def test_keys_beyond_a_flat_end_are_plain_tiles(
+    text: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[Any] = []
+    monkeypatch.setattr(diagonals, "LEAST_FAR", 0)
+    monkeypatch.setattr(diagonals, "tiles", lambda *a: cut.append(tiles(*a)) or cut[-1])
+    test_it_equals_the_score_matrix(text, call)
+    sides = 2 if "bidirectional" in text else 1
+    assert sum(map(bool, cut)) >= sides
 
 
 def test_weights_too_small_to_count_have_no_gradients() -> None:
