@@ -279,8 +279,8 @@ def _sum(bias: tuple[BiasPart, ...], heads: int, first: int, last: int, device: 
             entries = _entries.__wrapped__ if _capturing(device) else _entries
             values.append(term.rows[entries(part, first, last, device)].mT.float())
             continue
-        away = torch.arange(first, last + 1, device=device)[None]
-        values.append(term.value(torch.arange(heads, device=device)[:, None], away).float())
+        away = torch.arange(first, last + 1, device=device)
+        values.append(term.of_heads(heads, away).float())
     return sum(values[1:], values[0]).expand(heads, -1)
 
 

@@ -149,6 +149,8 @@ Far = tuple[Step, list[BandPiece]]  # the far tile, and the bands that are left
 
 def _far_plain(call: CallSpec, pieces: dict[Area, BandPiece], least: int) -> Far | None:
     """Without a bias every area stands for itself, and the largest may be the far one."""
+    if call.specialised:  # no kernel is faster
+        return None
     steps = {a: _far_step(call, one.pass_index, (_far_near(a)[0],)) for a, one in pieces.items()}
     sizes = {area: step.tiles[0] for area, step in steps.items() if step is not None}
     area = max(sizes, key=lambda one: sizes[one].height * sizes[one].width, default=None)

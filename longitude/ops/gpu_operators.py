@@ -2,7 +2,7 @@
 
 Public `scaled_dot_product_attention` returns no LSE, so each of torch's kernels is the aten call
 that SDPA itself would make. They align causal masks at the top left, which does not matter: causal
-tiles are square. cuDNN and FlashAttention 4 take grouped heads.
+tiles are square. cuDNN, FlashAttention 4 and our own kernel take grouped heads.
 
 FlashAttention 4 (the package `flash-attn-4`, if it is installed) also takes a window. On an H200 it
 runs causal attention at 600 to 690 TFLOP/s (cuDNN: 530 to 660), and a window of 4,096 at 540 to
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from longitude.ops.passes import Window
-from longitude.ops.plan import Kernel
+from longitude.ops.plan import Band, Kernel
 
 aten = torch.ops.aten
 Three = tuple[Tensor, Tensor, Tensor]
@@ -141,6 +141,14 @@ def _flash4_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward
     return dq, dk, dv
 
 
+def _hopper_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+    from longitude.ops.bands import BandCall  # late: few calls come here
+    from longitude.ops.kernels.banded import banded
+
+    band = Band(0 if causal else 1 - k.shape[2], q.shape[2])
+    return Forward(*banded(BandCall(q, k, v, None, band, scale)))
+
+
 def _window_sizes(causal: Causal) -> dict[str, int | None]:
     window = causal if isinstance(causal, Window) else Window(None, 0 if causal else None)
     return {"window_size_left": window.left, "window_size_right": window.right}
@@ -151,4 +159,5 @@ GPU_OPERATORS = {
     Kernel.EFFICIENT: Operator(_efficient_forward, _efficient_backward),
     Kernel.CUDNN: Operator(_cudnn_forward, _cudnn_backward, grouped=True),
     Kernel.FLASH4: Operator(_flash4_forward, _flash4_backward, grouped=True),
+    Kernel.HOPPER: Operator(_hopper_forward, _cudnn_backward, grouped=True),
 }

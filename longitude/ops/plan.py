@@ -13,8 +13,9 @@ A backend is a function from a spec to a plan, or to the sentence why it can't r
   extra dimensions, else a dense mask in blocks of queries; our own for a few queries (`decode`);
 - eager: the full score matrix in blocks of queries; it runs everything.
 
-On Hopper cuDNN's is the fastest kernel of torch's: each new shape costs a plan of 70 ms, which pays
-for tiles of `CUDNN_OPERATIONS` or more. FlashAttention 4, where it is installed, is faster.
+On Hopper our kernel of specialised warps is as fast as the fastest of torch's, cuDNN's, of which
+each new shape costs a plan of 70 ms: that pays for tiles of `CUDNN_OPERATIONS` or more, which ours
+does not run. FlashAttention 4, where it is installed, is faster.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a progr
 SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
 CHUNK_SHAPES = 40  # times a plan's operations from which on chunks' tiles pay for theirs
 MAX_CUDNN_HEAD = 128  # forward and backward
+HOPPER_HEADS = (64, 128)  # of queries, keys and values
+HOPPER_ROWS = 132 * 128  # of all heads: a block for each multiprocessor
 MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
 
 
@@ -63,6 +66,7 @@ class Kernel(Enum):
     EFFICIENT = "memory-efficient attention (xformers)"
     CUDNN = "cuDNN's attention"
     FLASH4 = "FlashAttention 4"
+    HOPPER = "warp-specialised attention"
     BANDED = "the banded kernel"
     DECODE = "the decoding kernel, which rotates keys as it reads them"
     FLEX = "FlexAttention"
@@ -184,6 +188,18 @@ class CallSpec(NamedTuple):
         return self.q_pos is not None and self.k_pos is not None
 
     @property
+    def specialised(self) -> bool:
+        """Whether our kernel of specialised warps runs it: forward alone, and many rows."""
+        fits = self.dtype in HALF and self.head_dim == self.value_dim in HOPPER_HEADS
+        enough = self.queries > decode.MAX_QUERIES and self.rows_of_heads >= HOPPER_ROWS
+        return self.device.hopper and fits and enough and self.positive_scale and not self.gradients
+
+    @property
+    def rows_of_heads(self) -> int:
+        """Queries of every head."""
+        return self.batch * self.heads * self.queries
+
+    @property
     def by_position(self) -> bool:
         """Whether visibility follows from contiguous positions alone, and scores from q·k alone."""
         hidden = self.options & {"softcap", "key_padding", "segments"}
@@ -264,7 +280,8 @@ def _slower(backend: str, call: CallSpec) -> str | None:
             return "chunks of so many queries are tiles of cuDNN's, which is faster"
         if backend != "banded" or call.dtype not in HALF:
             return "positions alone decide here, which plain kernels read as tiles"
-        return None if _single_tile(call) is None else "one call of a plain kernel does it"
+        alone = _single_tile(call) is not None and not call.specialised
+        return "one call of a plain kernel does it" if alone else None
     return None
 
 
@@ -290,6 +307,8 @@ def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
     fits = call.device.flash4 and (call.head_dim, call.value_dim) in tried
     if fits and operations >= FLASH4_OPERATIONS:
         return Kernel.FLASH4
+    if call.specialised:
+        return Kernel.HOPPER
     return Kernel.CUDNN if call.device.cudnn and operations >= CUDNN_OPERATIONS else kernel
 
 

@@ -190,7 +190,11 @@ class KerpleLog(Bias):
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         wide = torch.promote_types(q.dtype, torch.float32)  # half precision has no far distances
         r1, r2 = (weights[name].to(wide).clamp(min=MIN_WEIGHT) for name in ("r1", "r2"))
-        return by_distance(q_pos, k_pos, lambda h, r: -r1[h] * torch.log1p(r2[h] * r.abs()))
+
+        def value(h: Tensor, r: Tensor) -> Tensor:
+            return -r1[h] * torch.log1p(r2[h] * r.abs())
+
+        return by_distance(q_pos, k_pos, value, slices=True)
 
     training = train_defaults
 
@@ -220,7 +224,7 @@ class KerplePower(Bias):
                 size > 0, -a[h] * size.clamp(min=1e-6) ** p[h], torch.zeros_like(size)
             )
 
-        return by_distance(q_pos, k_pos, value)
+        return by_distance(q_pos, k_pos, value, slices=True)
 
     training = train_defaults
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ class ByDistance:
     value: Callable[[Index, Tensor], Tensor]
     cheap: bool = False  # to compute rather than to look up
     rows: Tensor | None = None
+    slices: bool = False  # value takes a slice for h, of which nothing is copied
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         return self.value(h, at(self.q_pos, b, i) - at(self.k_pos, b, j))
@@ -70,8 +71,13 @@ class ByDistance:
         """The term of every distance between two contiguous ranges, the least first: (h, r)."""
         device = self.q_pos.device
         away = torch.arange(q[0] - k[-1], q[-1] - k[0] + 1, device=device)
-        table = self.value(torch.arange(heads, device=device)[:, None], away[None])
-        return table.expand(-1, len(away))
+        return self.of_heads(heads, away).expand(-1, len(away))
+
+    def of_heads(self, heads: int, away: Tensor) -> Tensor:
+        """The term of all heads at some distances: (h|1, r)."""
+        every: Any = (slice(None), None)
+        h = every if self.slices else torch.arange(heads, device=away.device)[:, None]
+        return self.value(h, away[None])
 
     def dense(self, heads: int, q: range, k: range) -> Tensor:
         """The term of every pair of two contiguous ranges: (h, q, k), each row a step along the

@@ -25,6 +25,7 @@ N = 640
 LEAKY = "rope(remap=leaky_rerope(48, 4))"
 H200 = Device("cuda", triton=True, cudnn=True)
 FLASH4 = H200._replace(flash4=True)
+OURS = H200._replace(hopper=True)
 A100 = Device("cuda", triton=True)
 TEXTS = {
     "rope()": Kernel.SDPA,
@@ -178,6 +179,19 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(FLASH4, "rope(remap=leaky_rerope(1024, 8))", 8192, d=192),
          [Kernel.FLASH, Kernel.BANDED], ""),
         (on(FLASH4, "t5()", 8192), [Kernel.FLASH4, Kernel.BANDED], ""),
+        (on(OURS, "rope()", 8192), [Kernel.BANDED], ""),
+        (on(OURS, "rope()", 8192, gradients=True), [Kernel.SDPA], "native"),
+        (on(OURS, "rope()", 8192, d=96), [Kernel.SDPA], "native"),
+        (on(OURS, "rope()", 8192, value_dim=64), [Kernel.SDPA], "native"),
+        (on(OURS, "rope()", 1024, heads=8), [Kernel.SDPA], "native"),  # too few rows
+        (on(OURS, "rope(remap=leaky_rerope(1024, 8))", 8192), [Kernel.BANDED], ""),
+        (on(OURS, "rope(remap=leaky_rerope(1024, 8))", 8192, gradients=True),
+         [Kernel.CUDNN, Kernel.BANDED], ""),
+        # which takes less memory than tiles of chunks
+        (on(OURS, "rope(remap=dual_chunk(4096, 512))", 32256), [Kernel.BANDED], ""),
+        (on(OURS, "t5()", 8192), [Kernel.HOPPER, Kernel.BANDED], ""),
+        (on(OURS, "shaw(255)", 32768), [Kernel.HOPPER, Kernel.FLEX], "flex"),
+        (on(OURS._replace(flash4=True), "rope()", 32768), [Kernel.FLASH4], "native"),
     ],
 )  # fmt: skip
 def test_plans_on_a_gpu(call: CallSpec, kernels: list[Kernel], backend: str) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from longitude.core.validate import UserError
 from longitude.ops.bands import MAX_HEAD, SHARE_ERROR, BandCall, Outs, Start, Sums
-from longitude.ops.kernels.launch import launch, require, shape
+from longitude.ops.kernels.launch import device_of, launch, require, shape
 from longitude.ops.passes import dense
 
 LOG2E = 1 / math.log(2)
@@ -252,11 +252,14 @@ def bias_by_share(table, c, away, pace):
 
 @triton.jit
 @no_type_check
-def _steady(shares, head, at, ROWS: tl.constexpr):
-    """Whether a middle row can stand for the block of so many rows that this one is in."""
-    pace = shares[0] + at // ROWS * ROWS
-    falls = 1.0 - tl.load(pace + ROWS) / tl.load(pace)  # by at most half of it from the middle
-    return falls * tl.load(shares[2] + head) <= 2 * ERROR
+def steady(shares, head, at, UNIT: tl.constexpr, ROWS: tl.constexpr):
+    """Whether middle rows can stand for each block of so many rows, of the unit that `at` is in."""
+    steepest, held = tl.load(shares[2] + head), at >= 0
+    for block in tl.static_range(UNIT // ROWS):
+        pace = shares[0] + at // UNIT * UNIT + block * ROWS
+        falls = 1.0 - tl.load(pace + ROWS) / tl.load(pace)  # by at most half of it from the middle
+        held = held & (falls * steepest <= 2 * ERROR)
+    return held
 
 
 def blocks_for(
@@ -342,7 +345,7 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m,
             D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
             ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, SHARES: tl.constexpr,
             STARTED: tl.constexpr, WINDOW: tl.constexpr, REACH: tl.constexpr,
-            CHUNKED: tl.constexpr, COARSER: tl.constexpr):  # fmt: skip
+            CHUNKED: tl.constexpr, COARSER: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
     """One block of rows of one head. The longest rows go first, heads that share keys together."""
     lanes, heads, group = sizes
     scale, log2e = scales
@@ -353,9 +356,9 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m,
     by_share = (0.0, 0.0)
     if SHARES != "none":
         # other launches have the rest: blocks of more rows, and of fewer
-        mine = SHARES == "pairs" or _steady(shares, head, at, ROWS)
+        mine = SHARES == "pairs" or steady(shares, head, at, ROWS, ROWS)
         if COARSER:
-            mine = mine & (_steady(shares, head, at, COARSER) == 0)
+            mine = mine & (steady(shares, head, at, COARSER, FINE) == 0)
         if not mine:
             return
         own = tl.load(shares[0] + at + (ROWS // 2 if SHARES == "blocks" else tl.arange(0, ROWS)))
@@ -393,9 +396,6 @@ def banded(
     every row is overwritten: each program reads its own rows of it before it writes them."""
     call = LaunchCall.of(part)
     q, k, v = call.part[:3]
-    lo, hi = call.part.band
-    shares = tuple(part.bias.shares or ()) if part.bias else ()
-    blocks = blocks or blocks_for(q, v, hi - lo, call.part.bias is not None, bool(shares))
     size = (*q.shape[:3], v.shape[-1])
     if start is not None and (start.out.shape, start.out.dtype) == (size, v.dtype):
         out, lse = start.out, start.lse
@@ -404,25 +404,37 @@ def banded(
         out = torch.empty(b, n, h, d, dtype=v.dtype, device=v.device).transpose(1, 2)
         lse = torch.empty(b, h, n + -n % 16, dtype=torch.float32, device=v.device)[..., :n]
     so_far = start or Start(out, lse)
-    if q.numel():
-        begun = (laid(so_far.out), laid(so_far.lse))
-        given = (*map(laid, (q, k, v, out, lse)), begun, call.table, shares, call.reach)
-        tokens = (*call.sizes[3:], so_far.top, *(part.chunk or (1, 0, 1, 0, 0)))
-        outputs = (out, lse, so_far.out, so_far.lse)
-        tensors = (*call.tensors, *outputs, *shares)
-        key = (*call.key, *map(shape, outputs), so_far.top, start is None, blocks)
-        how = {"STARTED": start is not None, "CHUNKED": part.chunk is not None}
-        kinds, coarser = [("none", blocks)], 0
-        if shares:  # loads ahead of every pair's entry would not fit into shared memory
-            levels = [blocks, FINER] if FINER.rows < blocks.rows else [blocks]
-            kinds = [("blocks", own) for own in levels]
-            kinds.append(("pairs", levels[-1]._replace(stages=1)))
-        for kind, own in kinds:
-            programs = call.sizes[0] * -(-q.shape[2] // own.rows)
-            kernel = how | {"SHARES": kind, "COARSER": coarser}
-            launch(
-                _kernel, (programs, 1, 1), (*given, call.sizes[:3], call.scales, *tokens), tensors,
-                (*key, kind, own), lambda own=own, kernel=kernel: call.constants(own) | kernel,
-            )  # fmt: skip
-            coarser = own.rows
+    outputs = (out, lse, so_far.out, so_far.lse)
+    shares = tuple(part.bias.shares or ()) if part.bias else ()
+    coarser = (0, 0)
+    if blocks is None and device_of(q.device).hopper:
+        from longitude.ops.kernels import banded_hopper as hopper  # late: it builds on this
+
+        if hopper.forward(call, so_far, start is not None, outputs):
+            if not shares:
+                return out, lse
+            coarser = (hopper.ROWS, hopper.ROWS // 2)  # it leaves unsteady rows
+    if not q.numel():
+        return out, lse
+    (lo, hi), biased = call.part.band, part.bias is not None
+    chosen = blocks or blocks_for(q, v, hi - lo, biased, bool(shares))
+    kinds = [("none", chosen)]
+    if shares:  # loads ahead of every pair's entry would not fit into shared memory
+        levels = [chosen, FINER] if FINER.rows < chosen.rows else [chosen]
+        pairs = ("pairs", levels[-1]._replace(stages=1))
+        kinds = [pairs] if coarser[0] else [*(("blocks", own) for own in levels), pairs]
+    begun = (laid(so_far.out), laid(so_far.lse))
+    given = (*map(laid, (q, k, v, out, lse)), begun, call.table, shares, call.reach)
+    given += (call.sizes[:3], call.scales)
+    tokens = (*call.sizes[3:], so_far.top, *(part.chunk or (1, 0, 1, 0, 0)))
+    key = (*call.key, *map(shape, outputs), so_far.top, start is None)
+    how = {"STARTED": start is not None, "CHUNKED": part.chunk is not None}
+    for kind, own in kinds:
+        programs = call.sizes[0] * -(-q.shape[2] // own.rows)
+        kernel = how | {"SHARES": kind, "COARSER": coarser[0], "FINE": coarser[1]}
+        launch(
+            _kernel, (programs, 1, 1), (*given, *tokens), (*call.tensors, *outputs, *shares),
+            (*key, kind, own, coarser), lambda own=own, kernel=kernel: call.constants(own) | kernel,
+        )  # fmt: skip
+        coarser = (own.rows, own.rows)
     return out, lse

@@ -49,13 +49,14 @@ def installed() -> bool:
 
 
 class Device(NamedTuple):
-    """What a device offers: our Triton kernels, cuDNN's attention as the fastest of torch's, and
-    FlashAttention 4."""
+    """What a device offers: our Triton kernels, cuDNN's attention as the fastest of torch's,
+    FlashAttention 4, and our kernel of specialised warps."""
 
     type: str
     triton: bool = False
     cudnn: bool = False
     flash4: bool = False
+    hopper: bool = False
 
 
 @cache
@@ -63,11 +64,13 @@ def device_of(device: torch.device) -> Device:
     """The same for every call."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     cudnn = capability >= HOPPER and torch.backends.cudnn.is_available()
-    flash4 = False
-    if capability == HOPPER:  # where it was seen to be faster
+    triton, flash4, hopper = triton_available(device), False, False
+    if capability == HOPPER:  # where they are faster, and the one that ours is written for
         with suppress(ImportError):  # the package of an older one may fail when it is imported
             flash4 = find_spec("flash_attn.cute") is not None
-    return Device(device.type, triton_available(device), cudnn, flash4)
+        with suppress(ImportError):
+            hopper = triton and find_spec("triton.experimental.gluon.nvidia.hopper") is not None
+    return Device(device.type, triton, cudnn, flash4, hopper)
 
 
 def require(where: Tensor | torch.device) -> None:

@@ -68,8 +68,12 @@ def _compile(spec: Spec) -> dict[str, Any]:
 
     module, name = spec.kernel.split(":")
     names = [*spec.types, *spec.constants]
-    source = ASTSource(
-        fn=getattr(import_module(module), name),
+    kernel = getattr(import_module(module), name)
+    source_of = ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as source_of
+    source = source_of(
+        fn=kernel,
         signature={n: _tuples(t) for n, t in spec.types.items()}
         | dict.fromkeys(spec.constants, "constexpr"),
         constexprs={(names.index(n),): value for n, value in spec.constants.items()},

@@ -27,10 +27,11 @@ from tests.ops.references import band_backward_reference, band_reference
 
 triton = pytest.importorskip("triton")
 
-from longitude.ops.kernels.banded import Blocks, banded, blocks_for  # noqa: E402
+from longitude.ops.kernels.banded import Blocks, LaunchCall, banded, blocks_for  # noqa: E402
 from longitude.ops.kernels.banded_backward import BlockPlan, backward  # noqa: E402
 from longitude.ops.kernels.banded_backward import blocks_for as plan_for  # noqa: E402
 from longitude.ops.kernels.fire import share_table  # noqa: E402
+from longitude.ops.kernels.launch import device_of  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Blocks(32, 16, 4, 1)
@@ -320,6 +321,90 @@ def test_at_real_sizes(dtype: torch.dtype, d: int, h: int, hkv: int, window: int
     wanted = band_backward_reference(double(p), grad.double(), out.double(), lse.double())
     for mine, its in zip(got, wanted, strict=True):
         assert mine is not None and its is not None and far_apart(mine, its) < CLOSE[dtype]
+
+
+BF16, FP16 = torch.bfloat16, torch.float16
+LARGE = [  # enough rows for every multiprocessor
+    Case(1, 16, 4, 1300, 1300, 128, 128, CAUSAL, FAR, dtype=BF16),
+    Case(1, 16, 16, 1300, 1300, 128, 128, CAUSAL, FAR, dtype=BF16, biased=False),
+    Case(2, 8, 2, 1290, 1500, 64, 64, -210, FAR, dtype=FP16),  # queries that follow a cache
+    Case(2, 8, 4, 1290, 1500, 64, 64, -210, 90, dtype=BF16, biased=False),  # a window
+    Case(1, 16, 4, 1300, 900, 128, 128, 3, 400, dtype=BF16),  # some rows see nothing
+    Case(1, 24, 8, 1111, 777, 128, 128, -FAR, FAR, dtype=FP16),
+    Case(1, 16, 8, 1300, 1300, 64, 64, CAUSAL, FAR, entries=33, dtype=BF16),
+    Case(1, 16, 8, 1300, 1300, 128, 128, 128, 640, dtype=BF16, biased=False),
+    Case(1, 16, 8, 2000, 60, 64, 64, -FAR, FAR, dtype=BF16),  # less than a tile of keys
+]
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("layout", ["b h n d", "b n h d"])
+@pytest.mark.parametrize("begun", [None, 0, 500])
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_specialised_warps_are_their_twin(case: Case, begun: int | None, layout: str) -> None:
+    from longitude.ops.kernels import banded_hopper
+
+    if not device_of(torch.device(DEVICE)).hopper:
+        pytest.skip("needs a Hopper GPU")
+    p, start = part(case, layout, seed=3), None
+    if begun is not None:
+        rng = torch.Generator("cuda").manual_seed(4)
+        shape = (case.b, case.h, case.n - begun, case.dv)
+        sums = 3 * torch.randn(shape[:3], generator=rng, device=DEVICE)
+        sums[:, :, 3] = -torch.inf
+        so_far = torch.randn(shape, generator=rng, device=DEVICE).to(case.dtype)
+        so_far[:, :, 3] = 0  # as rows stand that nothing was seen of
+        start = Start(so_far, sums, begun)
+
+    def again() -> Start | None:
+        return start and Start(start.out.clone(), start.lse.clone(), start.top)
+
+    twin = double(p)
+    exact = start and Start(start.out.double(), start.lse.double(), start.top)
+    want, want_lse = band_reference(twin, exact)
+    first = None
+    for _ in range(3):  # a race would show as other bits
+        out, lse = banded(p, again())
+        assert far_apart(out, want) < CLOSE[case.dtype] / 2
+        torch.testing.assert_close(lse.double(), want_lse, rtol=2e-4, atol=2e-4)
+        first = first or (out, lse)
+        assert torch.equal(out, first[0]) and torch.equal(lse, first[1])
+    so_far = again() or Start(out, lse)
+    outputs = (out, lse, *so_far[:2])
+    assert banded_hopper.forward(LaunchCall.of(p), so_far, begun is not None, outputs)
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize(("lo", "hi"), [(0, 1), (1, 2), (2, 2**20)])
+@pytest.mark.parametrize(("row", "column", "m"), [(0, 0, 1400), (128, 32, 1500)])
+def test_specialised_warps_run_chunks(lo: int, hi: int, row: int, column: int, m: int) -> None:
+    at = row - column
+    p = part(Case(1, 16, 4, 1400, m, 128, 128, -at, FAR, dtype=BF16, biased=False))
+    p = p._replace(chunk=Chunk(384, lo, hi, row, column))
+    out, lse = banded(p)
+    want, want_lse = band_reference(double(p))
+    assert far_apart(out, want) < CLOSE[BF16] / 2
+    torch.testing.assert_close(lse.double(), want_lse, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("steep", [1.0, 60.0])
+@pytest.mark.parametrize("threshold", [30, 2000])
+def test_specialised_warps_run_fire(threshold: int, steep: float) -> None:
+    own, n = scheme(f"fire(threshold={threshold})"), 3000
+    p = part(Case(1, 16, 4, n, n, 128, 128, CAUSAL, FAR, dtype=BF16))
+    weights = own.init(Dims(16, 16, 16), torch.Generator().manual_seed(1))
+    weights = {name: w.to(DEVICE) for name, w in weights.items()}
+    weights["fire.outward"] *= steep
+    out = attention(own, p.q, p.k, p.v, range(n), range(n), weights, backend="banded")
+    exact = attention(
+        own, p.q.double(), p.k.double(), p.v.double(), range(n), range(n),
+        {name: w.double() for name, w in weights.items()}, backend="eager",
+    )  # fmt: skip
+    assert far_apart(out, exact) < CLOSE[BF16]
 
 
 @pytest.mark.accelerator

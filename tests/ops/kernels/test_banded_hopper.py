@@ -66,7 +66,24 @@ def forward(
     kind = "blocks" if shares == "finer" else shares
     return spec(f"{WHERE}:_kernel", found, d, blocks, SHARES=kind, STARTED=started,
                 WINDOW=window, REACH=not window and biased and shares == "none",
-                CHUNKED=not biased, COARSER=coarser, **bare)  # fmt: skip
+                CHUNKED=not biased, COARSER=coarser, FINE=coarser, **bare)  # fmt: skip
+
+
+def specialised(d: int, dtype: torch.dtype, **how: bool) -> Spec:
+    """The kernel of specialised warps, whose q, k and v are descriptors of tiles."""
+    from longitude.ops.kernels import banded_hopper as hopper
+
+    found = types(dtype, "q", "k", "v", "out", "lse", "start")
+    for name, rows in {"q": hopper.ROWS, "k": hopper.COLUMNS, "v": hopper.COLUMNS}.items():
+        layout = hopper._layout(rows, d, dtype)
+        found[name] = f"tensordesc<{POINTER[dtype][1:]}[1, 1, {rows}, {d}],{layout!r}>"
+    off = dict.fromkeys(
+        ("BIASED", "SHARES", "STARTED", "IN_PLACE", "WINDOW", "REACH", "CHUNKED"), False
+    )
+    sizes = {"D": d, "ROWS": hopper.ROWS, "COLUMNS": hopper.COLUMNS, "STAGES": hopper.STAGES}
+    aligned = [(n, at) for n, name in enumerate(found) for at in range(4) if name in ("out", "lse")]
+    where = f"{WHERE}_hopper:_kernel"
+    return Spec(where, found, sizes | off | how, tuple(aligned), {"num_warps": 4})
 
 
 def backward(d: int, dtype: torch.dtype) -> list[Spec]:
@@ -100,8 +117,26 @@ USUAL = together(
 )
 
 
+SPECIALISED = together(
+    [
+        specialised(128, torch.bfloat16, WINDOW=True, STARTED=True, IN_PLACE=True),
+        specialised(64, torch.float16, BIASED=True, REACH=True),
+        specialised(128, torch.bfloat16, BIASED=True, SHARES=True),
+        specialised(128, torch.bfloat16, STARTED=True, CHUNKED=True),
+    ]
+)
+
+
 def test_forward_compiles() -> None:
     held(USUAL, torch.bfloat16)
+
+
+def test_the_forward_of_specialised_warps_compiles() -> None:
+    """A warp of its own copies tiles, and products run while exponentials are computed."""
+    held(SPECIALISED, torch.bfloat16)
+    for made in compiled(SPECIALISED):
+        assert "cp.async.bulk.tensor.4d" in made["ptx"]
+        assert "setmaxnreg.dec" in made["ptx"] and "wgmma.wait_group.sync.aligned 1" in made["ptx"]
 
 
 @pytest.mark.slow
