@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from benchmarks.suites.baselines import Base, Qkv, plain, windowed
 from benchmarks.suites.case import Case, Way
 from benchmarks.suites.rows import BASELINE, MERGED, ONE_PASS, OURS, ROOM, Work
 from benchmarks.suites.setup import Setup, Sizes, machine, one_scheme, relative, sampled
+from benchmarks.suites.timing import seconds
 from longitude.core.part import Dims
 from longitude.core.scheme import Scheme
 from longitude.ops.attention import attention
@@ -25,6 +26,8 @@ FAR = {8192: 0.80, 32768: 0.92, 131072: 0.97}  # of the baseline's speed, by len
 WITHIN = dict.fromkeys(CUDA_LENGTHS, 0.8)  # 1.25 of the best time
 CONTENT = {32768: 0.4}  # where scores have a term of content and distance
 TERMS = 512  # distances that it tells apart
+CALLS = {1: "first", 2: "second", 5: "fifth"}  # at a new length
+LONGER = 16  # tokens, of each new length
 CPU_GOALS = 4096  # tokens from which on those of a CPU hold
 
 
@@ -40,6 +43,7 @@ class Kind:
     windows: tuple[int, ...] = (0,)
     longest: int = 131072
     grad: bool = False
+    first: bool = False  # the first calls at a new length are timed, too
     on_cpu: float | None = None  # how fast it should be there, from 4,096 tokens on
 
 
@@ -48,8 +52,8 @@ LEAKY, SELF = "rope(remap=leaky_rerope({w}, 8))", "rope(remap=self_extend(8, {w}
 KINDS = (
     Kind("RoPE", "rope()", goals=WITHIN),
     Kind("YaRN + logn", "rope(frequencies=yarn(4, original=2048)) + logn(2048)", "sharper", WITHIN),
-    Kind("leaky ReRoPE", LEAKY, goals=FAR, windows=BOTH, on_cpu=1 / 1.25),
-    Kind("Self-Extend", SELF, goals=FAR, windows=BOTH, on_cpu=1 / 1.25),
+    Kind("leaky ReRoPE", LEAKY, goals=FAR, windows=BOTH, first=True, on_cpu=1 / 1.25),
+    Kind("Self-Extend", SELF, goals=FAR, windows=BOTH, first=True, on_cpu=1 / 1.25),
     Kind("dual chunk", "rope(remap=dual_chunk({w}, {eighth}))", windows=(4096,),
          goals={8192: 0.80, 32768: 0.90, 131072: 0.95}),
     Kind("T5's bias", "t5()", "plain", {8192: 0.80, 32768: 0.93}, on_cpu=1 / 2.2),
@@ -82,6 +86,8 @@ def cases(setup: Setup) -> Iterator[Case]:
             judge = judge or Judge(setup.qkv(s))
             for w in kind.windows:
                 yield _case(setup, kind, s, judge, _window(w, n))
+            if kind.first and setup.cuda:  # a CPU plans nothing
+                yield first_calls(setup, kind, s, _window(kind.windows[-1], n))
 
 
 def sizes(setup: Setup, n: int) -> Sizes:
@@ -117,6 +123,35 @@ def _case(setup: Setup, kind: Kind, s: Sizes, judge: Judge, w: int) -> Case:
     name, sizes = kind.name + (f", window {w:,}" if w else ""), f"{s}, {setup.written}"
     work = Work("attention", name, sizes, s.tokens, base.name, machine(setup.device))
     return Case(work, ways, judge.qkv, _operations(kind, s, w), "FLOP/s")
+
+
+def first_calls(setup: Setup, kind: Kind, s: Sizes, w: int) -> Case:
+    """Calls at a length that was never seen: each round's is a few tokens longer than the
+    baseline's, which has run before. One call at a time is timed, with its wait for the host."""
+    scheme = one_scheme(kind.text.format(w=w, eighth=max(1, w // 8)))
+    qkv = setup.qkv(s)
+    base = _baseline(setup, kind, qkv, w)
+    names = {n: f"longitude, {ordinal} call" for n, ordinal in CALLS.items()}
+
+    def readings(rounds: int) -> dict[str, list[float]]:
+        taken: dict[str, list[float]] = {name: [] for name in (base.name, *names.values())}
+        for one in range(1, rounds + 1):
+            new = setup.qkv(replace(s, tokens=s.tokens + LONGER * one))
+            for n in range(1, max(CALLS) + 1):
+                took = seconds(partial(attended, scheme, new, {}), setup.cuda)
+                if n in names:
+                    taken[names[n]].append(took)
+            taken[base.name].append([seconds(base.run, setup.cuda) for _ in range(3)][-1])
+        return taken
+
+    run, goal = partial(attended, scheme, qkv, {}), setup.goal(_goal(kind, scheme, s.tokens))
+    fast = {name: least for name, least in goal.items() if name == "speed"}
+    ways = [Way(base.name, base.run, BASELINE)]
+    ways += [Way(name, run, OURS, goal=fast if n > 1 else {}) for n, name in names.items()]
+    name = f"{kind.name}, window {w:,}, calls at a new length"
+    work = Work("attention", name, f"{s}, {setup.written}", s.tokens, base.name,
+                machine(setup.device))  # fmt: skip
+    return Case(work, ways, qkv, readings=readings)
 
 
 def _goal(kind: Kind, scheme: Scheme, n: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.suites.rows import BASELINE, OURS, Row, Work
-from benchmarks.suites.timing import Run, timed
+from benchmarks.suites.timing import Run, compared, timed
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +35,17 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Work, and ways to do it; the first is the baseline. `amount` of it, in `unit` a second."""
+    """Work, and ways to do it; the first is the baseline. `amount` of it, in `unit` a second.
+
+    `readings` of its own gives seconds by way, one a round, where ways are not run in turns.
+    """
 
     work: Work
     ways: Sequence[Way]
     inputs: Sequence[Tensor] = ()
     amount: float = 0.0
     unit: str = ""
+    readings: Callable[[int], dict[str, list[float]]] | None = None
 
 
 @dataclass
@@ -59,7 +63,10 @@ def measure(case: Case, rounds: int, cuda: bool) -> list[Row]:
     trials = [_trial(way, case.inputs, cuda) for way in case.ways]
     able = {t.way.name: t.way.run for t in trials if t.refused is None and t.way.run is not None}
     first = trials[0]
-    times = timed(able, first.way.name, rounds, cuda)
+    if case.readings is not None:
+        times = compared(case.readings(rounds), first.way.name)
+    else:
+        times = timed(able, first.way.name, rounds, cuda)
     return [
         _row(case, n, trial, first, times.get(trial.way.name)) for n, trial in enumerate(trials)
     ]
@@ -78,6 +85,8 @@ def _row(case: Case, order: int, trial: Trial, first: Trial, ran: Any) -> Row:
         **told,
         ms=ran.ms,
         speed=ran.speed,
+        least=ran.least,
+        most=ran.most,
         rate=case.amount / (ran.ms / 1e3) if case.amount else None,
         error=trial.error,
         error_ratio=_ratio(trial.error, first.error),

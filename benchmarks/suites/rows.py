@@ -44,10 +44,10 @@ class Row:
     """A way and its numbers.
 
     `speed` is the baseline's time over its own, the median over rounds: 1 is as fast, more is
-    faster. `rate` is in `unit` (B/s, FLOP/s). `error` is relative, against float64, and
-    `error_ratio` a multiple of the baseline's; `peak` is in bytes, with the inputs. `goal` names
-    the numbers to reach: a `speed` at least, `ms`, `error` and `memory` (as ratios) at most. `made`
-    is when it was recorded.
+    faster; `least` and `most` are its range. `rate` is in `unit` (B/s, FLOP/s). `error` is
+    relative, against float64, and `error_ratio` a multiple of the baseline's; `peak` is in bytes,
+    with the inputs. `goal` names the numbers to reach: a `speed` at least, `ms`, `error` and
+    `memory` (as ratios) at most. `made` is when it was recorded.
     """
 
     work: Work
@@ -65,6 +65,8 @@ class Row:
     goal: Mapping[str, float] = field(default_factory=dict)
     refused: str | None = None
     made: str = ""
+    least: float | None = None
+    most: float | None = None
 
     @property
     def reached(self) -> bool | None:

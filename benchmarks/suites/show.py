@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.suites.rows import OURS, Row, cases
+from benchmarks.suites.rows import BASELINE, OURS, Row, cases
 from longitude.viz.plot import DIM
 from longitude.viz.text import escaped, markdown_table
 
@@ -100,6 +100,8 @@ def _cells(row: Row) -> list[str]:
     error = "" if row.error is None else f"{row.error:.1e}{_times(row.error_ratio)}"
     memory = "" if row.peak is None else f"{row.peak / GIB:.2f} GiB{_times(row.peak_ratio)}"
     speed = "" if row.speed is None else f"{row.speed:.2f}"
+    if row.least is not None and row.most is not None and row.kind != BASELINE:
+        speed += f" ({row.least:.2f}–{row.most:.2f})"
     return [_number(row.ms), speed, rate, error, memory, goal]
 
 

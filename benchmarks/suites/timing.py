@@ -26,19 +26,31 @@ Run = Callable[[], object]
 
 
 class Ran(NamedTuple):
-    """Milliseconds a run, and how many times as fast as the baseline."""
+    """Milliseconds a run, and how many times as fast as the baseline: the median, the least and the
+    most over rounds."""
 
     ms: float
-    speed: float | None
+    speed: float | None = None
+    least: float | None = None
+    most: float | None = None
 
 
 def timed(ways: Mapping[str, Run], baseline: str, rounds: int, cuda: bool) -> dict[str, Ran]:
     """Every way, interleaved; speeds against the baseline, where it is among them."""
-    taken = readings(ways, rounds, cuda, FILL if cuda else 0.0)
-    return {
-        name: Ran(1e3 * median(times), _speed(times, taken.get(baseline)))
-        for name, times in taken.items()
-    }
+    return compared(readings(ways, rounds, cuda, FILL if cuda else 0.0), baseline)
+
+
+def compared(taken: Mapping[str, list[float]], baseline: str) -> dict[str, Ran]:
+    """Readings of seconds, one a round, against the baseline's."""
+    base = taken.get(baseline)
+    return {name: _ran(times, base) for name, times in taken.items()}
+
+
+def _ran(times: list[float], base: list[float] | None) -> Ran:
+    if not base:
+        return Ran(1e3 * median(times))
+    speeds = [b / t for t, b in zip(times, base, strict=True)]
+    return Ran(1e3 * median(times), median(speeds), min(speeds), max(speeds))
 
 
 def readings(
@@ -76,10 +88,6 @@ def _count(run: Run, cuda: bool, fill: float) -> int:
         once = seconds(run, cuda)
         spent, runs = spent + once, runs + 1
     return min(MOST, max(1, round(fill / max(once, 1e-9))))
-
-
-def _speed(times: list[float], base: list[float] | None) -> float | None:
-    return median(b / t for t, b in zip(times, base, strict=True)) if base else None
 
 
 def graphed(run: Run) -> Run:

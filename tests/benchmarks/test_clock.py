@@ -41,8 +41,8 @@ def test_a_speed_is_the_median_of_ratios_within_rounds(faked: Faked) -> None:
     a = faked.way("a", 9.0, 2.0, 20.0, 2.0)
     b = faked.way("b", 9.0, 1.0, 10.0, 4.0)
     found = clock.timed({"a": a, "b": b}, "a", 3, False)
-    assert found["a"] == (2000.0, 1.0)
-    assert found["b"] == (4000.0, 2.0)  # of 2, 2 and 1/2
+    assert found["a"] == (2000.0, 1.0, 1.0, 1.0)
+    assert found["b"] == (4000.0, 2.0, 0.5, 2.0)  # of 2, 2 and 1/2
 
 
 def test_there_is_no_speed_without_the_baseline(faked: Faked) -> None:

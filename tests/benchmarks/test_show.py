@@ -41,6 +41,10 @@ def test_the_table_says_all_there_is() -> None:
     assert "Liger: not installed" in text and "1 of 1 are as they should be" in text
 
 
+def test_a_speed_has_its_range() -> None:
+    assert "0.80 (0.75–0.90)" in printed([ROWS[0], replace(ROWS[1], least=0.75, most=0.9)])
+
+
 def test_what_is_missed_is_named() -> None:
     slow = replace(ROWS[1], speed=0.5)
     wrong = "  T5's bias, 1 × 16 heads × 8,192: speed 0.5, not ≥ 0.8"

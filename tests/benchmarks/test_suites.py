@@ -12,6 +12,7 @@ from benchmarks.suites import attention as attending
 from benchmarks.suites import baselines, run
 from benchmarks.suites import model as extending
 from benchmarks.suites import rope as turning
+from benchmarks.suites.case import measure
 from benchmarks.suites.rope import Turn
 from benchmarks.suites.rows import OURS, SUITES, Row
 from benchmarks.suites.setup import Setup, Sizes, one_scheme, sampled, setup
@@ -41,6 +42,25 @@ def test_all_of_ours_runs_and_every_error_is_that_of_rounding(
     if suite != "model":
         judged = [row for row in found if row.kind == OURS and "gradients" not in row.work.name]
         assert all(row.error is not None for row in judged)
+
+
+def test_first_calls_have_lengths_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    ran = attending.attended
+
+    def attended(scheme: Any, qkv: Any, weights: Any) -> Any:
+        called.append(qkv[0].shape[2])
+        return ran(scheme, qkv, weights)
+
+    monkeypatch.setattr(attending, "attended", attended)
+    kind = next(kind for kind in attending.KINDS if kind.first)
+    case = attending.first_calls(SMALL, kind, Sizes(1, 2, 1, 48, 16), 8)
+    found = measure(case, 2, False)
+    assert [*called[-10:]] == [64] * 5 + [80] * 5
+    assert [row.way for row in found[1:]] == [
+        f"longitude, {n} call" for n in ("first", "second", "fifth")
+    ]
+    assert all(row.ms and row.speed and row.least and row.least <= row.speed for row in found)
 
 
 def test_peers_that_are_installed_are_measured_and_the_others_told() -> None:
