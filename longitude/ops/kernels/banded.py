@@ -19,6 +19,7 @@ of fewer rows, and what changes over those to one that looks every pair up.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -28,8 +29,8 @@ from torch import Tensor
 
 from longitude.core.validate import UserError
 from longitude.ops.bands import MAX_HEAD, SHARE_ERROR, BandCall, Outs, Start, Sums
-from longitude.ops.kernels.launch import device_of, launch, require, shape
-from longitude.ops.passes import dense
+from longitude.ops.kernels.launch import Shape, device_of, launch, require, shape
+from longitude.ops.plan import Band
 
 LOG2E = 1 / math.log(2)
 ERROR = tl.constexpr(SHARE_ERROR)
@@ -50,35 +51,37 @@ FINER = Blocks(64, 64, 4, 2)  # of rows whose shares change too much over more o
 
 class LaunchCall(NamedTuple):
     """A band as every kernel reads it. Arguments are always there: any tensor stands for a table or
-    a reach that is not."""
+    a reach that is not. `key` is what a kernel is compiled for, and all that shapes decide."""
 
     part: BandCall
     table: tuple[Any, ...]
     reach: Tensor
     sizes: tuple[int, ...]
     scales: tuple[float, float]
+    key: tuple[Any, ...]
 
     @classmethod
     def of(cls, part: BandCall) -> LaunchCall:
-        _check(part)
-        q, k, v = dense(*part[:3])
-        (batch, heads, n, _), (_, kv, m, _) = q.shape, k.shape
-        bias, band = part.bias, part.band.within(n, m)
+        q, k, v, bias, band, scale, reach, chunk = part
+        shapes = (shape(q), shape(k), shape(v))
+        sizes = _sizes(shapes, band, scale > 0, q.device)
+        if sizes is None:
+            laid = {"memory_format": torch.contiguous_format}
+            return cls.of(part._replace(q=q.clone(**laid), k=k.clone(**laid), v=v.clone(**laid)))
         table: tuple[Any, ...] = (q, 0, 0, 1)
         if bias is not None:
+            heads, length = bias.table.shape
+            if heads != q.shape[1] or length == 0:
+                raise UserError(
+                    f"a bias by distance is (heads, distances) = ({q.shape[1]}, 1 or more), but "
+                    f"got {tuple(bias.table.shape)}: give a row for each head."
+                )
             bias = bias._replace(table=bias.table.float().contiguous())
-            table = (bias.table, bias.table.stride(0), bias.first, bias.table.shape[1])
-        reach = q if part.reach is None else part.reach
-        sizes = (batch * heads, heads, heads // kv, n, m, *band)
-        part = BandCall(q, k, v, bias, band, *part[5:])
-        return cls(part, table, reach, sizes, (part.scale * LOG2E, LOG2E))
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What follows from the tensors' shapes, and all else that a kernel is compiled for."""
-        q, k, v, bias, band, _, reach, chunk = self.part
-        table = bias and (bias.table.shape, bias.first, bias.shares is None)
-        return (shape(q), shape(k), shape(v), table, band, chunk, reach is None)
+            table = (bias.table, bias.table.stride(0), bias.first, length)
+        key = (shapes, table[2:] if bias else None, not (bias and bias.shares), sizes, chunk,
+               reach is None)  # fmt: skip
+        part = BandCall(q, k, v, bias, Band(*sizes[5:]), scale, reach, chunk)
+        return cls(part, table, q if reach is None else reach, sizes, (scale * LOG2E, LOG2E), key)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -106,26 +109,28 @@ def _width(d: int) -> int:
     return max(16, triton.next_power_of_2(d))
 
 
-def _check(part: BandCall) -> None:
-    q, k, v, bias, _, scale, *_ = part
-    require(q)
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or {k.dtype, v.dtype} != {
-        q.dtype
-    }:
+@lru_cache(maxsize=4096)
+def _sizes(
+    shapes: tuple[Shape, ...], band: Band, positive: bool, device: torch.device
+) -> tuple[int, ...] | None:
+    """Lanes, heads, heads to each of keys, rows, columns and the band within them, checked; None
+    where a tensor's last dimension is not contiguous."""
+    require(device)
+    (q, k, v), dtypes = (x[0] for x in shapes), [x[2] for x in shapes]
+    if dtypes[0] not in (torch.float16, torch.bfloat16, torch.float32) or len({*dtypes}) > 1:
         raise UserError(
             f"the banded kernel takes q, k and v of one type, float16, bfloat16 or float32, but "
-            f"got {q.dtype}, {k.dtype} and {v.dtype}: convert them."
+            f"got {dtypes[0]}, {dtypes[1]} and {dtypes[2]}: convert them."
         )
-    if max(q.shape[-1], v.shape[-1]) > MAX_HEAD or scale <= 0:
+    if max(q[3], v[3]) > MAX_HEAD or not positive:
         raise UserError(
-            f"the banded kernel takes heads of up to {MAX_HEAD} and a scale above zero, but "
-            f"got {q.shape[-1]}, {v.shape[-1]} and {scale}: use another backend."
+            f"the banded kernel takes heads of up to {MAX_HEAD} and a scale above zero, but got "
+            f"{q[3]}, {v[3]} and a scale {'above' if positive else 'not above'} it: use another "
+            f"backend."
         )
-    if bias and (bias.table.shape[0] != q.shape[1] or bias.table.shape[1] == 0):
-        raise UserError(
-            f"a bias by distance is (heads, distances) = ({q.shape[1]}, 1 or more), but got "
-            f"{tuple(bias.table.shape)}: give a row for each head."
-        )
+    if any(x[1][3] != 1 for x in shapes):
+        return None
+    return (q[0] * q[1], q[1], q[1] // k[1], q[2], k[2], *band.within(q[2], k[2]))
 
 
 @triton.jit
@@ -401,8 +406,9 @@ def banded(
         out, lse = start.out, start.lse
     else:
         (b, h, n), d = size[:3], size[3]  # in memory tokens before heads, as layers have them
-        out = torch.empty(b, n, h, d, dtype=v.dtype, device=v.device).transpose(1, 2)
-        lse = torch.empty(b, h, n + -n % 16, dtype=torch.float32, device=v.device)[..., :n]
+        out = v.new_empty(b, n, h, d).transpose(1, 2)
+        lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)
+        lse = lse if lse.shape[2] == n else lse[..., :n]
     so_far = start or Start(out, lse)
     outputs = (out, lse, so_far.out, so_far.lse)
     shares = tuple(part.bias.shares or ()) if part.bias else ()
@@ -427,7 +433,7 @@ def banded(
     given = (*map(laid, (q, k, v, out, lse)), begun, call.table, shares, call.reach)
     given += (call.sizes[:3], call.scales)
     tokens = (*call.sizes[3:], so_far.top, *(part.chunk or (1, 0, 1, 0, 0)))
-    key = (*call.key, *map(shape, outputs), so_far.top, start is None)
+    key = (call.key, *map(shape, outputs), so_far.top, start is None)
     how = {"STARTED": start is not None, "CHUNKED": part.chunk is not None}
     for kind, own in kinds:
         programs = call.sizes[0] * -(-q.shape[2] // own.rows)

@@ -15,7 +15,7 @@ instruction.
 from __future__ import annotations
 
 from functools import cache
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
@@ -156,18 +156,19 @@ def _bias(top, left, table, by_share, LAYOUT: gl.constexpr, ROWS: gl.constexpr,
           COLUMNS: gl.constexpr, BIASED: gl.constexpr, SHARES: gl.constexpr):  # fmt: skip
     """The bias of a tile by its distances, or by their shares for rows with this pace. It is read
     while the matrix units multiply, which nothing else would wait for."""
-    if not BIASED:
-        return 0.0
-    row, column, eight = _indices(ROWS, COLUMNS)
-    entry = top - left - COLUMNS + 1 - table[1]
-    entry = entry + gl.arange(0, RUN, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    if SHARES:
-        run = bias_by_share(table, by_share[1], entry, by_share[0])
-    else:
-        run = gl.load(table[0] + gl.minimum(gl.maximum(entry, 0), table[2] - 1)) * table[3]
-    index = gl.expand_dims(row - column + 7, 1) + (COLUMNS - 8 - eight)[None, :, None]
-    tile = gl.gather(run, gl.reshape(index, [ROWS * COLUMNS]), 0)
-    return gl.convert_layout(gl.reshape(tile, [ROWS, COLUMNS]), LAYOUT, assert_trivial=True)
+    tile = 0.0
+    if BIASED:
+        row, column, eight = _indices(ROWS, COLUMNS)
+        entry = top - left - COLUMNS + 1 - table[1]
+        entry = entry + gl.arange(0, RUN, layout=gl.BlockedLayout([1], [32], [4], [0]))
+        if SHARES:
+            run = bias_by_share(table, by_share[1], entry, by_share[0])
+        else:
+            run = gl.load(table[0] + gl.minimum(gl.maximum(entry, 0), table[2] - 1)) * table[3]
+        index = gl.expand_dims(row - column + 7, 1) + (COLUMNS - 8 - eight)[None, :, None]
+        tile = gl.reshape(gl.gather(run, gl.reshape(index, [ROWS * COLUMNS]), 0), [ROWS, COLUMNS])
+        tile = gl.convert_layout(tile, LAYOUT, assert_trivial=True)
+    return tile
 
 
 @gluon.jit
@@ -372,44 +373,45 @@ def forward(call: LaunchCall, begun: Start, started: bool, outputs: tuple[Tensor
     """Write a band's output and log-sum-exp; with shares, those of steady units alone. False where
     it does not run a call: it takes half precision, heads that it is compiled for, tensors whose
     tiles the copying unit takes, and rows enough for all of the GPU."""
-    q, k, v, bias, band, _, reach, chunk = call.part
-    (b, h, n, d), processors = q.shape, _processors(q.device)
-    units = b * h * -(-n // ROWS)
-    if q.dtype not in DTYPES or d not in HOPPER_HEADS or v.shape[-1] != d or units < processors:
+    q, k, v, bias, _, _, reach, chunk = call.part
+    d, units = q.shape[3], call.sizes[0] * -(-call.sizes[3] // ROWS)
+    processors = _processors(q.device)
+    if q.dtype not in DTYPES or d not in HOPPER_HEADS or v.shape[3] != d or units < processors:
         return False
     # what was expanded is copied: the unit takes no strides of zero
     q, k, v = (x if all(x.stride()) else x.contiguous() for x in (q, k, v))
-    steps, pointers = 0, 0
-    for x in (q, k, v):
-        sb, sh, sn, _ = x.stride()
-        steps |= sb | sh | sn
-    for x in (q, k, v, *outputs):
-        pointers |= x.data_ptr()
-    if steps % 8 or pointers % 16:
+    tiles, aligned = (_descriptor(q, ROWS), _descriptor(k, COLUMNS), _descriptor(v, COLUMNS)), 0
+    for tile in tiles:
+        sb, sh, sn, _ = tile.strides
+        aligned |= tile.base.data_ptr() | 2 * (sb | sh | sn)
+    if aligned % 16:
         return False
-    tiles = (_descriptor(q, ROWS), _descriptor(k, COLUMNS), _descriptor(v, COLUMNS))
-    out, lse, *start = map(laid, outputs)
     shares = tuple((bias and bias.shares) or ())
+    out, lse, *start = map(laid, outputs)
     given = (
         *tiles, out, lse, tuple(start), call.table, shares, call.reach, call.sizes[:3],
         call.scales, *call.sizes[3:], begun.top, *(chunk or (1, 0, 1, 0, 0)),
     )  # fmt: skip
-    how = {
-        "D": d, "ROWS": ROWS, "COLUMNS": COLUMNS, "STAGES": STAGES, "BIASED": bias is not None,
-        "SHARES": bool(shares), "STARTED": started,
-        "IN_PLACE": started and outputs[0] is begun.out, "WINDOW": band.hi < n,
-        "REACH": reach is not None, "CHUNKED": chunk is not None, "num_warps": 4,
-    }  # fmt: skip
-    key = (*call.key, *map(shape, outputs), begun.top, started)
-    grid = (min(units, processors), 1, 1)
-    launch(_kernel, grid, given, (*call.tensors, *outputs, *shares), key, lambda: how)
+    key = (call.key, *map(shape, outputs), begun.top, started)
+
+    def constants() -> dict[str, Any]:
+        return {
+            "D": d, "ROWS": ROWS, "COLUMNS": COLUMNS, "STAGES": STAGES, "BIASED": bias is not None,
+            "SHARES": bool(shares), "STARTED": started,
+            "IN_PLACE": started and outputs[0] is begun.out,
+            "WINDOW": call.part.band.hi < call.sizes[3], "REACH": reach is not None,
+            "CHUNKED": chunk is not None, "num_warps": 4,
+        }  # fmt: skip
+
+    tensors = (*outputs, call.table[0], call.reach, *shares)
+    launch(_kernel, (min(units, processors), 1, 1), given, tensors, key, constants)
     return True
 
 
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     """A tensor as the copying unit takes it, in tiles of so many rows. What its class would check
-    `fits` has, and that took longer than the launch."""
-    made, d = TensorDescriptor.__new__(TensorDescriptor), x.shape[-1]
+    takes longer than the launch."""
+    made, d = TensorDescriptor.__new__(TensorDescriptor), x.shape[3]
     made.base, made.shape, made.strides, made.padding = x, [*x.shape], [*x.stride()], "zero"
     made.block_shape, made.layout = [1, 1, rows, d], _layout(rows, d, x.dtype)
     return made

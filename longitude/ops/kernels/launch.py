@@ -125,6 +125,9 @@ def launch(
         _compiled[wanted] = (made, [fixed[name] for name in kernel.arg_names if name in fixed])
 
 
-def shape(x: Tensor) -> tuple[Any, ...]:
+Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+def shape(x: Tensor) -> Shape:
     """What a key says of a tensor."""
     return (x.shape, x.stride(), x.dtype)

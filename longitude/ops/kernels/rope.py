@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.core.validate import UserError
-from longitude.ops.kernels.launch import launch, require, shape
+from longitude.ops.kernels.launch import Shape, launch, require, shape
 from longitude.parts.rope import Pairs
 from longitude.parts.rotary_tables import Tables
 
@@ -37,7 +37,6 @@ class Blocks(NamedTuple):
     warps: int
 
 
-Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
 Options = tuple[Pairs, bool, Blocks | None]  # pairs, inverse, blocks
 
 
