@@ -30,9 +30,8 @@ from longitude.ops.plan import (
     Step,
     TableSpan,
     fastest_kernel,
-    term_type,
 )
-from longitude.parts.distance_bias import ByDistance
+from longitude.parts.distance_bias import ByDistance, term_type
 from longitude.parts.fire import Fire
 
 MAX_HEAD = 256

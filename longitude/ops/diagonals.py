@@ -32,13 +32,14 @@ from longitude.ops.lse_merge import (
     tile_gradients,
 )
 from longitude.ops.passes import accum_dtype, batches, dense, make_passes, tiles
-from longitude.ops.plan import CallSpec, Kernel, Plan, term_type
+from longitude.ops.plan import CallSpec, Kernel, Plan
 from longitude.parts.distance_bias import (
     Addend,
     ByDiagonals,
     ByDistance,
     DistanceTable,
     along_diagonals,
+    term_type,
 )
 
 BLOCK_QUERIES = (64, 256)  # few enough that little is computed beyond a causal mask

@@ -32,7 +32,7 @@ from longitude.ops.lse_merge import (
 )
 from longitude.ops.passes import Pass, Windows, accum_dtype, make_passes
 from longitude.ops.plan import Plan, Step
-from longitude.parts.distance_bias import ByDistance
+from longitude.parts.distance_bias import ByDistance, term_type
 
 # every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
 RECOMPILES = 1024
@@ -80,6 +80,10 @@ def _flex(
         batch = p.q.shape[0] if p.hides else max(p.q_rows.shape[0], p.k_rows.shape[0])
         mask = _from_pairs(p.mask(areas), batch, p.q.shape[2], p.k.shape[2], p.q.device)
     q, k = one.rotated()
+    options = {}
+    if p.q.is_cuda and any(term_type(part) is ByDistance for part in p.scheme.bias):
+        # float32 tables are read ahead as keys are: three tiles of both don't fit in shared memory
+        options["kernel_options"] = {"fwd_num_stages": 2}
     out, aux = compiled_flex(p.q.is_cuda)(
         *(x.contiguous() for x in (q, k, p.v)),
         score_mod=modify,
@@ -87,6 +91,7 @@ def _flex(
         scale=p.scale,
         enable_gqa=p.q.shape[1] != p.k.shape[1],
         return_aux=AuxRequest(lse=True),
+        **options,
     )
     return out, aux.lse
 

@@ -13,9 +13,8 @@ A backend is a function from a spec to a plan, or to the sentence why it can't r
   extra dimensions, else a dense mask in blocks of queries; our own for a few queries (`decode`);
 - eager: the full score matrix in blocks of queries; it runs everything.
 
-On Hopper our kernel of specialised warps is as fast as the fastest of torch's, cuDNN's, of which
-each new shape costs a plan of 70 ms: that pays for tiles of `CUDNN_OPERATIONS` or more, which ours
-does not run. FlashAttention 4, where it is installed, is faster.
+On Hopper our kernel of specialised warps runs forwards. cuDNN's, torch's fastest, needs 70 ms to
+plan each new shape, which pay from `CUDNN_OPERATIONS` on. FlashAttention 4 is faster than both.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from longitude.core.part import Dims, HasWeights, QueryRows
+from longitude.core.part import QueryRows
 from longitude.core.region import Area
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
@@ -47,9 +46,9 @@ BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as mu
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
 SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
 CHUNK_SHAPES = 40  # times a plan's operations from which on chunks' tiles pay for theirs
+CHUNK_QUERIES = 2**16  # and from which on they are faster than our kernel of specialised warps
 MAX_CUDNN_HEAD = 128  # forward and backward
-HOPPER_HEADS = (64, 128)  # of queries, keys and values
-HOPPER_ROWS = 132 * 128  # of all heads: a block for each multiprocessor
+HOPPER_HEADS, HOPPER_ROWS = (64, 128), 132 * 128  # rows: a block for each multiprocessor
 MAX_ALIBI = 2**14  # float32 then keeps 2^-10 of q·k, as much as a weight in bfloat16
 
 
@@ -191,13 +190,14 @@ class CallSpec(NamedTuple):
     def specialised(self) -> bool:
         """Whether our kernel of specialised warps runs it: forward alone, and many rows."""
         fits = self.dtype in HALF and self.head_dim == self.value_dim in HOPPER_HEADS
-        enough = self.queries > decode.MAX_QUERIES and self.rows_of_heads >= HOPPER_ROWS
-        return self.device.hopper and fits and enough and self.positive_scale and not self.gradients
+        fits = fits and self.queries > decode.MAX_QUERIES and self.positive_scale
+        enough = self.batch * self.heads * self.queries >= HOPPER_ROWS
+        return self.device.hopper and fits and enough and not self.gradients
 
     @property
-    def rows_of_heads(self) -> int:
-        """Queries of every head."""
-        return self.batch * self.heads * self.queries
+    def by_torch(self) -> CallSpec:
+        """The same call without our kernel of specialised warps."""
+        return self._replace(device=self.device._replace(hopper=False))
 
     @property
     def by_position(self) -> bool:
@@ -275,13 +275,14 @@ def _slower(backend: str, call: CallSpec) -> str | None:
         if call.sums_in_heads.windows():
             return "FlashAttention 4 runs each band as one call, and faster"
         chunks = any(area.chunks for areas in call.pass_areas for area in areas)
-        plain = fastest_kernel(call, call.queries**2 / CHUNK_SHAPES)
+        chunks = chunks and not (call.specialised and call.queries < CHUNK_QUERIES)
+        plain = fastest_kernel(call.by_torch, call.queries**2 / CHUNK_SHAPES)
         if chunks and plain is Kernel.CUDNN and call.value_dim == call.head_dim:
             return "chunks of so many queries are tiles of cuDNN's, which is faster"
         if backend != "banded" or call.dtype not in HALF:
             return "positions alone decide here, which plain kernels read as tiles"
-        alone = _single_tile(call) is not None and not call.specialised
-        return "one call of a plain kernel does it" if alone else None
+        if _single_tile(call) is not None and not call.specialised:
+            return "one call of a plain kernel does it"
     return None
 
 
@@ -299,8 +300,8 @@ def lse_kernel(device: str, dtype: torch.dtype, head_dim: int) -> Kernel | None:
 def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
     """The plain kernel for so many pairs of each head, the faster ones where their calls pay."""
     kernel = lse_kernel(call.device.type, call.dtype, call.head_dim)
-    operations = 4.0 * pairs * call.batch * call.heads * call.head_dim
-    operations *= BACKWARD_OPERATIONS if call.gradients else 1
+    times = BACKWARD_OPERATIONS if call.gradients else 1
+    operations = 4.0 * pairs * call.batch * call.heads * call.head_dim * times
     if kernel is not Kernel.FLASH or call.head_dim > MAX_CUDNN_HEAD:
         return kernel
     tried = ((128, 128),) if call.gradients else ((64, 64), (128, 128))  # heads of keys and values
@@ -371,7 +372,7 @@ def _merged_tiles(call: CallSpec, small: bool = True) -> Plan | str:
     by_kernel: dict[tuple[tuple[int, ...], Kernel], list[Tile]] = {}
     for n, areas in passes:
         for batch in batches(call.tiles(areas, small)):  # tiles of one shape are one launch
-            kernel = fastest_kernel(call, len(batch) * batch[0].pairs)
+            kernel = fastest_kernel(call.by_torch, len(batch) * batch[0].pairs)
             assert kernel is not None
             by_kernel.setdefault((n, kernel), []).extend(batch)
     steps = [Step(kernel, n, tuple(own)) for (n, kernel), own in by_kernel.items()]
@@ -435,17 +436,6 @@ def _alibi(call: CallSpec) -> Plan | str:
     if not call.positive_scale or (call.dtype != torch.float64 and widest > MAX_ALIBI):
         return f"a bias of {widest:,.0f} leaves float32 too few bits for q·k"
     return Plan("alibi", (Step(Kernel.SDPA_ALIBI, (0,), (tile,)),))
-
-
-@lru_cache(maxsize=1024)
-def term_type(part: HasWeights) -> type | None:
-    """What kind of term a bias has, tried at its smallest; None if its gates are not known yet."""
-    if getattr(part, "gated", False):
-        return None
-    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
-    pos = torch.zeros(1, 1, dtype=torch.int64)
-    weights = part.init(dims, torch.Generator().manual_seed(0))
-    return type(part.term(one, one, pos, pos, weights, 1.0))  # type: ignore[attr-defined]
 
 
 def _banded(call: CallSpec) -> Plan | str:

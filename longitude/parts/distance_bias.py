@@ -9,13 +9,13 @@ a copy: that is how blocks of queries run on a CPU, for terms that are `ByDiagon
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from longitude.core.part import Index
+from longitude.core.part import Dims, HasWeights, Index
 from longitude.core.region import FAR
 
 # numbers added to the scores of some keys, of which the last comes first: (b|1, h, q|1, keys)
@@ -84,6 +84,17 @@ class ByDistance:
         table."""
         steps = self.table(heads, q, k).flip(1).unfold(1, len(k), 1)
         return steps.flip(1)
+
+
+@lru_cache(maxsize=1024)
+def term_type(part: HasWeights) -> type | None:
+    """What kind of term a bias has, tried at its smallest; None if its gates are not known yet."""
+    if getattr(part, "gated", False):
+        return None
+    dims, one = Dims(16, 2, 8), torch.zeros(1, 2, 1, 8)
+    pos = torch.zeros(1, 1, dtype=torch.int64)
+    weights = part.init(dims, torch.Generator().manual_seed(0))
+    return type(part.term(one, one, pos, pos, weights, 1.0))  # type: ignore[attr-defined]
 
 
 by_distance = ByDistance

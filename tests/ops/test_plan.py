@@ -189,6 +189,8 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
          [Kernel.CUDNN, Kernel.BANDED], ""),
         # which takes less memory than tiles of chunks
         (on(OURS, "rope(remap=dual_chunk(4096, 512))", 32256), [Kernel.BANDED], ""),
+        # which is faster from here on
+        (on(OURS, "rope(remap=dual_chunk(4096, 512))", 129024), [Kernel.CUDNN] * 3, "native"),
         (on(OURS, "t5()", 8192), [Kernel.HOPPER, Kernel.BANDED], ""),
         (on(OURS, "shaw(255)", 32768), [Kernel.HOPPER, Kernel.FLEX], "flex"),
         (on(OURS._replace(flash4=True), "rope()", 32768), [Kernel.FLASH4], "native"),

@@ -141,24 +141,16 @@ def _copies(sources, memory, shares, reach, sizes, ends, chunk, units, ROWS: gl.
 
 @gluon.jit
 @no_type_check
-def _indices(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """The rows of a tile, the columns of eight, and where each eight begins."""
+def _scores(s, top, left, ends, table, by_share, scale, LAYOUT: gl.constexpr, ROWS: gl.constexpr,
+            COLUMNS: gl.constexpr, BIASED: gl.constexpr, SHARES: gl.constexpr,
+            MASKED: gl.constexpr):  # fmt: skip
+    """Products with the bias of their distances, or of their shares for rows with this pace, and
+    without the pairs that nobody sees."""
     T: gl.constexpr = tile_layout()
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(1, T)))[:, None]
     column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, T)))[None, :]
     eight = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, T))) * 8
-    return row, column, eight
-
-
-@gluon.jit
-@no_type_check
-def _bias(top, left, table, by_share, LAYOUT: gl.constexpr, ROWS: gl.constexpr,
-          COLUMNS: gl.constexpr, BIASED: gl.constexpr, SHARES: gl.constexpr):  # fmt: skip
-    """The bias of a tile by its distances, or by their shares for rows with this pace. It is read
-    while the matrix units multiply, which nothing else would wait for."""
-    tile = 0.0
     if BIASED:
-        row, column, eight = _indices(ROWS, COLUMNS)
         entry = top - left - COLUMNS + 1 - table[1]
         entry = entry + gl.arange(0, RUN, layout=gl.BlockedLayout([1], [32], [4], [0]))
         if SHARES:
@@ -166,20 +158,10 @@ def _bias(top, left, table, by_share, LAYOUT: gl.constexpr, ROWS: gl.constexpr,
         else:
             run = gl.load(table[0] + gl.minimum(gl.maximum(entry, 0), table[2] - 1)) * table[3]
         index = gl.expand_dims(row - column + 7, 1) + (COLUMNS - 8 - eight)[None, :, None]
-        tile = gl.reshape(gl.gather(run, gl.reshape(index, [ROWS * COLUMNS]), 0), [ROWS, COLUMNS])
-        tile = gl.convert_layout(tile, LAYOUT, assert_trivial=True)
-    return tile
-
-
-@gluon.jit
-@no_type_check
-def _scores(s, bias, top, left, ends, scale, LAYOUT: gl.constexpr, ROWS: gl.constexpr,
-            COLUMNS: gl.constexpr, BIASED: gl.constexpr, MASKED: gl.constexpr):  # fmt: skip
-    """Products with their bias, and without the pairs that nobody sees."""
-    if BIASED:
-        s = s * scale + bias
+        tile = gl.gather(run, gl.reshape(index, [ROWS * COLUMNS]), 0)
+        tile = gl.reshape(tile, [ROWS, COLUMNS])
+        s = s * scale + gl.convert_layout(tile, LAYOUT, assert_trivial=True)
     if MASKED:
-        row, column, eight = _indices(ROWS, COLUMNS)
         first, end, lo, hi = ends
         away = (top - left) + row - column  # of the first eight columns
         last = gl.expand_dims(gl.minimum(away - lo, end - 1 - left - column), 1)
@@ -246,8 +228,8 @@ def _softmax(tiles, barriers, turn, step, at, blocks, seen, bias, by_share, scal
     keys = k_tiles.index(step % STAGES).reshape([COLUMNS, D]).permute((1, 0))
     s = warpgroup_mma(queries, keys, nothing, use_acc=False)
     mbarrier.arrive(k_done.index(step % STAGES))
-    tile = _bias(at, blocks[0] * COLUMNS, bias, by_share, S, ROWS, COLUMNS, BIASED, SHARES)
-    s = _scores(s, tile, at, blocks[0] * COLUMNS, seen, scale, S, ROWS, COLUMNS, BIASED, True)
+    s = _scores(s, at, blocks[0] * COLUMNS, seen, bias, by_share, scale, S, ROWS, COLUMNS, BIASED,
+                SHARES, True)  # fmt: skip
     most = gl.max(s, 1) * factor
     p = gl.exp2(s * factor - gl.where(most == float("-inf"), 0.0, most)[:, None])
     total = gl.sum(p, 1)
@@ -268,11 +250,10 @@ def _softmax(tiles, barriers, turn, step, at, blocks, seen, bias, by_share, scal
                 values = v_tiles.index(before).reshape([COLUMNS, D])
                 output = warpgroup_mma(weights, values, acc, is_async=True)
                 mbarrier.arrive(turns.index(1 - WHICH))
-                tile = _bias(at, block * COLUMNS, bias, by_share, S, ROWS, COLUMNS, BIASED, SHARES)
                 s = warpgroup_mma_wait(1, [scores])
                 mbarrier.arrive(k_done.index(stage))
-                s = _scores(s, tile, at, block * COLUMNS, seen, scale, S, ROWS, COLUMNS, BIASED,
-                            span != 1)  # fmt: skip
+                s = _scores(s, at, block * COLUMNS, seen, bias, by_share, scale, S, ROWS, COLUMNS,
+                            BIASED, SHARES, span != 1)  # fmt: skip
                 new = gl.maximum(most, gl.max(s, 1) * factor)
                 base = gl.where(new == float("-inf"), 0.0, new) if span != 1 else new
                 p, shrink = gl.exp2(s * factor - base[:, None]), gl.exp2(most - base)
