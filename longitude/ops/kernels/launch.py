@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from longitude.core.validate import UserError
 
 OLDEST = (8, 0)  # the first generation whose cores multiply bfloat16
 HOPPER = (9, 0)  # before it, FlashAttention 2 is as fast as cuDNN
+GLUON = ((3, 6), (3, 9))  # the first and the last version of Triton that were tried
 
 
 def usable(x: Tensor) -> bool:
@@ -59,6 +61,11 @@ class Device(NamedTuple):
     hopper: bool = False
 
 
+def compiles_gluon(version: str) -> bool:
+    """Whether a version of Triton is one whose Gluon, which is experimental, ours is written in."""
+    return GLUON[0] <= tuple(int(n) for n in version.split(".")[:2]) <= GLUON[1]
+
+
 @cache
 def device_of(device: torch.device) -> Device:
     """The same for every call."""
@@ -68,8 +75,7 @@ def device_of(device: torch.device) -> Device:
     if capability == HOPPER:  # where they are faster, and the one that ours is written for
         with suppress(ImportError):  # the package of an older one may fail when it is imported
             flash4 = find_spec("flash_attn.cute") is not None
-        with suppress(ImportError):
-            hopper = triton and find_spec("triton.experimental.gluon.nvidia.hopper") is not None
+        hopper = triton and compiles_gluon(import_module("triton").__version__)
     return Device(device.type, triton, cudnn, flash4, hopper)
 
 

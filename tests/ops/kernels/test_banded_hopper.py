@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from longitude.ops.kernels.banded import FINER, Blocks, blocks_for
 from longitude.ops.kernels.banded_backward import STRIP
 from longitude.ops.kernels.banded_backward import blocks_for as plan_for
+from longitude.ops.kernels.launch import compiles_gluon
 
 WHERE = "longitude.ops.kernels.banded"
 SHARED = 227 * 1024
@@ -137,6 +138,18 @@ def test_the_forward_of_specialised_warps_compiles() -> None:
     for made in compiled(SPECIALISED):
         assert "cp.async.bulk.tensor.4d" in made["ptx"]
         assert "setmaxnreg.dec" in made["ptx"] and "wgmma.wait_group.sync.aligned 1" in made["ptx"]
+
+
+def test_only_versions_of_triton_that_were_tried_have_specialised_warps() -> None:
+    import triton
+
+    assert compiles_gluon(triton.__version__), (
+        "compile it with this version, and note that in GLUON"
+    )
+    assert compiles_gluon("3.6.0+git1234") and compiles_gluon("3.7.1")
+    assert (
+        not compiles_gluon("3.5.1") and not compiles_gluon("3.10.0") and not compiles_gluon("4.0.0")
+    )
 
 
 @pytest.mark.slow
