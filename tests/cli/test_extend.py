@@ -31,7 +31,7 @@ QUICK = ["--methods", "rerope", "--to", "2x", "--docs", "1", "--tasks", "none"]
         (["--engine", "cloud"], "local or ray"),
         (["--budget", "soon"], "10m"),
         (["--text", "no-such-file.txt"], "no-such-file.txt"),
-        (["--out", "/proc/nowhere"], "another folder"),
+        (["--out", "/proc/nowhere"], "name another"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
