@@ -155,6 +155,7 @@ def _backend(name: str) -> Any:
 
 RUNNERS = {
     Kernel.EAGER: "eager", Kernel.FLEX: "flex", Kernel.BANDED: "banded", Kernel.DECODE: "decode",
+    Kernel.BANDS_TOGETHER: "banded",
     Kernel.SDPA: "sdpa", Kernel.SDPA_MASKED: "sdpa", Kernel.SDPA_ALIBI: "sdpa",
     Kernel.SDPA_DIAGONALS: "diagonals",
 }  # fmt: skip

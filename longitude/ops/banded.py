@@ -82,19 +82,21 @@ class _Bands(NamedTuple):
     scale: float
     rotations: Rotations
     cut: dict[int, Rotation]  # of a pass that one band reads, for its rows and columns alone
+    together: bool  # whether one launch runs all bands
 
     @classmethod
     def of(cls, p: AttentionInputs, plan: Plan, kernels: BandKernels | None) -> _Bands:
         if kernels is None:
             from longitude.ops.kernels.banded_backward import KERNELS as kernels  # imports Triton
         *far, near = plan.steps
+        together = near.kernel is Kernel.BANDS_TOGETHER
         rotations = tuple(one.rotation() for one in make_passes(p))
-        read = [(piece.pass_index, ALL, slice(*piece.columns)) for piece in near.bands]
+        read = [(one.pass_index, _rows(one, together), slice(*one.columns)) for one in near.bands]
         read += [(step.passes[0], *_where(step)[:2]) for step in far]
         uses = Counter(n for n, _, _ in read)
         cut = {n: one.cut(*where) for n, *where in read if (one := rotations[n]) and uses[n] == 1}
         one_far = far[0] if far else None
-        return cls(kernels, near.bands, one_far, near.table, p.scale, rotations, cut)
+        return cls(kernels, near.bands, one_far, near.table, p.scale, rotations, cut, together)
 
     def forward(
         self, rotated: Rotated, v: Tensor, bias: Bias | None, sinks: Tensor | None
@@ -114,7 +116,9 @@ class _Bands(NamedTuple):
         reached = self.table is not None and self.table.reached
         if bias is not None and reached and bias.ahead is None:
             bias = bias._replace(ahead=largest_ahead(bias.table))
-        for piece in self.pieces:
+        if self.together:
+            start = Start(*self._together(rotated, v))
+        for piece in () if self.together else self.pieces:
             call = self.call(piece, rotated, v, bias)
             if reached:
                 call = call._replace(reach=reach_of(call))
@@ -128,10 +132,22 @@ class _Bands(NamedTuple):
             out, lse = (out * (lse - total).exp()[..., None]).to(v.dtype), total
         return out, lse, extra, reaches
 
+    def _together(self, rotated: Rotated, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The output of all bands and its log-sum-exp, written over queries that were rotated."""
+        calls = [self.call(piece, rotated, v, None) for piece in self.pieces]
+        tops, firsts = [x.top for x in self.pieces], [x.columns[0] for x in self.pieces]
+        rows = max(top + call.q.shape[2] for top, call in zip(tops, calls, strict=True))
+        ours = [
+            call.q for piece, call in zip(self.pieces, calls, strict=True)
+            if self.rotations[piece.pass_index] and call.q.shape[2] == rows
+        ]  # fmt: skip
+        assert self.kernels.together is not None
+        return self.kernels.together(calls, tops, v, firsts, rows, ours[0] if ours else None)
+
     def call(self, piece: BandPiece, rotated: Rotated, v: Tensor, bias: Bias | None) -> BandCall:
         """A band's tensors, its columns cut and its table counted from them."""
         columns = slice(*piece.columns)
-        q, k = rotated(piece.pass_index, ALL, columns)
+        q, k = rotated(piece.pass_index, _rows(piece, self.together), columns)
         bias = bias and bias._replace(first=bias.first + columns.start)
         return BandCall(q, k, some(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
 
@@ -151,6 +167,11 @@ class _Bands(NamedTuple):
             return some(latest[n][0], rows), some(latest[n][1], columns)
 
         return rotated
+
+
+def _rows(piece: BandPiece, together: bool) -> slice:
+    """The rows that a band reads: where bands run one after the other, each goes on from all."""
+    return slice(piece.top, None) if together and piece.top else ALL
 
 
 def _where(far: Step) -> tuple[slice, slice, bool]:

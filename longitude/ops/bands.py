@@ -43,6 +43,7 @@ SHARE_QUERIES, SHARE_ROWS = 1024, 128  # for which a table of shares pays; the m
 SHARE_ERROR = 2**-8  # nats, at most: a step of a weight in bfloat16
 CHUNK_ROWS = 128  # rows of a block of our bands, which must lie in one chunk
 MAX_CHUNKS = 2**20  # bounds that the kernel can multiply
+MOST_BANDS = 2  # whose queries fit into shared memory beside tiles of keys and values
 NEGLIGIBLE = 22.0  # nats: a weight below 2^-32 of its row's largest is no weight
 Outs = Float[Tensor, "b h n dv"]
 Sums = Float[Tensor, "b h n"]
@@ -105,7 +106,9 @@ def plan_bands(call: CallSpec, far_tile_rows: int = FAR_TILE_ROWS) -> Plan:
     if not bands:
         return Plan("banded", ())
     passes = tuple(dict.fromkeys(piece.pass_index for piece in bands))
-    banded = Step(Kernel.BANDED, passes, bands=tuple(bands), table=table)
+    together = call.specialised and 1 < len(bands) <= MOST_BANDS and table is None
+    kernel = Kernel.BANDS_TOGETHER if together else Kernel.BANDED
+    banded = Step(kernel, passes, bands=tuple(bands), table=table)
     return Plan("banded", (banded,) if step is None else (step, banded), Merge.RUNNING_SOFTMAX)
 
 
@@ -120,13 +123,14 @@ def _piece(call: CallSpec, n: int, area: Area) -> BandPiece | None:
     band = Band(lo + shift, hi + shift).within(len(q), max(end - begin, 0))
     if begin >= end or band.lo >= band.hi:
         return None
-    chunk = None
+    chunk, top = None, max(0, band.lo)
     if area.chunks:
         (one,) = area.chunks
         lo = -MAX_CHUNKS if one.lo is None else max(one.lo, -MAX_CHUNKS)
         hi = MAX_CHUNKS if one.hi is None else min(one.hi, MAX_CHUNKS)
         chunk = Chunk(one.size, lo, hi, q[0], k[0] + begin)
-    return BandPiece(n, (begin, end), band, chunk)
+        top = max(top, (lo + chunk.column // one.size) * one.size - chunk.row)
+    return BandPiece(n, (begin, end), band, chunk, min(top, len(q) - 1))
 
 
 def _table_span(call: CallSpec, pieces: list[BandPiece]) -> TableSpan:
@@ -288,10 +292,11 @@ class BandGradients(NamedTuple):
 class BandKernels(NamedTuple):
     """forward(call, start) gives output and log-sum-exp, maybe written over the start's;
     backward(call, grad, out, lse, table, wide) the gradients, of the table if asked; in float32
-    where wide."""
+    where wide; together(calls, tops, v, firsts, rows, out) what forward gives, of all bands."""
 
     forward: Callable[[BandCall, Start | None], tuple[Tensor, Tensor]]
     backward: Callable[[BandCall, Tensor, Tensor, Tensor, bool, bool], BandGradients]
+    together: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
 def reach_of(call: BandCall) -> Int[Tensor, "b h"] | None:

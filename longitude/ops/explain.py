@@ -82,7 +82,7 @@ def steps(plan: Plan) -> str:
     tiles: dict[str, tuple[int, int]] = {}  # of each kernel, and its calls
     for s in plan.steps:
         kernel, tile = s.kernel.value, s.tiles[0] if s.tiles else None
-        if s.kernel is Kernel.BANDED:
+        if s.bands:
             parts[f"{len(s.bands)} band{'s' * (len(s.bands) != 1)} by {kernel}"] = None
         elif s.kernel in (Kernel.SDPA, Kernel.FLASH4) and plan.merge is Merge.NONE and tile:
             parts[f"one {'full' if tile.kind == 'full' else 'causal'} {kernel}"] = None

@@ -67,6 +67,7 @@ class Kernel(Enum):
     FLASH4 = "FlashAttention 4"
     HOPPER = "warp-specialised attention"
     BANDED = "the banded kernel"
+    BANDS_TOGETHER = "warp-specialised attention in one launch"
     DECODE = "the decoding kernel, which rotates keys as it reads them"
     FLEX = "FlexAttention"
 
@@ -103,12 +104,14 @@ class Chunk(NamedTuple):
 
 
 class BandPiece(NamedTuple):
-    """A band of one pass: over which columns, which pairs by their indices, whose gradients."""
+    """A band of one pass: over which columns, which pairs by their indices, the first row that sees
+    any of them, whose gradients."""
 
     pass_index: int
     columns: tuple[int, int]
     band: Band
     chunk: Chunk | None = None
+    top: int = 0
     backward: Kernel = Kernel.BANDED
 
 

@@ -112,6 +112,25 @@ def test_bands_are_the_scheme(
         torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(
+    ("text", "n", "m"), [one[:3] for one in CASES if one[3] > 1 and not scheme(one[0]).bias]
+)
+def test_bands_in_one_launch_are_the_scheme(text: str, n: int, m: int, sinks: bool) -> None:
+    """Each over its own rows and columns, written over queries that were rotated."""
+    x, _, logits = inputs(text, n, m, sinks)
+    with torch.no_grad():
+        p = inputs_of(text, n, m, x, {}, sink_logits=logits)
+        plan = plan_bands(CallSpec.of(p), 10**6)
+        together = replace(plan.steps[-1], kernel=Kernel.BANDS_TOGETHER)
+        assert len(together.bands) > 1 and len(plan.steps) == 1
+        out = run(p, replace(plan, steps=(together,)), REFERENCE)
+    kept = [y.detach().clone() for y in x]
+    want = attention(p.scheme, *kept, p.q_pos, p.k_pos, sink_logits=logits, backend="eager")
+    torch.testing.assert_close(out, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(x, kept, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("far", [False, True])
 def test_a_window_differentiated_by_tiles(far: bool) -> None:
     text, n = "rope(remap=leaky_rerope(8, 3))", 40

@@ -184,7 +184,8 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(OURS, "rope()", 8192, d=96), [Kernel.SDPA], "native"),
         (on(OURS, "rope()", 8192, value_dim=64), [Kernel.SDPA], "native"),
         (on(OURS, "rope()", 1024, heads=8), [Kernel.SDPA], "native"),  # too few rows
-        (on(OURS, "rope(remap=leaky_rerope(1024, 8))", 8192), [Kernel.BANDED], ""),
+        (on(OURS, "rope(remap=leaky_rerope(1024, 8))", 8192), [Kernel.BANDS_TOGETHER], ""),
+        (on(OURS, "rope() + window(1024, sinks=4)", 8192), [Kernel.BANDS_TOGETHER], ""),
         (on(OURS, "rope(remap=leaky_rerope(1024, 8))", 8192, gradients=True),
          [Kernel.CUDNN, Kernel.BANDED], ""),
         # which takes less memory than tiles of chunks

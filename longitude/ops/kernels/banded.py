@@ -414,7 +414,7 @@ def banded(
     shares = tuple(part.bias.shares or ()) if part.bias else ()
     coarser = (0, 0)
     if blocks is None and device_of(q.device).hopper:
-        from longitude.ops.kernels import banded_hopper as hopper  # late: it builds on this
+        from longitude.ops.kernels import hopper_launch as hopper  # late: it builds on this
 
         if hopper.forward(call, so_far, start is not None, outputs):
             if not shares:
@@ -444,3 +444,10 @@ def banded(
         )  # fmt: skip
         coarser = (own.rows, own.rows)
     return out, lse
+
+
+def together(*call: Any) -> tuple[Outs, Sums]:
+    """Several bands in one launch."""
+    from longitude.ops.kernels import hopper_launch as hopper  # late: it builds on this
+
+    return hopper.together(*call)

@@ -29,6 +29,7 @@ from longitude.ops.kernels.banded import (
     spans,
     store_tile,
     tile_of,
+    together,
 )
 from longitude.ops.kernels.launch import launch, shape
 from longitude.ops.passes import dense
@@ -276,4 +277,4 @@ def _square(constants: dict[str, Any]) -> dict[str, Any]:
     return others | {"SIZE": constants["ROWS"], "STRIP": STRIP}
 
 
-KERNELS = BandKernels(banded, backward)
+KERNELS = BandKernels(banded, backward, together)

@@ -1,24 +1,25 @@
 """The forward of `banded` on Hopper, whose warps are specialised: one warp copies tiles of keys and
 values into shared memory, and two groups of four take 64 rows each. A group lets the matrix units
-multiply the next keys while it computes the exponentials of the last ones (Shah et al. 2024,
-"FlashAttention-3"), which Triton's own pipeline does not do: on an H200 it takes 0.91 to 0.94 of
+multiply the next keys, and its last weights with their values, while it computes exponentials (Shah
+et al. 2024, "FlashAttention-3"), which Triton's own pipeline does not do: on an H200 it takes 0.9 of
 cuDNN's time for causal attention, where `banded` takes 1.5 times that.
 
-It is written in Gluon, Triton's language of explicit layouts, which no interpreter runs: its
-reference is the kernel of `banded`, which also has all other calls.
+Two bands of one softmax, such as a remap's near and far keys, are one launch: each has queries and
+keys of its own, rotated its own way, and a program goes through the blocks of both. Blocks that an
+edge of a band crosses come last.
 
-A bias is read as a run of distances, and a gather spreads it over the tile. What a thread's rows
-and columns add to an index is split from what its registers do: the second is a constant of each
-instruction.
+It is written in Gluon, Triton's language of explicit layouts, which no interpreter runs: its
+reference is the kernel of `banded`, which also has all other calls. `hopper_launch` launches it.
+
+A bias is what a tile's products are added to: a run of distances, read while the tile before is
+multiplied, which a gather spreads over the tile. What a thread's rows and columns add to an index
+is split from what its registers do: the second is a constant of each instruction.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, no_type_check
+from typing import no_type_check
 
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -27,17 +28,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from longitude.ops.bands import Start
 from longitude.ops.kernels import banded
-from longitude.ops.kernels.banded import LaunchCall, laid
-from longitude.ops.kernels.launch import launch, shape
-from longitude.ops.plan import HOPPER_HEADS
 
 ROWS, COLUMNS, STAGES = 128, 128, 2  # of two groups; of a tile of keys; tiles in shared memory
 RUN = gl.constexpr(256)  # entries of a bias that a group reads for a tile: 191, as a power of two
-DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 spans, chunk_of, within, bias_by_share, steady = (
@@ -84,92 +79,175 @@ def _unit(index, sizes, n, ROWS: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _blocks(at, lane, head, shares, reach, ends, chunk, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-            SHARES: gl.constexpr, REACH: gl.constexpr, CHUNKED: gl.constexpr):  # fmt: skip
-    """The blocks of columns that rows see, as three spans (see `banded.spans`); the first column
-    and the one past the last; whether the rows are this kernel's."""
-    n, m, lo, hi = ends
+def _runs(at, lane, head, shares, reach, n, bands, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+          SHARES: gl.constexpr, REACH: gl.constexpr, CHUNKED: gl.constexpr):  # fmt: skip
+    """The blocks of columns that rows see, as runs (first, count, band): those that no edge of a
+    band crosses (see `banded.spans`), and the others; how many there are of each; each band's first
+    column, the one past its last, and its distances; whether the rows are this kernel's."""
     mine = at >= 0
     if SHARES:
         mine = mine & steady(shares, head, gl.maximum(at, 0), ROWS, ROWS // 2)
     far = n
     if REACH:
         far = gl.load(reach + lane)
-    columns = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
-    first = 0
-    if CHUNKED:
-        first, m = chunk_of(chunk, at, m)
-        columns = within(columns, first, m, COLUMNS)
-    begin, inner, seen, end = columns
-    end = gl.cdiv(end, COLUMNS)
-    spread = (begin // COLUMNS, inner // COLUMNS, gl.minimum(seen // COLUMNS, end), end)
-    return spread, first, m, mine
+    inner, edges, seen, counts = (), (), (), (0, 0)
+    for band in gl.static_range(len(bands)):
+        m, lo, hi = bands[band][0] >> 4, bands[band][1] >> 4, bands[band][2] >> 4
+        columns = spans(at, ROWS, n, m, lo, hi, far, COLUMNS)
+        first = 0
+        if CHUNKED:
+            chunk = ()
+            for number in gl.static_range(5, 10):
+                chunk = chunk + (bands[band][number] >> 4,)
+            first, m = chunk_of(chunk, at, m)
+            columns = within(columns, first, m, COLUMNS)
+        begin, middle, last = columns[0] // COLUMNS, columns[1] // COLUMNS, columns[2] // COLUMNS
+        end = gl.cdiv(columns[3], COLUMNS)
+        last = gl.minimum(last, end)
+        inner = inner + ((middle, last - middle, band),)
+        edges = edges + ((begin, middle - begin, band), (last, end - last, band))
+        seen = seen + ((first, m, lo, hi, bands[band][3] >> 4),)
+        counts = (counts[0] + last - middle, counts[1] + end - last + middle - begin)
+    return inner, edges, counts, seen, mine
 
 
 @gluon.jit
 @no_type_check
-def _copies(sources, memory, shares, reach, sizes, ends, chunk, units, ROWS: gl.constexpr,
+def _at(step, runs):
+    """The block of a step over runs of blocks, and its band."""
+    block, band, before = runs[0][0] + step, 0, 0
+    for one in gl.static_range(1, len(runs)):
+        before += runs[one - 1][1]
+        begun = step >= before
+        block = gl.where(begun, runs[one][0] + step - before, block)
+        band = gl.where(begun, runs[one][2], band)
+    return block, band
+
+
+@gluon.jit
+@no_type_check
+def _own(band, every):
+    """What a band has of its own, of what every band has."""
+    own = every[0]
+    for one in gl.static_range(1, len(every)):
+        chosen = ()
+        for which in gl.static_range(len(own)):
+            chosen = chosen + (gl.where(band == one, every[one][which], own[which]),)
+        own = chosen
+    return own
+
+
+@gluon.jit
+@no_type_check
+def _copies(sources, memory, shares, reach, sizes, n, bands, units, ROWS: gl.constexpr,
             COLUMNS: gl.constexpr, STAGES: gl.constexpr, SHARES: gl.constexpr, REACH: gl.constexpr,
             CHUNKED: gl.constexpr):  # fmt: skip
     """Keep copying: the queries of each unit, then its keys and values, block after block."""
-    q, k, v = sources
+    every_q, every_k, v = sources
     tiles, barriers = memory
-    q_tile, k_tiles, v_tiles = tiles
+    q_tiles, k_tiles, v_tiles = tiles
     q_full, q_done, k_full, k_done, v_full, v_done, _turns = barriers
     turn, step = 0, 0
     for index in range(gl.program_id(0), units, gl.num_programs(0)):
-        at, lane, batch, head = _unit(index, sizes, ends[0], ROWS)
-        blocks, _, _, mine = _blocks(at, lane, head, shares, reach, ends, chunk, ROWS, COLUMNS,
-                                     SHARES, REACH, CHUNKED)  # fmt: skip
-        if mine & (blocks[0] < blocks[3]):
+        at, lane, batch, head = _unit(index, sizes, n, ROWS)
+        inner, edges, counts, seen, mine = _runs(at, lane, head, shares, reach, n, bands, ROWS,
+                                              COLUMNS, SHARES, REACH, CHUNKED)  # fmt: skip
+        blocks = counts[0] + counts[1]
+        if mine & (blocks > 0):
             mbarrier.wait(q_done, (turn & 1) ^ 1)
-            mbarrier.expect(q_full, q.block_type.nbytes)
-            copy(q, [batch, head, at, 0], q_full, q_tile)
+            mbarrier.expect(q_full, len(every_q) * every_q[0].block_type.nbytes)
+            for one in gl.static_range(len(every_q)):
+                row = at - (bands[one][4] >> 4)
+                copy(every_q[one], [batch, head, row, 0], q_full, q_tiles.index(one))
             own = head // sizes[2]
-            for block in range(blocks[0], blocks[3]):
+            for number in range(0, blocks):
+                block, band = _at(number, inner + edges)
                 stage, phase = step % STAGES, (step // STAGES) & 1
-                where = [batch, own, block * COLUMNS, 0]
                 mbarrier.wait(k_done.index(stage), phase ^ 1)
-                mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-                copy(k, where, k_full.index(stage), k_tiles.index(stage))
+                mbarrier.expect(k_full.index(stage), v.block_type.nbytes)
+                for one in gl.static_range(len(every_k)):
+                    if band == one:
+                        copy(every_k[one], [batch, own, block * COLUMNS, 0], k_full.index(stage),
+                             k_tiles.index(stage))  # fmt: skip
                 mbarrier.wait(v_done.index(stage), phase ^ 1)
                 mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-                copy(v, where, v_full.index(stage), v_tiles.index(stage))
+                column = block * COLUMNS + _own(band, seen)[4]
+                copy(v, [batch, own, column, 0], v_full.index(stage), v_tiles.index(stage))
                 step += 1
             turn += 1
 
 
 @gluon.jit
 @no_type_check
-def _scores(s, top, left, ends, table, by_share, scale, LAYOUT: gl.constexpr, ROWS: gl.constexpr,
-            COLUMNS: gl.constexpr, BIASED: gl.constexpr, SHARES: gl.constexpr,
-            MASKED: gl.constexpr):  # fmt: skip
-    """Products with the bias of their distances, or of their shares for rows with this pace, and
-    without the pairs that nobody sees."""
-    T: gl.constexpr = tile_layout()
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(1, T)))[:, None]
-    column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, T)))[None, :]
-    eight = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, T))) * 8
+def _run_of(top, left, table, by_share, COLUMNS: gl.constexpr, BIASED: gl.constexpr,
+            SHARES: gl.constexpr):  # fmt: skip
+    """The bias of each distance in a tile, or of their shares for rows with this pace."""
+    entry = top - left - COLUMNS + 1 - table[1]
+    entry = entry + gl.arange(0, RUN, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    run = entry.to(gl.float32)
     if BIASED:
-        entry = top - left - COLUMNS + 1 - table[1]
-        entry = entry + gl.arange(0, RUN, layout=gl.BlockedLayout([1], [32], [4], [0]))
         if SHARES:
             run = bias_by_share(table, by_share[1], entry, by_share[0])
         else:
             run = gl.load(table[0] + gl.minimum(gl.maximum(entry, 0), table[2] - 1)) * table[3]
+    return run
+
+
+@gluon.jit
+@no_type_check
+def _spread(run, LAYOUT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+            BIASED: gl.constexpr):  # fmt: skip
+    """What a tile's products of queries and keys are added to: the bias of its distances, or 0."""
+    tile = gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout=LAYOUT)
+    if BIASED:
+        T: gl.constexpr = tile_layout()
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(1, T)))[:, None]
+        column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, T)))[None, :]
+        eight = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, T))) * 8
         index = gl.expand_dims(row - column + 7, 1) + (COLUMNS - 8 - eight)[None, :, None]
         tile = gl.gather(run, gl.reshape(index, [ROWS * COLUMNS]), 0)
-        tile = gl.reshape(tile, [ROWS, COLUMNS])
-        s = s * scale + gl.convert_layout(tile, LAYOUT, assert_trivial=True)
-    if MASKED:
-        first, end, lo, hi = ends
-        away = (top - left) + row - column  # of the first eight columns
-        last = gl.expand_dims(gl.minimum(away - lo, end - 1 - left - column), 1)
-        before = gl.expand_dims(gl.maximum(away - hi, first - 1 - left - column), 1)
-        seen = (eight[None, :, None] <= last) & (eight[None, :, None] > before)
-        seen = gl.convert_layout(gl.reshape(seen, [ROWS, COLUMNS]), LAYOUT, assert_trivial=True)
-        s = gl.where(seen, s, float("-inf"))
-    return s
+        tile = gl.convert_layout(gl.reshape(tile, [ROWS, COLUMNS]), LAYOUT, assert_trivial=True)
+    return tile
+
+
+@gluon.jit
+@no_type_check
+def _seen(s, top, left, ends, LAYOUT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Scores without the pairs that nobody sees."""
+    T: gl.constexpr = tile_layout()
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(1, T)))[:, None]
+    column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, T)))[None, :]
+    eight = gl.arange(0, COLUMNS // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, T))) * 8
+    first, end, lo, hi, _ = ends
+    away = (top - left) + row - column  # of the first eight columns
+    last = gl.expand_dims(gl.minimum(away - lo, end - 1 - left - column), 1)
+    before = gl.expand_dims(gl.maximum(away - hi, first - 1 - left - column), 1)
+    seen = (eight[None, :, None] <= last) & (eight[None, :, None] > before)
+    seen = gl.convert_layout(gl.reshape(seen, [ROWS, COLUMNS]), LAYOUT, assert_trivial=True)
+    return gl.where(seen, s, float("-inf"))
+
+
+@gluon.jit
+@no_type_check
+def _over_columns(x, SUM: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """The sum or the largest of each row, halves by halves: one after the other, each would wait
+    for the one before."""
+    for level in gl.static_range(4):
+        a, b = gl.split(x.reshape([x.shape[0], 2, COLUMNS >> (level + 1)]).permute((0, 2, 1)))
+        x = a + b if SUM else gl.maximum(a, b)
+    x = gl.sum(x, 1) if SUM else gl.max(x, 1)
+    return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+
+
+@gluon.jit
+@no_type_check
+def _exponentials(s, most, scale, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """A tile's weights under the largest score so far, their sums, by how much earlier weights
+    shrink, and the largest score now."""
+    new = gl.maximum(most, _over_columns(s, False, COLUMNS, LAYOUT) * scale)
+    base = gl.where(new == float("-inf"), 0.0, new)
+    p = gl.exp2(s * scale - base[:, None])
+    return p, _over_columns(p, True, COLUMNS, LAYOUT), gl.exp2(most - base), new
 
 
 @gluon.jit
@@ -210,58 +288,63 @@ def _finish(state, out, lse, start, batch, head, at, top, n, mine, log2e, D: gl.
 
 @gluon.jit
 @no_type_check
-def _softmax(tiles, barriers, turn, step, at, blocks, seen, bias, by_share, scale,
+def _softmax(tiles, barriers, turn, step, at, runs, seen, bias, by_share, scale,
              WHICH: gl.constexpr, S: gl.constexpr, OUT: gl.constexpr, D: gl.constexpr,
              ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, BIASED: gl.constexpr,
-             SHARES: gl.constexpr, EDGES: gl.constexpr):  # fmt: skip
+             SHARES: gl.constexpr):  # fmt: skip
     """One group's rows of a unit in a running softmax: outputs, sums, maxima, and steps so far."""
-    q_tile, k_tiles, v_tiles = tiles
+    q_tiles, k_tiles, v_tiles = tiles
     q_full, q_done, k_full, k_done, v_full, v_done, turns = barriers
+    inner, edges, counts = runs
     BY_ROW: gl.constexpr = gl.SliceLayout(1, OUT)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    factor = 1.0 if BIASED else scale  # without a bias, scaling waits to be part of a subtraction
-    nothing = gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout=S)
+    # scaling waits to be part of a subtraction, so a bias has to be in the products' unit
+    bias = (bias[0], bias[1], bias[2], bias[3] / scale)
     acc = gl.full([ROWS, D], 0.0, gl.float32, layout=OUT)
+    block, band = _at(0, inner + edges)
+    run = _run_of(at, block * COLUMNS, bias, by_share, COLUMNS, BIASED, SHARES)
     mbarrier.wait(q_full, turn & 1)
-    queries = q_tile.reshape([2 * ROWS, D]).slice(WHICH * ROWS, ROWS)
+    queries = q_tiles.index(band).reshape([2 * ROWS, D]).slice(WHICH * ROWS, ROWS)
     mbarrier.wait(k_full.index(step % STAGES), (step // STAGES) & 1)
     keys = k_tiles.index(step % STAGES).reshape([COLUMNS, D]).permute((1, 0))
-    s = warpgroup_mma(queries, keys, nothing, use_acc=False)
+    s = warpgroup_mma(queries, keys, _spread(run, S, ROWS, COLUMNS, BIASED), use_acc=BIASED)
     mbarrier.arrive(k_done.index(step % STAGES))
-    s = _scores(s, at, blocks[0] * COLUMNS, seen, bias, by_share, scale, S, ROWS, COLUMNS, BIASED,
-                SHARES, True)  # fmt: skip
-    most = gl.max(s, 1) * factor
-    p = gl.exp2(s * factor - gl.where(most == float("-inf"), 0.0, most)[:, None])
-    total = gl.sum(p, 1)
+    s = _seen(s, at, block * COLUMNS, _own(band, seen), S, ROWS, COLUMNS)
+    most = gl.full([ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S))
+    p, total, _, most = _exponentials(s, most, scale, COLUMNS, S)
     weights = gl.convert_layout(p.to(v_tiles.dtype), WEIGHTS)
-    for span in gl.static_range(3):
-        if span > 0 or EDGES:
-            begin = gl.maximum(blocks[span], blocks[0] + 1)
-            for block in range(begin, gl.maximum(blocks[span + 1], begin)):
-                before, phase = step % STAGES, (step // STAGES) & 1  # of the values' tile
-                step += 1
-                stage = step % STAGES
-                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-                mbarrier.wait(v_full.index(before), phase)
-                # the products of this group run beside the exponentials of the other
-                mbarrier.wait(turns.index(WHICH), ((step - turn - 1) & 1) ^ (1 - WHICH))
-                keys = k_tiles.index(stage).reshape([COLUMNS, D]).permute((1, 0))
-                scores = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
-                values = v_tiles.index(before).reshape([COLUMNS, D])
-                output = warpgroup_mma(weights, values, acc, is_async=True)
-                mbarrier.arrive(turns.index(1 - WHICH))
-                s = warpgroup_mma_wait(1, [scores])
-                mbarrier.arrive(k_done.index(stage))
-                s = _scores(s, at, block * COLUMNS, seen, bias, by_share, scale, S, ROWS, COLUMNS,
-                            BIASED, SHARES, span != 1)  # fmt: skip
-                new = gl.maximum(most, gl.max(s, 1) * factor)
-                base = gl.where(new == float("-inf"), 0.0, new) if span != 1 else new
-                p, shrink = gl.exp2(s * factor - base[:, None]), gl.exp2(most - base)
-                total, most = total * shrink + gl.sum(p, 1), new
-                acc = warpgroup_mma_wait(0, [output])
-                mbarrier.arrive(v_done.index(before))
-                acc = acc * gl.convert_layout(shrink, BY_ROW)[:, None]
-                weights = gl.convert_layout(p.to(v_tiles.dtype), WEIGHTS)
+    block, band = _at(1, inner + edges)
+    run = _run_of(at, block * COLUMNS, bias, by_share, COLUMNS, BIASED, SHARES)
+    # one loop for all blocks: between two, the compiler would shuffle the weights at each turn
+    for number in range(1, counts[0] + counts[1]):
+        before, phase = step % STAGES, (step // STAGES) & 1  # of the values' tile
+        step += 1
+        stage, left, ends = step % STAGES, block * COLUMNS, _own(band, seen)
+        queries = q_tiles.index(band).reshape([2 * ROWS, D]).slice(WHICH * ROWS, ROWS)
+        tile = _spread(run, S, ROWS, COLUMNS, BIASED)
+        mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+        mbarrier.wait(v_full.index(before), phase)
+        # the products of this group run beside the exponentials of the other
+        mbarrier.wait(turns.index(WHICH), ((step - turn - 1) & 1) ^ (1 - WHICH))
+        keys = k_tiles.index(stage).reshape([COLUMNS, D]).permute((1, 0))
+        scores = warpgroup_mma(queries, keys, tile, use_acc=BIASED, is_async=True)
+        values = v_tiles.index(before)
+        output = warpgroup_mma(weights, values.reshape([COLUMNS, D]), acc, is_async=True)
+        mbarrier.arrive(turns.index(1 - WHICH))
+        block, band = _at(number + 1, inner + edges)
+        run = _run_of(at, block * COLUMNS, bias, by_share, COLUMNS, BIASED, SHARES)
+        s = warpgroup_mma_wait(1, [scores])
+        mbarrier.arrive(k_done.index(stage))
+        if number >= counts[0]:
+            s = _seen(s, at, left, ends, S, ROWS, COLUMNS)
+        p, more, shrink, most = _exponentials(s, most, scale, COLUMNS, S)
+        total = total * shrink + more
+        # a loop, which this wait is, keeps the compiler from the next one before the exponentials
+        mbarrier.wait(v_full.index(before), phase)
+        acc = warpgroup_mma_wait(0, [output])
+        mbarrier.arrive(v_done.index(before))
+        acc = acc * gl.convert_layout(shrink, BY_ROW)[:, None]
+        weights = gl.convert_layout(p.to(v_tiles.dtype), WEIGHTS)
     mbarrier.arrive(q_done)
     mbarrier.wait(v_full.index(step % STAGES), (step // STAGES) & 1)
     acc = warpgroup_mma(weights, v_tiles.index(step % STAGES).reshape([COLUMNS, D]), acc)
@@ -273,22 +356,21 @@ def _softmax(tiles, barriers, turn, step, at, blocks, seen, bias, by_share, scal
 @no_type_check
 def _rows(memory, given, units, WHICH: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr,
           COLUMNS: gl.constexpr, STAGES: gl.constexpr, BIASED: gl.constexpr, SHARES: gl.constexpr,
-          STARTED: gl.constexpr, IN_PLACE: gl.constexpr, WINDOW: gl.constexpr, REACH: gl.constexpr,
+          STARTED: gl.constexpr, IN_PLACE: gl.constexpr, REACH: gl.constexpr,
           CHUNKED: gl.constexpr):  # fmt: skip
     """One group's half of the rows of each unit."""
     tiles, barriers = memory
-    out, lse, start, table, shares, reach, scales, sizes, ends, chunk, top = given
+    out, lse, start, table, shares, reach, scales, sizes, n, top, bands = given
     scale, log2e = scales
-    n, _, lo, hi = ends
     HALF: gl.constexpr = ROWS // 2
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     turn, step = 0, 0
     for index in range(gl.program_id(0), units, gl.num_programs(0)):
         at, lane, batch, head = _unit(index, sizes, n, ROWS)
-        blocks, first, end, mine = _blocks(at, lane, head, shares, reach, ends, chunk, ROWS,
-                                           COLUMNS, SHARES, REACH, CHUNKED)  # fmt: skip
-        at, sees = at + WHICH * HALF, mine & (blocks[0] < blocks[3])
+        inner, edges, counts, seen, mine = _runs(at, lane, head, shares, reach, n, bands, ROWS,
+                                                 COLUMNS, SHARES, REACH, CHUNKED)  # fmt: skip
+        at, sees = at + WHICH * HALF, mine & (counts[0] + counts[1] > 0)
         bias = (table[0] + head.to(gl.int64) * table[1], table[2], table[3], log2e)
         by_share = (0.0, 0.0)
         if SHARES:
@@ -298,9 +380,10 @@ def _rows(memory, given, units, WHICH: gl.constexpr, D: gl.constexpr, ROWS: gl.c
         total = gl.full([HALF], 0.0, gl.float32, layout=gl.SliceLayout(1, OUT))
         most = gl.full([HALF], float("-inf"), gl.float32, layout=gl.SliceLayout(1, OUT))
         if sees:
+            runs = (inner, edges, counts)
             acc, total, most, step = _softmax(
-                tiles, barriers, turn, step, at, blocks, (first, end, lo, hi), bias, by_share,
-                scale, WHICH, S, OUT, D, HALF, COLUMNS, STAGES, BIASED, SHARES, WINDOW or CHUNKED
+                tiles, barriers, turn, step, at, runs, seen, bias, by_share, scale, WHICH, S, OUT,
+                D, HALF, COLUMNS, STAGES, BIASED, SHARES
             )  # fmt: skip
             turn += 1
         mine = sees if IN_PLACE else mine  # what rows see nothing more stands already
@@ -308,18 +391,18 @@ def _rows(memory, given, units, WHICH: gl.constexpr, D: gl.constexpr, ROWS: gl.c
         _finish(state, out, lse, start, batch, head, at, top, n, mine, log2e, D, HALF, OUT, STARTED)
 
 
-# kernels are compiled anew for numbers that are 1 or multiples of 16: not for those of tokens
-@gluon.jit(
-    do_not_specialize="n m lo hi top chunk_size chunk_lo chunk_hi chunk_row chunk_column".split()
-)
+# a kernel is compiled anew for numbers that are 1 or multiples of 16: not for those of tokens, of
+# which the ones in tuples are 16 times themselves and 5
+@gluon.jit(do_not_specialize=["n", "top"])
 @no_type_check
-def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m, lo, hi, top,
-            chunk_size, chunk_lo, chunk_hi, chunk_row, chunk_column, D: gl.constexpr,
-            ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, BIASED: gl.constexpr,
-            SHARES: gl.constexpr, STARTED: gl.constexpr, IN_PLACE: gl.constexpr,
-            WINDOW: gl.constexpr, REACH: gl.constexpr, CHUNKED: gl.constexpr):  # fmt: skip
+def kernel(q, k, q2, k2, v, out, lse, start, table, shares, reach, sizes, scales, n, top,
+            bands, D: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+            BIASED: gl.constexpr, SHARES: gl.constexpr, STARTED: gl.constexpr,
+            IN_PLACE: gl.constexpr, REACH: gl.constexpr,
+            CHUNKED: gl.constexpr):  # fmt: skip
     """Units of rows, one after another: two groups of warps that compute and a warp that copies."""
-    q_tile = gl.allocate_shared_memory(q.dtype, [1, 1, ROWS, D], q.layout)
+    BANDS: gl.constexpr = len(bands)
+    q_tiles = gl.allocate_shared_memory(q.dtype, [BANDS, 1, 1, ROWS, D], q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, COLUMNS, D], k.layout)
     v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, COLUMNS, D], v.layout)
     barriers = (
@@ -328,77 +411,17 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m,
     )  # fmt: skip
     programs = gl.num_programs(0)
     units = gl.cdiv(sizes[0] * gl.cdiv(n, ROWS), programs) * programs
-    memory = ((q_tile, k_tiles, v_tiles), barriers)
-    ends = (n, m, lo, hi)
-    chunk = (chunk_size, chunk_lo, chunk_hi, chunk_row, chunk_column)
-    given = (out, lse, start, table, shares, reach, scales, sizes, ends, chunk, top)
+    memory = ((q_tiles, k_tiles, v_tiles), barriers)
+    sources = ((q, q2)[:BANDS], (k, k2)[:BANDS], v)
+    given = (out, lse, start, table, shares, reach, scales, sizes, n, top, bands)
     gl.warp_specialize(
         [
             (_rows, (memory, given, units, 0, D, ROWS, COLUMNS, STAGES, BIASED, SHARES, STARTED,
-                     IN_PLACE, WINDOW, REACH, CHUNKED)),
+                     IN_PLACE, REACH, CHUNKED)),
             (_rows, (memory, given, units, 1, D, ROWS, COLUMNS, STAGES, BIASED, SHARES, STARTED,
-                     IN_PLACE, WINDOW, REACH, CHUNKED)),
-            (_copies, ((q, k, v), memory, shares, reach, sizes, ends, chunk, units, ROWS, COLUMNS,
+                     IN_PLACE, REACH, CHUNKED)),
+            (_copies, (sources, memory, shares, reach, sizes, n, bands, units, ROWS, COLUMNS,
                        STAGES, SHARES, REACH, CHUNKED)),
         ],
         [4, 1], [240, 24],  # warps, and registers of their threads, of all but the first
     )  # fmt: skip
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def forward(call: LaunchCall, begun: Start, started: bool, outputs: tuple[Tensor, ...]) -> bool:
-    """Write a band's output and log-sum-exp; with shares, those of steady units alone. False where
-    it does not run a call: it takes half precision, heads that it is compiled for, tensors whose
-    tiles the copying unit takes, and rows enough for all of the GPU."""
-    q, k, v, bias, _, _, reach, chunk = call.part
-    d, units = q.shape[3], call.sizes[0] * -(-call.sizes[3] // ROWS)
-    processors = _processors(q.device)
-    if q.dtype not in DTYPES or d not in HOPPER_HEADS or v.shape[3] != d or units < processors:
-        return False
-    # what was expanded is copied: the unit takes no strides of zero
-    q, k, v = (x if all(x.stride()) else x.contiguous() for x in (q, k, v))
-    tiles, aligned = (_descriptor(q, ROWS), _descriptor(k, COLUMNS), _descriptor(v, COLUMNS)), 0
-    for tile in tiles:
-        sb, sh, sn, _ = tile.strides
-        aligned |= tile.base.data_ptr() | 2 * (sb | sh | sn)
-    if aligned % 16:
-        return False
-    shares = tuple((bias and bias.shares) or ())
-    out, lse, *start = map(laid, outputs)
-    given = (
-        *tiles, out, lse, tuple(start), call.table, shares, call.reach, call.sizes[:3],
-        call.scales, *call.sizes[3:], begun.top, *(chunk or (1, 0, 1, 0, 0)),
-    )  # fmt: skip
-    key = (call.key, *map(shape, outputs), begun.top, started)
-
-    def constants() -> dict[str, Any]:
-        return {
-            "D": d, "ROWS": ROWS, "COLUMNS": COLUMNS, "STAGES": STAGES, "BIASED": bias is not None,
-            "SHARES": bool(shares), "STARTED": started,
-            "IN_PLACE": started and outputs[0] is begun.out,
-            "WINDOW": call.part.band.hi < call.sizes[3], "REACH": reach is not None,
-            "CHUNKED": chunk is not None, "num_warps": 4,
-        }  # fmt: skip
-
-    tensors = (*outputs, call.table[0], call.reach, *shares)
-    launch(_kernel, (min(units, processors), 1, 1), given, tensors, key, constants)
-    return True
-
-
-def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """A tensor as the copying unit takes it, in tiles of so many rows. What its class would check
-    takes longer than the launch."""
-    made, d = TensorDescriptor.__new__(TensorDescriptor), x.shape[3]
-    made.base, made.shape, made.strides, made.padding = x, [*x.shape], [*x.stride()], "zero"
-    made.block_shape, made.layout = [1, 1, rows, d], _layout(rows, d, x.dtype)
-    return made
-
-
-@cache
-def _layout(rows: int, d: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    shape = [1, 1, rows, d]
-    return gl.NVMMASharedLayout.get_default_for(shape, DTYPES[dtype])  # type: ignore[operator]

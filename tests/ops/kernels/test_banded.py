@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude import Dims, attention
+from longitude import Dims, attention, explain
 from longitude.core.validate import UserError
 from longitude.ops.bands import (
     SHARE_ERROR,
@@ -343,7 +343,7 @@ LARGE = [  # enough rows for every multiprocessor
 @pytest.mark.parametrize("begun", [None, 0, 500])
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_specialised_warps_are_their_twin(case: Case, begun: int | None, layout: str) -> None:
-    from longitude.ops.kernels import banded_hopper
+    from longitude.ops.kernels import hopper_launch
 
     if not device_of(torch.device(DEVICE)).hopper:
         pytest.skip("needs a Hopper GPU")
@@ -372,7 +372,41 @@ def test_specialised_warps_are_their_twin(case: Case, begun: int | None, layout:
         assert torch.equal(out, first[0]) and torch.equal(lse, first[1])
     so_far = again() or Start(out, lse)
     outputs = (out, lse, *so_far[:2])
-    assert banded_hopper.forward(LaunchCall.of(p), so_far, begun is not None, outputs)
+    assert hopper_launch.forward(LaunchCall.of(p), so_far, begun is not None, outputs)
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("layout", ["b h n d", "b n h d"])
+@pytest.mark.parametrize(("n", "m", "d"), [(2048, 2048, 128), (1500, 2777, 128), (1411, 1411, 64)])
+@pytest.mark.parametrize(
+    "text",
+    ["rope(remap=leaky_rerope(300, 8))", "rope(remap=rerope(128)) + logn(512)",
+     "rope(remap=self_extend(4, 512))", "rope() + window(700, sinks=4)",
+     "rope(remap=streaming(4, 256))", "rope(remap=lm_infinite(1000, 10))"],
+)  # fmt: skip
+def test_specialised_warps_run_bands_together(
+    text: str, n: int, m: int, d: int, layout: str
+) -> None:
+    if not device_of(torch.device(DEVICE)).hopper:
+        pytest.skip("needs a Hopper GPU")
+    rng = torch.Generator(DEVICE).manual_seed(n)
+    q, k, v = (
+        torch.randn(2, *((tokens, h) if layout == "b n h d" else (h, tokens)), d, generator=rng,
+                    device=DEVICE, dtype=BF16)
+        for tokens, h in ((n, 16), (m, 4), (m, 4))
+    )  # fmt: skip
+    q, k, v = (x.transpose(1, 2) if layout == "b n h d" else x for x in (q, k, v))
+    call, kept = (range(m - n, m), range(m)), [x.clone() for x in (q, k, v)]
+    assert "2 bands by warp-specialised" in str(explain(text, q, k, v, *call))
+    want = attention(text, *(x.double() for x in (q, k, v)), *call, backend="eager")
+    for _ in range(3):  # a race would show as other bits
+        out = attention(text, q, k, v, *call)
+        assert far_apart(out, want) < CLOSE[BF16] / 2
+        assert torch.equal(out, attention(text, q, k, v, *call))
+    odd = torch.empty(v.numel() + 1, dtype=BF16, device=DEVICE)[1:].view(v.shape).copy_(v)
+    assert torch.equal(out, attention(text, q, k, odd, *call))  # not aligned: copied
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), kept, strict=True))
 
 
 @pytest.mark.accelerator

@@ -70,20 +70,22 @@ def forward(
                 CHUNKED=not biased, COARSER=coarser, FINE=coarser, **bare)  # fmt: skip
 
 
-def specialised(d: int, dtype: torch.dtype, **how: bool) -> Spec:
+def specialised(d: int, dtype: torch.dtype, bands: int = 1, **how: bool) -> Spec:
     """The kernel of specialised warps, whose q, k and v are descriptors of tiles."""
-    from longitude.ops.kernels import banded_hopper as hopper
+    from longitude.ops.kernels import hopper_launch as hopper
 
-    found = types(dtype, "q", "k", "v", "out", "lse", "start")
-    for name, rows in {"q": hopper.ROWS, "k": hopper.COLUMNS, "v": hopper.COLUMNS}.items():
+    others = types(dtype, "out", "lse", "start")
+    found: dict[str, Any] = {}
+    for name in ("q", "k", "q2", "k2", "v"):
+        rows = hopper.ROWS if "q" in name else hopper.COLUMNS
         layout = hopper._layout(rows, d, dtype)
         found[name] = f"tensordesc<{POINTER[dtype][1:]}[1, 1, {rows}, {d}],{layout!r}>"
-    off = dict.fromkeys(
-        ("BIASED", "SHARES", "STARTED", "IN_PLACE", "WINDOW", "REACH", "CHUNKED"), False
-    )
+    names = ("out", "lse", "start", "table", "shares", "reach", "sizes", "scales", "n", "top")
+    found |= {name: others[name] for name in names} | {"bands": (("i32",) * 10,) * bands}
+    off = dict.fromkeys(("BIASED", "SHARES", "STARTED", "IN_PLACE", "REACH", "CHUNKED"), False)
     sizes = {"D": d, "ROWS": hopper.ROWS, "COLUMNS": hopper.COLUMNS, "STAGES": hopper.STAGES}
     aligned = [(n, at) for n, name in enumerate(found) for at in range(4) if name in ("out", "lse")]
-    where = f"{WHERE}_hopper:_kernel"
+    where = f"{WHERE}_hopper:kernel"
     return Spec(where, found, sizes | off | how, tuple(aligned), {"num_warps": 4})
 
 
@@ -120,7 +122,8 @@ USUAL = together(
 
 SPECIALISED = together(
     [
-        specialised(128, torch.bfloat16, WINDOW=True, STARTED=True, IN_PLACE=True),
+        specialised(128, torch.bfloat16, STARTED=True, IN_PLACE=True),
+        specialised(128, torch.bfloat16, bands=2),
         specialised(64, torch.float16, BIASED=True, REACH=True),
         specialised(128, torch.bfloat16, BIASED=True, SHARES=True),
         specialised(128, torch.bfloat16, STARTED=True, CHUNKED=True),

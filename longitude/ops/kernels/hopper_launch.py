@@ -1,0 +1,116 @@
+"""Launches of the kernel of specialised warps: of one band, and of bands together in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from longitude.ops.bands import MOST_BANDS, BandCall, Start
+from longitude.ops.kernels.banded import LOG2E, LaunchCall, laid
+from longitude.ops.kernels.banded_hopper import COLUMNS, ROWS, STAGES, kernel
+from longitude.ops.kernels.launch import launch, shape
+from longitude.ops.plan import HOPPER_HEADS
+
+ANY_CHUNK = (2**26, 0, 1, 0, 0)  # that all tokens are in
+DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def forward(call: LaunchCall, begun: Start, started: bool, outputs: tuple[Tensor, ...]) -> bool:
+    """Write a band's output and log-sum-exp; with shares, those of steady units alone. False where
+    it does not run a call: it takes half precision, heads that it is compiled for, and rows enough
+    for all of the GPU."""
+    q, k, v, bias, _, _, reach, chunk = call.part
+    d, units = q.shape[3], call.sizes[0] * -(-call.sizes[3] // ROWS)
+    if q.dtype not in DTYPES or d not in HOPPER_HEADS or v.shape[3] != d:
+        return False
+    if units < _processors(q.device):
+        return False
+    shares, (n, m, lo, hi) = tuple((bias and bias.shares) or ()), call.sizes[3:]
+    given = (call.table, shares, call.reach, call.sizes[:3], call.scales, n, begun.top)
+    how = {
+        "BIASED": bias is not None, "SHARES": bool(shares), "STARTED": started,
+        "IN_PLACE": started and outputs[0] is begun.out, "REACH": reach is not None,
+        "CHUNKED": chunk is not None,
+    }  # fmt: skip
+    read = (call.table[0], call.reach, *shares)
+    _run([(q, k)], v, ((m, lo, hi, 0, 0, *(chunk or ANY_CHUNK)),), outputs, given, read,
+         (call.key, begun.top), how)  # fmt: skip
+    return True
+
+
+def together(
+    bands: Sequence[BandCall], tops: Sequence[int], v: Tensor, firsts: Sequence[int], n: int,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output and log-sum-exp of one softmax over some bands without a bias, in one launch. Each
+    has the queries from one row on, and the keys of values from one column on; distances are of
+    all rows. The output may be written over some queries: a program reads its own before."""
+    (b, h, _, d), group = bands[0].q.shape, bands[0].q.shape[1] // bands[0].k.shape[1]
+    out = v.new_empty(b, n, h, d).transpose(1, 2) if out is None else out
+    lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)[..., :n]
+    numbers = tuple(
+        (one.k.shape[2], *one.band, first, top, *(one.chunk or ANY_CHUNK))
+        for one, top, first in zip(bands, tops, firsts, strict=True)
+    )
+    scales = (bands[0].scale * LOG2E, LOG2E)
+    given = ((out, 0, 0, 1), (), out, (b * h, h, group), scales, n, 0)
+    none = ("BIASED", "SHARES", "STARTED", "IN_PLACE", "REACH")
+    how = {**dict.fromkeys(none, False), "CHUNKED": any(one.chunk for one in bands)}
+    _run([one[:2] for one in bands], v, numbers, (out, lse, out, lse), given, (), (n,), how)
+    return out, lse
+
+
+def _run(pairs: Sequence[tuple[Tensor, Tensor]], v: Tensor, numbers: tuple[tuple[int, ...], ...],
+         outputs: tuple[Tensor, ...], given: tuple[Any, ...], read: tuple[Tensor, ...],
+         key: tuple[Any, ...], how: dict[str, bool]) -> None:  # fmt: skip
+    """Launch the kernel over the queries and keys of each band."""
+    d, units = v.shape[3], given[3][0] * -(-given[5] // ROWS)
+    pairs = [*pairs, *[pairs[0]] * (MOST_BANDS - len(pairs))]
+    tiles = [
+        _descriptor(x, rows)
+        for pair in pairs
+        for x, rows in zip(pair, (ROWS, COLUMNS), strict=True)
+    ]
+    tiles.append(_descriptor(v, COLUMNS))
+    out, lse, *start = map(laid, outputs)
+    bands = tuple(tuple((x << 4) + 5 for x in one) for one in numbers)
+    every = (*tiles, out, lse, tuple(start), *given, bands)
+
+    def constants() -> dict[str, Any]:
+        sizes = {"D": d, "ROWS": ROWS, "COLUMNS": COLUMNS, "STAGES": STAGES}
+        return {**sizes, **how, "num_warps": 4}
+
+    seen = (*key, *how.values(), numbers, *(shape(x.base) for x in tiles), *map(shape, outputs))
+    grid = (min(units, _processors(v.device)), 1, 1)
+    launch(kernel, grid, every, (*outputs, *read), seen, constants)
+
+
+def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    """A tensor as the copying unit takes it, in tiles of so many rows; one that it can't take, of
+    strides that are zero or not of 16 bytes, is copied. What its class would check takes longer
+    than the launch."""
+    steps = x.stride()
+    aligned = (x.data_ptr() | 2 * (steps[0] | steps[1] | steps[2])) % 16 == 0
+    if not (aligned and all(steps) and steps[3] == 1):
+        x = x.clone(memory_format=torch.contiguous_format)
+    made, d = TensorDescriptor.__new__(TensorDescriptor), x.shape[3]
+    made.base, made.shape, made.strides, made.padding = x, [*x.shape], [*x.stride()], "zero"
+    made.block_shape, made.layout = [1, 1, rows, d], _layout(rows, d, x.dtype)
+    return made
+
+
+@cache
+def _layout(rows: int, d: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    shape = [1, 1, rows, d]
+    return gl.NVMMASharedLayout.get_default_for(shape, DTYPES[dtype])  # type: ignore[operator]
