@@ -278,18 +278,28 @@ def identity_rotation(
     """A forward for a rotary embedding that rotates nothing (cos 1, sin 0) and reports the
     positions and the batch size it was called with. `skip`: rotating by it is skipped, or noted to
     be exact, inside `rotations_skipped`."""
+    forms: dict[Any, Any] = {}  # shape, dtype and device of what calls gave: computing takes time
 
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         if on_positions is not None:
             on_positions(position_ids, x.shape[0])
-        # at position 0, for the shape alone: a large one may change dynamic frequencies for good
-        out = type(rotary).forward(rotary, x, torch.zeros_like(position_ids), *args, **kwargs)
-        if not isinstance(out, tuple):
-            return torch.ones_like(out)
-        cos = torch.ones_like(out[0])
-        if not torch.compiler.is_compiling():  # which fuses the products into what follows
+        compiles, call = torch.compiler.is_compiling(), None
+        if not compiles and not kwargs and all(type(each) is str for each in args):
+            casts = torch.is_autocast_enabled(x.device.type)
+            call = (x.shape, x.dtype, x.device, position_ids.shape, args, casts)
+        if (both := forms.get(call)) is None:
+            # at position 0: a large one may change dynamic frequencies for good
+            out = type(rotary).forward(rotary, x, torch.zeros_like(position_ids), *args, **kwargs)
+            if not isinstance(out, tuple):
+                return torch.ones_like(out)
+            both = [(one.shape, {"dtype": one.dtype, "device": one.device}) for one in out[:2]]
+            if call is not None and len(forms) < 64:
+                forms[call] = both
+        (of_cos, cos_kind), (of_sin, sin_kind) = both
+        cos = torch.ones(of_cos, **cos_kind)
+        if not compiles:  # which fuses the products into what follows
             setattr(cos, IDENTITY, skip)
-        return cos, torch.zeros_like(out[1])
+        return cos, torch.zeros(of_sin, **sin_kind)
 
     return forward
 

@@ -364,14 +364,14 @@ def decode(
     strides = (*layout.strides, hidden.stride(0), table.stride(0), by_row)
     numbers = (starts[0].shape[1], *strides, by, *layout.counts, plan.segments, splits, least, rows)
     key = (layout, once, table.dtype)
-    launch(decode_kernel, (layout.programs, splits, 1), (*pointers, *numbers),
-           (q, k, v, hidden, table), key, lambda: layout.constants | {"ONCE": once})  # fmt: skip
+    launch(decode_kernel, (layout.programs, splits, 1), numbers, pointers, key,
+           lambda: layout.constants | {"ONCE": once}, pointers_first=True)  # fmt: skip
     if not once:
-        given = (parts, sink_logits, out, splits, rows, q.shape[2], q.shape[1])
         sinks, key = (parts, None) if sink_logits is None else (sink_logits, sink_logits.dtype)
-        launch(merge_kernel, (rows, 1, 1), given, (sinks, out), (layout, key),
+        launch(merge_kernel, (rows, 1, 1), (splits, rows, q.shape[2], q.shape[1]),
+               (parts, sinks, out), (layout, key),
                lambda: {"SINKS": key is not None, "DV": dv, "DV_PAD": _pad(dv), "S": 16,
-                        "num_warps": 4})  # fmt: skip
+                        "num_warps": 4}, pointers_first=True)  # fmt: skip
     return out
 
 

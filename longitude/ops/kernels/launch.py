@@ -118,18 +118,18 @@ def launch(
     for pointer in pointers:
         low |= pointer
     wanted, aligned = (kernel.fn, device, *key), low % 16 == 0
+    first, pointers = (tensors, pointers) if pointers_first else ((), ())
     if aligned and (entry := _compiled.get(wanted)) is not None:
         made, rest, runtime = entry
-        first = pointers if pointers_first else ()
         told = not runtime or getattr(runtime.launch_enter_hook, "calls", True)
         if told or getattr(runtime.launch_exit_hook, "calls", True):
             made[grid](*first, *given, *rest)
         else:  # the same, without asking what hooks would be told
             stream = torch._C._cuda_getCurrentRawStream(device.index)
             made.run(*grid, stream, made.function, made.packed_metadata, None, None, None,
-                     *first, *given, *rest)  # fmt: skip
+                     *pointers, *given, *rest)  # fmt: skip
         return
-    fixed, first = constants(), tensors if pointers_first else ()
+    fixed = constants()
     made = kernel[grid](*first, *given, **fixed, enable_fp_fusion=True)
     if aligned and made is not None:  # the interpreter gives nothing
         if len(_compiled) >= MAX_COMPILED:
