@@ -278,7 +278,7 @@ def identity_rotation(
     """A forward for a rotary embedding that rotates nothing (cos 1, sin 0) and reports the
     positions and the batch size it was called with. `skip`: rotating by it is skipped, or noted to
     be exact, inside `rotations_skipped`."""
-    forms: dict[Any, Any] = {}  # shape, dtype and device of what calls gave: computing takes time
+    forms: dict[Any, Any] = {}  # what makes the like of what calls gave: computing takes launches
 
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         if on_positions is not None:
@@ -292,14 +292,13 @@ def identity_rotation(
             out = type(rotary).forward(rotary, x, torch.zeros_like(position_ids), *args, **kwargs)
             if not isinstance(out, tuple):
                 return torch.ones_like(out)
-            both = [(one.shape, {"dtype": one.dtype, "device": one.device}) for one in out[:2]]
+            both = [(y.shape, {"dtype": y.dtype, "device": y.device}) for y in out[:2]]
             if call is not None and len(forms) < 64:
                 forms[call] = both
-        (of_cos, cos_kind), (of_sin, sin_kind) = both
-        cos = torch.ones(of_cos, **cos_kind)
+        cos, sin = (torch.full(size, n, **how) for n, (size, how) in zip((1, 0), both, strict=True))
         if not compiles:  # which fuses the products into what follows
             setattr(cos, IDENTITY, skip)
-        return cos, torch.zeros(of_sin, **sin_kind)
+        return cos, sin
 
     return forward
 

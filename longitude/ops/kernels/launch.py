@@ -16,9 +16,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -112,12 +113,9 @@ def launch(
     device = tensors[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):  # Triton launches on the current device
-            launch(kernel, grid, given, tensors, key, constants, pointers_first)
-        return
-    pointers, low = [x.data_ptr() for x in tensors], 0
-    for pointer in pointers:
-        low |= pointer
-    wanted, aligned = (kernel.fn, device, *key), low % 16 == 0
+            return launch(kernel, grid, given, tensors, key, constants, pointers_first)
+    pointers = [x.data_ptr() for x in tensors]
+    wanted, aligned = (kernel.fn, device, *key), reduce(or_, pointers) % 16 == 0
     first, pointers = (tensors, pointers) if pointers_first else ((), ())
     if aligned and (entry := _compiled.get(wanted)) is not None:
         made, rest, runtime = entry
