@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Int, Real
 from torch import Tensor, nn
 
-from longitude.core.part import Pos
+from longitude.core.part import Pos, as_rows
 from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.ops.attention import attention
@@ -83,13 +83,12 @@ class TokenRun:
 
 def as_range(ids: Int[Tensor, "b n"]) -> range | None:
     """The positions as a range if they are consecutive and equal in all rows."""
-    n = ids.shape[1]
-    if n == 1:  # a decoding step, where each operation counts
+    if ids.shape[1] == 1:  # a decoding step, where each operation counts
         first, *others = set(ids.flatten().tolist())
         return None if others else range(first, first + 1)
-    same = (ids == ids[:1, :1] + torch.arange(n, device=ids.device)).all()
-    first, is_range = torch.stack([ids[0, 0], same.long()]).tolist()  # one device synchronisation
-    return range(first, first + n) if is_range else None
+    ids = ids.cpu()  # one device synchronisation, and no launches
+    pos = range(first := int(ids[0, 0]), first + ids.shape[1])
+    return pos if torch.equal(ids, as_rows(pos, ids.device).to(ids.dtype).expand_as(ids)) else None
 
 
 def token_runs(pos: Real[Tensor, "b n"], padding: Bool[Tensor, "b n"] | None) -> list[TokenRun]:

@@ -278,18 +278,27 @@ def identity_rotation(
     """A forward for a rotary embedding that rotates nothing (cos 1, sin 0) and reports the
     positions and the batch size it was called with. `skip`: rotating by it is skipped, or noted to
     be exact, inside `rotations_skipped`."""
+    forms: dict[Any, Any] = {}  # what makes the like of what calls gave: computing takes launches
 
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         if on_positions is not None:
             on_positions(position_ids, x.shape[0])
-        # at position 0, for the shape alone: a large one may change dynamic frequencies for good
-        out = type(rotary).forward(rotary, x, torch.zeros_like(position_ids), *args, **kwargs)
-        if not isinstance(out, tuple):
-            return torch.ones_like(out)
-        cos = torch.ones_like(out[0])
-        if not torch.compiler.is_compiling():  # which fuses the products into what follows
+        compiles, call = torch.compiler.is_compiling(), None
+        if not compiles and not kwargs and all(type(each) is str for each in args):
+            casts = torch.is_autocast_enabled(x.device.type)
+            call = (x.shape, x.dtype, x.device, position_ids.shape, args, casts)
+        if (both := forms.get(call)) is None:
+            # at position 0: a large one may change dynamic frequencies for good
+            out = type(rotary).forward(rotary, x, torch.zeros_like(position_ids), *args, **kwargs)
+            if not isinstance(out, tuple):
+                return torch.ones_like(out)
+            both = [(y.shape, {"dtype": y.dtype, "device": y.device}) for y in out[:2]]
+            if call is not None and len(forms) < 64:
+                forms[call] = both
+        cos, sin = (torch.full(size, n, **how) for n, (size, how) in zip((1, 0), both, strict=True))
+        if not compiles:  # which fuses the products into what follows
             setattr(cos, IDENTITY, skip)
-        return cos, torch.zeros_like(out[1])
+        return cos, sin
 
     return forward
 

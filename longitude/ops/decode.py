@@ -252,9 +252,9 @@ def _latest_plan(
     return make_decode_plan(scheme, spec, lines, at, block)
 
 
-@Latest
+@lru_cache(maxsize=16)  # texts that are continued in turns, of one scheme too
 def plan_steps(
-    scheme: Scheme, spec: TableSpec, lines: Sequence[Line], first: int, block: int
+    scheme: Scheme, spec: TableSpec, lines: tuple[Line, ...], first: int, block: int
 ) -> DecodePlan | None:
     """The plans of one query at each of STEPS positions, a row each. It sees nothing behind itself,
     so a line may have keys that come later."""

@@ -28,6 +28,7 @@ from longitude.hf.patch import (
     undo,
     unpatched,
 )
+from longitude.hf.probe import identity_rotation
 from longitude.nn import PositionAttention, PositionEmbedding
 from tests.hf.test_architectures import by_steps, greedy
 from tests.hf.tiny import WINDOW, decoder, ids, shared
@@ -454,8 +455,6 @@ def test_the_window_is_known(llama):
 
 def rotation_removed(model):
     """The same model whose rotary embedding is the identity."""
-    from longitude.hf.probe import identity_rotation
-
     still = copy.deepcopy(model)
     rotary = still.model.rotary_emb
     rotary.forward = identity_rotation(rotary)
@@ -492,6 +491,17 @@ def test_an_identity_rotation_is_not_computed(monkeypatch):
     calls.clear()
     with patched(one, "rope(remap=rerope(8))", check=False):
         assert torch.equal(one(text).logits, skipped) and calls
+
+
+def test_an_identity_rotation_has_the_form_of_the_first_one():
+    rotary = decoder("granite").model.rotary_emb
+    identity, pos = identity_rotation(rotary), torch.arange(6)[None]
+    for x in (torch.ones(1, 6, 8), torch.ones(1, 6, 8).double(), torch.ones(1, 6, 8).double()):
+        own, made = type(rotary).forward(rotary, x, pos), identity(x, pos)
+        assert [(each.shape, each.dtype) for each in made] == [(y.shape, y.dtype) for y in own]
+        assert made[0].eq(1).all() and made[1].eq(0).all()
+    made[0].zero_()  # is the caller's own
+    assert identity(x, pos)[0].eq(1).all()
 
 
 def test_a_rotation_that_does_more_than_rotate_is_computed(monkeypatch):

@@ -358,20 +358,19 @@ def decode(
     once, rows, dv = splits == 1 and sink_logits is None, layout.rows, v.shape[3]
     # the outputs of all shares, then their log-sum-exps
     parts = out if once else out.new_empty(splits * rows * (dv + 1), dtype=torch.float32)
-    ints, starts = plan.ints, plan.starts
-    pointers = (q, k, v, parts, ints, plan.floats, *plan.steps, *starts, hidden, table)
+    pointers = (q, k, v, parts, plan.ints, plan.floats, *plan.steps, *plan.starts, hidden, table)
     by = LOG2E.value * (q.shape[3] ** -0.5 if scale is None else scale)
-    strides = (*layout.strides, hidden.stride(0), table.stride(0), by_row)
-    numbers = (starts[0].shape[1], *strides, by, *layout.counts, plan.segments, splits, least, rows)
+    capacity, strides = plan.starts[0].shape[1], (hidden.stride(0), table.stride(0), by_row)
+    numbers = (capacity, *layout.strides, *strides, by, *layout.counts, plan.segments, splits)
     key = (layout, once, table.dtype)
-    launch(decode_kernel, (layout.programs, splits, 1), (*pointers, *numbers),
-           (q, k, v, hidden, table), key, lambda: layout.constants | {"ONCE": once})  # fmt: skip
+    launch(decode_kernel, (layout.programs, splits, 1), (*numbers, least, rows), pointers, key,
+           lambda: layout.constants | {"ONCE": once}, pointers_first=True)  # fmt: skip
     if not once:
-        given = (parts, sink_logits, out, splits, rows, q.shape[2], q.shape[1])
         sinks, key = (parts, None) if sink_logits is None else (sink_logits, sink_logits.dtype)
-        launch(merge_kernel, (rows, 1, 1), given, (sinks, out), (layout, key),
+        launch(merge_kernel, (rows, 1, 1), (splits, rows, q.shape[2], q.shape[1]),
+               (parts, sinks, out), (layout, key),
                lambda: {"SINKS": key is not None, "DV": dv, "DV_PAD": _pad(dv), "S": 16,
-                        "num_warps": 4})  # fmt: skip
+                        "num_warps": 4}, pointers_first=True)  # fmt: skip
     return out
 
 

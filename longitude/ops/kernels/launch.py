@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
+from contextlib import suppress
+from functools import cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -90,13 +91,6 @@ def require(where: Tensor | torch.device) -> None:
         )
 
 
-def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """Where a kernel over x has to be launched: Triton launches on the current device."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
-
-
 MAX_COMPILED = 4096
 _compiled: dict[tuple[Any, ...], Any] = {}
 
@@ -108,27 +102,45 @@ def launch(
     tensors: Sequence[Tensor],
     key: tuple[Any, ...],
     constants: Callable[[], dict[str, Any]],
+    pointers_first: bool = False,
 ) -> None:
     """Run a kernel over tensors, numbers and tuples of them.
 
-    `tensors` are those of `given` that may not be aligned, the first on the device to run on. `key`
+    `tensors` are those of `given` that may not be aligned, or, with `pointers_first`, all tensors,
+    which come before `given`: that takes less time. The first is on the device to run on. `key`
     says all that its numbers and constants follow from, but for those it is not specialized for.
     """
-    pointers = 0
-    for x in tensors:
-        pointers |= x.data_ptr()
-    wanted, aligned = (kernel.fn, tensors[0].device, *key), pointers % 16 == 0
-    with on_device(tensors[0]):
-        if aligned and (entry := _compiled.get(wanted)) is not None:
-            made, rest = entry
-            made[grid](*given, *rest)
-            return
-        fixed = constants()
-        made = kernel[grid](*given, **fixed, enable_fp_fusion=True)
+    device = tensors[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):  # Triton launches on the current device
+            return launch(kernel, grid, given, tensors, key, constants, pointers_first)
+    pointers = [x.data_ptr() for x in tensors]
+    wanted, aligned = (kernel.fn, device, *key), reduce(or_, pointers) % 16 == 0
+    first, pointers = (tensors, pointers) if pointers_first else ((), ())
+    if aligned and (entry := _compiled.get(wanted)) is not None:
+        made, rest, runtime = entry
+        told = not runtime or getattr(runtime.launch_enter_hook, "calls", True)
+        if told or getattr(runtime.launch_exit_hook, "calls", True):
+            made[grid](*first, *given, *rest)
+        else:  # the same, without asking what hooks would be told
+            stream = torch._C._cuda_getCurrentRawStream(device.index)
+            made.run(*grid, stream, made.function, made.packed_metadata, None, None, None,
+                     *pointers, *given, *rest)  # fmt: skip
+        return
+    fixed = constants()
+    made = kernel[grid](*first, *given, **fixed, enable_fp_fusion=True)
     if aligned and made is not None:  # the interpreter gives nothing
         if len(_compiled) >= MAX_COMPILED:
             _compiled.clear()
-        _compiled[wanted] = (made, [fixed[name] for name in kernel.arg_names if name in fixed])
+        rest = [fixed[name] for name in kernel.arg_names if name in fixed]
+        _compiled[wanted] = made, rest, _runtime() if device.type == "cuda" else None
+
+
+@cache
+def _runtime() -> Any:
+    """Triton's settings of launches, in the versions of which the way past them was tried."""
+    triton = import_module("triton")
+    return triton.knobs.runtime if compiles_gluon(triton.__version__) else None
 
 
 Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]

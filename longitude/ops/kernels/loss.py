@@ -14,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from longitude.ops.kernels.launch import on_device, require
+from longitude.ops.kernels.launch import require
 
 COLUMNS = 4096  # of a row that are read at once
 
@@ -80,7 +80,7 @@ def _launch(kernel: Any, logits: Tensor, *others: Tensor) -> None:
     assert all(x.is_contiguous() and x.dtype in (torch.float32, torch.int64) for x in others)
     if not logits.numel():
         return
-    with on_device(logits):
+    with torch.cuda.device_of(logits):
         kernel[(len(logits),)](
             logits, *others, logits.shape[1], logits.stride(0), COLUMNS=COLUMNS, num_warps=8
         )

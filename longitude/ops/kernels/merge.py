@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longitude.ops.kernels.launch import on_device, require
+from longitude.ops.kernels.launch import require
 from longitude.ops.lse_merge import TileOutput
 from longitude.ops.passes import Windows, dense
 
@@ -73,7 +73,7 @@ def stack(sources: list[Windows], flipped: bool, *, blocks: Blocks | None = None
         given.append((x, out, x.shape[1], size, runs, begin, end, starts[0], step, *x.stride()[:3]))
     if end and d:
         kernel: Any = _stack_kernel[(end,)]
-        with on_device(xs[0]):
+        with torch.cuda.device_of(xs[0]):
             kernel(tuple(given), b, d, triton.next_power_of_2(d), blocks.rows, flipped,
                    num_warps=blocks.warps, enable_fp_fusion=True)  # fmt: skip
     return outs
@@ -169,7 +169,7 @@ def merge(
         return
     given = tuple(_numbers(part) for part in parts)
     kernel: Any = _merge_kernel[(b * h * runs,)]
-    with on_device(out):
+    with torch.cuda.device_of(out):
         kernel(given, *(running or (out, lse)), lse if sinks is None else sinks, out, lse, first,
                last, h, n, *out.stride()[:3], runs, d, triton.next_power_of_2(d), blocks.rows,
                running is not None, sinks is not None, num_warps=blocks.warps,

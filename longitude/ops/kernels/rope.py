@@ -42,9 +42,10 @@ Options = tuple[Pairs, bool, Blocks | None]  # pairs, inverse, blocks
 
 @triton.jit(do_not_specialize=["runs"])
 @no_type_check
-def _rope_kernel(q, k, q_lanes, lanes, runs, HALF: tl.constexpr, REST: tl.constexpr,
-                 ADJACENT: tl.constexpr, INVERSE: tl.constexpr, TOKENS: tl.constexpr,
-                 HEADS: tl.constexpr, WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
+def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin, of_q, of_k, q_lanes, lanes, runs,
+                 HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
+                 INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
+                 WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
                  HEADS_FIRST: tl.constexpr):  # fmt: skip
     """A lane is some heads of one sequence's queries or keys."""
     program = tl.program_id(0)
@@ -52,19 +53,21 @@ def _rope_kernel(q, k, q_lanes, lanes, runs, HALF: tl.constexpr, REST: tl.conste
     if HEADS_FIRST:
         block, lane = program % runs, program // runs
     if lane < q_lanes:
-        _rope_tile(q, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS, HEADS, WIDTH, REST_WIDTH)
+        _rope_tile(q, q_out, q_cos, q_sin, of_q, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS,
+                   HEADS, WIDTH, REST_WIDTH)  # fmt: skip
     else:
         lane -= q_lanes
-        _rope_tile(k, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS, HEADS, WIDTH, REST_WIDTH)
+        _rope_tile(k, k_out, k_cos, k_sin, of_k, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS,
+                   HEADS, WIDTH, REST_WIDTH)  # fmt: skip
 
 
 @triton.jit
 @no_type_check
-def _rope_tile(side, block, lane, HALF: tl.constexpr, REST: tl.constexpr,
+def _rope_tile(x, out, cos, sin, numbers, block, lane, HALF: tl.constexpr, REST: tl.constexpr,
                ADJACENT: tl.constexpr, INVERSE: tl.constexpr, TOKENS: tl.constexpr,
                HEADS: tl.constexpr, WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
     """One run of tokens of some heads: everything read, rotated, written."""
-    x, out, cos, sin, heads, tokens, xb, xh, xn, ob, oh, on, tb, tn = side
+    heads, tokens, xb, xh, xn, ob, oh, on, tb, tn = numbers
     groups = tl.cdiv(heads, HEADS)
     batch = (lane // groups).to(tl.int64)
     head = ((lane % groups) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
@@ -114,49 +117,49 @@ def rotate_qk(
 ) -> tuple[Float[Tensor, "b h nq d"], Float[Tensor, "b hkv nk d"]]:
     """q and k rotated by their tables (b|1 1 n half), or rotated back, in one launch. `shapes` are
     those of the tables, if they are known."""
-    tables = (*q_tables, *k_tables)
+    (c, s), (kc, ks) = tables = q_tables, k_tables
     options: Options = (pairs, inverse, blocks)
+    if shapes is None:
+        shapes = (shape(c), shape(s))
+        shapes += shapes if kc is c and ks is s else (shape(kc), shape(ks))
+    made = _run((q, k, c, s, kc, ks), options, shapes)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-        return _Rotate.apply(tables, options, q, k)  # type: ignore[return-value]
-    return _run((q, k, *tables), options, shapes)
+        return _Rotate.apply((made, tables, options, shapes), q, k)  # type: ignore[return-value]
+    return made
 
 
 class _Rotate(torch.autograd.Function):
-    """The gradient is rotated back, and its gradient forth again. Tables have no gradients: as one
-    argument that is no tensor they take the least of the host's time, for which the GPU waits."""
+    """Of what `_run` has made: a GPU rotates while autograd takes the host's time. The gradient is
+    rotated back, and its gradient forth again. Tables have no gradients: in a value that autograd
+    does not look into they take the least time."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tables: tuple[Tensor, ...], options: Options, q: Tensor, k: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.tables, ctx.options = tables, options
-        return _run((q, k, *tables), options)
+    def forward(ctx: Any, ran: tuple[Any, ...], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        made, *ctx.how = ran
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (dq, dk), (c, s, kc, ks) = grads, ctx.tables
-        pairs, inverse, blocks = ctx.options
-        made = rotate_qk(dq, dk, (c, s), (kc, ks), pairs, inverse=not inverse, blocks=blocks)
-        return None, None, *made
+        (dq, dk), (of_q, of_k), (pairs, inverse, blocks), shapes = grads, *ctx.how
+        how: Any = {"inverse": not inverse, "blocks": blocks, "shapes": shapes}
+        return None, *rotate_qk(dq, dk, of_q, of_k, pairs, **how)
 
 
 def _run(
-    tensors: tuple[Tensor, ...], options: Options, shapes: tuple[Shape, ...] | None = None
+    tensors: tuple[Tensor, ...], options: Options, tables: tuple[Shape, ...]
 ) -> tuple[Tensor, Tensor]:
     q, k, c, s, kc, ks = tensors
-    tables = tuple(map(shape, tensors[2:])) if shapes is None else shapes
     layout = _layout((shape(q), shape(k)), tables, options, q.device)
     if not layout.fits:  # q and k stay where they lie, if the kernel can read them
-        stay = [n < 2 and x.stride(-1) == 1 for n, x in enumerate(tensors)]
         laid = {"memory_format": torch.contiguous_format}
-        both = zip(tensors, stay, strict=True)
-        return _run(tuple(x if kept else x.clone(**laid) for x, kept in both), options)
+        q, k = (x if x.stride(-1) == 1 else x.clone(**laid) for x in (q, k))
+        copies = [x.clone(**laid) for x in (c, s, kc, ks)]
+        return _run((q, k, *copies), options, tuple(map(shape, copies)))
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     if layout.programs:
-        sides = (q, q_out, c, s, *layout.q), (k, k_out, kc, ks, *layout.k)
-        given = (*sides, *layout.counts)
-        launch(_rope_kernel, (layout.programs, 1, 1), given, (*tensors, q_out, k_out), (layout,),
-               lambda: layout.constants)  # fmt: skip
+        launch(_rope_kernel, (layout.programs, 1, 1), layout.numbers,
+               (q, q_out, c, s, k, k_out, kc, ks), (layout,), lambda: layout.constants,
+               pointers_first=True)  # fmt: skip
     return q_out, k_out
 
 
@@ -164,9 +167,7 @@ def _run(
 class _Layout:
     """What a launch needs besides its pointers: one for all tensors of the same shapes."""
 
-    q: tuple[int, ...]
-    k: tuple[int, ...]
-    counts: tuple[int, int, int]  # lanes of q, lanes, runs of tokens
+    numbers: tuple[Any, ...]  # of q, of k, lanes of q, lanes, runs of tokens
     programs: int
     constants: dict[str, Any]
     fits: bool  # whether the kernel can read them as they lie in memory
@@ -192,8 +193,8 @@ def _layout(
     sides = [_numbers(x, table) for x, table in zip(xs, tables[::2], strict=True)]
     alike = sides == [_numbers(x, table) for x, table in zip(xs, tables[1::2], strict=True)]
     fits = alike and all(strides[3] == 1 for _, strides, _ in xs + tables)
-    counts = (q_lanes, q_lanes + k_lanes, runs)
-    return _Layout(sides[0], sides[1], counts, runs * counts[1], constants, fits)
+    lanes = q_lanes + k_lanes
+    return _Layout((*sides, q_lanes, lanes, runs), runs * lanes, constants, fits)
 
 
 def _numbers(x: Shape, table: Shape) -> tuple[int, ...]:

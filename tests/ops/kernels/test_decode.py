@@ -19,6 +19,7 @@ from longitude.ops.decode import (
     Run,
     TableSpec,
     make_decode_plan,
+    plan_for,
     plan_steps,
     supports,
 )
@@ -104,7 +105,7 @@ def test_steps_planned_at_once_are_those_planned_one_by_one(name: str) -> None:
     s, first = scheme(SCHEMES[name]), 2 * STEPS
     q, k, v = (x.double() for x in qkv((1, 2, 2, 1), first + STEPS, 16))
     spec, pairs = TableSpec(16, 40, torch.float32, k.device), s.rotary.pairs if s.rotary else "half"
-    steps = plan_steps(s, spec, [(Run(0, 0, first + STEPS),)], first, 16)
+    steps = plan_steps(s, spec, ((Run(0, 0, first + STEPS),),), first, 16)
     assert steps is not None
     for n in (0, 1, 7, STEPS - 1):
         own, one = steps.row(n), seen(s, 16, [(Run(0, 0, first + n + 1),)], [(first + n,)])
@@ -114,6 +115,22 @@ def test_steps_planned_at_once_are_those_planned_one_by_one(name: str) -> None:
         own.renew(later)  # in memory of its own
         assert torch.equal(own.ints, later.ints)
         assert torch.equal(steps.row(n).ints, steps.ints[n : n + 1])
+
+
+def test_texts_that_are_continued_in_turns_are_planned_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s, made = scheme("rope(remap=leaky_rerope(9, 4))"), []
+    monkeypatch.setattr(decoding, "triton_available", lambda device: True)
+    monkeypatch.setattr(
+        decoding, "make_decode_plan", lambda *args: made.append(args) or make_decode_plan(*args)
+    )
+    q, k, v = qkv((1, 1, 2, 1), 4 * STEPS, 16)
+    for n in range(2 * STEPS, 2 * STEPS + 4):
+        for more in (0, 7):  # as many keys, at other positions
+            lines = ((Run(0, more, n + 1 - more),),)
+            assert plan_for(s, q, k, v, 40, lines, ((n,),)) is not None
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,17 @@ pytest.importorskip("triton")
 def turning(
     dtype: str, d: int, half: int, adjacent: bool, blocks: tuple[int, int, int] = (16, 4, 4)
 ) -> Spec:
-    side = (f"*{dtype}", f"*{dtype}", "*fp32", "*fp32", *["i32"] * 10)
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": adjacent, "INVERSE": False,
         "TOKENS": blocks[0], "HEADS": blocks[1], "WIDTH": 1 << (half - 1).bit_length(),
         "REST_WIDTH": 1 << max(d - 2 * half - 1, 0).bit_length(), "HEADS_FIRST": not adjacent,
     }  # fmt: skip
-    types = {"q": side, "k": side, "q_lanes": "i32", "lanes": "i32", "runs": "i32"}
-    aligned = tuple((i, j) for i in range(2) for j in range(14) if j not in (4, 5))
+    types: dict[str, Any] = {}
+    for x in "qk":
+        types |= {x: f"*{dtype}", f"{x}_out": f"*{dtype}", f"{x}_cos": "*fp32", f"{x}_sin": "*fp32"}
+    types |= {"of_q": ("i32",) * 10, "of_k": ("i32",) * 10}
+    types |= {"q_lanes": "i32", "lanes": "i32", "runs": "i32"}
+    aligned = (*((n,) for n in range(8)), *((n, j) for n in (8, 9) for j in range(2, 10)))
     kernel = "longitude.ops.kernels.rope:_rope_kernel"
     return Spec(kernel, types, constants, aligned, {"num_warps": blocks[2]})
 
