@@ -38,7 +38,7 @@ from longitude.ops.bands import (
     largest_ahead,
     reach_of,
 )
-from longitude.ops.gpu_operators import Three
+from longitude.ops.gpu_operators import Three, laid_like
 from longitude.ops.inputs import AttentionInputs, weights_of
 from longitude.ops.kernels.launch import usable
 from longitude.ops.lse_merge import (
@@ -181,6 +181,8 @@ class _Banded(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         bands, grad = ctx.bands, grad_outputs[0]
         q, k, v, table, sinks, out, lse = ctx.saved_tensors
+        if bands.far is not None or any(piece.backward in OPERATORS for piece in bands.pieces):
+            grad = laid_like(grad, out)  # which cuDNN asks for: once for all of its calls
         rotated = bands.rotated(q, k)
         bias = None if table is None else Bias(table, bands.table.first)
         totals = _Gradients((q, k, v), bands.rotations)

@@ -22,7 +22,7 @@ BUDGET = {
     "core": 1_840,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
     "parts": 3_690,  # tables of biases for CPUs and their gradients, too
-    "ops": 7_935,  # ranks, biases on CPUs, kernels for Hopper GPUs and for sums of gradients, too
+    "ops": 7_942,  # ranks, biases on CPUs, kernels for Hopper GPUs and for sums of gradients, too
     "cache": 996,  # tables of many steps at once, too
     "hf": 6_231,  # over several ranks, saved schemes and windows of adapters, caches, too
     "eval": 2_405,  # the last tokens alone in the last layer, too
