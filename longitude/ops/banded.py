@@ -31,7 +31,6 @@ from longitude.core.part import Weights
 from longitude.ops.bands import (
     SHARE_ROWS,
     BandCall,
-    BandGradients,
     BandKernels,
     Bias,
     Shares,
@@ -39,18 +38,21 @@ from longitude.ops.bands import (
     largest_ahead,
     reach_of,
 )
+from longitude.ops.gpu_operators import Three, laid_like
 from longitude.ops.inputs import AttentionInputs, weights_of
 from longitude.ops.kernels.launch import usable
 from longitude.ops.lse_merge import (
     OPERATORS,
     Forward,
+    GradientPart,
+    GradientSum,
     Operator,
     backward,
     forward,
     sink_gradients,
     stacked,
 )
-from longitude.ops.passes import ALL, Rotation, Windows, dense, make_passes, some, windows
+from longitude.ops.passes import ALL, Rotation, Windows, dense, make_passes, some
 from longitude.ops.plan import BandPiece, Kernel, Plan, Step, TableSpan
 from longitude.parts.distance_bias import ByDistance
 from longitude.parts.fire import Fire
@@ -200,22 +202,27 @@ class _Banded(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         bands, grad = ctx.bands, grad_outputs[0]
         q, k, v, table, sinks, out, lse = ctx.saved_tensors
+        if bands.far is not None or any(piece.backward in OPERATORS for piece in bands.pieces):
+            grad = laid_like(grad, out)  # which cuDNN asks for: once for all of its calls
         rotated = bands.rotated(q, k)
         bias = None if table is None else Bias(table, bands.table.first)
-        totals = _GradientSum((q, k, v), bands.rotations)
+        totals = _Gradients((q, k, v), bands.rotations)
         wide = len(bands.pieces) > 1 or bands.far is not None
         d_table = torch.zeros_like(bias.table) if bias and ctx.needs_input_grad[4] else None
         for piece, reach in zip(bands.pieces, ctx.reaches, strict=True):
             call = bands.call(piece, rotated, v, bias)._replace(reach=reach)
             if piece.backward is Kernel.FLASH:
-                made = window_backward_flash(call, grad, out, lse)
+                parts = [_whole(window_backward_flash(call, grad, out, lse))]
             elif piece.backward in OPERATORS:
-                made = window_backward_tiles(call, grad, out, lse, OPERATORS[piece.backward])
+                parts = window_backward_tiles(call, grad, out, lse, OPERATORS[piece.backward])
             else:
                 made = bands.kernels.backward(call, grad, out, lse, d_table is not None, wide)
-            totals.add(piece.pass_index, ALL, slice(*piece.columns), made[:3])
-            if d_table is not None and made.table is not None:
-                d_table = d_table + made.table
+                parts = [_whole(made[:3])]
+                if d_table is not None and made.table is not None:
+                    d_table = d_table + made.table
+            for three in parts:
+                totals.add(piece.pass_index, 0, piece.columns[0], three)
+            del call
         if bands.far is not None:
             rows, columns, causal = _where(bands.far)
             sums = lse if table is None else lse - table[:, -1:]
@@ -223,40 +230,27 @@ class _Banded(torch.autograd.Function):
             ran = Forward(some(out, rows), some(sums, rows), ctx.extra)
             operator, values = OPERATORS[bands.far.kernel], some(v, columns)
             grads = backward(operator, some(grad, rows), q, k, values, ran, causal, bands.scale)
-            totals.add(bands.far.passes[0], rows, columns, grads)
+            totals.add(bands.far.passes[0], rows.start, columns.start, _whole(grads))
         d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
         if d_table is not None and bands.table.flat:
             d_table[:, -1] = -d_table[:, :-1].sum(1) - (0 if d_sinks is None else d_sinks)
-        return None, *totals.results(), d_table, None, d_sinks
+        return None, *(total.result() for total in totals.totals), d_table, None, d_sinks
 
 
-class _GradientSum:
-    """Gradients of q, k and v that come in parts, each rotated back as its part was rotated."""
+class _Gradients:
+    """Of q, k and v, from parts, each rotated back as its pass was rotated."""
 
-    def __init__(self, tensors: tuple[Tensor, ...], rotations: Rotations) -> None:
-        self.tensors, self.rotations = tensors, rotations
-        self.sums: list[Tensor | None] = [None] * len(tensors)
+    def __init__(self, tensors: Three, rotations: Rotations) -> None:
+        self.rotations, some = rotations, next(filter(None, rotations), None)
+        self.totals = [GradientSum(x, some.pairs if some else "half") for x in tensors]
 
-    def add(self, n: int, rows: slice, columns: slice, made: Sequence[Tensor]) -> None:
-        """Add those of some rows of q and columns of k and v, of pass n."""
-        rotation, (dq, dk, dv) = self.rotations[n], made
-        if rotation is not None:
-            dq, dk = rotation.cut(rows, columns).apply(dq, dk, inverse=True)
-        for m, (where, one) in enumerate(((rows, dq), (columns, dk), (columns, dv))):
-            if self.sums[m] is None:
-                if one.shape == self.tensors[m].shape:
-                    self.sums[m] = one
-                    continue
-                wide = torch.promote_types(one.dtype, torch.float32)
-                self.sums[m] = torch.zeros_like(self.tensors[m], dtype=wide)
-            self.sums[m][:, :, where] += one  # type: ignore[index]
-
-    def results(self) -> list[Tensor]:
-        """The sums, in the type of what they are gradients of."""
-        return [
-            torch.zeros_like(x) if total is None else total.to(x.dtype)
-            for x, total in zip(self.tensors, self.sums, strict=True)
-        ]
+    def add(self, n: int, top: int, left: int, made: Sequence[GradientPart]) -> None:
+        """Add those of pass n; its q begins at row `top`, its k and v at column `left`."""
+        rotation, begins = self.rotations[n], (top, left, left)
+        tables = (rotation.q, rotation.k, None) if rotation else (None, None, None)
+        for total, part, begin, by in zip(self.totals, made, begins, tables, strict=True):
+            starts = [begin + start for start in part.starts]
+            total.add(part._replace(starts=starts, tables=by))
 
 
 def bias_of(p: AttentionInputs, span: TableSpan) -> Bias:
@@ -327,7 +321,12 @@ def _tables(
     return table, largest_ahead(table)
 
 
-def window_backward_flash(call: BandCall, grad: Tensor, out: Tensor, lse: Tensor) -> BandGradients:
+def _whole(made: Three) -> list[GradientPart]:
+    """Gradients of all rows and columns that a kernel was given."""
+    return [GradientPart(x[None], [0]) for x in made]
+
+
+def window_backward_flash(call: BandCall, grad: Tensor, out: Tensor, lse: Tensor) -> Three:
     """Gradients of a causal window by FlashAttention 2, given the output and log-sum-exp of a
     softmax over more than the window: one pass over the pairs where our own kernel takes two."""
     n, hi = call.q.shape[2], call.band.hi
@@ -338,7 +337,7 @@ def window_backward_flash(call: BandCall, grad: Tensor, out: Tensor, lse: Tensor
         scale=call.scale, window_size_left=-1 if hi >= n else hi - 1, window_size_right=0,
     )  # fmt: skip
     dq, dk, dv = (x.transpose(1, 2) for x in made)
-    return BandGradients(dq, dk, dv, None)
+    return dq, dk, dv
 
 
 @lru_cache(maxsize=64)
@@ -349,9 +348,9 @@ def _no_dropout(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def window_backward_tiles(
     call: BandCall, grad: Tensor, out: Tensor, lse: Tensor, operator: Operator
-) -> BandGradients:
-    """The same over full blocks, by causal tiles of another operator (cuDNN's). Lower triangles are
-    views; upper ones are copied, in one launch."""
+) -> list[list[GradientPart]]:
+    """Those of q, k and v over full blocks, by causal tiles of another operator (cuDNN's): of lower
+    triangles, which are views, and of upper ones, which are copied, in one launch."""
     size, n, batch = call.band.hi, call.q.shape[2], grad.shape[0]
 
     def blocks(x: Tensor) -> Tensor:  # (b h n d) as (b·t h size d): a view for tokens before heads
@@ -360,15 +359,17 @@ def window_backward_tiles(
     dout, q, k, v, o = map(blocks, (grad, call.q, call.k, call.v, out))
     sums = blocks(lse[..., None])
     made = backward(operator, dout, q, k, v, Forward(o, sums[..., 0]), True, call.scale)
-    totals = [x.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3) for x in made]
-    tops, height = list(range(size, n, size)), size - 1
+    starts = list(range(0, n, size))
+    lower = [GradientPart(x.unflatten(0, (batch, -1)).transpose(0, 1), starts) for x in made]
+    tops, height = starts[1:], size - 1
     lefts = [top - height for top in tops]
     rows = [Windows(x, tops, height) for x in (grad, out, call.q)]
     columns = [Windows(x, lefts, height) for x in (call.k, call.v)]
     dout, o, q, k, v = stacked([*rows, *columns], flipped=True)
     (sums,) = stacked([Windows(lse[..., None], tops, height)], flipped=True)
     made = backward(operator, dout, q, k, v, Forward(o, sums[..., 0]), True, call.scale)
-    upper = stacked([Windows(x, [0], height) for x in made], flipped=True)
-    for total, one, starts in zip(totals, upper, (tops, lefts, lefts), strict=True):
-        windows(total, starts, height).add_(one.unflatten(0, (len(tops), -1)))
-    return BandGradients(totals[0], totals[1], totals[2], None)
+    upper = [
+        GradientPart(x.unflatten(0, (len(tops), -1)), starts, flipped=True)
+        for x, starts in zip(made, (tops, lefts, lefts), strict=True)
+    ]
+    return [lower, upper]

@@ -106,6 +106,11 @@ def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
     )  # fmt: skip
 
 
+def laid_like(x: Tensor, y: Tensor) -> Tensor:
+    """x as y lies in memory, copied if it is not."""
+    return x if _steps(x) == _steps(y) else torch.empty_like(y).copy_(x)
+
+
 def _steps(x: Tensor) -> list[int]:
     """Its strides, but for dimensions of one."""
     return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]

@@ -6,8 +6,9 @@ tile's own backward, called with the *merged* output and LSE: then e^(score - ls
 the merged softmax. (Merging with detached weights would be off by tens of per cent.)
 
 Tiles of one shape are stacked into a batch: one call of a kernel. On a GPU with Triton a kernel
-stacks windows and another merges several parts in one launch (`kernels.merge`); `windows` and
-`MergeOneByOne` are their references.
+stacks windows, another merges several parts in one launch (`kernels.merge`), and one adds up those
+of a gradient (`kernels.gradients`); `windows`, `MergeOneByOne` and `GradientSum` are their
+references.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from longitude.ops.passes import (
     windows,
 )
 from longitude.ops.plan import Kernel, Merge, Plan, lse_kernel
+from longitude.parts.rope import Pairs, apply_rotary
+from longitude.parts.rotary_tables import Tables
 
 # its own binding: through torch.ops a call of one token takes noticeably longer
 cpu_flash: Any = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
@@ -197,6 +200,53 @@ def sink_gradients(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Ten
     return -(weight * (grad * out).sum(-1, dtype=lse.dtype)).sum((0, 2)).to(sinks.dtype)
 
 
+class GradientPart(NamedTuple):
+    """Gradients (t b h size d) of the rows from each of `starts`, the last of each window first
+    where flipped; the tables (b|1 1 n half) of all rows, if these had been rotated."""
+
+    x: Tensor
+    starts: list[int]
+    flipped: bool = False
+    tables: Tables | None = None
+
+
+class GradientSum:
+    """What the parts of one tensor's gradient, each rotated back, add up to: in float32 at least,
+    and rounded once. A GPU's kernel adds them up together, when all are there."""
+
+    def __init__(self, like: Tensor, pairs: Pairs = "half") -> None:
+        self.like, self.parts = like, list[GradientPart]()
+        self.pairs: Pairs = pairs
+        wait = triton_available(like.device) and like.dtype != torch.float64
+        self.total = None if wait else torch.zeros_like(like, dtype=accum_dtype(like))
+
+    def add(self, part: GradientPart) -> None:
+        x, starts, flipped, tables = part
+        size = x.shape[3]
+        if not evenly_spaced(starts, size):
+            for n, start in enumerate(starts):
+                self.add(part._replace(x=x[n : n + 1], starts=[start]))
+        elif self.total is None:
+            self.parts.append(part)
+        else:
+            x = x.flip(3) if flipped else x
+            if tables is not None:
+                cos, sin = (windows(t, starts, size) for t in tables)
+                turned = zip(x.to(self.total.dtype), cos, -sin, strict=True)
+                x = torch.stack([apply_rotary(*one, self.pairs) for one in turned])
+            windows(self.total, starts, size).add_(x)
+
+    def result(self) -> Tensor:
+        if self.total is not None:
+            return self.total.to(self.like.dtype)
+        one = self.parts[0] if len(self.parts) == 1 else None
+        if one and one.x.shape[1:] == self.like.shape and one[2:] == (False, None):
+            return one.x[0].to(self.like.dtype)  # there is nothing to add up
+        from longitude.ops.kernels.gradients import add_up  # late: it imports Triton
+
+        return add_up(self.parts, self.like, self.pairs)
+
+
 class TileBatch(NamedTuple):
     """Tiles of one shape of one pass: where they begin in the call's rows and columns; the pass's
     rotated q and k begin at row `top` and column `left`."""
@@ -306,19 +356,20 @@ def tile_gradients(parts: list[TileBatch], scale: float, grad: Tensor, sums: Sum
                    qk: Sequence[Tensor]) -> list[Tensor]:  # fmt: skip
     """Gradients of v and of each rotated q and k, where the softmax had this output and LSE."""
     (out, lse, extras), (v, *qk) = sums, dense(v, *qk)
-    totals = [torch.zeros_like(x, dtype=accum_dtype(x)) for x in (v, *qk)]
+    totals = [GradientSum(x) for x in (v, *qk)]
     for part, extra in zip(parts, extras, strict=True):
         first, height = part.first, part.shape.height
         dout, o = stacked([Windows(x, part.rows, height) for x in (grad, out)], part.flipped)
         (lses,) = stacked([Windows(lse[..., None], part.rows, height)], part.flipped)
         q, k, values, *how = part.arguments(qk[first], qk[first + 1], v, scale)
         made = backward(part.operator, dout, q, k, values, Forward(o, lses[..., 0], extra), *how)
-        made = [x.unflatten(0, (len(part.rows), -1)) for x in made]
-        dq, dk, dv = (x.flip(3) for x in made) if part.flipped else made
-        _add(totals[1 + first], dq, [row - part.top for row in part.rows])
-        _add(totals[2 + first], dk, [column - part.left for column in part.columns])
-        _add(totals[0], dv, part.columns)
-    return [g.to(x.dtype) for g, x in zip(totals, (v, *qk), strict=True)]
+        dq, dk, dv = (x.unflatten(0, (len(part.rows), -1)) for x in made)
+        rows = [row - part.top for row in part.rows]
+        columns = [column - part.left for column in part.columns]
+        totals[1 + first].add(GradientPart(dq, rows, part.flipped))
+        totals[2 + first].add(GradientPart(dk, columns, part.flipped))
+        totals[0].add(GradientPart(dv, part.columns, part.flipped))
+    return [total.result() for total in totals]
 
 
 class _Merged(torch.autograd.Function):
@@ -339,12 +390,3 @@ class _Merged(torch.autograd.Function):
         grads = tile_gradients(ctx.parts, ctx.scale, grad, (out, lse, ctx.extras), v, qk)
         d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
         return None, None, d_sinks, *grads
-
-
-def _add(total: Tensor, parts: Tensor, starts: list[int]) -> None:
-    size = parts.shape[3]
-    if evenly_spaced(starts, size):
-        windows(total, starts, size).add_(parts)
-        return
-    for start, one in zip(starts, parts, strict=True):
-        total[:, :, start : start + size].add_(one)

@@ -81,15 +81,11 @@ class Rotation:
         of_k = (some(kc, cols), some(ks, cols))
         return Rotation((some(c, rows), some(s, rows)), of_k, self.pairs)
 
-    def apply(self, q: Tensor, k: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
-        """q and k rotated: in one launch where kernels run, else each by itself. The inverse takes
-        gradients of rotated tensors to those of the originals."""
+    def apply(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k rotated: in one launch where kernels run, else each by itself."""
         if triton_available(q.device):
-            return self.in_one_launch(q, k, inverse=inverse)
-        (c, s), (kc, ks) = self.q, self.k
-        if inverse:
-            s, ks = -s, -ks
-        return apply_rotary(q, c, s, self.pairs), apply_rotary(k, kc, ks, self.pairs)
+            return self.in_one_launch(q, k)
+        return apply_rotary(q, *self.q, self.pairs), apply_rotary(k, *self.k, self.pairs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,5 @@
-"""Turning, joining and stacking compile for Hopper: whole vectors moved, little shared memory."""
+"""Turning, joining, stacking and adding up compile for Hopper: whole vectors moved, little shared
+memory."""
 
 from __future__ import annotations
 
@@ -54,6 +55,21 @@ def stacking(dtype: str, d: int, flipped: bool) -> Spec:
     return Spec(kernel, types, constants, aligned, {"num_warps": 4})
 
 
+def adding_up(dtype: str, d: int, half: int, adjacent: bool, parts: int) -> Spec:
+    given = ((f"*{dtype}", "*fp32", "*fp32", *["i32"] * 11),) * parts
+    numbers = ("heads", "tokens", "groups", "lanes", "runs", "ob", "oh", "on")
+    types = {"parts": given, "out": f"*{dtype}", **dict.fromkeys(numbers, "i32")}
+    constants = {
+        "HALF": half, "REST": d - 2 * half, "ADJACENT": adjacent, "TOKENS": 4, "HEADS": 2,
+        "WIDTH": 1 << max(half - 1, 0).bit_length(), "HEADS_FIRST": not adjacent,
+        "REST_WIDTH": 1 << max(d - 2 * half - 1, 0).bit_length(),
+    }  # fmt: skip
+    rows = tuple((0, n, j) for n in range(parts) for j in (0, 1, 2, *range(8, 14)))
+    aligned = (*rows, *((n,) for n in (1, 7, 8, 9)))
+    kernel = "longitude.ops.kernels.gradients:_kernel"
+    return Spec(kernel, types, constants, aligned, {"num_warps": 1})
+
+
 def tabulating(beyond: bool) -> Spec:
     weights = ("inward", "inward_bias", "outward", "outward_bias", "c", "multiplier")
     made = ("table", "pace", "steepest", "own_c")
@@ -65,7 +81,8 @@ def tabulating(beyond: bool) -> Spec:
     return Spec("longitude.ops.kernels.fire:_kernel", types, constants, aligned, {"num_warps": 4})
 
 
-USUAL = together([turning("bf16", 128, 64, False), joining("bf16", 128, 3, True, True)])
+USUAL = together([turning("bf16", 128, 64, False), joining("bf16", 128, 3, True, True),
+                  adding_up("bf16", 128, 64, False, 3)])  # fmt: skip
 OTHERS = [
     turning("bf16", 128, 64, True),
     turning("bf16", 80, 40, False),
@@ -75,6 +92,9 @@ OTHERS = [
     joining("fp32", 256, 1, False, True),
     stacking("bf16", 128, True),
     stacking("fp32", 80, False),
+    adding_up("bf16", 128, 64, False, 6),
+    adding_up("bf16", 128, 32, True, 3),
+    adding_up("bf16", 128, 0, False, 3),
 ]
 
 
