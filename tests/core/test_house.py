@@ -16,13 +16,13 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 48_470, 233  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 48_492, 233  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_840,  # the client of servers and the one reader of JSON files, too
     "presets": 563,
     "parts": 3_690,  # tables of biases for CPUs and their gradients, too
-    "ops": 7_772,  # over several ranks, biases on CPUs, a kernel for Hopper GPUs, too
+    "ops": 7_798,  # over several ranks, biases and bands on CPUs, a kernel for Hopper GPUs, too
     "cache": 996,  # tables of many steps at once, too
     "hf": 6_231,  # over several ranks, saved schemes and windows of adapters, caches, too
     "eval": 2_405,  # the last tokens alone in the last layer, too
