@@ -345,7 +345,7 @@ def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int, cut: Cut) -> Ite
         yield from _below(lo, q0, q1, k0, k1)
     elif lo <= q0 - k1 + 1:
         yield from _above(hi, q0, q1, k0, k1)
-    elif cut == "small" and hi - lo <= MAX_BAND and max(q0, k0 + hi) < min(q1, k1 + lo):
+    elif cut == "small" and hi - lo <= MAX_BAND and max(q0, k0 + hi) < min(q1, k1 + lo) - 1:
         first, last = max(q0, k0 + hi), min(q1, k1 + lo)
         yield from _band(lo, hi, q0, first, k0, k1, cut)  # whose band begins before k0
         for top in range(first, last, BAND_ROWS):

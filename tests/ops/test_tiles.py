@@ -131,6 +131,7 @@ def test_chunked_prefill_is_a_rectangle_and_a_triangle() -> None:
 def test_a_single_query_is_one_row() -> None:
     near, far = Area(lo=0, hi=64), Area(lo=64)
     assert tiles((near, far), range(511, 512), range(512)) == (Tile(0, 1, 0, 512),)
+    assert tiles((near,), range(511, 512), range(512), "small") == (Tile(0, 1, 448, 64),)
     window = (Area(lo=0, hi=8), Area(lo=8, last=4))
     assert tiles(window, range(99, 100), range(100)) == (Tile(0, 1, 0, 4), Tile(0, 1, 92, 8))
 
