@@ -24,7 +24,7 @@ from longitude.ops.plan import Band, Kernel
 
 aten = torch.ops.aten
 Three = tuple[Tensor, Tensor, Tensor]
-Causal = bool | Tensor | Window  # on a CPU a mask to add may stand in its place
+Causal = bool | Window
 
 
 class Forward(NamedTuple):

@@ -24,7 +24,8 @@ from longitude.ops.gpu_operators import GPU_OPERATORS, Causal, Forward, Operator
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.kernels.launch import triton_available
 from longitude.ops.passes import (
-    MAX_BAND,
+    MAX_TRIANGLE,
+    Pass,
     Tile,
     Windows,
     accum_dtype,
@@ -34,6 +35,7 @@ from longitude.ops.passes import (
     evenly_spaced,
     make_passes,
     single_query_pass,
+    some,
     spacings,
     windows,
 )
@@ -96,26 +98,24 @@ def _group(q: Tensor, k: Tensor, v: Tensor) -> Three:
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float) -> Forward:
     n, run = q.shape[2], cpu_flash
-    if isinstance(causal, Tensor):
-        return Forward(*run(q, k, v, 0.0, attn_mask=causal, scale=scale))
-    if not causal or not STRIP < n <= MAX_BAND or torch.get_num_threads() > q.shape[0] * q.shape[1]:
+    small = STRIP < n <= MAX_TRIANGLE and torch.get_num_threads() <= q.shape[0] * q.shape[1]
+    if not (causal and small):
         return Forward(*run(q, k, v, 0.0, causal, scale=scale))
     # the kernel would compute every pair; here each strip of rows has the keys that it sees
-    mask, strips = band_mask(STRIP, MAX_BAND + 2 * STRIP, q.dtype), []
+    mask, strips = band_mask(STRIP, MAX_TRIANGLE + 2 * STRIP, q.dtype), []
     for top in range(0, n, STRIP):
-        end, first = min(n, top + STRIP), MAX_BAND + STRIP - top
+        end, first = min(n, top + STRIP), MAX_TRIANGLE + STRIP - top
         seen = mask[:, :, : end - top, first : first + end]
         strip = (q[:, :, top:end], k[:, :, :end], v[:, :, :end])
         strips.append(run(*strip, 0.0, attn_mask=seen, scale=scale))
-    outs, sums = zip(*strips, strict=True)
-    return Forward(torch.cat(outs, 2), torch.cat(sums, 2))
+    out, lse = (torch.cat(x, 2) for x in zip(*strips, strict=True))
+    return Forward(out, lse)
 
 
 def _cpu_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
                   causal: Causal, scale: float) -> Three:  # fmt: skip
-    how, mask = (False, causal) if isinstance(causal, Tensor) else (causal, None)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, ran.out, ran.lse, 0.0, how, attn_mask=mask, scale=scale
+        grad, q, k, v, ran.out, ran.lse, 0.0, causal, scale=scale
     )
 
 
@@ -266,17 +266,28 @@ class TileBatch(NamedTuple):
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Any, ...]:
         """Its rows of q and columns of k and v, stacked, upper triangles reversed; and how an
         operator runs them."""
-        causal: Causal = self.shape.kind != "full"
-        if self.shape.kind == "band":
-            causal = band_mask(self.shape.height, self.shape.width, q.dtype)
-        elif self.shape.kind == "window":
-            causal = self.shape.window
+        kind = self.shape.kind
+        causal: Causal = self.shape.window if kind == "window" else kind != "full"
         sources = [
             Windows(q, [row - self.top for row in self.rows], self.shape.height),
             Windows(k, [column - self.left for column in self.columns], self.shape.width),
             Windows(v, self.columns, self.shape.width),
         ]
         return *stacked(sources, self.flipped), causal, scale
+
+    def band(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Output and LSE of a CPU's blocks along a band. Columns overlap and are not copied: heads
+        that share keys are more rows; one head's blocks after another find columns in cache."""
+        b, hkv, height, width = *k.shape[:2], self.shape.height, self.shape.width
+        shape = (len(self.rows), b, hkv, q.shape[1] // hkv, height)
+        q = windows(q, [row - self.top for row in self.rows], height)
+        q = q.reshape(shape[0], b * hkv, -1, q.shape[-1])
+        k = windows(k.flatten(0, 1)[None], [x - self.left for x in self.columns], width)[:, 0]
+        v = windows(v.flatten(0, 1)[None], self.columns, width)[:, 0]
+        by_head = (x.transpose(0, 1) for x in (q, k, v))
+        mask = band_mask(height, width, q.dtype, shape[3])
+        out, lse = cpu_flash(*by_head, 0.0, attn_mask=mask, scale=scale)
+        return out.transpose(0, 1).view(*shape, -1), lse.transpose(0, 1).view(shape)
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:
@@ -322,17 +333,29 @@ def _by_pass(p: AttentionInputs, plan: Plan) -> Iterator[tuple[list[TileBatch], 
         top, left = min(t.top for t in every), min(t.left for t in every)
         rows = slice(top, max(t.top + t.height for t in every))
         columns = slice(left, max(t.left + t.width for t in every))
+        runs = [(OPERATORS[s.kernel], b) for s in steps for b in batches(s.tiles)]
         parts = [
-            TileBatch(OPERATORS[s.kernel], 0, b[0], [t.top for t in b], [t.left for t in b], top,
-                      left)
-            for s in steps
-            for b in batches(s.tiles)
-        ]  # fmt: skip
-        q, k = one.rotated(rows, columns)
+            TileBatch(op, 0, b[0], [t.top for t in b], [t.left for t in b], top, left)
+            for op, b in runs
+        ]
+        q, k = _turned(one, rows, columns)
         if plan.extra_dims:
             q, k = with_sums(p, q, k, rows, columns)
         yield parts, [q, k]
         del q, k
+
+
+def _turned(one: Pass, rows: slice, columns: slice) -> Sequence[Tensor]:
+    """The rotated q and k; on a CPU as complex numbers, which one product turns: dimensions are in
+    another order, and scores the same."""
+    p, turn = one.inputs, one.rotation(rows, columns)
+    wide = p.q.dtype in (torch.float32, torch.float64) and p.q.device.type == "cpu"
+    whole = turn and turn.pairs == "half" and 2 * turn.q[0].shape[-1] == p.q.shape[-1]
+    if turn is None or not (whole and wide) or p.needs_grad:
+        return one.rotated(rows, columns)
+    both = (some(p.q, rows), turn.q), (some(p.k, columns), turn.k)
+    made = (torch.complex(*x.chunk(2, -1)).mul_(torch.complex(*tables)) for x, tables in both)
+    return [torch.view_as_real(x).flatten(-2) for x in made]
 
 
 Sums = tuple[Tensor, Tensor, list[tuple[Any, ...]]]  # output, log-sum-exp, what backwards need
@@ -344,10 +367,13 @@ def add_tiles(merging: Any, parts: list[TileBatch], scale: float, v: Tensor, qk:
     v, *qk = dense(v, *qk)
     extras = []
     for part in parts:
-        arguments = part.arguments(qk[part.first], qk[part.first + 1], v, scale)
-        ran = in_groups(part.operator, *arguments)
+        own, rows = (qk[part.first], qk[part.first + 1], v, scale), [top + row for row in part.rows]
+        if part.shape.kind == "band":  # which no call with gradients has
+            merging.add(TileOutput(*part.band(*own), rows))
+            continue
+        ran = in_groups(part.operator, *part.arguments(*own))
         out, lse = (x.unflatten(0, (len(part.rows), -1)) for x in (ran.out, ran.lse))
-        merging.add(TileOutput(out, lse, [top + row for row in part.rows], part.flipped))
+        merging.add(TileOutput(out, lse, rows, part.flipped))
         extras.append(ran.extra)
     return extras
 

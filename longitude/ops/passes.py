@@ -9,7 +9,7 @@ Over ranges of positions an area is a set of tiles that plain kernels run: recta
 triangles (causal attention) and upper ones (causal attention with rows and columns reversed). A
 band of width w becomes blocks of w rows, each with a lower triangle on its diagonal and an upper
 one before it: no kernel needs a window argument. For a kernel that has one, a band is one tile. A
-CPU's kernel computes every pair of triangles of up to 512 rows: there a band is blocks of w/2 rows,
+CPU's kernel computes every pair of triangles of up to 512 rows: there a band is blocks of few rows,
 each a rectangle under a mask, and a triangle is small ones on its diagonal and squares below them.
 """
 
@@ -34,8 +34,9 @@ from longitude.parts.rotary_tables import Memo, Tables, cos_sin
 
 Kind = Literal["full", "lower", "upper", "band", "window"]
 Cut = Literal["triangles", "small", "windows"]  # what a band becomes
-BAND_ROWS = 32  # at least, of a block under a mask
-MAX_BAND = 512  # columns of the blocks that torch's CPU kernel works in: it skips whole ones only
+BAND_ROWS = 32  # of a block under a mask: as many as torch's CPU kernel works on at once
+MAX_TRIANGLE = 512  # columns of the blocks that it works in: it skips whole ones only
+MAX_BAND = 1024  # wider than this, the keys and values of a block would not stay in cache
 MAX_SCHEMES = 16  # whose latest results are kept
 ALL = slice(None)
 T = TypeVar("T")
@@ -227,7 +228,7 @@ class Tile:
     """Rows top … top+height-1 of q against columns left … left+width-1 of k.
 
     "lower": row r sees columns 0 … r; "upper": columns r … width-1; both are square. "band": row r
-    sees columns r … r + width - height. "window": row r sees the columns c with lo <= r - c < hi.
+    sees columns r + 1 … r + width - height. "window": it sees the columns c with lo <= r - c < hi.
     """
 
     top: int
@@ -241,7 +242,7 @@ class Tile:
     @property
     def pairs(self) -> float:
         if self.kind == "band":
-            return self.height * (self.width - self.height + 1.0)
+            return self.height * (float(self.width - self.height))
         if self.kind == "window":
             return self._apart(self.lo) - self._apart(self.hi)
         return self.height * self.width * (1.0 if self.kind == "full" else 0.5)
@@ -274,8 +275,8 @@ class Window(NamedTuple):
 @lru_cache(maxsize=1024)
 def tiles(areas: tuple[Area, ...], q: range, k: range, cut: Cut = "triangles") -> tuple[Tile, ...]:
     """Disjoint tiles that cover exactly the areas' pairs, in indices of q and k; small ones for a
-    kernel that takes a mask and skips nothing in a block of `MAX_BAND` columns, windows for one
-    that takes those."""
+    kernel that takes a mask and skips nothing in a block of `MAX_TRIANGLE` columns, windows for
+    one that takes those."""
     pieces = [
         replace(t, top=t.top - q.start, left=t.left - k.start)
         for area in areas
@@ -340,13 +341,12 @@ def _band(lo: int, hi: int, q0: int, q1: int, k0: int, k1: int, cut: Cut) -> Ite
         yield from _below(lo, q0, q1, k0, k1)
     elif lo <= q0 - k1 + 1:
         yield from _above(hi, q0, q1, k0, k1)
-    elif cut == "small" and hi - lo <= MAX_BAND and max(q0, k0 + hi) < min(q1, k1 + lo):
+    elif cut == "small" and hi - lo <= MAX_BAND and max(q0, k0 + hi) < min(q1, k1 + lo) - 1:
         first, last = max(q0, k0 + hi), min(q1, k1 + lo)
         yield from _band(lo, hi, q0, first, k0, k1, cut)  # whose band begins before k0
-        size = max(BAND_ROWS, (hi - lo) // 4)
-        for top in range(first, last, size):
-            rows = min(size, last - top)
-            yield Tile(top, rows, top - hi + 1, rows + hi - lo - 1, "band")
+        for top in range(first, last, BAND_ROWS):
+            rows = min(BAND_ROWS, last - top)  # one column more, which is hidden: whole vectors
+            yield Tile(top, rows, top - hi, rows + hi - lo, "band")
         yield from _band(lo, hi, last, q1, k0, k1, cut)  # whose band ends behind k1
     else:
         width = hi - lo
@@ -387,9 +387,9 @@ def _above(hi: int, q0: int, q1: int, k0: int, k1: int) -> Iterator[Tile]:
 
 
 def _halves(t: Tile, size: int = 0) -> Iterator[Tile]:
-    """A lower triangle as triangles of up to `MAX_BAND` rows and the squares below them, most of
-    one size; other tiles as they are."""
-    size = size or -(-t.height // 2 ** ((t.height - 1) // MAX_BAND).bit_length())
+    """A lower triangle as triangles of up to `MAX_TRIANGLE` rows and the squares below them, most
+    of one size; other tiles as they are."""
+    size = size or -(-t.height // 2 ** ((t.height - 1) // MAX_TRIANGLE).bit_length())
     if t.kind != "lower" or t.height <= size:
         yield t
         return
@@ -402,18 +402,18 @@ def _halves(t: Tile, size: int = 0) -> Iterator[Tile]:
 
 def batches(pieces: Sequence[Tile]) -> list[list[Tile]]:
     """Tiles of one shape together, in the order of their first."""
-    same: dict[Tile, list[Tile]] = {}
+    same: dict[tuple[Any, ...], list[Tile]] = {}
     for t in pieces:
-        same.setdefault(replace(t, top=0, left=0), []).append(t)
+        same.setdefault((t.height, t.width, t.kind, t.lo, t.hi), []).append(t)
     return list(same.values())
 
 
 @lru_cache(maxsize=64)
-def band_mask(height: int, width: int, dtype: torch.dtype) -> Tensor:
-    """What hides all but columns r … r + width - height from row r of a CPU's tile."""
+def band_mask(height: int, width: int, dtype: torch.dtype, copies: int = 1) -> Tensor:
+    """What hides all but columns r + 1 … r + width - height from row r, `copies` times over."""
     with torch.inference_mode(False):  # memoised: may serve training later
         hidden = torch.full((1, 1, height, width), float("-inf"), dtype=dtype)
-        return hidden.triu(width - height + 1) + hidden.tril(-1)
+        return (hidden.triu(width - height + 1) + hidden.tril()).repeat(1, 1, copies, 1)
 
 
 class Windows(NamedTuple):

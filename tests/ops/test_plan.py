@@ -16,7 +16,7 @@ from longitude.ops import plan as plans
 from longitude.ops.explain import steps
 from longitude.ops.inputs import prepare
 from longitude.ops.kernels.launch import Device
-from longitude.ops.lse_merge import OPERATORS, Forward, Operator
+from longitude.ops.lse_merge import OPERATORS, Forward, Operator, TileBatch
 from longitude.ops.passes import Window
 from longitude.ops.plan import AUTO, CallSpec, Kernel, Merge, Plan, make_plan, plan_call
 from tests.grid import scheme
@@ -317,13 +317,18 @@ def test_tiles_and_calls_are_those_that_run(text: str, monkeypatch: pytest.Monke
     said = re.search(r"(\d+) tiles in (\d+) calls", str(explain(scheme(text), *inputs())))
     assert said is not None
     batches: list[int] = []
-    own = OPERATORS[Kernel.CPU_FLASH]
+    own, band = OPERATORS[Kernel.CPU_FLASH], TileBatch.band
+
+    def along(part: TileBatch, *rest: Any) -> Any:
+        batches.append(len(part.rows))
+        return band(part, *rest)
 
     def counted(q: Tensor, *rest: Any) -> Forward:
         batches.append(q.shape[0])
         return own.forward(q, *rest)
 
     monkeypatch.setitem(OPERATORS, Kernel.CPU_FLASH, Operator(counted, own.backward))
+    monkeypatch.setattr(TileBatch, "band", along)
     attention(scheme(text), *inputs())
     assert (sum(batches), len(batches)) == (int(said[1]), int(said[2]))
 
