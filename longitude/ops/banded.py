@@ -84,17 +84,19 @@ class _Bands(NamedTuple):
     scale: float
     rotations: Rotations
     cut: dict[int, Rotation]  # of a pass that one band reads, for its rows and columns alone
-    together: bool  # whether one launch runs all bands
+    together: tuple[BandPiece, ...]  # what one launch runs forward, if it does
 
     @classmethod
     def of(cls, p: AttentionInputs, plan: Plan, kernels: BandKernels | None) -> _Bands:
         if kernels is None:
             from longitude.ops.kernels.banded_backward import KERNELS as kernels  # imports Triton
         *far, near = plan.steps
-        together = near.kernel is Kernel.BANDS_TOGETHER
+        together = near.bands if near.kernel is Kernel.BANDS_TOGETHER else near.forward
         rotations = tuple(one.rotation() for one in make_passes(p))
-        read = [(one.pass_index, _rows(one, together), slice(*one.columns)) for one in near.bands]
-        read += [(step.passes[0], *_where(step)[:2]) for step in far]
+        read = [(one.pass_index, _rows(one), slice(*one.columns)) for one in together]
+        if not together:
+            read = [(one.pass_index, ALL, slice(*one.columns)) for one in near.bands]
+            read += [(step.passes[0], *_where(step)[:2]) for step in far]
         uses = Counter(n for n, _, _ in read)
         cut = {n: one.cut(*where) for n, *where in read if (one := rotations[n]) and uses[n] == 1}
         one_far = far[0] if far else None
@@ -107,8 +109,9 @@ class _Bands(NamedTuple):
 
         What a band has read is freed before the next is rotated.
         """
-        start, extra, reaches = None, (), []
-        if self.far is not None:
+        reaches: list[Tensor | None] = [None] * len(self.pieces) if self.together else []
+        start, extra = Start(*self._together(rotated, v)) if self.together else None, ()
+        if self.far is not None and not self.together:
             rows, columns, causal = _where(self.far)
             q, k = rotated(self.far.passes[0], rows, columns)
             operator = OPERATORS[self.far.kernel]
@@ -118,8 +121,6 @@ class _Bands(NamedTuple):
         reached = self.table is not None and self.table.reached
         if bias is not None and reached and bias.ahead is None:
             bias = bias._replace(ahead=largest_ahead(bias.table))
-        if self.together:
-            start = Start(*self._together(rotated, v))
         for piece in () if self.together else self.pieces:
             call = self.call(piece, rotated, v, bias)
             if reached:
@@ -136,11 +137,11 @@ class _Bands(NamedTuple):
 
     def _together(self, rotated: Rotated, v: Tensor) -> tuple[Tensor, Tensor]:
         """The output of all bands and its log-sum-exp, written over queries that were rotated."""
-        calls = [self.call(piece, rotated, v, None) for piece in self.pieces]
-        tops, firsts = [x.top for x in self.pieces], [x.columns[0] for x in self.pieces]
+        calls = [self.call(piece, rotated, v, None) for piece in self.together]
+        tops, firsts = [x.top for x in self.together], [x.columns[0] for x in self.together]
         rows = max(top + call.q.shape[2] for top, call in zip(tops, calls, strict=True))
         ours = [
-            call.q for piece, call in zip(self.pieces, calls, strict=True)
+            call.q for piece, call in zip(self.together, calls, strict=True)
             if self.rotations[piece.pass_index] and call.q.shape[2] == rows
         ]  # fmt: skip
         assert self.kernels.together is not None
@@ -149,7 +150,7 @@ class _Bands(NamedTuple):
     def call(self, piece: BandPiece, rotated: Rotated, v: Tensor, bias: Bias | None) -> BandCall:
         """A band's tensors, its columns cut and its table counted from them."""
         columns = slice(*piece.columns)
-        q, k = rotated(piece.pass_index, _rows(piece, self.together), columns)
+        q, k = rotated(piece.pass_index, _rows(piece) if self.together else ALL, columns)
         bias = bias and bias._replace(first=bias.first + columns.start)
         return BandCall(q, k, some(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
 
@@ -171,9 +172,9 @@ class _Bands(NamedTuple):
         return rotated
 
 
-def _rows(piece: BandPiece, together: bool) -> slice:
-    """The rows that a band reads: where bands run one after the other, each goes on from all."""
-    return slice(piece.top, None) if together and piece.top else ALL
+def _rows(piece: BandPiece) -> slice:
+    """The rows that a band sees; where bands run one after the other, each goes on from all."""
+    return slice(piece.top, None) if piece.top else ALL
 
 
 def _where(far: Step) -> tuple[slice, slice, bool]:
@@ -203,7 +204,7 @@ class _Banded(torch.autograd.Function):
         bands, grad = ctx.bands, grad_outputs[0]
         q, k, v, table, sinks, out, lse = ctx.saved_tensors
         if bands.far is not None or any(piece.backward in OPERATORS for piece in bands.pieces):
-            grad = laid_like(grad, out)  # which cuDNN asks for: once for all of its calls
+            grad = laid_like(grad, q)  # which cuDNN asks for: once for all of its calls
         rotated = bands.rotated(q, k)
         bias = None if table is None else Bias(table, bands.table.first)
         totals = _Gradients((q, k, v), bands.rotations)

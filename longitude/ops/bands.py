@@ -108,8 +108,20 @@ def plan_bands(call: CallSpec, far_tile_rows: int = FAR_TILE_ROWS) -> Plan:
     passes = tuple(dict.fromkeys(piece.pass_index for piece in bands))
     together = call.specialised and 1 < len(bands) <= MOST_BANDS and table is None
     kernel = Kernel.BANDS_TOGETHER if together else Kernel.BANDED
-    banded = Step(kernel, passes, bands=tuple(bands), table=table)
+    forward = _forward(call, step, far_tile_rows) if step and table is None else ()
+    banded = Step(kernel, passes, bands=tuple(bands), forward=forward, table=table)
     return Plan("banded", (banded,) if step is None else (step, banded), Merge.RUNNING_SOFTMAX)
+
+
+def _forward(call: CallSpec, far: Step, far_tile_rows: int) -> tuple[BandPiece, ...]:
+    """The bands that one launch runs forward where a backward has a far tile: none if its kernel
+    needs more of a forward than output and log-sum-exp, or reads other rows and columns."""
+    if not call.gradients or far.kernel is not Kernel.CUDNN:
+        return ()
+    last = plan_bands(call._replace(gradients=False), far_tile_rows).steps[-1]
+    (t,), cuts = far.tiles, [(x.top, x.columns) for x in last.bands]
+    alike = (t.top, (t.left, t.left + t.width)) in cuts
+    return last.bands if alike and last.kernel is Kernel.BANDS_TOGETHER else ()
 
 
 def _piece(call: CallSpec, n: int, area: Area) -> BandPiece | None:
@@ -123,7 +135,7 @@ def _piece(call: CallSpec, n: int, area: Area) -> BandPiece | None:
     band = Band(lo + shift, hi + shift).within(len(q), max(end - begin, 0))
     if begin >= end or band.lo >= band.hi:
         return None
-    chunk, top = None, max(0, band.lo)
+    chunk, top, end = None, max(0, band.lo), min(end, begin + len(q) - band.lo)
     if area.chunks:
         (one,) = area.chunks
         lo = -MAX_CHUNKS if one.lo is None else max(one.lo, -MAX_CHUNKS)

@@ -84,6 +84,8 @@ def steps(plan: Plan) -> str:
         kernel, tile = s.kernel.value, s.tiles[0] if s.tiles else None
         if s.bands:
             parts[f"{len(s.bands)} band{'s' * (len(s.bands) != 1)} by {kernel}"] = None
+            if s.forward:
+                parts[f"forward both by {Kernel.BANDS_TOGETHER.value}"] = None
         elif s.kernel in (Kernel.SDPA, Kernel.FLASH4) and plan.merge is Merge.NONE and tile:
             parts[f"one {'full' if tile.kind == 'full' else 'causal'} {kernel}"] = None
         elif plan.merge is Merge.RUNNING_SOFTMAX and tile:

@@ -94,11 +94,13 @@ def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) 
 
 def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward, causal: bool,
                     scale: float) -> Three:  # fmt: skip
-    """All it needs of a forward is an output and log-sum-exp; expanded heads are copied."""
+    """All it needs of a forward is an output and log-sum-exp; expanded heads are copied.
+
+    torch keeps cuDNN's plans by the strides of q, k and v alone, for its own outputs lie as q does:
+    another that lies otherwise would be read wrongly, or make a later call of anybody's do so.
+    """
     k, v = _own_heads(k, v)
-    out, lse = ran.out, ran.lse.contiguous()
-    if _steps(grad) != _steps(out):  # which the kernel would put right with a warning
-        grad, out = grad.contiguous(), out.contiguous()
+    grad, out, lse = laid_like(grad, q), laid_like(ran.out, q), ran.lse.contiguous()
     dims, seed = _cudnn_state(q.device)
     return aten._scaled_dot_product_cudnn_attention_backward(
         grad, q, k, v, out, lse if dims == lse.dim() else lse[..., None], seed, seed, None, None,
@@ -106,14 +108,10 @@ def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward,
     )  # fmt: skip
 
 
-def laid_like(x: Tensor, y: Tensor) -> Tensor:
-    """x as y lies in memory, copied if it is not."""
-    return x if _steps(x) == _steps(y) else torch.empty_like(y).copy_(x)
-
-
-def _steps(x: Tensor) -> list[int]:
-    """Its strides, but for dimensions of one."""
-    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
+def laid_like(x: Tensor, q: Tensor) -> Tensor:
+    """x without gaps, its dimensions in the order in which those of q lie: copied if it is not."""
+    order = sorted(range(x.dim()), key=q.stride, reverse=True)
+    return x.permute(order).contiguous().permute([order.index(n) for n in range(x.dim())])
 
 
 @cache

@@ -9,12 +9,12 @@ A backend is a function from a spec to a plan, or to the sentence why it can't r
   the distance alone, FIRE); what lies far away first, as one tile of the fastest plain kernel;
 - alibi: one causal call of SDPA over longer heads, whose extra dimensions carry the bias;
 - flex: FlexAttention, compiled, for terms that no other kernel knows;
-- native: PyTorch's kernels: one call of SDPA or tiles merged by their log-sum-exp, forget gates in
-  extra dimensions, else a dense mask in blocks of queries; our own for a few queries (`decode`);
+- native: PyTorch's kernels: one call of SDPA or tiles merged by their log-sum-exp, else a dense
+  mask in blocks of queries; our own for a few queries (`decode`);
 - eager: the full score matrix in blocks of queries; it runs everything.
 
-On Hopper our kernel of specialised warps runs forwards. cuDNN's, torch's fastest, needs 70 ms to
-plan each new shape, which pay from `CUDNN_OPERATIONS` on. FlashAttention 4 is faster than both.
+On Hopper our kernel of specialised warps runs forwards, after FlashAttention 4 if that is there.
+cuDNN's needs 70 ms to plan each new shape, which pay from `CUDNN_OPERATIONS` on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import torch
@@ -93,8 +94,7 @@ class Band(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The pairs whose chunks of `size` positions lie lo <= row's - column's < hi apart, where the
-    first row and the first column are at these positions."""
+    """Pairs whose chunks are lo <= row's - column's < hi apart; where the first of each lies."""
 
     size: int
     lo: int
@@ -104,8 +104,7 @@ class Chunk(NamedTuple):
 
 
 class BandPiece(NamedTuple):
-    """A band of one pass: over which columns, which pairs by their indices, the first row that sees
-    any of them, whose gradients."""
+    """A band of one pass: its columns, pairs of indices, first row, and whose gradients."""
 
     pass_index: int
     columns: tuple[int, int]
@@ -116,8 +115,7 @@ class BandPiece(NamedTuple):
 
 
 class TableSpan(NamedTuple):
-    """The table of a bias: its first and last distance in indices, whether it holds on beyond its
-    last, and whether keys too far away to weigh anything are left out."""
+    """A bias's table: its first and last distance, whether it holds on, and leaves far keys out."""
 
     first: int
     last: int
@@ -127,12 +125,14 @@ class TableSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel over some passes: which tiles, or which bands."""
+    """One kernel over some passes: which tiles or bands; with gradients, those that one launch runs
+    forward in place of all steps."""
 
     kernel: Kernel
     passes: tuple[int, ...]
     tiles: tuple[Tile, ...] = ()
     bands: tuple[BandPiece, ...] = ()
+    forward: tuple[BandPiece, ...] = ()
     table: TableSpan | None = None
 
 
@@ -237,8 +237,7 @@ class CallSpec(NamedTuple):
             return []
         found = [tiles(areas, self.q_pos, self.k_pos, "windows") for areas in self.pass_areas]
         each = [len(same) * same[0].pairs for own in found for same in batches(own)]
-        pays = each and fastest_kernel(self, sum(each) / len(each)) is Kernel.FLASH4
-        return found if pays else []
+        return found if each and fastest_kernel(self, fmean(each)) is Kernel.FLASH4 else []
 
 
 def make_plan(inputs: AttentionInputs, backend: str = "auto") -> Plan:
@@ -303,8 +302,8 @@ def lse_kernel(device: str, dtype: torch.dtype, head_dim: int) -> Kernel | None:
 def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
     """The plain kernel for so many pairs of each head, the faster ones where their calls pay."""
     kernel = lse_kernel(call.device.type, call.dtype, call.head_dim)
-    times = BACKWARD_OPERATIONS if call.gradients else 1
-    operations = 4.0 * pairs * call.batch * call.heads * call.head_dim * times
+    operations = 4.0 * pairs * call.batch * call.heads * call.head_dim
+    operations *= BACKWARD_OPERATIONS if call.gradients else 1
     if kernel is not Kernel.FLASH or call.head_dim > MAX_CUDNN_HEAD:
         return kernel
     tried = ((128, 128),) if call.gradients else ((64, 64), (128, 128))  # heads of keys and values
@@ -414,10 +413,8 @@ def _flex(call: CallSpec) -> Plan | str:
         return "its table of distances would take memory that grows with n²"
     if call.gradients and any(getattr(part, "many_reads", False) for part in bias):
         return "compiled flex can't differentiate a weight that a term reads several times"
-    if call.overflows:
-        return "the decay over so many queries at once would overflow float32"
-    if call.head_dim < 16 and call.device.type == "cuda":
-        return "compiled flex needs heads of at least 16"
+    if call.overflows or (call.head_dim < 16 and call.device.type == "cuda"):
+        return "its decay would overflow float32, or heads of under 16 not compile"
     from longitude.ops.bands import far_tiles  # late: it builds on this module
 
     steps = *far_tiles(call), *(Step(Kernel.FLEX, (n,)) for n in range(len(call.pass_areas)))

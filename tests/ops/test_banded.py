@@ -19,6 +19,7 @@ from longitude.ops.bands import (
     plan_bands,
     reach_of,
 )
+from longitude.ops.gpu_operators import laid_like
 from longitude.ops.inputs import AttentionInputs, prepare
 from longitude.ops.kernels.launch import Device
 from longitude.ops.lse_merge import OPERATORS, GradientSum
@@ -129,6 +130,33 @@ def test_bands_in_one_launch_are_the_scheme(text: str, n: int, m: int, sinks: bo
     want = attention(p.scheme, *kept, p.q_pos, p.k_pos, sink_logits=logits, backend="eager")
     torch.testing.assert_close(out, want, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(x, kept, rtol=0, atol=0)
+
+
+def test_gradients_of_bands_that_ran_in_one_launch() -> None:
+    text, n = "rope(remap=leaky_rerope(8, 3))", 40
+    x, weights, logits = inputs(text, n, n, True)
+    p = inputs_of(text, n, n, x, weights, sink_logits=logits)
+    call = CallSpec.of(p)
+    far, near = plan_bands(call, 16).steps
+    (ahead,) = plan_bands(call._replace(gradients=False), 1000).steps
+    assert ahead.bands[1][1::3] == ((0, n - 8), 8)  # the columns and rows of the far tile
+    plan = Plan("banded", (far, replace(near, forward=ahead.bands)))
+    its = attention(p.scheme, *x, p.q_pos, p.k_pos, sink_logits=logits, backend="eager")
+    outs = (run(p, plan, REFERENCE), its)
+    both = [[out, *torch.autograd.grad(out.square().sum(), [*x, logits])] for out in outs]
+    torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
+
+
+def test_outputs_lie_as_those_of_torch() -> None:
+    """Whose plans of cuDNN's backward are kept by the strides of q, k and v alone."""
+    q = torch.randn(2, 4, 6, 8)
+    for like in (q, q.transpose(1, 2), q[:, :, 2:5], q.transpose(1, 2)[:, :, 1:], q[:1, :, :, :4]):
+        for axes in ((0, 1, 2, 3), (2, 1, 0, 3), (0, 2, 1, 3)):
+            back = [axes.index(axis) for axis in range(4)]
+            x = torch.randn_like(like).permute(axes).contiguous().permute(back)
+            made = laid_like(x, like)
+            assert made.stride() == torch.empty_like(like).stride() and torch.equal(made, x)
+    assert laid_like(q, q) is not None and laid_like(q, q).data_ptr() == q.data_ptr()
 
 
 @pytest.mark.parametrize("far", [False, True])

@@ -203,6 +203,15 @@ def test_plans_on_a_gpu(call: CallSpec, kernels: list[Kernel], backend: str) -> 
     assert plan.backend == (backend or "banded")
 
 
+def test_gradients_of_what_one_launch_runs_forward() -> None:
+    call = on(OURS, "rope(remap=leaky_rerope(1024, 8))", 8192, gradients=True)
+    near = plan_call(call).steps[-1]
+    assert [one.band for one in near.forward] == [(0, 1024), (1024, 8192)]
+    assert not plan_call(call._replace(device=H200)).steps[-1].forward
+    biased = on(OURS, "rope(remap=leaky_rerope(1024, 8)) + alibi()", 8192, gradients=True)
+    assert not plan_call(biased).steps[-1].forward
+
+
 def test_a_far_tile_and_its_near_band() -> None:
     plan = plan_call(on(H200, "rope(remap=leaky_rerope(1024, 8))", 8192))
     far, near = plan.steps

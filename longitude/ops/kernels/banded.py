@@ -405,8 +405,8 @@ def banded(
     if start is not None and (start.out.shape, start.out.dtype) == (size, v.dtype):
         out, lse = start.out, start.lse
     else:
-        (b, h, n), d = size[:3], size[3]  # in memory tokens before heads, as layers have them
-        out = v.new_empty(b, n, h, d).transpose(1, 2)
+        b, h, n, d = size  # in memory as q lies, or tokens before heads, as layers have them
+        out = torch.empty_like(q) if q.shape == size else v.new_empty(b, n, h, d).transpose(1, 2)
         lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)
         lse = lse if lse.shape[2] == n else lse[..., :n]
     so_far = start or Start(out, lse)
@@ -444,10 +444,3 @@ def banded(
         )  # fmt: skip
         coarser = (own.rows, own.rows)
     return out, lse
-
-
-def together(*call: Any) -> tuple[Outs, Sums]:
-    """Several bands in one launch."""
-    from longitude.ops.kernels import hopper_launch as hopper  # late: it builds on this
-
-    return hopper.together(*call)

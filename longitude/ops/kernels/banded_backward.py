@@ -29,7 +29,6 @@ from longitude.ops.kernels.banded import (
     spans,
     store_tile,
     tile_of,
-    together,
 )
 from longitude.ops.kernels.launch import launch, shape
 from longitude.ops.passes import dense
@@ -277,4 +276,10 @@ def _square(constants: dict[str, Any]) -> dict[str, Any]:
     return others | {"SIZE": constants["ROWS"], "STRIP": STRIP}
 
 
-KERNELS = BandKernels(banded, backward, together)
+def _together(*call: Any) -> tuple[Tensor, Tensor]:
+    from longitude.ops.kernels import hopper_launch  # late: on Hopper alone
+
+    return hopper_launch.together(*call)
+
+
+KERNELS = BandKernels(banded, backward, _together)

@@ -1,8 +1,8 @@
 """The forward of `banded` on Hopper, whose warps are specialised: one warp copies tiles of keys and
 values into shared memory, and two groups of four take 64 rows each. A group lets the matrix units
 multiply the next keys, and its last weights with their values, while it computes exponentials (Shah
-et al. 2024, "FlashAttention-3"), which Triton's own pipeline does not do: on an H200 it takes 0.9 of
-cuDNN's time for causal attention, where `banded` takes 1.5 times that.
+et al. 2024, "FlashAttention-3"), which Triton's own pipeline does not do: on an H200 it takes less
+time than cuDNN for causal attention, where `banded` takes 1.5 times as long.
 
 Two bands of one softmax, such as a remap's near and far keys, are one launch: each has queries and
 keys of its own, rotated its own way, and a program goes through the blocks of both. Blocks that an

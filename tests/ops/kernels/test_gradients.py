@@ -10,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from longitude import Dims, attention
 from longitude.ops import lse_merge
@@ -222,3 +224,35 @@ def test_at_real_sizes(text: str, layout: str) -> None:
         results.append(torch.autograd.grad(out, qkv, grad))
     for mine, its in zip(*results, strict=True):
         assert (mine - its).norm() < 1.2e-2 * its.norm()
+
+
+@pytest.mark.accelerator
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_gradients_do_not_depend_on_what_ran_before() -> None:
+    """torch keeps cuDNN's plans by the strides of q, k and v: these calls share their shapes."""
+    n, short = 8192, 6144
+    made = [drawn(2, h, n, 128, seed=h, dtype=torch.bfloat16) for h in (4, 2, 3)]
+    q, k, v = made[0], made[1], made[2][:, :2]
+    grad = drawn(2, 4, n, 128, seed=9, dtype=torch.bfloat16)
+
+    def gradients(text: str, tokens: int, layout: str) -> list[Tensor]:
+        x = [laid(t[:, :, :tokens].contiguous(), layout).requires_grad_() for t in (q, k, v)]
+        if text:
+            out = attention(text, *x, range(tokens), range(tokens))
+        else:  # anybody's attention over as many tokens as a far tile has
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                out = sdpa(*x, is_causal=True, enable_gqa=True)
+        return list(torch.autograd.grad(out, x, grad[:, :, :tokens]))
+
+    calls = [
+        (text, short if not text else n, layout)
+        for layout in LAYOUTS[:2]
+        for text in ("rope(remap=rerope(2048))", "rope(remap=dual_chunk(1536, 512))", "")
+    ]
+    for text, tokens, layout in calls + calls[::-1]:
+        wide = [t[:, :, :tokens].double().requires_grad_() for t in (q, k, v)]
+        scheme = text or "causal()"
+        want = attention(scheme, *wide, range(tokens), range(tokens), backend="eager")
+        its = torch.autograd.grad(want, wide, grad[:, :, :tokens].double())
+        for mine, exact in zip(gradients(text, tokens, layout), its, strict=True):
+            assert (mine.double() - exact).norm() < 1e-2 * exact.norm(), (text, layout)
