@@ -43,6 +43,7 @@ Backend = Literal["auto", "eager", "native", "flex", "banded", "alibi"]
 HALF = (torch.float16, torch.bfloat16)
 CUDNN_OPERATIONS = 1e11  # of a tile's two products
 FLASH4_OPERATIONS = 1.5e11  # a quarter of a millisecond, as long as a call takes on the host
+FLASH4_BANDS = 1e12  # of the average band: before it our kernel of specialised warps is faster
 BACKWARD_OPERATIONS = 5  # a call with gradients saves about so many times as much
 BAND_QUERIES = 16  # fewer leave a GPU idle, where each block of them is a program
 SUM_QUERIES = 32  # fewer don't make up for keys copied behind their forget sums
@@ -125,8 +126,7 @@ class TableSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel over some passes: which tiles or bands; with gradients, those that one launch runs
-    forward in place of all steps."""
+    """One kernel over some passes: tiles, or bands; `forward` one launch runs for all steps."""
 
     kernel: Kernel
     passes: tuple[int, ...]
@@ -210,8 +210,7 @@ class CallSpec(NamedTuple):
 
     @property
     def sums_in_heads(self) -> CallSpec:
-        """The call with forget sums, if these are its bias, in extra head dimensions; itself where
-        it has none, no kernel takes such heads, or a mask costs less than longer keys."""
+        """The call with its forget sums in extra head dimensions; itself where that won't pay."""
         gated = len(self.scheme.bias) == 1 and getattr(self.scheme.bias[0], "gated", False)
         few = self.queries < (SUM_QUERIES if len(self.pass_areas) == 1 else 2)
         size = self.head_dim + sum_dims(self.dtype)
@@ -237,7 +236,8 @@ class CallSpec(NamedTuple):
             return []
         found = [tiles(areas, self.q_pos, self.k_pos, "windows") for areas in self.pass_areas]
         each = [len(same) * same[0].pairs for own in found for same in batches(own)]
-        return found if each and fastest_kernel(self, fmean(each)) is Kernel.FLASH4 else []
+        pays = each and fastest_kernel(self, fmean(each), bands=True) is Kernel.FLASH4
+        return found if pays else []
 
 
 def make_plan(inputs: AttentionInputs, backend: str = "auto") -> Plan:
@@ -299,7 +299,7 @@ def lse_kernel(device: str, dtype: torch.dtype, head_dim: int) -> Kernel | None:
     return Kernel.EFFICIENT if fits else None
 
 
-def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
+def fastest_kernel(call: CallSpec, pairs: float, bands: bool = False) -> Kernel | None:
     """The plain kernel for so many pairs of each head, the faster ones where their calls pay."""
     kernel = lse_kernel(call.device.type, call.dtype, call.head_dim)
     operations = 4.0 * pairs * call.batch * call.heads * call.head_dim
@@ -308,7 +308,7 @@ def fastest_kernel(call: CallSpec, pairs: float) -> Kernel | None:
         return kernel
     tried = ((128, 128),) if call.gradients else ((64, 64), (128, 128))  # heads of keys and values
     fits = call.device.flash4 and (call.head_dim, call.value_dim) in tried
-    if fits and operations >= FLASH4_OPERATIONS:
+    if fits and operations >= (FLASH4_BANDS if bands and call.specialised else FLASH4_OPERATIONS):
         return Kernel.FLASH4
     if call.specialised:
         return Kernel.HOPPER

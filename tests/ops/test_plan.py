@@ -195,6 +195,13 @@ def test_the_first_call_and_the_hundredth_give_the_same_bits(text: str, rows: in
         (on(OURS, "t5()", 8192), [Kernel.HOPPER, Kernel.BANDED], ""),
         (on(OURS, "shaw(255)", 32768), [Kernel.HOPPER, Kernel.FLEX], "flex"),
         (on(OURS._replace(flash4=True), "rope()", 32768), [Kernel.FLASH4], "native"),
+        # bands of few pairs are faster in one launch of ours
+        (on(OURS._replace(flash4=True), "rope() + window(1024, sinks=4)", 32768, 32),
+         [Kernel.BANDS_TOGETHER], ""),
+        (on(OURS._replace(flash4=True), "rope(remap=leaky_rerope(4096, 8))", 8192, 32),
+         [Kernel.BANDS_TOGETHER], ""),
+        (on(OURS._replace(flash4=True), "rope(remap=leaky_rerope(4096, 8))", 32768, 32),
+         [Kernel.FLASH4, Kernel.FLASH4], "native"),
     ],
 )  # fmt: skip
 def test_plans_on_a_gpu(call: CallSpec, kernels: list[Kernel], backend: str) -> None:
@@ -264,6 +271,7 @@ def test_bands_as_windows_are_the_same_attention(
     monkeypatch.setattr(plans, "device_of", lambda _: FLASH4._replace(triton=False))
     monkeypatch.setattr(plans, "lse_kernel", lambda *_: Kernel.FLASH)
     monkeypatch.setattr(plans, "FLASH4_OPERATIONS", 0)
+    monkeypatch.setattr(plans, "FLASH4_BANDS", 0)
     plan_call.cache_clear()
     operator = Operator(by_formula, gradients_by_formula, grouped=True)
     monkeypatch.setitem(OPERATORS, Kernel.FLASH4, operator)

@@ -143,6 +143,7 @@ def test_flash_attention_4_runs_bands_with_gradients(
     """Against float64, beside the error of plain attention; with grouped heads and few queries."""
     pytest.importorskip("flash_attn.cute")
     monkeypatch.setattr(plans, "FLASH4_OPERATIONS", 0)
+    monkeypatch.setattr(plans, "FLASH4_BANDS", 0)
     plans.plan_call.cache_clear()
     n, errors = 4096, {}
     q, k, v = (drawn(2, n, h, 128, seed=h + m).transpose(1, 2) for m, h in enumerate((8, 2, 2)))
