@@ -137,20 +137,21 @@ class _Bands(NamedTuple):
 
     def _together(self, rotated: Rotated, v: Tensor) -> tuple[Tensor, Tensor]:
         """The output of all bands and its log-sum-exp, written over queries that were rotated."""
-        calls = [self.call(piece, rotated, v, None) for piece in self.together]
-        tops, firsts = [x.top for x in self.together], [x.columns[0] for x in self.together]
-        rows = max(top + call.q.shape[2] for top, call in zip(tops, calls, strict=True))
+        pieces = self.together
+        pairs = [rotated(one.pass_index, _rows(one), slice(*one.columns)) for one in pieces]
+        rows = max(one.top + q.shape[2] for one, (q, _) in zip(pieces, pairs, strict=True))
         ours = [
-            call.q for piece, call in zip(self.together, calls, strict=True)
-            if self.rotations[piece.pass_index] and call.q.shape[2] == rows
+            q for one, (q, _) in zip(pieces, pairs, strict=True)
+            if self.rotations[one.pass_index] and q.shape[2] == rows
         ]  # fmt: skip
         assert self.kernels.together is not None
-        return self.kernels.together(calls, tops, v, firsts, rows, ours[0] if ours else None)
+        out = ours[0] if ours else None
+        return self.kernels.together(pairs, pieces, v, self.scale, rows, out)
 
     def call(self, piece: BandPiece, rotated: Rotated, v: Tensor, bias: Bias | None) -> BandCall:
         """A band's tensors, its columns cut and its table counted from them."""
         columns = slice(*piece.columns)
-        q, k = rotated(piece.pass_index, _rows(piece) if self.together else ALL, columns)
+        q, k = rotated(piece.pass_index, ALL, columns)
         bias = bias and bias._replace(first=bias.first + columns.start)
         return BandCall(q, k, some(v, columns), bias, piece.band, self.scale, chunk=piece.chunk)
 

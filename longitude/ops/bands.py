@@ -304,7 +304,7 @@ class BandGradients(NamedTuple):
 class BandKernels(NamedTuple):
     """forward(call, start) gives output and log-sum-exp, maybe written over the start's;
     backward(call, grad, out, lse, table, wide) the gradients, of the table if asked; in float32
-    where wide; together(calls, tops, v, firsts, rows, out) what forward gives, of all bands."""
+    where wide; together(pairs, pieces, v, scale, rows, out) what forward gives, of all bands."""
 
     forward: Callable[[BandCall, Start | None], tuple[Tensor, Tensor]]
     backward: Callable[[BandCall, Tensor, Tensor, Tensor, bool, bool], BandGradients]

@@ -11,7 +11,7 @@ from torch import Tensor
 from longitude.ops.bands import BandCall, BandGradients, BandKernels, Bias, Outs, Start, Sums
 from longitude.ops.decode import FIELDS, DecodePlan
 from longitude.ops.passes import accum_dtype
-from longitude.ops.plan import Band
+from longitude.ops.plan import Band, BandPiece
 from longitude.parts.rope import Pairs, apply_rotary
 
 
@@ -89,21 +89,19 @@ def band_backward_reference(
 
 
 def together_reference(
-    calls: Sequence[BandCall], tops: Sequence[int], v: Tensor, firsts: Sequence[int], rows: int,
-    out: Tensor | None,
+    pairs: Sequence[tuple[Tensor, Tensor]], pieces: Sequence[BandPiece], v: Tensor, scale: float,
+    rows: int, out: Tensor | None,
 ) -> tuple[Outs, Sums]:  # fmt: skip
     """Reference for several bands in one launch: one after the other, over their own rows."""
-    wide, (b, h) = accum_dtype(v), calls[0].q.shape[:2]
+    wide, (b, h) = accum_dtype(v), pairs[0][0].shape[:2]
     whole = Start(
         v.new_zeros(b, h, rows, v.shape[3]), v.new_full((b, h, rows), -torch.inf).to(wide)
     )
-    for call, top, first in zip(calls, tops, firsts, strict=True):
-        band, chunk = Band(call.band.lo - top, call.band.hi - top), call.chunk
-        call = call._replace(
-            v=v[:, :, first : first + call.k.shape[2]], band=band,
-            chunk=chunk and chunk._replace(row=chunk.row + top),
-        )  # fmt: skip
-        own = Start(whole.out[:, :, top:], whole.lse[:, :, top:])
+    for (q, k), one in zip(pairs, pieces, strict=True):
+        band, chunk = Band(one.band.lo - one.top, one.band.hi - one.top), one.chunk
+        chunk = chunk and chunk._replace(row=chunk.row + one.top)
+        call = BandCall(q, k, v[:, :, slice(*one.columns)], None, band, scale, chunk=chunk)
+        own = Start(whole.out[:, :, one.top :], whole.lse[:, :, one.top :])
         for so_far, more in zip(own[:2], band_reference(call, own), strict=True):
             so_far.copy_(more)
     return (whole.out if out is None else out.copy_(whole.out)), whole.lse

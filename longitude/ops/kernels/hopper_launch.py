@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from longitude.ops.bands import MOST_BANDS, BandCall, Start
+from longitude.ops.bands import MOST_BANDS, Start
 from longitude.ops.kernels.banded import LOG2E, LaunchCall, laid
 from longitude.ops.kernels.banded_hopper import COLUMNS, ROWS, STAGES, kernel
 from longitude.ops.kernels.launch import launch, shape
-from longitude.ops.plan import HOPPER_HEADS
+from longitude.ops.plan import HOPPER_HEADS, BandPiece
 
 ANY_CHUNK = (2**26, 0, 1, 0, 0)  # that all tokens are in
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
@@ -50,42 +50,52 @@ def forward(call: LaunchCall, begun: Start, started: bool, outputs: tuple[Tensor
 
 
 def together(
-    bands: Sequence[BandCall], tops: Sequence[int], v: Tensor, firsts: Sequence[int], n: int,
-    out: Tensor | None,
+    pairs: Sequence[tuple[Tensor, Tensor]], pieces: tuple[BandPiece, ...], v: Tensor, scale: float,
+    n: int, out: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and log-sum-exp of one softmax over some bands without a bias, in one launch. Each
-    has the queries from one row on, and the keys of values from one column on; distances are of
-    all rows. The output may be written over some queries: a program reads its own before."""
-    (b, h, _, d), group = bands[0].q.shape, bands[0].q.shape[1] // bands[0].k.shape[1]
+    has its queries from its first row on, and the keys of its columns. The output may be written
+    over some queries: a program reads its own before."""
+    (b, h, _, d), group = pairs[0][0].shape, pairs[0][0].shape[1] // v.shape[1]
     out = v.new_empty(b, n, h, d).transpose(1, 2) if out is None else out
     lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)[..., :n]
-    numbers = tuple(
-        (one.k.shape[2], *one.band, first, top, *(one.chunk or ANY_CHUNK))
-        for one, top, first in zip(bands, tops, firsts, strict=True)
-    )
-    scales = (bands[0].scale * LOG2E, LOG2E)
-    given = ((out, 0, 0, 1), (), out, (b * h, h, group), scales, n, 0)
-    none = ("BIASED", "SHARES", "STARTED", "IN_PLACE", "REACH")
-    how = {**dict.fromkeys(none, False), "CHUNKED": any(one.chunk for one in bands)}
-    _run([one[:2] for one in bands], v, numbers, (out, lse, out, lse), given, (), (n,), how)
+    numbers, chunked = _numbers(pieces)
+    given = ((out, 0, 0, 1), (), out, (b * h, h, group), (scale * LOG2E, LOG2E), n, 0)
+    how = dict.fromkeys(("BIASED", "SHARES", "STARTED", "IN_PLACE", "REACH"), False)
+    _run(pairs, v, numbers, (out, lse, out, lse), given, (), (n,), {**how, "CHUNKED": chunked})
     return out, lse
 
 
-def _run(pairs: Sequence[tuple[Tensor, Tensor]], v: Tensor, numbers: tuple[tuple[int, ...], ...],
+Numbers = tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=1024)
+def _numbers(pieces: tuple[BandPiece, ...]) -> tuple[Numbers, bool]:
+    """What the kernel is told of each band, and whether any of them has chunks."""
+    numbers = (
+        (end - begin, *one.band, begin, one.top, *(one.chunk or ANY_CHUNK))
+        for one in pieces
+        for begin, end in (one.columns,)
+    )
+    return tuple(numbers), any(one.chunk for one in pieces)
+
+
+@lru_cache(maxsize=1024)
+def _unspecialized(numbers: Numbers) -> Numbers:
+    """Numbers as the kernel reads them, none of which is 1 or divisible by 16."""
+    return tuple(tuple((x << 4) + 5 for x in one) for one in numbers)
+
+
+def _run(pairs: Sequence[tuple[Tensor, Tensor]], v: Tensor, numbers: Numbers,
          outputs: tuple[Tensor, ...], given: tuple[Any, ...], read: tuple[Tensor, ...],
          key: tuple[Any, ...], how: dict[str, bool]) -> None:  # fmt: skip
     """Launch the kernel over the queries and keys of each band."""
     d, units = v.shape[3], given[3][0] * -(-given[5] // ROWS)
-    pairs = [*pairs, *[pairs[0]] * (MOST_BANDS - len(pairs))]
-    tiles = [
-        _descriptor(x, rows)
-        for pair in pairs
-        for x, rows in zip(pair, (ROWS, COLUMNS), strict=True)
-    ]
+    tiles = [x for q, k in pairs for x in (_descriptor(q, ROWS), _descriptor(k, COLUMNS))]
+    tiles += tiles[:2] * (MOST_BANDS - len(pairs))
     tiles.append(_descriptor(v, COLUMNS))
     out, lse, *start = map(laid, outputs)
-    bands = tuple(tuple((x << 4) + 5 for x in one) for one in numbers)
-    every = (*tiles, out, lse, tuple(start), *given, bands)
+    every = (*tiles, out, lse, tuple(start), *given, _unspecialized(numbers))
 
     def constants() -> dict[str, Any]:
         sizes = {"D": d, "ROWS": ROWS, "COLUMNS": COLUMNS, "STAGES": STAGES}
