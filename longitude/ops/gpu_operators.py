@@ -6,7 +6,7 @@ tiles are square. cuDNN, FlashAttention 4 and our own kernel take grouped heads.
 
 FlashAttention 4 (the package `flash-attn-4`, if it is installed) also takes a window. On an H200 it
 runs causal attention at 600 to 690 TFLOP/s (cuDNN: 530 to 660), and a window of 4,096 at 540 to
-570, where our bands reach 390. Importing it takes eight seconds, so its first call does, which also
+570. Importing it takes eight seconds, so its first call does, which also
 compiles for two or three: once for each kind of call, whatever the lengths.
 """
 
