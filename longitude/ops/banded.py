@@ -205,7 +205,7 @@ class _Banded(torch.autograd.Function):
         bands, grad = ctx.bands, grad_outputs[0]
         q, k, v, table, sinks, out, lse = ctx.saved_tensors
         if bands.far is not None or any(piece.backward in OPERATORS for piece in bands.pieces):
-            grad = laid_like(grad, q)  # which cuDNN asks for: once for all of its calls
+            grad = laid_like(grad, out)  # which cuDNN asks for: once for all of its calls
         rotated = bands.rotated(q, k)
         bias = None if table is None else Bias(table, bands.table.first)
         totals = _Gradients((q, k, v), bands.rotations)
@@ -214,12 +214,12 @@ class _Banded(torch.autograd.Function):
         for piece, reach in zip(bands.pieces, ctx.reaches, strict=True):
             call = bands.call(piece, rotated, v, bias)._replace(reach=reach)
             if piece.backward is Kernel.FLASH:
-                parts = [_whole(window_backward_flash(call, grad, out, lse))]
+                parts = [_full_parts(window_backward_flash(call, grad, out, lse))]
             elif piece.backward in OPERATORS:
                 parts = window_backward_tiles(call, grad, out, lse, OPERATORS[piece.backward])
             else:
                 made = bands.kernels.backward(call, grad, out, lse, d_table is not None, wide)
-                parts = [_whole(made[:3])]
+                parts = [_full_parts(made[:3])]
                 if d_table is not None and made.table is not None:
                     d_table = d_table + made.table
             for three in parts:
@@ -232,7 +232,7 @@ class _Banded(torch.autograd.Function):
             ran = Forward(some(out, rows), some(sums, rows), ctx.extra)
             operator, values = OPERATORS[bands.far.kernel], some(v, columns)
             grads = backward(operator, some(grad, rows), q, k, values, ran, causal, bands.scale)
-            totals.add(bands.far.passes[0], rows.start, columns.start, _whole(grads))
+            totals.add(bands.far.passes[0], rows.start, columns.start, _full_parts(grads))
         d_sinks = None if sinks is None else sink_gradients(sinks, grad, out, lse)
         if d_table is not None and bands.table.flat:
             d_table[:, -1] = -d_table[:, :-1].sum(1) - (0 if d_sinks is None else d_sinks)
@@ -323,7 +323,7 @@ def _tables(
     return table, largest_ahead(table)
 
 
-def _whole(made: Three) -> list[GradientPart]:
+def _full_parts(made: Three) -> list[GradientPart]:
     """Gradients of all rows and columns that a kernel was given."""
     return [GradientPart(x[None], [0]) for x in made]
 

@@ -232,8 +232,8 @@ class GradientSum:
             x = x.flip(3) if flipped else x
             if tables is not None:
                 cos, sin = (windows(t, starts, size) for t in tables)
-                turned = zip(x.to(self.total.dtype), cos, -sin, strict=True)
-                x = torch.stack([apply_rotary(*one, self.pairs) for one in turned])
+                pairs = zip(x.to(self.total.dtype), cos, -sin, strict=True)
+                x = torch.stack([apply_rotary(*one, self.pairs) for one in pairs])
             windows(self.total, starts, size).add_(x)
 
     def result(self) -> Tensor:
@@ -338,14 +338,14 @@ def _by_pass(p: AttentionInputs, plan: Plan) -> Iterator[tuple[list[TileBatch], 
             TileBatch(op, 0, b[0], [t.top for t in b], [t.left for t in b], top, left)
             for op, b in runs
         ]
-        q, k = _turned(one, rows, columns)
+        q, k = _rotated(one, rows, columns)
         if plan.extra_dims:
             q, k = with_sums(p, q, k, rows, columns)
         yield parts, [q, k]
         del q, k
 
 
-def _turned(one: Pass, rows: slice, columns: slice) -> Sequence[Tensor]:
+def _rotated(one: Pass, rows: slice, columns: slice) -> Sequence[Tensor]:
     """The rotated q and k; on a CPU as complex numbers, which one product turns: dimensions are in
     another order, and scores the same."""
     p, turn = one.inputs, one.rotation(rows, columns)

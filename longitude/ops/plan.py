@@ -95,7 +95,7 @@ class Band(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Pairs whose chunks are lo <= row's - column's < hi apart; where the first of each lies."""
+    """Pairs whose chunks of `size` differ by lo up to hi; positions of the first row and column."""
 
     size: int
     lo: int
@@ -116,7 +116,7 @@ class BandPiece(NamedTuple):
 
 
 class TableSpan(NamedTuple):
-    """A bias's table: its first and last distance, whether it holds on, and leaves far keys out."""
+    """A bias's table: first and last distance; constant beyond; whether far keys are skipped."""
 
     first: int
     last: int

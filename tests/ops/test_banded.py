@@ -61,6 +61,7 @@ CASES = [
     ("rope(remap=leaky_rerope(30, 3))", 40, 40, 2, False),  # too small a tile for its own launch
     ("rope() + window(12)", 40, 40, 1, False),
     ("rope() + window(12, sinks=3)", 40, 40, 2, False),
+    ("window(12, sinks=3)", 40, 40, 2, False),  # nothing is rotated
     ("rope(remap=streaming(3, 12))", 40, 40, 2, False),
     ("rope(remap=lm_infinite(12, 3))", 40, 40, 2, False),
     ("rope(remap=dual_chunk(12, 4))", 40, 40, 3, True),
@@ -120,13 +121,13 @@ def test_bands_are_the_scheme(
 def test_bands_in_one_launch_are_the_scheme(text: str, n: int, m: int, sinks: bool) -> None:
     """Each over its own rows and columns, written over queries that were rotated."""
     x, _, logits = inputs(text, n, m, sinks)
+    kept = [y.detach().clone() for y in x]
     with torch.no_grad():
         p = inputs_of(text, n, m, x, {}, sink_logits=logits)
         plan = plan_bands(CallSpec.of(p), 10**6)
         together = replace(plan.steps[-1], kernel=Kernel.BANDS_TOGETHER)
         assert len(together.bands) > 1 and len(plan.steps) == 1
         out = run(p, replace(plan, steps=(together,)), REFERENCE)
-    kept = [y.detach().clone() for y in x]
     want = attention(p.scheme, *kept, p.q_pos, p.k_pos, sink_logits=logits, backend="eager")
     torch.testing.assert_close(out, want, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(x, kept, rtol=0, atol=0)
@@ -156,7 +157,7 @@ def test_outputs_lie_as_those_of_torch() -> None:
             x = torch.randn_like(like).permute(axes).contiguous().permute(back)
             made = laid_like(x, like)
             assert made.stride() == torch.empty_like(like).stride() and torch.equal(made, x)
-    assert laid_like(q, q) is not None and laid_like(q, q).data_ptr() == q.data_ptr()
+    assert laid_like(q, q).data_ptr() == q.data_ptr()
 
 
 @pytest.mark.parametrize("far", [False, True])

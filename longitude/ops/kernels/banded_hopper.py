@@ -298,8 +298,6 @@ def _softmax(tiles, barriers, turn, step, at, runs, seen, bias, by_share, scale,
     inner, edges, counts = runs
     BY_ROW: gl.constexpr = gl.SliceLayout(1, OUT)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
-    # scaling waits to be part of a subtraction, so a bias has to be in the products' unit
-    bias = (bias[0], bias[1], bias[2], bias[3] / scale)
     acc = gl.full([ROWS, D], 0.0, gl.float32, layout=OUT)
     block, band = _at(0, inner + edges)
     run = _run_of(at, block * COLUMNS, bias, by_share, COLUMNS, BIASED, SHARES)
@@ -371,7 +369,8 @@ def _rows(memory, given, units, WHICH: gl.constexpr, D: gl.constexpr, ROWS: gl.c
         inner, edges, counts, seen, mine = _runs(at, lane, head, shares, reach, n, bands, ROWS,
                                                  COLUMNS, SHARES, REACH, CHUNKED)  # fmt: skip
         at, sees = at + WHICH * HALF, mine & (counts[0] + counts[1] > 0)
-        bias = (table[0] + head.to(gl.int64) * table[1], table[2], table[3], log2e)
+        # scores are scaled as part of a subtraction, so a bias is in the unit of products before it
+        bias = (table[0] + head.to(gl.int64) * table[1], table[2], table[3], log2e / scale)
         by_share = (0.0, 0.0)
         if SHARES:
             pace = gl.load(shares[0] + gl.maximum(at, 0) + HALF // 2)  # the middle row's

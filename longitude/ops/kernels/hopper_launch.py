@@ -71,7 +71,7 @@ Numbers = tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=1024)
 def _numbers(pieces: tuple[BandPiece, ...]) -> tuple[Numbers, bool]:
-    """What the kernel is told of each band, and whether any of them has chunks."""
+    """The kernel's numbers of each band, and whether any of them has chunks."""
     numbers = (
         (end - begin, *one.band, begin, one.top, *(one.chunk or ANY_CHUNK))
         for one in pieces

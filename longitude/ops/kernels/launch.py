@@ -119,10 +119,10 @@ def launch(
     first, pointers = (tensors, pointers) if pointers_first else ((), ())
     if aligned and (entry := _compiled.get(wanted)) is not None:
         made, rest, runtime = entry
-        told = not runtime or getattr(runtime.launch_enter_hook, "calls", True)
-        if told or getattr(runtime.launch_exit_hook, "calls", True):
+        hooked = not runtime or getattr(runtime.launch_enter_hook, "calls", True)
+        if hooked or getattr(runtime.launch_exit_hook, "calls", True):
             made[grid](*first, *given, *rest)
-        else:  # the same, without asking what hooks would be told
+        else:  # the same, without the metadata that hooks would read
             stream = torch._C._cuda_getCurrentRawStream(device.index)
             made.run(*grid, stream, made.function, made.packed_metadata, None, None, None,
                      *pointers, *given, *rest)  # fmt: skip
