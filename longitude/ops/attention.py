@@ -29,7 +29,8 @@ from longitude.parts.rotary_tables import Tables, cos_sin
 
 Split = Literal["tokens", "heads", "keys"]  # what the ranks of a group have of their own
 PLAIN = frozenset((int, float, type(None)))  # options that are known without reading a tensor
-MAX_SHARED = 2**14  # tokens of q and k: more keep the device busy, and their tables take memory
+MAX_SHARED = 2**17  # tokens of q and k: more keep the device busy, and their tables take memory
+LONG = 2**14  # tokens of q and k from which on the tables of few schemes are kept
 
 
 def attention(
@@ -123,7 +124,8 @@ def _inputs(call: tuple[Any, ...], options: dict[str, Any]) -> AttentionInputs:
         return prepare(*call, **options)
     grads = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     tensors = [(x.shape, x.dtype, x.device) for x in (q, k, v)]
-    shared = _shared(scheme, grads, tensors, q_pos, k_pos, options)
+    latest = _shared if len(q_pos) + len(k_pos) <= LONG else _shared_by_long
+    shared = latest(scheme, grads, tensors, q_pos, k_pos, options)
     if "inputs" not in shared:
         made = prepare(*call, **options)
         if made.q is not q or made.k is not k or made.v is not v:
@@ -134,10 +136,9 @@ def _inputs(call: tuple[Any, ...], options: dict[str, Any]) -> AttentionInputs:
     return made
 
 
-@Latest
-def _shared(scheme: Scheme, *_: Any) -> dict[Any, Any]:
-    """What calls share that are alike in all this; the first of them fills it."""
-    return {}
+# what calls share that are alike in all this; the first of them fills it
+_shared: Latest[dict[Any, Any]] = Latest(lambda *alike: {})
+_shared_by_long: Latest[dict[Any, Any]] = Latest(lambda *alike: {}, schemes=2)
 
 
 def run(p: AttentionInputs, plan: Plan) -> Tensor:

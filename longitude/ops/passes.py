@@ -45,8 +45,8 @@ T = TypeVar("T")
 class Latest(Generic[T]):
     """What `make` gave last for each of a few schemes: every layer of a step asks for the same."""
 
-    def __init__(self, make: Callable[..., T]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[..., T], schemes: int = MAX_SCHEMES) -> None:
+        self.make, self.schemes = make, schemes
         self.results: dict[str, tuple[tuple[Any, ...], T]] = {}
 
     def __call__(self, scheme: Scheme, *rest: Any) -> T:
@@ -55,7 +55,7 @@ class Latest(Generic[T]):
         if last is None or last[0] != arguments:
             self.results.pop(scheme.written, None)
             last = self.results[scheme.written] = arguments, self.make(*arguments)
-            for oldest in [*self.results][:-MAX_SCHEMES]:
+            for oldest in [*self.results][: -self.schemes]:
                 self.results.pop(oldest, None)  # another thread may have been here
         return last[1]
 
