@@ -40,7 +40,7 @@ from longitude.ops.bands import (
 )
 from longitude.ops.gpu_operators import Three, laid_like
 from longitude.ops.inputs import AttentionInputs, weights_of
-from longitude.ops.kernels.launch import usable
+from longitude.ops.kernels.launch import triton_available, usable
 from longitude.ops.lse_merge import (
     OPERATORS,
     Forward,
@@ -69,7 +69,7 @@ def run(p: AttentionInputs, plan: Plan, kernels: BandKernels | None = None) -> T
     bands: _Bands = p.once(("bands", kernels), lambda: _Bands.of(p, plan, kernels))
     bias = None if bands.table is None else bias_of(p, bands.table)
     if not p.needs_grad:
-        return bands.forward(bands.rotated(p.q, p.k), p.v, bias, p.sink_logits)[0]
+        return bands.forward(p.q, p.k, p.v, bias, p.sink_logits)[0]
     table, ahead = (bias.table, bias.ahead) if bias else (None, None)
     return _Banded.apply(bands, p.q, p.k, p.v, table, ahead, p.sink_logits)  # type: ignore[no-any-return]
 
@@ -85,6 +85,7 @@ class _Bands(NamedTuple):
     rotations: Rotations
     cut: dict[int, Rotation]  # of a pass that one band reads, for its rows and columns alone
     together: tuple[BandPiece, ...]  # what one launch runs forward, if it does
+    twice: Callable[..., Any] | None  # what rotates q and k for both of them in one launch
 
     @classmethod
     def of(cls, p: AttentionInputs, plan: Plan, kernels: BandKernels | None) -> _Bands:
@@ -99,23 +100,33 @@ class _Bands(NamedTuple):
             read += [(step.passes[0], *_where(step)[:2]) for step in far]
         uses = Counter(n for n, _, _ in read)
         cut = {n: one.cut(*where) for n, *where in read if (one := rotations[n]) and uses[n] == 1}
-        one_far = far[0] if far else None
-        return cls(kernels, near.bands, one_far, near.table, p.scale, rotations, cut, together)
+        twice, one_far = None, far[0] if far else None
+        if len(together) == len(cut) == 2 and triton_available(p.q.device):
+            from longitude.ops.kernels.rope import Twice  # imports Triton
+
+            (first, *all_of), (second, rows, columns) = read
+            if all_of == [ALL, slice(0, p.k.shape[2])]:
+                of_all, some_of = cut[first], cut[second]
+                firsts = (rows.start or 0, columns.start)
+                twice = Twice((*of_all.q, *of_all.k), (*some_of.q, *some_of.k), firsts,
+                              of_all.pairs)  # fmt: skip
+        return cls(kernels, near.bands, one_far, near.table, p.scale, rotations, cut, together,
+                   twice)  # fmt: skip
 
     def forward(
-        self, rotated: Rotated, v: Tensor, bias: Bias | None, sinks: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor, tuple[Any, ...], list[Tensor | None]]:
         """The output, its log-sum-exp, what the far tile's backward needs, how far bands reached.
 
         What a band has read is freed before the next is rotated.
         """
+        rotated = self.rotated(q, k)
         reaches: list[Tensor | None] = [None] * len(self.pieces) if self.together else []
-        start, extra = Start(*self._together(rotated, v)) if self.together else None, ()
+        start, extra = Start(*self._together(q, k, v, rotated)) if self.together else None, ()
         if self.far is not None and not self.together:
             rows, columns, causal = _where(self.far)
-            q, k = rotated(self.far.passes[0], rows, columns)
-            operator = OPERATORS[self.far.kernel]
-            ran = forward(operator, q, k, some(v, columns), causal, self.scale)
+            heads = (*rotated(self.far.passes[0], rows, columns), some(v, columns))
+            ran = forward(OPERATORS[self.far.kernel], *heads, causal, self.scale)
             lse = ran.lse.float() if bias is None else ran.lse.float() + bias.table[:, -1:]
             start, extra = Start(ran.out, lse, rows.start), ran.extra
         reached = self.table is not None and self.table.reached
@@ -135,10 +146,11 @@ class _Bands(NamedTuple):
             out, lse = (out * (lse - total).exp()[..., None]).to(v.dtype), total
         return out, lse, extra, reaches
 
-    def _together(self, rotated: Rotated, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _together(self, q: Tensor, k: Tensor, v: Tensor, rotated: Rotated) -> tuple[Tensor, Tensor]:
         """The output of all bands and its log-sum-exp, written over queries that were rotated."""
         pieces = self.together
-        pairs = [rotated(one.pass_index, _rows(one), slice(*one.columns)) for one in pieces]
+        where = [(one.pass_index, _rows(one), slice(*one.columns)) for one in pieces]
+        pairs = self.twice(q, k) if self.twice else [rotated(*place) for place in where]
         rows = max(one.top + q.shape[2] for one, (q, _) in zip(pieces, pairs, strict=True))
         ours = [
             q for one, (q, _) in zip(pieces, pairs, strict=True)
@@ -195,7 +207,7 @@ class _Banded(torch.autograd.Function):
     def forward(ctx: Any, bands: _Bands, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None,
                 ahead: Tensor | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         bias = None if table is None else Bias(table, bands.table.first, ahead)  # type: ignore[union-attr]
-        out, lse, ctx.extra, ctx.reaches = bands.forward(bands.rotated(q, k), v, bias, sinks)
+        out, lse, ctx.extra, ctx.reaches = bands.forward(q, k, v, bias, sinks)
         ctx.bands = bands
         ctx.save_for_backward(q, k, v, table, sinks, out, lse)
         return out

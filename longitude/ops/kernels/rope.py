@@ -14,7 +14,7 @@ in float32 would be off by a full turn at ten million positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -48,23 +48,54 @@ def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin, of_q, of_k, q_l
                  WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
                  HEADS_FIRST: tl.constexpr):  # fmt: skip
     """A lane is some heads of one sequence's queries or keys."""
-    program = tl.program_id(0)
-    block, lane = program // lanes, program % lanes
-    if HEADS_FIRST:
-        block, lane = program % runs, program // runs
+    block, lane = _place(lanes, runs, HEADS_FIRST)
     if lane < q_lanes:
-        _rope_tile(q, q_out, q_cos, q_sin, of_q, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS,
-                   HEADS, WIDTH, REST_WIDTH)  # fmt: skip
+        _rope_tile(q, q_out, q_cos, q_sin, of_q, q, q, q, (), block, lane, HALF, REST, ADJACENT,
+                   INVERSE, False, TOKENS, HEADS, WIDTH, REST_WIDTH)  # fmt: skip
     else:
         lane -= q_lanes
-        _rope_tile(k, k_out, k_cos, k_sin, of_k, block, lane, HALF, REST, ADJACENT, INVERSE, TOKENS,
-                   HEADS, WIDTH, REST_WIDTH)  # fmt: skip
+        _rope_tile(k, k_out, k_cos, k_sin, of_k, k, k, k, (), block, lane, HALF, REST, ADJACENT,
+                   INVERSE, False, TOKENS, HEADS, WIDTH, REST_WIDTH)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["runs"])
+@no_type_check
+def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
+                       k, k_out, k_cos, k_sin, k_far, k_far_cos, k_far_sin,
+                       of_q, of_k, of_q_far, of_k_far, q_lanes, lanes, runs,
+                       HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
+                       INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
+                       WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
+                       HEADS_FIRST: tl.constexpr):  # fmt: skip
+    """The same, and some of the tokens by other tables as well."""
+    block, lane = _place(lanes, runs, HEADS_FIRST)
+    if lane < q_lanes:
+        _rope_tile(q, q_out, q_cos, q_sin, of_q, q_far, q_far_cos, q_far_sin, of_q_far, block,
+                   lane, HALF, REST, ADJACENT, INVERSE, True, TOKENS, HEADS, WIDTH,
+                   REST_WIDTH)  # fmt: skip
+    else:
+        lane -= q_lanes
+        _rope_tile(k, k_out, k_cos, k_sin, of_k, k_far, k_far_cos, k_far_sin, of_k_far, block,
+                   lane, HALF, REST, ADJACENT, INVERSE, True, TOKENS, HEADS, WIDTH,
+                   REST_WIDTH)  # fmt: skip
 
 
 @triton.jit
 @no_type_check
-def _rope_tile(x, out, cos, sin, numbers, block, lane, HALF: tl.constexpr, REST: tl.constexpr,
-               ADJACENT: tl.constexpr, INVERSE: tl.constexpr, TOKENS: tl.constexpr,
+def _place(lanes, runs, HEADS_FIRST: tl.constexpr):
+    """The run of tokens and the lane of this program."""
+    program = tl.program_id(0)
+    block, lane = program // lanes, program % lanes
+    if HEADS_FIRST:
+        block, lane = program % runs, program // runs
+    return block, lane
+
+
+@triton.jit
+@no_type_check
+def _rope_tile(x, out, cos, sin, numbers, far, far_cos, far_sin, far_numbers, block, lane,
+               HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
+               INVERSE: tl.constexpr, TWICE: tl.constexpr, TOKENS: tl.constexpr,
                HEADS: tl.constexpr, WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
     """One run of tokens of some heads: everything read, rotated, written."""
     heads, tokens, xb, xh, xn, ob, oh, on, tb, tn = numbers
@@ -73,35 +104,62 @@ def _rope_tile(x, out, cos, sin, numbers, block, lane, HALF: tl.constexpr, REST:
     head = ((lane % groups) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
     token = (block * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     pair = tl.arange(0, WIDTH)
-    angle = batch * tb + token[:, None] * tn + pair[None, :]
-    known = (token < tokens)[:, None] & (pair < HALF)[None, :]
-    c = tl.load(cos + angle, mask=known, other=0.0)[None]
-    s = tl.load(sin + angle, mask=known, other=0.0)[None]
+    c, s = _angles(cos, sin, batch * tb, token, tokens, tn, pair, HALF)
     if INVERSE:
         s = -s
     rows = (head < heads)[:, None, None] & (token < tokens)[None, :, None]
     x += batch * xb + head[:, None, None] * xh + token[None, :, None] * xn
     out += batch * ob + head[:, None, None] * oh + token[None, :, None] * on
+    if TWICE:
+        first, count, fb, fh, fn, ftb, ftn = far_numbers
+        own = token - first
+        far_c, far_s = _angles(far_cos, far_sin, batch * ftb, own, count, ftn, pair, HALF)
+        far += batch * fb + head[:, None, None] * fh + own[None, :, None] * fn
+        far_rows = rows & ((own >= 0) & (own < count))[None, :, None]
     rest = 2 * HALF + tl.arange(0, REST_WIDTH)[None, None, :]
-    left = rows & (rest < 2 * HALF + REST)
+    left = rest < 2 * HALF + REST
     if REST:  # partial rotary: these pass through
-        same = tl.load(x + rest, mask=left)
+        same = tl.load(x + rest, mask=rows & left)
+    column = pair[None, None, :]
+    here = column < HALF
     if ADJACENT:
         column = tl.arange(0, 2 * WIDTH)[None, None, :]
-        here = rows & (column < 2 * HALF)
-        both = tl.load(x + column, mask=here).to(c.dtype)
+        here = column < 2 * HALF
+        both = tl.load(x + column, mask=rows & here).to(c.dtype)
         a, b = tl.split(tl.reshape(both, (HEADS, TOKENS, WIDTH, 2)))
-        rotated = tl.join(a * c - b * s, b * c + a * s)
-        tl.store(out + column, tl.reshape(rotated, (HEADS, TOKENS, 2 * WIDTH)), mask=here)
     else:
-        column = pair[None, None, :]
-        here = rows & (column < HALF)
-        a = tl.load(x + column, mask=here).to(c.dtype)
-        b = tl.load(x + HALF + column, mask=here).to(c.dtype)
+        a = tl.load(x + column, mask=rows & here).to(c.dtype)
+        b = tl.load(x + HALF + column, mask=rows & here).to(c.dtype)
+    _write(out, column, a, b, c, s, rows & here, HALF, ADJACENT)
+    if REST:
+        tl.store(out + rest, same, mask=rows & left)
+    if TWICE:
+        _write(far, column, a, b, far_c, far_s, far_rows & here, HALF, ADJACENT)
+        if REST:
+            tl.store(far + rest, same, mask=far_rows & left)
+
+
+@triton.jit
+@no_type_check
+def _angles(cos, sin, start, token, tokens, step, pair, HALF: tl.constexpr):
+    """Cosines and sines of some tokens."""
+    at = start + token[:, None] * step + pair[None, :]
+    known = ((token >= 0) & (token < tokens))[:, None] & (pair < HALF)[None, :]
+    c = tl.load(cos + at, mask=known, other=0.0)[None]
+    s = tl.load(sin + at, mask=known, other=0.0)[None]
+    return c, s
+
+
+@triton.jit
+@no_type_check
+def _write(out, column, a, b, c, s, here, HALF: tl.constexpr, ADJACENT: tl.constexpr):
+    """Write the rotated pairs (a, b)."""
+    if ADJACENT:
+        rotated = tl.join(a * c - b * s, b * c + a * s)
+        tl.store(out + column, tl.reshape(rotated, here.shape), mask=here)
+    else:
         tl.store(out + column, a * c - b * s, mask=here)
         tl.store(out + HALF + column, b * c + a * s, mask=here)
-    if REST:
-        tl.store(out + rest, same, mask=left)
 
 
 def rotate_qk(
@@ -202,6 +260,67 @@ def _numbers(x: Shape, table: Shape) -> tuple[int, ...]:
     (size, strides, _), (rows, steps, _) = x, table
     out = torch.empty_like(torch.empty_strided(size, strides, device="meta")).stride()
     return *size[1:3], *strides[:3], *out[:3], steps[0] if rows[0] > 1 else 0, steps[2]
+
+
+@dataclass(frozen=True, eq=False)
+class Twice:
+    """Rotates q and k, and some of their tokens by other tables as well: they are read once, in one
+    launch. There is no gradient."""
+
+    tables: tuple[Tensor, ...]  # cosines and sines of q and of k
+    far: tuple[Tensor, ...]  # and the others
+    firsts: tuple[int, int]  # tokens of q and of k that those are for
+    pairs: Pairs
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+        return tuple(map(shape, self.tables)), tuple(map(shape, self.far))
+
+    def __call__(self, q: Tensor, k: Tensor) -> list[tuple[Tensor, Tensor]]:
+        (c, s, kc, ks), (fc, fs, fkc, fks) = self.tables, self.far
+        xs, (of_all, of_far) = (shape(q), shape(k)), self.shapes
+        layout = _layout(xs, of_all, (self.pairs, False, None), q.device)
+        far = _far_layout(xs, of_far, self.firsts)
+        if far is None or not layout.fits:
+            (q_first, k_first), nq, nk = self.firsts, fc.shape[2], fkc.shape[2]
+            some = q[:, :, q_first : q_first + nq], k[:, :, k_first : k_first + nk]
+            return [rotate_qk(q, k, (c, s), (kc, ks), self.pairs),
+                    rotate_qk(*some, (fc, fs), (fkc, fks), self.pairs)]  # fmt: skip
+        q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+        q_far, k_far = (
+            torch.empty_strided(*x, dtype=q.dtype, device=q.device) for x in far.outputs
+        )
+        of_q, of_k, *rest = layout.numbers
+        launch(_rope_twice_kernel, (layout.programs, 1, 1), (of_q, of_k, *far.numbers, *rest),
+               (q, q_out, c, s, q_far, fc, fs, k, k_out, kc, ks, k_far, fkc, fks), (layout, far),
+               lambda: layout.constants, pointers_first=True)  # fmt: skip
+        return [(q_out, k_out), (q_far, k_far)]
+
+
+class _FarLayout(NamedTuple):
+    """The other outputs, as sizes and strides, and the kernel's numbers of them."""
+
+    outputs: tuple[tuple[torch.Size, tuple[int, ...]], ...]
+    numbers: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=1024)
+def _far_layout(
+    xs: tuple[Shape, ...], tables: tuple[Shape, ...], firsts: tuple[int, int]
+) -> _FarLayout | None:
+    """What a launch needs for other tables of some tokens; None if the kernel can't read them."""
+    outputs, numbers = [], []
+    for (size, strides, _), cos, sin, first in zip(
+        xs, tables[::2], tables[1::2], firsts, strict=True
+    ):
+        if cos[1] != sin[1] or cos[1][3] != 1:
+            return None
+        count = cos[0][2]
+        x = torch.empty_strided(size, strides, device="meta")[:, :, first : first + count]
+        out = torch.empty_like(x).stride()
+        outputs.append((x.shape, out))
+        numbers.append((first, count, *out[:3], cos[1][0] if cos[0][0] > 1 else 0, cos[1][2]))
+    return _FarLayout(tuple(outputs), tuple(numbers))
 
 
 def blocks_for(shapes: list[torch.Size], itemsize: int) -> Blocks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,13 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from longitude import UserError, attention, parse
-from longitude.ops import passes
+from longitude.ops import banded, passes
+from longitude.ops.bands import plan_bands
+from longitude.ops.inputs import prepare
+from longitude.ops.plan import CallSpec, Kernel, Plan
 from longitude.parts.rope import Pairs, apply_rotary
 from longitude.parts.rotary_tables import Tables, cos_sin
+from tests.ops.references import REFERENCE
 
 triton = pytest.importorskip("triton")
 
-from longitude.ops.kernels.rope import Blocks, blocks_for, rotate_qk  # noqa: E402
+from longitude.ops.kernels import rope as kernels  # noqa: E402
+from longitude.ops.kernels.rope import Blocks, Twice, blocks_for, rotate_qk  # noqa: E402
 
 # run-time type checks of tuples look at a random item, which hypothesis notices
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
@@ -111,6 +118,40 @@ def test_kernel_is_the_formula(
         close(made, apply_rotary(x, *tables, pairs), dtype)
 
 
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    SIZES,
+    st.sampled_from([(16, 8), (80, 40), (96, 16), (20, 3), (128, 64)]),
+    st.sampled_from(["half", "adjacent"]),
+    st.sampled_from((torch.bfloat16, torch.float64)),
+    st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
+    st.tuples(*[st.floats(0, 1)] * 4),
+    st.tuples(st.booleans(), st.booleans()),
+)
+def test_some_tokens_by_other_tables_as_well(
+    sizes: tuple[int, ...], dims: tuple[int, int], pairs: Pairs, dtype: torch.dtype,
+    layouts: tuple[str, str], ends: tuple[float, ...], own: tuple[bool, bool],
+) -> None:  # fmt: skip
+    b, hkv, group, nq, nk = sizes
+    xs = [
+        laid(drawn(b, h, n, dims[0], seed=h, dtype=dtype), layout)
+        for h, n, layout in zip((hkv * group, hkv), (nq, nk), layouts, strict=True)
+    ]
+    starts = [int(x.shape[2] * min(two)) for x, two in zip(xs, (ends[:2], ends[2:]), strict=True)]
+    stops = [int(x.shape[2] * max(two)) for x, two in zip(xs, (ends[:2], ends[2:]), strict=True)]
+    cut = [x[:, :, a:z] for x, a, z in zip(xs, starts, stops, strict=True)]
+    near = [tables_for(x, dims[1], b if own[0] else 1, seed=2) for x in xs]
+    far = [tables_for(x, dims[1], b if own[1] else 1, seed=3) for x in cut]
+    by_both = Twice((*near[0], *near[1]), (*far[0], *far[1]), (starts[0], starts[1]), pairs)
+    with pytest.MonkeyPatch.context() as patch:
+        if "dimensions first" not in layouts:  # which the kernel does not read
+            patch.setattr(kernels, "rotate_qk", None)
+        both = by_both(*xs)
+    for made, tokens, tables in zip(both, (xs, cut), (near, far), strict=True):
+        for got, x, of_x in zip(made, tokens, tables, strict=True):
+            close(got, exactly(x, *of_x, pairs), dtype)
+
+
 @pytest.mark.parametrize("pairs", ["half", "adjacent"])
 def test_gradients_turn_back_to_any_order(pairs: Pairs) -> None:
     q, k = drawn(1, 2, 3, 10, seed=0), drawn(1, 1, 4, 10, seed=1)
@@ -181,6 +222,24 @@ def test_attention_turns_by_the_kernel_where_it_runs(monkeypatch: pytest.MonkeyP
     got = attention(s, q, k, k, range(9), range(9))
     assert len(calls) == 2  # a pass near, a pass far
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("text", ["leaky_rerope(6, 3)", "rerope(6)", "self_extend(3, 6)"])
+@pytest.mark.parametrize(("n", "m"), [(40, 40), (20, 60)])
+def test_both_bands_of_a_remap_are_rotated_in_one_launch(
+    text: str, n: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = parse(f"rope(remap={text}) + logn(16)")
+    x = drawn(2, 4, n, 16, seed=0), drawn(2, 2, m, 16, seed=1), drawn(2, 2, m, 16, seed=2)
+    pos = range(m - n, m), range(m)
+    want = attention(s, *x, *pos, backend="eager")
+    for module in (passes, banded):
+        monkeypatch.setattr(module, "triton_available", lambda device: True)
+    monkeypatch.setattr(kernels, "rotate_qk", None)
+    p = prepare(s, *x, *pos)
+    (step,) = plan_bands(CallSpec.of(p), 10**6).steps
+    plan = Plan("banded", (replace(step, kernel=Kernel.BANDS_TOGETHER),))
+    torch.testing.assert_close(banded.run(p, plan, REFERENCE), want, rtol=1e-12, atol=1e-12)
 
 
 def test_tables_laid_in_memory_in_any_way() -> None:
