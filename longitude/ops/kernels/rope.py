@@ -40,9 +40,11 @@ class Blocks(NamedTuple):
 Options = tuple[Pairs, bool, Blocks | None]  # pairs, inverse, blocks
 
 
-@triton.jit(do_not_specialize=["runs"])
+# Triton compiles anew for numbers that are 1 or divide by 16, but for these: lengths
+@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "runs"])
 @no_type_check
-def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin, of_q, of_k, q_lanes, lanes, runs,
+def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin,
+                 of_q, of_k, q_lanes, lanes, runs, q_tokens, k_tokens,
                  HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                  INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
                  WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
@@ -50,19 +52,23 @@ def _rope_kernel(q, q_out, q_cos, q_sin, k, k_out, k_cos, k_sin, of_q, of_k, q_l
     """A lane is some heads of one sequence's queries or keys."""
     block, lane = _place(lanes, runs, HEADS_FIRST)
     if lane < q_lanes:
-        _rope_tile(q, q_out, q_cos, q_sin, of_q, q, q, q, (), block, lane, HALF, REST, ADJACENT,
-                   INVERSE, False, TOKENS, HEADS, WIDTH, REST_WIDTH)  # fmt: skip
+        _rope_tile(q, q_out, q_cos, q_sin, of_q, q_tokens, q, q, q, (), 0, 0, block, lane,
+                   HALF, REST, ADJACENT, INVERSE, False, TOKENS, HEADS, WIDTH,
+                   REST_WIDTH)  # fmt: skip
     else:
         lane -= q_lanes
-        _rope_tile(k, k_out, k_cos, k_sin, of_k, k, k, k, (), block, lane, HALF, REST, ADJACENT,
-                   INVERSE, False, TOKENS, HEADS, WIDTH, REST_WIDTH)  # fmt: skip
+        _rope_tile(k, k_out, k_cos, k_sin, of_k, k_tokens, k, k, k, (), 0, 0, block, lane,
+                   HALF, REST, ADJACENT, INVERSE, False, TOKENS, HEADS, WIDTH,
+                   REST_WIDTH)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["runs"])
+@triton.jit(do_not_specialize=["q_tokens", "k_tokens", "runs", "q_first", "q_count", "k_first",
+                               "k_count"])  # fmt: skip
 @no_type_check
 def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
                        k, k_out, k_cos, k_sin, k_far, k_far_cos, k_far_sin,
-                       of_q, of_k, of_q_far, of_k_far, q_lanes, lanes, runs,
+                       of_q_far, of_k_far, q_first, k_first, q_count, k_count,
+                       of_q, of_k, q_lanes, lanes, runs, q_tokens, k_tokens,
                        HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                        INVERSE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
                        WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr,
@@ -70,14 +76,14 @@ def _rope_twice_kernel(q, q_out, q_cos, q_sin, q_far, q_far_cos, q_far_sin,
     """The same, and some of the tokens by other tables as well."""
     block, lane = _place(lanes, runs, HEADS_FIRST)
     if lane < q_lanes:
-        _rope_tile(q, q_out, q_cos, q_sin, of_q, q_far, q_far_cos, q_far_sin, of_q_far, block,
-                   lane, HALF, REST, ADJACENT, INVERSE, True, TOKENS, HEADS, WIDTH,
-                   REST_WIDTH)  # fmt: skip
+        _rope_tile(q, q_out, q_cos, q_sin, of_q, q_tokens, q_far, q_far_cos, q_far_sin,
+                   of_q_far, q_first, q_count, block, lane, HALF, REST, ADJACENT, INVERSE, True,
+                   TOKENS, HEADS, WIDTH, REST_WIDTH)  # fmt: skip
     else:
         lane -= q_lanes
-        _rope_tile(k, k_out, k_cos, k_sin, of_k, k_far, k_far_cos, k_far_sin, of_k_far, block,
-                   lane, HALF, REST, ADJACENT, INVERSE, True, TOKENS, HEADS, WIDTH,
-                   REST_WIDTH)  # fmt: skip
+        _rope_tile(k, k_out, k_cos, k_sin, of_k, k_tokens, k_far, k_far_cos, k_far_sin,
+                   of_k_far, k_first, k_count, block, lane, HALF, REST, ADJACENT, INVERSE, True,
+                   TOKENS, HEADS, WIDTH, REST_WIDTH)  # fmt: skip
 
 
 @triton.jit
@@ -93,12 +99,12 @@ def _place(lanes, runs, HEADS_FIRST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _rope_tile(x, out, cos, sin, numbers, far, far_cos, far_sin, far_numbers, block, lane,
-               HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
+def _rope_tile(x, out, cos, sin, numbers, tokens, far, far_cos, far_sin, far_numbers, first, count,
+               block, lane, HALF: tl.constexpr, REST: tl.constexpr, ADJACENT: tl.constexpr,
                INVERSE: tl.constexpr, TWICE: tl.constexpr, TOKENS: tl.constexpr,
                HEADS: tl.constexpr, WIDTH: tl.constexpr, REST_WIDTH: tl.constexpr):  # fmt: skip
     """One run of tokens of some heads: everything read, rotated, written."""
-    heads, tokens, xb, xh, xn, ob, oh, on, tb, tn = numbers
+    heads, xb, xh, xn, ob, oh, on, tb, tn = numbers
     groups = tl.cdiv(heads, HEADS)
     batch = (lane // groups).to(tl.int64)
     head = ((lane % groups) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
@@ -111,7 +117,7 @@ def _rope_tile(x, out, cos, sin, numbers, far, far_cos, far_sin, far_numbers, bl
     x += batch * xb + head[:, None, None] * xh + token[None, :, None] * xn
     out += batch * ob + head[:, None, None] * oh + token[None, :, None] * on
     if TWICE:
-        first, count, fb, fh, fn, ftb, ftn = far_numbers
+        fb, fh, fn, ftb, ftn = far_numbers
         own = token - first
         far_c, far_s = _angles(far_cos, far_sin, batch * ftb, own, count, ftn, pair, HALF)
         far += batch * fb + head[:, None, None] * fh + own[None, :, None] * fn
@@ -225,7 +231,7 @@ def _run(
 class _Layout:
     """What a launch needs besides its pointers: one for all tensors of the same shapes."""
 
-    numbers: tuple[Any, ...]  # of q, of k, lanes of q, lanes, runs of tokens
+    numbers: tuple[Any, ...]  # of q, of k, lanes of q, lanes, runs of tokens, tokens of q and of k
     programs: int
     constants: dict[str, Any]
     fits: bool  # whether the kernel can read them as they lie in memory
@@ -252,14 +258,15 @@ def _layout(
     alike = sides == [_numbers(x, table) for x, table in zip(xs, tables[1::2], strict=True)]
     fits = alike and all(strides[3] == 1 for _, strides, _ in xs + tables)
     lanes = q_lanes + k_lanes
-    return _Layout((*sides, q_lanes, lanes, runs), runs * lanes, constants, fits)
+    numbers = (*sides, q_lanes, lanes, runs, xs[0][0][2], xs[1][0][2])
+    return _Layout(numbers, runs * lanes, constants, fits)
 
 
 def _numbers(x: Shape, table: Shape) -> tuple[int, ...]:
-    """Heads, tokens, and the strides of batch, heads and tokens in x, the output and the tables."""
+    """Heads, and the strides of batch, heads and tokens in x, the output and the tables."""
     (size, strides, _), (rows, steps, _) = x, table
     out = torch.empty_like(torch.empty_strided(size, strides, device="meta")).stride()
-    return *size[1:3], *strides[:3], *out[:3], steps[0] if rows[0] > 1 else 0, steps[2]
+    return size[1], *strides[:3], *out[:3], steps[0] if rows[0] > 1 else 0, steps[2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,8 +297,7 @@ class Twice:
         q_far, k_far = (
             torch.empty_strided(*x, dtype=q.dtype, device=q.device) for x in far.outputs
         )
-        of_q, of_k, *rest = layout.numbers
-        launch(_rope_twice_kernel, (layout.programs, 1, 1), (of_q, of_k, *far.numbers, *rest),
+        launch(_rope_twice_kernel, (layout.programs, 1, 1), (*far.numbers, *layout.numbers),
                (q, q_out, c, s, q_far, fc, fs, k, k_out, kc, ks, k_far, fkc, fks), (layout, far),
                lambda: layout.constants, pointers_first=True)  # fmt: skip
         return [(q_out, k_out), (q_far, k_far)]
@@ -301,7 +307,7 @@ class _FarLayout(NamedTuple):
     """The other outputs, as sizes and strides, and the kernel's numbers of them."""
 
     outputs: tuple[tuple[torch.Size, tuple[int, ...]], ...]
-    numbers: tuple[tuple[int, ...], ...]
+    numbers: tuple[Any, ...]  # strides for q, for k, first tokens, how many
 
 
 @lru_cache(maxsize=1024)
@@ -309,7 +315,7 @@ def _far_layout(
     xs: tuple[Shape, ...], tables: tuple[Shape, ...], firsts: tuple[int, int]
 ) -> _FarLayout | None:
     """What a launch needs for other tables of some tokens; None if the kernel can't read them."""
-    outputs, numbers = [], []
+    outputs, numbers, counts = [], [], []
     for (size, strides, _), cos, sin, first in zip(
         xs, tables[::2], tables[1::2], firsts, strict=True
     ):
@@ -319,8 +325,9 @@ def _far_layout(
         x = torch.empty_strided(size, strides, device="meta")[:, :, first : first + count]
         out = torch.empty_like(x).stride()
         outputs.append((x.shape, out))
-        numbers.append((first, count, *out[:3], cos[1][0] if cos[0][0] > 1 else 0, cos[1][2]))
-    return _FarLayout(tuple(outputs), tuple(numbers))
+        numbers.append((*out[:3], cos[1][0] if cos[0][0] > 1 else 0, cos[1][2]))
+        counts.append(count)
+    return _FarLayout(tuple(outputs), (*numbers, *firsts, *counts))
 
 
 def blocks_for(shapes: list[torch.Size], itemsize: int) -> Blocks:

@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 
 
 def turning(
-    dtype: str, d: int, half: int, adjacent: bool, blocks: tuple[int, int, int] = (16, 4, 4)
-) -> Spec:
+    dtype: str, d: int, half: int, adjacent: bool, blocks: tuple[int, int, int] = (16, 4, 4),
+    twice: bool = False,
+) -> Spec:  # fmt: skip
     constants = {
         "HALF": half, "REST": d - 2 * half, "ADJACENT": adjacent, "INVERSE": False,
         "TOKENS": blocks[0], "HEADS": blocks[1], "WIDTH": 1 << (half - 1).bit_length(),
@@ -24,11 +25,19 @@ def turning(
     types: dict[str, Any] = {}
     for x in "qk":
         types |= {x: f"*{dtype}", f"{x}_out": f"*{dtype}", f"{x}_cos": "*fp32", f"{x}_sin": "*fp32"}
-    types |= {"of_q": ("i32",) * 10, "of_k": ("i32",) * 10}
-    types |= {"q_lanes": "i32", "lanes": "i32", "runs": "i32"}
-    aligned = (*((n,) for n in range(8)), *((n, j) for n in (8, 9) for j in range(2, 10)))
-    kernel = "longitude.ops.kernels.rope:_rope_kernel"
-    return Spec(kernel, types, constants, aligned, {"num_warps": blocks[2]})
+        if twice:
+            types |= {f"{x}_far": f"*{dtype}", f"{x}_far_cos": "*fp32", f"{x}_far_sin": "*fp32"}
+    aligned = [(n,) for n in range(len(types))]
+    if twice:
+        types |= {"of_q_far": ("i32",) * 5, "of_k_far": ("i32",) * 5}
+        types |= dict.fromkeys(("q_first", "k_first", "q_count", "k_count"), "i32")
+    types |= {"of_q": ("i32",) * 9, "of_k": ("i32",) * 9}
+    types |= dict.fromkeys(("q_lanes", "lanes", "runs", "q_tokens", "k_tokens"), "i32")
+    for n, (name, kind) in enumerate(types.items()):  # strides, but not how many heads there are
+        if isinstance(kind, tuple):
+            aligned += [(n, at) for at in range(0 if "far" in name else 1, len(kind))]
+    kernel = f"longitude.ops.kernels.rope:_rope_{'twice_' * twice}kernel"
+    return Spec(kernel, types, constants, tuple(aligned), {"num_warps": blocks[2]})
 
 
 def joining(dtype: str, d: int, parts: int, running: bool, sink: bool) -> Spec:
@@ -81,7 +90,8 @@ def tabulating(beyond: bool) -> Spec:
     return Spec("longitude.ops.kernels.fire:_kernel", types, constants, aligned, {"num_warps": 4})
 
 
-USUAL = together([turning("bf16", 128, 64, False), joining("bf16", 128, 3, True, True),
+USUAL = together([turning("bf16", 128, 64, False), turning("bf16", 128, 64, False, (4, 2, 1), True),
+                  joining("bf16", 128, 3, True, True),
                   adding_up("bf16", 128, 64, False, 3)])  # fmt: skip
 OTHERS = [
     turning("bf16", 128, 64, True),
