@@ -53,7 +53,7 @@ from longitude.ops.lse_merge import (
     stacked,
 )
 from longitude.ops.passes import ALL, Rotation, Windows, dense, make_passes, some
-from longitude.ops.plan import BandPiece, Kernel, Plan, Step, TableSpan
+from longitude.ops.plan import Band, BandPiece, Kernel, Plan, Step, TableSpan
 from longitude.parts.distance_bias import ByDistance
 from longitude.parts.fire import Fire
 from longitude.parts.rotary_tables import Memo, Tables
@@ -125,10 +125,17 @@ class _Bands(NamedTuple):
         start, extra = Start(*self._together(q, k, v, rotated)) if self.together else None, ()
         if self.far is not None and not self.together:
             rows, columns, causal = _where(self.far)
-            heads = (*rotated(self.far.passes[0], rows, columns), some(v, columns))
-            ran = forward(OPERATORS[self.far.kernel], *heads, causal, self.scale)
-            lse = ran.lse.float() if bias is None else ran.lse.float() + bias.table[:, -1:]
-            start, extra = Start(ran.out, lse, rows.start), ran.extra
+            ours = causal and self.far.kernel is Kernel.HOPPER
+            heads = (*rotated(self.far.passes[0], ALL if ours else rows, columns), some(v, columns))
+            if ours:  # of all rows, so that the next band writes over it
+                band = Band(rows.start - columns.start, q.shape[2])
+                call = BandCall(*heads, None, band, self.scale)
+                start = Start(*self.kernels.forward(call, None))
+            else:
+                ran = forward(OPERATORS[self.far.kernel], *heads, causal, self.scale)
+                start, extra = Start(ran.out, ran.lse.float(), rows.start), ran.extra
+            if bias is not None:
+                start = start._replace(lse=start.lse + bias.table[:, -1:])
         reached = self.table is not None and self.table.reached
         if bias is not None and reached and bias.ahead is None:
             bias = bias._replace(ahead=largest_ahead(bias.table))

@@ -133,6 +133,24 @@ def test_bands_in_one_launch_are_the_scheme(text: str, n: int, m: int, sinks: bo
     torch.testing.assert_close(x, kept, rtol=0, atol=0)
 
 
+def test_a_far_tile_by_our_kernel_has_all_rows() -> None:
+    x, weights, logits = inputs(f"rope() + {T5}", 60, 60, True)
+    p = inputs_of(f"rope() + {T5}", 60, 60, x, weights, sink_logits=logits)
+    far, near = plan_bands(CallSpec.of(p), 16).steps
+    starts = []
+
+    def noting(call: BandCall, start: bands.Start | None) -> Any:
+        starts.append(start)
+        return band_reference(call, start)
+
+    kernels = REFERENCE._replace(forward=noting)
+    with torch.no_grad():
+        out = run(p, Plan("banded", (replace(far, kernel=Kernel.HOPPER), near)), kernels)
+    want = attention(p.scheme, *x, p.q_pos, p.k_pos, weights, sink_logits=logits, backend="eager")
+    torch.testing.assert_close(out, want, rtol=2e-6, atol=2e-6)
+    assert starts[0] is None and starts[1].out.shape == out.shape and starts[1].top == 0
+
+
 def test_gradients_of_bands_that_ran_in_one_launch() -> None:
     text, n = "rope(remap=leaky_rerope(8, 3))", 40
     x, weights, logits = inputs(text, n, n, True)
