@@ -156,16 +156,17 @@ class _Bands(NamedTuple):
     def _together(self, q: Tensor, k: Tensor, v: Tensor, rotated: Rotated) -> tuple[Tensor, Tensor]:
         """The output of all bands and its log-sum-exp, written over queries that were rotated."""
         pieces = self.together
-        where = [(one.pass_index, _rows(one), slice(*one.columns)) for one in pieces]
-        pairs = self.twice(q, k) if self.twice else [rotated(*place) for place in where]
-        rows = max(one.top + q.shape[2] for one, (q, _) in zip(pieces, pairs, strict=True))
-        ours = [
-            q for one, (q, _) in zip(pieces, pairs, strict=True)
-            if self.rotations[one.pass_index] and q.shape[2] == rows
-        ]  # fmt: skip
+        if self.twice is not None:
+            pairs = self.twice(q, k)
+        else:
+            where = [(one.pass_index, _rows(one), slice(*one.columns)) for one in pieces]
+            pairs = [rotated(*place) for place in where]
+        out = None
+        for one, (ours, _) in zip(pieces, pairs, strict=True):
+            if not one.top and self.rotations[one.pass_index]:
+                out = ours
         assert self.kernels.together is not None
-        out = ours[0] if ours else None
-        return self.kernels.together(pairs, pieces, v, self.scale, rows, out)
+        return self.kernels.together(pairs, pieces, v, self.scale, q.shape[2], out)
 
     def call(self, piece: BandPiece, rotated: Rotated, v: Tensor, bias: Bias | None) -> BandCall:
         """A band's tensors, its columns cut and its table counted from them."""

@@ -10,6 +10,8 @@ over several bands these are the gradients of that softmax.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -276,10 +278,9 @@ def _square(constants: dict[str, Any]) -> dict[str, Any]:
     return others | {"SIZE": constants["ROWS"], "STRIP": STRIP}
 
 
-def _together(*call: Any) -> tuple[Tensor, Tensor]:
-    from longitude.ops.kernels import hopper_launch  # late: on Hopper alone
+@cache
+def _hopper() -> Any:
+    return import_module("longitude.ops.kernels.hopper_launch")  # late: on Hopper alone
 
-    return hopper_launch.together(*call)
 
-
-KERNELS = BandKernels(banded, backward, _together)
+KERNELS = BandKernels(banded, backward, lambda *call: _hopper().together(*call))

@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from longitude.ops.bands import MOST_BANDS, Start
 from longitude.ops.kernels.banded import LOG2E, LaunchCall, laid
 from longitude.ops.kernels.banded_hopper import COLUMNS, ROWS, STAGES, kernel
-from longitude.ops.kernels.launch import launch, shape
+from longitude.ops.kernels.launch import Shape, launch, shape
 from longitude.ops.plan import HOPPER_HEADS, BandPiece
 
 ANY_CHUNK = (2**26, 0, 1, 0, 0)  # that all tokens are in
@@ -44,8 +44,8 @@ def forward(call: LaunchCall, begun: Start, started: bool, outputs: tuple[Tensor
         "CHUNKED": chunk is not None,
     }  # fmt: skip
     read = (call.table[0], call.reach, *shares)
-    _run([(q, k)], v, ((m, lo, hi, 0, 0, *(chunk or ANY_CHUNK)),), outputs, given, read,
-         (call.key, begun.top), how)  # fmt: skip
+    numbers = _unspecialized(((m, lo, hi, 0, 0, *(chunk or ANY_CHUNK)),))
+    _run([(q, k)], v, numbers, outputs, given, read, (call.key, begun.top), how)
     return True
 
 
@@ -58,7 +58,8 @@ def together(
     over some queries: a program reads its own before."""
     (b, h, _, d), group = pairs[0][0].shape, pairs[0][0].shape[1] // v.shape[1]
     out = v.new_empty(b, n, h, d).transpose(1, 2) if out is None else out
-    lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)[..., :n]
+    lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)
+    lse = lse if lse.shape[2] == n else lse[..., :n]
     numbers, chunked = _numbers(pieces)
     given = ((out, 0, 0, 1), (), out, (b * h, h, group), (scale * LOG2E, LOG2E), n, 0)
     how = dict.fromkeys(("BIASED", "SHARES", "STARTED", "IN_PLACE", "REACH"), False)
@@ -77,10 +78,9 @@ def _numbers(pieces: tuple[BandPiece, ...]) -> tuple[Numbers, bool]:
         for one in pieces
         for begin, end in (one.columns,)
     )
-    return tuple(numbers), any(one.chunk for one in pieces)
+    return _unspecialized(tuple(numbers)), any(one.chunk for one in pieces)
 
 
-@lru_cache(maxsize=1024)
 def _unspecialized(numbers: Numbers) -> Numbers:
     """Numbers as the kernel reads them, none of which is 1 or divisible by 16."""
     return tuple(tuple((x << 4) + 5 for x in one) for one in numbers)
@@ -91,36 +91,38 @@ def _run(pairs: Sequence[tuple[Tensor, Tensor]], v: Tensor, numbers: Numbers,
          key: tuple[Any, ...], how: dict[str, bool]) -> None:  # fmt: skip
     """Launch the kernel over the queries and keys of each band."""
     d, units = v.shape[3], given[3][0] * -(-given[5] // ROWS)
-    tiles = [x for q, k in pairs for x in (_descriptor(q, ROWS), _descriptor(k, COLUMNS))]
-    tiles += tiles[:2] * (MOST_BANDS - len(pairs))
-    tiles.append(_descriptor(v, COLUMNS))
+    heads = [x for q, k in pairs for x in (_descriptor(q, ROWS), _descriptor(k, COLUMNS))]
+    heads += [*heads[:2] * (MOST_BANDS - len(pairs)), _descriptor(v, COLUMNS)]
+    tiles, shapes = zip(*heads, strict=True)
     out, lse, *start = map(laid, outputs)
-    every = (*tiles, out, lse, tuple(start), *given, _unspecialized(numbers))
+    every = (*tiles, out, lse, tuple(start), *given, numbers)
 
     def constants() -> dict[str, Any]:
         sizes = {"D": d, "ROWS": ROWS, "COLUMNS": COLUMNS, "STAGES": STAGES}
         return {**sizes, **how, "num_warps": 4}
 
-    seen = (*key, *how.values(), numbers, *(shape(x.base) for x in tiles), *map(shape, outputs))
+    seen = (*key, *how.values(), len(numbers), shapes, *map(shape, outputs))
     grid = (min(units, _processors(v.device)), 1, 1)
     launch(kernel, grid, every, (*outputs, *read), seen, constants)
 
 
-def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """A tensor as the copying unit takes it, in tiles of so many rows; one that it can't take, of
-    strides that are zero or not of 16 bytes, is copied. What its class would check takes longer
-    than the launch."""
+def _descriptor(x: Tensor, rows: int) -> tuple[TensorDescriptor, Shape]:
+    """A tensor as the copying unit takes it, in tiles of so many rows, and its shape; one that it
+    can't take, of strides that are zero or not of 16 bytes, is copied. What its class would check
+    takes longer than the launch."""
     steps = x.stride()
     aligned = (x.data_ptr() | 2 * (steps[0] | steps[1] | steps[2])) % 16 == 0
     if not (aligned and all(steps) and steps[3] == 1):
         x = x.clone(memory_format=torch.contiguous_format)
-    made, d = TensorDescriptor.__new__(TensorDescriptor), x.shape[3]
-    made.base, made.shape, made.strides, made.padding = x, [*x.shape], [*x.stride()], "zero"
-    made.block_shape, made.layout = [1, 1, rows, d], _layout(rows, d, x.dtype)
-    return made
+        steps = x.stride()
+    made, size, dtype = TensorDescriptor.__new__(TensorDescriptor), x.shape, x.dtype
+    block, layout = _tile(rows, size[3], dtype)
+    vars(made).update(base=x, shape=[*size], strides=[*steps], padding="zero", block_shape=block,
+                      layout=layout)  # fmt: skip
+    return made, (size, steps, dtype)
 
 
 @cache
-def _layout(rows: int, d: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    shape = [1, 1, rows, d]
-    return gl.NVMMASharedLayout.get_default_for(shape, DTYPES[dtype])  # type: ignore[operator]
+def _tile(rows: int, d: int, dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
+    block = [1, 1, rows, d]
+    return block, gl.NVMMASharedLayout.get_default_for(block, DTYPES[dtype])  # type: ignore[operator]

@@ -78,7 +78,7 @@ def specialised(d: int, dtype: torch.dtype, bands: int = 1, **how: bool) -> Spec
     found: dict[str, Any] = {}
     for name in ("q", "k", "q2", "k2", "v"):
         rows = hopper.ROWS if "q" in name else hopper.COLUMNS
-        layout = hopper._layout(rows, d, dtype)
+        _, layout = hopper._tile(rows, d, dtype)
         found[name] = f"tensordesc<{POINTER[dtype][1:]}[1, 1, {rows}, {d}],{layout!r}>"
     names = ("out", "lse", "start", "table", "shares", "reach", "sizes", "scales", "n", "top")
     found |= {name: others[name] for name in names} | {"bands": (("i32",) * 10,) * bands}
