@@ -240,8 +240,9 @@ class Scale(HasWeights, Protocol):
 
 @runtime_checkable
 class Bias(HasWeights, Protocol):
-    """⑤ A term for each score. `q` already carries ④ and the softmax scale. `flat_beyond` is the
-    distance from which the term is constant, None if it never is."""
+    """⑤ A term for each score. `q` already carries ④; the term multiplies products with it by
+    `scale`, the softmax scale. `flat_beyond` is the distance from which the term is constant, None
+    if it never is."""
 
     @property
     def flat_beyond(self) -> int | None:

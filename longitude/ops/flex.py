@@ -138,6 +138,10 @@ def _as_lookup(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
     over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
     q, k = p.q_pos, p.k_pos
+    behind, areas = getattr(term, "behind", None), p.scheme.areas()
+    causal = all(area.lo is not None and area.lo >= 0 for area in areas)
+    if behind and causal and isinstance(q, range) and isinstance(k, range):
+        term = behind()
     getattr(term, "rows", None)  # products that a term keeps are computed here, in no score
     if not (isinstance(q, range) and isinstance(k, range)):
         return term

@@ -143,11 +143,11 @@ class AttentionInputs:
         """The term of each bias, by name."""
         if not self.scheme.bias:
             return {}
-        q, q_pos, k_pos = self.q * self.scale, self.q_rows, self.k_rows
+        q_pos, k_pos = self.q_rows, self.k_rows
         sums = dict(zip(("sums_of_queries", "sums"), self.forget_sums or (), strict=False))
         return {
             p.name: p.term(
-                q, self.k, q_pos, k_pos, weights_of(p.name, self.weights) | sums, self.scale
+                self.q, self.k, q_pos, k_pos, weights_of(p.name, self.weights) | sums, self.scale
             )
             for p in self.scheme.bias
         }

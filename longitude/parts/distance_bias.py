@@ -20,6 +20,7 @@ from longitude.core.region import FAR
 
 # numbers added to the scores of some keys, of which the last comes first: (b|1, h, q|1, keys)
 Addend = tuple[slice, Tensor]
+Entry = Callable[[Tensor], Tensor]  # of a table, for each distance
 
 
 class ByDiagonals(Protocol):
@@ -150,7 +151,7 @@ class ByRow:
     k_pos: Tensor
     queries: Tensor
     vectors: Tensor  # (h|1, r, d)
-    entry: Callable[[Tensor], Tensor]
+    entry: Entry
     keys: Tensor | None = None
     key_vectors: Tensor | None = None  # (h, d)
     scratch: Scratch = field(default_factory=Scratch)
@@ -159,6 +160,11 @@ class ByRow:
     def rows(self) -> Tensor:
         """The products of each query with all vectors."""
         return self.queries @ self.vectors.mT
+
+    def behind(self) -> "ByRow":
+        """The same for keys that are not ahead of their queries, without the others' vectors."""
+        some, entry = entries_behind(self.entry, self.vectors.shape[1])
+        return replace(self, vectors=self.vectors[:, some], entry=entry)
 
     def __call__(self, b: Index, h: Index, i: Index, j: Index) -> Tensor:
         r = self.entry(at(self.q_pos, b, i) - at(self.k_pos, b, j))
@@ -205,7 +211,14 @@ class ByRow:
         return [(slice(None), self.keys[:, :, None, first : first + len(k)].flip(-1))]
 
 
-def last_entry(entry: Callable[[Tensor], Tensor], ahead: bool) -> int:
+def entries_behind(entry: Entry, entries: int) -> tuple[slice, Entry]:
+    """The entries of keys that are not ahead of their queries, and each distance's among them."""
+    ends = entry(torch.tensor([0, FAR])).clamp(max=entries - 1)
+    first, last = sorted(ends.tolist())
+    return slice(first, last + 1), lambda r: entry(r).clamp(first, last) - first
+
+
+def last_entry(entry: Entry, ahead: bool) -> int:
     """The entry of all keys far behind, or far ahead."""
     return int(entry(torch.tensor([-FAR if ahead else FAR])))
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from longitude.core.part import (
     Bias,
@@ -24,7 +25,7 @@ from longitude.core.part import (
     train_defaults,
 )
 from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
-from longitude.parts.distance_bias import Addend, ByRow, at, last_entry
+from longitude.parts.distance_bias import Addend, ByRow, at, entries_behind, last_entry
 from longitude.parts.embeddings import sinusoid
 
 
@@ -59,7 +60,7 @@ class Shaw(Bias):
         return (j - i).round().clamp(-self.clip, self.clip).to(torch.int64) + self.clip
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
-        vectors = weights["keys"].to(q.dtype)[None]
+        vectors = (weights["keys"] * scale).to(q.dtype)[None]
         return ByRow(q_pos, k_pos, q, vectors, lambda r: self.offset(r, torch.zeros_like(r)))
 
     def value_term(
@@ -96,6 +97,13 @@ class Disentangled:
     of_queries: ByRow
     keys: Tensor
     key_vectors: Tensor
+
+    def behind(self) -> "Disentangled":
+        """As `ByRow.behind`."""
+        some, _ = entries_behind(self.of_queries.entry, self.key_vectors.shape[1])
+        return replace(
+            self, of_queries=self.of_queries.behind(), key_vectors=self.key_vectors[:, some]
+        )
 
     @cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
@@ -211,8 +219,8 @@ class Deberta(Bias):
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         k, none = k.repeat_interleave(q.shape[1] // k.shape[1], 1), q.new_zeros(2 * self.rows, 1)
         none = none.expand(1, -1, q.shape[-1])
-        vectors = weights["keys"].to(q.dtype) if self.c2p else none
-        key_vectors = weights["queries"].to(k.dtype) * scale if self.p2c else none
+        vectors = (weights["keys"] * scale).to(q.dtype) if self.c2p else none
+        key_vectors = (weights["queries"] * scale).to(k.dtype) if self.p2c else none
         of_queries = ByRow(q_pos, k_pos, q, vectors, self.delta)
         return Disentangled(of_queries, k, key_vectors)
 
@@ -258,15 +266,23 @@ class TransformerXl(Bias):
 
     def term(self, q: Q, k: K, q_pos: Rows, k_pos: Rows, weights: Weights, scale: float) -> Term:
         distances, row = self._distances(q_pos, k_pos)
-        relative = weights["relative"].to(q.dtype)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        relative, u, v = (weights[name].to(wide) for name in ("relative", "u", "v"))
         wave = sinusoid(distances, relative.shape[-1], self.base, "concatenated")
-        keys = torch.einsum("hdm,rm->hrd", relative, wave.to(q.dtype))
-        u, v = (weights[name].to(q.dtype) * scale for name in ("u", "v"))
+        keys = torch.einsum("hdm,rm->hrd", relative, wave.to(wide)) * scale
+        queries, u = q, (u * scale).to(q.dtype)
+        if q.dtype == wide:
+            queries = q + v[:, None]
+        else:  # a sum of q and v would be rounded: v's products are two dimensions more, of eight
+            numbers = keys @ v[..., None]
+            first = numbers.to(q.dtype)
+            extra = torch.cat([first, (numbers - first).to(q.dtype)], -1)
+            queries, keys = pad(q, (0, 8), value=1.0), torch.cat([keys, pad(extra, (0, 6))], -1)
         group = q.shape[1] // k.shape[1]
         content = torch.einsum("hd,bhjd->bhj", u, k.repeat_interleave(group, 1))
 
         entry = lambda r: row(r).to(torch.int64)  # noqa: E731
-        return ByRow(q_pos, k_pos, q + v[:, None], keys, entry, content, u)
+        return ByRow(q_pos, k_pos, queries, keys.to(q.dtype), entry, content, u)
 
     def _distances(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The distances that the table must hold, and the row of each: all from the least to the

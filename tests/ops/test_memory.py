@@ -72,5 +72,5 @@ def test_memory_is_linear(text: str, backend: Any, grad: bool) -> None:
     sizes = [watch(text, n, backend, grad) for n in (512, 1024, 2048)]
     for small, large in pairwise(sizes):
         assert large[0] <= 2.1 * small[0], sizes
-        assert large[1] <= 2.3 * small[1] + 1, sizes
+        assert large[1] <= 2.6 * small[1] + 1, sizes  # far keys have an output from some length on
     assert sizes[-1][0] < 2048 * 2048 / 4, sizes

@@ -344,7 +344,7 @@ def test_shaw_keys(clip):
     q, table = rand(B, H, 6, D), rand(2 * clip + 1, D, seed=4)
 
     def value(b, h, i, j, r):
-        return q[b, h, i] @ table[min(max(-r, -clip), clip) + clip]
+        return SCALE * q[b, h, i] @ table[min(max(-r, -clip), clip) + clip]
 
     same(evaluate(Shaw(clip), {"keys": table}, q=q), each(value))
 
@@ -375,7 +375,7 @@ def wave(r: float, dim: int) -> torch.Tensor:
 @pytest.mark.parametrize("clamp", [0, 5])
 @pytest.mark.parametrize("shared", [1, 2])
 def test_transformer_xl(clamp, shared):
-    """q·(W R_r) + u·k + v·(W R_r); q comes scaled, so u·k and v·(W R) take the scale here."""
+    """(q + v)·(W R_r) + u·k, times the scale."""
     dim, q, k = 10, rand(B, H, 6, D), rand(B, H // shared, 7, D, seed=1)
     w = {"relative": rand(H, D, dim, seed=2), "u": rand(H, D, seed=3), "v": rand(H, D, seed=4)}
 
@@ -383,9 +383,27 @@ def test_transformer_xl(clamp, shared):
         r = min(max(r, -clamp), clamp) if clamp else r
         key = w["relative"][h] @ wave(r, dim)
         content = w["u"][h] @ k[b, h // shared, j]
-        return (q[b, h, i] + SCALE * w["v"][h]) @ key + SCALE * content
+        return SCALE * ((q[b, h, i] + w["v"][h]) @ key + content)
 
     same(evaluate(TransformerXl(clamp), w, q=q, k=k), each(value), atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_transformer_xl_rounds_its_vectors_and_their_products_once(dtype):
+    """In half precision q keeps its digits: neither the scale nor v is in what is rounded."""
+    dim, heads, tokens, size = 64, 2, 48, 32
+    q, k = (rand(1, heads, tokens, size, seed=n).to(dtype) for n in range(2))
+    w = {"relative": rand(heads, size, dim) / 8, "u": rand(heads, size), "v": rand(heads, size)}
+    pos = torch.arange(tokens)[None]
+
+    def of_position(part, q, k, w):  # without the products of keys and u
+        return part.term(q, k, pos, pos, w | {"u": 0 * w["u"]}, SCALE).rows
+
+    got = of_position(TransformerXl(), q, k, {n: x.float() for n, x in w.items()})
+    want = of_position(TransformerXl(), q.double(), k.double(), w)
+    assert got.dtype == dtype
+    error = (got.double() - want).norm() / want.norm()
+    assert error < 0.4 * torch.finfo(dtype).eps  # 0.56 and more with q + v and W R rounded, too
 
 
 @pytest.mark.parametrize(("c2p", "p2c"), [(True, True), (True, False), (False, True)])
@@ -399,7 +417,7 @@ def test_deberta(c2p, p2c, shared):
     def value(b, h, i, j, r):
         row = min(max(r + s, 0), 2 * s - 1)
         here = q[b, h, i] @ w["keys"][h, row] if c2p else 0
-        return here + (SCALE * k[b, h // shared, j] @ w["queries"][h, row] if p2c else 0)
+        return SCALE * (here + (k[b, h // shared, j] @ w["queries"][h, row] if p2c else 0))
 
     same(evaluate(part, w, q=q, k=k), each(value))
     terms = 1 + c2p + p2c
@@ -453,6 +471,26 @@ def test_flat_beyond_is_where_the_term_stops_changing(part):
         q = rand(1, H, 1, D).expand(1, H, 4, D)
         got = evaluate(part, w, q=q, k=rand(1, H, 1, D), q_pos=q_pos, k_pos=k_pos)
         assert torch.equal(got, got[:, :, :1].expand_as(got))
+
+
+def test_keys_behind_need_no_vectors_of_keys_ahead():
+    for part in (Shaw(5), Deberta(9), Deberta(64, 16), TransformerXl(4), TransformerXl()):
+        w = {n: x.double() for n, x in part.init(Dims(8, H, D), torch.Generator()).items()}
+        for q_pos, k_pos in (
+            (range(3, 40), range(40)),
+            (range(9), range(40)),
+            (range(3), range(3, 9)),
+        ):
+            q, k = rand(1, H, len(q_pos), D), rand(1, H, len(k_pos), D, seed=1)
+            rows = [torch.tensor([*pos])[None] for pos in (q_pos, k_pos)]
+            term = part.term(q, k, *rows, w, SCALE)
+            b, h, i, j = (torch.arange(n).view([-1 if a == axis else 1 for a in range(4)])
+                          for axis, n in enumerate((1, H, len(q_pos), len(k_pos))))  # fmt: skip
+            seen = (rows[0].mT >= rows[1]).expand(1, H, -1, -1)
+            few = term.behind()
+            torch.testing.assert_close(few(b, h, i, j)[seen], term(b, h, i, j)[seen])
+            many, left = (x.rows[0] if isinstance(part, Deberta) else x.rows for x in (term, few))
+            assert left.shape[-1] <= max(1, many.shape[-1] // 2 + 1) or part == TransformerXl()
 
 
 def test_other_biases_never_go_flat():

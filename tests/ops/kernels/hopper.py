@@ -67,7 +67,6 @@ def _compile(spec: Spec) -> dict[str, Any]:
     from triton.compiler import ASTSource
 
     module, name = spec.kernel.split(":")
-    names = [*spec.types, *spec.constants]
     kernel = getattr(import_module(module), name)
     source_of = ASTSource
     if kernel.is_gluon():
@@ -76,7 +75,7 @@ def _compile(spec: Spec) -> dict[str, Any]:
         fn=kernel,
         signature={n: _tuples(t) for n, t in spec.types.items()}
         | dict.fromkeys(spec.constants, "constexpr"),
-        constexprs={(names.index(n),): value for n, value in spec.constants.items()},
+        constexprs={(kernel.arg_names.index(n),): value for n, value in spec.constants.items()},
         attrs={_tuples(path): [["tt.divisibility", 16]] for path in spec.aligned},
     )
     options = {"enable_fp_fusion": True, **spec.options}
