@@ -213,3 +213,15 @@ def test_a_busy_machine_gives_the_estimate_of_a_free_one(monkeypatch):
         )
         found.append(measure.time_model(prepared).forward(256))
     assert found[1] == pytest.approx(found[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_is_timed_within_its_window(monkeypatch, device):
+    """A table of positions ends there, and on GPUs more tokens are read than GPT-2's window has."""
+    prepared = api._prepared("tiny-learned", "2x", ExtendOptions(docs=1, tasks=()))
+    window = prepared.plan.subject.trained
+    monkeypatch.setattr(measure, "CALIBRATION", {"cpu": {"cpu": 256, "cuda": 4096}[device]})
+    read: list[int] = []
+    monkeypatch.setattr(measure, "losses", lambda _, ids: read.append(len(ids)))
+    measure.time_model(prepared, 0.0)
+    assert max(read) <= window + 1
