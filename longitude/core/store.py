@@ -22,7 +22,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from longitude.core.validate import UserError, shown
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 STALE = (CONFIG, ADAPTER, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+LEFTOVERS = ".*.part"  # of writes that were killed
 VERSION = 1  # of the table below
 APPLICATION_ID = int.from_bytes(b"Lngt")  # of the sqlite file
 BYTE_ORDER_MARKS = (  # UTF-32's little-endian one begins with UTF-16's
@@ -59,6 +60,24 @@ def atomic_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Whether this process alone has the folder, until the block or the process ends, however it
+    does: no lock gets stale. True as well where there are no locks."""
+    alone = True
+    with ExitStack() as stack:
+        try:
+            import fcntl  # Windows has none
+
+            stack.callback(os.close, handle := os.open(folder, os.O_RDONLY))
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            alone = False
+        except (ImportError, OSError):
+            pass
+        yield alone
 
 
 @contextmanager

@@ -131,7 +131,9 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
             "gain": scheme.rotary.frequencies.gain(length) if scheme.rotary else 1.0,
             "states": Counter(w.state for w in waves),
             "longest": max((w.scaled for w in waves if w.scaled), default=None),
-            "map": _columns(map_of([scheme], own, length, dim), MAP),
+            "map": _columns(
+                map_of([scheme], own, far if learns(scheme, own) else length, dim), MAP
+            ),
             "decay": _decay(scheme, length, dim),
             "wavelengths": _columns(waves) | stretch(waves, curves.wavelengths(own, length, dim)),
             "bias": _columns(curves.bias(scheme, far, dims)),
@@ -146,9 +148,13 @@ def numbers(scheme: Scheme, own: Scheme, sizes: Sizes) -> str:
 def reduced(scheme: Scheme, sizes: Sizes) -> Sizes:
     """The sizes with a length, and heads of a learned bias, that can be drawn at once."""
     most = MAX_RANDOMIZED if isinstance(scheme.positions, Randomized) else sizes.length
-    learned = any(part.init(Dims(2, 1, 2), None) for part in scheme.bias)
-    heads = max(1, min(sizes.heads, MAX_WIDTH // sizes.dim)) if learned else sizes.heads
+    heads = max(1, min(sizes.heads, MAX_WIDTH // sizes.dim)) if learns(scheme) else sizes.heads
     return sizes._replace(length=min(sizes.length, most), heads=heads)
+
+
+def learns(*schemes: Scheme) -> bool:
+    """Whether a bias of these has weights: tables over every distance."""
+    return any(part.init(Dims(2, 1, 2), None) for scheme in schemes for part in scheme.bias)
 
 
 def stretch(new: Sequence[WavelengthRow], own: Sequence[WavelengthRow]) -> dict[str, list[Any]]:

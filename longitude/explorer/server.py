@@ -19,7 +19,7 @@ from contextlib import suppress
 from threading import Thread, Timer
 from time import sleep
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import torch
 import uvicorn
@@ -27,7 +27,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -71,7 +71,7 @@ def refuse(request: Request) -> Response | None:
             403,
         )
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
-    foreign = origin is not None and urlsplit(origin).netloc != host
+    foreign = origin is not None and origin.partition("://")[2] != host
     inside = request.url.path.startswith("/api/")
     if foreign or (inside and site is not None and site not in ("same-origin", "none")):
         return error("another site's page may not request this: open the page itself.", 403)
@@ -126,7 +126,7 @@ def app(first: PageState | None = None) -> Starlette:
         Route("/api/model", api(_model, reading), methods=["GET", "POST"]),
         Route("/{name}", asset),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _http_error}
+    handlers: dict[Any, Any] = {HTTPException: _http_error, ClientDisconnect: _hung_up}
     served = Starlette(routes=routes, exception_handlers=handlers)
     served.router.redirect_slashes = False
     served.add_middleware(BaseHTTPMiddleware, dispatch=guard)
@@ -188,6 +188,10 @@ async def _http_error(request: Request, wrong: HTTPException) -> Response:
         405: f"{short(request.method)} is not answered here: use GET.",
     }
     return error(sentences.get(wrong.status_code, str(wrong.detail)), wrong.status_code)
+
+
+async def _hung_up(request: Request, _: ClientDisconnect) -> Response:
+    return error("the request ended before its body did: send it again.")  # nobody reads it
 
 
 def serve(state: PageState, port: int, browser: bool = True) -> None:

@@ -409,7 +409,8 @@ def time_model(prepared: Prepared, seconds: float = TIMING) -> Pace:
     warms up, for other processes only ever add to a time; the part of attention grows with the
     square of the length, by its count of operations."""
     model = prepared.target.model
-    ids = prepared.documents[0].ids[: CALIBRATION.get(input_device(model).type, 256) + 1]
+    most = min(CALIBRATION.get(input_device(model).type, 256), prepared.plan.subject.trained)
+    ids = prepared.documents[0].ids[: most + 1]  # a table of positions may end at the window
     runs = list[float]()
     while len(runs) < 3 or (len(runs) < MAX_TIMED and sum(runs) < seconds):
         start = time.perf_counter()

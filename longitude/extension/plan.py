@@ -66,13 +66,13 @@ def describe(model: Any, name: str, revision: str | None = None) -> Subject:
             f"{shown(name)} is no causal language model ({type(model).__name__}): extend measures "
             f"how well the next token is predicted."
         )
-    parameter = next(model.parameters())
+    parameter, rows = next(model.parameters()), getattr(own.layer(0).embed, "length", None)
     return Subject(
         name=name,
         weights=digest(model),
         scheme=dump(own),
         family=family(own),
-        trained=trained,
+        trained=trained if rows is None else min(trained, rows),  # RoBERTa keeps some for padding
         dtype=str(parameter.dtype).removeprefix("torch."),
         device=parameter.device.type,
         revision=revision,

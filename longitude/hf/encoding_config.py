@@ -20,14 +20,21 @@ from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.hf.merge_scheme import as_layers
 from longitude.hf.modeling_source import entry_of, pair_layout
-from longitude.hf.rope_config import FULL, ORIGINAL, THETAS, is_number, main_rope_dict, ropes
+from longitude.hf.rope_config import (
+    FULL,
+    LAYERS,
+    ORIGINAL,
+    THETAS,
+    is_number,
+    main_rope_dict,
+    ropes,
+)
 
 WINDOWS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
 WINDOWS += ("seq_length", "n_ctx", "max_sequence_length", "max_text_len")
 SOURCE = ("max_source_positions", "max_encoder_position_embeddings", "max_speech_positions")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 LARGEST = 2**24  # layers, heads or dimensions
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "n_embed")
 BASES = (*THETAS, "rotary_embedding_base", "rotary_base", "layer_rope_theta")
 

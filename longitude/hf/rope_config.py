@@ -58,6 +58,8 @@ OLDER = {"su": ("su", "longrope"), "yarn": ("su", "longrope"), "mrope": ("mrope"
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "local_rope_theta")
 THETAS += ("rope_local_base_freq",)
 MENTIONS = ("rope_parameters", "rope_scaling", *SHARES, *THETAS)
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
+MAX_LAYERS = 10_000  # classes list the type of each
 INSIDE = ("text_config", "thinker_config", "language_config", "llm_config", "encoder", "decoder")
 Entries = Mapping[str, Any]
 
@@ -190,6 +192,13 @@ def make_config(raw: Entries) -> Any:
             f"transformers {__version__} has no model_type {shown(kind)}: `inspect` and `lint` "
             f"read its entries, all else needs a model that transformers has."
         )
+    for part in (raw, *(inner for inner in raw.values() if isinstance(inner, Mapping))):
+        for name in LAYERS:
+            if isinstance(count := part.get(name), int) and count > MAX_LAYERS:
+                raise UserError(
+                    f"the configuration's {name} is {shown(count)}, but no model is as deep: "
+                    f"correct it."
+                )
     try:
         return AutoConfig.for_model(**deepcopy(dict(raw)))  # which changes what it is given
     except Exception as error:  # of many kinds: each model validates its own entries

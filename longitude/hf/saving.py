@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude import __version__
-from longitude.core.store import atomic_checkpoint, atomic_file, read_json, write_json
+from longitude.core.store import atomic_checkpoint, read_json, write_json
 from longitude.core.text import dump
 from longitude.core.validate import UserError, short
 from longitude.hf.device import quiet_transformers
@@ -39,10 +39,17 @@ from longitude.hf.rope_config import rope_parameters, ropes, sections_of
 from longitude.hf.source import SCHEME, find
 
 
-def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
+def save(
+    model: Any,
+    folder: str | os.PathLike[str],
+    tokenizer: Any = None,
+    *,
+    target: int | None = None,
+) -> None:
     """Write a model, its scheme and its tokenizer into a folder that `load` reads.
 
-    A model that is patched inside `with patched(…)` is refused.
+    A model that is patched inside `with patched(…)` is refused. `target` is the length it was
+    trained for: where the window was raised to it, a factor no longer tells how far a scheme goes.
     """
     entry = written_scheme(model)
     parameters = None if entry is None else _as_rope_parameters(model)
@@ -51,6 +58,7 @@ def save(model: Any, folder: str | os.PathLike[str], tokenizer: Any = None) -> N
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         if entry is not None:
+            entry |= {"target": target} if target else {}
             raw = read_json(part / "config.json")
             if parameters is not None:  # `load` restores the checkpoint's own before it applies
                 entry = entry | {"rope_parameters": raw["rope_parameters"]}
@@ -113,17 +121,6 @@ def _as_rope_parameters(model: Any) -> dict[str, Any] | None:
     except Exception:  # of many kinds: each class validates its own entries
         return None
     return parameters if read and replace(read, pairs=rope.pairs) == rope else None
-
-
-def name_target(folder: str | os.PathLike[str], target: int) -> None:
-    """Write beside a saved scheme the length that it was trained for: if the window was raised to
-    it, a factor no longer tells how far the scheme reaches."""
-    file = Path(folder) / "config.json"
-    raw = read_json(file)
-    entry = raw.get(SCHEME)
-    if entry is not None and entry.get("target") != target:
-        with atomic_file(file) as part:
-            write_json(part, {**raw, SCHEME: {**entry, "target": target}})
 
 
 def save_adapter(

@@ -58,9 +58,8 @@ def find(name: str | os.PathLike[str], revision: str | None, base: str | None = 
     elif path.is_file():
         if path.suffix in WEIGHTS:
             raise UserError(f"{path} is one file of a checkpoint: give the folder it is in.")
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF" and path.suffix != ".gguf":
-                raise UserError(f"{path} is no model: give a folder or a .gguf file.")
+        if path.suffix != ".gguf" and _first_bytes(path) != b"GGUF":
+            raise UserError(f"{path} is no model: give a folder or a .gguf file.")
         source = Source(text, str(path.parent), path)
     elif (path / ADAPTER_JSON).is_file() and not (path / "config.json").is_file():
         source = _find_base(text, read_adapter(path, base))
@@ -82,6 +81,14 @@ def find(name: str | os.PathLike[str], revision: str | None, base: str | None = 
             f"only: leave it out."
         )
     return source
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError as error:
+        raise UserError(f"{path} can't be read ({error.strerror}): name another.") from error
 
 
 def _find_base(text: str, adapter: Adapter) -> Source:

@@ -63,8 +63,8 @@ def stream(
         )
     if not rotary_owners(model):
         raise UserError(
-            f"a stream gives tokens new positions as others leave, which takes rotary ones, and "
-            f"{name} has none: use a RoPE model."
+            f"a stream gives tokens new positions as others leave, which takes rotary ones that "
+            f"longitude can patch, and {name} has none: use a RoPE model such as a Llama."
         )
     if scheme is not None:
         return Stream(model, tokenizer, scheme, trained)

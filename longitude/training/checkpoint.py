@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from errno import ENOSPC
 from pathlib import Path
@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from longitude.core.store import atomic_file
+from longitude.core.store import LEFTOVERS, atomic_file, locked
 from longitude.core.validate import UserError, shown
 from longitude.training.data import reason
 from longitude.training.distributed import World, assign
@@ -107,7 +107,7 @@ class RunFolder:
             raise UserError(f"--out {self.path} is a file: give a folder.")
         held = self.question()
         if held is None:
-            if self.path.is_dir() and any(self.path.iterdir()):
+            if self.path.is_dir() and {*self.path.iterdir()} - {*self.path.glob(LEFTOVERS)}:
                 raise UserError(
                     f"--out {self.path} holds other files and no run: give an empty or a new "
                     f"folder."
@@ -124,13 +124,30 @@ class RunFolder:
                 f"or give another folder."
             )
 
-    def begin(self, question: dict[str, Any], about: dict[str, Any], world: World) -> None:
-        """Write the question down before the first step; every process must call this."""
+    @contextmanager
+    def begin(
+        self, question: dict[str, Any], about: dict[str, Any], world: World
+    ) -> Iterator[None]:
+        """Have the folder for this run alone, with the question written down before the first step
+        and without what a kill left half-written; every process must call this."""
         world.barrier()  # all have looked at the folder before the first one writes to it
-        if world.first and self.question() is None:
-            with self.explain_failures(0):
-                write_json(self.path / self.file, {self.key: question, **about})
-        world.barrier()
+        alone = True
+        with ExitStack() as stack:
+            if world.first:
+                with self.explain_failures(0):
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    alone = stack.enter_context(locked(self.path))
+                    for part in self.path.glob(LEFTOVERS) if alone else ():
+                        if part.is_file():
+                            part.unlink()
+                    if alone and self.question() is None:
+                        write_json(self.path / self.file, {self.key: question, **about})
+            if not world.broadcast(alone):
+                raise UserError(
+                    f"--out {self.path} is in use by another process, which trains this run: wait "
+                    f"until it has ended, or give another folder."
+                )
+            yield
 
     def save(
         self, step: int, model: nn.Module, optimizer: Any, losses: Tensor, world: World

@@ -16,27 +16,27 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 49_061, 235  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 49_129, 235  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
-    "core": 1_841,  # the client of servers and the one reader of JSON files, too
+    "core": 1_860,  # locks of folders, the client of servers and the one reader of JSON files, too
     "presets": 563,
     "parts": 3_719,  # tables of biases for CPUs and their gradients, too
     # over several ranks, biases on CPUs, a kernel for Hopper GPUs with two bands in one launch, and
     # parts of gradients added up and both rotations of a remap in one launch each, too
     "ops": 8_329,
     "cache": 996,  # tables of many steps at once, too
-    "hf": 6_239,  # over several ranks, saved schemes and windows of adapters, caches, too
+    "hf": 6_259,  # over several ranks, saved schemes and windows of adapters, caches, too
     "eval": 2_405,  # the last tokens alone in the last layer, too
     "inspection": 2_348,
     "reading": 2_171,
-    "training": 3_912,  # how many processes share a sequence, by memory, too
+    "training": 3_930,  # how many processes share a sequence, by memory, too
     "runtimes": 4_153,  # what released checkpoints have of their own, too
     "serving": 784,  # the vLLM plugin
-    "extension": 3_780,  # tasks side by side on a CPU, over ranks and on Ray, too
+    "extension": 3_781,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_979,  # what a live server does
     "viz": 3_029,
-    "explorer": 1_161,
+    "explorer": 1_171,
     "cli": 1_128,
     "assets": 100,
 }

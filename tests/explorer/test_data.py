@@ -10,7 +10,7 @@ import pytest
 
 from longitude import Scheme, parse
 from longitude.core.part import Dims
-from longitude.explorer.data import draw
+from longitude.explorer.data import MAX_BIAS, draw
 from longitude.explorer.state import MAX_LENGTH, Column, PageState
 from longitude.inspection import curves
 
@@ -109,3 +109,12 @@ def test_short_texts_are_drawn_too(method: str, length: int) -> None:
     found = column(method, length=length, window=64, dim=16)
     assert "mistake" not in found
     assert found["keys"]["last"][-1] == length - 1
+
+
+@pytest.mark.parametrize("column", [Column("own"), Column("written", text="alibi()")])
+def test_learned_biases_are_mapped_no_farther_than_drawn(column):
+    """A table over ten million distances would keep the server busy for minutes."""
+    own = "fire(hidden=4096)"
+    state = PageState(own=own, length=MAX_LENGTH, dim=32, columns=(column,))
+    (drawn,) = json.loads(draw(state))["columns"]
+    assert max(drawn["map"]["distance"]) < MAX_BIAS

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -117,6 +119,31 @@ def test_models_by_name_and_by_configuration(asker: Asker) -> None:
     raw = {"model_type": "bloom", "hidden_size": 64, "n_head": 4, "n_layer": 2}
     status, told = asker.told("/api/model", method="POST", body=json.dumps(raw).encode())
     assert status == 200 and (told["own"], told["heads"]) == ("alibi()", 4)
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null", "//", ""])
+def test_origins_that_are_no_address_are_refused(asker: Asker, origin: str) -> None:
+    assert asker.told("/api/draw", Origin=origin)[0] == 403
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux has this file")
+def test_a_file_that_can_not_be_read_is_told(asker: Asker) -> None:
+    status, told = asker.told("/api/model?name=/proc/self/mem")
+    assert status == 400 and "can't be read" in told["mistake"]
+
+
+def test_a_client_that_hangs_up_is_no_fault(asker: Asker, caplog: Any) -> None:
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    with socket.create_connection(("127.0.0.1", asker.port)) as line:
+        head = f"POST /api/model HTTP/1.1\r\nHost: 127.0.0.1:{asker.port}\r\n"
+        line.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        line.shutdown(socket.SHUT_WR)
+        line.settimeout(10)
+        line.recv(1)
+    assert asker.told("/api/draw?method1=yarn")[0] == 200
+    logger.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_random_requests(asker: Asker) -> None:

@@ -22,7 +22,7 @@ from longitude.extension.measure import (
     run_rounds,
     run_tasks,
 )
-from longitude.extension.plan import TargetModel
+from longitude.extension.plan import TargetModel, describe
 from longitude.extension.result import ExtendResult
 from tests.extension.planted import PACE, Planted, plan_of
 
@@ -213,3 +213,26 @@ def test_a_busy_machine_gives_the_estimate_of_a_free_one(monkeypatch):
         )
         found.append(measure.time_model(prepared).forward(256))
     assert found[1] == pytest.approx(found[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_is_timed_within_its_window(monkeypatch, device):
+    """A table of positions ends there, and on GPUs more tokens are read than GPT-2's window has."""
+    prepared = api._prepared("tiny-learned", "2x", ExtendOptions(docs=1, tasks=()))
+    window = prepared.plan.subject.trained
+    monkeypatch.setattr(measure, "CALIBRATION", {"cpu": {"cpu": 256, "cuda": 4096}[device]})
+    read: list[int] = []
+    monkeypatch.setattr(measure, "losses", lambda _, ids: read.append(len(ids)))
+    measure.time_model(prepared, 0.0)
+    assert max(read) <= window + 1
+
+
+def test_rows_for_padding_are_no_part_of_the_window():
+    """RoBERTa's table has rows that no position of a text reads."""
+    from transformers import RobertaConfig, RobertaForCausalLM
+
+    model = RobertaForCausalLM(
+        RobertaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+            num_attention_heads=2, max_position_embeddings=66, pad_token_id=1, is_decoder=True)
+    )  # fmt: skip
+    assert describe(model, "roberta").trained == 64

@@ -15,7 +15,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longitude import UserError, parse
 from longitude.core.store import read_json
-from longitude.hf.rope_config import fraction_of, read, rope_dicts, rope_parameters, ropes
+from longitude.hf.rope_config import (
+    fraction_of,
+    make_config,
+    read,
+    rope_dicts,
+    rope_parameters,
+    ropes,
+)
 from longitude.parts import Proportional, Rope, Unscaled, Yarn
 from tests.hf.real_configs import FORMS, ORIGINAL
 
@@ -350,3 +357,10 @@ def test_a_model_that_transformers_does_not_know_is_refused() -> None:
     ):
         with pytest.raises(UserError, match="transformers refuses a configuration of model_type"):
             read(raw)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_more_layers_than_any_model_has_are_refused_before_they_are_listed(inside):
+    raw = {"model_type": "gemma3_text", "num_hidden_layers": 10**9}
+    with pytest.raises(UserError, match="num_hidden_layers is 1000000000, but no model"):
+        make_config({"model_type": "gemma3", "text_config": raw} if inside else raw)

@@ -72,6 +72,24 @@ def test_a_scheme_comes_back_and_can_be_undone(tmp_path: Path, scheme: str) -> N
     assert "longitude" not in config(tmp_path)
 
 
+def test_a_target_is_there_when_the_folder_is(tmp_path: Path, monkeypatch: Any) -> None:
+    """A kill after config.json is in its place finds nothing left to write."""
+    model = decoder("llama")
+    lh.apply(model, YARN)
+    moved: list[dict[str, Any]] = []
+    replace = Path.replace
+
+    def watched(self: Path, to: Path) -> Path:
+        done = replace(self, to)
+        moved.extend([config(tmp_path)] if to.name == "config.json" else [])
+        return done
+
+    monkeypatch.setattr(Path, "replace", watched)
+    lh.save(model, tmp_path, target=4 * WINDOW)
+    assert [each["longitude"]["target"] for each in moved] == [4 * WINDOW]
+    lh.undo(model)
+
+
 def test_length_and_force_come_back(tmp_path: Path) -> None:
     model = decoder("llama")
     scheme = f"rope(pairs='adjacent', frequencies=dynamic_ntk({WINDOW}))"

@@ -340,3 +340,9 @@ def test_encoders_and_bare_trunks_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=told):
             lh.stream(model.eval(), window=20)
+
+
+def test_rotary_positions_that_can_not_be_patched_are_not_denied() -> None:
+    """GPT-J rotates, but by tables inside its attention."""
+    with pytest.raises(UserError, match=r"that longitude can patch, and GPTJ"):
+        lh.stream(decoder("gptj"), window=32)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from longitude.core.store import locked
 from longitude.core.validate import UserError
 from longitude.training.checkpoint import write_file, write_json
 from longitude.training.distributed import World
@@ -82,3 +83,22 @@ def test_a_folder_that_cannot_be_written_is_not_a_full_disk(tmp_path):
 def test_errors_of_one_process_are_its_own(tmp_path):
     with pytest.raises(RuntimeError, match="a fault"), lab_folder(tmp_path).explain_failures(7):
         raise RuntimeError("a fault")
+
+
+def test_what_a_kill_left_half_written_neither_blocks_nor_stays(corpus, tmp_path):
+    """A kill -9 inside a write leaves the temporary file, even the first one's."""
+    run, folder = small(corpus, steps=1), lab_folder(tmp_path)
+    for name in (".config.json.1.part", ".checkpoint.safetensors.1.part"):
+        (tmp_path / name).write_text("half")
+    folder.claim(run.to_json(), resume=False)
+    train_run(run, corpus, folder, CPU)
+    assert not [*tmp_path.glob(".*")]
+
+
+def test_two_processes_do_not_train_in_one_folder(corpus, tmp_path):
+    run, folder = small(corpus, steps=1), lab_folder(tmp_path)
+    with locked(tmp_path) as alone, pytest.raises(UserError, match="in use by another process"):
+        assert alone
+        train_run(run, corpus, folder, CPU)
+    train_run(run, corpus, folder, CPU)
+    assert folder.done

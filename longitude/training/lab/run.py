@@ -210,17 +210,19 @@ def train_run(
     weights_dtype: str = "float32",
 ) -> None:
     """Train a run to its end, from the state that its folder has, and write what it leaves."""
-    folder.begin(run.to_json(), {"longitude": __version__, "text": corpus.name}, world)
-    job = make_job(run, corpus, world, compiled)
-    losses, last = train(job, folder, world, options)
-    weights = gather_weights(job.model)
-    if world.first:
-        speed = round(last.tokens_per_second)
-        with folder.finishing({"losses": losses.tolist(), "tokens_per_second": speed}):
-            if stock_model(parse(run.config.scheme), run.config.block)[0] is not None:
-                write_checkpoint(folder.path / STOCK, run.config, weights, weights_dtype)
-            meta = {"format": "pt"}
-            write_file(folder.path / MODEL, lambda part: save_file(weights, part, metadata=meta))
+    with folder.begin(run.to_json(), {"longitude": __version__, "text": corpus.name}, world):
+        job = make_job(run, corpus, world, compiled)
+        losses, last = train(job, folder, world, options)
+        weights = gather_weights(job.model)
+        if world.first:
+            speed = round(last.tokens_per_second)
+            with folder.finishing({"losses": losses.tolist(), "tokens_per_second": speed}):
+                if stock_model(parse(run.config.scheme), run.config.block)[0] is not None:
+                    write_checkpoint(folder.path / STOCK, run.config, weights, weights_dtype)
+                meta = {"format": "pt"}
+                write_file(
+                    folder.path / MODEL, lambda part: save_file(weights, part, metadata=meta)
+                )
     world.barrier()
 
 

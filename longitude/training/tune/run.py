@@ -29,7 +29,7 @@ from longitude.eval.records import Subject
 from longitude.hf.families.learned import resize_positions
 from longitude.hf.loading import load, raise_window, without_weights
 from longitude.hf.patch import apply, patched, scheme_of, undo
-from longitude.hf.saving import name_target, save, save_adapter
+from longitude.hf.saving import save, save_adapter
 from longitude.hf.source import find
 from longitude.parts import Sequential
 from longitude.training.checkpoint import RunFolder, gather_weights, trainable_parameters
@@ -233,9 +233,9 @@ def fine_tune(
         world = prepared.world
         folder.claim(prepared.question, options.resume)
         about = {"longitude": __version__, "text": prepared.text.name}
-        folder.begin(prepared.question, about, world)
-        if not folder.done:
-            _train(prepared, folder, report)
+        with folder.begin(prepared.question, about, world):
+            if not folder.done:
+                _train(prepared, folder, report)
         world.barrier()
     history = folder.history()
     losses = history.pop("losses")
@@ -320,5 +320,4 @@ def _save(prepared: Prepared, loss: LossModel, saved: Any, folder: Path) -> None
     raise_window(model.config, target)
     tokenizer = prepared.tokenizer  # vLLM reads no more than its length
     tokenizer.model_max_length = max(target, tokenizer.model_max_length)
-    save(model.to(getattr(torch, prepared.dtype)), folder, tokenizer)
-    name_target(folder, target)
+    save(model.to(getattr(torch, prepared.dtype)), folder, tokenizer, target=target)
