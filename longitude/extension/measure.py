@@ -408,8 +408,9 @@ def time_model(prepared: Prepared, seconds: float = TIMING) -> Pace:
     """Time the model on this machine for so long: the fastest of short forwards, after one that
     warms up, for other processes only ever add to a time; the part of attention grows with the
     square of the length, by its count of operations."""
-    model = prepared.target.model
-    ids = prepared.documents[0].ids[: CALIBRATION.get(input_device(model).type, 256) + 1]
+    model, trained = prepared.target.model, prepared.target.subject.trained
+    length = min(trained, CALIBRATION.get(input_device(model).type, 256))
+    ids = prepared.documents[0].ids[: length + 1]
     runs = list[float]()
     while len(runs) < 3 or (len(runs) < MAX_TIMED and sum(runs) < seconds):
         start = time.perf_counter()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from longitude.core.store import Store
 from longitude.core.validate import UserError, parse_seconds
@@ -24,6 +25,7 @@ from longitude.extension.measure import (
 )
 from longitude.extension.plan import TargetModel
 from longitude.extension.result import ExtendResult
+from longitude.hf import load
 from tests.extension.planted import PACE, Planted, plan_of
 
 METHODS = {f"m{n}": 0.3 for n in range(6)}  # all alike, so that all stay in the race
@@ -213,3 +215,13 @@ def test_a_busy_machine_gives_the_estimate_of_a_free_one(monkeypatch):
         )
         found.append(measure.time_model(prepared).forward(256))
     assert found[1] == pytest.approx(found[0])
+
+
+def test_a_short_table_of_positions_is_timed_inside_it(tmp_path: Path) -> None:
+    shape = {"vocab_size": 256, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **shape))
+    model.save_pretrained(tmp_path)
+    tokenizer: Any = load("tiny-learned", quiet=True)[1]
+    tokenizer.save_pretrained(tmp_path)
+    estimate = api.estimate(tmp_path, to="4x", options=ExtendOptions(docs=1, tasks=()))
+    assert estimate.to_json()["trained"] == 64
