@@ -207,10 +207,30 @@ def test_a_run_that_advises_nothing_for_some_runtimes_serves_the_others() -> Non
         return {"label": label, "scheme": scheme, "sentence": "none is better.", "numbers": numbers}
 
     best = advice("rerope", "rope(remap=rerope(64))", 1.0)
-    nothing = {name: advice("baseline", None, 2.0) for name in ("llama.cpp", "sglang")}
+    without = ("transformers", "llama.cpp", "sglang")
+    nothing = {name: advice("baseline", None, 2.0) for name in without}
     run = PriorRun("tiny-rope", 1024, best, nothing, "")
     every = [(runtime, None) for runtime in runtimes().values()]
     result = _exported(open_checkpoint("tiny-rope"), every, None, ExportOptions(), run)
     refused = {one.runtime.name: str(one.refused) for one in result.exports if not one.settings}
     assert "the run advises no scheme for sglang: none is better." in refused["sglang"]
+    assert "--scheme" not in refused["sglang"]  # which has no settings for it
+    assert refused["transformers"].endswith("add --scheme 'rope(remap=rerope(64))'.")
     assert "no recommendation for" in " ".join(refused.values()) and "vllm" not in refused
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "able"),
+    [
+        ("tiny-alibi", "alibi_interpolated(4)", "transformers or vllm"),
+        ("tiny-learned", "learned_tiled(256)", "transformers or vllm or sglang"),
+    ],
+)
+def test_a_model_without_a_rotation_is_not_told_to_take_one(
+    source: str, text: str, able: str
+) -> None:
+    place = open_checkpoint(source)
+    (done,) = exports(place, [request("mlx", text)], 1024)
+    assert str(done.refused).endswith(f"export it for {able}.")
+    requests = [request(name, text) for name in able.split(" or ")]
+    assert all(one.settings for one in exports(place, requests, 1024))
