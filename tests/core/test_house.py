@@ -31,7 +31,7 @@ BUDGET = {
     "inspection": 2_348,
     "reading": 2_171,
     "training": 3_912,  # how many processes share a sequence, by memory, too
-    "runtimes": 4_188,  # what released checkpoints have of their own, and rotations by type of layer, too
+    "runtimes": 4_188,  # what released checkpoints have of their own, rotations by type of layer
     "serving": 784,  # the vLLM plugin
     "extension": 3_781,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_979,  # what a live server does
