@@ -312,10 +312,11 @@ class PriorRun:
     def scheme(self, runtime: Runtime) -> str:
         """The best scheme for a runtime; raises if none beats the baseline."""
         advice = self._advice(runtime)
-        if not advice.get("scheme") or advice["label"] == advice["numbers"]["own"]:
-            best, more = self.best, ""
-            if runtime.write_any and best.get("scheme") and best["label"] != best["numbers"]["own"]:
-                more = f" longitude.hf.load has it: add --scheme {shlex.quote(best['scheme'])}."
+        if not _advises(advice):
+            more = ""
+            if runtime.write_any and _advises(self.best):
+                scheme = shlex.quote(self.best["scheme"])
+                more = f" longitude.hf.load can serve the best: add --scheme {scheme}."
             why = f"{advice['sentence']}{more}"
             raise UserError(f"the run advises no scheme for {runtime.name}: {why}")
         return str(advice["scheme"])
@@ -324,7 +325,7 @@ class PriorRun:
         """The loss against the best of all methods, if this is another."""
         advice, best = self._advice(runtime), self.best
         values = [one["numbers"].get("value") for one in (advice, best)]
-        if advice["label"] == best["label"] or not all(values):
+        if advice["label"] == best["label"] or not _advises(advice) or not all(values):
             return None
         more = values[0]["mean"] - values[1]["mean"]
         what = "loss" if best["numbers"]["measure"] != "passkey" else "share of passkeys"
@@ -340,6 +341,11 @@ class PriorRun:
         raise UserError(
             f"the run has no recommendation for {runtime.name}: run `longitude extend` again."
         )
+
+
+def _advises(advice: Mapping[str, Any]) -> bool:
+    """Whether it names another scheme than the model's own."""
+    return bool(advice.get("scheme")) and advice["label"] != advice["numbers"]["own"]
 
 
 def is_run(path: str) -> bool:

@@ -217,6 +217,9 @@ def test_a_run_that_advises_nothing_for_some_runtimes_serves_the_others() -> Non
     assert "--scheme" not in refused["sglang"]  # which has no settings for it
     assert refused["transformers"].endswith("add --scheme 'rope(remap=rerope(64))'.")
     assert "no recommendation for" in " ".join(refused.values()) and "vllm" not in refused
+    scheme = "rope(remap=rerope(64))"  # as is said
+    named = _exported(open_checkpoint("tiny-rope"), every[:1], scheme, ExportOptions(), run)
+    assert named.exports[0].scheme == scheme
 
 
 @pytest.mark.parametrize(
