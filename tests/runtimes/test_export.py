@@ -24,6 +24,7 @@ from longitude.runtimes.api import ExportOptions, _exported
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
 from longitude.runtimes.export import PriorRun, exports, write
 from longitude.runtimes.target import Target, make_target
+from tests.hf.tiny import config_of
 from tests.runtimes.configs import emulate, request
 
 CONFIG = {
@@ -237,3 +238,24 @@ def test_a_model_without_a_rotation_is_not_told_to_take_one(
     assert str(done.refused).endswith(f"export it for {able}.")
     requests = [request(name, text) for name in able.split(" or ")]
     assert all(one.settings for one in exports(place, requests, 1024))
+
+
+@pytest.mark.parametrize("kind", ["stablelm", "gpt_neox"])
+def test_mlx_rotates_some_models_by_the_base_alone(kind: str, tmp_path: Path) -> None:
+    """mlx_lm/models/stablelm.py and gpt_neox.py of 0.32.2."""
+    config_of(kind).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = {"rotary_emb_base": 1e4, "rotary_pct": 0.25} if kind == "gpt_neox" else {}
+    (tmp_path / "config.json").write_text(json.dumps(config | names))
+    texts = [f"rope(frequencies={f})" for f in ("yarn(4, original=64)", "ntk(4)")]
+    place = open_checkpoint(str(tmp_path))
+    yarn, base = exports(place, [request("mlx", text) for text in texts], 256)
+    assert "frequencies=ntk(4)" in str(yarn.refused)
+    assert base.settings, base.refused
+
+
+def test_mlx_takes_phi3s_lists_under_their_old_name(tmp_path: Path) -> None:
+    config_of("phi3", original_max_position_embeddings=64).save_pretrained(tmp_path)
+    place = open_checkpoint(str(tmp_path))
+    (done,) = exports(place, [request("mlx", "rope(frequencies=linear(4))")], 256)
+    assert done.config and {"type", "long_factor"} <= done.config["rope_scaling"].keys()
