@@ -63,10 +63,10 @@ class Runner:
     """How a runtime is run on this machine, so that what it computes can be compared.
 
     `top_tokens` gets `path` (a folder, a name on the Hub or a GGUF file), `settings` (as `emulate`
-    reads them), `ids`, `lengths`, `top`, `threads` and `drawn` (a token to generate where one must
-    be), and returns for each length the `top` likeliest tokens after the first so many ids, with
-    their log-probabilities. Everything is computed in float32, so that only settings can make a
-    difference.
+    reads them), `ids`, `lengths`, `length` (the one that is served), `top`, `threads` and `drawn`
+    (a token to generate where one must be), and returns for each of `lengths` the `top` likeliest
+    tokens after the first so many ids, with their log-probabilities. Everything is computed in
+    float32, so that only settings can make a difference.
     """
 
     module: str  # which is there if the runtime is installed
@@ -83,7 +83,8 @@ def in_process(*command: str, question: Question) -> TopTokens:
         with suppress(ValueError, IndexError):
             return json.loads(ran.stdout.splitlines()[-1])
     lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
-    raise RuntimeError(next((line for line in lines if "error" in line.lower()), lines[-1]))
+    marked = (line for mark in ("error:", "error") for line in lines if mark in line.lower())
+    raise RuntimeError(next(marked, lines[-1]))
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ from longitude.core.text import parse
 from longitude.core.validate import UserError
 from longitude.hf.gguf_config import LATENT, fix_config
 from longitude.hf.gguf_reader import Header, read_header
-from longitude.hf.merge_scheme import merge_scheme
-from longitude.hf.rope_config import FULL, layer_types, read, rope_parameters
+from longitude.hf.merge_scheme import local_masks, merge_scheme
+from longitude.hf.rope_config import FULL, layer_types, read
 from longitude.hf.source import SCHEME, Source, find, raw_config
-from longitude.parts import Ntk, Rope, Unscaled
-from longitude.parts.frequencies import stretched
-from longitude.runtimes.target import LENGTHS, head_size, text_config, with_sizes
+from longitude.parts import Rope
+from longitude.runtimes.target import LENGTHS, own_windows, text_config, with_sizes
 
 Entries = dict[str, Any]
 TOKENIZER = "tokenizer_config.json"  # also its key among the settings that `emulate` reads
@@ -46,8 +45,8 @@ class Checkpoint:
     ropes: Mapping[str | None, Rope | None] = field(default_factory=dict)  # by type of layer; None:
     # of all
     saved: Mapping[str, Any] = field(default_factory=dict)  # the scheme it was saved or tuned with
-    others: Mapping[str, Entries] = field(default_factory=dict)  # where types of layers differ: the
-    # rope parameters of all but full attention
+    others: Mapping[str, Rope | None] = field(default_factory=dict)  # where types of layers differ:
+    # the rotations of all but full attention
 
     @property
     def needs_conversion(self) -> str | None:
@@ -76,8 +75,8 @@ class Checkpoint:
 
     def resolve(self, text: str) -> Resolved:
         """A scheme on this model; what the text leaves out is the model's own. How pairs lie in a
-        head and which keys are visible stands in no configuration: both are as the text has
-        them."""
+        head stands in no configuration, nor which keys are visible but for a window: both are
+        as the text has them."""
         scheme, typed = parse(text), FULL in self.ropes
         layered = isinstance(scheme, Layers)
         if self.own is None or (layered and not typed):
@@ -88,7 +87,9 @@ class Checkpoint:
             rope, given = self.ropes.get(kind), scheme.layer(n, len(types))
             pairs = given.rotary.pairs if given.rotary else "half"
             own = Scheme() if rope is None else Scheme.of(replace(rope, pairs=pairs))
-            before.append(replace(own, mask=given.mask))
+            kept = own_windows(self.config, kind)
+            mask = tuple(m for m in given.mask if m in kept or m not in local_masks(given))
+            before.append(replace(own, mask=mask))
         saved: list[Scheme] = before
         if self.saved:  # what the text leaves out is of the scheme that it was saved under
             forced = bool(self.saved.get("force"))
@@ -103,27 +104,19 @@ class Checkpoint:
         main = first[FULL] if typed else 0
         others = {kind: n for kind, n in first.items() if kind is not None and kind != FULL}
         ropes = {kind: after[n].rotary for kind, n in others.items()}
-        named = {kind: self._named(rope) for kind, rope in ropes.items() if rope}
-        parameters = {kind: rope_parameters(rope) for kind, rope in named.items()}
-        changed = any(after[n] != before[n] for n in others.values())
-        return Resolved(after[main], before[main], replace(self, others=parameters), changed)
-
-    def _named(self, rope: Rope) -> Rope:
-        """The same rotation in transformers' terms, which has larger bases in place of ntk(…)."""
-        if not isinstance(rope.frequencies, Ntk):
-            return rope
-        base = stretched(rope.base, rope.frequencies.factor, rope.dim(head_size(self.config)))
-        return replace(rope, base=base, frequencies=Unscaled())
+        changed = tuple((after[n], before[n]) for n in others.values() if after[n] != before[n])
+        return Resolved(after[main], before[main], replace(self, others=ropes), changed)
 
 
 class Resolved(NamedTuple):
     """A scheme's text applied to a model: the scheme of the full-attention layers, their own one,
-    and the model with the new rotations of its other layers, where types of layers differ."""
+    and the model with the new rotations of its other layers, where types of layers differ. Of those
+    that change, the new schemes and the own ones."""
 
     scheme: Scheme | Layers
     own: Scheme | None
     model: Checkpoint
-    others_change: bool = False
+    changes: Sequence[tuple[Scheme, Scheme]] = ()
 
 
 def open_checkpoint(name: str, revision: str | None = None) -> Checkpoint:

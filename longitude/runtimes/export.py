@@ -158,24 +158,26 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     """The settings of one runtime; raises if it has none."""
     runtime, target = request.runtime, None
     version = request.version or runtime.newest
-    scheme, own, model, others_change = checkpoint.resolve(request.requested)
-    if own is None and any(scheme.layer(i).rotary for i in range(len(scheme))):
-        _check_rotation(runtime, request.requested, model.config)
+    scheme, own, model, changes = checkpoint.resolve(request.requested)
+    if own is None:
+        _check_rotation(runtime, scheme, request.requested, model.config)
     rotation = scheme if model.others else unrotated(scheme, own, model.config, length) or scheme
-    needs = required(rotation, own) if own and rotation.layer(0).rotary else None
+    pairs = [(rotation, own), *changes] if own and rotation.layer(0).rotary else []
+    each = [required(*pair) for pair in pairs]
+    needs = None if None in each or not each else frozenset[str]().union(*filter(None, each))
     if own is None and "learned_table" in runtime.supports and is_longer_table(scheme):
         lengths = ("max_position_embeddings", "n_positions", "n_ctx")  # GPT-2's names are the last
         config = {k: length if k in lengths else v for k, v in model.config.items()}
         settings = Settings(config, config=config)
     elif (
         runtime.write_any
-        and (needs is None or "dynamic_ntk" in needs)
+        and (needs is None or "dynamic_ntk" in needs or (changes and runtime.layers != "all"))
         and not before(version, runtime.any_since or "0")
     ):
         settings = runtime.write_any(request.requested, scheme, own, checkpoint)
     else:
         _check_one_rotation(runtime, model)
-        if others_change and runtime.layers != "all":
+        if changes and runtime.layers != "all":
             raise UserError(
                 f"{runtime.title} takes a new rotation for full-attention layers, but "
                 f"{request.requested} changes others as well: write layers(…) with a plain rope() "
@@ -205,20 +207,25 @@ def _export(checkpoint: Checkpoint, request: Export, length: int) -> Export:
     return replace(request, version=version, **made)
 
 
-def _check_rotation(runtime: Runtime, scheme: str, config: Mapping[str, Any]) -> None:
-    """Raise unless a model whose configuration states no rotation has one (GPT-J), and the runtime
-    runs ours in its place."""
+def _check_rotation(
+    runtime: Runtime, scheme: Scheme | Layers, text: str, config: Mapping[str, Any]
+) -> None:
+    """Of a model whose configuration states no rotation: raise if it has none for the scheme to
+    change (GPT-J has), or unless the runtime runs ours or reads the longer table."""
     found, name = read_encodings(config), text_config(config).get("model_type")
-    if all(each.kind != "rope" for each in found):
+    rotates = any(one.rotary for one in scheme.schemes)
+    if rotates and all(each.kind != "rope" for each in found):
         raise UserError(
-            f"a model of type {name} has no rotation that {scheme} could change "
+            f"a model of type {name} has no rotation that {text} could change "
             f"({KINDS[found[0].kind]}): leave rope(…) out."
         )
-    if runtime.write_any is None:
-        able = " or ".join(r.name for r in runtimes().values() if r.write_any)
+    longer, what = is_longer_table(scheme), "the rotation" if rotates else text
+    every = runtimes().values()
+    able = [r.name for r in every if ("learned_table" in r.supports if longer else r.write_any)]
+    if runtime.name not in able:
         raise UserError(
-            f"{runtime.title} has no settings for the rotation of a model of type {name}: export "
-            f"it for {able}."
+            f"{runtime.title} has no settings for {what} of a model of type {name}: export it for "
+            f"{' or '.join(able)}."
         )
 
 
@@ -305,15 +312,20 @@ class PriorRun:
     def scheme(self, runtime: Runtime) -> str:
         """The best scheme for a runtime; raises if none beats the baseline."""
         advice = self._advice(runtime)
-        if not advice.get("scheme") or advice["label"] == advice["numbers"]["own"]:
-            raise UserError(f"the run advises no scheme for {runtime.name}: {advice['sentence']}")
+        if not _advises(advice):
+            more = ""
+            if runtime.write_any and _advises(self.best):
+                scheme = shlex.quote(self.best["scheme"])
+                more = f" longitude.hf.load can serve the best: add --scheme {scheme}."
+            why = f"{advice['sentence']}{more}"
+            raise UserError(f"the run advises no scheme for {runtime.name}: {why}")
         return str(advice["scheme"])
 
     def cost(self, runtime: Runtime) -> str | None:
         """The loss against the best of all methods, if this is another."""
         advice, best = self._advice(runtime), self.best
         values = [one["numbers"].get("value") for one in (advice, best)]
-        if advice["label"] == best["label"] or not all(values):
+        if advice["label"] == best["label"] or not _advises(advice) or not all(values):
             return None
         more = values[0]["mean"] - values[1]["mean"]
         what = "loss" if best["numbers"]["measure"] != "passkey" else "share of passkeys"
@@ -329,6 +341,11 @@ class PriorRun:
         raise UserError(
             f"the run has no recommendation for {runtime.name}: run `longitude extend` again."
         )
+
+
+def _advises(advice: Mapping[str, Any]) -> bool:
+    """Whether it names another scheme than the model's own."""
+    return bool(advice.get("scheme")) and advice["label"] != advice["numbers"]["own"]
 
 
 def is_run(path: str) -> bool:
@@ -349,15 +366,16 @@ def read_run(path: str) -> PriorRun:
     file, summary = folder / RECOMMENDATION, folder / SUMMARY
     try:
         advice = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return PriorRun(
+            name=subjects.pop().name,
+            target=int(advice["best"]["numbers"]["target"]),
+            best=advice["best"],
+            context=for_longer_context(advice),
+            runtimes={one["what"]: one for one in advice["runtimes"]},
+            summary=summary.read_text(encoding="utf-8") if summary.is_file() else "",
+        )
+    except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"{file} can't be read: run the same `longitude extend` again, and it is written."
+            f"the recommendation in {file} and {SUMMARY} can't be read: run the same `longitude "
+            f"extend` again, and both are written."
         ) from None
-    return PriorRun(
-        name=subjects.pop().name,
-        target=int(advice["best"]["numbers"]["target"]),
-        best=advice["best"],
-        context=for_longer_context(advice),
-        runtimes={one["what"]: one for one in advice["runtimes"]},
-        summary=summary.read_text(encoding="utf-8") if summary.is_file() else "",
-    )

@@ -34,6 +34,12 @@ READS_BOTH = frozenset(
     "exaone_moe gemma4_text glm_moe_dsa granitemoehybrid laguna lfm2 lfm2_moe mellum minimax_m3_vl "
     "ministral3 mistral4 muse_glimmer muse_spark olmo_hybrid qwen3 qwen3_5 spark2_5".split()
 )
+# models whose own file there rotates by the base alone
+READS_NO_SCALING = frozenset(
+    "Klear baichuan_m1 cohere cohere2 dbrx gemma gemma2 glm glm4 gpt_neox helium minimax "
+    "llama4_text olmo openelm phi phixtral plamo plamo2 qwen recurrent_gemma stablelm "
+    "starcoder2".split()
+)
 BASES = {"gemma3_text": 1e6}  # defaults of its own file there
 ROTATES_FULL_HEADS = frozenset("llama mistral qwen2 qwen3 gemma gemma2".split())
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
@@ -41,21 +47,20 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
 
 def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     text = text_config(overridden(config, config.get("model_config") or {}, "model_config"))
-    scaling, theta = text.get("rope_scaling"), text.get("rope_theta")
+    scaling, theta = text.get("rope_scaling"), text.get("rope_theta", text.get("rotary_emb_base"))
     other, model_type = text.get("rope_parameters"), str(text.get("model_type"))
     issues = ()
     if isinstance(other, Mapping) and model_type in READS_BOTH:
         scaling, theta = scaling or other, theta or main_rope_dict(other).get("rope_theta")
     elif isinstance(other, Mapping) and (not scaling or theta is None):
         issues = ("rope_parameters unread",)
-    own = dict(main_rope_dict(scaling))
-    own["rope_type"] = own.get("type") or own.get("rope_type") or "default"  # in this order
+    own, unread = _scaling(model_type, text, main_rope_dict(scaling))
     if text.get(ORIGINAL) is not None:  # Phi-3's own file hands it over
         own.setdefault(ORIGINAL, text[ORIGINAL])
     full = model_type in ROTATES_FULL_HEADS or own["rope_type"] == "proportional"
     dims = rotated_dims(text, 1.0 if full else RopeDict(text, own, own, "").share)
     base = float(theta) if is_number(theta) else BASES.get(model_type, DEFAULT_BASE)
-    rope = RopeEntries(text, own, base, dims, issues)
+    rope = RopeEntries(text, own, base, dims, (*issues, *unread))
     length = rope.max_length
     if model_type.startswith("hunyuan"):  # its own file there stretches the base, and nothing else
         if scaling and not {"alpha", "factor", "type"} <= main_rope_dict(scaling).keys():
@@ -78,6 +83,21 @@ def emulate(config: Mapping[str, Any], version: str | None = None) -> Effective:
     return rope.computed(length)
 
 
+def _scaling(
+    model_type: str, text: Mapping[str, Any], own: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The dictionary with its type, if the model's own file there reads it; two of these files stop
+    without older names of entries."""
+    if model_type == "phi3" and own and not {"type", "long_factor"} <= own.keys():
+        raise DoesNotStart("missing key")
+    if model_type == "gpt_neox" and not {"rotary_emb_base", "rotary_pct"} <= text.keys():
+        raise DoesNotStart("missing key")
+    kind = own.get("type") or own.get("rope_type") or "default"  # in this order
+    if model_type in READS_NO_SCALING and kind != "default":
+        return {"rope_type": "default"}, ["scaling unread"]
+    return {**own, "rope_type": kind}, []
+
+
 def yarn_by_mscale(rope: RopeEntries, length: int, issues: list[str]) -> Effective:
     """YaRN of runtimes that read the mscales alone, and round the ramp's ends."""
     factor = rope.number("factor")
@@ -96,6 +116,10 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
             parameters.append(entries | {ORIGINAL: target.length ** (1 / target.attention**2)})
     for one in parameters:
         config = both_spellings(model, one, target.length)
+        if config.get("model_type") == "phi3" and "rope_scaling" in config:
+            config["rope_scaling"]["type"] = one["rope_type"]
+        if "rotary_emb_base" in model.config:
+            config["rotary_emb_base"] = one["rope_theta"]
         yield Settings(config, config=config)
 
 

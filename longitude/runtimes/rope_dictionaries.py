@@ -17,13 +17,14 @@ from typing import Any
 
 from yaml import safe_dump
 
+from longitude.core.scheme import Scheme
 from longitude.core.validate import UserError
 from longitude.hf.rope_config import FULL, INSIDE, ORIGINAL, is_number, rope_parameters
 from longitude.parts import LongRope, Ntk, Rope, Unscaled, Yarn
 from longitude.parts.frequencies import magnitude, stretched
 from longitude.runtimes import Runtime, Settings
-from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, Entries
-from longitude.runtimes.target import LENGTHS, Target, text_config
+from longitude.runtimes.checkpoint import SLIDING, TOKENIZER, Checkpoint, Entries
+from longitude.runtimes.target import LENGTHS, Target, make_target, text_config
 
 SERVED = ("max_sequence_length", "model_max_length")  # which vLLM and SGLang read besides
 
@@ -141,9 +142,12 @@ def nested(config: Mapping[str, Any], entries: Mapping[str, Any]) -> Entries:
     return dict(entries) if inside is None else {inside: dict(entries)}
 
 
-def per_layer(model: Checkpoint, parameters: Mapping[str, Any]) -> Entries:
+def per_layer(model: Checkpoint, parameters: Mapping[str, Any], length: int) -> Entries:
     """Parameters of the full-attention layers, with those of the other types beside them."""
-    return {FULL: dict(parameters), **model.others} if model.others else dict(parameters)
+    ropes = {kind: Scheme.of(rope) for kind, rope in model.others.items() if rope}
+    targets = {kind: make_target(rope, model.config, length) for kind, rope in ropes.items()}
+    others = {kind: next(named_or_listed(target)) for kind, target in targets.items()}
+    return {FULL: dict(parameters), **others} if model.others else dict(parameters)
 
 
 def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int) -> Entries:
@@ -156,13 +160,13 @@ def both_spellings(model: Checkpoint, parameters: Mapping[str, Any], length: int
     text |= {key: length for key in (*LENGTHS, *SERVED) if is_number(text.get(key))}
     text |= {
         "max_position_embeddings": length,
-        "rope_parameters": per_layer(model, parameters),
+        "rope_parameters": (by_type := per_layer(model, parameters, length)),
         "rope_theta": parameters["rope_theta"],
     }
     if parameters["rope_type"] != "default" or "mrope_section" in parameters:
         text["rope_scaling"] = dict(parameters)
-    if local := model.others.get("sliding_attention"):  # Gemma 3's name for it in version 4
-        text["rope_local_base_freq"] = local["rope_theta"]
+    if model.others.get(SLIDING):  # Gemma 3's name for it in version 4
+        text["rope_local_base_freq"] = by_type[SLIDING]["rope_theta"]
     # Phi-3 looks here first, llama.cpp's converter for llama3 here alone
     if ORIGINAL in text or parameters["rope_type"] == "llama3":
         text[ORIGINAL] = parameters.get(ORIGINAL, text.get(ORIGINAL))

@@ -26,6 +26,7 @@ from longitude.core.scheme import Layers, Scheme
 from longitude.core.validate import UserError, shown
 from longitude.hf.encoding_config import head_dim
 from longitude.hf.rope_config import (
+    FULL,
     INSIDE,
     ORIGINAL,
     RopeDict,
@@ -87,7 +88,7 @@ def make_target(scheme: Scheme | Layers, config: Mapping[str, Any], length: int)
                 why += "nearest they can is nope()."
         raise UserError(f"settings of a runtime {why}")
     fixed = _is_fixed(rope.frequencies) or isinstance(rope.frequencies, parts.LongRope)
-    windows = [m for m in one.mask if m != parts.Causal() and not text.get("sliding_window")]
+    windows = [m for m in one.mask if m not in (parts.Causal(), *own_windows(config))]
     others = [rope.remap, rope.decay, one.embed, *one.bias, *one.scale, *windows]
     if unsupported := next(filter(None, [*others, None if fixed else rope.frequencies]), None):
         raise UserError(
@@ -160,9 +161,13 @@ def _is_fixed(frequencies: Frequencies) -> bool:
 def supporting(scheme: Scheme | Layers, own: Scheme | Layers) -> tuple[str, ...]:
     """The runtimes, of those that `extend` recommends for, that serve a model whose own scheme is
     `own` under this one by their own settings. Both schemes must be complete."""
-    needs = required(scheme, own)
-    able = [r.name for r in recommended() if needs is not None and needs <= r.supports]
-    return tuple(able)
+    needs, count = required(scheme, own), math.lcm(len(scheme), len(own))
+    changed = [own.layer(n) for n in range(count) if scheme.layer(n) != own.layer(n)]
+    layers = {"all", "full", "one"}
+    if changed and len({one.rotary for one in own.schemes}) > 1:  # types of layers differ
+        layers = {"all"} if any(len(one.mask) > 1 for one in changed) else {"all", "full"}
+    able = [r for r in recommended() if needs is not None and needs <= r.supports]
+    return tuple(r.name for r in able if r.layers in layers)
 
 
 def required(scheme: Scheme | Layers, own: Scheme | Layers) -> frozenset[str] | None:
@@ -245,6 +250,15 @@ def trained_length(config: Mapping[str, Any], frequencies: Frequencies | None = 
             "on: add it."
         )
     return int(length)
+
+
+def own_windows(config: Mapping[str, Any], kind: str | None = None) -> tuple[parts.Window, ...]:
+    """The window of a model's layers, or of those of one type, if its config.json states one."""
+    text = text_config(config)
+    size, types = text.get("sliding_window"), text.get("layer_types") or ()
+    whole = kind == FULL or (kind is None and FULL in types)
+    used = text.get("use_sliding_window", True) and not whole
+    return (parts.Window(size),) if used and isinstance(size, int) and size > 0 else ()
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

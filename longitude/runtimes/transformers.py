@@ -33,7 +33,7 @@ from longitude.hf.rope_config import (
     sections_of,
 )
 from longitude.hf.source import SCHEME
-from longitude.parts import DynamicNtk, Ntk, Yarn
+from longitude.parts import DynamicNtk, Ntk, Rope, Yarn
 from longitude.runtimes import Question, Runner, Runtime, Settings, TopTokens
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint
 from longitude.runtimes.effective import (
@@ -209,20 +209,25 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
 def _reads(config: Mapping[str, Any], target: Target) -> bool:
     """Whether the model's own class reads the target from a config.json: Phi-3's takes no type but
     longrope, others validate what no formula shows."""
-    from longitude.hf.device import quiet_transformers
-
-    text = text_config(config)
-    try:
-        with quiet_transformers(bars=False):
-            found = ropes(make_config(text if "model_type" in text else config))
-    except UserError:
-        return False
+    found = _ropes(config)
     rope = found.get(FULL) or next(filter(None, found.values()), None)
     if rope is None or rope.dim(head_size(config)) != target.dims:
         return False
     read = target.under(rope)
     same = map(math.isclose, read.inv_freq, target.inv_freq)
     return all(same) and math.isclose(read.attention, target.attention)
+
+
+def _ropes(config: Mapping[str, Any]) -> Mapping[str | None, Rope | None]:
+    """The rotations that the model's own class reads from a config.json; none if it refuses it."""
+    from longitude.hf.device import quiet_transformers
+
+    text = text_config(config)
+    try:
+        with quiet_transformers(bars=False):
+            return ropes(make_config(text if "model_type" in text else config))
+    except UserError:
+        return {}
 
 
 def write_any(
@@ -238,12 +243,14 @@ def write_any(
         if required(scheme, own) is not None:
             sections = sections_of(text_config(model.config))
             parameters = sections | rope_parameters(rope)
-            config = both_spellings(model, parameters, rope.frequencies.original)
-            entry["rope_parameters"] = sections | rope_parameters(own.rotary)
-            note = (
-                "transformers rotates new keys by a larger base and keeps the old ones: decoding "
-                "differs from prefill; longitude.hf.load with the scheme does not."
-            )
+            stated = both_spellings(model, parameters, rope.frequencies.original)
+            if any(r and r.frequencies == rope.frequencies for r in _ropes(stated).values()):
+                config = stated
+                entry["rope_parameters"] = sections | rope_parameters(own.rotary)
+                note = (
+                    "transformers rotates new keys by a larger base and keeps the old ones: "
+                    "decoding differs from prefill; longitude.hf.load with the scheme does not."
+                )
     start = WITH_LONGITUDE.replace("{scheme}", text.replace('"', '\\"'))
     return Settings(config, start, {**config, SCHEME: entry}, (note,))
 
@@ -255,10 +262,12 @@ def top_tokens(question: Question) -> TopTokens:
     from longitude.hf.device import quiet_transformers
 
     path = Path(question["path"])
-    if SCHEME in read_json(path / "config.json", optional=True):
+    if saved := read_json(path / "config.json", optional=True).get(SCHEME):
         from longitude.hf.loading import load
+        from longitude.hf.patch import apply
 
         model, _ = load(str(path), device="cpu", dtype="float32", quiet=True)
+        apply(model, saved["scheme"], length=question["length"], force=bool(saved.get("force")))
     else:
         auto = import_module("transformers").AutoModelForCausalLM
         given = dict(question["settings"].get("from_pretrained") or {})

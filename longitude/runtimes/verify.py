@@ -161,6 +161,7 @@ class Reference:
             "settings": dict(settings),
             "ids": self.ids.tolist()[: max(lengths)],
             "lengths": ends(lengths),
+            "length": self.length,
             "top": TOP,
             "drawn": self.drawn,
             "threads": torch.get_num_threads(),

@@ -157,7 +157,7 @@ def write(target: Target, model: Checkpoint, version: str) -> Iterator[Settings]
         longest = unmultiplied(target, parameters)
         entries: dict[str, Any] = {"max_position_embeddings": longest}
         if not before(version, "0.12"):
-            entries["rope_parameters"] = per_layer(model, parameters)
+            entries["rope_parameters"] = per_layer(model, parameters, target.length)
         else:  # version 5's name is not read yet
             entries["rope_theta"] = parameters["rope_theta"]
             scaled = parameters["rope_type"] != "default"
@@ -202,6 +202,7 @@ def _top_tokens(question: Question) -> TopTokens:
         dtype="float32",
         enforce_eager=True,
         skip_tokenizer_init=True,
+        enable_prefix_caching=False,
         max_logprobs=question["top"],
         max_model_len=settings.get("--max-model-len"),
         hf_overrides=settings.get("--hf-overrides") or {},

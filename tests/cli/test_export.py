@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from longitude.cli.main import run
+from longitude.core.store import Store
+from longitude.eval.records import LOSS, ResultKey, Subject
 from tests.hf.gguf_files import write_gguf
 from tests.hf.tiny import decoder
 
@@ -79,4 +81,30 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
     said = refused(
         capsys, "tiny-alibi", "--scheme", "ntk_alibi(4)", "--for", "sglang", "--to", "4x"
     )
-    assert "has none" in said
+    assert "export it for transformers or vllm" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("recommendation.json", b'{"best": {"numbers": {}}}'),
+        ("recommendation.json", b"[]"),
+        ("recommendation.json", b""),
+        ("summary.md", b"\xff"),
+    ],
+)
+def test_a_damaged_run_is_told_of(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str, content: bytes
+) -> None:
+    subject = Subject("tiny-rope", "0", "rope()", "rope", 256, "float32", "cpu")
+    with Store(tmp_path / "results.sqlite") as store:
+        store.put(ResultKey(LOSS, subject, "rope()", 1024).to_json(), {"label": "baseline"})
+    best = {"label": "yarn", "scheme": YARN, "numbers": {"target": 1024, "own": "baseline"}}
+    advice = {"best": best, "runtimes": [{"what": "sglang", **best}]}
+    (tmp_path / "recommendation.json").write_text(json.dumps(advice))
+    assert run(["export", str(tmp_path), "--for", "sglang"]) == 0
+    assert "yarn" in capsys.readouterr().out
+    (tmp_path / file).write_bytes(content)
+    assert "run the same `longitude extend` again" in refused(
+        capsys, str(tmp_path), "--for", "sglang"
+    )

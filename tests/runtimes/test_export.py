@@ -24,6 +24,7 @@ from longitude.runtimes.api import ExportOptions, _exported
 from longitude.runtimes.checkpoint import TOKENIZER, Checkpoint, open_checkpoint
 from longitude.runtimes.export import PriorRun, exports, write
 from longitude.runtimes.target import Target, make_target
+from tests.hf.tiny import config_of
 from tests.runtimes.configs import emulate, request
 
 CONFIG = {
@@ -207,10 +208,54 @@ def test_a_run_that_advises_nothing_for_some_runtimes_serves_the_others() -> Non
         return {"label": label, "scheme": scheme, "sentence": "none is better.", "numbers": numbers}
 
     best = advice("rerope", "rope(remap=rerope(64))", 1.0)
-    nothing = {name: advice("baseline", None, 2.0) for name in ("llama.cpp", "sglang")}
+    without = ("transformers", "llama.cpp", "sglang")
+    nothing = {name: advice("baseline", None, 2.0) for name in without}
     run = PriorRun("tiny-rope", 1024, best, nothing, "")
     every = [(runtime, None) for runtime in runtimes().values()]
     result = _exported(open_checkpoint("tiny-rope"), every, None, ExportOptions(), run)
     refused = {one.runtime.name: str(one.refused) for one in result.exports if not one.settings}
     assert "the run advises no scheme for sglang: none is better." in refused["sglang"]
+    assert "--scheme" not in refused["sglang"]  # which has no settings for it
+    assert refused["transformers"].endswith("add --scheme 'rope(remap=rerope(64))'.")
     assert "no recommendation for" in " ".join(refused.values()) and "vllm" not in refused
+    scheme = "rope(remap=rerope(64))"  # as is said
+    named = _exported(open_checkpoint("tiny-rope"), every[:1], scheme, ExportOptions(), run)
+    assert named.exports[0].scheme == scheme
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "able"),
+    [
+        ("tiny-alibi", "alibi_interpolated(4)", "transformers or vllm"),
+        ("tiny-learned", "learned_tiled(256)", "transformers or vllm or sglang"),
+    ],
+)
+def test_a_model_without_a_rotation_is_not_told_to_take_one(
+    source: str, text: str, able: str
+) -> None:
+    place = open_checkpoint(source)
+    (done,) = exports(place, [request("mlx", text)], 1024)
+    assert str(done.refused).endswith(f"export it for {able}.")
+    requests = [request(name, text) for name in able.split(" or ")]
+    assert all(one.settings for one in exports(place, requests, 1024))
+
+
+@pytest.mark.parametrize("kind", ["stablelm", "gpt_neox"])
+def test_mlx_rotates_some_models_by_the_base_alone(kind: str, tmp_path: Path) -> None:
+    """mlx_lm/models/stablelm.py and gpt_neox.py of 0.32.2."""
+    config_of(kind).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = {"rotary_emb_base": 1e4, "rotary_pct": 0.25} if kind == "gpt_neox" else {}
+    (tmp_path / "config.json").write_text(json.dumps(config | names))
+    texts = [f"rope(frequencies={f})" for f in ("yarn(4, original=64)", "ntk(4)")]
+    place = open_checkpoint(str(tmp_path))
+    yarn, base = exports(place, [request("mlx", text) for text in texts], 256)
+    assert "frequencies=ntk(4)" in str(yarn.refused)
+    assert base.settings, base.refused
+
+
+def test_mlx_takes_phi3s_lists_under_their_old_name(tmp_path: Path) -> None:
+    config_of("phi3", original_max_position_embeddings=64).save_pretrained(tmp_path)
+    place = open_checkpoint(str(tmp_path))
+    (done,) = exports(place, [request("mlx", "rope(frequencies=linear(4))")], 256)
+    assert done.config and {"type", "long_factor"} <= done.config["rope_scaling"].keys()

@@ -22,6 +22,7 @@ from longitude.runtimes.api import ExportOptions, export
 from longitude.runtimes.checkpoint import open_checkpoint
 from longitude.runtimes.export import ExportResult, exports
 from tests.hf.gguf_files import write_gguf
+from tests.hf.tiny import decoder
 from tests.runtimes.configs import request
 
 FACTORS = tuple(1 + i / 4 for i in range(16))
@@ -130,6 +131,30 @@ def test_dynamic_ntk_in_transformers_words_and_ours(tmp_path: Path) -> None:
     assert config.max_position_embeddings == 256  # where it begins
     model, _ = lh.load(tmp_path / "out", quiet=True)
     assert lh.scheme_of(model) == parse("rope(frequencies=dynamic_ntk(256, 4))")
+
+
+def test_a_class_without_dynamic_ntk_gets_ours_alone(tmp_path: Path) -> None:
+    decoder("phi3", original_max_position_embeddings=64).save_pretrained(tmp_path / "phi3")
+    text = "rope(frequencies=dynamic_ntk(64))"
+    result = export(
+        tmp_path / "phi3", options=ExportOptions(scheme=text, out=tmp_path / "o", to=256)
+    )
+    model, _ = lh.load(tmp_path / "o", quiet=True)
+    assert str(lh.scheme_of(model)) == text
+    assert "with the model's own scheme" in result.notes[0]
+
+
+@pytest.mark.parametrize("own", [None, 12])
+def test_another_window_than_the_models_own_is_no_setting(own: int | None, tmp_path: Path) -> None:
+    decoder("mistral", sliding_window=own).save_pretrained(tmp_path / "m")
+    place, text = open_checkpoint(str(tmp_path / "m")), "rope() + window(24, sinks=4)"
+    transformers, sglang = exports(
+        place, [request(n, text) for n in ("transformers", "sglang")], 128
+    )
+    assert transformers.text and "longitude.hf" in transformers.text
+    assert sglang.refused and "nearest it can serve is rope()" in sglang.refused
+    (kept,) = exports(place, [request("sglang", "rope(base=500) + window(12)")], 128)
+    assert (kept.refused is None) == (own == 12)
 
 
 def test_longrope_keeps_both_its_lists_for_transformers(tmp_path: Path) -> None:

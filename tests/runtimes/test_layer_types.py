@@ -52,7 +52,7 @@ def made(folder: Path, text: str, out: Path) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("text", [FULL_ALONE, YARN])
+@pytest.mark.parametrize("text", [FULL_ALONE, YARN, "rope(frequencies=ntk_mixed(4))"])
 def test_transformers_computes_the_scheme(folder: Path, text: str, tmp_path: Path) -> None:
     exported, ids = made(folder, text, tmp_path / "f"), torch.arange(3, 63).repeat(1, 5)
     model, _ = lh.load(folder, quiet=True)
@@ -63,6 +63,28 @@ def test_transformers_computes_the_scheme(folder: Path, text: str, tmp_path: Pat
         found = exported(ids).logits
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert (found - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rope(remap=leaky_rerope(64, 4))",
+        "rope(frequencies=dynamic_ntk(256))",
+        "rope() + window(48, sinks=4)",  # of the full layers
+        f"layers(rope(remap=rerope(16)), rope(remap=rerope(16)), {YARN})",
+    ],
+)
+def test_what_has_no_settings_is_loaded_by_us(folder: Path, text: str, tmp_path: Path) -> None:
+    place, ids = open_checkpoint(str(folder)), torch.arange(3, 63).repeat(1, 5)
+    done = exports(place, [request("transformers", text)], 1024)
+    write_files(ExportResult(place, tuple(done), 1024), tmp_path / "f")
+    (ours, _), (exported, _) = (lh.load(at, quiet=True) for at in (folder, tmp_path / "f"))
+    with torch.no_grad():
+        plain = ours(ids).logits
+        with lh.patched(ours, text):
+            expected = ours(ids).logits
+        torch.testing.assert_close(exported(ids).logits, expected)
+    assert (expected - plain).abs().max() > 1e-4
 
 
 def test_layers_that_are_not_asked_for_keep_their_own(folder: Path, tmp_path: Path) -> None:
@@ -98,13 +120,15 @@ def test_vllm_is_told_every_type(folder: Path) -> None:
 def test_refusals(folder: Path) -> None:
     place = open_checkpoint(str(folder))
     requests = [
-        request("vllm", YARN),
+        request("vllm", YARN, "0.28"),
         request("sglang", FULL_ALONE),
         request("vllm", FULL_ALONE, "0.11.0"),
+        request("vllm", YARN),
     ]
-    others, sglang, old = (one.refused for one in exports(place, requests, 1024))
+    others, sglang, old, plugin = (one.refused for one in exports(place, requests, 1024))
     assert others and "changes others as well" in others
     assert sglang and "types of layers rotate differently" in sglang
     assert old and "use 0.12 or newer" in old
+    assert plugin is None
     with pytest.raises(UserError, match="gives them different ones"):
         place.resolve(f"layers({YARN}, rope(), rope())")

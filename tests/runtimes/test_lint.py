@@ -177,7 +177,9 @@ def test_faults_of_the_file_are_told_too(name: str) -> None:
 
 
 RIGHT = [both(YARN), both(LLAMA3), both({"rope_type": "default", "rope_theta": 4e6})]
-RIGHT.append(both(EQUAL, model_type="phi3"))  # whose lists llama.cpp's converter writes
+RIGHT.append(
+    both({**EQUAL, "type": "longrope"}, model_type="phi3")
+)  # whose lists llama.cpp's converter writes
 
 
 @pytest.mark.parametrize("settings", RIGHT, ids=["yarn", "llama3", "base", "longrope"])

@@ -176,7 +176,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SCHEMES = {name: f"rope(frequencies={text})" for name, text in FREQUENCIES.items()}
 SCHEMES |= {"NoPE": "nope()", "a remap": "rope(remap=rerope(32))"}
 SCHEMES |= {"DroPE": "drope(32, c=0.4, length=128)", "DroPE by query": "drope(32, c=0.4)"}
-WITHOUT_SETTINGS = ("a remap", "DroPE by query")
+SCHEMES |= {"by length": "rope(frequencies=dynamic_ntk(64))"}
+WITHOUT_SETTINGS = ("a remap", "DroPE by query", "by length")
 
 
 @pytest.mark.parametrize(
