@@ -196,7 +196,7 @@ def make_config(raw: Entries) -> Any:
         for name in LAYERS:
             if isinstance(count := part.get(name), int) and count > MAX_LAYERS:
                 raise UserError(
-                    f"the configuration's {name} is {shown(count)}, but no model is as deep: "
+                    f"the configuration's {name} is {shown(count)}, but no model is as large: "
                     f"correct it."
                 )
     try:
