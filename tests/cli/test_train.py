@@ -177,6 +177,19 @@ def test_an_interrupted_run_says_how_to_resume(longitude, text, tmp_path, monkey
     assert code == 0 and "after 2 steps" in printed
 
 
+def test_an_interrupted_lab_says_how_to_resume(longitude, text, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    given = ("lab", *SMALL, "--text", text, "--out", str(tmp_path / "lab"))
+    with monkeypatch.context() as patch:
+        patch.setattr("longitude.training.lab.compare.evaluate", interrupted)
+        code, printed, news = longitude(*given)
+    assert code == 130 and not printed
+    assert news.endswith("stopped: the same command resumes from here.\n")
+    assert longitude(*given)[0] == 0
+
+
 def test_a_store_that_is_none_is_told(longitude, text, tmp_path):
     (tmp_path / "rows.sqlite").write_text("not a database, but long enough to look like one" * 40)
     code, _, news = longitude("lab", *SMALL, "--text", text, "--out", str(tmp_path))
