@@ -92,9 +92,10 @@ def load_template(package: str, name: str) -> Any:
 @cache
 def vega() -> str:
     """Vega, Vega-Lite and vega-embed, from the installed vl-convert: in a process of its own, since
-    no other thread would run for the seconds that it takes, and silent, since Ctrl-C ends both."""
+    no other thread would run for the seconds that it takes. Ctrl-C does not reach it."""
     make = "import vl_convert as v; print(v.javascript_bundle('window.vegaEmbed = vegaEmbed;'))"
-    bundle = run([sys.executable, "-Xutf8", "-c", make], capture_output=True, check=True).stdout
+    command = [sys.executable, "-Xutf8", "-c", make]
+    bundle = run(command, capture_output=True, check=True, start_new_session=True).stdout
     return bundle.decode().replace("\r\n", "\n")  # as a browser reads it before it takes the hash
 
 
