@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import traceback
 from typing import Annotated
@@ -54,7 +55,8 @@ def options(
 
 
 def main() -> None:
-    """The program: runs one command and exits."""
+    """The program: runs one command and exits; it is terminated as it is interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 

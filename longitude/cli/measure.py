@@ -183,7 +183,7 @@ def lab(
     """
     from longitude.training import api
 
-    with display(quiet or not api.is_first_process()) as progress:
+    with display(quiet or not api.is_first_process(), resumes=True) as progress:
         result = api.lab(schemes, options=replace(options, progress=progress))
     if api.is_first_process():
         print_result(result, as_json)
@@ -213,7 +213,7 @@ def tune(
     """
     from longitude.training import api
 
-    with display(quiet or not api.is_first_process()) as progress:
+    with display(quiet or not api.is_first_process(), resumes=True) as progress:
         result = api.tune(model, to=to, options=replace(options, progress=progress))
     if api.is_first_process():
         print_result(result, as_json)

@@ -2,7 +2,7 @@
 
 A file or a checkpoint folder is written under a hidden name beside its destination and moved there
 at the end: a kill, an error or a full disk leaves the old version, or none. Leftovers of a killed
-folder write are removed by the next one.
+write are removed by the next one.
 
 A key of the store is any JSON object that describes a computation; its address is the sha256 of its
 canonical form (fields sorted, no spaces), so equal keys find the same row whatever the order of
@@ -22,8 +22,9 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,23 +56,29 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """A temporary path to write to, moved to `path` if the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    for old in path.parent.glob(f".{escape(path.name)}.*.part"):
+        with locked(old) as alone, suppress(OSError):
+            if alone:  # its writer was killed
+                old.unlink()
     try:
-        yield part
-        part.replace(path)
+        part.touch()
+        with locked(part):
+            yield part
+            part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Whether this process alone has the folder, until the block or the process ends, however it
-    does: no lock gets stale. True as well where there are no locks."""
+def locked(path: Path) -> Iterator[bool]:
+    """Whether this process alone has the folder or file, until the block or the process ends,
+    however it does: no lock gets stale. True as well where there are no locks."""
     alone = True
     with ExitStack() as stack:
         try:
             import fcntl  # Windows has none
 
-            stack.callback(os.close, handle := os.open(folder, os.O_RDONLY))
+            stack.callback(os.close, handle := os.open(path, os.O_RDONLY))
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             alone = False
@@ -167,7 +174,7 @@ class Store:
     def get(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """The value of this key, None if there is none."""
         rows = self._run("SELECT value FROM rows WHERE id = ?", address(key))
-        return json.loads(rows[0][0]) if rows else None
+        return self._object(rows[0][0]) if rows else None
 
     def put(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """Store a value, replacing an earlier one; on disk when this returns."""
@@ -177,7 +184,7 @@ class Store:
         """The rows whose keys have these fields, in an order that depends on content alone."""
         fields = {name: _text(_json(v, name, canonical=True)) for name, v in match.items()}
         stored = self._run("SELECT key, value, made FROM rows ORDER BY key")
-        rows = (Row(json.loads(key), json.loads(value), made) for key, value, made in stored)
+        rows = (Row(self._object(key), self._object(value), made) for key, value, made in stored)
         return (
             r for r in rows if fields.items() <= {k: _text(v) for k, v in r.key.items()}.items()
         )
@@ -203,6 +210,15 @@ class Store:
             for row in rows:
                 self._write(MERGE, *row)
         return len(rows)
+
+    def _object(self, text: str) -> dict[str, Any]:
+        """The key or value of a row."""
+        try:
+            return json.loads(text)
+        except ValueError as e:
+            raise StoreError(
+                f"The store {self.path} has a damaged row ({e}): delete it, or name another file."
+            ) from e
 
     def _write(
         self, statement: str, key: Mapping[str, Any], value: Mapping[str, Any], made: str

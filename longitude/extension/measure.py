@@ -28,6 +28,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from longitude.core.progress import Event, Progress, silent
 from longitude.core.store import Row, Store, address
@@ -291,23 +292,37 @@ def _run_each(workers: Sequence[Evaluator], tasks: Iterator[Task], store: Store)
         if (task := next(tasks, None)) is not None:
             running[pool.submit(run, worker, task)] = task, worker
 
-    threads = torch.get_num_threads()
     running: dict[Future[Any], tuple[Task, Evaluator]] = {}
-    try:
-        with ThreadPoolExecutor(
-            len(workers), initializer=torch.set_num_threads, initargs=(threads // len(workers),)
-        ) as pool:
-            for worker in workers:
-                start(worker)
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    task, worker = running.pop(future)
-                    start(worker)  # it goes on while the rows are written
-                    for key, value in future.result():
-                        store.put(key.to_json(), value)
-                    yield task
-    finally:
-        torch.set_num_threads(threads)
+    with _threads(len(workers)) as pool:
+        for worker in workers:
+            start(worker)
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                task, worker = running.pop(future)
+                start(worker)  # it goes on while the rows are written
+                for key, value in future.result():
+                    store.put(key.to_json(), value)
+                yield task
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that share the cores. An error in the block, or Ctrl-C, ends what runs in them at its
+    next layer: the pool waits for it."""
+
+    def end(*_: Any) -> None:
+        raise OutOfTime
+
+    cores = torch.get_num_threads()
+    pool = ThreadPoolExecutor(count, "", torch.set_num_threads, (cores // count,))
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, cores)
+        with pool:
+            try:
+                yield pool
+            except BaseException:
+                stack.callback(register_module_forward_pre_hook(end).remove)
+                raise
 
 
 # time
@@ -346,7 +361,7 @@ TYPICAL = Pace(1.0, 1 / 16384)  # in units of one token's time: what progress go
 
 
 class OutOfTime(Exception):
-    """A forward was cut short by the budget."""
+    """A forward was cut short, by the budget or by what ended another one."""
 
 
 @dataclass
@@ -393,7 +408,7 @@ class Clock:
             if time.monotonic() > self.deadline:
                 raise OutOfTime
 
-        hook = torch.nn.modules.module.register_module_forward_pre_hook(check)
+        hook = register_module_forward_pre_hook(check)
         try:
             yield
         finally:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from longitude.core.store import LEFTOVERS, atomic_file, locked
+from longitude.core.store import LEFTOVERS, atomic_file, locked, read_json
 from longitude.core.validate import UserError, shown
 from longitude.training.data import reason
 from longitude.training.distributed import World, assign
@@ -99,7 +99,7 @@ class RunFolder:
             raise UserError(f"{file} describes no run ({e}): give another --out.") from None
 
     def history(self) -> dict[str, Any]:
-        return json.loads((self.path / HISTORY).read_text(encoding="utf-8"))
+        return read_json(self.path / HISTORY)
 
     def claim(self, question: dict[str, Any], resume: bool) -> None:
         """Raise unless the run of this question may write here."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from subprocess import PIPE, run
+from subprocess import run
 from typing import Any
 
 import vl_convert
@@ -92,9 +92,10 @@ def load_template(package: str, name: str) -> Any:
 @cache
 def vega() -> str:
     """Vega, Vega-Lite and vega-embed, from the installed vl-convert: in a process of its own, since
-    no other thread would run for the seconds that it takes."""
+    no other thread would run for the seconds that it takes. Ctrl-C does not reach it."""
     make = "import vl_convert as v; print(v.javascript_bundle('window.vegaEmbed = vegaEmbed;'))"
-    bundle = run([sys.executable, "-Xutf8", "-c", make], stdout=PIPE, check=True).stdout
+    command = [sys.executable, "-Xutf8", "-c", make]
+    bundle = run(command, capture_output=True, check=True, start_new_session=True).stdout
     return bundle.decode().replace("\r\n", "\n")  # as a browser reads it before it takes the hash
 
 

@@ -97,6 +97,20 @@ def test_interrupting_is_quiet(
     assert longitude("show", "rope") == (130, "", "")
 
 
+TERMINATED = """import signal, sys
+from longitude.cli.main import main
+from longitude.inspection import api
+api.as_scheme = lambda text: signal.raise_signal(signal.SIGTERM)
+sys.argv[1:] = ["show", "rope"]
+main()"""
+
+
+def test_terminating_is_interrupting() -> None:
+    command = [sys.executable, "-c", TERMINATED]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
 def test_a_pipe_closed_early_is_quiet() -> None:
     program = subprocess.Popen(
         [sys.executable, "-m", "longitude", "schemes"],

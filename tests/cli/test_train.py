@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from longitude.core.validate import UserError
 from longitude.training.checkpoint import HISTORY, STATE
 from longitude.training.lab.run import MODEL, load
 
@@ -175,6 +176,31 @@ def test_an_interrupted_run_says_how_to_resume(longitude, text, tmp_path, monkey
     assert news.endswith("stopped after step 1 of 2: add --resume to continue.\n")
     code, printed, _ = longitude("train", *SMALL, *out, "--resume")
     assert code == 0 and "after 2 steps" in printed
+
+
+def test_an_interrupted_lab_says_how_to_resume(longitude, text, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    given = ("lab", *SMALL, "--text", text, "--out", str(tmp_path / "lab"))
+    with monkeypatch.context() as patch:
+        patch.setattr("longitude.training.lab.compare.evaluate", interrupted)
+        code, printed, news = longitude(*given)
+    assert code == 130 and not printed
+    assert news.endswith("stopped: the same command resumes from here.\n")
+    assert longitude(*given)[0] == 0
+
+
+def test_damaged_files_of_a_run_are_told(longitude, text, tmp_path):
+    given, run = (*SMALL, "--text", text), tmp_path / "run"
+    trained = ("train", *given, "--out", str(run), "--resume")
+    assert longitude(*trained)[0] == 0
+    (run / HISTORY).write_text("{")
+    code, _, news = longitude(*trained)
+    assert code == 2 and f"{HISTORY} is no JSON" in news
+    (run / MODEL).write_bytes(bytes(100))
+    with pytest.raises(UserError, match=f"{MODEL} is damaged .*: delete it, and train again"):
+        load(run)
 
 
 def test_a_store_that_is_none_is_told(longitude, text, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from longitude.core.store import atomic_checkpoint, atomic_file
+from longitude.core.store import atomic_checkpoint, atomic_file, locked
 
 
 def test_a_file_takes_its_place(tmp_path):
@@ -22,6 +22,17 @@ def test_an_error_leaves_the_old_file(tmp_path):
         raise OSError("no space left")
     assert target.read_text() == "old"
     assert [*tmp_path.iterdir()] == [target]
+
+
+def test_leftovers_of_a_killed_write_go(tmp_path):
+    killed, living, other = (tmp_path / f".{n}.part" for n in ("[a].txt.1", "[a].txt.2", "a.txt.1"))
+    for part in (killed, living, other):
+        part.write_text("half")
+    with locked(living), atomic_file(tmp_path / "[a].txt") as part:
+        part.write_text("all")
+        with locked(part) as alone:
+            assert not alone
+    assert {*tmp_path.iterdir()} == {tmp_path / "[a].txt", living, other}
 
 
 def test_a_checkpoint_takes_the_place_of_one_with_other_weights(tmp_path):

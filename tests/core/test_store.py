@@ -241,6 +241,17 @@ def writer(path: Path, first: int, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
+def test_a_damaged_row_is_told(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.put(KEY, {"loss": 1.25})
+        with closing(sqlite3.connect(tmp_path / "s.sqlite")) as db, db:
+            db.execute("UPDATE rows SET value = substr(value, 1, 9)")
+        with pytest.raises(StoreError, match=r"s\.sqlite has a damaged row .*: delete it"):
+            store.get(KEY)
+        with pytest.raises(StoreError, match="damaged row"):
+            list(store.rows())
+
+
 def test_a_kill_leaves_every_row_that_was_written(tmp_path: Path) -> None:
     path, told = tmp_path / "rows.sqlite", 0
     for stop in (1, 7, 16):  # on its way, at different moments of a write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -230,3 +231,23 @@ def test_an_error_of_a_worker_is_raised(small, two_cores, monkeypatch):
     tasks = [Task(method, LOSS, document=0) for method in small.plan.methods]
     with Store(":memory:") as other, pytest.raises(RuntimeError, match="illegal"):
         run_tasks(two_cores, tasks, other)
+
+
+def test_ctrl_c_waits_for_no_worker(small, two_cores, monkeypatch):
+    finished = []
+
+    def forwards(self, task, record):
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            torch.nn.Identity()(0)
+        finished.append(task)
+
+    def progress(event):
+        if event.stage.startswith(small.plan.methods[1].label):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Evaluator, "run", forwards)
+    tasks = [Task(method, LOSS, document=0) for method in small.plan.methods[:2]]
+    with Store(":memory:") as other, pytest.raises(KeyboardInterrupt):
+        run_tasks(two_cores, tasks, other, progress)
+    assert not finished and torch.nn.Identity()(0) == 0  # what runs later is not ended

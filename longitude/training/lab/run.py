@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from jaxtyping import UInt8
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -231,5 +232,8 @@ def load(path: Path, scheme: str | None = None, device: str | torch.device = "cp
     config = read_run(lab_folder(path).question() or {}).config
     scheme = scheme or dump(at_test(parse(config.scheme)))
     model = Decoder(replace(config, scheme=scheme))
-    model.load_state_dict(load_file(path / MODEL))
+    try:
+        model.load_state_dict(load_file(path / MODEL))
+    except SafetensorError as e:
+        raise UserError(f"{path / MODEL} is damaged ({e}): delete it, and train again.") from e
     return model.to(device).eval()
