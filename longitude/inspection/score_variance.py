@@ -153,7 +153,7 @@ class ScoreModel:
         rng, scale = _generator(), self.scheme.softmax_scale(self.dims.head_dim)
         shape = (max(contents, 1), self.dims.heads, 1, self.dims.head_dim)
         q, k = (torch.randn(shape, generator=rng, dtype=torch.float64) for _ in range(2))
-        size = self.scale(queries)[:, None] * scale if contents else queries[:, None] * 0.0
+        size = self.scale(queries)[:, None] if contents else queries[:, None] * 0.0
         q, k = q * size, k.expand(-1, -1, len(keys), -1) * bool(contents)
         p, r = self.positions(queries)[None], self.positions(keys)[None]
         at = torch.arange(len(q))[:, None, None], torch.arange(self.dims.heads)[None, :, None]

@@ -185,7 +185,7 @@ def test_a_results_page_has_the_tables_of_its_rows(page: str) -> None:
 
 
 def test_the_table_of_properties_is_fresh() -> None:
-    script("properties").main(["--check", "alibi_lm", "su_rerope"])
+    script("properties").main(["--check", "alibi_lm", "su_rerope", "transformer_xl_lm"])
 
 
 @pytest.mark.slow
