@@ -37,8 +37,8 @@ READS_BOTH = frozenset(
 # models whose own file there rotates by the base alone
 READS_NO_SCALING = frozenset(
     "Klear baichuan_m1 cohere cohere2 dbrx gemma gemma2 glm glm4 gpt_neox helium minimax "
-    "llama4_text olmo openelm phi phixtral plamo plamo2 qwen recurrent_gemma stablelm "
-    "starcoder2".split()
+    "llama4_text mimo_v2_flash olmo openelm phi phixtral plamo plamo2 plamo3 qwen "
+    "recurrent_gemma stablelm starcoder2".split()
 )
 BASES = {"gemma3_text": 1e6}  # defaults of its own file there
 ROTATES_FULL_HEADS = frozenset("llama mistral qwen2 qwen3 gemma gemma2".split())

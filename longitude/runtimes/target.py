@@ -256,8 +256,8 @@ def own_windows(config: Mapping[str, Any], kind: str | None = None) -> tuple[par
     """The window of a model's layers, or of those of one type, if its config.json states one."""
     text = text_config(config)
     size, types = text.get("sliding_window"), text.get("layer_types") or ()
-    whole = kind == FULL or (kind is None and FULL in types)
-    used = text.get("use_sliding_window", True) and not whole
+    full = kind == FULL or (kind is None and FULL in types)
+    used = text.get("use_sliding_window", True) and not full
     return (parts.Window(size),) if used and isinstance(size, int) and size > 0 else ()
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from longitude.core.part import Dims
-from longitude.ops import bands
+from longitude.ops import bands, flex
 from longitude.ops.attention import attention
 from longitude.ops.inputs import prepare
 from longitude.ops.plan import Kernel, make_plan, plan_call
@@ -50,3 +51,11 @@ def test_it_equals_the_score_matrix(text: str, call: str) -> None:
         want = attention(*given, backend="eager", sink_logits=sinks)
         got = attention(*given, backend="flex", sink_logits=sinks)
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("text", "vectors"), [("shaw(7)", 8), ("shaw(7) + bidirectional()", 15)])
+def test_causal_calls_multiply_by_no_vectors_of_keys_ahead(text: str, vectors: int) -> None:
+    own_scheme, x = scheme(text), torch.zeros(1, 2, 40, 8)
+    p = prepare(own_scheme, x, x, x, range(40), range(40), own_scheme.init(Dims(16, 2, 8), None))
+    lookup: Any = flex._as_lookup(p.terms()["shaw"], p)
+    assert lookup.rows.shape[-1] == vectors
