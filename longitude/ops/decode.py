@@ -239,7 +239,10 @@ def _latest_plan(
     (b, heads, nq, d), kv_heads, value_dim, (dtype, *_), device = sizes
     keys = kv_heads * sum(run.n for line in lines for run in line)
     keys *= b // len(lines)  # one line may be that of all sequences
-    block = _kernel().blocks_for(max(d, value_dim), dtype, heads // kv_heads * nq, keys).keys
+    kernel, rope, group = _kernel(), scheme.rotary, heads // kv_heads
+    half, adjacent = (rope.dim(d) // 2, rope.pairs == "adjacent") if rope else (0, False)
+    single = kernel.by_warps((d, half, value_dim), adjacent, group, nq, dtype, device)
+    block = kernel.blocks_for(max(d, value_dim), dtype, group * nq, keys, single).keys
     spec = TableSpec(d, length, torch.float32, device)
     last = lines[0][-1] if len(lines) == len(at) == nq == 1 and lines[0] else NO_RUN
     if scheme.causal and at[0] == (last.pos + last.n - 1,):

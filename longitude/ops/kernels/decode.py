@@ -1,4 +1,5 @@
 """Flash-decoding over pre-RoPE keys: attention of a few queries, each key rotated as it is read.
+Over many keys, a Hopper GPU has a kernel of single warps for it (`decode_hopper`).
 
 The cache is read once, whatever the scheme: the keys of a block are rotated by one small table that
 serves every block, the query by the block's own angle (see `ops.decode`), so nothing is read but
@@ -9,9 +10,9 @@ are the rows of one product. A paged cache is read in place, through its block t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -22,19 +23,22 @@ from torch import Tensor
 
 from longitude.core.validate import UserError
 from longitude.ops.decode import FIELDS, DecodePlan, unsupported_tensors
-from longitude.ops.kernels.launch import launch, require
+from longitude.ops.kernels.launch import device_of, launch, require
+from longitude.ops.kernels.merge import LOG2E, merge_shares_kernel
 from longitude.ops.passes import dense
+from longitude.ops.plan import HOPPER_HEADS
 from longitude.parts.rope import Pairs
 
-LOG2E = tl.constexpr(math.log2(math.e))
 COUNTS = tl.constexpr(FIELDS)
+MAX_COLUMNS = 8  # queries that share their keys, of `decode_hopper`
 MAX_ROWS = 64  # queries of one program; more of a group go to further programs
-PROGRAMS = {2: 4, 4: 2, 8: 2}  # that a multiprocessor holds at once, by their warps
-MANY_KEYS = 3 * 2**18  # of all heads: from there on small programs are ahead, as timed on an H200
+PROGRAMS = {1: 8, 2: 4, 4: 2, 8: 2}  # that a multiprocessor holds at once, by their warps
+# of all heads: from there on small programs are ahead, or single warps, as timed on an H200
+MANY_KEYS, SINGLE_KEYS = 3 * 2**18, 2**19
 # numbers that change as a cache grows: specializing on them would recompile in mid-generation
 VARYING = (
     "plan_row", "hidden_b", "table_b", "capacity", "kv_heads", "group", "tiles", "queries",
-    "segments", "splits", "least", "total_rows", "per_head", "heads",
+    "segments", "splits", "least", "total_rows",
 )  # fmt: skip
 
 
@@ -267,34 +271,6 @@ def _join(product, value, top, norm, acc, WIDE: tl.constexpr):
     return more, norm, _dot(weight.to(value.dtype), value, acc * fade[:, None], WIDE)
 
 
-@triton.jit(do_not_specialize=VARYING)
-@no_type_check
-def merge_kernel(parts, sinks, out, splits, total_rows, per_head, heads, SINKS: tl.constexpr,
-           DV: tl.constexpr, DV_PAD: tl.constexpr, S: tl.constexpr):  # fmt: skip
-    """The parts of one query's softmax, and a sink's logit as one more whose value is nothing."""
-    row = tl.program_id(0).to(tl.int64)
-    lses = parts + total_rows.to(tl.int64) * splits * DV
-    column, part = tl.arange(0, DV_PAD), tl.arange(0, S)
-    top = tl.full((), float("-inf"), tl.float32)
-    norm = tl.zeros((), tl.float32)
-    acc = tl.zeros((DV_PAD,), tl.float32)
-    if SINKS:
-        top = tl.load(sinks + row // per_head % heads).to(tl.float32) * LOG2E
-        norm += 1.0
-    for first in range(0, splits, S):
-        at, real = (first + part) * total_rows + row, first + part < splits
-        lse = tl.load(lses + at, mask=real, other=float("-inf"))
-        more = tl.maximum(top, tl.max(lse, 0))
-        base = tl.where(more == float("-inf"), 0.0, more)
-        weight, fade = tl.exp2(lse - base), tl.exp2(top - base)
-        here = (lse > float("-inf"))[:, None] & (column < DV)[None, :]  # others were not written
-        some = tl.load(parts + at[:, None] * DV + column[None, :], mask=here, other=0.0)
-        acc = acc * fade + tl.sum(some * weight[:, None], 0)
-        norm, top = norm * fade + tl.sum(weight, 0), more
-    acc = acc / tl.where(norm > 0, norm, 1.0)
-    tl.store(out + row * DV + column, acc.to(out.dtype.element_ty), mask=column < DV)
-
-
 class Blocks(NamedTuple):
     """How many keys a program takes at once, by so many warps, so many blocks ahead."""
 
@@ -303,9 +279,28 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def blocks_for(size: int, dtype: torch.dtype, rows: int = 1, keys: int = 0) -> Blocks:
+SINGLE_WARPS = Blocks(16, 1, 2)  # of `decode_hopper`
+
+
+def by_warps(
+    head: tuple[int, int, int], adjacent: bool, group: int, queries: int, dtype: torch.dtype,
+    device: torch.device,
+) -> bool:  # fmt: skip
+    """Whether `decode_hopper` takes heads of this size, so many pairs, and values of that size, of
+    which a group shares its keys, with so many queries each."""
+    size, half, values = head
+    whole = size == values == 2 * half and size in HOPPER_HEADS and not adjacent
+    few = queries == 1 and group <= MAX_COLUMNS
+    return whole and few and dtype != torch.float32 and device_of(device).hopper
+
+
+def blocks_for(
+    size: int, dtype: torch.dtype, rows: int = 1, keys: int = 0, single: bool = False
+) -> Blocks:
     """Keys at once such that a block's table stays in registers, for a head size, `rows` queries
-    that share their keys, and so many keys in all."""
+    that share their keys, and so many keys in all; `single`, where `by_warps` says so."""
+    if single and keys >= SINGLE_KEYS:
+        return SINGLE_WARPS
     large = size > 128 or rows > 16
     if dtype == torch.float32:
         return Blocks(16, 8, 2) if large else Blocks(32, 4, 2)
@@ -348,7 +343,9 @@ def decode(
     shapes = (q.shape, q.stride(), k.shape[1], k.stride(), v.shape[3], v.stride())
     tables = (plan.steps[0].shape[1:], pairs == "adjacent", plan.rotates)
     paged = (page, _group(plan, page)) if page else (0, 1)
-    layout = _layout(shapes, q.dtype, q.device, tables, key_padding is not None, paged, blocks)
+    aligned = not (k.data_ptr() | v.data_ptr()) % 16
+    how = (key_padding is not None, aligned)
+    layout = _layout(shapes, q.dtype, q.device, tables, how, paged, blocks)
     by_row = plan.ints.stride(0) if plan.ints.shape[0] > 1 else 0
     # as many programs as there would be if the longest sequences had all blocks
     most = max(plan.blocks)
@@ -363,11 +360,11 @@ def decode(
     capacity, strides = plan.starts[0].shape[1], (hidden.stride(0), table.stride(0), by_row)
     numbers = (capacity, *layout.strides, *strides, by, *layout.counts, plan.segments, splits)
     key = (layout, once, table.dtype)
-    launch(decode_kernel, (layout.programs, splits, 1), (*numbers, least, rows), pointers, key,
+    launch(layout.kernel, (layout.programs, splits, 1), (*numbers, least, rows), pointers, key,
            lambda: layout.constants | {"ONCE": once}, pointers_first=True)  # fmt: skip
     if not once:
         sinks, key = (parts, None) if sink_logits is None else (sink_logits, sink_logits.dtype)
-        launch(merge_kernel, (rows, 1, 1), (splits, rows, q.shape[2], q.shape[1]),
+        launch(merge_shares_kernel, (rows, 1, 1), (splits, rows, q.shape[2], q.shape[1]),
                (parts, sinks, out), (layout, key),
                lambda: {"SINKS": key is not None, "DV": dv, "DV_PAD": _pad(dv), "S": 16,
                         "num_warps": 4}, pointers_first=True)  # fmt: skip
@@ -382,33 +379,42 @@ class _Layout:
     counts: tuple[int, int, int, int]  # key heads, heads of a group, tiles of rows, queries
     programs: int
     rows: int
+    kernel: Any
     constants: dict[str, Any]
 
 
 @lru_cache(maxsize=1024)
 def _layout(
     shapes: tuple[Any, ...], dtype: torch.dtype, device: torch.device,
-    tables: tuple[tuple[int, int], bool, bool], hides: bool, paged: tuple[int, int],
+    tables: tuple[tuple[int, int], bool, bool], how: tuple[bool, bool], paged: tuple[int, int],
     blocks: Blocks | None,
 ) -> _Layout:  # fmt: skip
     require(device)
     (b, h, nq, d), q, hkv, k, dv, v = shapes
     (n, half), adjacent, rotates = tables
-    each = h // hkv * nq  # rows that share their keys
+    (hides, aligned), (page, shared), each = how, paged, h // hkv * nq  # rows that share their keys
+    strides, pages = (*q[:3], *k[:3], *v[:3]), (k[0] if page else 0, v[0] if page else 0)
     rows = min(MAX_ROWS, _pad(each))
     tiles, rest = -(-each // rows), d - 2 * half
-    # a plan for blocks of 32 keys, where there is a choice, is one for many keys
-    blocks = blocks or blocks_for(max(d, dv), dtype, each, MANY_KEYS if n == 32 else 0)
+    # a plan for small blocks of keys, where there is a choice, is one for many keys
+    blocks = blocks or blocks_for(max(d, dv), dtype, each, MANY_KEYS if n <= 32 else 0)
     constants = {
         "HALF": half, "HALF_PAD": _pad(half), "REST": rest, "REST_PAD": _pad(rest), "DV": dv,
         "DV_PAD": _pad(dv), "R": rows, "N": n, "ADJACENT": adjacent, "ROTATES": rotates,
-        "ALONE": nq == 1, "HIDES": hides, "PAGE": paged[0], "GROUP": paged[1],
-        "K_PAGE": k[0] if paged[0] else 0, "V_PAGE": v[0] if paged[0] else 0,
-        "WIDE": device.type != "cuda",
+        "ALONE": nq == 1, "HIDES": hides, "PAGE": page, "GROUP": shared, "K_PAGE": pages[0],
+        "V_PAGE": pages[1], "WIDE": device.type != "cuda",
         "num_warps": blocks.warps, "num_stages": blocks.stages,
     }  # fmt: skip
-    strides = (*q[:3], *k[:3], *v[:3])
-    return _Layout(strides, (hkv, h // hkv, tiles, nq), b * hkv * tiles, b * h * nq, constants)
+    kernel, whole = decode_kernel, shared == n or not page  # a block of keys lies in one page
+    plain = aligned and not hides and not any(stride % 16 for stride in (*strides[3:], *pages))
+    single = by_warps((d, half, dv), adjacent, h // hkv, nq, dtype, device)
+    if n == SINGLE_WARPS.keys and single and plain and whole:
+        # imported here: older versions of Triton lack its language
+        kernel = import_module("longitude.ops.kernels.decode_hopper").decode_hopper_kernel
+        own = {name: constants[name] for name in kernel.arg_names if name in constants}
+        constants = own | {"R": MAX_COLUMNS, "num_warps": SINGLE_WARPS.warps}
+    counts, programs = (hkv, h // hkv, tiles, nq), b * hkv * tiles
+    return _Layout(strides, counts, programs, b * h * nq, kernel, constants)
 
 
 def _group(plan: DecodePlan, page: int) -> int:

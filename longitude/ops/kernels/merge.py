@@ -12,6 +12,7 @@ where there are more parts than one launch takes. References: `lse_merge.windows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, no_type_check
 
@@ -24,6 +25,7 @@ from longitude.ops.kernels.launch import require
 from longitude.ops.lse_merge import TileOutput
 from longitude.ops.passes import Windows, dense
 
+LOG2E = tl.constexpr(math.log2(math.e))
 MAX_PARTS = 8  # that one launch merges: leaky ReRoPE has three, dual chunk six or seven
 
 
@@ -183,6 +185,34 @@ def _numbers(part: TileOutput) -> tuple[Any, ...]:
     step = tops[1] - tops[0] if len(tops) > 1 else height
     where = (tops[0], step, len(tops), height, int(part.flipped), group)
     return x, part.lse, *where, *x.stride()[:5], *part.lse.stride()
+
+
+@triton.jit(do_not_specialize=("splits", "total_rows", "per_head", "heads"))
+@no_type_check
+def merge_shares_kernel(parts, sinks, out, splits, total_rows, per_head, heads, SINKS: tl.constexpr,
+           DV: tl.constexpr, DV_PAD: tl.constexpr, S: tl.constexpr):  # fmt: skip
+    """The parts of one query's softmax, and a sink's logit as one more whose value is nothing."""
+    row = tl.program_id(0).to(tl.int64)
+    lses = parts + total_rows.to(tl.int64) * splits * DV
+    column, part = tl.arange(0, DV_PAD), tl.arange(0, S)
+    top = tl.full((), float("-inf"), tl.float32)
+    norm = tl.zeros((), tl.float32)
+    acc = tl.zeros((DV_PAD,), tl.float32)
+    if SINKS:
+        top = tl.load(sinks + row // per_head % heads).to(tl.float32) * LOG2E
+        norm += 1.0
+    for first in range(0, splits, S):
+        at, real = (first + part) * total_rows + row, first + part < splits
+        lse = tl.load(lses + at, mask=real, other=float("-inf"))
+        more = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(more == float("-inf"), 0.0, more)
+        weight, fade = tl.exp2(lse - base), tl.exp2(top - base)
+        here = (lse > float("-inf"))[:, None] & (column < DV)[None, :]  # others were not written
+        some = tl.load(parts + at[:, None] * DV + column[None, :], mask=here, other=0.0)
+        acc = acc * fade + tl.sum(some * weight[:, None], 0)
+        norm, top = norm * fade + tl.sum(weight, 0), more
+    acc = acc / tl.where(norm > 0, norm, 1.0)
+    tl.store(out + row * DV + column, acc.to(out.dtype.element_ty), mask=column < DV)
 
 
 def blocks_for(d: int, numbers: int = 2048) -> Blocks:

@@ -23,7 +23,7 @@ from longitude.ops.decode import (
     plan_steps,
     supports,
 )
-from longitude.ops.kernels.launch import Device
+from longitude.ops.kernels.launch import Device, device_of
 from tests.cache.test_decode import ROTATED
 from tests.grid import scheme
 from tests.ops.references import decode_reference
@@ -33,6 +33,7 @@ triton = pytest.importorskip("triton")
 from longitude.ops.kernels import decode as kernels  # noqa: E402
 from longitude.ops.kernels.decode import (  # noqa: E402
     MANY_KEYS,
+    MAX_COLUMNS,
     PROGRAMS,
     blocks_for,
     decode,
@@ -334,7 +335,7 @@ def test_a_known_shape_goes_straight_to_its_kernel(monkeypatch: pytest.MonkeyPat
 
             return launch
 
-    for name in ("decode_kernel", "merge_kernel"):
+    for name in ("decode_kernel", "merge_shares_kernel"):
         monkeypatch.setattr(kernels, name, Fake(getattr(kernels, name)))
     s, n = scheme("rope(remap=rerope(8))"), 67
     x = qkv((1, 1, 2, 1), n, 48)
@@ -397,10 +398,12 @@ def test_schemes_that_do_not_fit() -> None:
 
 
 def shares(
-    dtype: str, d: int, half: int, adjacent: bool, rows: int = 16, page: int = 0, keys: int = 0
+    dtype: str, d: int, half: int, adjacent: bool, rows: int = 16, page: int = 0, keys: int = 0,
+    single: bool = False,
 ) -> Spec:  # fmt: skip
     """The kernel as `decode` launches it over heads of d, with all strides multiples of 16."""
-    blocks = blocks_for(d, torch.float32 if dtype == "fp32" else torch.bfloat16, rows, keys)
+    kind = torch.float32 if dtype == "fp32" else torch.bfloat16
+    blocks = blocks_for(d, kind, rows, keys, single)
     pointers = {"q": dtype, "k": dtype, "v": dtype, "out": "fp32", "ints": "i32"}
     floats = ("floats", "cos", "sin", "start_cos", "start_sin")
     strides = [*(f"{x}_{axis}" for x in "qkv" for axis in "bhn"), "hidden_b", "table_b"]
@@ -421,6 +424,10 @@ def shares(
     aligned = tuple((n,) for n, name in enumerate(types) if name in divided)
     kernel = "longitude.ops.kernels.decode:decode_kernel"
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    if single:
+        kernel = "longitude.ops.kernels.decode_hopper:decode_hopper_kernel"
+        own = ("HALF", "DV", "R", "N", "ROTATES", "PAGE", "K_PAGE", "V_PAGE", "ONCE")
+        constants = {name: constants[name] for name in own} | {"R": MAX_COLUMNS}
     return Spec(kernel, types, constants, aligned, options)
 
 
@@ -433,6 +440,7 @@ USUAL = together(
         shares("bf16", 128, 64, False),
         shares("bf16", 128, 64, False, page=16),
         shares("bf16", 128, 64, False, page=16, keys=MANY_KEYS),
+        shares("bf16", 128, 64, False, page=16, keys=MANY_KEYS, single=True),
     ]
 )
 OTHERS = [
@@ -442,6 +450,7 @@ OTHERS = [
     shares("bf16", 256, 128, False),
     shares("bf16", 128, 64, False, 64),
     shares("fp32", 128, 64, False),
+    shares("fp16", 64, 32, False, keys=MANY_KEYS, single=True),
 ]
 
 
@@ -453,7 +462,7 @@ def test_the_kernel_compiles_for_hopper(specs: list[Spec]) -> None:
         assert "cp.async.cg.shared.global" in made["ptx"], "keys are on their way while others turn"
         assert ".local" not in made["ptx"]
         products = "mma.sync" in made["ptx"] or "wgmma.mma_async" in made["ptx"]
-        assert products == ("*bf16" in spec.types.values())
+        assert products == ("*fp32" != spec.types["k"])
 
 
 @pytest.mark.accelerator
@@ -483,6 +492,61 @@ def test_at_length(text: str, n: int, dtype: torch.dtype) -> None:
         assert decoding.unsupported_reason(s, *x) is None
         got = attention(s, *x, now, range(n))
         assert float((got.double() - want).norm() / want.norm()) < least
+
+
+@pytest.fixture
+def single(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Kernels that were launched, where a plan for blocks of 16 keys means single warps."""
+    if not device_of(torch.device(DEVICE)).hopper:
+        pytest.skip("needs a Hopper GPU, and Triton with a Gluon that was tried")
+    ran: list[Any] = []
+    run = kernels.launch
+
+    def counted(kernel: Any, *rest: Any, **options: Any) -> None:
+        ran.append(kernel.fn.__name__)
+        run(kernel, *rest, **options)
+
+    monkeypatch.setattr(kernels, "launch", counted)
+    return ran
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "no positions"])
+def test_single_warps_read_as_the_twin_does(
+    name: str, d: int, dtype: torch.dtype, single: list[Any]
+) -> None:
+    """Rows of several lines, shares of any number, sinks, groups of 1, 3 and 8 heads."""
+    s, n = scheme(SCHEMES[name]), 333
+    pairs = s.rotary.pairs if s.rotary else "half"
+    for group, splits in ((1, 1), (3, 2), (8, 7)):
+        x = qkv((3, 2, group, 1), n, d, dtype)
+        lines: list[Line] = [(Run(0, 0, n),), (Run(5, 0, 100), Run(111, 100, 97)), ()]
+        sees = seen(s, d, lines, [(n - 1,), (196,), (5,)])
+        sinks = torch.randn(2 * group, device=DEVICE) if splits == 2 else None
+        wide = [t.double() for t in x]
+        want = decode_reference(*wide, sees, pairs, sink_logits=sinks)
+        got = decode(*x, sees, pairs, sink_logits=sinks, splits=splits)
+        assert off(got, want) < CLOSE[dtype] and not got[2].any()
+    assert ("decode_hopper_kernel" in single) == (pairs == "half")
+
+
+@pytest.mark.accelerator
+def test_single_warps_leave_other_calls_alone(single: list[Any]) -> None:
+    s, n = scheme("rope()"), 100
+    odd = torch.randn(1, 2, n, 129, device=DEVICE, dtype=torch.bfloat16)[..., :128]
+    hidden = torch.arange(n, device=DEVICE)[None] < 5
+    for sizes, options, keys in (
+        ((1, 2, 2, 2), {}, None), ((1, 2, 9, 1), {}, None),
+        ((1, 2, 2, 1), {"key_padding": hidden}, None), ((1, 2, 2, 1), {}, odd),
+    ):  # fmt: skip
+        q, k, v = qkv(sizes, n, 128, torch.bfloat16)
+        k = k if keys is None else keys
+        sees = seen(s, 128, [(Run(0, 0, n),)], last(n, sizes[3]))
+        want = decode_reference(*(t.double() for t in (q, k, v)), sees, **options)
+        assert off(decode(q, k, v, sees, **options), want) < CLOSE[torch.bfloat16]
+    assert "decode_hopper_kernel" not in single
 
 
 @pytest.mark.accelerator

@@ -119,18 +119,19 @@ def test_sequences_of_many_bands_step_through_their_own_only() -> None:
 
 @pytest.mark.accelerator
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("alone", "block"), [(False, 16), (True, 8), (True, 16), (True, 64)])
 @pytest.mark.parametrize("text", [
     "rope()", "rope(remap=rerope(4096))", "rope(remap=leaky_rerope(4096, 8))",
     "rope(remap=self_extend(8, 2048))", "rope(remap=dual_chunk(3072, 1024))",
     "rope(remap=streaming(4, 4096))", "rope(frequencies=yarn(4, original=8192))",
 ])  # fmt: skip
-def test_at_length(text: str) -> None:
-    """Unequal sequences, decoding beside chunks of a prefill, as near as the type lets it be."""
-    batch = Paged(
-        ((1, 32768), (1, 131_072), (5, 9000), (300, 20_000), (1, 17)), torch.bfloat16,
-        heads=(32, 8), size=128, block=16, device="cuda",
-    )  # fmt: skip
-    s = scheme(text)
+def test_at_length(text: str, alone: bool, block: int) -> None:
+    """Unequal sequences, decoding beside chunks of a prefill or alone (by single warps, where
+    their blocks of keys lie in one page each): as near as the type lets it be."""
+    s, few = scheme(text), ((1, 50_000), (1, 17), (1, 16_001))
+    mixed = ((1, 32768), (1, 131_072), (5, 9000), (300, 20_000), (1, 17))
+    batch = Paged(few if alone else mixed, torch.bfloat16, heads=(32, 8), size=128, block=block,
+                  device="cuda")  # fmt: skip
     got, want = batch.run(s).double(), batch.expected(s).double()
     for start, stop in zip(batch.starts, batch.starts[1:], strict=False):
         wanted = want[start:stop]
