@@ -13,6 +13,7 @@ memory stays linear in the number of keys.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +39,7 @@ from longitude.parts.distance_bias import ByDistance, term_type
 RECOMPILES = 1024
 BLOCK = 128
 STRIP_PAIRS = 2**24  # pairs looked at together
+SCRATCH = 2**28  # bytes of products of queries and vectors, unless a head of keys has more
 
 
 @torch.compiler.disable
@@ -97,15 +99,36 @@ def _flex(
 
 
 def _with_far_tiles(p: AttentionInputs, far: list[Step]) -> Tensor:
-    """A bias that goes flat: near keys by flex; far ones as plain tiles, whose queries have a
-    vector added and whose log-sum-exp a number for each query."""
-    ((part, term),) = zip(p.scheme.bias, p.terms().values(), strict=True)
-    flat, merging = part.flat_beyond, merging_for(p.q.shape[:3], p.v)
+    """A bias that goes flat: near keys by flex, far ones as plain tiles; of so many heads at a time
+    that their products with vectors stay within `SCRATCH`."""
+    (term,), key_heads = p.terms().values(), p.k.shape[1]
+    term, each = _behind(term, p), p.q.shape[1] // key_heads
+    most = SCRATCH // (4 * p.q.shape[0] * each * p.q.shape[2] * term.entries)
+    at_once = next(n for n in range(key_heads, 0, -1) if key_heads % n == 0 and n <= max(1, most))
+    if at_once == key_heads:
+        return _near_and_far(p, term, far)
+    out = None
+    for first in range(0, key_heads, at_once):
+        keys = slice(first, first + at_once)
+        heads = slice(keys.start * each, keys.stop * each)
+        sinks = None if p.sink_logits is None else p.sink_logits[heads]
+        some = replace(p, q=p.q[:, heads], k=p.k[:, keys], v=p.v[:, keys], sink_logits=sinks)
+        made = _near_and_far(some, term.of_some(heads), far)
+        out = made.new_empty(*p.q.shape[:3], made.shape[3]) if out is None else out
+        out[:, heads] = made
+    assert out is not None
+    return out
+
+
+def _near_and_far(p: AttentionInputs, term: Any, far: list[Step]) -> Tensor:
+    """Queries of the far tiles have a vector added, their log-sum-exp a number for each query."""
+    (part,), merging = p.scheme.bias, merging_for(p.q.shape[:3], p.v)
+    flat = part.flat_beyond
     assert flat is not None and isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
     for step in far:
         (t,) = step.tiles
         ahead = p.q_pos[t.top] < p.k_pos[t.left]
-        numbers, key_vectors = term.far(ahead)  # type: ignore[attr-defined]
+        numbers, key_vectors = term.far(ahead)
         q = p.q if key_vectors is None else p.q + (key_vectors / p.scale).to(p.q.dtype)[:, None]
         tile = TileBatch(OPERATORS[step.kernel], 0, t, [t.top], [t.left], 0, 0)
         ran = in_groups(tile.operator, *tile.arguments(q, p.k, p.v, p.scale))
@@ -137,11 +160,7 @@ def _score_mod(p: AttentionInputs, terms: list[Term]) -> Callable[..., Tensor] |
 def _as_lookup(term: Term, p: AttentionInputs) -> Term:
     """A term of the distance alone as a look-up: cheap in every score, and its gradient is spread
     over all distances instead of adding up in a few weights, where a GPU's threads would queue."""
-    q, k = p.q_pos, p.k_pos
-    behind, areas = getattr(term, "behind", None), p.scheme.areas()
-    causal = all(area.lo is not None and area.lo >= 0 for area in areas)
-    if behind and causal and isinstance(q, range) and isinstance(k, range):
-        term = behind()
+    (q, k), term = (p.q_pos, p.k_pos), _behind(term, p)
     getattr(term, "rows", None)  # products that a term keeps are computed here, in no score
     if not (isinstance(q, range) and isinstance(k, range)):
         return term
@@ -149,6 +168,13 @@ def _as_lookup(term: Term, p: AttentionInputs) -> Term:
         return term
     table, last = term.table(p.q.shape[1], q, k), p.k.shape[2] - 1
     return lambda b, h, i, j: table[h, i - j + last]
+
+
+def _behind(term: Any, p: AttentionInputs) -> Any:
+    """A term without the vectors of keys that a causal call does not see."""
+    causal = all(area.lo is not None and area.lo >= 0 for area in p.scheme.areas())
+    contiguous = isinstance(p.q_pos, range) and isinstance(p.k_pos, range)
+    return term.behind() if causal and contiguous and hasattr(term, "behind") else term
 
 
 @lru_cache(maxsize=2)

@@ -159,7 +159,21 @@ class ByRow:
     @cached_property
     def rows(self) -> Tensor:
         """The products of each query with all vectors."""
-        return self.queries @ self.vectors.mT
+        return products(self.queries, self.vectors)
+
+    @property
+    def entries(self) -> int:
+        """How many products a query has."""
+        return self.vectors.shape[1]
+
+    def of_some(self, heads: slice) -> "ByRow":
+        """The same for some heads."""
+        own = {"queries": self.queries[:, heads], "vectors": some_heads(self.vectors, heads)}
+        if self.keys is not None:
+            own["keys"] = self.keys[:, heads]
+        if self.key_vectors is not None:
+            own["key_vectors"] = self.key_vectors[heads]
+        return replace(self, **own)
 
     def behind(self) -> "ByRow":
         """The same for keys that are not ahead of their queries, without the others' vectors."""
@@ -172,8 +186,8 @@ class ByRow:
         return found if self.keys is None else found + self.keys[b, h, j]
 
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
-        vector = self.vectors[:, last_entry(self.entry, ahead), :, None]
-        return (self.queries @ vector)[..., 0], self.key_vectors
+        vector = self.vectors[:, last_entry(self.entry, ahead), None]
+        return products(self.queries, vector)[..., 0], self.key_vectors
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
@@ -209,6 +223,24 @@ class ByRow:
             return []
         first = k[0] - int(self.k_pos[0, 0])
         return [(slice(None), self.keys[:, :, None, first : first + len(k)].flip(-1))]
+
+
+def products(x: Tensor, vectors: Tensor) -> Tensor:
+    """x (b h n d) times vectors (h|1 r d), as parts of scores: in float32 at least, but for
+    gradients, whose kernels take one type."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    graded = torch.is_grad_enabled() and (x.requires_grad or vectors.requires_grad)
+    if x.dtype == wide or graded or torch.compiler.is_compiling():
+        return x @ vectors.mT
+    if not x.is_cuda:
+        return x.to(wide) @ vectors.to(wide).mT
+    every = vectors.expand(*x.shape[:2], -1, -1).flatten(0, 1)
+    return torch.bmm(x.flatten(0, 1), every.mT, out_dtype=wide).unflatten(0, x.shape[:2])
+
+
+def some_heads(x: Tensor, heads: slice) -> Tensor:
+    """Some heads of what is (h, …), or one for all."""
+    return x if x.shape[0] == 1 else x[heads]
 
 
 def entries_behind(entry: Entry, entries: int) -> tuple[slice, Entry]:

@@ -25,7 +25,15 @@ from longitude.core.part import (
     train_defaults,
 )
 from longitude.core.validate import NonNegativeInt, PositiveFloat, PositiveInt, UserError
-from longitude.parts.distance_bias import Addend, ByRow, at, entries_behind, last_entry
+from longitude.parts.distance_bias import (
+    Addend,
+    ByRow,
+    at,
+    entries_behind,
+    last_entry,
+    products,
+    some_heads,
+)
 from longitude.parts.embeddings import sinusoid
 
 
@@ -108,7 +116,17 @@ class Disentangled:
     @cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
         """The products of each query, and of each key, with all of their vectors."""
-        return self.of_queries.rows, self.keys @ self.key_vectors.mT
+        return self.of_queries.rows, products(self.keys, self.key_vectors)
+
+    @property
+    def entries(self) -> int:
+        """How many products a query and a key have."""
+        return self.of_queries.entries + self.key_vectors.shape[1]
+
+    def of_some(self, heads: slice) -> "Disentangled":
+        """The same for some heads."""
+        of_queries, keys = self.of_queries.of_some(heads), self.keys[:, heads]
+        return Disentangled(of_queries, keys, some_heads(self.key_vectors, heads))
 
     @cached_property
     def _last_first(self) -> Tensor:

@@ -37,7 +37,12 @@ def _short_calls_have_far_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("text", SCHEMES)
-def test_it_equals_the_score_matrix(text: str, call: str) -> None:
+@pytest.mark.parametrize("scratch", [flex.SCRATCH, 1])
+def test_it_equals_the_score_matrix(
+    text: str, call: str, scratch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All heads at once, or those of a head of keys after another."""
+    monkeypatch.setattr(flex, "SCRATCH", scratch)
     own_scheme, (q_pos, k_pos) = scheme(text), CALLS[call]
     rng = torch.Generator().manual_seed(0)
     own = {name: 3 * w.double() for name, w in own_scheme.init(Dims(32, 4, 8), rng).items()}
@@ -58,4 +63,20 @@ def test_causal_calls_multiply_by_no_vectors_of_keys_ahead(text: str, vectors: i
     own_scheme, x = scheme(text), torch.zeros(1, 2, 40, 8)
     p = prepare(own_scheme, x, x, x, range(40), range(40), own_scheme.init(Dims(16, 2, 8), None))
     lookup: Any = flex._as_lookup(p.terms()["shaw"], p)
-    assert lookup.rows.shape[-1] == vectors
+    assert lookup.rows.shape[-1] == lookup.entries == vectors
+
+
+def test_products_of_half_precision_are_float32() -> None:
+    """Rounded ones would add to each score's error as much as queries and keys themselves."""
+    x, text = torch.randn(1, 2, 40, 8).bfloat16(), "transformer_xl(clamp=9)"
+    own_scheme = scheme(text)
+    own = {name: w.bfloat16() for name, w in own_scheme.init(Dims(16, 2, 8), None).items()}
+    (term,) = prepare(own_scheme, x, x, x, range(40), range(40), own).terms().values()
+    assert term.rows.dtype == torch.float32  # type: ignore[attr-defined]
+    with torch.enable_grad():
+        (term,) = (
+            prepare(own_scheme, x.requires_grad_(), x, x, range(40), range(40), own)
+            .terms()
+            .values()
+        )
+        assert term.rows.dtype == torch.bfloat16  # type: ignore[attr-defined]

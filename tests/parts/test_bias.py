@@ -389,7 +389,7 @@ def test_transformer_xl(clamp, shared):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_transformer_xl_rounds_its_vectors_and_their_products_once(dtype):
+def test_transformer_xl_rounds_nothing_but_its_vectors(dtype):
     """In half precision q keeps its digits: neither the scale nor v is in what is rounded."""
     dim, heads, tokens, size = 64, 2, 48, 32
     q, k = (rand(1, heads, tokens, size, seed=n).to(dtype) for n in range(2))
@@ -401,9 +401,9 @@ def test_transformer_xl_rounds_its_vectors_and_their_products_once(dtype):
 
     got = of_position(TransformerXl(), q, k, {n: x.float() for n, x in w.items()})
     want = of_position(TransformerXl(), q.double(), k.double(), w)
-    assert got.dtype == dtype
+    assert got.dtype == torch.float32
     error = (got.double() - want).norm() / want.norm()
-    assert error < 0.4 * torch.finfo(dtype).eps  # 0.56 and more with q + v and W R rounded, too
+    assert error < 0.2 * torch.finfo(dtype).eps  # 0.27 with products rounded, 0.56 with q + v
 
 
 @pytest.mark.parametrize(("c2p", "p2c"), [(True, True), (True, False), (False, True)])
