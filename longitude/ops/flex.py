@@ -39,7 +39,7 @@ from longitude.parts.distance_bias import ByDistance, term_type
 RECOMPILES = 1024
 BLOCK = 128
 STRIP_PAIRS = 2**24  # pairs looked at together
-SCRATCH = 2**28  # bytes of products of queries and vectors, unless a head of keys has more
+SCRATCH = 2**30  # bytes of products of queries and vectors, unless a head of keys has more
 
 
 @torch.compiler.disable
@@ -103,7 +103,7 @@ def _with_far_tiles(p: AttentionInputs, far: list[Step]) -> Tensor:
     that their products with vectors stay within `SCRATCH`."""
     (term,), key_heads = p.terms().values(), p.k.shape[1]
     term, each = _behind(term, p), p.q.shape[1] // key_heads
-    most = SCRATCH // (4 * p.q.shape[0] * each * p.q.shape[2] * term.entries)
+    most = SCRATCH // (p.q.shape[0] * each * p.q.shape[2] * term.query_bytes)
     at_once = next(n for n in range(key_heads, 0, -1) if key_heads % n == 0 and n <= max(1, most))
     if at_once == key_heads:
         return _near_and_far(p, term, far)

@@ -154,17 +154,29 @@ class ByRow:
     entry: Entry
     keys: Tensor | None = None
     key_vectors: Tensor | None = None  # (h, d)
+    wide: bool = False  # products are float32 at least, but for gradients
     scratch: Scratch = field(default_factory=Scratch)
 
     @cached_property
     def rows(self) -> Tensor:
         """The products of each query with all vectors."""
-        return products(self.queries, self.vectors)
+        return self._products(self.vectors)
+
+    def _products(self, vectors: Tensor) -> Tensor:
+        x, dtype = self.queries, torch.promote_types(self.queries.dtype, torch.float32)
+        graded = torch.is_grad_enabled() and (x.requires_grad or vectors.requires_grad)
+        if not self.wide or x.dtype == dtype or graded or torch.compiler.is_compiling():
+            return x @ vectors.mT
+        if not x.is_cuda:
+            return x.to(dtype) @ vectors.to(dtype).mT
+        every = vectors.expand(*x.shape[:2], -1, -1).flatten(0, 1)
+        return torch.bmm(x.flatten(0, 1), every.mT, out_dtype=dtype).unflatten(0, x.shape[:2])
 
     @property
-    def entries(self) -> int:
-        """How many products a query has."""
-        return self.vectors.shape[1]
+    def query_bytes(self) -> int:
+        """Of the products that a query has."""
+        size = self.queries.element_size()
+        return self.vectors.shape[1] * (max(4, size) if self.wide else size)
 
     def of_some(self, heads: slice) -> "ByRow":
         """The same for some heads."""
@@ -187,7 +199,7 @@ class ByRow:
 
     def far(self, ahead: bool) -> tuple[Tensor, Tensor | None]:
         vector = self.vectors[:, last_entry(self.entry, ahead), None]
-        return products(self.queries, vector)[..., 0], self.key_vectors
+        return self._products(vector)[..., 0], self.key_vectors
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
@@ -223,19 +235,6 @@ class ByRow:
             return []
         first = k[0] - int(self.k_pos[0, 0])
         return [(slice(None), self.keys[:, :, None, first : first + len(k)].flip(-1))]
-
-
-def products(x: Tensor, vectors: Tensor) -> Tensor:
-    """x (b h n d) times vectors (h|1 r d), as parts of scores: in float32 at least, but for
-    gradients, whose kernels take one type."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    graded = torch.is_grad_enabled() and (x.requires_grad or vectors.requires_grad)
-    if x.dtype == wide or graded or torch.compiler.is_compiling():
-        return x @ vectors.mT
-    if not x.is_cuda:
-        return x.to(wide) @ vectors.to(wide).mT
-    every = vectors.expand(*x.shape[:2], -1, -1).flatten(0, 1)
-    return torch.bmm(x.flatten(0, 1), every.mT, out_dtype=wide).unflatten(0, x.shape[:2])
 
 
 def some_heads(x: Tensor, heads: slice) -> Tensor:

@@ -31,7 +31,6 @@ from longitude.parts.distance_bias import (
     at,
     entries_behind,
     last_entry,
-    products,
     some_heads,
 )
 from longitude.parts.embeddings import sinusoid
@@ -116,12 +115,13 @@ class Disentangled:
     @cached_property
     def rows(self) -> tuple[Tensor, Tensor]:
         """The products of each query, and of each key, with all of their vectors."""
-        return self.of_queries.rows, products(self.keys, self.key_vectors)
+        return self.of_queries.rows, self.keys @ self.key_vectors.mT
 
     @property
-    def entries(self) -> int:
-        """How many products a query and a key have."""
-        return self.of_queries.entries + self.key_vectors.shape[1]
+    def query_bytes(self) -> int:
+        """Of the products that a query and a key have."""
+        of_key = self.key_vectors.shape[1] * self.keys.element_size()
+        return self.of_queries.query_bytes + of_key
 
     def of_some(self, heads: slice) -> "Disentangled":
         """The same for some heads."""
@@ -291,16 +291,19 @@ class TransformerXl(Bias):
         queries, u = q, (u * scale).to(q.dtype)
         if q.dtype == wide:
             queries = q + v[:, None]
-        else:  # a sum of q and v would be rounded: v's products are two dimensions more, of eight
-            numbers = keys @ v[..., None]
-            first = numbers.to(q.dtype)
-            extra = torch.cat([first, (numbers - first).to(q.dtype)], -1)
-            queries, keys = pad(q, (0, 8), value=1.0), torch.cat([keys, pad(extra, (0, 6))], -1)
+        else:  # in two parts, nothing is rounded; so are v's products, dimensions of their own
+            numbers, both = keys @ v[..., None], []
+            for x in (keys, numbers):
+                first = x.to(q.dtype)
+                both += [first, (x - first).to(q.dtype)]
+            queries = torch.cat([q, pad(q, (0, 8), value=1.0)], -1)
+            keys = pad(torch.cat(both, -1), (0, 6))
         group = q.shape[1] // k.shape[1]
         content = torch.einsum("hd,bhjd->bhj", u, k.repeat_interleave(group, 1))
 
         entry = lambda r: row(r).to(torch.int64)  # noqa: E731
-        return ByRow(q_pos, k_pos, queries, keys.to(q.dtype), entry, content, u)
+        keys = keys.to(q.dtype)
+        return ByRow(q_pos, k_pos, queries, keys, entry, content, u, wide=True)
 
     def _distances(self, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The distances that the table must hold, and the row of each: all from the least to the

@@ -389,8 +389,8 @@ def test_transformer_xl(clamp, shared):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_transformer_xl_rounds_nothing_but_its_vectors(dtype):
-    """In half precision q keeps its digits: neither the scale nor v is in what is rounded."""
+def test_transformer_xl_rounds_nothing_of_its_position_scores(dtype):
+    """In half precision q keeps its digits, and what it is multiplied by comes in two parts."""
     dim, heads, tokens, size = 64, 2, 48, 32
     q, k = (rand(1, heads, tokens, size, seed=n).to(dtype) for n in range(2))
     w = {"relative": rand(heads, size, dim) / 8, "u": rand(heads, size), "v": rand(heads, size)}
@@ -403,7 +403,7 @@ def test_transformer_xl_rounds_nothing_but_its_vectors(dtype):
     want = of_position(TransformerXl(), q.double(), k.double(), w)
     assert got.dtype == torch.float32
     error = (got.double() - want).norm() / want.norm()
-    assert error < 0.2 * torch.finfo(dtype).eps  # 0.27 with products rounded, 0.56 with q + v
+    assert error < 2e-3 * torch.finfo(dtype).eps  # 0.17 with vectors rounded, 0.56 with q + v, too
 
 
 @pytest.mark.parametrize(("c2p", "p2c"), [(True, True), (True, False), (False, True)])
