@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from longitude.core.part import Term
 from longitude.core.region import Area, visible
+from longitude.ops.gpu_operators import hopper_forward
 from longitude.ops.inputs import AttentionInputs
 from longitude.ops.lse_merge import (
     OPERATORS,
@@ -32,7 +33,7 @@ from longitude.ops.lse_merge import (
     stacked,
 )
 from longitude.ops.passes import Pass, Windows, accum_dtype, make_passes
-from longitude.ops.plan import Plan, Step
+from longitude.ops.plan import Kernel, Plan, Step
 from longitude.parts.distance_bias import ByDistance, term_type
 
 # every scheme is a compilation of its own; past dynamo's limit of 8 it would give up
@@ -130,7 +131,10 @@ def _near_and_far(p: AttentionInputs, term: Any, far: list[Step]) -> Tensor:
         ahead = p.q_pos[t.top] < p.k_pos[t.left]
         numbers, key_vectors = term.far(ahead)
         q = p.q if key_vectors is None else p.q + (key_vectors / p.scale).to(p.q.dtype)[:, None]
-        tile = TileBatch(OPERATORS[step.kernel], 0, t, [t.top], [t.left], 0, 0)
+        operator = OPERATORS[step.kernel]
+        if step.kernel is Kernel.HOPPER:  # rounded before they are merged, outputs are less exact
+            operator = operator._replace(forward=partial(hopper_forward, wide=True))
+        tile = TileBatch(operator, 0, t, [t.top], [t.left], 0, 0)
         ran = in_groups(tile.operator, *tile.arguments(q, p.k, p.v, p.scale))
         (numbers,) = stacked([Windows(numbers[..., None], [t.top], t.height)], tile.flipped)
         lse = ran.lse + numbers.to(ran.lse.dtype).view(ran.lse.shape)

@@ -144,12 +144,15 @@ def _flash4_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ran: Forward
     return dq, dk, dv
 
 
-def _hopper_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Forward:
+def hopper_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, wide: bool = False
+) -> Forward:
+    """By our kernel of specialised warps; a `wide` output is float32."""
     from longitude.ops.bands import BandCall  # late: few calls come here
     from longitude.ops.kernels.banded import banded
 
     band = Band(0 if causal else 1 - k.shape[2], q.shape[2])
-    return Forward(*banded(BandCall(q, k, v, None, band, scale)))
+    return Forward(*banded(BandCall(q, k, v, None, band, scale), wide=wide))
 
 
 def _window_sizes(causal: Causal) -> dict[str, int | None]:
@@ -162,5 +165,5 @@ GPU_OPERATORS = {
     Kernel.EFFICIENT: Operator(_efficient_forward, _efficient_backward),
     Kernel.CUDNN: Operator(_cudnn_forward, _cudnn_backward, grouped=True),
     Kernel.FLASH4: Operator(_flash4_forward, _flash4_backward, grouped=True),
-    Kernel.HOPPER: Operator(_hopper_forward, _cudnn_backward, grouped=True),
+    Kernel.HOPPER: Operator(hopper_forward, _cudnn_backward, grouped=True),
 }

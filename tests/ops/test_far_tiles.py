@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,36 @@ def test_it_equals_the_score_matrix(
         want = attention(*given, backend="eager", sink_logits=sinks)
         got = attention(*given, backend="flex", sink_logits=sinks)
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("text", ["shaw(7)", "transformer_xl(clamp=9)", "deberta(8)"])
+def test_our_kernels_far_tile_is_merged_unrounded(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a Hopper GPU, by Triton's interpreter, which has no bfloat16."""
+    pytest.importorskip("triton")
+    from longitude.ops.kernels.merge import MergeTogether
+
+    joined = []
+
+    class Merging(MergeTogether):
+        def add(self, part: Any) -> None:
+            joined.append(part.out.dtype)
+            super().add(part)
+
+    monkeypatch.setattr(flex, "merging_for", Merging)
+    rng, own_scheme, n = torch.Generator().manual_seed(0), scheme(text), range(160)
+    own = {name: w.half() for name, w in own_scheme.init(Dims(32, 4, 16), rng).items()}
+    q, k, v = (torch.randn(1, h, len(n), 16, generator=rng).half() for h in (4, 2, 2))
+    steps = make_plan(prepare(own_scheme, q.float(), k.float(), v.float(), n, n, own), "flex").steps
+    far = [replace(step, kernel=Kernel.HOPPER) for step in steps[:-1]]
+    with torch.no_grad():
+        got = flex._with_far_tiles(prepare(own_scheme, q, k, v, n, n, own), far)
+    wide = {name: w.double() for name, w in own.items()}
+    exact = (own_scheme, q.double(), k.double(), v.double(), n, n, wide)
+    want = attention(*exact, backend="eager")
+    assert joined == [torch.float32, torch.float16]
+    assert float((got.double() - want).norm() / want.norm()) < 1e-2
 
 
 @pytest.mark.parametrize(("text", "vectors"), [("shaw(7)", 8), ("shaw(7) + bidirectional()", 15)])

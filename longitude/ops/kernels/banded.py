@@ -395,18 +395,21 @@ def _kernel(q, k, v, out, lse, start, table, shares, reach, sizes, scales, n, m,
 
 
 def banded(
-    part: BandCall, start: Start | None = None, blocks: Blocks | None = None
+    part: BandCall, start: Start | None = None, blocks: Blocks | None = None, wide: bool = False
 ) -> tuple[Outs, Sums]:
     """Output and log-sum-exp of a band, its rows after a start's. A start that has
-    every row is overwritten: each program reads its own rows of it before it writes them."""
+    every row is overwritten: each program reads its own rows of it before it writes them. `wide`
+    outputs are float32, for what is not the last part of a softmax."""
     call = LaunchCall.of(part)
     q, k, v = call.part[:3]
     size = (*q.shape[:3], v.shape[-1])
     if start is not None and (start.out.shape, start.out.dtype) == (size, v.dtype):
         out, lse = start.out, start.lse
     else:
-        b, h, n, d = size  # in memory as q lies, or tokens before heads, as layers have them
-        out = torch.empty_like(q) if q.shape == size else v.new_empty(b, n, h, d).transpose(1, 2)
+        (b, h, n, d), dtype = size, torch.float32 if wide else v.dtype
+        # in memory as q lies, or tokens before heads, as layers have them
+        out = v.new_empty(b, n, h, d, dtype=dtype).transpose(1, 2)
+        out = torch.empty_like(q, dtype=dtype) if q.shape == size else out
         lse = v.new_empty(b, h, n + -n % 16, dtype=torch.float32)
         lse = lse if lse.shape[2] == n else lse[..., :n]
     so_far = start or Start(out, lse)

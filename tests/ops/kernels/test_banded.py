@@ -186,6 +186,17 @@ def test_a_softmax_goes_on_where_another_ended(top: int) -> None:
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("heads", "n", "d"), [(2, 40, 32), pytest.param(16, 2000, 128, marks=pytest.mark.accelerator)]
+)
+def test_a_wide_output_is_not_rounded(heads: int, n: int, d: int) -> None:
+    sizes, half = (1, heads, heads // 2, n, n, d, d), torch.bfloat16
+    p = part(Case(*sizes, CAUSAL, FAR, dtype=half, biased=False))
+    (out, lse), (wide, same) = banded(p), banded(p, wide=True)
+    assert wide.dtype == torch.float32 and torch.equal(lse, same)
+    assert far_apart(wide, out) < CLOSE[half] and not torch.equal(wide, out.float())
+
+
 def alibi(n: int) -> BandCall:
     """Slopes so steep that most keys weigh nothing."""
     p = part(Case(1, 2, 1, n, n, 16, 16, CAUSAL, FAR))
