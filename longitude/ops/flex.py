@@ -40,7 +40,7 @@ from longitude.parts.distance_bias import ByDistance, term_type
 RECOMPILES = 1024
 BLOCK = 128
 STRIP_PAIRS = 2**24  # pairs looked at together
-SCRATCH = 2**30  # bytes of products of queries and vectors, unless a head of keys has more
+SCRATCH = 2**29  # bytes of products of queries and vectors, unless a head of keys has more
 
 
 @torch.compiler.disable
