@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from longitude.ops.kernels.decode import (  # noqa: E402
     MANY_KEYS,
     MAX_COLUMNS,
     PROGRAMS,
+    SINGLE_KEYS,
     blocks_for,
     decode,
     decode_kernel,
@@ -492,6 +494,66 @@ def test_at_length(text: str, n: int, dtype: torch.dtype) -> None:
         assert decoding.unsupported_reason(s, *x) is None
         got = attention(s, *x, now, range(n))
         assert float((got.double() - want).norm() / want.norm()) < least
+
+
+@pytest.mark.parametrize(
+    ("change", "kernel"),
+    [
+        ({}, "decode_hopper_kernel"),
+        ({"d": 64, "dtype": torch.float16, "group": 8}, "decode_hopper_kernel"),
+        ({"page": 16}, "decode_hopper_kernel"),
+        ({"page": 8}, "decode_kernel"),  # a block of keys would lie in two pages
+        ({"text": "rope(remap=self_extend(5, 9))", "page": 16}, "decode_kernel"),  # or three
+        ({"text": "rope(remap=self_extend(5, 9))"}, "decode_hopper_kernel"),
+        ({"text": "rope(pairs='adjacent')"}, "decode_kernel"),
+        ({"text": "rope(fraction=0.5)"}, "decode_kernel"),
+        ({"d": 96}, "decode_kernel"),
+        ({"group": 9}, "decode_kernel"),
+        ({"nq": 2}, "decode_kernel"),
+        ({"dtype": torch.float32}, "decode_kernel"),
+        ({"hidden": True}, "decode_kernel"),
+        ({"odd": True}, "decode_kernel"),  # copies of 16 bytes
+        ({"keys": 32}, "decode_kernel"),
+    ],
+    ids=str,
+)
+def test_what_single_warps_take(
+    change: dict[str, Any], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton.experimental.gluon")
+    usual = {"text": "rope()", "d": 128, "group": 4, "nq": 1, "dtype": torch.bfloat16, "page": 0}
+    c = SimpleNamespace(**{**usual, "hidden": False, "odd": False, "keys": 16, **change})
+    s, n, launched = scheme(c.text), 64, []
+    monkeypatch.setattr(kernels, "device_of", lambda x: Device(x.type, triton=True, hopper=True))
+    monkeypatch.setattr(kernels, "launch", lambda one, *_, **__: launched.append(one.fn.__name__))
+    kernels._layout.cache_clear()
+    q, k, v = qkv((1, 2, c.group, c.nq), n, c.d + c.odd, c.dtype)
+    q, k, v = (x[..., : c.d] for x in (q, k, v))
+    sees = make_decode_plan(
+        s, TableSpec(c.d, n, torch.float32, q.device), [(Run(0, 0, n),)], last(n, c.nq), c.keys
+    )
+    assert sees is not None
+    table = torch.arange(n // c.page, dtype=torch.int32)[None] if c.page else None
+    if c.page:
+        k, v = (x.reshape(2, -1, c.page, c.d).transpose(0, 1) for x in (k, v))
+    hidden = torch.zeros(1, n, dtype=torch.bool) if c.hidden else None
+    pairs = s.rotary.pairs if s.rotary else "half"
+    decode(q, k, v, sees, pairs, key_padding=hidden, block_table=table)
+    assert launched[0] == kernel
+    kernels._layout.cache_clear()
+
+
+@torch.no_grad()
+def test_many_keys_are_planned_for_single_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "triton_available", lambda device: True)
+    s, (q, k, v) = scheme("rope()"), qkv((1, 2, 4, 1), 1, 128, torch.bfloat16)
+    for hopper, n, keys in (
+        (True, SINGLE_KEYS // 2, 16), (True, SINGLE_KEYS // 2 - 1, 64), (False, SINGLE_KEYS, 32),
+    ):  # fmt: skip
+        device = Device("cpu", triton=True, hopper=hopper)
+        monkeypatch.setattr(kernels, "device_of", lambda x, device=device: device)
+        found = plan_for(s, q, k, v, 40, ((Run(0, 0, n),),), ((n - 1,),))
+        assert found is not None and found.steps[0].shape[1] == keys
 
 
 @pytest.fixture
